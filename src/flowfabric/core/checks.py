@@ -1,0 +1,66 @@
+"""Checks of plain input values: each refusal names the field, the limit and the value."""
+
+from flowfabric.core.limits import NAME_BYTES_MAX, TIME_MS_MAX
+from flowfabric.errors import InvalidInput, PayloadTooLarge
+
+
+def check_int(field: str, value: object, low: int, high: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidInput(field, "must be an integer", value)
+    if not low <= value <= high:
+        raise InvalidInput(field, f"must be {low} to {high}", value)
+    return value
+
+
+def check_time(field: str, value: object) -> int:
+    """A point in time in milliseconds since the epoch."""
+    return check_int(field, value, 0, TIME_MS_MAX)
+
+
+def check_optional_time(field: str, value: object) -> int | None:
+    return None if value is None else check_time(field, value)
+
+
+def check_text(
+    field: str, value: object, *, bytes_max: int = NAME_BYTES_MAX, empty: bool = True
+) -> str:
+    if not isinstance(value, str):
+        raise InvalidInput(field, "must be a string", value)
+    if not empty and not value:
+        raise InvalidInput(field, "must not be empty", value)
+    if "\x00" in value:
+        raise InvalidInput(field, "must not contain NUL characters", value)
+    try:
+        size = len(value) if value.isascii() else len(value.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidInput(field, "must be valid Unicode", value) from error
+    if size > bytes_max:
+        raise InvalidInput(field, f"must be at most {bytes_max} bytes, is {size}", value)
+    return value
+
+
+def check_optional_text(
+    field: str, value: object, *, bytes_max: int = NAME_BYTES_MAX
+) -> str | None:
+    return None if value is None else check_text(field, value, bytes_max=bytes_max)
+
+
+def check_bytes(field: str, value: object, bytes_max: int) -> bytes:
+    if not isinstance(value, bytes):
+        raise InvalidInput(field, "must be bytes", value)
+    if len(value) > bytes_max:
+        raise PayloadTooLarge(field, bytes_max, len(value))
+    return value
+
+
+def check_optional_bytes(field: str, value: object, bytes_max: int) -> bytes | None:
+    return None if value is None else check_bytes(field, value, bytes_max)
+
+
+def shorten(text: str, bytes_max: int) -> str:
+    """The beginning of `text`, cut at a character boundary, within `bytes_max` bytes."""
+    text = text.replace("\x00", "\\0")
+    data = text.encode(errors="backslashreplace")
+    if len(data) <= bytes_max:
+        return data.decode()
+    return data[: bytes_max - 3].decode(errors="ignore") + "…"

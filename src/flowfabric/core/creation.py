@@ -1,0 +1,227 @@
+"""How executions come to be.
+
+A request is checked completely before anything is written (`check_new`), then
+turned into a record under the store's clock (`new_execution`). An idempotency
+key is remembered in a guard of its own, so that the same key finds the same
+execution in every lane until the guard expires.
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from flowfabric.core.capabilities import check_required
+from flowfabric.core.checks import (
+    check_bytes,
+    check_optional_text,
+    check_optional_time,
+    check_text,
+)
+from flowfabric.core.ids import (
+    ExecutionId,
+    LaneId,
+    Namespace,
+    parse_execution_id,
+    parse_execution_kind,
+    parse_lane_id,
+    parse_namespace,
+    partition_of,
+    solo_execution_id,
+)
+from flowfabric.core.limits import IDEMPOTENCY_KEY_BYTES_MAX, IDEMPOTENCY_TTL_MS
+from flowfabric.core.model import Execution, ExecutionTag, IdempotencyGuard
+from flowfabric.core.operator import clamp_priority
+from flowfabric.core.partitions import PartitionConfig, check_partition
+from flowfabric.core.policies import ExecutionPolicy, encode_policy, parse_policy
+from flowfabric.core.states import (
+    AttemptState,
+    BlockingReason,
+    EligibilityState,
+    LifecyclePhase,
+    OwnershipState,
+    PublicState,
+)
+from flowfabric.core.tags import INSTANCE_TAG_KEY, check_tags
+from flowfabric.core.transition import settle
+from flowfabric.errors import InvalidInput
+
+PolicyInput = ExecutionPolicy | Mapping[str, object] | str | bytes | None
+
+
+class NewExecution(Struct, frozen=True, kw_only=True):
+    """A request to create one execution; only `execution_kind` has no default."""
+
+    execution_kind: str
+    lane_id: str = "default"
+    namespace: str = "default"
+    input_payload: bytes = b""
+    payload_encoding: str | None = None
+    priority: int | None = None
+    creator_identity: str = ""
+    idempotency_key: str | None = None
+    strict: bool = False
+    """Refuse a reused idempotency key when kind, lane or payload differ from the first use."""
+    tags: Mapping[str, str] = {}
+    policy: PolicyInput = None
+    delay_until_ms: int | None = None
+    execution_deadline_at_ms: int | None = None
+    execution_id: str | None = None
+    partition_id: int | None = None
+
+
+class Checked(Struct, frozen=True, kw_only=True):
+    """A request with every field valid and every default filled in."""
+
+    execution_id: ExecutionId
+    namespace: Namespace
+    lane_id: LaneId
+    execution_kind: str
+    required_capabilities: tuple[str, ...]
+    payload: bytes
+    payload_encoding: str | None
+    priority: int
+    creator_identity: str
+    idempotency_key: str | None
+    strict: bool
+    fingerprint: bytes
+    idempotency_ttl_ms: int
+    tags: dict[str, str]
+    policy: str
+    attempt_timeout_ms: int | None
+    delay_until_ms: int | None
+    deadline_at_ms: int | None
+    deadline_after_ms: int | None
+
+
+def check_new(
+    request: NewExecution, *, new_uuid: str, partitions: PartitionConfig, payload_bytes_max: int
+) -> Checked:
+    """Raise on the first field that is wrong. `new_uuid` serves when the caller names no id."""
+    policy = parse_policy(request.policy)
+    routing = policy.routing_requirements
+    timeout = policy.timeout_policy
+    lane_id = parse_lane_id(request.lane_id)
+    kind = parse_execution_kind(request.execution_kind)
+    payload = check_bytes("input_payload", request.input_payload, payload_bytes_max)
+    delay_until_ms = request.delay_until_ms
+    return Checked(
+        execution_id=_check_id(request, lane_id, new_uuid, partitions),
+        namespace=parse_namespace(request.namespace),
+        lane_id=lane_id,
+        execution_kind=kind,
+        required_capabilities=()
+        if routing is None
+        else check_required(routing.required_capabilities),
+        payload=payload,
+        payload_encoding=check_optional_text("payload_encoding", request.payload_encoding),
+        priority=clamp_priority(policy.priority if request.priority is None else request.priority),
+        creator_identity=check_text("creator_identity", request.creator_identity),
+        idempotency_key=check_optional_text(
+            "idempotency_key", request.idempotency_key, bytes_max=IDEMPOTENCY_KEY_BYTES_MAX
+        )
+        or None,
+        strict=request.strict,
+        fingerprint=fingerprint(lane_id, kind, payload) if request.idempotency_key else b"",
+        idempotency_ttl_ms=IDEMPOTENCY_TTL_MS
+        if policy.dedup_window_ms is None
+        else policy.dedup_window_ms,
+        tags=check_tags(request.tags) if request.tags else {},
+        policy="{}" if request.policy is None else encode_policy(policy),
+        attempt_timeout_ms=None if timeout is None else timeout.attempt_timeout_ms,
+        delay_until_ms=check_optional_time(
+            "delay_until_ms", policy.delay_until if delay_until_ms is None else delay_until_ms
+        ),
+        deadline_at_ms=check_optional_time(
+            "execution_deadline_at_ms", request.execution_deadline_at_ms
+        ),
+        deadline_after_ms=None if timeout is None else timeout.execution_deadline_ms,
+    )
+
+
+def _check_id(
+    request: NewExecution, lane_id: LaneId, new_uuid: str, partitions: PartitionConfig
+) -> ExecutionId:
+    if request.execution_id is None:
+        execution_id = solo_execution_id(lane_id, new_uuid, partitions)
+    else:
+        execution_id = parse_execution_id(request.execution_id)
+        check_partition(partition_of(execution_id), partitions)
+    if request.partition_id not in (None, partition_of(execution_id)):
+        raise InvalidInput(
+            "partition_id", f"differs from that of {execution_id}", request.partition_id
+        )
+    return execution_id
+
+
+def fingerprint(lane_id: str, execution_kind: str, payload: bytes) -> bytes:
+    """What a strict repeat of an idempotency key must agree on."""
+    head = f"{lane_id}\x00{execution_kind}\x00".encode()
+    return hashlib.sha256(head + payload).digest()
+
+
+def new_execution(checked: Checked, route_id: int, now_ms: int) -> Execution:
+    delay_until_ms = checked.delay_until_ms
+    delayed = delay_until_ms is not None and delay_until_ms > now_ms
+    deadline_at_ms = checked.deadline_at_ms
+    if deadline_at_ms is None and checked.deadline_after_ms is not None:
+        deadline_at_ms = now_ms + checked.deadline_after_ms
+    return settle(
+        Execution(
+            partition_key=partition_of(checked.execution_id),
+            execution_id=checked.execution_id,
+            namespace=checked.namespace,
+            lane_id=checked.lane_id,
+            execution_kind=checked.execution_kind,
+            route_id=route_id,
+            priority=checked.priority,
+            creator_identity=checked.creator_identity,
+            idempotency_key=checked.idempotency_key,
+            instance_tag=checked.tags.get(INSTANCE_TAG_KEY),
+            lifecycle_phase=LifecyclePhase.RUNNABLE,
+            ownership_state=OwnershipState.UNOWNED,
+            eligibility_state=EligibilityState.NOT_ELIGIBLE_UNTIL_TIME
+            if delayed
+            else EligibilityState.ELIGIBLE_NOW,
+            blocking_reason=BlockingReason.WAITING_FOR_DELAY
+            if delayed
+            else BlockingReason.WAITING_FOR_WORKER,
+            blocking_detail=f"delayed until {delay_until_ms}" if delayed else "",
+            attempt_state=AttemptState.PENDING_FIRST_ATTEMPT,
+            public_state=PublicState.WAITING,
+            ready=False,
+            created_at_ms=now_ms,
+            last_transition_at_ms=now_ms,
+            last_mutation_at_ms=now_ms,
+            delay_until_ms=delay_until_ms if delayed else None,
+            deadline_at_ms=deadline_at_ms,
+            payload=checked.payload,
+            payload_encoding=checked.payload_encoding,
+            policy=checked.policy,
+            attempt_timeout_ms=checked.attempt_timeout_ms,
+        )
+    )
+
+
+def new_tags(execution: Execution, tags: Mapping[str, str]) -> tuple[ExecutionTag, ...]:
+    return tuple(
+        ExecutionTag(
+            partition_key=execution.partition_key,
+            execution_id=execution.execution_id,
+            tag_key=key,
+            tag_value=value,
+            created_at_ms=execution.created_at_ms,
+        )
+        for key, value in tags.items()
+    )
+
+
+def new_guard(checked: Checked, now_ms: int) -> IdempotencyGuard:
+    assert checked.idempotency_key is not None
+    return IdempotencyGuard(
+        namespace=checked.namespace,
+        idempotency_key=checked.idempotency_key,
+        execution=checked.execution_id,
+        fingerprint=checked.fingerprint,
+        expires_at_ms=now_ms + checked.idempotency_ttl_ms,
+    )

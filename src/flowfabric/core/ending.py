@@ -1,0 +1,107 @@
+"""How executions end.
+
+`finish` is the one terminal transition, whoever causes it: it ends the attempt,
+frees the lease, drops any claim grant, sets the time after which the row may be
+deleted, and appends the completion event that dependents wait for.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from msgspec import structs
+
+from flowfabric.core.decision import Changes
+from flowfabric.core.events import LeaseEventType, completion_event, lease_event
+from flowfabric.core.model import Attempt
+from flowfabric.core.policies import parse_policy
+from flowfabric.core.states import (
+    AttemptLifecycle,
+    AttemptState,
+    BlockingReason,
+    EligibilityState,
+    LifecyclePhase,
+    OwnershipState,
+    TerminalOutcome,
+)
+from flowfabric.core.transition import NO_LEASE, Field, Subject, change
+
+NOTHING_MORE: Mapping[str, Field] = MappingProxyType({})
+
+
+def finish(
+    subject: Subject,
+    outcome: TerminalOutcome,
+    now_ms: int,
+    *,
+    retention_ms: int,
+    attempt_end: AttemptLifecycle,
+    reason: str,
+    attempt_failure: str | None = None,
+    attempt_category: str | None = None,
+    lease_event_type: LeaseEventType = LeaseEventType.REVOKED,
+    fields: Mapping[str, Field] = NOTHING_MORE,
+) -> Changes:
+    """End the execution with `outcome`.
+
+    `reason` goes into the lease event when a live lease is released;
+    `attempt_failure` onto the attempt. `fields` are further changes to the row.
+    """
+    before = subject.execution
+    had_attempt = before.total_attempt_count > 0
+    ended_fields: dict[str, Field] = {
+        **NO_LEASE,
+        "lifecycle_phase": LifecyclePhase.TERMINAL,
+        "ownership_state": OwnershipState.UNOWNED,
+        "eligibility_state": EligibilityState.NOT_APPLICABLE,
+        "blocking_reason": BlockingReason.NONE,
+        "blocking_detail": "",
+        "terminal_outcome": outcome,
+        "attempt_state": AttemptState.ATTEMPT_TERMINAL if had_attempt else before.attempt_state,
+        "delay_until_ms": None,
+        "attempt_time_left_ms": None,
+        "completed_at_ms": now_ms,
+        "retain_until_ms": now_ms + retention_for(before.policy, retention_ms),
+    }
+    after = change(before, now_ms, **(ended_fields | dict(fields)))
+    released = (
+        (lease_event(before, lease_event_type, now_ms, reason),)
+        if before.ownership_state is OwnershipState.LEASED
+        else ()
+    )
+    return Changes(
+        updates=(
+            after,
+            *end_attempt(subject.attempt, attempt_end, now_ms, attempt_failure, attempt_category),
+        ),
+        deletes=() if subject.grant is None else (subject.grant,),
+        events=(*released, completion_event(after, outcome, now_ms)),
+    )
+
+
+def end_attempt(
+    attempt: Attempt | None,
+    end: AttemptLifecycle,
+    now_ms: int,
+    failure: str | None = None,
+    category: str | None = None,
+) -> tuple[Attempt, ...]:
+    """The attempt's last version, or nothing when none is open."""
+    if attempt is None or attempt.attempt_state.is_terminal:
+        return ()
+    return (
+        structs.replace(
+            attempt,
+            attempt_state=end,
+            ended_at_ms=now_ms,
+            failure_reason=failure,
+            failure_category=category,
+        ),
+    )
+
+
+def retention_for(policy: str, default_ms: int) -> int:
+    """How long to keep the ended execution: the policy's own word, or the default."""
+    stream = parse_policy(policy).stream_policy if policy != "{}" else None
+    if stream is None or stream.retention_ttl_ms is None:
+        return default_ms
+    return stream.retention_ttl_ms

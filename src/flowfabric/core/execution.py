@@ -1,0 +1,386 @@
+"""What workers and time do to a running execution.
+
+Each `decide_…` takes the locked `Subject`, the request and the time, and
+returns what to write and what to answer. Repeats are safe: a worker whose
+connection died before it saw our answer sends the same request with the same
+fence, and gets the same answer with nothing written.
+"""
+
+from msgspec import Struct, structs
+
+from flowfabric.core.decision import Changes, Decision
+from flowfabric.core.ending import end_attempt, finish
+from flowfabric.core.events import LeaseEventType, lease_event
+from flowfabric.core.lease import Fence, check_fence
+from flowfabric.core.model import Execution
+from flowfabric.core.policies import RetryPolicy, parse_policy
+from flowfabric.core.results import (
+    AlreadySatisfied,
+    Completed,
+    Delayed,
+    FailResult,
+    Marked,
+    Moved,
+    RetryScheduled,
+    TerminalFailed,
+    Updated,
+)
+from flowfabric.core.retry import decide_retry
+from flowfabric.core.states import (
+    AttemptLifecycle,
+    AttemptState,
+    BlockingReason,
+    EligibilityState,
+    FailureClass,
+    LifecyclePhase,
+    OwnershipState,
+    PublicState,
+    TerminalOutcome,
+)
+from flowfabric.core.transition import NO_LEASE, Field, Subject, change
+
+WORKER_DELAY = "worker_delay"
+WAITING_CHILDREN = "waiting_children"
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """Why an attempt failed, and whether trying again may help."""
+
+    reason: str
+    failure_class: FailureClass = FailureClass.TRANSIENT
+    category: str = ""
+    """Free-form; the class's name when empty."""
+
+    @property
+    def named_category(self) -> str:
+        return self.category or self.failure_class.value
+
+
+class Timing(Struct, frozen=True, kw_only=True):
+    """What a decision needs to know about time and chance."""
+
+    now_ms: int
+    retention_ms: int
+    chance: float = 0.0
+    """Uniform in [0, 1): spreads retries with jitter."""
+
+
+def repeats(execution: Execution, fence: Fence | None) -> bool:
+    """Whether the caller is the worker that last held the execution."""
+    return (
+        fence is not None
+        and execution.lease_epoch == fence.lease_epoch
+        and execution.current_attempt_id == fence.attempt_id
+    )
+
+
+# Ending ---------------------------------------------------------------------
+
+
+def decide_complete(
+    subject: Subject,
+    fence: Fence | None,
+    result: bytes | None,
+    result_encoding: str | None,
+    timing: Timing,
+) -> Decision[Completed]:
+    """Finish a running execution successfully."""
+    execution = subject.execution
+    answer = Completed(execution_id=execution.execution_id, public_state=PublicState.COMPLETED)
+    if execution.terminal_outcome is TerminalOutcome.SUCCESS and repeats(execution, fence):
+        return Decision(answer=answer)
+    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    changes = finish(
+        subject,
+        TerminalOutcome.SUCCESS,
+        timing.now_ms,
+        retention_ms=timing.retention_ms,
+        attempt_end=AttemptLifecycle.ENDED_SUCCESS,
+        reason="completed",
+        fields={"result": result, "result_encoding": result_encoding},
+    )
+    return Decision(answer=answer, changes=changes)
+
+
+def decide_fail(
+    subject: Subject,
+    fence: Fence | None,
+    failure: Failure,
+    timing: Timing,
+    retry_policy: RetryPolicy | None = None,
+) -> Decision[FailResult]:
+    """Record a failed attempt: schedule a retry if policy and class allow, else end.
+
+    `retry_policy` stands in for the one the execution was created with.
+    """
+    execution = subject.execution
+    repeated = _repeated_failure(execution, fence)
+    if repeated is not None:
+        return Decision(answer=repeated)
+    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    policy = retry_policy or parse_policy(execution.policy).retry_policy
+    delay_ms = decide_retry(
+        policy,
+        retry_count=execution.retry_count,
+        failure_class=failure.failure_class,
+        category=failure.named_category,
+        chance=timing.chance,
+    )
+    if delay_ms is not None:
+        return schedule_retry(subject, failure, timing.now_ms + delay_ms, timing.now_ms)
+    changes = finish(
+        subject,
+        TerminalOutcome.FAILED,
+        timing.now_ms,
+        retention_ms=timing.retention_ms,
+        attempt_end=AttemptLifecycle.ENDED_FAILURE,
+        reason="failed_terminal",
+        attempt_failure=failure.reason,
+        attempt_category=failure.named_category,
+        fields={"failure_reason": failure.reason},
+    )
+    return Decision(answer=TerminalFailed(execution_id=execution.execution_id), changes=changes)
+
+
+def _repeated_failure(execution: Execution, fence: Fence | None) -> FailResult | None:
+    if execution.terminal_outcome is TerminalOutcome.FAILED and repeats(execution, fence):
+        return TerminalFailed(execution_id=execution.execution_id)
+    # The retry cleared the attempt id, so the epoch alone tells that it was this holder.
+    if (
+        fence is not None
+        and execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+        and execution.attempt_state is AttemptState.PENDING_RETRY_ATTEMPT
+        and execution.lease_epoch == fence.lease_epoch
+    ):
+        return RetryScheduled(
+            execution_id=execution.execution_id,
+            delay_until_ms=execution.delay_until_ms or execution.last_mutation_at_ms,
+            next_attempt_index=execution.total_attempt_count,
+        )
+    return None
+
+
+def schedule_retry(
+    subject: Subject, failure: Failure, delay_until_ms: int, now_ms: int
+) -> Decision[FailResult]:
+    """End the attempt and wait until `delay_until_ms` for the next one."""
+    before = subject.execution
+    fields: dict[str, Field] = {
+        **NO_LEASE,
+        "lifecycle_phase": LifecyclePhase.RUNNABLE,
+        "ownership_state": OwnershipState.UNOWNED,
+        "eligibility_state": EligibilityState.NOT_ELIGIBLE_UNTIL_TIME,
+        "blocking_reason": BlockingReason.WAITING_FOR_RETRY_BACKOFF,
+        "blocking_detail": f"retry backoff until {delay_until_ms}",
+        "attempt_state": AttemptState.PENDING_RETRY_ATTEMPT,
+        "current_attempt_id": None,
+        "retry_count": before.retry_count + 1,
+        "delay_until_ms": delay_until_ms,
+        "pending_retry_reason": failure.reason,
+        "pending_previous_attempt_index": before.current_attempt_index,
+    }
+    after = change(before, now_ms, **fields)
+    attempts = end_attempt(
+        subject.attempt,
+        AttemptLifecycle.ENDED_FAILURE,
+        now_ms,
+        failure.reason,
+        failure.named_category,
+    )
+    event = lease_event(before, LeaseEventType.REVOKED, now_ms, "failed_retry_scheduled")
+    return Decision(
+        answer=RetryScheduled(
+            execution_id=before.execution_id,
+            delay_until_ms=delay_until_ms,
+            next_attempt_index=before.total_attempt_count,
+        ),
+        changes=Changes(updates=(after, *attempts), events=(event,)),
+    )
+
+
+# Parking: the same attempt continues later -------------------------------------
+
+
+def decide_delay(
+    subject: Subject, fence: Fence | None, delay_until_ms: int, timing: Timing
+) -> Decision[Delayed]:
+    """Put the attempt aside until a time. A time in the past is due at once."""
+    execution = subject.execution
+    answer = Delayed(execution_id=execution.execution_id, public_state=PublicState.DELAYED)
+    if _already_parked(subject, fence, WORKER_DELAY):
+        return Decision(answer=answer)
+    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    changes = park(
+        subject,
+        WORKER_DELAY,
+        timing.now_ms,
+        eligibility_state=EligibilityState.NOT_ELIGIBLE_UNTIL_TIME,
+        blocking_reason=BlockingReason.WAITING_FOR_DELAY,
+        blocking_detail=f"delayed until {delay_until_ms}",
+        delay_until_ms=delay_until_ms,
+    )
+    return Decision(answer=answer, changes=changes)
+
+
+def decide_wait_children(subject: Subject, fence: Fence | None, timing: Timing) -> Decision[Moved]:
+    """Put the attempt aside until the executions it depends on have ended."""
+    execution = subject.execution
+    answer = Moved(execution_id=execution.execution_id, public_state=PublicState.WAITING_CHILDREN)
+    if _already_parked(subject, fence, WAITING_CHILDREN):
+        return Decision(answer=answer)
+    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    changes = park(
+        subject,
+        WAITING_CHILDREN,
+        timing.now_ms,
+        eligibility_state=EligibilityState.BLOCKED_BY_DEPENDENCIES,
+        blocking_reason=BlockingReason.WAITING_FOR_CHILDREN,
+        blocking_detail="waiting for child executions to complete",
+    )
+    return Decision(answer=answer, changes=changes)
+
+
+def _already_parked(subject: Subject, fence: Fence | None, marker: str) -> bool:
+    return (
+        subject.execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+        and subject.execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED
+        and repeats(subject.execution, fence)
+        and subject.attempt is not None
+        and subject.attempt.suspension_id == marker
+    )
+
+
+def park(subject: Subject, marker: str, now_ms: int, **fields: Field) -> Changes:
+    """Release the lease but keep the attempt open; `marker` says what it waits for."""
+    before = subject.execution
+    assert subject.attempt is not None, "an active execution has an attempt"
+    parked: dict[str, Field] = {
+        **NO_LEASE,
+        "lifecycle_phase": LifecyclePhase.RUNNABLE,
+        "ownership_state": OwnershipState.UNOWNED,
+        "attempt_state": AttemptState.ATTEMPT_INTERRUPTED,
+        "attempt_time_left_ms": time_left(before, now_ms),
+    }
+    after = change(before, now_ms, **(parked | fields))
+    attempt = structs.replace(
+        subject.attempt,
+        attempt_state=AttemptLifecycle.SUSPENDED,
+        suspended_at_ms=now_ms,
+        suspension_id=marker,
+    )
+    event = lease_event(before, LeaseEventType.REVOKED, now_ms, marker)
+    return Changes(updates=(after, attempt), events=(event,))
+
+
+def time_left(execution: Execution, now_ms: int) -> int | None:
+    """What remains of the attempt's timeout: parked time does not count against it."""
+    if execution.attempt_deadline_ms is None:
+        return None
+    return max(1, execution.attempt_deadline_ms - now_ms)
+
+
+# Reporting --------------------------------------------------------------------
+
+
+def decide_progress(
+    subject: Subject,
+    fence: Fence,
+    percent: int | None,
+    message: str | None,
+    timing: Timing,
+) -> Decision[Updated]:
+    """Overwrite what is given, keep what is not; nothing given writes nothing."""
+    execution = subject.execution
+    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    answer = Updated(execution_id=execution.execution_id)
+    if percent is None and message is None:
+        return Decision(answer=answer)
+    after = change(
+        execution,
+        timing.now_ms,
+        progress_pct=execution.progress_pct if percent is None else percent,
+        progress_message=execution.progress_message if message is None else message,
+        progress_updated_at_ms=timing.now_ms,
+    )
+    return Decision(answer=answer, changes=Changes(updates=(after,)))
+
+
+# Time -------------------------------------------------------------------------
+
+
+def decide_promote(subject: Subject, now_ms: int) -> Decision[Marked | AlreadySatisfied]:
+    """Make a delayed execution ready once its time has come."""
+    execution = subject.execution
+    if (
+        execution.lifecycle_phase is not LifecyclePhase.RUNNABLE
+        or execution.eligibility_state is not EligibilityState.NOT_ELIGIBLE_UNTIL_TIME
+    ):
+        return Decision(answer=AlreadySatisfied(reason="not_delayed"))
+    if execution.delay_until_ms is not None and execution.delay_until_ms > now_ms:
+        return Decision(answer=AlreadySatisfied(reason="not_yet_due"))
+    after = change(
+        execution,
+        now_ms,
+        eligibility_state=EligibilityState.ELIGIBLE_NOW,
+        blocking_reason=BlockingReason.WAITING_FOR_WORKER,
+        blocking_detail="",
+        delay_until_ms=None,
+    )
+    answer = Marked(execution_id=execution.execution_id, public_state=after.public_state)
+    return Decision(answer=answer, changes=Changes(updates=(after,)))
+
+
+ATTEMPT_TIMEOUT = "attempt_timeout"
+EXECUTION_DEADLINE = "execution_deadline"
+
+
+def decide_attempt_timeout(subject: Subject, timing: Timing) -> Decision[Marked | AlreadySatisfied]:
+    """End an attempt that ran too long: a failure of class `timeout`, retried as such.
+
+    With no retry left the execution expires.
+    """
+    execution = subject.execution
+    if execution.lifecycle_phase is not LifecyclePhase.ACTIVE:
+        return Decision(answer=AlreadySatisfied(reason="not_active"))
+    if execution.attempt_deadline_ms is None or execution.attempt_deadline_ms > timing.now_ms:
+        return Decision(answer=AlreadySatisfied(reason="not_yet_due"))
+    delay_ms = decide_retry(
+        parse_policy(execution.policy).retry_policy,
+        retry_count=execution.retry_count,
+        failure_class=FailureClass.TIMEOUT,
+        category=FailureClass.TIMEOUT.value,
+        chance=timing.chance,
+    )
+    if delay_ms is None:
+        return expire(subject, ATTEMPT_TIMEOUT, timing)
+    failure = Failure(reason=ATTEMPT_TIMEOUT, failure_class=FailureClass.TIMEOUT)
+    retry = schedule_retry(subject, failure, timing.now_ms + delay_ms, timing.now_ms)
+    answer = Marked(execution_id=execution.execution_id, public_state=PublicState.DELAYED)
+    return Decision(answer=answer, changes=retry.changes)
+
+
+def decide_deadline(subject: Subject, timing: Timing) -> Decision[Marked | AlreadySatisfied]:
+    """End an execution whose deadline passed, whatever it was doing."""
+    execution = subject.execution
+    if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
+        return Decision(answer=AlreadySatisfied(reason="already_terminal"))
+    if execution.deadline_at_ms is None or execution.deadline_at_ms > timing.now_ms:
+        return Decision(answer=AlreadySatisfied(reason="not_yet_due"))
+    return expire(subject, EXECUTION_DEADLINE, timing)
+
+
+def expire(subject: Subject, reason: str, timing: Timing) -> Decision[Marked | AlreadySatisfied]:
+    changes = finish(
+        subject,
+        TerminalOutcome.EXPIRED,
+        timing.now_ms,
+        retention_ms=timing.retention_ms,
+        attempt_end=AttemptLifecycle.ENDED_FAILURE,
+        reason=f"expired:{reason}",
+        attempt_failure=reason,
+        attempt_category=FailureClass.TIMEOUT.value,
+        lease_event_type=LeaseEventType.EXPIRED,
+        fields={"failure_reason": reason},
+    )
+    answer = Marked(execution_id=subject.execution.execution_id, public_state=PublicState.EXPIRED)
+    return Decision(answer=answer, changes=changes)

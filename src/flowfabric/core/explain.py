@@ -1,0 +1,142 @@
+"""Why an execution is not running: one sentence, and the same as data."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.model import Execution, Lane
+from flowfabric.core.states import (
+    EligibilityState,
+    LaneState,
+    LifecyclePhase,
+    OwnershipState,
+    PublicState,
+)
+
+
+class Cause(StrEnum):
+    RUNNING = "running"
+    ENDED = "ended"
+    SUSPENDED = "suspended"
+    DELAYED = "delayed"
+    BLOCKED = "blocked"
+    LANE_CLOSED = "lane_closed"
+    NO_WORKER = "no_worker"
+    LEASE_LOST = "lease_lost"
+    QUEUED = "queued"
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    execution_id: ExecutionId
+    public_state: PublicState
+    cause: Cause
+    sentence: str
+    detail: dict[str, str | int | None] = {}
+
+
+class Surroundings(Struct, frozen=True, kw_only=True):
+    """What else decides whether an execution runs."""
+
+    lane: Lane | None
+    required: tuple[str, ...]
+    ahead: int | None
+    """Ready executions of the same route that go first; None when there are more than counted."""
+    served: bool
+    """Whether somebody claimed from this route lately."""
+    now_ms: int
+
+
+def explain(execution: Execution, around: Surroundings) -> Explanation:
+    cause, sentence, detail = _reason(execution, around)
+    return Explanation(
+        execution_id=execution.execution_id,
+        public_state=execution.public_state,
+        cause=cause,
+        sentence=sentence,
+        detail=detail,
+    )
+
+
+Reason = tuple[Cause, str, dict[str, str | int | None]]
+
+
+def _reason(execution: Execution, around: Surroundings) -> Reason:
+    match execution.lifecycle_phase:
+        case LifecyclePhase.TERMINAL:
+            return _ended(execution)
+        case LifecyclePhase.SUSPENDED:
+            detail = execution.blocking_detail or execution.blocking_reason
+            return Cause.SUSPENDED, f"It is suspended: {detail}.", _blocking(execution)
+        case LifecyclePhase.ACTIVE if execution.ownership_state is OwnershipState.LEASED:
+            return _running(execution)
+    if execution.eligibility_state is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME:
+        return _delayed(execution, around.now_ms)
+    if not execution.ready:
+        detail = execution.blocking_detail or execution.blocking_reason
+        return Cause.BLOCKED, f"It is blocked: {detail}.", _blocking(execution)
+    return _queued(execution, around)
+
+
+def _ended(execution: Execution) -> Reason:
+    why = execution.failure_reason or execution.cancellation_reason
+    because = f": {why}" if why else ""
+    sentence = f"It has ended as {execution.public_state}{because}."
+    return Cause.ENDED, sentence, {"completed_at_ms": execution.completed_at_ms}
+
+
+def _running(execution: Execution) -> Reason:
+    sentence = (
+        f"It is running: attempt {execution.current_attempt_index} on worker"
+        f" {execution.worker_instance_id}."
+    )
+    return (
+        Cause.RUNNING,
+        sentence,
+        {
+            "worker_instance_id": execution.worker_instance_id,
+            "lease_expires_at_ms": execution.lease_expires_at_ms,
+        },
+    )
+
+
+def _delayed(execution: Execution, now_ms: int) -> Reason:
+    until = execution.delay_until_ms or now_ms
+    left_s = max(0, until - now_ms) / 1_000
+    what = str(execution.blocking_reason).removeprefix("waiting_for_").replace("_", " ")
+    return (
+        Cause.DELAYED,
+        f"It waits {left_s:.1f} s more ({what}), until {until}.",
+        {"delay_until_ms": until, "blocking_reason": execution.blocking_reason},
+    )
+
+
+def _blocking(execution: Execution) -> dict[str, str | int | None]:
+    return {
+        "blocking_reason": execution.blocking_reason,
+        "blocking_detail": execution.blocking_detail,
+    }
+
+
+def _queued(execution: Execution, around: Surroundings) -> Reason:
+    lane_state = LaneState.ACTIVE if around.lane is None else around.lane.state
+    if lane_state in (LaneState.PAUSED, LaneState.DISABLED):
+        sentence = f"Its lane {execution.lane_id!r} is {lane_state}: resume the lane."
+        return Cause.LANE_CLOSED, sentence, {"lane_id": execution.lane_id, "state": lane_state}
+    needs = ", ".join(around.required) or "none"
+    detail: dict[str, str | int | None] = {
+        "lane_id": execution.lane_id,
+        "execution_kind": execution.execution_kind,
+        "required_capabilities": ",".join(around.required),
+        "ahead": around.ahead,
+    }
+    if not around.served:
+        sentence = (
+            f"No worker has asked lately for lane {execution.lane_id!r}, kind"
+            f" {execution.execution_kind!r} with capabilities {needs}: start one that does."
+        )
+        return Cause.NO_WORKER, sentence, detail
+    if execution.ownership_state is not OwnershipState.UNOWNED:
+        return Cause.LEASE_LOST, f"Its worker was lost ({execution.blocking_detail}).", detail
+    ahead = "many" if around.ahead is None else str(around.ahead)
+    return Cause.QUEUED, f"It is next in line after {ahead} others of its kind.", detail

@@ -1,0 +1,185 @@
+"""Identifiers: their types, their one canonical spelling, how they are made.
+
+An execution id is `{fp:N}:<uuid>`. N is the partition and travels with the id, so
+finding a row needs no lookup. Parsers accept exactly one spelling of each id:
+two texts that are not equal never mean the same row.
+
+Ids are made from entropy and time handed in by the caller; nothing here draws
+either. New uuids are time-ordered (version 7), so inserts stay local in an index.
+"""
+
+import re
+from typing import Final, NewType
+
+from flowfabric.core.partitions import (
+    INDEX_MAX,
+    PartitionConfig,
+    Partitioner,
+    flow_partition,
+    lane_partition,
+    parse_index,
+)
+from flowfabric.errors import InvalidInput
+
+ExecutionId = NewType("ExecutionId", str)
+FlowId = NewType("FlowId", str)
+LaneId = NewType("LaneId", str)
+WorkerId = NewType("WorkerId", str)
+WorkerInstanceId = NewType("WorkerInstanceId", str)
+Namespace = NewType("Namespace", str)
+LeaseId = NewType("LeaseId", str)
+AttemptId = NewType("AttemptId", str)
+SuspensionId = NewType("SuspensionId", str)
+WaitpointId = NewType("WaitpointId", str)
+WaitpointKey = NewType("WaitpointKey", str)
+SignalId = NewType("SignalId", str)
+EdgeId = NewType("EdgeId", str)
+BudgetId = NewType("BudgetId", str)
+QuotaPolicyId = NewType("QuotaPolicyId", str)
+
+LANE_ID_MAX_BYTES: Final = 64
+NAME_MAX_BYTES: Final = 256
+UUID_CHARS: Final = 36
+
+_UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_TAG_OPEN: Final = "{fp:"
+_TAG_CLOSE: Final = "}:"
+
+
+def parse_execution_id(text: object) -> ExecutionId:
+    """Accept the canonical spelling only. Whether N exists here is `check_partition`'s business."""
+    if not isinstance(text, str):
+        raise InvalidInput("execution_id", "must be a string", text)
+    tag, close, uuid = text.partition(_TAG_CLOSE)
+    if not close or not tag.startswith(_TAG_OPEN):
+        raise InvalidInput("execution_id", "missing tag: must look like {fp:N}:<uuid>", text)
+    if parse_index(tag[len(_TAG_OPEN) :]) is None:
+        raise InvalidInput(
+            "execution_id",
+            f"invalid partition index: N in {{fp:N}} must be an integer from 0 to {INDEX_MAX},"
+            " without sign or leading zeros",
+            text,
+        )
+    if _UUID.fullmatch(uuid) is None:
+        raise InvalidInput(
+            "execution_id", "invalid uuid: must be lower-case and hyphenated after {fp:N}:", text
+        )
+    return ExecutionId(text)
+
+
+def partition_of(execution_id: ExecutionId) -> int:
+    """The partition written in the id."""
+    return int(execution_id[len(_TAG_OPEN) : -UUID_CHARS - len(_TAG_CLOSE)])
+
+
+def uuid_of(execution_id: ExecutionId) -> str:
+    return execution_id[-UUID_CHARS:]
+
+
+def make_execution_id(partition: int, uuid: str) -> ExecutionId:
+    assert 0 <= partition <= INDEX_MAX, "a partition index is a 16-bit number"
+    return ExecutionId(f"{{fp:{partition}}}:{uuid}")
+
+
+def solo_execution_id(
+    lane_id: LaneId,
+    uuid: str,
+    partitions: PartitionConfig,
+    *,
+    partitioner: Partitioner | None = None,
+) -> ExecutionId:
+    """The id of an execution that belongs to no flow. Any uuid is embedded verbatim."""
+    partition = lane_partition(lane_id, partitions, partitioner=partitioner)
+    return make_execution_id(partition, uuid)
+
+
+def flow_execution_id(flow_id: FlowId, uuid: str, partitions: PartitionConfig) -> ExecutionId:
+    """The id of a member of a flow. Any uuid is embedded verbatim."""
+    return make_execution_id(flow_partition(flow_id, partitions), uuid)
+
+
+def parse_uuid(field: str, text: object) -> str:
+    if not isinstance(text, str):
+        raise InvalidInput(field, "must be a string", text)
+    if _UUID.fullmatch(text) is None:
+        raise InvalidInput(field, "must be a lower-case hyphenated uuid", text)
+    return text
+
+
+def parse_lane_id(text: object) -> LaneId:
+    """Non-empty printable ASCII of at most 64 bytes."""
+    if not isinstance(text, str):
+        raise InvalidInput("lane_id", "must be a string", text)
+    # A lone surrogate becomes bytes above 0x7E here, and so is refused below.
+    data = text.encode("utf-8", "surrogatepass")
+    if not data:
+        raise InvalidInput("lane_id", "must not be empty", text)
+    if len(data) > LANE_ID_MAX_BYTES:
+        problem = f"too long: {len(data)} bytes, at most {LANE_ID_MAX_BYTES} allowed"
+        raise InvalidInput("lane_id", problem, text)
+    for index, byte in enumerate(data):
+        if not 0x20 <= byte <= 0x7E:
+            raise InvalidInput("lane_id", f"non-printable byte at index {index}", text)
+    return LaneId(text)
+
+
+def parse_worker_id(field: str, text: object) -> str:
+    """A worker's or worker instance's name: printable, without whitespace."""
+    name = _parse_name(field, text)
+    if any(char.isspace() for char in name):
+        raise InvalidInput(field, "must not contain whitespace", text)
+    return name
+
+
+def parse_namespace(text: object) -> Namespace:
+    return Namespace(_parse_name("namespace", text))
+
+
+def parse_execution_kind(text: object) -> str:
+    return _parse_name("execution_kind", text)
+
+
+def uuid7(now_ms: int, entropy: bytes) -> str:
+    """A time-ordered uuid from the time and ten random bytes."""
+    assert 0 <= now_ms < 1 << 48, "the time fits in 48 bits"
+    assert len(entropy) == 10, "a version 7 uuid takes ten bytes of entropy"
+    tail = int.from_bytes(entropy)
+    high = (tail >> 64) & 0x0FFF | 0x7000
+    low = tail & 0x3FFFFFFFFFFFFFFF | 0x8000000000000000
+    return _hyphenate(f"{now_ms:012x}{high:04x}{low:016x}")
+
+
+def uuid4_from(entropy: bytes) -> str:
+    """A random uuid from sixteen random bytes."""
+    assert len(entropy) == 16, "a version 4 uuid takes sixteen bytes of entropy"
+    number = int.from_bytes(entropy)
+    number = number & ~(0xF000 << 64) | (0x4000 << 64)
+    number = number & ~(0xC000 << 48) | (0x8000 << 48)
+    return _hyphenate(f"{number:032x}")
+
+
+def redact_token(token: str) -> str:
+    """A waitpoint token as it may be logged: its key id and the length of the rest."""
+    kid, _, secret = token.partition(":")
+    if not kid or not secret:
+        return "<REDACTED:malformed>"
+    return f"{kid}:<REDACTED:len={len(secret)}>"
+
+
+def _parse_name(field: str, text: object) -> str:
+    if not isinstance(text, str):
+        raise InvalidInput(field, "must be a string", text)
+    if not text:
+        raise InvalidInput(field, "must not be empty", text)
+    # Checked before the length: unprintable includes lone surrogates, which do not encode.
+    if not text.isprintable():
+        raise InvalidInput(field, "must not contain control or unprintable characters", text)
+    length = len(text.encode())
+    if length > NAME_MAX_BYTES:
+        problem = f"too long: {length} bytes, at most {NAME_MAX_BYTES} allowed"
+        raise InvalidInput(field, problem, text)
+    return text
+
+
+def _hyphenate(digits: str) -> str:
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

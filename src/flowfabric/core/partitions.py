@@ -1,0 +1,151 @@
+"""Where a row lives: small stable hashes of ids.
+
+Everything that belongs to one flow shares the flow's partition; an execution
+without a flow takes its partition from its lane. The index is written into the
+execution id once and read back from there ever after, never hashed again, so ids
+stay valid when the deployment's partition count changes.
+
+The hash is CRC-16/XMODEM: part of the id format, so it can never change.
+"""
+
+import re
+from binascii import crc_hqx
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from flowfabric.errors import InvalidInput
+
+PARTITIONS_MAX: Final = 32_768
+"""A partition index fits a 16-bit signed column."""
+
+INDEX_MAX: Final = 65_535
+"""The largest index an id or a partition key can spell."""
+
+Partitioner = Callable[[str], int]
+"""Chooses the partition for a lane: deterministic, and below `num_flow`."""
+
+_INDEX: Final = re.compile(r"0|[1-9][0-9]{0,4}")
+_FNV_OFFSET_BASIS: Final = 0xCBF29CE484222325
+_FNV_PRIME: Final = 0x100000001B3
+_MASK_64: Final = 0xFFFFFFFFFFFFFFFF
+
+
+class PartitionConfig(msgspec.Struct, frozen=True):
+    """How many partitions a deployment has, by family."""
+
+    num_flow: int = 256
+    num_budget: int = 32
+    num_quota: int = 32
+
+    def __post_init__(self) -> None:
+        for field in ("num_flow", "num_budget", "num_quota"):
+            count: object = getattr(self, field)
+            if type(count) is not int or not 1 <= count <= PARTITIONS_MAX:
+                raise InvalidInput(field, f"must be an integer from 1 to {PARTITIONS_MAX}", count)
+
+
+def crc16_xmodem(data: bytes) -> int:
+    return crc_hqx(data, 0)
+
+
+def flow_partition(flow_id: str, config: PartitionConfig) -> int:
+    return crc16_xmodem(_uuid_bytes(flow_id)) % config.num_flow
+
+
+def budget_partition(budget_id: str, config: PartitionConfig) -> int:
+    return crc16_xmodem(_uuid_bytes(budget_id)) % config.num_budget
+
+
+def quota_partition(quota_policy_id: str, config: PartitionConfig) -> int:
+    return crc16_xmodem(_uuid_bytes(quota_policy_id)) % config.num_quota
+
+
+def lane_partition(
+    lane_id: str, config: PartitionConfig, *, partitioner: Partitioner | None = None
+) -> int:
+    """The partition of executions that belong to a lane but to no flow."""
+    if partitioner is None:
+        return crc16_xmodem(lane_id.encode()) % config.num_flow
+    return check_partition(partitioner(lane_id), config)
+
+
+def check_partition(index: int, config: PartitionConfig) -> int:
+    """Return `index`, or raise `InvalidInput` if this deployment has no such partition."""
+    if not 0 <= index < config.num_flow:
+        raise InvalidInput(
+            "partition", f"must be below this deployment's {config.num_flow} partitions", index
+        )
+    return index
+
+
+def parse_index(text: str) -> int | None:
+    """A partition index in its one canonical spelling, or None."""
+    if _INDEX.fullmatch(text) is None:
+        return None
+    index = int(text)
+    return index if index <= INDEX_MAX else None
+
+
+class PartitionFamily(StrEnum):
+    """Which hash space an index belongs to. Executions live in their flow's."""
+
+    FLOW = "fp"
+    EXECUTION = "fp"
+    BUDGET = "b"
+    QUOTA = "q"
+
+
+_FAMILIES: Final = frozenset(family.value for family in PartitionFamily)
+
+
+class PartitionKey(msgspec.Struct, frozen=True):
+    """A partition as clients see it: `{fp:7}`, opaque to them."""
+
+    family: PartitionFamily
+    index: int
+
+    @classmethod
+    def parse(cls, text: object) -> "PartitionKey":
+        if not isinstance(text, str):
+            raise InvalidInput("partition_key", "must be a string", text)
+        if len(text) < 2 or text[0] != "{" or text[-1] != "}":
+            raise InvalidInput("partition_key", "missing braces: must look like {fp:N}", text)
+        prefix, colon, digits = text[1:-1].partition(":")
+        if not colon:
+            raise InvalidInput("partition_key", "malformed body: must look like {fp:N}", text)
+        if prefix not in _FAMILIES:
+            raise InvalidInput("partition_key", "unknown family prefix", prefix)
+        index = parse_index(digits)
+        if index is None:
+            raise InvalidInput(
+                "partition_key", f"invalid index: must be an integer from 0 to {INDEX_MAX}", digits
+            )
+        return cls(PartitionFamily(prefix), index)
+
+    def format(self) -> str:
+        return f"{{{self.family}:{self.index}}}"
+
+
+def fnv1a_64(text: str) -> int:
+    digest = _FNV_OFFSET_BASIS
+    for byte in text.encode():
+        digest = ((digest ^ byte) * _FNV_PRIME) & _MASK_64
+    return digest
+
+
+def fnv1a_xor8hex(text: str) -> str:
+    """Eight hex digits: both halves of the 64-bit hash folded into one."""
+    digest = fnv1a_64(text)
+    return f"{(digest & 0xFFFFFFFF) ^ (digest >> 32):08x}"
+
+
+def fnv1a_u16_mod(text: str, modulus: int) -> int:
+    """The low 16 bits of the hash modulo `modulus`; 0 when `modulus` is 0."""
+    return (fnv1a_64(text) & 0xFFFF) % modulus if modulus else 0
+
+
+def _uuid_bytes(uuid: str) -> bytes:
+    return bytes.fromhex(uuid.replace("-", ""))

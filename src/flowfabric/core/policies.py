@@ -1,0 +1,230 @@
+"""How an execution is to be treated: retries, timeouts, routing, retention.
+
+A policy is fixed when the execution is created and stored as JSON. `parse_policy`
+is the only way in: it accepts a policy object, a mapping or JSON text, and checks
+all three alike, so a stored policy is always valid. `encode_policy` is the only way
+out: it writes what differs from the defaults and nothing else, hence equal policies
+have equal texts, and nothing is ever spelled `null`.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from flowfabric.core.capabilities import TOKENS_MAX, check_required
+from flowfabric.core.ids import parse_uuid
+from flowfabric.errors import InvalidInput, InvalidPolicyJson, PayloadTooLarge
+
+POLICY_MAX_BYTES: Final = 65_536
+DURATION_MAX_MS: Final = 10 * 365 * 24 * 60 * 60 * 1000
+TIMESTAMP_MAX_MS: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999."""
+
+PRIORITY_MIN: Final = -(2**31)
+PRIORITY_MAX: Final = 2**31 - 1
+COUNT_MAX: Final = 2**32 - 1
+MULTIPLIER_MAX: Final = 1_000_000.0
+LIST_MAX: Final = 64
+TEXT_MAX_CHARS: Final = 256
+
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+DurationMs = Annotated[int, Meta(ge=0, le=DURATION_MAX_MS)]
+TimestampMs = Annotated[int, Meta(ge=0, le=TIMESTAMP_MAX_MS)]
+Text = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX_CHARS)]
+TimeoutBehavior = Literal["fail", "cancel", "expire", "auto_resume_with_timeout_signal", "escalate"]
+
+
+class _Policy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Shared settings of every part of a policy."""
+
+
+class ExponentialBackoff(_Policy, frozen=True, kw_only=True, tag_field="type", tag="exponential"):
+    """Wait longer after each failure, up to a limit."""
+
+    initial_delay_ms: DurationMs = 1000
+    max_delay_ms: DurationMs = 60_000
+    multiplier: Annotated[float, Meta(ge=1, le=MULTIPLIER_MAX)] = 2.0
+    jitter: bool = False
+
+
+class FixedBackoff(_Policy, frozen=True, kw_only=True, tag_field="type", tag="fixed"):
+    """Wait the same time after each failure."""
+
+    delay_ms: DurationMs
+
+
+class RetryPolicy(_Policy, frozen=True, kw_only=True):
+    """How often to try again, and when. `max_retries` does not count the first attempt."""
+
+    max_retries: Count = 3
+    backoff: ExponentialBackoff | FixedBackoff = ExponentialBackoff()
+    retryable_categories: Annotated[tuple[Text, ...], Meta(max_length=LIST_MAX)] = ()
+
+
+class TimeoutPolicy(_Policy, frozen=True, kw_only=True):
+    """How long one attempt, and the whole execution since its creation, may take."""
+
+    attempt_timeout_ms: DurationMs | None = None
+    execution_deadline_ms: DurationMs | None = None
+    max_reclaim_count: Count = 100
+
+
+class SuspensionPolicy(_Policy, frozen=True, kw_only=True):
+    """What a suspension does that names no timeout of its own."""
+
+    default_timeout_ms: DurationMs | None = None
+    timeout_behavior: TimeoutBehavior = "fail"
+
+
+class FallbackTier(_Policy, frozen=True, kw_only=True):
+    """One provider to fall back to."""
+
+    provider: Text
+    model: Text
+    timeout_ms: DurationMs | None = None
+
+
+class FallbackPolicy(_Policy, frozen=True, kw_only=True):
+    """Providers in the order they are tried."""
+
+    tiers: Annotated[tuple[FallbackTier, ...], Meta(max_length=LIST_MAX)] = ()
+
+
+class RoutingRequirements(_Policy, frozen=True, kw_only=True):
+    """What a worker must offer to run the execution."""
+
+    required_capabilities: Annotated[tuple[str, ...], Meta(max_length=TOKENS_MAX)] = ()
+    preferred_locality: Text | None = None
+    isolation_level: Text | None = None
+
+
+class StreamPolicy(_Policy, frozen=True, kw_only=True):
+    """How the execution's output is kept."""
+
+    durability_mode: Text = "buffered"
+    retention_maxlen: Count = 10_000
+    retention_ttl_ms: DurationMs | None = None
+
+
+class ExecutionPolicy(_Policy, frozen=True, kw_only=True):
+    """Everything a caller may say about how an execution is treated.
+
+    No `retry_policy` means no retries.
+    """
+
+    priority: Annotated[int, Meta(ge=PRIORITY_MIN, le=PRIORITY_MAX)] = 0
+    delay_until: TimestampMs | None = None
+    retry_policy: RetryPolicy | None = None
+    timeout_policy: TimeoutPolicy | None = None
+    max_reclaim_count: Count = 100
+    suspension_policy: SuspensionPolicy | None = None
+    fallback_policy: FallbackPolicy | None = None
+    max_replay_count: Count = 10
+    budget_ids: Annotated[tuple[str, ...], Meta(max_length=LIST_MAX)] = ()
+    routing_requirements: RoutingRequirements | None = None
+    dedup_window_ms: DurationMs | None = None
+    stream_policy: StreamPolicy | None = None
+    max_signals_per_execution: Count = 10_000
+
+
+DEFAULT_POLICY: Final = ExecutionPolicy()
+
+
+def parse_policy(
+    value: ExecutionPolicy | str | bytes | Mapping[str, object] | None,
+) -> ExecutionPolicy:
+    """Check a policy in any of its forms. Nothing, or empty text, is the default policy.
+
+    Raises `InvalidPolicyJson` naming the field, `InvalidCapabilities` naming the rule
+    its required capabilities break, or `PayloadTooLarge`.
+    """
+    if value is None or value is DEFAULT_POLICY or value == "{}":
+        return DEFAULT_POLICY
+    document = _decode_text(value) if isinstance(value, str | bytes) else _decode_object(value)
+    if not document:
+        return DEFAULT_POLICY
+    _check_routing(document)
+    try:
+        policy = msgspec.convert(document, ExecutionPolicy)
+    except msgspec.ValidationError as error:
+        raise InvalidPolicyJson(_explain(error)) from None
+    _check_budget_ids(policy.budget_ids)
+    return policy
+
+
+def encode_policy(policy: ExecutionPolicy) -> str:
+    """The policy as JSON: fields in their declared order, defaults left out."""
+    if policy is DEFAULT_POLICY:
+        return "{}"
+    return msgspec.json.encode(_present(policy)).decode()
+
+
+def _decode_text(text: str | bytes) -> dict[str, object]:
+    if not text:
+        return {}
+    try:
+        size_bytes = len(text.encode()) if isinstance(text, str) else len(text)
+        if size_bytes > POLICY_MAX_BYTES:
+            raise PayloadTooLarge("policy", POLICY_MAX_BYTES, size_bytes)
+        return msgspec.json.decode(text, type=dict[str, object])
+    except (ValueError, RecursionError):
+        raise InvalidPolicyJson("malformed") from None
+
+
+def _decode_object(value: object) -> dict[str, object]:
+    try:
+        return msgspec.convert(msgspec.to_builtins(value), dict[str, object])
+    except (ValueError, TypeError, RecursionError):
+        raise InvalidPolicyJson("malformed") from None
+
+
+def _check_routing(document: dict[str, object]) -> None:
+    """Check the required capabilities and put them into canonical order."""
+    if "routing_requirements" not in document:
+        return
+    routing = document["routing_requirements"]
+    if not isinstance(routing, dict):
+        raise InvalidPolicyJson("routing_requirements:not_object")
+    if "required_capabilities" in routing:
+        required = check_required(routing["required_capabilities"])
+        document["routing_requirements"] = {**routing, "required_capabilities": required}
+
+
+def _check_budget_ids(budget_ids: tuple[str, ...]) -> None:
+    for index, budget_id in enumerate(budget_ids):
+        try:
+            parse_uuid(f"budget_ids[{index}]", budget_id)
+        except InvalidInput as error:
+            raise InvalidPolicyJson(error.detail) from None
+
+
+def _explain(error: msgspec.ValidationError) -> str:
+    """Turn ``Expected `int` >= 0 - at `$.a.b` `` into ``a.b: expected `int` >= 0``."""
+    problem, _, path = str(error).rpartition(" - at `")
+    if not problem:
+        problem, path = str(error), ""
+    field = path.removesuffix("`").removeprefix("$").removeprefix(".") or "policy"
+    return f"{field}: {problem[:1].lower()}{problem[1:]}"
+
+
+@cache
+def _defaults(kind: type[_Policy]) -> tuple[tuple[str, object], ...]:
+    fields = msgspec.structs.fields(kind)
+    return tuple((field.name, field.default) for field in fields)
+
+
+def _present(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_present(item) for item in value]
+    if not isinstance(value, _Policy):
+        return value
+    config = value.__struct_config__
+    present: dict[str, object] = {config.tag_field: config.tag} if config.tag_field else {}
+    for name, default in _defaults(type(value)):
+        current: object = getattr(value, name)
+        if current != default:
+            present[name] = _present(current)
+    return present

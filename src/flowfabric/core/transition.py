@@ -1,0 +1,78 @@
+"""How an execution's record changes.
+
+`Subject` is what an operation locks before it decides: the execution, its
+current attempt and any claim grant. `change` is the only way to make the next
+version of an execution: it stamps the times and derives `public_state` and
+`ready` from the six state dimensions, so the two can never disagree.
+"""
+
+from msgspec import Struct, structs
+
+from flowfabric.core.model import Attempt, ClaimGrant, Execution
+from flowfabric.core.states import (
+    EligibilityState,
+    LifecyclePhase,
+    OwnershipState,
+    TerminalOutcome,
+    derive_public_state,
+)
+
+Field = str | int | bool | bytes | None
+
+LOST_LEASE = (OwnershipState.LEASE_EXPIRED_RECLAIMABLE, OwnershipState.LEASE_REVOKED)
+
+NO_LEASE: dict[str, Field] = {
+    "lease_id": None,
+    "worker_id": None,
+    "worker_instance_id": None,
+    "lease_acquired_at_ms": None,
+    "lease_expires_at_ms": None,
+    "lease_last_renewed_at_ms": None,
+    "lease_renewal_deadline_ms": None,
+    "lease_expired_at_ms": None,
+    "lease_revoked_at_ms": None,
+    "lease_revoke_reason": None,
+    "attempt_deadline_ms": None,
+}
+"""What releasing a lease clears. Epoch and attempt id stay: repeats are recognised by them."""
+
+
+class Subject(Struct, frozen=True, kw_only=True):
+    execution: Execution
+    attempt: Attempt | None
+    """The row of `current_attempt_index`; none before the first claim."""
+    grant: ClaimGrant | None = None
+
+
+def is_ready(execution: Execution) -> bool:
+    """Whether `claim` may hand the execution to a worker now.
+
+    Work whose lease was lost is ready too: it needs nobody to release it first.
+    """
+    if execution.terminal_outcome is not TerminalOutcome.NONE:
+        return False
+    if execution.lifecycle_phase is LifecyclePhase.ACTIVE:
+        return execution.ownership_state in LOST_LEASE
+    return (
+        execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+        and execution.ownership_state is OwnershipState.UNOWNED
+        and execution.eligibility_state is EligibilityState.ELIGIBLE_NOW
+    )
+
+
+def settle(execution: Execution) -> Execution:
+    """The same execution with its derived fields brought up to date."""
+    return structs.replace(
+        execution,
+        public_state=derive_public_state(
+            execution.lifecycle_phase, execution.eligibility_state, execution.terminal_outcome
+        ),
+        ready=is_ready(execution),
+    )
+
+
+def change(execution: Execution, now_ms: int, **fields: Field) -> Execution:
+    """The next version of `execution`."""
+    if fields.get("lifecycle_phase", execution.lifecycle_phase) != execution.lifecycle_phase:
+        fields["last_transition_at_ms"] = now_ms
+    return settle(structs.replace(execution, last_mutation_at_ms=now_ms, **fields))

@@ -1,0 +1,1 @@
+"""The operations: load and lock rows, let the core decide, save what it decided."""

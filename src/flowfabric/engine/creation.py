@@ -1,0 +1,199 @@
+"""Creating executions.
+
+A batch is checked whole before anything is written, then lands in one
+transaction: lanes and routes it is the first to use, idempotency guards,
+executions and tags. Routes never change once interned, so their ids are cached.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from flowfabric.core.checks import check_int
+from flowfabric.core.creation import (
+    Checked,
+    NewExecution,
+    check_new,
+    new_execution,
+    new_guard,
+    new_tags,
+)
+from flowfabric.core.decision import Changes
+from flowfabric.core.ids import ExecutionId, parse_execution_id, parse_lane_id
+from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.model import Execution, IdempotencyGuard, Lane
+from flowfabric.core.results import Created, CreateResult, Duplicate
+from flowfabric.core.states import LaneState
+from flowfabric.engine.unit import Operations, Route, hint_about, new_uuid
+from flowfabric.errors import IdempotencyConflict, LaneNotAccepting
+from flowfabric.store.base import Key, Transaction
+
+ACCEPTING = (LaneState.ACTIVE, LaneState.PAUSED)
+
+
+def route_of(checked: Checked) -> Route:
+    return (checked.lane_id, checked.execution_kind, checked.required_capabilities)
+
+
+class Creation(Operations):
+    async def create_execution(self, request: NewExecution) -> CreateResult:
+        """Create one execution, or find the one the id or idempotency key already names."""
+        (result,) = await self.create_executions([request])
+        return result
+
+    async def create_executions(self, requests: Sequence[NewExecution]) -> list[CreateResult]:
+        """Create many in one transaction; answers in the order of the requests.
+
+        One bad request refuses the whole batch and nothing is written.
+        """
+        check_int("requests", len(requests), 0, BATCH_MAX)
+        checked = [self.check_request(request) for request in requests]
+        if not checked:
+            return []
+        body = CreateBody(checked, self.routes)
+        results = await self.store.transact(body.run)
+        self.routes.update(body.interned)
+        return results
+
+    def check_request(self, request: NewExecution) -> Checked:
+        return check_new(
+            request,
+            new_uuid=new_uuid(),
+            partitions=self.deployment.partitions,
+            payload_bytes_max=self.config.payload_bytes_max,
+        )
+
+
+class CreateBody:
+    """One creating transaction. `interned` holds the routes it met, for the cache."""
+
+    def __init__(self, checked: Sequence[Checked], known_routes: dict[Route, int]) -> None:
+        self.checked = checked
+        self.known_routes = known_routes
+        self.interned: dict[Route, int] = {}
+
+    async def run(self, tx: Transaction) -> list[CreateResult]:
+        await self._admit(tx)
+        taken = await self._take_guards(tx)
+        now_ms = await tx.now_ms()
+        fresh = [checked for checked in self.checked if checked.execution_id not in taken]
+        executions = {
+            checked.execution_id: new_execution(checked, self._route_id(checked), now_ms)
+            for checked in fresh
+        }
+        inserted = await tx.insert_new(list(executions.values()))
+        created = {
+            execution_id: execution
+            for execution_id, execution in executions.items()
+            if (execution.partition_key, execution_id) in inserted
+        }
+        await self._finish(tx, created, now_ms)
+        return self._answers(taken, created)
+
+    async def _admit(self, tx: Transaction) -> None:
+        """Register lanes and routes that are new; refuse lanes that take no more work."""
+        unknown = sorted({route_of(c) for c in self.checked} - self.known_routes.keys())
+        lane_ids = sorted({checked.lane_id for checked in self.checked})
+        if unknown:
+            await register_lanes(tx, lane_ids, "create_execution")
+            rows = await tx.select(
+                "intern_routes",
+                lane_ids=[route[0] for route in unknown],
+                execution_kinds=[route[1] for route in unknown],
+                capabilities=[msgspec.json.encode(route[2]).decode() for route in unknown],
+                now_ms=await tx.now_ms(),
+            )
+            for row in rows:
+                needs = tuple(msgspec.json.decode(str(row["capabilities"]), type=list[str]))
+                route = (str(row["lane_id"]), str(row["execution_kind"]), needs)
+                self.interned[route] = int(str(row["route_id"]))
+        for lane in (await tx.get(Lane, [(lane_id,) for lane_id in lane_ids])).values():
+            if lane.state not in ACCEPTING:
+                raise LaneNotAccepting(
+                    f"lane {lane.lane_id!r} is {lane.state} and takes no new executions;"
+                    " resume it or submit to another lane"
+                )
+
+    def _route_id(self, checked: Checked) -> int:
+        route = route_of(checked)
+        return self.known_routes.get(route) or self.interned[route]
+
+    async def _take_guards(self, tx: Transaction) -> dict[ExecutionId, ExecutionId]:
+        """Claim the idempotency keys; map requests that lost to the execution that won."""
+        keyed = sorted(
+            (c for c in self.checked if c.idempotency_key is not None),
+            key=lambda c: (c.namespace, c.idempotency_key or ""),
+        )
+        if not keyed:
+            return {}
+        now_ms = await tx.now_ms()
+        guards: dict[Key, IdempotencyGuard] = {}
+        for checked in keyed:
+            guard = new_guard(checked, now_ms)
+            guards.setdefault((guard.namespace, guard.idempotency_key), guard)
+        free = await tx.insert_new(list(guards.values()))
+        held = await tx.lock(IdempotencyGuard, sorted(guards.keys() - free))
+        live = {key: guard for key, guard in held.items() if guard.expires_at_ms > now_ms}
+        expired = held.keys() - live.keys()
+        await tx.save(Changes(updates=tuple(guards[key] for key in sorted(expired))))
+        return _losers(keyed, guards | live)
+
+    async def _finish(
+        self, tx: Transaction, created: dict[ExecutionId, Execution], now_ms: int
+    ) -> None:
+        tags = tuple(
+            tag
+            for checked in self.checked
+            if checked.tags and checked.execution_id in created
+            for tag in new_tags(created[checked.execution_id], checked.tags)
+        )
+        await tx.save(Changes(inserts=tags))
+        hint_about(tx, Changes(inserts=tuple(created.values())), now_ms)
+
+    def _answers(
+        self, taken: dict[ExecutionId, ExecutionId], created: dict[ExecutionId, Execution]
+    ) -> list[CreateResult]:
+        answers: list[CreateResult] = []
+        for checked in self.checked:
+            execution = created.pop(checked.execution_id, None)
+            if execution is None:
+                winner = taken.get(checked.execution_id, checked.execution_id)
+                answers.append(Duplicate(execution_id=winner))
+            else:
+                answers.append(
+                    Created(execution_id=checked.execution_id, public_state=execution.public_state)
+                )
+        return answers
+
+
+def _losers(
+    keyed: Sequence[Checked], winners: dict[Key, IdempotencyGuard]
+) -> dict[ExecutionId, ExecutionId]:
+    losers: dict[ExecutionId, ExecutionId] = {}
+    for checked in keyed:
+        assert checked.idempotency_key is not None
+        winner = winners[(checked.namespace, checked.idempotency_key)]
+        if checked.strict and winner.fingerprint != checked.fingerprint:
+            raise IdempotencyConflict(
+                f"idempotency key {checked.idempotency_key!r} already created"
+                f" {winner.execution} with another lane, kind or payload"
+            )
+        if winner.execution != checked.execution_id:
+            losers[checked.execution_id] = parse_execution_id(winner.execution)
+    return losers
+
+
+async def register_lanes(tx: Transaction, lane_ids: Sequence[str], registered_by: str) -> None:
+    """Add lanes the registry does not know yet; others stay as they are."""
+    now_ms = await tx.now_ms()
+    await tx.insert_new(
+        [
+            Lane(
+                lane_id=parse_lane_id(lane_id),
+                state=LaneState.ACTIVE,
+                registered_at_ms=now_ms,
+                registered_by=registered_by,
+            )
+            for lane_id in sorted(lane_ids)
+        ]
+    )

@@ -1,0 +1,99 @@
+"""Which executions a list, a bulk cancel or a bulk replay is about."""
+
+from collections.abc import Mapping
+from typing import Self
+
+from msgspec import Struct, structs
+
+from flowfabric.core.checks import check_optional_time
+from flowfabric.core.ids import (
+    parse_execution_kind,
+    parse_lane_id,
+    parse_namespace,
+    parse_uuid,
+    uuid_of,
+)
+from flowfabric.core.limits import TIME_MS_MAX
+from flowfabric.core.model import Execution
+from flowfabric.core.states import PublicState
+from flowfabric.core.tags import check_tag_key, check_tag_value
+from flowfabric.errors import InvalidInput
+from flowfabric.store.base import Parameter
+
+
+class ExecutionFilter(Struct, frozen=True, kw_only=True):
+    """Everything given must match; nothing given matches everything."""
+
+    states: tuple[PublicState, ...] = ()
+    lane_id: str | None = None
+    execution_kind: str | None = None
+    namespace: str | None = None
+    tag: tuple[str, str] | None = None
+    created_after_ms: int | None = None
+    created_before_ms: int | None = None
+
+    def with_states(self, states: tuple[PublicState, ...]) -> Self:
+        return structs.replace(self, states=states)
+
+    def statement(self) -> tuple[str, Mapping[str, Parameter]]:
+        """The statement whose index fits, and its parameters."""
+        parameters: dict[str, Parameter] = {
+            "states": tuple(self.states or PublicState),
+            "lane_id": self.lane_id,
+            "execution_kind": self.execution_kind,
+            "created_after_ms": -1 if self.created_after_ms is None else self.created_after_ms,
+            "created_before_ms": TIME_MS_MAX
+            if self.created_before_ms is None
+            else self.created_before_ms,
+        }
+        if self.tag is not None:
+            tag_key, tag_value = self.tag
+            tag: dict[str, Parameter] = {"tag_key": tag_key, "tag_value": tag_value}
+            return "list_by_tag", parameters | tag | {"namespace": self.namespace}
+        if self.namespace is not None:
+            return "list_by_namespace", parameters | {"namespace": self.namespace}
+        return "list_by_route", parameters
+
+
+EVERYTHING = ExecutionFilter()
+
+
+def check_filter(matching: object) -> ExecutionFilter:
+    if not isinstance(matching, ExecutionFilter):
+        raise InvalidInput("matching", "must be an ExecutionFilter", matching)
+    if matching.lane_id is not None:
+        parse_lane_id(matching.lane_id)
+    if matching.execution_kind is not None:
+        parse_execution_kind(matching.execution_kind)
+    if matching.namespace is not None:
+        parse_namespace(matching.namespace)
+    if matching.tag is not None:
+        key, value = matching.tag
+        check_tag_key(key)
+        check_tag_value(key, value)
+    for state in matching.states:
+        if state not in list(PublicState):
+            raise InvalidInput("states", f"must be among {', '.join(PublicState)}", state)
+    check_optional_time("created_after_ms", matching.created_after_ms)
+    check_optional_time("created_before_ms", matching.created_before_ms)
+    return matching
+
+
+class ListCursor(Struct, frozen=True):
+    """Where a newest-first page ended."""
+
+    created_at_ms: int = TIME_MS_MAX
+    execution_uuid: str = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        if text is None:
+            return cls()
+        created_at, _, uuid = str(text).partition("-")
+        if not created_at.isdigit():
+            raise InvalidInput("cursor", "must be a next_cursor of an earlier page", text)
+        return cls(int(created_at), parse_uuid("cursor", uuid))
+
+    @staticmethod
+    def after(execution: Execution) -> str:
+        return f"{execution.created_at_ms}-{uuid_of(execution.execution_id)}"

@@ -1,0 +1,309 @@
+"""Claiming work and keeping it.
+
+A claim looks at the ready rows of the routes this worker can serve, best first,
+and takes up to `limit` of them in one round trip. The statement behind it
+(`claim_ready`) stands in for `core.lease.grant_lease`; a differential test
+holds the two together.
+"""
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from flowfabric.core.capabilities import check_offered
+from flowfabric.core.checks import check_int
+from flowfabric.core.decision import Decision
+from flowfabric.core.execution import Timing
+from flowfabric.core.grants import (
+    GrantRequest,
+    check_timers,
+    decide_claim_granted,
+    decide_grant,
+)
+from flowfabric.core.handles import Handle, sign
+from flowfabric.core.ids import (
+    ExecutionId,
+    LaneId,
+    WorkerId,
+    WorkerInstanceId,
+    parse_execution_kind,
+    parse_lane_id,
+    parse_worker_id,
+)
+from flowfabric.core.lease import Fence, Granted, Worker, check_ttl, decide_renew
+from flowfabric.core.limits import BATCH_MAX, GRANT_TTL_MS_MAX
+from flowfabric.core.model import ClaimGrant
+from flowfabric.core.results import Claimed, Renewed
+from flowfabric.core.transition import Subject
+from flowfabric.engine.routes import required_capabilities
+from flowfabric.engine.unit import (
+    Ask,
+    Operations,
+    check_fence_given,
+    fence_of,
+    load_subjects,
+    new_lease_ids,
+    new_random_uuid,
+    ready_topic,
+    row_execution_id,
+)
+from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
+from flowfabric.store.base import Row, Transaction
+
+LEASE_TTL_MS = 30_000
+
+
+class ClaimQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker can run."""
+
+    lanes: tuple[LaneId, ...]
+    kinds: tuple[str, ...] | None
+    """None: every kind."""
+    capabilities: tuple[str, ...]
+
+
+class Leases(Operations):
+    async def claim(
+        self,
+        lane_id: str = "default",
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Sequence[str] = (),
+        kinds: Sequence[str] | None = None,
+        lease_ttl_ms: int = LEASE_TTL_MS,
+        max_wait_ms: int = 0,
+    ) -> Claimed | None:
+        """Take the best ready execution of a lane, waiting up to `max_wait_ms` for one."""
+        claimed = await self.claim_many(
+            [lane_id],
+            limit=1,
+            worker_id=worker_id,
+            worker_instance_id=worker_instance_id,
+            capabilities=capabilities,
+            kinds=kinds,
+            lease_ttl_ms=lease_ttl_ms,
+            max_wait_ms=max_wait_ms,
+        )
+        return claimed[0] if claimed else None
+
+    async def claim_many(
+        self,
+        lane_ids: Sequence[str],
+        *,
+        limit: int,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Sequence[str] = (),
+        kinds: Sequence[str] | None = None,
+        lease_ttl_ms: int = LEASE_TTL_MS,
+        max_wait_ms: int = 0,
+    ) -> list[Claimed]:
+        """Take up to `limit` ready executions, best first over all lanes together."""
+        check_int("limit", limit, 1, BATCH_MAX)
+        check_int("max_wait_ms", max_wait_ms, 0, 10 * 60 * 1_000)
+        check_ttl(lease_ttl_ms)
+        worker = check_worker(worker_id, worker_instance_id)
+        query = check_query(lane_ids, kinds, capabilities)
+        if max_wait_ms == 0:
+            return await self._claim(query, worker, lease_ttl_ms, limit)
+        deadline_s = time.monotonic() + max_wait_ms / 1_000
+        with self.store.hints([ready_topic(lane) for lane in query.lanes]) as hints:
+            while True:
+                claimed = await self._claim(query, worker, lease_ttl_ms, limit)
+                left_s = deadline_s - time.monotonic()
+                if claimed or left_s <= 0:
+                    return claimed
+                await hints.wait(min(left_s, 1.0))
+
+    async def _claim(
+        self, query: ClaimQuery, worker: Worker, lease_ttl_ms: int, limit: int
+    ) -> list[Claimed]:
+        rows = await self.store.execute_alone(
+            "claim_ready",
+            lanes=query.lanes,
+            kinds=query.kinds,
+            capabilities=query.capabilities,
+            worker_id=worker.worker_id,
+            worker_instance_id=worker.worker_instance_id,
+            lease_ttl_ms=lease_ttl_ms,
+            limit=limit,
+        )
+        return [self._read_claim(row, lease_ttl_ms) for row in rows]
+
+    async def issue_claim_grant(
+        self,
+        execution_id: str,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Sequence[str] = (),
+        grant_ttl_ms: int = 5_000,
+    ) -> ClaimGrant:
+        """Reserve one ready execution for one worker, which then claims it by id."""
+        request = GrantRequest(
+            grant_id=new_random_uuid(),
+            worker=check_worker(worker_id, worker_instance_id),
+            offered=check_offered(capabilities),
+            ttl_ms=check_int("grant_ttl_ms", grant_ttl_ms, 1, GRANT_TTL_MS_MAX),
+        )
+        asked = self.check_execution_id(execution_id)
+
+        async def body(tx: Transaction) -> ClaimGrant:
+            subject = (await load_subjects(tx, [asked])).get(asked)
+            if subject is None:
+                raise NotFound("execution", asked)
+            required = await required_capabilities(tx, subject.execution.route_id)
+            decision = decide_grant(subject, required, request, await tx.now_ms())
+            await tx.save(decision.changes)
+            return decision.answer
+
+        return await self.store.transact(body)
+
+    async def claim_execution(
+        self,
+        execution_id: str,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        lease_ttl_ms: int = LEASE_TTL_MS,
+        attempt_timeout_ms: int | None = None,
+        execution_deadline_at_ms: int | None = None,
+    ) -> Claimed:
+        """Claim one execution by id with a grant issued to this worker before."""
+        check_ttl(lease_ttl_ms)
+        worker = check_worker(worker_id, worker_instance_id)
+        timers = check_timers(attempt_timeout_ms, execution_deadline_at_ms)
+        ids = new_lease_ids()
+
+        def decide(subject: Subject, timing: Timing) -> Decision[Granted]:
+            return decide_claim_granted(subject, worker, lease_ttl_ms, ids, timers, timing.now_ms)
+
+        granted = await self.decide(Ask(self.check_execution_id(execution_id), decide))
+        return self._claimed(granted, lease_ttl_ms)
+
+    async def renew(self, handle: Handle | bytes) -> Renewed:
+        """Extend the lease by the time it was claimed for."""
+        opened = self.open_handle(handle)
+        return await self.decide(
+            _renew_ask(opened.execution_id, fence_of(opened), opened.lease_ttl_ms)
+        )
+
+    async def renew_many(
+        self, handles: Sequence[Handle | bytes]
+    ) -> list[Renewed | FlowFabricError]:
+        """Renew all leases of a process at once; each handle gets its own answer."""
+        check_int("handles", len(handles), 0, BATCH_MAX)
+        asks = []
+        for handle in handles:
+            opened = self.open_handle(handle)
+            asks.append(_renew_ask(opened.execution_id, fence_of(opened), opened.lease_ttl_ms))
+        return await self.decide_many(asks)
+
+    async def renew_lease(
+        self,
+        execution_id: str,
+        *,
+        fence: Fence | None,
+        lease_ttl_ms: int = LEASE_TTL_MS,
+    ) -> Renewed:
+        """Extend a lease named by its fence instead of a handle."""
+        check_ttl(lease_ttl_ms)
+        given = check_fence_given(fence, source="worker")
+        assert given is not None
+        ask = _renew_ask(self.check_execution_id(execution_id), given, lease_ttl_ms)
+        return await self.decide(ask)
+
+    def _claimed(self, granted: Granted, lease_ttl_ms: int) -> Claimed:
+        execution, attempt = granted.execution, granted.attempt
+        assert execution.lease_id is not None
+        assert execution.lease_expires_at_ms is not None
+        assert execution.worker_instance_id is not None
+        handle = Handle(
+            backend_tag=self.store.backend_tag,
+            kind=granted.kind,
+            execution_id=execution.execution_id,
+            attempt_index=attempt.attempt_index,
+            attempt_id=attempt.attempt_id,
+            lease_id=execution.lease_id,
+            lease_epoch=execution.lease_epoch,
+            lease_ttl_ms=lease_ttl_ms,
+            lane_id=execution.lane_id,
+            worker_instance_id=execution.worker_instance_id,
+            signature=b"",
+        )
+        return Claimed(
+            handle=sign(handle, self.deployment.handle_key),
+            attempt_type=attempt.attempt_type,
+            lease_expires_at_ms=execution.lease_expires_at_ms,
+            namespace=execution.namespace,
+            execution_kind=execution.execution_kind,
+            priority=execution.priority,
+            payload=execution.payload,
+            payload_encoding=execution.payload_encoding,
+            flow_id=execution.flow_id,
+            retry_count=execution.retry_count,
+            created_at_ms=execution.created_at_ms,
+            deadline_at_ms=execution.deadline_at_ms,
+            attempt_deadline_ms=execution.attempt_deadline_ms,
+        )
+
+    def _read_claim(self, row: Row, lease_ttl_ms: int) -> Claimed:
+        """The same from a row of `claim_ready`, which names its columns after these fields."""
+        fields = {**row, "execution_id": row_execution_id(row)}
+        signing = {name: fields.pop(name) for name in HANDLE_COLUMNS}
+        handle = msgspec.convert(
+            signing
+            | {
+                "backend_tag": self.store.backend_tag,
+                "lease_ttl_ms": lease_ttl_ms,
+                "lane_id": fields.pop("lane_id"),
+                "signature": b"",
+            },
+            Handle,
+        )
+        return msgspec.convert(
+            fields | {"handle": sign(handle, self.deployment.handle_key), "type": "Claimed"},
+            Claimed,
+        )
+
+
+HANDLE_COLUMNS = (
+    "kind",
+    "execution_id",
+    "attempt_index",
+    "attempt_id",
+    "lease_id",
+    "lease_epoch",
+    "worker_instance_id",
+)
+
+
+def _renew_ask(execution_id: ExecutionId, fence: Fence, lease_ttl_ms: int) -> Ask[Renewed]:
+    def decide(subject: Subject, timing: Timing) -> Decision[Renewed]:
+        return decide_renew(subject, fence, lease_ttl_ms, timing.now_ms, timing.retention_ms)
+
+    return Ask(execution_id, decide)
+
+
+def check_worker(worker_id: object, worker_instance_id: object) -> Worker:
+    return Worker(
+        worker_id=WorkerId(parse_worker_id("worker_id", worker_id)),
+        worker_instance_id=WorkerInstanceId(
+            parse_worker_id("worker_instance_id", worker_instance_id)
+        ),
+    )
+
+
+def check_query(
+    lane_ids: Sequence[str], kinds: Sequence[str] | None, capabilities: Sequence[str]
+) -> ClaimQuery:
+    if isinstance(lane_ids, str) or not lane_ids:
+        raise InvalidInput("lane_ids", "must be a non-empty list of lanes", lane_ids)
+    check_int("lane_ids", len(lane_ids), 1, BATCH_MAX)
+    return ClaimQuery(
+        lanes=tuple(parse_lane_id(lane_id) for lane_id in lane_ids),
+        kinds=None if kinds is None else tuple(parse_execution_kind(kind) for kind in kinds),
+        capabilities=tuple(sorted(check_offered(capabilities))),
+    )

@@ -1,0 +1,315 @@
+"""Reading executions: one by id, or lists page by page. Nothing here locks."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.core.checks import check_int
+from flowfabric.core.explain import Explanation, Surroundings, explain
+from flowfabric.core.ids import ExecutionId, FlowId, LaneId, make_execution_id, parse_execution_id
+from flowfabric.core.limits import EXPIRED_LEASES_PAGE_MAX, PAGE_MAX
+from flowfabric.core.model import Attempt, Execution, Lane, WorkerPresence
+from flowfabric.core.partitions import check_partition
+from flowfabric.core.states import PublicState
+from flowfabric.core.views import (
+    ExecutionContext,
+    ExecutionInfo,
+    ExecutionSnapshot,
+    core_fields,
+    info,
+    snapshot,
+)
+from flowfabric.engine.filters import EVERYTHING, ExecutionFilter, ListCursor, check_filter
+from flowfabric.engine.routes import required_capabilities, serves
+from flowfabric.engine.unit import Operations, execution_key, row_execution_id
+from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.store.base import EventPage, Reader, Row
+
+T = TypeVar("T")
+
+QUEUE_COUNT_MAX = 1_000
+"""How far `explain_execution` counts the queue before it says "many"."""
+PRESENCE_MS = 60_000
+"""A worker that asked for work this long ago is taken to be still there."""
+
+
+class ExecutionPage(Struct, frozen=True, kw_only=True):
+    executions: tuple[ExecutionId, ...]
+    next_cursor: ExecutionId | None
+
+
+class SnapshotPage(Struct, frozen=True, kw_only=True):
+    executions: tuple[ExecutionSnapshot, ...]
+    next_cursor: str | None
+
+
+class ExpiredLease(Struct, frozen=True, kw_only=True):
+    execution_id: ExecutionId
+    lane_id: LaneId
+    lease_id: str | None
+    lease_epoch: int
+    attempt_index: int
+    worker_instance_id: str | None
+    expired_at_ms: int
+
+
+class Reads(Operations):
+    # One execution
+
+    async def describe_execution(self, execution_id: str) -> ExecutionSnapshot | None:
+        asked = self.check_execution_id(execution_id)
+
+        async def body(reader: Reader) -> ExecutionSnapshot | None:
+            execution = await find(reader, asked)
+            if execution is None:
+                return None
+            return snapshot(execution, await tags_of(reader, asked))
+
+        return await self.store.read(body)
+
+    async def read_execution_context(self, execution_id: str) -> ExecutionContext:
+        """Payload, kind and tags, for a worker that claimed by id."""
+        asked = self.check_execution_id(execution_id)
+
+        async def body(reader: Reader) -> ExecutionContext:
+            execution = await find_or_refuse(reader, asked)
+            return ExecutionContext(
+                input_payload=execution.payload,
+                payload_encoding=execution.payload_encoding,
+                execution_kind=execution.execution_kind,
+                tags=await tags_of(reader, asked),
+            )
+
+        return await self.store.read(body)
+
+    async def read_execution_state(self, execution_id: str) -> PublicState | None:
+        return await self._read(execution_id, lambda execution: execution.public_state)
+
+    async def read_execution_info(self, execution_id: str) -> ExecutionInfo | None:
+        return await self._read(execution_id, info)
+
+    async def get_execution_result(self, execution_id: str) -> bytes | None:
+        """The stored result, byte for byte; None until there is one."""
+        return await self._read(execution_id, lambda execution: execution.result)
+
+    async def resolve_execution_flow_id(self, execution_id: str) -> FlowId | None:
+        return await self._read(execution_id, lambda execution: execution.flow_id)
+
+    async def read_current_attempt_index(self, execution_id: str) -> int:
+        """The attempt that exists now; 0 before the first claim."""
+        return await self._read_existing(execution_id, lambda e: e.current_attempt_index)
+
+    async def read_total_attempt_count(self, execution_id: str) -> int:
+        """Attempts so far, which is the index the next one gets."""
+        return await self._read_existing(execution_id, lambda e: e.total_attempt_count)
+
+    async def list_attempts(self, execution_id: str) -> tuple[Attempt, ...]:
+        """Every attempt, oldest first."""
+        asked = self.check_execution_id(execution_id)
+        partition_key, _ = execution_key(asked)
+
+        async def body(reader: Reader) -> tuple[Attempt, ...]:
+            found = await reader.select_records(
+                Attempt, "list_attempts", partition_key=partition_key, execution_id=asked[-36:]
+            )
+            return tuple(found)
+
+        return await self.store.read(body)
+
+    async def read_exec_core_fields(
+        self, execution_id: str, names: Sequence[str], *, partition: int | None = None
+    ) -> dict[str, str | None]:
+        """Named fields as text; unknown names and a missing execution give None."""
+        asked = self.check_execution_id(execution_id)
+        partition_key, _ = execution_key(asked)
+        if partition not in (None, partition_key):
+            raise InvalidInput("partition", f"differs from that of {asked}", partition)
+        wanted = tuple(names)
+
+        async def body(reader: Reader) -> dict[str, str | None]:
+            execution = await find(reader, asked)
+            required: tuple[str, ...] = ()
+            if execution is not None and "required_capabilities" in wanted:
+                required = await required_capabilities(reader, execution.route_id)
+            return core_fields(execution, wanted, required)
+
+        return await self.store.read(body)
+
+    async def explain_execution(self, execution_id: str) -> Explanation:
+        """Why the execution is not running: one sentence, and the same as data."""
+        asked = self.check_execution_id(execution_id)
+
+        async def body(reader: Reader) -> Explanation:
+            execution = await find(reader, asked)
+            if execution is None:
+                raise NotFound("execution", asked)
+            return explain(execution, await surroundings(reader, execution))
+
+        return await self.store.read(body)
+
+    # Lists
+
+    async def list_executions(
+        self, partition: int, *, cursor: str | None = None, limit: int = 100
+    ) -> ExecutionPage:
+        """Ids of one partition in ascending order, after `cursor`."""
+        check_int("limit", limit, 0, PAGE_MAX)
+        check_int("partition", partition, 0, 65_535)
+        check_partition(partition, self.deployment.partitions)
+        after = (
+            "00000000-0000-0000-0000-000000000000"
+            if cursor is None
+            else parse_execution_id(cursor)[-36:]
+        )
+
+        async def body(reader: Reader) -> Sequence[Row]:
+            return await reader.select(
+                "list_partition", partition_key=partition, after=after, limit=limit + 1
+            )
+
+        rows = await self.store.read(body) if limit else []
+        ids = tuple(make_execution_id(partition, str(row["execution_id"])) for row in rows[:limit])
+        return ExecutionPage(executions=ids, next_cursor=ids[-1] if len(rows) > limit else None)
+
+    async def find_executions(
+        self,
+        matching: ExecutionFilter = EVERYTHING,
+        *,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> SnapshotPage:
+        """Executions that match, newest first, with their tags."""
+        check_int("limit", limit, 0, PAGE_MAX)
+        checked = check_filter(matching)
+        after = ListCursor.parse(cursor)
+
+        async def body(reader: Reader) -> SnapshotPage:
+            found = await select_matching(reader, checked, after, limit + 1) if limit else []
+            page = found[:limit]
+            tags = await tags_of_many(reader, [e.execution_id for e in page])
+            return SnapshotPage(
+                executions=tuple(snapshot(e, tags.get(e.execution_id, {})) for e in page),
+                next_cursor=ListCursor.after(page[-1]) if len(found) > limit else None,
+            )
+
+        return await self.store.read(body)
+
+    async def list_expired_leases(
+        self, *, cursor: int | None = None, limit: int = 1_000
+    ) -> tuple[ExpiredLease, ...]:
+        """Leases past their end, whether or not anybody has noticed, longest overdue first."""
+        check_int("limit", limit, 0, EXPIRED_LEASES_PAGE_MAX)
+
+        async def body(reader: Reader) -> Sequence[Row]:
+            return await reader.select(
+                "list_expired_leases", now_ms=await reader.now_ms(), limit=limit
+            )
+
+        return tuple(_expired_lease(row) for row in await self.store.read(body))
+
+    async def read_events(
+        self, *, after: int = 0, limit: int = 256, category: str | None = None
+    ) -> EventPage:
+        """Events after a cursor, in order, none missing: see the store's promise."""
+        check_int("after", after, 0, 2**62)
+        check_int("limit", limit, 1, PAGE_MAX)
+        return await self.store.read_events(after=after, limit=limit, category=category)
+
+    # Shared
+
+    async def _read(self, execution_id: str, view: Callable[[Execution], T | None]) -> T | None:
+        asked = self.check_execution_id(execution_id)
+
+        async def body(reader: Reader) -> T | None:
+            execution = await find(reader, asked)
+            return None if execution is None else view(execution)
+
+        return await self.store.read(body)
+
+    async def _read_existing(self, execution_id: str, view: Callable[[Execution], T]) -> T:
+        asked = self.check_execution_id(execution_id)
+
+        async def body(reader: Reader) -> T:
+            return view(await find_or_refuse(reader, asked))
+
+        return await self.store.read(body)
+
+
+async def find(reader: Reader, execution_id: ExecutionId) -> Execution | None:
+    key = execution_key(execution_id)
+    return (await reader.get(Execution, [key])).get(key)
+
+
+async def find_or_refuse(reader: Reader, execution_id: ExecutionId) -> Execution:
+    execution = await find(reader, execution_id)
+    if execution is None:
+        raise InvalidInput("execution_id", "execution not found", execution_id)
+    return execution
+
+
+async def tags_of(reader: Reader, execution_id: ExecutionId) -> dict[str, str]:
+    return (await tags_of_many(reader, [execution_id])).get(execution_id, {})
+
+
+async def tags_of_many(
+    reader: Reader, execution_ids: Sequence[ExecutionId]
+) -> dict[ExecutionId, dict[str, str]]:
+    if not execution_ids:
+        return {}
+    keys = [execution_key(each) for each in execution_ids]
+    rows = await reader.select(
+        "tags_of_executions",
+        partition_keys=[int(key[0]) for key in keys],
+        execution_ids=[each[-36:] for each in execution_ids],
+    )
+    tags: dict[ExecutionId, dict[str, str]] = {}
+    for row in rows:
+        tags.setdefault(row_execution_id(row), {})[str(row["tag_key"])] = str(row["tag_value"])
+    return tags
+
+
+async def select_matching(
+    reader: Reader, matching: ExecutionFilter, after: ListCursor, limit: int
+) -> Sequence[Execution]:
+    """One indexed statement per kind of filter: by tag, by namespace, else by route and state."""
+    name, parameters = matching.statement()
+    return await reader.select_records(
+        Execution,
+        name,
+        before_ms=after.created_at_ms,
+        before_id=after.execution_uuid,
+        limit=limit,
+        **parameters,
+    )
+
+
+async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
+    lane_key = (execution.lane_id,)
+    now_ms = await reader.now_ms()
+    required = await required_capabilities(reader, execution.route_id)
+    (count,) = await reader.select(
+        "count_ahead",
+        route_id=execution.route_id,
+        priority=execution.priority,
+        created_at_ms=execution.created_at_ms,
+        limit=QUEUE_COUNT_MAX + 1,
+    )
+    ahead = int(str(count["ahead"]))
+    present = await reader.select_records(
+        WorkerPresence, "list_presences", seen_after_ms=now_ms - PRESENCE_MS
+    )
+    return Surroundings(
+        lane=(await reader.get(Lane, [lane_key])).get(lane_key),
+        required=required,
+        ahead=ahead if ahead <= QUEUE_COUNT_MAX else None,
+        served=any(
+            serves(p, execution.lane_id, execution.execution_kind, required) for p in present
+        ),
+        now_ms=now_ms,
+    )
+
+
+def _expired_lease(row: Row) -> ExpiredLease:
+    return msgspec.convert({**row, "execution_id": row_execution_id(row)}, ExpiredLease)

@@ -1,0 +1,36 @@
+"""Forgetting: ended executions after their keep time, old events, used-up guards.
+
+When an execution ends it gets the time after which it may go, so that the scan
+for it is one index and a policy's own retention needs no special case.
+"""
+
+from flowfabric.core.checks import check_int
+from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
+from flowfabric.engine.operators import Swept
+from flowfabric.engine.unit import Operations
+from flowfabric.store.base import Transaction
+
+
+class Retention(Operations):
+    async def trim_retention(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Delete ended executions past their keep time, with all that belongs to them."""
+        return await self._trim("trim_executions", 0, limit)
+
+    async def trim_events(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Delete events older than the event log reaches back."""
+        return await self._trim("trim_events", self.config.event_retention_ms, limit)
+
+    async def trim_guards(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Delete idempotency guards that have expired."""
+        return await self._trim("trim_guards", 0, limit)
+
+    async def _trim(self, name: str, age_ms: int, limit: int) -> Swept:
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def body(tx: Transaction) -> Swept:
+            before_ms = await tx.now_ms() - age_ms
+            (row,) = await tx.select(name, before_ms=before_ms, limit=limit)
+            trimmed = int(str(row["trimmed"]))
+            return Swept(acted=trimmed, full=trimmed == limit)
+
+        return await self.store.transact(body)

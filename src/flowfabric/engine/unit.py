@@ -1,0 +1,286 @@
+"""The shell around every decision: lock, decide, save, and wake whoever waits.
+
+`Operations` is the base of the engine's method groups. Its `decide_many` is the
+only way a single execution changes: it locks the executions with their
+attempts, lets the core decide each in turn, and saves everything at once. What
+the core refuses becomes that item's error; the others go on.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+from msgspec import Struct, structs
+
+from flowfabric.config import EngineConfig
+from flowfabric.core.checks import check_int
+from flowfabric.core.decision import NO_CHANGES, Changes, Decision, Refusal, combine
+from flowfabric.core.execution import Timing
+from flowfabric.core.handles import Handle, HandleKind, from_wire, verify
+from flowfabric.core.ids import (
+    AttemptId,
+    ExecutionId,
+    LeaseId,
+    make_execution_id,
+    parse_execution_id,
+    parse_uuid,
+    partition_of,
+    uuid4_from,
+    uuid7,
+)
+from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence, NewIds
+from flowfabric.core.model import Attempt, ClaimGrant, Execution
+from flowfabric.core.partitions import PartitionConfig, check_partition
+from flowfabric.core.states import LifecyclePhase
+from flowfabric.core.transition import Subject
+from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
+from flowfabric.store.base import Key, Row, Store, Transaction
+
+T = TypeVar("T")
+
+DUE_HINT_WITHIN_MS = 5_000
+"""Whatever becomes due sooner than this wakes the reconcilers; they look by themselves after it."""
+
+COMPLETION_TOPIC = "completion"
+DUE_TOPIC = "due"
+LOST_TOPIC = "lost"
+
+
+Route = tuple[str, str, tuple[str, ...]]
+"""Lane, kind and required capabilities: who may run what."""
+
+
+def ready_topic(lane_id: str) -> str:
+    return f"ready:{lane_id}"
+
+
+class Ask(Struct, Generic[T], frozen=True):
+    """One decision to be made about one execution."""
+
+    execution_id: ExecutionId
+    decide: Callable[[Subject, Timing], Decision[T]]
+
+
+class Deployment(Struct, frozen=True, kw_only=True):
+    """What all processes on one database share."""
+
+    partitions: PartitionConfig
+    handle_key: bytes
+
+
+class Operations:
+    """What every group of operations works with."""
+
+    def __init__(self, store: Store, config: EngineConfig, deployment: Deployment) -> None:
+        self.store = store
+        self.config = config
+        self.deployment = deployment
+        self.routes: dict[Route, int] = {}
+        """Ids of the routes met so far. A route never changes, so this never goes stale."""
+
+    # Deciding
+
+    async def decide(self, ask: Ask[T]) -> T:
+        """One decision; a refusal is raised."""
+        (outcome,) = await self.decide_many([ask])
+        if isinstance(outcome, FlowFabricError):
+            raise outcome
+        return outcome
+
+    async def decide_many(self, asks: Sequence[Ask[T]]) -> list[T | FlowFabricError]:
+        """Decide each in order, in one transaction; refusals take the place of answers."""
+        if not asks:
+            return []
+        chances = [random.random() for _ in asks]
+
+        async def body(tx: Transaction) -> list[T | FlowFabricError]:
+            return await self.decide_in(tx, asks, chances)
+
+        return await self.store.transact(body)
+
+    async def decide_in(
+        self, tx: Transaction, asks: Sequence[Ask[T]], chances: Sequence[float]
+    ) -> list[T | FlowFabricError]:
+        """The same inside a transaction that does other things too."""
+        subjects = await load_subjects(tx, {ask.execution_id for ask in asks})
+        now_ms = await tx.now_ms()
+        outcomes: list[T | FlowFabricError] = []
+        parts: list[Changes] = []
+        for ask, chance in zip(asks, chances, strict=True):
+            decided = _decide_one(ask, subjects.get(ask.execution_id), self.timing(now_ms, chance))
+            outcomes.append(decided.outcome)
+            if decided.changes is not NO_CHANGES:
+                parts.append(decided.changes)
+                subjects[ask.execution_id] = advance(subjects[ask.execution_id], decided.changes)
+        changes = combine(parts)
+        await tx.save(changes)
+        hint_about(tx, changes, now_ms)
+        return outcomes
+
+    def timing(self, now_ms: int, chance: float = 0.0) -> Timing:
+        return Timing(now_ms=now_ms, retention_ms=self.config.retention_ms, chance=chance)
+
+    # Input
+
+    def check_execution_id(self, execution_id: object) -> ExecutionId:
+        parsed = parse_execution_id(execution_id)
+        check_partition(partition_of(parsed), self.deployment.partitions)
+        return parsed
+
+    def open_handle(self, handle: Handle | bytes) -> Handle:
+        """Check that the handle is ours, unchanged, and still stands for a lease."""
+        if isinstance(handle, bytes):
+            handle = from_wire(handle)
+        if not isinstance(handle, Handle):
+            raise InvalidInput("handle", "must be a Handle or its bytes", handle)
+        verify(handle, self.deployment.handle_key, backend_tag=self.store.backend_tag)
+        if handle.kind is HandleKind.SUSPENDED:
+            raise AlreadySuspended(
+                f"the handle of {handle.execution_id} ended with its suspension; claim it again"
+            )
+        return handle
+
+
+def fence_of(handle: Handle) -> Fence:
+    return Fence(
+        lease_id=handle.lease_id,
+        lease_epoch=handle.lease_epoch,
+        attempt_id=handle.attempt_id,
+        attempt_index=handle.attempt_index,
+        by_handle=True,
+    )
+
+
+def check_fence_given(fence: Fence | None, source: str) -> Fence | None:
+    """A fence may be left out only by an operator acting for the worker."""
+    if fence is None:
+        if source != OPERATOR_OVERRIDE:
+            raise InvalidInput("fence", "fence_required")
+        return None
+    if not isinstance(fence, Fence):
+        raise InvalidInput("fence", "must be a Fence", fence)
+    if not (fence.lease_id and fence.attempt_id):
+        raise InvalidInput("fence", "partial_fence_triple: lease_id, lease_epoch, attempt_id")
+    parse_uuid("fence.lease_id", fence.lease_id)
+    parse_uuid("fence.attempt_id", fence.attempt_id)
+    check_int("fence.lease_epoch", fence.lease_epoch, 0, 2**62)
+    return fence
+
+
+class Decided(Struct, Generic[T], frozen=True):
+    outcome: T | FlowFabricError
+    changes: Changes = NO_CHANGES
+
+
+def _decide_one(ask: Ask[T], subject: Subject | None, timing: Timing) -> Decided[T]:
+    if subject is None:
+        return Decided(NotFound("execution", ask.execution_id))
+    try:
+        decision = ask.decide(subject, timing)
+    except Refusal as refusal:
+        return Decided(refusal.error, refusal.changes)
+    except FlowFabricError as error:
+        return Decided(error)
+    return Decided(decision.answer, decision.changes)
+
+
+# Rows -----------------------------------------------------------------------
+
+
+def execution_key(execution_id: ExecutionId) -> Key:
+    return (partition_of(execution_id), execution_id)
+
+
+def row_execution_id(row: Row) -> ExecutionId:
+    """The full id from a statement's `partition_key` and `execution_id` columns."""
+    return make_execution_id(int(str(row["partition_key"])), str(row["execution_id"]))
+
+
+async def load_subjects(
+    tx: Transaction, execution_ids: Iterable[ExecutionId]
+) -> dict[ExecutionId, Subject]:
+    """Lock executions with their current attempts; ids without a row are left out."""
+    executions = await tx.lock(Execution, [execution_key(i) for i in sorted(execution_ids)])
+    attempts = await tx.lock(
+        Attempt,
+        [
+            (*key, execution.current_attempt_index)
+            for key, execution in executions.items()
+            if execution.total_attempt_count > 0
+        ],
+    )
+    waiting = [
+        key
+        for key, execution in executions.items()
+        if execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+    ]
+    grants = await tx.get(ClaimGrant, waiting)
+    return {
+        execution.execution_id: Subject(
+            execution=execution,
+            attempt=attempts.get((*key, execution.current_attempt_index)),
+            grant=grants.get(key),
+        )
+        for key, execution in executions.items()
+    }
+
+
+def advance(subject: Subject, changes: Changes) -> Subject:
+    """The subject as it will be once `changes` are saved."""
+    for record in (*changes.inserts, *changes.updates):
+        if isinstance(record, Execution) and record.execution_id == subject.execution.execution_id:
+            subject = structs.replace(subject, execution=record)
+    for record in (*changes.inserts, *changes.updates):
+        if (
+            isinstance(record, Attempt)
+            and record.execution_id == subject.execution.execution_id
+            and record.attempt_index == subject.execution.current_attempt_index
+        ):
+            subject = structs.replace(subject, attempt=record)
+    return subject
+
+
+def hint_about(tx: Transaction, changes: Changes, now_ms: int) -> None:
+    """Wake workers for what became ready, waiters for what ended, reconcilers for what is due."""
+    soon_ms = now_ms + DUE_HINT_WITHIN_MS
+    for record in (*changes.inserts, *changes.updates):
+        if not isinstance(record, Execution):
+            continue
+        if record.ready:
+            tx.hint(ready_topic(record.lane_id))
+        if record.lifecycle_phase is LifecyclePhase.TERMINAL:
+            tx.hint(COMPLETION_TOPIC)
+        elif due_at_ms(record) <= soon_ms:
+            tx.hint(DUE_TOPIC)
+
+
+_NEVER_MS = 2**62
+
+
+def due_at_ms(execution: Execution) -> int:
+    """When time will next do something to the execution."""
+    times = (
+        execution.delay_until_ms,
+        execution.lease_expires_at_ms,
+        execution.attempt_deadline_ms,
+        execution.deadline_at_ms,
+    )
+    return min((t for t in times if t is not None), default=_NEVER_MS)
+
+
+# Fresh ids --------------------------------------------------------------------
+
+
+def new_uuid() -> str:
+    """Time-ordered, so that inserts stay local in the index."""
+    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
+
+
+def new_random_uuid() -> str:
+    return uuid4_from(os.urandom(16))
+
+
+def new_lease_ids() -> NewIds:
+    return NewIds(lease_id=LeaseId(new_random_uuid()), attempt_id=AttemptId(new_random_uuid()))

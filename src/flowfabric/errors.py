@@ -1,0 +1,480 @@
+"""Every error FlowFabric raises on purpose.
+
+    FlowFabricError
+    ├── NotFound            no such execution, flow, budget …                      404
+    ├── Validation          the request itself is wrong                            400
+    │   └── InvalidInput, PayloadTooLarge, InvalidPolicyJson, Corruption (500) …
+    ├── Contention          someone else was there first, or it is not your turn   409
+    │   └── LeaseConflict, ExecutionNotActive, RateLimitExceeded (429) …
+    ├── Conflict            it contradicts something that already exists           409
+    │   └── IdempotencyConflict, CycleDetected, DependencyAlreadyExists …
+    ├── StateConflict       the request was fine, the state was not                409
+    │   └── StaleLease, LeaseExpired, AlreadySatisfied, BudgetExceeded …
+    ├── Bug                 the engine broke one of its own rules                  500
+    ├── Transport           the database or the connection to it failed            500
+    ├── Unavailable         this cannot be served here or now                      503
+    │   └── SchemaTooOld, SchemaTooNew
+    ├── ResourceExhausted   a bounded pool is full; come back later                429
+    ├── OperationTimeout    it took longer than the caller allowed                 504
+    ├── StreamDisconnected  a subscription ended; reconnect from its cursor        503
+    └── StreamBackpressure  the reader is slower than the writer                   503
+
+Programs branch on the class (or on `code`) and read the attributes; the message
+is for people. `error_class` says what to do next: only `retryable` errors may
+succeed when the same call is simply repeated. The default message of an error is
+the first line of its docstring.
+"""
+
+import re
+from enum import StrEnum
+from typing import ClassVar, Final, TypeVar
+
+VALUE_SHOWN_MAX_CHARS: Final = 80
+
+_NOT_GIVEN: Final = object()
+_WORD_START: Final = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+class ErrorClass(StrEnum):
+    """What the caller should do about an error."""
+
+    TERMINAL = "terminal"
+    RETRYABLE = "retryable"
+    COOPERATIVE = "cooperative"
+    INFORMATIONAL = "informational"
+    ADVISORY = "advisory"
+    BUG = "bug"
+    EXPECTED = "expected"
+    SOFT_ERROR = "soft_error"
+
+
+class BackendErrorKind(StrEnum):
+    """What kind of fault a backend reported."""
+
+    TRANSPORT = "transport"
+    PROTOCOL = "protocol"
+    TIMEOUT = "timeout"
+    AUTH = "auth"
+    CLUSTER = "cluster"
+    BUSY_LOADING = "busy_loading"
+    SCRIPT_NOT_LOADED = "script_not_loaded"
+    OTHER = "other"
+
+    @property
+    def retryable(self) -> bool:
+        return self in (
+            BackendErrorKind.TRANSPORT,
+            BackendErrorKind.TIMEOUT,
+            BackendErrorKind.CLUSTER,
+            BackendErrorKind.BUSY_LOADING,
+        )
+
+
+class FlowFabricError(Exception):
+    """Something FlowFabric refused or could not do."""
+
+    code: ClassVar[str] = "error"
+    http_status: ClassVar[int] = 500
+    error_class: ErrorClass = ErrorClass.TERMINAL
+    detail: str
+
+    def __init_subclass__(
+        cls,
+        *,
+        code: str | None = None,
+        error_class: ErrorClass | None = None,
+        http_status: int | None = None,
+    ) -> None:
+        super().__init_subclass__()
+        cls.code = code or _WORD_START.sub("_", cls.__name__).lower()
+        if error_class is not None:
+            cls.error_class = error_class
+        if http_status is not None:
+            cls.http_status = http_status
+
+    def __init__(self, detail: str = "") -> None:
+        self.detail = detail or (self.__doc__ or self.code).partition("\n")[0]
+        super().__init__(self.detail)
+
+    @property
+    def retryable(self) -> bool:
+        """Whether repeating the same call may succeed."""
+        return self.error_class is ErrorClass.RETRYABLE
+
+
+_Error = TypeVar("_Error", bound=FlowFabricError)
+
+
+def backend_context(err: _Error, label: str) -> _Error:
+    """Note on a backend fault what was being done; leave every other error as it is."""
+    if isinstance(err, Transport | Unavailable | ResourceExhausted | OperationTimeout):
+        err.add_note(label)
+    return err
+
+
+def abbreviated(value: object) -> str:
+    """`value` as it may appear in a message: at most `VALUE_SHOWN_MAX_CHARS` long."""
+    if isinstance(value, str | bytes):
+        value = value[: VALUE_SHOWN_MAX_CHARS + 1]
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= VALUE_SHOWN_MAX_CHARS else text[: VALUE_SHOWN_MAX_CHARS - 1] + "…"
+
+
+class NotFound(FlowFabricError, http_status=404):
+    """There is no such thing. A missing stream is expected: nothing was written yet."""
+
+    def __init__(self, entity: str, id: str) -> None:  # noqa: A002
+        super().__init__(f"{entity} not found: {id}")
+        self.entity = entity
+        self.id = id
+        if entity == "stream":
+            self.error_class = ErrorClass.EXPECTED
+
+
+class Bug(FlowFabricError, error_class=ErrorClass.BUG):
+    """The engine broke one of its own rules. Please report it."""
+
+
+class AttemptNotInCreatedState(Bug):
+    """An attempt was started that had been started before."""
+
+
+class Transport(FlowFabricError):
+    """The database or the connection to it failed. `kind` says whether to try again."""
+
+    def __init__(
+        self, backend: str, detail: str, *, kind: BackendErrorKind = BackendErrorKind.OTHER
+    ) -> None:
+        super().__init__(f"transport ({backend}): {detail}")
+        self.backend = backend
+        self.kind = kind
+        self.error_class = ErrorClass.RETRYABLE if kind.retryable else ErrorClass.TERMINAL
+
+
+class Unavailable(FlowFabricError, http_status=503):
+    """The operation cannot be served by this process or this backend."""
+
+    def __init__(self, op: str, detail: str = "") -> None:
+        super().__init__(f"{op}: {detail}" if detail else f"{op} is unavailable")
+        self.op = op
+
+
+class SchemaTooOld(Unavailable):
+    """The database schema is older than this package needs. Run `flowfabric migrate`."""
+
+    def __init__(self, found: int, expected: int) -> None:
+        super().__init__(
+            "schema",
+            f"the database is at version {found}, this package needs {expected};"
+            " run `flowfabric migrate`",
+        )
+        self.found = found
+        self.expected = expected
+
+
+class SchemaTooNew(Unavailable):
+    """The database was migrated by a newer package. Upgrade this one."""
+
+    def __init__(self, found: int, expected: int) -> None:
+        super().__init__(
+            "schema",
+            f"the database is at version {found}, this package knows only {expected};"
+            " upgrade the flowfabric package",
+        )
+        self.found = found
+        self.expected = expected
+
+
+class ResourceExhausted(FlowFabricError, error_class=ErrorClass.RETRYABLE, http_status=429):
+    """A bounded pool is full. Wait `retry_after_ms`, if given, and try again."""
+
+    def __init__(
+        self,
+        pool: str,
+        max: int,  # noqa: A002
+        retry_after_ms: int | None = None,
+    ) -> None:
+        hint = "" if retry_after_ms is None else f"; retry after {retry_after_ms} ms"
+        super().__init__(f"{pool}: all {max} are in use{hint}")
+        self.pool = pool
+        self.max = max
+        self.retry_after_ms = retry_after_ms
+
+
+class OperationTimeout(FlowFabricError, code="timeout", http_status=504):
+    """The operation took longer than allowed. It may or may not have happened."""
+
+    def __init__(self, op: str, elapsed_ms: int) -> None:
+        super().__init__(f"{op} timed out after {elapsed_ms} ms")
+        self.op = op
+        self.elapsed_ms = elapsed_ms
+
+
+class StreamDisconnected(FlowFabricError, http_status=503):
+    """The subscription ended. Subscribe again from `cursor`; nothing is lost."""
+
+    def __init__(self, cursor: int | str | None) -> None:
+        super().__init__(f"stream disconnected at cursor {cursor}")
+        self.cursor = cursor
+
+
+class StreamBackpressure(FlowFabricError, error_class=ErrorClass.INFORMATIONAL, http_status=503):
+    """The reader is slower than the writer. Read faster or ask for less."""
+
+
+class Validation(FlowFabricError, code="validation_error", http_status=400):
+    """The request itself is wrong. Repeating it cannot help."""
+
+
+class InvalidInput(Validation):
+    """A field of the request is missing, malformed or out of range."""
+
+    def __init__(self, field: str, problem: str, value: object = _NOT_GIVEN) -> None:
+        shown = "" if value is _NOT_GIVEN else f" (got {abbreviated(value)})"
+        super().__init__(f"{field}: {problem}{shown}")
+        self.field = field
+        self.problem = problem
+        self.value = None if value is _NOT_GIVEN else value
+
+
+class PayloadTooLarge(Validation):
+    """A payload exceeds its limit. Store it elsewhere and pass a reference."""
+
+    def __init__(self, field: str, limit_bytes: int, actual_bytes: int) -> None:
+        super().__init__(f"{field}: {actual_bytes} bytes, at most {limit_bytes} allowed")
+        self.field = field
+        self.limit_bytes = limit_bytes
+        self.actual_bytes = actual_bytes
+
+
+class CapabilityMismatch(Validation):
+    """The worker lacks capabilities this execution requires. Ask for other work."""
+
+    def __init__(self, missing: tuple[str, ...]) -> None:
+        super().__init__(",".join(missing))
+        self.missing = missing
+
+
+# From here on the kinds of each family read like a table, two lines apiece.
+# fmt: off
+
+class InvalidCapabilities(Validation):
+    """A capability list is malformed; the detail names the rule it breaks."""
+class InvalidPolicyJson(Validation):
+    """The execution policy is malformed; the detail names the field."""
+class SignalLimitExceeded(Validation):
+    """The execution has accepted as many signals as it may."""
+class InvalidWaitpointKey(Validation):
+    """The waitpoint key is malformed or belongs to another waitpoint."""
+class InvalidToken(Validation):
+    """The waitpoint token is missing, malformed, expired or signed by nobody we trust."""
+class WaitpointNotTokenBound(Validation):
+    """The waitpoint carries no token, so nothing presented can match it."""
+class RetentionLimitExceeded(Validation):
+    """The frame or payload exceeds what is retained for a stream."""
+class InvalidLeaseForSuspend(Validation):
+    """The suspension was asked for by an attempt that is not the current one."""
+class InvalidDependency(Validation):
+    """The dependency names executions that cannot depend on each other."""
+class InvalidWaitpointForExecution(Validation):
+    """The waitpoint belongs to another execution or attempt."""
+class InvalidBlockingReason(Validation):
+    """This reason cannot be used to block an execution."""
+class InvalidOffset(Validation, error_class=ErrorClass.RETRYABLE):
+    """The stream moved on meanwhile. Read the current offset and try again."""
+class Unauthorized(Validation):
+    """The caller may not do this."""
+class InvalidBudgetScope(Validation):
+    """The budget's scope does not fit what it is attached to."""
+class BudgetOverrideNotAllowed(Validation):
+    """This budget may not be overridden."""
+class InvalidQuotaSpec(Validation):
+    """The quota's window, rate or concurrency makes no sense."""
+class InvalidKid(Validation):
+    """A key id must be non-empty and contain no colon."""
+class InvalidSecretHex(Validation):
+    """A secret must be a non-empty, even number of hexadecimal digits."""
+class InvalidGraceMs(Validation):
+    """A grace period must be a non-negative whole number of milliseconds."""
+class InvalidTagKey(Validation):
+    """A tag key must look like `namespace.name`, in lower case."""
+class InvalidFrameType(Validation, error_class=ErrorClass.SOFT_ERROR):
+    """The stream does not take frames of this type. The frame is dropped."""
+class Corruption(Validation, http_status=500):
+    """Stored or presented bytes do not decode. Do not retry; look at the data."""
+class HandleFromOtherBackend(Validation):
+    """The handle was issued by another backend. Use the engine that issued it."""
+
+
+class Contention(FlowFabricError, error_class=ErrorClass.RETRYABLE, http_status=409):
+    """Someone else was there first, or it is not your turn. Try again."""
+
+class UseClaimResumedExecution(Contention):
+    """The execution was suspended before; claim it through the resume path."""
+class NotAResumedExecution(Contention):
+    """The execution was never suspended; claim it the ordinary way."""
+class ExecutionNotLeaseable(Contention):
+    """The execution is not in a state in which it can be claimed."""
+class LeaseConflict(Contention):
+    """Another worker holds the lease."""
+class InvalidClaimGrant(Contention):
+    """The claim grant does not exist or was issued to another worker."""
+class ClaimGrantExpired(Contention):
+    """The claim grant was not used in time. Ask for a new one."""
+class NoEligibleExecution(Contention):
+    """There is nothing to claim right now."""
+class WaitpointNotFound(Contention):
+    """There is no such waitpoint yet."""
+class WaitpointPendingUseBufferScript(Contention):
+    """The waitpoint is not active yet; the signal must be buffered."""
+class StaleGraphRevision(Contention):
+    """The flow's graph changed meanwhile. Read its revision and try again."""
+
+class ExecutionNotActive(Contention, error_class=ErrorClass.TERMINAL):
+    """The execution is not running, so its worker cannot act on it. Stop working on it."""
+
+    def __init__(
+        self,
+        execution_id: str,
+        *,
+        lifecycle_phase: str,
+        terminal_outcome: str,
+        lease_epoch: int,
+        attempt_id: str | None,
+    ) -> None:
+        super().__init__(
+            f"execution {execution_id} is {lifecycle_phase}"
+            f" (outcome {terminal_outcome}, lease epoch {lease_epoch})"
+        )
+        self.execution_id = execution_id
+        self.lifecycle_phase = lifecycle_phase
+        self.terminal_outcome = terminal_outcome
+        self.lease_epoch = lease_epoch
+        self.attempt_id = attempt_id
+
+class ExecutionNotEligible(Contention, error_class=ErrorClass.INFORMATIONAL):
+    """The execution is not waiting to be claimed."""
+class ExecutionNotInEligibleSet(Contention, error_class=ErrorClass.INFORMATIONAL):
+    """The execution is not among those waiting in its lane."""
+class ExecutionNotReclaimable(Contention, error_class=ErrorClass.INFORMATIONAL):
+    """The execution still has a live owner, or none to take it from."""
+class NoActiveLease(Contention, error_class=ErrorClass.INFORMATIONAL):
+    """The execution has no lease at all."""
+class RateLimitExceeded(Contention, http_status=429):
+    """The quota's rate is used up for now."""
+class ConcurrencyLimitExceeded(Contention, http_status=429):
+    """The quota's concurrency is used up for now."""
+class RetryExhausted(Contention, http_status=500):
+    """The transaction kept colliding with others. Try again later."""
+
+
+class Conflict(FlowFabricError, http_status=409):
+    """The request contradicts something that already exists."""
+
+class IdempotencyConflict(Conflict):
+    """The idempotency key was used before with a different request."""
+
+class DependencyAlreadyExists(Conflict):
+    """The edge exists already, with different properties; `existing` is that edge."""
+
+    def __init__(self, detail: str, existing: object = None) -> None:
+        super().__init__(detail)
+        self.existing = existing
+
+class CycleDetected(Conflict):
+    """The edge would close a cycle."""
+class SelfReferencingEdge(Conflict):
+    """An execution cannot depend on itself."""
+class ExecutionAlreadyInFlow(Conflict):
+    """The execution belongs to a flow already."""
+class WaitpointAlreadyExists(Conflict, error_class=ErrorClass.INFORMATIONAL):
+    """The waitpoint exists already."""
+class BudgetAttachConflict(Conflict):
+    """Another budget is attached already."""
+class QuotaAttachConflict(Conflict):
+    """Another quota policy is attached already."""
+class RotationConflict(Conflict):
+    """The key id is in use with a different secret. Choose another one."""
+class ActiveAttemptExists(Conflict, error_class=ErrorClass.BUG):
+    """A second attempt was opened while one was running."""
+
+
+class StateConflict(FlowFabricError, http_status=409):
+    """The request was fine, the state was not."""
+
+class LaneNotAccepting(StateConflict):
+    """The lane is draining or disabled and takes no new work."""
+class StaleLease(StateConflict):
+    """Another lease has been granted since. Stop working on the execution."""
+class LeaseExpired(StateConflict):
+    """The lease ran out before it was renewed. Stop working on the execution."""
+class LeaseRevoked(StateConflict):
+    """An operator took the lease away. Stop working on the execution."""
+class TargetNotSignalable(StateConflict):
+    """The execution cannot take signals any more, or not yet."""
+class ResumeConditionNotMet(StateConflict):
+    """What the suspension waits for has not happened."""
+class ExecutionNotTerminal(StateConflict):
+    """The execution has not ended yet."""
+class MaxReplaysExhausted(StateConflict):
+    """The execution was replayed as often as its policy allows."""
+class MaxRetriesExhausted(StateConflict):
+    """The execution was retried as often as its policy allows."""
+class ReplayNotAllowed(StateConflict):
+    """The execution cannot be replayed in its present situation."""
+class StreamClosed(StateConflict):
+    """The stream has ended; nothing can be appended."""
+class StaleOwnerCannotAppend(StateConflict):
+    """Only the current owner may append to the stream. Stop working on the execution."""
+class ExecutionNotInFlow(StateConflict):
+    """The execution is not a member of the flow."""
+class FlowAlreadyTerminal(StateConflict):
+    """The flow has ended."""
+class NotRunnable(StateConflict):
+    """The execution is not in the runnable phase."""
+class Terminal(StateConflict):
+    """The execution has ended."""
+class AttemptNotStarted(StateConflict):
+    """The attempt has not been started."""
+class ExecutionNotEligibleForAttempt(StateConflict):
+    """No attempt can be opened in the execution's present state."""
+class BudgetExceeded(StateConflict, error_class=ErrorClass.COOPERATIVE):
+    """A hard budget limit is reached. Wind the work down."""
+
+
+class _Informational(StateConflict, error_class=ErrorClass.INFORMATIONAL):
+    """Nothing was lost by this; note it and carry on."""
+
+class BudgetSoftExceeded(_Informational):
+    """A soft budget limit is passed. Work may go on."""
+class ExecutionNotSuspended(_Informational):
+    """The execution is not suspended."""
+class AlreadySuspended(_Informational):
+    """The execution is suspended already."""
+class AlreadySatisfied(_Informational):
+    """What was asked for has happened already."""
+class WaitpointClosed(_Informational):
+    """The waitpoint takes no more signals."""
+class WaitpointNotOpen(_Informational):
+    """The waitpoint is not open."""
+class WaitpointNotPending(_Informational):
+    """The waitpoint is active or closed, not pending."""
+class PendingWaitpointExpired(_Informational):
+    """The pending waitpoint was not used in time."""
+class DuplicateSignal(_Informational):
+    """The signal was delivered before."""
+class GrantAlreadyExists(_Informational):
+    """A claim grant is outstanding."""
+class OkAlreadyApplied(_Informational):
+    """The same report was applied before."""
+class AttemptAlreadyTerminal(_Informational):
+    """The attempt has ended already."""
+class StreamAlreadyClosed(_Informational):
+    """The stream was closed before."""
+class NotBlockedByDeps(_Informational):
+    """The execution is not waiting for dependencies."""
+class DepsNotSatisfied(_Informational):
+    """Some dependencies are still unresolved."""

@@ -1,0 +1,1 @@
+"""What the passing of time does to the system."""

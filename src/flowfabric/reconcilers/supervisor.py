@@ -1,0 +1,144 @@
+"""What time does to the system.
+
+Each reconciler is one bounded sweep: find due rows with an index, let the engine
+decide each again under lock, repeat while the batch was full. The supervisor runs
+them all, then sleeps until the next due time the database reports, or until
+somebody makes something due sooner and says so. Any number of processes may run
+one: rows somebody else is handling are skipped.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.operators import Swept
+from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC
+
+log = logging.getLogger(__name__)
+
+ROUNDS_MAX = 1_000
+"""Full batches one reconciler handles before the others get their turn."""
+LONGEST_SLEEP_S = DUE_HINT_WITHIN_MS / 1_000
+AFTER_ERROR_S = 1.0
+
+Sweep = Callable[[Engine], Awaitable[Swept]]
+
+
+SWEEPS: Mapping[str, Sweep] = {
+    "lease_expiry": Engine.expire_due_leases,
+    "delayed": Engine.promote_due_delays,
+    "attempt_timeout": Engine.expire_due_attempts,
+    "deadline": Engine.expire_due_deadlines,
+    "retention": Engine.trim_retention,
+    "event_retention": Engine.trim_events,
+    "guard_retention": Engine.trim_guards,
+}
+"""Every reconciler by name, in the order they run. `next_due.sql` has a column for each."""
+
+
+async def run_due(engine: Engine) -> dict[str, int]:
+    """Do everything that is due now; tell how much each reconciler did."""
+    acted: dict[str, int] = {}
+    for name in await due_now(engine):
+        acted[name] = await _run_one(engine, SWEEPS[name])
+    return acted
+
+
+async def due_now(engine: Engine) -> list[str]:
+    waits = await engine.next_due()
+    return [name for name in SWEEPS if waits.get(name, 1) <= 0]
+
+
+async def _run_one(engine: Engine, sweep: Sweep) -> int:
+    acted = 0
+    for _ in range(ROUNDS_MAX):
+        swept = await sweep(engine)
+        acted += swept.acted
+        if not swept.full or swept.acted == 0:
+            break
+    return acted
+
+
+class Supervisor:
+    """Runs the reconcilers in the background of one process. Use as an async context."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    def start(self) -> None:
+        assert self._task is None, "a supervisor starts once"
+        self._task = asyncio.create_task(self._run(), name="flowfabric-reconcilers")
+
+    async def drain(self) -> None:
+        """Finish the sweep under way, start no other, and end."""
+        self._stopping.set()
+        if self._task is not None:
+            await self._task
+
+    async def stop(self) -> None:
+        """End now; an unfinished sweep is rolled back and left to the next process."""
+        self._stopping.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        with self._engine.store.hints([DUE_TOPIC]) as hints:
+            while not self._stopping.is_set():
+                sleep_s = await self._round()
+                await self._either(hints.wait(sleep_s))
+
+    async def _round(self) -> float:
+        """Run what is due and return how long to sleep. Nothing that fails here ends the loop."""
+        try:
+            for name in await due_now(self._engine):
+                if self._stopping.is_set():
+                    break
+                await self._sweep(name)
+            waits = await self._engine.next_due()
+        except Exception:
+            log.exception("could not ask what is due; asking again in %s s", AFTER_ERROR_S)
+            return AFTER_ERROR_S
+        soonest_s = min((waits[name] for name in SWEEPS if name in waits), default=0) / 1_000
+        if not waits:
+            return LONGEST_SLEEP_S
+        if soonest_s <= 0:
+            # What is still due after its sweep is held by somebody else, or failed.
+            return AFTER_ERROR_S
+        # Processes that wait for the same row spread out a little.
+        return min(soonest_s + random.uniform(0.001, 0.01), LONGEST_SLEEP_S)
+
+    async def _sweep(self, name: str) -> None:
+        try:
+            await _run_one(self._engine, SWEEPS[name])
+        except Exception:
+            log.exception("reconciler %s failed; it tries again in %s s", name, AFTER_ERROR_S)
+
+    async def _either(self, waiting: Awaitable[bool]) -> None:
+        """Wait for a hint or the end, whichever comes first."""
+        hinted = asyncio.ensure_future(waiting)
+        stopped = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({hinted, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (hinted, stopped):
+                task.cancel()
+            await asyncio.gather(hinted, stopped, return_exceptions=True)

@@ -1,0 +1,188 @@
+"""What the engine asks of a database.
+
+A store loads, locks and writes rows and appends events; it decides nothing.
+Units of work are plain `async def body(tx)` functions handed to `transact` or
+`read`. Postgres awaits them over the network. SQLite runs the same function on
+its writer thread, where no await ever really waits, and commits many of them
+together. So a body may await `tx` and nothing else, and may be run again from
+the start when the database asks for it.
+
+Rows are reached in two ways. By key: `get`, `lock` and `save` work for every
+record type, from one mapping. By search: `select` runs a statement file
+(`sql/<name>.sql`, the same name in both dialects).
+
+Locks are taken in one order everywhere: flow, execution, suspension and
+waitpoint, budget, quota; by key within a kind.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol, Self, TypeVar
+
+from msgspec import Struct
+
+from flowfabric.core.decision import Changes
+from flowfabric.core.events import StoredEvent
+from flowfabric.core.model import Record
+
+R = TypeVar("R", bound=Record)
+T = TypeVar("T")
+
+Value = str | int | bool | float | bytes | None
+Parameter = Value | Sequence[str] | Sequence[int] | Sequence[bytes | None] | Sequence[str | None]
+Row = Mapping[str, Value]
+Key = tuple[str | int, ...]
+
+
+class UniqueViolation(Exception):
+    """A row would have broken a unique constraint of `table`. Raised out of `transact`.
+
+    For the engine, which turns it into an answer; it never reaches users.
+    """
+
+    def __init__(self, table: str, detail: str) -> None:
+        super().__init__(f"{table}: {detail}")
+        self.table = table
+
+
+class Clock(Protocol):
+    """A source of time for tests and for SQLite; Postgres otherwise asks its server."""
+
+    def now_ms(self) -> int: ...
+
+
+class Reader(Protocol):
+    """Row access without locks."""
+
+    async def now_ms(self) -> int:
+        """The store's time: one value per unit of work, read after its first locks."""
+        ...
+
+    async def get(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
+        """Rows by key, those that exist."""
+        ...
+
+    async def select(self, name: str, **parameters: Parameter) -> Sequence[Row]:
+        """Rows of the statement `sql/<name>.sql`. `:name` in the file is a parameter here."""
+        ...
+
+    async def select_records(
+        self, record: type[R], name: str, **parameters: Parameter
+    ) -> Sequence[R]:
+        """The same, for statements that return whole rows of one table."""
+        ...
+
+
+class Transaction(Reader, Protocol):
+    """Row access inside one read-write transaction."""
+
+    async def lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
+        """Rows by key, locked until the end of the transaction, in key order."""
+        ...
+
+    async def insert_new(self, records: Sequence[R]) -> set[Key]:
+        """Insert rows whose key is free; return the keys that were. Others are left alone."""
+        ...
+
+    async def save(self, changes: Changes) -> None:
+        """Write changes: inserts, then updates, deletes, and events."""
+        ...
+
+    def hint(self, topic: str) -> None:
+        """Wake whoever waits for `topic`, once this transaction has committed."""
+        ...
+
+
+Body = Callable[[Transaction], Awaitable[T]]
+ReadBody = Callable[[Reader], Awaitable[T]]
+
+
+class EventPage(Struct, frozen=True, kw_only=True):
+    events: tuple[StoredEvent, ...]
+    cursor: int
+    """Everything up to here has been seen; pass it as the next `after`."""
+
+
+class HintListener(Protocol):
+    """Hints that arrive while nobody waits are kept for the next `wait`. Use as a context."""
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for a hint; tell whether one came.
+
+        Hints can be lost, so look at the database after every wait. Where hints
+        from other processes do not arrive at all, the wait ends sooner than
+        `timeout_s`, the sooner the more recently there was something to do.
+        """
+        ...
+
+    def found_work(self) -> None:
+        """There was something to do: where hints do not arrive, look again soon."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc_info: object) -> None: ...
+
+
+class Store(Protocol):
+    label: str
+    """`postgres` or `sqlite`."""
+    backend_tag: int
+    """The byte that marks this store's worker handles."""
+
+    async def open(self) -> None:
+        """Connect, and refuse a schema that is too old or too new."""
+        ...
+
+    async def close(self) -> None: ...
+
+    async def migrate(self) -> Sequence[str]:
+        """Bring the schema up to date; return the names of the migrations applied."""
+        ...
+
+    async def ping(self) -> None: ...
+
+    async def transact(self, body: Body[T]) -> T:
+        """Run `body` in one transaction. Deadlocks and serialization failures run it again."""
+        ...
+
+    async def read(self, body: ReadBody[T]) -> T:
+        """Run `body` without locks, on one connection.
+
+        SQLite gives it one snapshot. On Postgres each statement sees what is
+        committed when it starts: read rows that must agree in one statement.
+        """
+        ...
+
+    async def execute_alone(self, name: str, **parameters: Parameter) -> Sequence[Row]:
+        """Run the statement `sql/<name>.sql` as a transaction of its own, in one round trip.
+
+        A file for SQLite may hold several statements, separated by lines `-- next`;
+        the rows are those of the last one.
+        """
+        ...
+
+    async def read_events(
+        self, *, after: int, limit: int, category: str | None = None, wait_s: float = 0.0
+    ) -> EventPage:
+        """Events with ids above `after`, in order, without ever passing one still to be committed.
+
+        When the very next event is still to be committed, waits up to `wait_s` for
+        it and then returns an empty page with the same cursor. It does not wait for
+        events nobody has begun to write; that is what hints are for.
+        """
+        ...
+
+    def hint(self, topic: str) -> None:
+        """Wake whoever waits for `topic`, now: for what `execute_alone` has committed."""
+        ...
+
+    def hints(self, topics: Sequence[str]) -> HintListener:
+        """Listen for hints on any of `topics`, from this process and others."""
+        ...
+
+    @property
+    def hints_are_live(self) -> bool:
+        """Whether hints from other processes arrive; if not, waits are short and callers poll."""
+        ...

@@ -1,0 +1,107 @@
+"""Wake-ups inside one process.
+
+A hint says "look again": that something may have changed, never what. Hints are
+sets of topics, so any number of them collapse into one. A listener remembers
+that it was hinted until it is asked, so nothing is lost between two waits.
+Everything here runs on one event loop.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final, Self
+from weakref import WeakSet
+
+EVERY_TOPIC: Final = "*"
+"""Hints every listener, whatever it listens to."""
+
+POLL_FIRST_S: Final = 0.05
+POLL_MAX_S: Final = 1.0
+
+
+class HintBoard:
+    """Who listens to what."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, WeakSet[Listener]] = {}
+        self.live = True
+        """Whether hints from other processes arrive here by themselves."""
+        self.somebody_waits = asyncio.Event()
+        """Set while a listener waits: there is no need to look for foreign hints otherwise."""
+        self._waiting = 0
+
+    def publish(self, topics: Iterable[str]) -> None:
+        for topic in topics:
+            if topic == EVERY_TOPIC:
+                for listeners in self._listeners.values():
+                    _wake(listeners)
+            elif topic in self._listeners:
+                _wake(self._listeners[topic])
+
+    def listen(self, topics: Sequence[str]) -> "Listener":
+        listener = Listener(self, topics)
+        for topic in topics:
+            self._listeners.setdefault(topic, WeakSet()).add(listener)
+        return listener
+
+    def count_waiting(self, change: int) -> None:
+        self._waiting += change
+        if self._waiting:
+            self.somebody_waits.set()
+        else:
+            self.somebody_waits.clear()
+
+    def forget(self, listener: "Listener") -> None:
+        for topic in listener.topics:
+            listeners = self._listeners.get(topic, WeakSet())
+            listeners.discard(listener)
+            if not listeners:
+                self._listeners.pop(topic, None)
+
+
+class Listener:
+    """Waits for hints on its topics. Polls, faster when busy, while the board is not live."""
+
+    def __init__(self, board: HintBoard, topics: Sequence[str]) -> None:
+        self.topics = tuple(topics)
+        self._board = board
+        self._hinted = asyncio.Event()
+        self._poll_s = POLL_FIRST_S
+
+    async def wait(self, timeout_s: float) -> bool:
+        if not self._board.live:
+            timeout_s = min(timeout_s, self._poll_s)
+        hinted = await self._wait(timeout_s)
+        self._poll_s = POLL_FIRST_S if hinted else min(self._poll_s * 2, POLL_MAX_S)
+        return hinted
+
+    def found_work(self) -> None:
+        self._poll_s = POLL_FIRST_S
+
+    def wake(self) -> None:
+        self._hinted.set()
+
+    def close(self) -> None:
+        self._board.forget(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    async def _wait(self, timeout_s: float) -> bool:
+        self._board.count_waiting(+1)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._hinted.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._board.count_waiting(-1)
+        self._hinted.clear()
+        return True
+
+
+def _wake(listeners: Iterable[Listener]) -> None:
+    for listener in listeners:
+        listener.wake()

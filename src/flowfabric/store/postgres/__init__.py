@@ -1,0 +1,1 @@
+"""The production store: PostgreSQL 15 or newer, through asyncpg."""

@@ -1,0 +1,81 @@
+"""Reading the event log without missing an event.
+
+Ids are handed out when a row is inserted and seen when it commits, so a reader
+can meet 7 before 6 exists. A missing id is either still to come or was rolled
+back. Whoever was given an id holds a write lock on the table until its
+transaction is over, and gives it up only after its rows can be seen. So: look
+who holds one now, wait for exactly those to end, look again. What is missing
+below the highest id seen before that will never come. Transactions that do not
+write events, and those that start later, are never waited for.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+from flowfabric.store.base import EventPage, Parameter, Row
+from flowfabric.store.event_pages import EVENTS_MAX, WINDOW, page, window_of
+from flowfabric.store.postgres.generated import SCHEMA
+
+LOOK_FIRST_S: Final = 0.002
+LOOK_MAX_S: Final = 0.05
+
+WRITERS: Final = f"""
+select distinct virtualtransaction
+  from pg_catalog.pg_locks
+ where locktype = 'relation'
+   and relation = '{SCHEMA}.event'::regclass
+   and database = (select oid from pg_catalog.pg_database where datname = current_database())
+   and mode = 'RowExclusiveLock'
+   and granted
+"""
+
+
+class Select(Protocol):
+    """Runs one named statement by itself; nothing is held between two of them."""
+
+    async def __call__(self, name: str, **parameters: Parameter) -> Sequence[Row]: ...
+
+
+class EventLog:
+    """The log as its readers see it: complete up to some id."""
+
+    def __init__(self, select: Select, writers: Callable[[], Awaitable[frozenset[str]]]) -> None:
+        self._select = select
+        self._writers = writers
+
+    async def page(
+        self, *, after: int, limit: int, category: str | None, wait_s: float
+    ) -> EventPage:
+        assert 0 < limit <= EVENTS_MAX, f"a page has 1 to {EVENTS_MAX} events"
+        through = await self._complete_through(after, wait_s)
+        if through == after:
+            return EventPage(events=(), cursor=after)
+        rows = await self._select(
+            "read_events", after=after, through=through, category=category, limit=limit
+        )
+        return page(rows, through=through, limit=limit)
+
+    async def _complete_through(self, after: int, wait_s: float) -> int:
+        """The id up to which nothing more can appear; `after` if the next one still may."""
+        unbroken, last = await self._window(after)
+        if unbroken > after or last == after:
+            return unbroken
+        deadline = time.monotonic() + wait_s
+        pause_s = LOOK_FIRST_S
+        writers = await self._writers()
+        while True:
+            unbroken, _ = await self._window(after)
+            if unbroken > after:
+                return unbroken
+            if not writers:
+                return last
+            if time.monotonic() + pause_s > deadline:
+                return after
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LOOK_MAX_S)
+            writers &= await self._writers()
+
+    async def _window(self, after: int) -> tuple[int, int]:
+        return window_of(await self._select("event_window", after=after, window=WINDOW))

@@ -1,0 +1,51 @@
+"""What the driver's errors mean to us."""
+
+from typing import Final
+
+from flowfabric.errors import BackendErrorKind, ResourceExhausted, Transport
+from flowfabric.store.base import UniqueViolation
+from flowfabric.store.postgres.driver import InterfaceError, PostgresError, sqlstate, table_name
+
+BACKEND: Final = "postgres"
+
+_UNIQUE_VIOLATION: Final = "23505"
+_TOO_MANY_CONNECTIONS: Final = "53300"
+_STARTING_OR_STOPPING: Final = "57P03"
+_INVALID_PLAN: Final = "0A000"
+
+# Serialization failure, deadlock, lock timeout; and a prepared statement that a
+# migration made stale, which the driver prepares anew the next time.
+COLLISIONS: Final = frozenset({"40001", "40P01", "55P03", _INVALID_PLAN})
+
+DRIVER_ERRORS: Final = (PostgresError, InterfaceError, OSError, TimeoutError)
+"""Everything asyncpg raises when something is wrong with the database or the way to it."""
+
+
+def collided(error: BaseException) -> bool:
+    """Whether running the transaction again may help at once."""
+    return isinstance(error, PostgresError) and sqlstate(error) in COLLISIONS
+
+
+def connection_lost(error: BaseException) -> bool:
+    if isinstance(error, PostgresError):
+        return sqlstate(error).startswith(("08", "57P"))
+    return isinstance(error, InterfaceError | OSError) and not isinstance(error, TimeoutError)
+
+
+def translate(error: Exception, pool_max: int) -> Exception:
+    """The error of ours that a driver's error stands for."""
+    state = sqlstate(error)
+    detail = f"{type(error).__name__}: {error}"
+    if state == _UNIQUE_VIOLATION:
+        return UniqueViolation(table_name(error), str(error))
+    if state == _TOO_MANY_CONNECTIONS:
+        return ResourceExhausted("postgres connections", pool_max)
+    if state == _STARTING_OR_STOPPING:
+        return Transport(BACKEND, detail, kind=BackendErrorKind.BUSY_LOADING)
+    if state.startswith("28"):
+        return Transport(BACKEND, detail, kind=BackendErrorKind.AUTH)
+    if isinstance(error, TimeoutError):
+        return Transport(BACKEND, detail or "timed out", kind=BackendErrorKind.TIMEOUT)
+    if connection_lost(error):
+        return Transport(BACKEND, detail, kind=BackendErrorKind.TRANSPORT)
+    return Transport(BACKEND, detail, kind=BackendErrorKind.OTHER)

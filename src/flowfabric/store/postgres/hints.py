@@ -1,0 +1,147 @@
+"""Hints between processes, over LISTEN and NOTIFY.
+
+A NOTIFY makes committing transactions queue up, so it is never part of one: a
+background task sends the topics of many transactions in one message, a few
+times in a hundredth of a second at the very most. Losing one costs a poll.
+
+Behind a transaction-mode pooler LISTEN succeeds and nothing ever arrives. So a
+new listening connection proves itself first: a message sent through the pool
+must come back. Until it does, the board is not live and listeners poll.
+"""
+
+import asyncio
+import random
+import uuid
+from contextlib import suppress
+from typing import Final
+
+from flowfabric.errors import FlowFabricError
+from flowfabric.store.hints import EVERY_TOPIC, HintBoard
+from flowfabric.store.postgres.driver import Connection
+from flowfabric.store.postgres.failures import DRIVER_ERRORS
+from flowfabric.store.postgres.pool import Connections
+
+CHANNEL: Final = "flowfabric"
+PAYLOAD_MAX_BYTES: Final = 7900
+SEND_INTERVAL_S: Final = 0.01
+PROOF_TIMEOUT_S: Final = 1.0
+HEALTH_INTERVAL_S: Final = 15.0
+HEALTH_TIMEOUT_S: Final = 5.0
+RECONNECT_FIRST_S: Final = 0.1
+RECONNECT_MAX_S: Final = 10.0
+UNPROVEN_RETRY_S: Final = 60.0
+
+_NOTIFY: Final = "select pg_notify($1, $2)"
+_PROOF: Final = "?"
+
+# A hint may be lost. Whatever is wrong with the database, the next operation says so.
+_EXPECTED: Final = (*DRIVER_ERRORS, FlowFabricError)
+
+
+class HintExchange:
+    """Sends this process's hints to others and puts theirs on the board."""
+
+    def __init__(self, board: HintBoard, connections: Connections) -> None:
+        self._board = board
+        self._board.live = False
+        self._connections = connections
+        self._origin = uuid.uuid4().hex
+        self._outgoing: set[str] = set()
+        self._has_outgoing = asyncio.Event()
+        self._proof = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._receive())]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._tasks = []
+        self._board.live = False
+        if self._outgoing:
+            await self._notify(self._outgoing)
+
+    def publish(self, topics: set[str]) -> None:
+        """Wake listeners here at once and those elsewhere soon."""
+        self._board.publish(topics)
+        self._outgoing |= topics
+        self._has_outgoing.set()
+
+    # Sending --------------------------------------------------------------
+
+    async def _send(self) -> None:
+        while True:
+            await self._has_outgoing.wait()
+            self._has_outgoing.clear()
+            topics, self._outgoing = self._outgoing, set()
+            await self._notify(topics)
+            await asyncio.sleep(SEND_INTERVAL_S)
+
+    async def _notify(self, topics: set[str]) -> None:
+        payload = "\n".join((self._origin, *sorted(topics)))
+        if len(payload.encode()) > PAYLOAD_MAX_BYTES:
+            payload = f"{self._origin}\n{EVERY_TOPIC}"
+        with suppress(*_EXPECTED):
+            async with self._connections.acquire() as connection:
+                await connection.execute(_NOTIFY, CHANNEL, payload, timeout=HEALTH_TIMEOUT_S)
+
+    # Receiving ------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        pause_s = RECONNECT_FIRST_S
+        while True:
+            await self._board.somebody_waits.wait()
+            try:
+                proven = await self._listen_until_lost()
+                pause_s = RECONNECT_FIRST_S if proven else UNPROVEN_RETRY_S
+            except _EXPECTED:
+                pause_s = min(pause_s * 2, RECONNECT_MAX_S)
+            self._board.live = False
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+
+    async def _listen_until_lost(self) -> bool:
+        """Listen on a connection of our own; tell whether it ever worked."""
+        connection = await self._connections.connect()
+        lost = asyncio.Event()
+        connection.add_termination_listener(lambda _: lost.set())
+        try:
+            await connection.add_listener(CHANNEL, self._received)
+            if not await self._proves_itself():
+                return False
+            self._board.live = True
+            # What was hinted before this moment may have been missed.
+            self._board.publish([EVERY_TOPIC])
+            await _until_lost(connection, lost)
+            return True
+        finally:
+            connection.terminate()
+
+    async def _proves_itself(self) -> bool:
+        self._proof.clear()
+        await self._notify({_PROOF})
+        try:
+            async with asyncio.timeout(PROOF_TIMEOUT_S):
+                await self._proof.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _received(self, connection: Connection, pid: int, channel: str, payload: object) -> None:
+        origin, *topics = str(payload).split("\n")
+        if origin != self._origin:
+            self._board.publish(topics)
+        elif topics == [_PROOF]:
+            self._proof.set()
+
+
+async def _until_lost(connection: Connection, lost: asyncio.Event) -> None:
+    """Return when the connection has ended; a silent one is asked now and then."""
+    while not lost.is_set():
+        try:
+            async with asyncio.timeout(HEALTH_INTERVAL_S):
+                await lost.wait()
+        except TimeoutError:
+            await connection.execute("select 1", timeout=HEALTH_TIMEOUT_S)

@@ -1,0 +1,67 @@
+"""Bringing a Postgres schema up to date, by one process at a time."""
+
+from pathlib import Path
+from typing import Final
+
+from flowfabric.store.migrate import Applied, Migration, load, pending
+from flowfabric.store.postgres.driver import Connection
+from flowfabric.store.postgres.generated import CLOCK_MS, SCHEMA
+
+MIGRATIONS: Final = Path(__file__).parent / "migrations"
+
+_LOCK_KEY: Final = 0x666C6F77666162
+"""`flowfab` in ASCII: the advisory lock migrations are applied under."""
+
+_LEDGER_EXISTS: Final = f"select to_regclass('{SCHEMA}.schema_migration') is not null"
+_APPLIED: Final = (
+    "select version, name, checksum, backward_compatible"
+    f" from {SCHEMA}.schema_migration order by version"
+)
+_LEDGER: Final = f"""
+create schema if not exists {SCHEMA};
+set local search_path = {SCHEMA}, public;
+set local lock_timeout = 0;
+create table if not exists schema_migration (
+    version              integer primary key,
+    name                 text not null,
+    checksum             text not null,
+    backward_compatible  boolean not null,
+    applied_at_ms        bigint not null
+)
+"""
+
+
+async def read_ledger(connection: Connection) -> list[Applied]:
+    """What was applied, oldest first; nothing, if the schema does not exist."""
+    exists = await connection.fetch(_LEDGER_EXISTS)
+    if not exists[0][0]:
+        return []
+    rows = await connection.fetch(_APPLIED)
+    return [Applied(int(str(row[0])), str(row[1]), str(row[2]), row[3] is True) for row in rows]
+
+
+async def apply_pending(connection: Connection) -> list[str]:
+    """Apply what is missing, all or nothing; return the names."""
+    await connection.execute("begin")
+    try:
+        await connection.execute(f"select pg_advisory_xact_lock({_LOCK_KEY})", timeout=600)
+        await connection.execute(_LEDGER)
+        migrations = pending(load(MIGRATIONS), await read_ledger(connection))
+        for migration in migrations:
+            await _apply(connection, migration)
+    except BaseException:
+        await connection.execute("rollback")
+        raise
+    await connection.execute("commit")
+    return [migration.name for migration in migrations]
+
+
+async def _apply(connection: Connection, migration: Migration) -> None:
+    await connection.execute(migration.text, timeout=3600)
+    await connection.execute(
+        f"insert into {SCHEMA}.schema_migration values ($1, $2, $3, $4, {CLOCK_MS})",
+        migration.version,
+        migration.name,
+        migration.checksum,
+        migration.backward_compatible,
+    )

@@ -1,0 +1,237 @@
+-- backward-compatible: no
+--
+-- Executions and what belongs to them. Fixed-width columns come first, so that
+-- the columns every claim reads are found at fixed offsets.
+
+create table deployment (
+    singleton              boolean primary key default true check (singleton),
+    num_flow_partitions    integer not null check (num_flow_partitions > 0),
+    num_budget_partitions  integer not null check (num_budget_partitions > 0),
+    num_quota_partitions   integer not null check (num_quota_partitions > 0),
+    handle_key             bytea not null check (length(handle_key) = 32),
+    created_at_ms          bigint not null
+);
+
+insert into deployment (
+    num_flow_partitions, num_budget_partitions, num_quota_partitions, handle_key, created_at_ms
+) values (
+    256, 32, 32,
+    uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()),
+    floor(extract(epoch from clock_timestamp()) * 1000)::bigint
+);
+
+create table lane (
+    lane_id           text collate "C" primary key,
+    state             text not null check (state in ('active', 'paused', 'draining', 'disabled')),
+    registered_at_ms  bigint not null,
+    registered_by     text not null
+);
+
+create table route (
+    route_id               bigint generated always as identity primary key,
+    lane_id                text not null,
+    execution_kind         text not null,
+    required_capabilities  text[] not null default '{}',
+    created_at_ms          bigint not null,
+    constraint route_key unique (lane_id, execution_kind, required_capabilities)
+);
+
+create table execution (
+    execution_id                    uuid not null,
+    route_id                        bigint not null,
+    created_at_ms                   bigint not null,
+    last_transition_at_ms           bigint not null,
+    last_mutation_at_ms             bigint not null,
+    lease_epoch                     bigint not null,
+    partition_key                   smallint not null,
+    ready                           boolean not null,
+    priority                        integer not null,
+    total_attempt_count             integer not null,
+    current_attempt_index           integer not null,
+    retry_count                     integer not null,
+    replay_count                    integer not null,
+    lease_reclaim_count             integer not null,
+    lifecycle_phase                 text not null,
+    ownership_state                 text not null,
+    eligibility_state               text not null,
+    blocking_reason                 text not null,
+    blocking_detail                 text not null,
+    terminal_outcome                text not null,
+    attempt_state                   text not null,
+    public_state                    text not null,
+    namespace                       text not null,
+    lane_id                         text not null,
+    execution_kind                  text not null,
+    creator_identity                text not null,
+    policy                          text not null,
+    payload                         bytea not null,
+    payload_encoding                text,
+    idempotency_key                 text,
+    instance_tag                    text,
+    flow_id                         uuid,
+    current_attempt_id              uuid,
+    lease_id                        uuid,
+    worker_id                       text,
+    worker_instance_id              text,
+    lease_acquired_at_ms            bigint,
+    lease_expires_at_ms             bigint,
+    lease_last_renewed_at_ms        bigint,
+    lease_renewal_deadline_ms       bigint,
+    lease_expired_at_ms             bigint,
+    lease_revoked_at_ms             bigint,
+    lease_revoke_reason             text,
+    started_at_ms                   bigint,
+    completed_at_ms                 bigint,
+    delay_until_ms                  bigint,
+    deadline_at_ms                  bigint,
+    attempt_timeout_ms              bigint,
+    attempt_deadline_ms             bigint,
+    attempt_time_left_ms            bigint,
+    retain_until_ms                 bigint,
+    pending_retry_reason            text,
+    pending_replay_reason           text,
+    pending_replay_requested_by     text,
+    pending_previous_attempt_index  integer,
+    progress_pct                    integer check (progress_pct between 0 and 100),
+    progress_message                text,
+    progress_updated_at_ms          bigint,
+    current_suspension_id           uuid,
+    current_waitpoint_id            uuid,
+    last_capability_mismatch_at_ms  bigint,
+    failure_reason                  text,
+    cancellation_reason             text,
+    cancelled_by                    text,
+    result                          bytea,
+    result_encoding                 text,
+    primary key (partition_key, execution_id)
+) with (
+    fillfactor = 80,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 500,
+    autovacuum_analyze_scale_factor = 0.05,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+-- What can be claimed, per kind of work, best first.
+create index execution_ready on execution (route_id, priority desc, created_at_ms, execution_id)
+    where ready;
+
+-- What time makes due. All partial: a row that waits for nothing is in none of them.
+create index execution_lease_due on execution (lease_expires_at_ms)
+    where ownership_state = 'leased';
+create index execution_lease_expired on execution (lease_expires_at_ms)
+    where ownership_state = 'lease_expired_reclaimable';
+create index execution_delay_due on execution (delay_until_ms)
+    where eligibility_state = 'not_eligible_until_time';
+create index execution_attempt_due on execution (attempt_deadline_ms)
+    where attempt_deadline_ms is not null;
+create index execution_deadline_due on execution (deadline_at_ms)
+    where deadline_at_ms is not null and lifecycle_phase <> 'terminal';
+create index execution_retention_due on execution (retain_until_ms)
+    where retain_until_ms is not null;
+
+-- Lists, newest or oldest first, page by page.
+create index execution_by_route on execution (route_id, public_state, created_at_ms, execution_id);
+create index execution_by_namespace on execution (namespace, created_at_ms, execution_id);
+create index execution_by_flow on execution (flow_id) where flow_id is not null;
+
+create table attempt (
+    execution_id                 uuid not null,
+    attempt_id                   uuid not null,
+    created_at_ms                bigint not null,
+    lease_epoch                  bigint not null,
+    attempt_index                integer not null,
+    partition_key                smallint not null,
+    attempt_type                 text not null,
+    attempt_state                text not null,
+    started_at_ms                bigint,
+    ended_at_ms                  bigint,
+    suspended_at_ms              bigint,
+    resumed_at_ms                bigint,
+    suspension_id                text,
+    lease_id                     uuid,
+    worker_id                    text,
+    worker_instance_id           text,
+    failure_reason               text,
+    failure_category             text,
+    retry_reason                 text,
+    previous_attempt_index       integer,
+    replay_reason                text,
+    replay_requested_by          text,
+    replayed_from_attempt_index  integer,
+    reclaim_reason               text,
+    primary key (partition_key, execution_id, attempt_index)
+) with (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.05,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+create table execution_tag (
+    execution_id   uuid not null,
+    created_at_ms  bigint not null,
+    partition_key  smallint not null,
+    tag_key        text not null,
+    tag_value      text not null,
+    primary key (partition_key, execution_id, tag_key)
+);
+
+create index execution_tag_by_value
+    on execution_tag (tag_key, tag_value, created_at_ms, execution_id);
+
+create table claim_grant (
+    execution_id        uuid not null,
+    issued_at_ms        bigint not null,
+    expires_at_ms       bigint not null,
+    partition_key       smallint not null,
+    grant_id            text not null,
+    kind                text not null,
+    worker_id           text not null,
+    worker_instance_id  text not null,
+    primary key (partition_key, execution_id)
+);
+
+create table idempotency_guard (
+    namespace        text not null,
+    idempotency_key  text not null,
+    execution        text not null,
+    fingerprint      bytea not null,
+    expires_at_ms    bigint not null,
+    primary key (namespace, idempotency_key)
+) with (
+    autovacuum_vacuum_scale_factor = 0.05
+);
+
+create index idempotency_guard_due on idempotency_guard (expires_at_ms);
+
+create table worker_presence (
+    worker_instance_id  text primary key,
+    worker_id           text not null,
+    lanes               text not null,
+    kinds               text,
+    capabilities        text not null,
+    last_seen_ms        bigint not null
+) with (fillfactor = 70);
+
+create table event (
+    event_id            bigint generated always as identity primary key,
+    occurred_at_ms      bigint not null,
+    execution_id        uuid not null,
+    lease_epoch         bigint,
+    attempt_index       integer,
+    partition_key       smallint not null,
+    category            text not null,
+    event_type          text not null,
+    namespace           text not null,
+    flow_id             uuid,
+    lease_id            uuid,
+    worker_instance_id  text,
+    instance_tag        text,
+    reason              text,
+    details             text
+) with (
+    autovacuum_vacuum_insert_scale_factor = 0.1,
+    autovacuum_vacuum_scale_factor = 0.05
+);
+
+create index event_by_time on event using brin (occurred_at_ms);

@@ -1,0 +1,134 @@
+"""Connections to Postgres, set up the way our statements expect.
+
+Everything lives in the schema `flowfabric`. Normally each connection is told so
+once, when it is made. A transaction-mode pooler (PgBouncer) hands every
+transaction to another server connection and refuses session settings; behind one,
+each transaction sets what it needs itself and nothing is prepared ahead.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from flowfabric.errors import ResourceExhausted
+from flowfabric.store.postgres.driver import Connection, Pool, PostgresError, connect, create_pool
+from flowfabric.store.postgres.generated import SCHEMA
+
+ACQUIRE_TIMEOUT_S: Final = 30.0
+CONNECT_TIMEOUT_S: Final = 10.0
+COMMAND_TIMEOUT_S: Final = 60.0
+ROLLBACK_TIMEOUT_S: Final = 5.0
+IDLE_LIFETIME_S: Final = 300.0
+STATEMENT_CACHE_SIZE: Final = 500
+
+# Every statement finds its rows through an index. A plan made while a table was
+# small must not turn into a scan when it has grown, so scans and the joins that
+# need them are off and statements are planned once. A client that vanished must
+# not keep its locks.
+_SETTINGS: Final = {
+    "search_path": f"{SCHEMA}, public",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "lock_timeout": "10s",
+    "idle_in_transaction_session_timeout": "60s",
+}
+
+
+class Connections:
+    """A pool, and whether a transaction-mode pooler stands between it and the server."""
+
+    def __init__(self, url: str, *, pool_max: int, statement_cache_size: int) -> None:
+        self.pool_max = pool_max
+        self.behind_pooler = statement_cache_size == 0
+        self._url = url
+        self._statement_cache_size = statement_cache_size
+        self._pool: Pool | None = None
+
+    async def open(self) -> None:
+        if not self.behind_pooler:
+            self.behind_pooler = await self._settings_are_refused()
+        self._pool = await create_pool(
+            self._url,
+            min_size=1,
+            max_size=self.pool_max,
+            max_inactive_connection_lifetime=IDLE_LIFETIME_S,
+            timeout=CONNECT_TIMEOUT_S,
+            command_timeout=COMMAND_TIMEOUT_S,
+            statement_cache_size=0 if self.behind_pooler else self._statement_cache_size,
+            max_cached_statement_lifetime=0,
+            server_settings=self._server_settings(),
+            reset=_leave_as_it_is,
+        )
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    await pool.close()
+            except TimeoutError:
+                pool.terminate()
+
+    async def connect(self) -> Connection:
+        """A connection outside the pool."""
+        return await connect(
+            self._url,
+            timeout=CONNECT_TIMEOUT_S,
+            command_timeout=COMMAND_TIMEOUT_S,
+            statement_cache_size=0,
+            server_settings=self._server_settings(),
+        )
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Connection]:
+        """A pooled connection, returned outside any transaction."""
+        assert self._pool is not None, "the store is not open"
+        # The driver starts a task for a timeout, which an idle connection does not need.
+        timeout_s = None if self._pool.get_idle_size() else ACQUIRE_TIMEOUT_S
+        try:
+            connection = await self._pool.acquire(timeout=timeout_s)
+        except TimeoutError as error:
+            if self._pool.get_idle_size() == 0 and self._pool.get_size() >= self.pool_max:
+                raise ResourceExhausted("postgres connections", self.pool_max) from error
+            raise
+        try:
+            yield connection
+        finally:
+            await self._pool.release(connection)
+
+    @property
+    def begin(self) -> str:
+        """How a transaction starts."""
+        if not self.behind_pooler:
+            return "begin"
+        settings = (f"set local {name} = {_literal(value)}" for name, value in _SETTINGS.items())
+        return "; ".join(("begin", *settings))
+
+    def _server_settings(self) -> dict[str, str]:
+        return {} if self.behind_pooler else {**_SETTINGS, "application_name": "flowfabric"}
+
+    async def _settings_are_refused(self) -> bool:
+        """Whether session settings do not reach the server, which only a pooler explains."""
+        try:
+            connection = await self.connect()
+        except PostgresError as error:
+            if "startup parameter" in str(error):
+                return True
+            raise
+        try:
+            rows = await connection.fetch("show search_path")
+            return rows[0][0] != _SETTINGS["search_path"]
+        finally:
+            await connection.close(timeout=CONNECT_TIMEOUT_S)
+
+
+def _literal(value: str) -> str:
+    return value if value.startswith(SCHEMA) else f"'{value}'"
+
+
+async def _leave_as_it_is(connection: Connection) -> None:
+    """Connections come back clean, so the driver's reset would be a wasted round trip."""

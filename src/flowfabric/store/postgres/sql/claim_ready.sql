@@ -1,0 +1,157 @@
+-- Leases on the best ready executions a worker can serve, at most `limit`.
+--
+-- Routes first, rows second: each route's best rows come straight off the ready
+-- index, so rows this worker cannot run cost nothing. Skip locked: two workers
+-- asking at once get different rows instead of queueing behind each other.
+--
+-- One round trip stands in for `core.lease.grant_lease`: an interrupted attempt is
+-- resumed, a lost lease is reclaimed with a new attempt, all else starts one.
+with clock as materialized (
+    select coalesce(:clock::bigint, floor(extract(epoch from clock_timestamp()) * 1000)::bigint)
+               as now_ms
+), candidate as materialized (
+    select best.*
+      from route
+      join lane using (lane_id)
+     cross join lateral (
+        select e.partition_key, e.execution_id, e.priority, e.created_at_ms, e.lifecycle_phase,
+               e.ownership_state, e.attempt_state, e.pending_retry_reason, e.pending_replay_reason,
+               e.pending_replay_requested_by, e.pending_previous_attempt_index,
+               e.current_attempt_index as previous_index, e.current_attempt_id as previous_id,
+               e.attempt_time_left_ms
+          from execution e
+         where e.route_id = route.route_id
+           and e.ready
+         order by e.priority desc, e.created_at_ms, e.execution_id
+         limit :limit::bigint
+           for update skip locked
+     ) best
+     where route.lane_id = any(:lanes::text[])
+       and (:kinds::text[] is null or route.execution_kind = any(:kinds::text[]))
+       and route.required_capabilities <@ :capabilities::text[]
+       and lane.state in ('active', 'draining')
+     order by best.priority desc, best.created_at_ms, best.execution_id
+     limit :limit::bigint
+), chosen as materialized (
+    select candidate.*,
+           case when lifecycle_phase = 'active' then 'reclaimed'
+                when attempt_state = 'attempt_interrupted' then 'resumed'
+                else 'fresh'
+           end as kind,
+           case when lifecycle_phase = 'active' then ownership_state end as reclaim_reason
+      from candidate
+), leased as (
+    update execution e
+       set lifecycle_phase = 'active',
+           ownership_state = 'leased',
+           eligibility_state = 'not_applicable',
+           blocking_reason = 'none',
+           blocking_detail = '',
+           attempt_state = 'running_attempt',
+           public_state = 'active',
+           ready = false,
+           lease_id = gen_random_uuid(),
+           lease_epoch = e.lease_epoch + 1,
+           worker_id = :worker_id,
+           worker_instance_id = :worker_instance_id,
+           lease_acquired_at_ms = clock.now_ms,
+           lease_expires_at_ms = clock.now_ms + :lease_ttl_ms::bigint,
+           lease_last_renewed_at_ms = clock.now_ms,
+           lease_renewal_deadline_ms = clock.now_ms + :lease_ttl_ms::bigint * 2 / 3,
+           lease_expired_at_ms = null,
+           lease_revoked_at_ms = null,
+           lease_revoke_reason = null,
+           current_attempt_id = case when c.kind = 'resumed' then e.current_attempt_id
+                                     else gen_random_uuid() end,
+           current_attempt_index = case when c.kind = 'resumed' then e.current_attempt_index
+                                        else e.total_attempt_count end,
+           total_attempt_count = e.total_attempt_count + (c.kind <> 'resumed')::int,
+           lease_reclaim_count = e.lease_reclaim_count + (c.kind = 'reclaimed')::int,
+           attempt_deadline_ms = clock.now_ms + nullif(
+               case when c.kind = 'resumed' then e.attempt_time_left_ms
+                    else e.attempt_timeout_ms end, 0),
+           attempt_time_left_ms = null,
+           started_at_ms = coalesce(e.started_at_ms, clock.now_ms),
+           pending_retry_reason = null,
+           pending_replay_reason = null,
+           pending_replay_requested_by = null,
+           pending_previous_attempt_index = null,
+           last_transition_at_ms = case when c.kind = 'reclaimed' then e.last_transition_at_ms
+                                        else clock.now_ms end,
+           last_mutation_at_ms = clock.now_ms
+      from chosen c, clock
+     where e.partition_key = c.partition_key
+       and e.execution_id = c.execution_id
+    returning e.partition_key, e.execution_id, e.namespace, e.instance_tag, e.flow_id, e.lane_id,
+              e.execution_kind, e.priority, e.payload, e.payload_encoding, e.retry_count,
+              e.created_at_ms, e.deadline_at_ms, e.attempt_deadline_ms, e.lease_id, e.lease_epoch,
+              e.lease_expires_at_ms, e.worker_instance_id, e.current_attempt_id,
+              e.current_attempt_index, c.kind, c.reclaim_reason, c.attempt_state,
+              c.pending_retry_reason, c.pending_replay_reason, c.pending_replay_requested_by,
+              c.pending_previous_attempt_index, c.previous_index, clock.now_ms
+), started as (
+    insert into attempt (
+        partition_key, execution_id, attempt_index, attempt_id, attempt_type, attempt_state,
+        created_at_ms, started_at_ms, lease_id, lease_epoch, worker_id, worker_instance_id,
+        retry_reason, previous_attempt_index, replay_reason, replay_requested_by,
+        replayed_from_attempt_index, reclaim_reason)
+    select partition_key, execution_id, current_attempt_index, current_attempt_id,
+           case when kind = 'reclaimed' then 'reclaim'
+                when attempt_state = 'pending_retry_attempt' then 'retry'
+                when attempt_state = 'pending_replay_attempt' then 'replay'
+                else 'initial'
+           end,
+           'started', now_ms, now_ms, lease_id, lease_epoch, :worker_id, worker_instance_id,
+           case when attempt_state = 'pending_retry_attempt' then pending_retry_reason end,
+           case when kind = 'reclaimed' then previous_index
+                when attempt_state = 'pending_retry_attempt' then pending_previous_attempt_index
+           end,
+           case when attempt_state = 'pending_replay_attempt' then pending_replay_reason end,
+           case when attempt_state = 'pending_replay_attempt' then pending_replay_requested_by end,
+           case when attempt_state = 'pending_replay_attempt' then pending_previous_attempt_index
+           end,
+           reclaim_reason
+      from leased
+     where kind <> 'resumed'
+    returning partition_key, execution_id, attempt_type
+), continued as (
+    update attempt a
+       set attempt_state = case when l.kind = 'resumed' then 'started'
+                                else 'interrupted_reclaimed' end,
+           ended_at_ms = case when l.kind = 'reclaimed' then l.now_ms else a.ended_at_ms end,
+           failure_reason = coalesce(l.reclaim_reason, a.failure_reason),
+           resumed_at_ms = case when l.kind = 'resumed' then l.now_ms else a.resumed_at_ms end,
+           suspended_at_ms = case when l.kind = 'resumed' then null else a.suspended_at_ms end,
+           suspension_id = case when l.kind = 'resumed' then null else a.suspension_id end,
+           lease_id = case when l.kind = 'resumed' then l.lease_id else a.lease_id end,
+           lease_epoch = case when l.kind = 'resumed' then l.lease_epoch else a.lease_epoch end,
+           worker_id = case when l.kind = 'resumed' then :worker_id else a.worker_id end,
+           worker_instance_id = case when l.kind = 'resumed' then l.worker_instance_id
+                                     else a.worker_instance_id end
+      from leased l
+     where l.kind <> 'fresh'
+       and a.partition_key = l.partition_key
+       and a.execution_id = l.execution_id
+       and a.attempt_index = l.previous_index
+    returning a.partition_key, a.execution_id, a.attempt_type, l.kind
+), told as (
+    insert into event (
+        category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
+        attempt_index, worker_instance_id, reason, namespace, instance_tag, occurred_at_ms)
+    select 'lease', case when kind = 'reclaimed' then 'reclaimed' else 'acquired' end,
+           partition_key, execution_id, flow_id, lease_id, lease_epoch, current_attempt_index,
+           worker_instance_id,
+           case when kind = 'resumed' then 'claim_resumed' else reclaim_reason end,
+           namespace, instance_tag, now_ms
+      from leased
+)
+select l.partition_key, l.execution_id, l.kind, l.lease_id, l.lease_epoch, l.lane_id,
+       l.current_attempt_index as attempt_index, l.current_attempt_id as attempt_id,
+       l.worker_instance_id, l.lease_expires_at_ms, l.namespace, l.execution_kind, l.priority,
+       l.payload, l.payload_encoding, l.flow_id, l.retry_count, l.created_at_ms, l.deadline_at_ms,
+       l.attempt_deadline_ms, coalesce(s.attempt_type, r.attempt_type) as attempt_type
+  from leased l
+  left join started s using (partition_key, execution_id)
+  left join continued r on r.partition_key = l.partition_key
+                       and r.execution_id = l.execution_id and r.kind = 'resumed'
+ order by l.priority desc, l.created_at_ms, l.execution_id;

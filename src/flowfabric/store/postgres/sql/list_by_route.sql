@@ -1,0 +1,22 @@
+-- Executions by lane, kind and state, newest first.
+--
+-- Each (route, state) pair is one range of the list index, so the page is merged from
+-- a few index scans whatever the filter is.
+select e.*
+  from route
+ cross join unnest(:states::text[]) as wanted (public_state)
+ cross join lateral (
+    select *
+      from execution x
+     where x.route_id = route.route_id
+       and x.public_state = wanted.public_state
+       and x.created_at_ms > :created_after_ms::bigint
+       and x.created_at_ms < :created_before_ms::bigint
+       and (x.created_at_ms, x.execution_id) < (:before_ms::bigint, :before_id::uuid)
+     order by x.created_at_ms desc, x.execution_id desc
+     limit :limit::bigint
+ ) e
+ where (:lane_id::text is null or route.lane_id = :lane_id)
+   and (:execution_kind::text is null or route.execution_kind = :execution_kind)
+ order by e.created_at_ms desc, e.execution_id desc
+ limit :limit::bigint;

@@ -1,0 +1,15 @@
+-- Executions that carry one tag, newest first.
+select e.*
+  from execution_tag t
+  join execution e using (partition_key, execution_id)
+ where t.tag_key = :tag_key
+   and t.tag_value = :tag_value
+   and t.created_at_ms > :created_after_ms::bigint
+   and t.created_at_ms < :created_before_ms::bigint
+   and (t.created_at_ms, t.execution_id) < (:before_ms::bigint, :before_id::uuid)
+   and e.public_state = any(:states::text[])
+   and (:namespace::text is null or e.namespace = :namespace)
+   and (:lane_id::text is null or e.lane_id = :lane_id)
+   and (:execution_kind::text is null or e.execution_kind = :execution_kind)
+ order by t.created_at_ms desc, t.execution_id desc
+ limit :limit::bigint;

@@ -1,0 +1,24 @@
+-- Delete ended executions past their keep time, with all that belongs to them.
+with doomed as materialized (
+    select partition_key, execution_id
+      from execution
+     where retain_until_ms is not null
+       and retain_until_ms <= :before_ms::bigint
+     order by retain_until_ms
+     limit :limit::bigint
+       for update skip locked
+), attempts as (
+    delete from attempt a using doomed d
+     where a.partition_key = d.partition_key and a.execution_id = d.execution_id
+), tags as (
+    delete from execution_tag t using doomed d
+     where t.partition_key = d.partition_key and t.execution_id = d.execution_id
+), grants as (
+    delete from claim_grant g using doomed d
+     where g.partition_key = d.partition_key and g.execution_id = d.execution_id
+), gone as (
+    delete from execution e using doomed d
+     where e.partition_key = d.partition_key and e.execution_id = d.execution_id
+    returning 1
+)
+select count(*) as trimmed from gone;

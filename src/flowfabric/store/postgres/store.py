@@ -1,0 +1,221 @@
+"""PostgreSQL as the store: a pool, transactions that retry, hints and events.
+
+`READ COMMITTED` plus row locks. Deadlocks and serialization failures run the body
+again; a connection that turns out to be dead when a transaction starts is
+replaced; everything else is translated into an error of ours and raised.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
+
+from flowfabric.core.handles import POSTGRES_TAG
+from flowfabric.errors import Bug, RetryExhausted
+from flowfabric.store.base import Body, Clock, EventPage, Parameter, ReadBody, Row
+from flowfabric.store.hints import HintBoard, Listener
+from flowfabric.store.migrate import check, load
+from flowfabric.store.postgres.driver import Connection
+from flowfabric.store.postgres.events import WRITERS, EventLog
+from flowfabric.store.postgres.failures import DRIVER_ERRORS, collided, connection_lost, translate
+from flowfabric.store.postgres.hints import HintExchange
+from flowfabric.store.postgres.migrations import MIGRATIONS, apply_pending, read_ledger
+from flowfabric.store.postgres.pool import (
+    ROLLBACK_TIMEOUT_S,
+    STATEMENT_CACHE_SIZE,
+    Connections,
+)
+from flowfabric.store.postgres.transaction import (
+    STATEMENTS,
+    PostgresReader,
+    PostgresTransaction,
+    plain,
+)
+from flowfabric.store.statements import numbered, ordered
+
+T = TypeVar("T")
+
+TRIES_MAX: Final = 4
+BACKOFF_MS: Final = 5
+
+
+class _Stale(Exception):
+    """The connection died while it lay in the pool; nothing has happened yet."""
+
+
+class PostgresStore:
+    """A store on one Postgres database. Belongs to the event loop that opened it."""
+
+    label = "postgres"
+    backend_tag = POSTGRES_TAG
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Clock | None = None,
+        pool_max: int = 10,
+        statement_cache_size: int | None = None,
+    ) -> None:
+        """`statement_cache_size=0` says that a transaction-mode pooler is in between.
+
+        Most such poolers are noticed by themselves.
+        """
+        self._clock = clock
+        self._connections = Connections(
+            url,
+            pool_max=pool_max,
+            statement_cache_size=(
+                STATEMENT_CACHE_SIZE if statement_cache_size is None else statement_cache_size
+            ),
+        )
+        self._board = HintBoard()
+        self._exchange = HintExchange(self._board, self._connections)
+        self._events = EventLog(self.execute_alone, self._event_writers)
+
+    async def open(self) -> None:
+        async with self._translated():
+            await self._connections.open()
+            async with self._connections.acquire() as connection:
+                check(load(MIGRATIONS), await read_ledger(connection))
+        self._exchange.start()
+
+    async def close(self) -> None:
+        await self._exchange.stop()
+        await self._connections.close()
+
+    async def migrate(self) -> Sequence[str]:
+        async with self._translated():
+            connection = await self._connections.connect()
+            try:
+                return await apply_pending(connection)
+            finally:
+                await connection.close(timeout=ROLLBACK_TIMEOUT_S)
+
+    async def ping(self) -> None:
+        async with self._translated(), self._connections.acquire() as connection:
+            await connection.execute("select 1")
+
+    async def transact(self, body: Body[T]) -> T:
+        async def once() -> T:
+            async with self._connections.acquire() as connection:
+                return await self._transact_on(connection, body)
+
+        return await self._retried(once)
+
+    async def read(self, body: ReadBody[T]) -> T:
+        async def once() -> T:
+            async with self._connections.acquire() as connection, self._scope(connection):
+                return await body(PostgresReader(connection, self._clock))
+
+        return await self._retried(once)
+
+    async def execute_alone(self, name: str, **parameters: Parameter) -> Sequence[Row]:
+        statement = numbered(name, STATEMENTS)
+        values = ordered(statement, parameters, self._clock_ms)
+
+        async def once() -> Sequence[Row]:
+            async with self._connections.acquire() as connection, self._scope(connection):
+                return [plain(row) for row in await connection.fetch(statement.text, *values)]
+
+        return await self._retried(once)
+
+    async def read_events(
+        self, *, after: int, limit: int, category: str | None = None, wait_s: float = 0.0
+    ) -> EventPage:
+        return await self._events.page(after=after, limit=limit, category=category, wait_s=wait_s)
+
+    def hint(self, topic: str) -> None:
+        self._exchange.publish({topic})
+
+    def hints(self, topics: Sequence[str]) -> Listener:
+        return self._board.listen(topics)
+
+    @property
+    def hints_are_live(self) -> bool:
+        return self._board.live
+
+    # Inside ---------------------------------------------------------------
+
+    async def _transact_on(self, connection: Connection, body: Body[T]) -> T:
+        transaction = PostgresTransaction(connection, self._clock)
+        async with self._transaction(connection):
+            result = await body(transaction)
+        if transaction.hinted:
+            self._exchange.publish(transaction.hinted)
+        return result
+
+    @asynccontextmanager
+    async def _scope(self, connection: Connection) -> AsyncIterator[None]:
+        """Statements that commit one by one; behind a pooler they need a transaction around."""
+        if not self._connections.behind_pooler:
+            yield
+            return
+        async with self._transaction(connection):
+            yield
+
+    @asynccontextmanager
+    async def _transaction(self, connection: Connection) -> AsyncIterator[None]:
+        try:
+            await connection.execute(self._connections.begin)
+        except DRIVER_ERRORS as error:
+            if connection_lost(error):
+                raise _Stale from error
+            raise
+        try:
+            yield
+        except BaseException:
+            await _roll_back(connection)
+            raise
+        # The server answers ROLLBACK when a statement had failed and the body went on.
+        if await connection.execute("commit") == "ROLLBACK":
+            raise Bug("a transaction went on after one of its statements had failed")
+
+    async def _retried(self, once: Callable[[], Awaitable[T]]) -> T:
+        """Run `once`, again after collisions, and translate what it raises."""
+        for tries_left in reversed(range(TRIES_MAX)):
+            try:
+                return await once()
+            except _Stale as stale:
+                failure = stale.__cause__
+                assert isinstance(failure, Exception)
+                if tries_left == 0:
+                    raise translate(failure, self._connections.pool_max) from failure
+            except DRIVER_ERRORS as error:
+                if not collided(error):
+                    raise translate(error, self._connections.pool_max) from error
+                if tries_left == 0:
+                    raise RetryExhausted(f"gave up after {TRIES_MAX} tries: {error}") from error
+            await asyncio.sleep(_backoff_s(TRIES_MAX - 1 - tries_left))
+        raise AssertionError("the last try returns or raises")
+
+    @asynccontextmanager
+    async def _translated(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except DRIVER_ERRORS as error:
+            raise translate(error, self._connections.pool_max) from error
+
+    async def _event_writers(self) -> frozenset[str]:
+        async def once() -> frozenset[str]:
+            async with self._connections.acquire() as connection:
+                return frozenset(str(row[0]) for row in await connection.fetch(WRITERS))
+
+        return await self._retried(once)
+
+    def _clock_ms(self) -> int | None:
+        return None if self._clock is None else self._clock.now_ms()
+
+
+async def _roll_back(connection: Connection) -> None:
+    """End the transaction without effect, if need be by ending the connection."""
+    try:
+        await connection.execute("rollback", timeout=ROLLBACK_TIMEOUT_S)
+    except DRIVER_ERRORS:
+        connection.terminate()
+
+
+def _backoff_s(tries: int) -> float:
+    """Half to all of 5, 10, 20 ms."""
+    return BACKOFF_MS * (1 << tries) * random.uniform(0.5, 1.0) / 1000

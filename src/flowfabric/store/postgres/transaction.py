@@ -1,0 +1,204 @@
+"""Row verbs on one Postgres connection."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from flowfabric.core.decision import Changes
+from flowfabric.core.events import Event
+from flowfabric.core.model import Record
+from flowfabric.errors import Corruption
+from flowfabric.store.base import Clock, Key, Parameter, Row, Value
+from flowfabric.store.changes import Place, by_type, columns_to_write, place_of, settle
+from flowfabric.store.mapping import from_row, from_values, key_of, stored_key, table_of, to_values
+from flowfabric.store.postgres.driver import UUID, Connection, DriverRow
+from flowfabric.store.postgres.generated import (
+    CLOCK_MS,
+    Part,
+    arrays,
+    get_text,
+    insert_new_text,
+    lock_text,
+    save_text,
+)
+from flowfabric.store.statements import numbered, ordered
+
+R = TypeVar("R", bound=Record)
+
+STATEMENTS: Final = Path(__file__).parent / "sql"
+
+Columns = list[Sequence[Value]]
+
+
+def plain(row: DriverRow) -> Row:
+    """A row with uuids as text and arrays as JSON, as SQLite has them."""
+    return {name: _value(value) for name, value in row.items()}
+
+
+class PostgresReader:
+    """Row access without locks."""
+
+    def __init__(self, connection: Connection, clock: Clock | None) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._now_ms: int | None = None
+
+    async def now_ms(self) -> int:
+        if self._now_ms is None:
+            self._now_ms = self._clock_ms()
+        if self._now_ms is None:
+            rows = await self._connection.fetch(f"select {CLOCK_MS}")
+            self._now_ms = _int(rows[0][0])
+        return self._now_ms
+
+    async def get(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
+        if not keys:
+            return {}
+        rows = await self._connection.fetch(get_text(record), *_key_arrays(record, keys))
+        return _by_key(from_values(record, row) for row in rows)
+
+    async def select(self, name: str, **parameters: Parameter) -> Sequence[Row]:
+        statement = numbered(name, STATEMENTS)
+        values = ordered(statement, parameters, self._clock_ms)
+        return [plain(row) for row in await self._connection.fetch(statement.text, *values)]
+
+    async def select_records(
+        self, record: type[R], name: str, **parameters: Parameter
+    ) -> Sequence[R]:
+        statement = numbered(name, STATEMENTS)
+        values = ordered(statement, parameters, self._clock_ms)
+        rows = await self._connection.fetch(statement.text, *values)
+        records = [from_row(record, dict(row.items())) for row in rows]
+        if statement.locks:
+            self._remember(records)
+        return records
+
+    def _remember(self, records: Iterable[Record]) -> None:
+        """Note rows as they are in the database; only a transaction cares."""
+
+    def _clock_ms(self) -> int | None:
+        return None if self._clock is None else self._clock.now_ms()
+
+
+class PostgresTransaction(PostgresReader):
+    """Row access inside one read-write transaction."""
+
+    def __init__(self, connection: Connection, clock: Clock | None) -> None:
+        super().__init__(connection, clock)
+        self.hinted: set[str] = set()
+        self._loaded: dict[Place, Record] = {}
+
+    async def lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
+        if not keys:
+            return {}
+        rows = await self._connection.fetch(lock_text(record), *_key_arrays(record, keys))
+        if rows and self._now_ms is None:
+            injected = self._clock_ms()
+            self._now_ms = _int(rows[-1][-1]) if injected is None else injected
+        records = [from_values(record, row) for row in rows]
+        self._remember(records)
+        return _by_key(records)
+
+    async def insert_new(self, records: Sequence[R]) -> set[Key]:
+        inserted: set[Key] = set()
+        for kind, group in by_type(records).items():
+            table = table_of(kind)
+            keys = {stored_key(table, key_of(record)): record for record in group}
+            values = arrays(to_values(record, table) for record in group)
+            rows = await self._connection.fetch(insert_new_text(kind), *values)
+            fresh = [keys[tuple(_value(value) for value in row)] for row in rows]
+            self._remember(fresh)
+            inserted.update(key_of(record) for record in fresh)
+        return inserted
+
+    async def save(self, changes: Changes) -> None:
+        writes = settle(changes)
+        parts: list[Part] = []
+        values: Columns = []
+        for kind, group in by_type(writes.inserts.values()).items():
+            _add_insert(parts, values, kind, group)
+        updated = 0
+        for kind, group in by_type(writes.updates.values()).items():
+            updated += self._add_update(parts, values, kind, group)
+        for kind, group in by_type(writes.deletes.values()).items():
+            table = table_of(kind)
+            parts.append(Part("delete", kind, table.key))
+            values += arrays(stored_key(table, key_of(record)) for record in group)
+        if changes.events:
+            _add_insert(parts, values, Event, changes.events)
+        if parts:
+            await self._write(tuple(parts), values, updated)
+        self._remember(writes.inserts.values())
+        self._remember(writes.updates.values())
+        for place in writes.deletes:
+            self._loaded.pop(place, None)
+
+    def hint(self, topic: str) -> None:
+        self.hinted.add(topic)
+
+    def _remember(self, records: Iterable[Record]) -> None:
+        self._loaded.update((place_of(record), record) for record in records)
+
+    def _add_update(
+        self, parts: list[Part], values: Columns, kind: type[Record], group: list[Record]
+    ) -> int:
+        """Write what changed in any of the rows, for all of them; return how many there are."""
+        table = table_of(kind)
+        differing = {id(record): columns_to_write(record, self._loaded) for record in group}
+        changed = set[str]().union(*differing.values())
+        group = [record for record in group if differing[id(record)]]
+        if not group:
+            return 0
+        positions = [
+            position
+            for position, name in enumerate(table.names)
+            if name in changed or name in table.key
+        ]
+        parts.append(Part("update", kind, tuple(table.names[position] for position in positions)))
+        rows = (to_values(record, table) for record in group)
+        values += arrays([row[position] for position in positions] for row in rows)
+        return len(group)
+
+    async def _write(self, parts: tuple[Part, ...], values: Columns, updated: int) -> None:
+        rows = await self._connection.fetch(save_text(parts), *values)
+        if _int(rows[0][0]) != updated:
+            kinds = [part.record.__name__ for part in parts if part.verb == "update"]
+            raise Corruption(f"{updated - _int(rows[0][0])} rows to update are gone: {kinds}")
+
+
+def _add_insert(
+    parts: list[Part],
+    values: Columns,
+    kind: type[Record] | type[Event],
+    group: Sequence[Record] | Sequence[Event],
+) -> None:
+    table = table_of(kind)
+    parts.append(Part("insert", kind, table.names))
+    values += arrays(to_values(record, table) for record in group)
+
+
+def _key_arrays(record: type[Record], keys: Sequence[Key]) -> Columns:
+    table = table_of(record)
+    return arrays(dict.fromkeys(stored_key(table, key) for key in keys))
+
+
+def _by_key(records: Iterable[R]) -> dict[Key, R]:
+    return {key_of(record): record for record in records}
+
+
+def _value(value: object) -> Value:
+    if value is None or isinstance(value, str | int | float | bytes):
+        return value
+    if isinstance(value, UUID):
+        return str(value)
+    assert isinstance(value, list), (
+        f"a statement returned a {type(value).__name__}: cast it in the statement"
+    )
+    return msgspec.json.encode(value).decode()
+
+
+def _int(value: object) -> int:
+    assert isinstance(value, int)
+    return value

@@ -1,0 +1,14 @@
+-- When each reconciler has something to do next; null for never.
+select (select min(lease_expires_at_ms) from execution
+         where ownership_state = 'leased') as lease_expiry,
+       (select min(delay_until_ms) from execution
+         where eligibility_state = 'not_eligible_until_time') as delayed,
+       (select min(attempt_deadline_ms) from execution
+         where attempt_deadline_ms is not null) as attempt_timeout,
+       (select min(deadline_at_ms) from execution
+         where deadline_at_ms is not null and lifecycle_phase <> 'terminal') as deadline,
+       (select min(retain_until_ms) from execution
+         where retain_until_ms is not null) as retention,
+       (select occurred_at_ms + :event_retention_ms from event
+         order by event_id limit 1) as event_retention,
+       (select min(expires_at_ms) from idempotency_guard) as guard_retention;

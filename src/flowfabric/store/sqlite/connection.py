@@ -1,0 +1,78 @@
+"""Opening a database file the way we want it."""
+
+import os
+import sqlite3
+import time
+from typing import Final, Literal
+
+from flowfabric.core.ids import uuid4_from
+
+Synchronous = Literal["off", "normal", "full", "extra"]
+
+BUSY_TIMEOUT_MS: Final = 30_000
+CACHE_KIB: Final = 64 * 1024
+STATEMENTS_CACHED: Final = 512
+MEMORY: Final = ":memory:"
+
+_WAL_PAUSE_S: Final = 0.01
+
+_CLAIMING: Final = """
+create temp table claiming (
+    execution_rowid integer primary key, lease_id, attempt_id, kind, reclaim_reason,
+    attempt_state, pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
+    pending_previous_attempt_index, previous_index
+)"""
+"""Where a claim notes the rows it took, as they were; see `claim_ready.sql`."""
+
+_TRIMMING: Final = """
+create temp table trimming (execution_rowid integer primary key, partition_key, execution_id)"""
+"""Where retention notes the rows it deletes; see `trim_executions.sql`."""
+
+
+def connect(path: str, synchronous: Synchronous) -> sqlite3.Connection:
+    """A connection on which transactions are begun and ended by hand."""
+    connection = sqlite3.connect(
+        path,
+        timeout=BUSY_TIMEOUT_MS / 1000,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=STATEMENTS_CACHED,
+    )
+    if path != MEMORY:
+        _use_wal(connection)
+    for setting in (
+        f"synchronous = {synchronous}",
+        f"cache_size = -{CACHE_KIB}",
+        "foreign_keys = off",
+        "temp_store = memory",
+        "journal_size_limit = 67108864",
+    ):
+        connection.execute(f"pragma {setting}")
+    # Newer SQLite has it built in; lists of bytes travel to statements as hexadecimal.
+    connection.create_function("unhex", 1, _unhex, deterministic=True)
+    connection.create_function("gen_random_uuid", 0, _random_uuid)
+    connection.execute(_CLAIMING)
+    connection.execute(_TRIMMING)
+    return connection
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch the file to WAL. Of two processes that do so at once, one is told it is busy."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("pragma journal_mode = wal")
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_WAL_PAUSE_S)
+        else:
+            return
+
+
+def _random_uuid() -> str:
+    return uuid4_from(os.urandom(16))
+
+
+def _unhex(text: str | None) -> bytes | None:
+    return None if text is None else bytes.fromhex(text)

@@ -1,0 +1,73 @@
+"""Bringing an SQLite schema up to date, by one process at a time."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from flowfabric.store.migrate import Applied, Migration, check, load, pending
+
+MIGRATIONS: Final = Path(__file__).parent / "migrations"
+
+_LEDGER: Final = """
+create table if not exists schema_migration (
+    version              integer primary key,
+    name                 text not null,
+    checksum             text not null,
+    backward_compatible  integer not null,
+    applied_at_ms        integer not null
+) strict
+"""
+
+
+def apply_pending(connection: sqlite3.Connection) -> list[str]:
+    """Apply what is missing, all or nothing, and check the result; return the names."""
+    connection.execute("begin exclusive")
+    try:
+        connection.execute(_LEDGER)
+        migrations = pending(load(MIGRATIONS), read_ledger(connection))
+        for migration in migrations:
+            _apply(connection, migration)
+        check(load(MIGRATIONS), read_ledger(connection))
+    except BaseException:
+        connection.execute("rollback")
+        raise
+    connection.execute("commit")
+    return [migration.name for migration in migrations]
+
+
+def read_ledger(connection: sqlite3.Connection) -> list[Applied]:
+    rows = connection.execute(
+        "select version, name, checksum, backward_compatible from schema_migration order by version"
+    )
+    return [
+        Applied(version, name, checksum, bool(compatible))
+        for version, name, checksum, compatible in rows
+    ]
+
+
+def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
+    for statement in _statements(migration.text):
+        connection.execute(statement)
+    connection.execute(
+        "insert into schema_migration values (?, ?, ?, ?, ?)",
+        (
+            migration.version,
+            migration.name,
+            migration.checksum,
+            migration.backward_compatible,
+            time.time_ns() // 1_000_000,
+        ),
+    )
+
+
+def _statements(text: str) -> Iterator[str]:
+    """The statements of a script. `executescript` would commit the transaction around it."""
+    statement = ""
+    for line in text.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    assert not statement.strip(), f"a statement without end: {statement!r}"

@@ -1,0 +1,146 @@
+-- Leases on the best ready executions a worker can serve, at most `limit`.
+--
+-- Routes first, rows second: each route's best rows come straight off the ready
+-- index, so rows this worker cannot run cost nothing. `claiming` is a temporary table
+-- of the writer's connection that holds the chosen rows as they were.
+--
+-- Together these stand in for `core.lease.grant_lease`: an interrupted attempt is
+-- resumed, a lost lease is reclaimed with a new attempt, all else starts one.
+delete from temp.claiming;
+-- next
+insert into temp.claiming (
+    execution_rowid, lease_id, attempt_id, kind, reclaim_reason, attempt_state,
+    pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
+    pending_previous_attempt_index, previous_index)
+select e.rowid, gen_random_uuid(), gen_random_uuid(),
+       case when e.lifecycle_phase = 'active' then 'reclaimed'
+            when e.attempt_state = 'attempt_interrupted' then 'resumed'
+            else 'fresh'
+       end,
+       case when e.lifecycle_phase = 'active' then e.ownership_state end,
+       e.attempt_state, e.pending_retry_reason, e.pending_replay_reason,
+       e.pending_replay_requested_by, e.pending_previous_attempt_index, e.current_attempt_index
+  from route
+ cross join lane on lane.lane_id = route.lane_id and lane.state in ('active', 'draining')
+ cross join execution as e on e.rowid in (
+    select x.rowid
+      from execution as x
+     where x.route_id = route.route_id
+       and x.ready = 1
+     order by x.priority desc, x.created_at_ms, x.execution_id
+     limit :limit)
+ where route.lane_id in (select value from json_each(:lanes))
+   and (:kinds is null or route.execution_kind in (select value from json_each(:kinds)))
+   and not exists (
+        select 1 from json_each(route.required_capabilities) as need
+         where need.value not in (select value from json_each(:capabilities)))
+ order by e.priority desc, e.created_at_ms, e.execution_id
+ limit :limit;
+-- next
+update execution
+   set lifecycle_phase = 'active',
+       ownership_state = 'leased',
+       eligibility_state = 'not_applicable',
+       blocking_reason = 'none',
+       blocking_detail = '',
+       attempt_state = 'running_attempt',
+       public_state = 'active',
+       ready = 0,
+       lease_id = c.lease_id,
+       lease_epoch = lease_epoch + 1,
+       worker_id = :worker_id,
+       worker_instance_id = :worker_instance_id,
+       lease_acquired_at_ms = :clock,
+       lease_expires_at_ms = :clock + :lease_ttl_ms,
+       lease_last_renewed_at_ms = :clock,
+       lease_renewal_deadline_ms = :clock + :lease_ttl_ms * 2 / 3,
+       lease_expired_at_ms = null,
+       lease_revoked_at_ms = null,
+       lease_revoke_reason = null,
+       current_attempt_id = case when c.kind = 'resumed' then execution.current_attempt_id
+                                 else c.attempt_id end,
+       current_attempt_index = case when c.kind = 'resumed' then current_attempt_index
+                                    else total_attempt_count end,
+       total_attempt_count = total_attempt_count + (c.kind <> 'resumed'),
+       lease_reclaim_count = lease_reclaim_count + (c.kind = 'reclaimed'),
+       attempt_deadline_ms = :clock + nullif(
+           case when c.kind = 'resumed' then attempt_time_left_ms else attempt_timeout_ms end, 0),
+       attempt_time_left_ms = null,
+       started_at_ms = coalesce(started_at_ms, :clock),
+       pending_retry_reason = null,
+       pending_replay_reason = null,
+       pending_replay_requested_by = null,
+       pending_previous_attempt_index = null,
+       last_transition_at_ms = case when c.kind = 'reclaimed' then last_transition_at_ms
+                                    else :clock end,
+       last_mutation_at_ms = :clock
+  from temp.claiming as c
+ where execution.rowid = c.execution_rowid;
+-- next
+insert into attempt (
+    partition_key, execution_id, attempt_index, attempt_id, attempt_type, attempt_state,
+    created_at_ms, started_at_ms, lease_id, lease_epoch, worker_id, worker_instance_id,
+    retry_reason, previous_attempt_index, replay_reason, replay_requested_by,
+    replayed_from_attempt_index, reclaim_reason)
+select e.partition_key, e.execution_id, e.current_attempt_index, e.current_attempt_id,
+       case when c.kind = 'reclaimed' then 'reclaim'
+            when c.attempt_state = 'pending_retry_attempt' then 'retry'
+            when c.attempt_state = 'pending_replay_attempt' then 'replay'
+            else 'initial'
+       end,
+       'started', :clock, :clock, e.lease_id, e.lease_epoch, e.worker_id, e.worker_instance_id,
+       case when c.attempt_state = 'pending_retry_attempt' then c.pending_retry_reason end,
+       case when c.kind = 'reclaimed' then c.previous_index
+            when c.attempt_state = 'pending_retry_attempt' then c.pending_previous_attempt_index
+       end,
+       case when c.attempt_state = 'pending_replay_attempt' then c.pending_replay_reason end,
+       case when c.attempt_state = 'pending_replay_attempt' then c.pending_replay_requested_by end,
+       case when c.attempt_state = 'pending_replay_attempt' then c.pending_previous_attempt_index
+       end,
+       c.reclaim_reason
+  from temp.claiming as c
+ cross join execution as e on e.rowid = c.execution_rowid
+ where c.kind <> 'resumed';
+-- next
+update attempt
+   set attempt_state = case when c.kind = 'resumed' then 'started'
+                            else 'interrupted_reclaimed' end,
+       ended_at_ms = case when c.kind = 'reclaimed' then :clock else attempt.ended_at_ms end,
+       failure_reason = coalesce(c.reclaim_reason, attempt.failure_reason),
+       resumed_at_ms = case when c.kind = 'resumed' then :clock else attempt.resumed_at_ms end,
+       suspended_at_ms = case when c.kind = 'resumed' then null else attempt.suspended_at_ms end,
+       suspension_id = case when c.kind = 'resumed' then null else attempt.suspension_id end,
+       lease_id = case when c.kind = 'resumed' then e.lease_id else attempt.lease_id end,
+       lease_epoch = case when c.kind = 'resumed' then e.lease_epoch else attempt.lease_epoch end,
+       worker_id = case when c.kind = 'resumed' then e.worker_id else attempt.worker_id end,
+       worker_instance_id = case when c.kind = 'resumed' then e.worker_instance_id
+                                 else attempt.worker_instance_id end
+  from temp.claiming as c
+ cross join execution as e on e.rowid = c.execution_rowid
+ where c.kind <> 'fresh'
+   and attempt.partition_key = e.partition_key
+   and attempt.execution_id = e.execution_id
+   and attempt.attempt_index = c.previous_index;
+-- next
+insert into event (
+    category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
+    attempt_index, worker_instance_id, reason, namespace, instance_tag, occurred_at_ms)
+select 'lease', case when c.kind = 'reclaimed' then 'reclaimed' else 'acquired' end,
+       e.partition_key, e.execution_id, e.flow_id, e.lease_id, e.lease_epoch,
+       e.current_attempt_index, e.worker_instance_id,
+       case when c.kind = 'resumed' then 'claim_resumed' else c.reclaim_reason end,
+       e.namespace, e.instance_tag, :clock
+  from temp.claiming as c
+ cross join execution as e on e.rowid = c.execution_rowid;
+-- next
+select e.partition_key, e.execution_id, c.kind, e.lease_id, e.lease_epoch, e.lane_id,
+       e.current_attempt_index as attempt_index, e.current_attempt_id as attempt_id,
+       e.worker_instance_id, e.lease_expires_at_ms, e.namespace, e.execution_kind, e.priority,
+       e.payload, e.payload_encoding, e.flow_id, e.retry_count, e.created_at_ms, e.deadline_at_ms,
+       e.attempt_deadline_ms, a.attempt_type
+  from temp.claiming as c
+ cross join execution as e on e.rowid = c.execution_rowid
+ cross join attempt as a
+    on a.partition_key = e.partition_key and a.execution_id = e.execution_id
+   and a.attempt_index = e.current_attempt_index
+ order by e.priority desc, e.created_at_ms, e.execution_id;

@@ -1,0 +1,12 @@
+-- Executions of one namespace, newest first.
+select *
+  from execution indexed by execution_by_namespace
+ where namespace = :namespace
+   and public_state in (select value from json_each(:states))
+   and (:lane_id is null or lane_id = :lane_id)
+   and (:execution_kind is null or execution_kind = :execution_kind)
+   and created_at_ms > :created_after_ms
+   and created_at_ms < :created_before_ms
+   and (created_at_ms, execution_id) < (:before_ms, :before_id)
+ order by created_at_ms desc, execution_id desc
+ limit :limit;

@@ -1,0 +1,23 @@
+-- Delete ended executions past their keep time, with all that belongs to them.
+delete from temp.trimming;
+-- next
+insert into temp.trimming (execution_rowid, partition_key, execution_id)
+select rowid, partition_key, execution_id
+  from execution
+ where retain_until_ms is not null
+   and retain_until_ms <= :before_ms
+ order by retain_until_ms
+ limit :limit;
+-- next
+delete from attempt
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
+delete from execution_tag
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
+delete from claim_grant
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
+delete from execution where rowid in (select execution_rowid from temp.trimming);
+-- next
+select count(*) as trimmed from temp.trimming;

@@ -1,0 +1,173 @@
+"""SQLite as the store: a writer thread, reader threads, hints by watching the file.
+
+One Store object belongs to the event loop that opened it. Any number of Store
+objects, in any number of processes on one machine, may share a file. `:memory:`
+is private to its Store object and disappears with it.
+"""
+
+import asyncio
+import queue
+import sqlite3
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from flowfabric.core.handles import SQLITE_TAG
+from flowfabric.store.base import (
+    Body,
+    Clock,
+    EventPage,
+    Parameter,
+    ReadBody,
+    Reader,
+    Row,
+    Transaction,
+)
+from flowfabric.store.event_pages import EVENTS_MAX, WINDOW, page, window_of
+from flowfabric.store.hints import HintBoard, Listener
+from flowfabric.store.sqlite.connection import MEMORY, Synchronous, connect
+from flowfabric.store.sqlite.failures import translate
+from flowfabric.store.sqlite.migrations import apply_pending
+from flowfabric.store.sqlite.transaction import SqliteReader
+from flowfabric.store.sqlite.watcher import watch
+from flowfabric.store.sqlite.writer import Writer, drive
+
+T = TypeVar("T")
+
+READERS: Final = 4
+
+
+class SystemClock:
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class SqliteStore:
+    """A store on one SQLite file, or in memory."""
+
+    label = "sqlite"
+    backend_tag = SQLITE_TAG
+
+    def __init__(
+        self, path: str, *, clock: Clock | None = None, synchronous: Synchronous = "full"
+    ) -> None:
+        """`synchronous="normal"` may lose the latest commits when the power fails."""
+        self._path = path
+        self._clock = clock or SystemClock()
+        self._synchronous: Synchronous = synchronous
+        self._board = HintBoard()
+        self._writer: Writer | None = None
+        self._readers: ThreadPoolExecutor | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._idle: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
+
+    async def open(self) -> None:
+        """Open the file, create or migrate it, and start the threads."""
+        if self._writer is not None:
+            return
+        loop = asyncio.get_running_loop()
+        connection = await loop.run_in_executor(None, self._connect_writer)
+        self._writer = Writer(connection, self._clock, loop, self._board.publish)
+        if self._path != MEMORY:
+            self._readers = ThreadPoolExecutor(READERS, "flowfabric-sqlite-read")
+            self._watcher = asyncio.create_task(watch(self._board, self._writer))
+
+    async def close(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.wait([self._watcher])
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            await loop.run_in_executor(None, writer.close)
+        if self._readers is not None:
+            readers, self._readers = self._readers, None
+            await loop.run_in_executor(None, readers.shutdown)
+            while not self._idle.empty():
+                self._idle.get().close()
+
+    async def migrate(self) -> Sequence[str]:
+        """Nothing to do on an open store: opening it migrates it."""
+        if self._writer is not None:
+            return []
+        connection, names = await asyncio.get_running_loop().run_in_executor(None, self._migrate)
+        connection.close()
+        return names
+
+    async def ping(self) -> None:
+        async def nothing(reader: Reader) -> None:
+            await reader.now_ms()
+
+        await self.read(nothing)
+
+    async def transact(self, body: Body[T]) -> T:
+        assert self._writer is not None, "the store is not open"
+        return await self._writer.transact(body)
+
+    async def read(self, body: ReadBody[T]) -> T:
+        if self._readers is None:
+            return await self.transact(body)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, body)
+
+    async def execute_alone(self, name: str, **parameters: Parameter) -> Sequence[Row]:
+        async def body(transaction: Transaction) -> Sequence[Row]:
+            return await transaction.select(name, **parameters)
+
+        return await self.transact(body)
+
+    async def read_events(
+        self, *, after: int, limit: int, category: str | None = None, wait_s: float = 0.0
+    ) -> EventPage:
+        """Writers take turns, so ids become visible in order and there is never one to wait for."""
+
+        async def body(reader: Reader) -> EventPage:
+            window = await reader.select("event_window", after=after, window=WINDOW)
+            _, last = window_of(window)
+            rows = await reader.select(
+                "read_events", after=after, through=last, category=category, limit=limit
+            )
+            return page(rows, through=last, limit=limit)
+
+        assert 0 < limit <= EVENTS_MAX, f"a page has 1 to {EVENTS_MAX} events"
+        return await self.read(body)
+
+    def hint(self, topic: str) -> None:
+        self._board.publish({topic})
+
+    def hints(self, topics: Sequence[str]) -> Listener:
+        return self._board.listen(topics)
+
+    @property
+    def hints_are_live(self) -> bool:
+        return self._board.live
+
+    # Inside ---------------------------------------------------------------
+
+    def _connect_writer(self) -> sqlite3.Connection:
+        connection, _ = self._migrate()
+        return connection
+
+    def _migrate(self) -> tuple[sqlite3.Connection, Sequence[str]]:
+        try:
+            connection = connect(self._path, self._synchronous)
+            return connection, apply_pending(connection)
+        except sqlite3.Error as error:
+            raise translate(error) from error
+
+    def _read(self, body: ReadBody[T]) -> T:
+        """Run `body` on a reader's thread, in one snapshot."""
+        try:
+            connection = self._idle.get_nowait()
+        except queue.Empty:
+            connection = connect(self._path, self._synchronous)
+            connection.execute("pragma query_only = on")
+        try:
+            connection.execute("begin")
+            return drive(body(SqliteReader(connection, self._clock)))
+        except sqlite3.Error as error:
+            raise translate(error) from error
+        finally:
+            if connection.in_transaction:
+                connection.execute("rollback")
+            self._idle.put(connection)

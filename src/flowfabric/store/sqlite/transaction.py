@@ -1,0 +1,163 @@
+"""Row verbs on one SQLite connection.
+
+The verbs are `async` because the protocol is; none of them ever waits. The
+writer's transaction holds the only write lock there is, so locking is reading.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from flowfabric.core.decision import Changes
+from flowfabric.core.events import Event
+from flowfabric.core.model import Record
+from flowfabric.errors import Corruption
+from flowfabric.store.base import Clock, Key, Parameter, Row, Value
+from flowfabric.store.changes import Place, columns_to_write, place_of, settle
+from flowfabric.store.mapping import from_row, from_values, key_of, stored_key, table_of, to_values
+from flowfabric.store.sqlite.generated import (
+    delete_text,
+    get_text,
+    insert_new_text,
+    insert_text,
+    update_text,
+)
+from flowfabric.store.statements import CLOCK, Statement, named
+
+R = TypeVar("R", bound=Record)
+
+STATEMENTS: Final = Path(__file__).parent / "sql"
+
+_Bindings = Mapping[str, Value]
+
+
+class SqliteReader:
+    """Row access without locks."""
+
+    def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._now_ms: int | None = None
+
+    async def now_ms(self) -> int:
+        if self._now_ms is None:
+            self._now_ms = self._clock.now_ms()
+        return self._now_ms
+
+    async def get(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
+        return self._get(record, keys)
+
+    async def select(self, name: str, **parameters: Parameter) -> Sequence[Row]:
+        return self._run(name, parameters)
+
+    async def select_records(
+        self, record: type[R], name: str, **parameters: Parameter
+    ) -> Sequence[R]:
+        records = [from_row(record, row) for row in self._run(name, parameters)]
+        self._remember(records)
+        return records
+
+    def _get(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
+        table = table_of(record)
+        text = get_text(record)
+        found: dict[Key, R] = {}
+        for key in dict.fromkeys(keys):
+            row = self._connection.execute(text, stored_key(table, key)).fetchone()
+            if row is not None:
+                loaded = from_values(record, row)
+                found[key_of(loaded)] = loaded
+        return found
+
+    def _run(self, name: str, parameters: Mapping[str, Parameter]) -> list[Row]:
+        statements = named(name, STATEMENTS)
+        bindings = self._bind(name, statements, parameters)
+        rows: list[Row] = []
+        for statement in statements:
+            cursor = self._connection.execute(statement.text, bindings)
+            columns = [column[0] for column in cursor.description or ()]
+            rows = [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
+        return rows
+
+    def _bind(
+        self, name: str, statements: Sequence[Statement], parameters: Mapping[str, Parameter]
+    ) -> _Bindings:
+        wanted = dict.fromkeys(p for statement in statements for p in statement.parameters)
+        Statement(name, "", tuple(wanted), locks=False).check(parameters)
+        bindings = {name: _binding(value) for name, value in parameters.items()}
+        if CLOCK in wanted and bindings.get(CLOCK) is None:
+            bindings[CLOCK] = self._clock.now_ms()
+        return bindings
+
+    def _remember(self, records: Iterable[Record]) -> None:
+        """Note rows as they are in the database; only a transaction cares."""
+
+
+class SqliteTransaction(SqliteReader):
+    """Row access inside the writer's transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:
+        super().__init__(connection, clock)
+        self.hinted: set[str] = set()
+        self._loaded: dict[Place, Record] = {}
+
+    async def lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
+        found = self._get(record, keys)
+        self._remember(found.values())
+        return found
+
+    async def insert_new(self, records: Sequence[R]) -> set[Key]:
+        inserted: set[Key] = set()
+        for record in records:
+            values = to_values(record, table_of(type(record)))
+            if self._connection.execute(insert_new_text(type(record)), values).rowcount:
+                self._remember([record])
+                inserted.add(key_of(record))
+        return inserted
+
+    async def save(self, changes: Changes) -> None:
+        writes = settle(changes)
+        for record in writes.inserts.values():
+            values = to_values(record, table_of(type(record)))
+            self._connection.execute(insert_text(type(record)), values)
+        for record in writes.updates.values():
+            self._update(record)
+        for place in writes.deletes:
+            kind, key = place
+            self._connection.execute(delete_text(kind), stored_key(table_of(kind), key))
+            self._loaded.pop(place, None)
+        if changes.events:
+            table = table_of(Event)
+            rows = [to_values(event, table) for event in changes.events]
+            self._connection.executemany(insert_text(Event), rows)
+        self._remember(writes.inserts.values())
+        self._remember(writes.updates.values())
+
+    def hint(self, topic: str) -> None:
+        self.hinted.add(topic)
+
+    def _remember(self, records: Iterable[Record]) -> None:
+        self._loaded.update((place_of(record), record) for record in records)
+
+    def _update(self, record: Record) -> None:
+        table = table_of(type(record))
+        changed = columns_to_write(record, self._loaded)
+        if not changed:
+            return
+        positions = [i for i, name in enumerate(table.names) if name in changed]
+        values = to_values(record, table)
+        key = stored_key(table, key_of(record))
+        text = update_text(type(record), tuple(table.names[i] for i in positions))
+        cursor = self._connection.execute(text, [*(values[i] for i in positions), *key])
+        if cursor.rowcount != 1:
+            raise Corruption(f"the row to update is gone: {table.name} {key_of(record)}")
+
+
+def _binding(value: Parameter) -> Value:
+    """A parameter as SQLite takes it: a list becomes a JSON array, its bytes hexadecimal."""
+    if value is None or isinstance(value, str | int | float | bytes):
+        return value
+    parts = [part.hex() if isinstance(part, bytes) else part for part in value]
+    return msgspec.json.encode(parts).decode()

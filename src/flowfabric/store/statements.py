@@ -1,0 +1,111 @@
+"""Hand-written statements: one per file, found by name, with `:name` parameters.
+
+A file is looked for in the dialect's own `sql/` folder first, then in the shared
+one. Which parameters a statement takes is read from its text, so passing too few
+or too many is an error before the database sees anything.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from flowfabric.store.base import Parameter
+
+CLOCK: Final = "clock"
+"""The parameter a store fills in by itself: the injected time, or null to ask the database."""
+
+_SHARED: Final = Path(__file__).parent / "sql"
+_NEXT: Final = re.compile(r"^-- next\s*$", re.MULTILINE)
+_LOCKING: Final = re.compile(r"\bfor\s+(no\s+key\s+)?update\b")
+_TOKEN: Final = re.compile(
+    r"""
+    --[^\n]*                        # a comment
+  | /\*.*?\*/
+  | '(?:[^']|'')*'                  # quoted text
+  | "(?:[^"]|"")*"                  # a quoted name
+  | (\$\w*\$).*?\1                  # a dollar-quoted body
+  | ::                              # a cast
+  | :(?P<name>[a-z_][a-z0-9_]*)     # a parameter
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class Statement(NamedTuple):
+    name: str
+    text: str
+    parameters: tuple[str, ...]
+    """In the order of their first use, which is their number on Postgres."""
+    locks: bool
+    """Whether the rows it returns are locked."""
+
+    def check(self, given: Collection[str]) -> None:
+        """Refuse missing and unknown parameters; the clock may be left to the store."""
+        wanted = set(self.parameters)
+        missing = wanted - set(given) - {CLOCK}
+        extra = set(given) - wanted
+        if missing or extra:
+            raise TypeError(
+                f"statement {self.name} takes {sorted(wanted)};"
+                f" missing {sorted(missing)}, not asked for {sorted(extra)}"
+            )
+
+
+def load(name: str, folder: Path) -> str:
+    """The text of a statement file."""
+    for place in (folder, _SHARED):
+        path = place / f"{name}.sql"
+        if path.is_file():
+            return path.read_text("utf-8")
+    raise LookupError(f"there is no statement {name}.sql in {folder} or {_SHARED}")
+
+
+@lru_cache(maxsize=1024)
+def numbered(name: str, folder: Path) -> Statement:
+    """A statement with its parameters as `$1`, `$2`, …"""
+    names: list[str] = []
+
+    def place(parameter: str) -> str:
+        if parameter not in names:
+            names.append(parameter)
+        return f"${names.index(parameter) + 1}"
+
+    text = _rewrite(load(name, folder), place)
+    return Statement(name, text, tuple(names), bool(_LOCKING.search(text.lower())))
+
+
+@lru_cache(maxsize=1024)
+def named(name: str, folder: Path) -> tuple[Statement, ...]:
+    """The statements of a file, which a line `-- next` separates, as they are written."""
+    return tuple(_named(name, text) for text in _NEXT.split(load(name, folder)))
+
+
+def ordered(
+    statement: Statement, given: Mapping[str, Parameter], clock: Callable[[], int | None]
+) -> list[Parameter]:
+    """The values of a numbered statement's parameters."""
+    statement.check(given)
+    return [
+        clock() if name == CLOCK and name not in given else given[name]
+        for name in statement.parameters
+    ]
+
+
+def _named(name: str, text: str) -> Statement:
+    names: dict[str, None] = {}
+
+    def place(parameter: str) -> str:
+        names[parameter] = None
+        return f":{parameter}"
+
+    return Statement(name, _rewrite(text, place), tuple(names), locks=True)
+
+
+def _rewrite(text: str, place: Callable[[str], str]) -> str:
+    def replace(token: re.Match[str]) -> str:
+        parameter = token["name"]
+        return token[0] if parameter is None else place(parameter)
+
+    return _TOKEN.sub(replace, text).strip()

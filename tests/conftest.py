@@ -1,0 +1,119 @@
+"""What every test may use: a Postgres server, databases on it, and a tally of stores."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Protocol, TypeVar
+
+import pytest
+
+from tests import postgres
+
+SERVER = pytest.StashKey[postgres.Server]()
+WORKER_INPUT = "flowfabric_postgres_url"
+STORE = "flowfabric_store"
+
+T = TypeVar("T")
+
+
+class WorkerNode(Protocol):
+    """What is needed here of xdist's view of a worker process."""
+
+    config: pytest.Config
+    workerinput: dict[str, object]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerNode) -> None:
+    """Give each xdist worker the one server, which this process starts and stops."""
+    node.workerinput[WORKER_INPUT] = _server(node.config).url
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if server := config.stash.get(SERVER, None):
+        server.stop()
+
+
+def _server(config: pytest.Config) -> postgres.Server:
+    if SERVER not in config.stash:
+        handed_over = getattr(config, "workerinput", {}).get(WORKER_INPUT)
+        config.stash[SERVER] = (
+            postgres.Server(handed_over) if handed_over else postgres.start_server()
+        )
+    return config.stash[SERVER]
+
+
+def _wait_for(work: Coroutine[object, object, T]) -> T:
+    # A loop of its own, never installed as the current one, so that session fixtures
+    # do not depend on the loop of whichever test happens to ask first.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        return runner.run(work)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(request: pytest.FixtureRequest) -> str:
+    """URL of a real server, from which databases can be created."""
+    return _server(request.config).url
+
+
+@pytest.fixture(scope="session")
+def postgres_version(postgres_server: str) -> str:
+    return _wait_for(postgres.server_version(postgres_server))
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: str) -> Iterator[str]:
+    """URL of a database that has the current schema. Copy it; do not connect to it."""
+    url = _wait_for(postgres.create_database(postgres_server))
+    _wait_for(postgres.prepare_template(url))
+    yield url
+    _wait_for(postgres.drop_database(postgres_server, url))
+
+
+@pytest.fixture
+async def postgres_database(
+    postgres_server: str,
+    postgres_template: str,
+    postgres_version: str,
+    exercised_store: Callable[[str], None],
+) -> AsyncIterator[str]:
+    """URL of a fresh database with the current schema, for this test alone."""
+    exercised_store(f"postgres {postgres_version}")
+    url = await postgres.create_database(postgres_server, template=postgres_template)
+    yield url
+    await postgres.drop_database(postgres_server, url)
+
+
+@pytest.fixture
+async def empty_postgres_database(
+    postgres_server: str, postgres_version: str, exercised_store: Callable[[str], None]
+) -> AsyncIterator[str]:
+    """URL of a fresh database without any schema, for tests of migrations."""
+    exercised_store(f"postgres {postgres_version}")
+    url = await postgres.create_database(postgres_server)
+    yield url
+    await postgres.drop_database(postgres_server, url)
+
+
+@pytest.fixture
+def exercised_store(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Call with `sqlite memory` or `sqlite file` to have this test counted for it."""
+
+    def record(store: str) -> None:
+        # User properties travel with the report from an xdist worker to the summary.
+        request.node.user_properties.append((STORE, store))
+
+    return record
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    tally: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport) and report.when == "call":
+                tally.update({str(value) for key, value in report.user_properties if key == STORE})
+    if tally:
+        # SQLite before Postgres, memory before file.
+        names = sorted(tally, key=lambda name: (name.startswith("postgres"), name == "sqlite file"))
+        counts = ", ".join(f"{name} ({tally[name]} tests)" for name in names)
+        terminalreporter.write_line(f"stores exercised: {counts}")

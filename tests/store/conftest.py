@@ -1,0 +1,60 @@
+"""The stores under test."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flowfabric.store.base import Store
+from flowfabric.store.postgres.store import PostgresStore
+from flowfabric.store.urls import open_store
+from tests import postgres
+from tests.store.records import SetClock
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: str) -> Iterator[str]:
+    """A database that the store has migrated by itself, without the engine."""
+
+    async def prepare() -> str:
+        url = await postgres.create_database(postgres_server)
+        await PostgresStore(url).migrate()
+        return url
+
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        url = runner.run(prepare())
+        yield url
+        runner.run(postgres.drop_database(postgres_server, url))
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+@pytest.fixture(params=["sqlite memory", "sqlite file", "postgres"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_database"))
+    record: Callable[[str], None] = request.getfixturevalue("exercised_store")
+    record(request.param)
+    return "sqlite:///" + (":memory:" if request.param == "sqlite memory" else f"{tmp_path}/a.db")
+
+
+@pytest.fixture
+async def store(store_url: str, clock: SetClock) -> AsyncIterator[Store]:
+    """An open store, each kind in turn."""
+    opened = open_store(store_url, clock=clock)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def postgres_store(postgres_database: str) -> AsyncIterator[PostgresStore]:
+    """An open store that takes its time from the server."""
+    opened = PostgresStore(postgres_database)
+    await opened.open()
+    yield opened
+    await opened.close()

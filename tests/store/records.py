@@ -1,0 +1,93 @@
+"""Rows to store, and ways to wait, for the tests of the stores."""
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Callable
+
+from msgspec import structs
+
+from flowfabric.core.decision import Changes
+from flowfabric.core.events import Event, completion_event
+from flowfabric.core.ids import ExecutionId, FlowId, LaneId, Namespace
+from flowfabric.core.model import Execution, Lane
+from flowfabric.core.states import (
+    AttemptState,
+    BlockingReason,
+    EligibilityState,
+    LaneState,
+    LifecyclePhase,
+    OwnershipState,
+    PublicState,
+    TerminalOutcome,
+)
+from flowfabric.store.base import Key, Store, Transaction
+
+PARTITION = 7
+NOW_MS = 1_700_000_000_000
+
+_numbers = itertools.count(1)
+
+
+class SetClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self, now_ms: int = NOW_MS) -> None:
+        self.value_ms = now_ms
+
+    def now_ms(self) -> int:
+        return self.value_ms
+
+
+def an_execution(**fields: object) -> Execution:
+    """A claimable execution; its id is later than those made before."""
+    number = next(_numbers)
+    base = Execution(
+        partition_key=PARTITION,
+        execution_id=ExecutionId(f"{{fp:{PARTITION}}}:00000000-0000-7000-8000-{number:012x}"),
+        namespace=Namespace("tests"),
+        lane_id=LaneId("default"),
+        execution_kind="work",
+        route_id=1,
+        priority=0,
+        creator_identity="tests",
+        flow_id=FlowId(str(uuid.uuid4())),
+        lifecycle_phase=LifecyclePhase.RUNNABLE,
+        ownership_state=OwnershipState.UNOWNED,
+        eligibility_state=EligibilityState.ELIGIBLE_NOW,
+        blocking_reason=BlockingReason.WAITING_FOR_WORKER,
+        attempt_state=AttemptState.PENDING_FIRST_ATTEMPT,
+        public_state=PublicState.WAITING,
+        ready=True,
+        created_at_ms=NOW_MS,
+        last_transition_at_ms=NOW_MS,
+        last_mutation_at_ms=NOW_MS,
+        payload=b"\x00\xff",
+    )
+    return structs.replace(base, **fields)
+
+
+def an_event(execution: Execution, reason: str) -> Event:
+    event = completion_event(execution, TerminalOutcome.SUCCESS, NOW_MS)
+    return structs.replace(event, reason=reason)
+
+
+def key(execution: Execution) -> Key:
+    return execution.partition_key, execution.execution_id
+
+
+def a_lane(name: str, state: LaneState = LaneState.ACTIVE) -> Lane:
+    return Lane(lane_id=LaneId(name), state=state, registered_at_ms=1, registered_by="tests")
+
+
+async def save(store: Store, changes: Changes) -> None:
+    async def body(transaction: Transaction) -> None:
+        await transaction.save(changes)
+
+    await store.transact(body)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until `condition` holds. The test's timeout bounds it."""
+    while not condition():
+        await asyncio.sleep(0)

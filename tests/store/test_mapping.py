@@ -1,0 +1,159 @@
+"""Records become rows and come back unchanged, for every type of record there is."""
+
+from enum import Enum
+from typing import ClassVar, NewType
+
+import pytest
+from msgspec import Struct, convert, structs
+
+from flowfabric.core.decision import Changes
+from flowfabric.core.events import Event, StoredEvent
+from flowfabric.core.ids import ExecutionId, FlowId
+from flowfabric.core.model import Execution, Record
+from flowfabric.errors import Corruption
+from flowfabric.store.base import Reader, Store
+from flowfabric.store.mapping import (
+    Kind,
+    changed_columns,
+    from_row,
+    from_values,
+    key_of,
+    stored_key,
+    table_of,
+    to_values,
+)
+from tests.store.records import PARTITION, an_event, an_execution, key, save
+
+UUID = "0197f3a0-0000-7000-8000-000000000001"
+RECORDS = Record.__subclasses__()
+
+
+def filled(record: type[Record]) -> Record:
+    """A record with a value in every field."""
+    table = table_of(record)
+    values: dict[str, object] = {
+        Kind.INT: 5,
+        Kind.FLOAT: 0.5,
+        Kind.BOOL: True,
+        Kind.TEXT: "ünïcode 'text'",
+        Kind.BYTES: b"\x00\xff",
+        Kind.UUID: UUID,
+    }
+    row = {column.name: values[column.kind] for column in table.columns}
+    for field in structs.fields(record):
+        for option in getattr(field.type, "__args__", (field.type,)):
+            if isinstance(option, type) and issubclass(option, Enum):
+                row[field.name] = next(iter(option)).value
+    return from_row(record, row)
+
+
+def emptied(record: Record) -> Record:
+    """The same record with nothing in every field that may be empty."""
+    optional = {
+        field.name: None
+        for field in structs.fields(type(record))
+        if type(None) in getattr(field.type, "__args__", ())
+    }
+    return structs.replace(record, **optional)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+def test_a_record_survives_the_way_to_a_row_and_back(record: type[Record]) -> None:
+    for original in (filled(record), emptied(filled(record))):
+        assert from_values(record, to_values(original, table_of(record))) == original
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+async def test_every_record_can_be_stored_and_read_back(store: Store, record: type[Record]) -> None:
+    original = filled(record)
+    await save(store, Changes(inserts=(original,)))
+    await save(store, Changes(updates=(emptied(original),)))
+
+    async def load(reader: Reader) -> dict[tuple[str | int, ...], Record]:
+        return await reader.get(record, [key_of(original)])
+
+    assert await store.read(load) == {key_of(original): emptied(original)}
+
+
+async def test_an_event_comes_back_with_an_id(store: Store) -> None:
+    event = an_event(an_execution(), "why")
+    await save(store, Changes(events=(event, event)))
+    page = await store.read_events(after=0, limit=10)
+    assert page.cursor == 2
+    assert page.events == tuple(
+        StoredEvent(event_id=number, **structs.asdict(event)) for number in (1, 2)
+    )
+
+
+def test_an_execution_id_is_stored_as_its_uuid() -> None:
+    execution = an_execution()
+    table = table_of(Execution)
+    assert stored_key(table, key(execution)) == (PARTITION, execution.execution_id[-36:])
+    values = dict(zip(table.names, to_values(execution, table), strict=True))
+    assert values["execution_id"] == execution.execution_id[-36:]
+
+
+def test_a_record_type_added_later_needs_no_code() -> None:
+    Colour = NewType("Colour", str)
+
+    class Link(Record, frozen=True, kw_only=True):
+        table: ClassVar[str] = "link"
+        key: ClassVar[tuple[str, ...]] = ("partition_key", "upstream")
+
+        partition_key: int
+        upstream: ExecutionId
+        downstream: ExecutionId | None = None
+        flow_id: FlowId
+        colour: Colour
+        weight: float = 1.0
+
+    table = table_of(Link)
+    assert [kind for _, kind in table.columns] == [
+        Kind.INT, Kind.UUID, Kind.UUID, Kind.UUID, Kind.TEXT, Kind.FLOAT,
+    ]  # fmt: skip
+    row = (3, UUID, UUID, UUID, "red", 2.0)
+    link = from_values(Link, row)
+    assert link.upstream == link.downstream == f"{{fp:3}}:{UUID}"
+    assert to_values(link, table) == row
+
+
+def test_a_field_that_is_no_column_is_refused_by_name() -> None:
+    class Odd(Record, frozen=True, kw_only=True):
+        table: ClassVar[str] = "odd"
+        key: ClassVar[tuple[str, ...]] = ("parts",)
+        parts: list[str]
+
+    with pytest.raises(TypeError, match=r"Odd\.parts"):
+        table_of(Odd)
+
+
+def test_an_execution_id_without_its_partition_is_refused() -> None:
+    class Loose(Record, frozen=True, kw_only=True):
+        table: ClassVar[str] = "loose"
+        key: ClassVar[tuple[str, ...]] = ("execution_id",)
+        execution_id: ExecutionId
+
+    with pytest.raises(TypeError, match="partition_key"):
+        table_of(Loose)
+
+
+def test_a_row_that_does_not_decode_is_corruption() -> None:
+    row = dict(zip(table_of(Execution).names, to_values(an_execution(), table_of(Execution))))
+    with pytest.raises(Corruption, match="lifecycle_phase"):
+        from_row(Execution, row | {"lifecycle_phase": "dancing"})
+    del row["priority"]
+    with pytest.raises(Corruption, match="priority"):
+        from_row(Execution, row)
+
+
+def test_only_what_differs_is_changed() -> None:
+    before = an_execution()
+    after = structs.replace(before, priority=9, result=b"42")
+    assert changed_columns(table_of(Execution), before, after) == {"priority", "result"}
+
+
+def test_events_have_the_columns_of_their_table() -> None:
+    assert table_of(Event).name == "event"
+    stored: type[Struct] = StoredEvent
+    assert set(table_of(stored).names) == {"event_id", *table_of(Event).names}
+    assert convert({"partition_key": 1}, dict[str, int]) == {"partition_key": 1}

@@ -1,0 +1,63 @@
+"""Statement files: which parameters they take, and how each database sees them."""
+
+from pathlib import Path
+
+import pytest
+
+from flowfabric.store.base import Store
+from flowfabric.store.statements import named, numbered, ordered
+
+TEXT = """
+-- a comment with :not_this
+select ':nor_this', ":or_this", $body$ :neither $body$,  -- :again
+       :first::text, :second, :first
+/* :nothing */
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "sample.sql").write_text(TEXT)
+    (tmp_path / "steps.sql").write_text("delete from a where x = :x\n-- next\nselect :y\n")
+    return tmp_path
+
+
+def test_parameters_are_numbered_in_order_and_nothing_else_is_touched(folder: Path) -> None:
+    statement = numbered("sample", folder)
+    assert statement.parameters == ("first", "second")
+    assert statement.text == TEXT.strip().replace(":first", "$1").replace(":second", "$2")
+
+
+def test_parameters_stay_named_and_a_file_may_hold_several_statements(folder: Path) -> None:
+    first, second = named("steps", folder)
+    assert (first.text, first.parameters) == ("delete from a where x = :x", ("x",))
+    assert (second.text, second.parameters) == ("select :y", ("y",))
+
+
+@pytest.mark.parametrize("given", [{"first": 1}, {"first": 1, "second": 2, "third": 3}, {}])
+def test_missing_and_extra_parameters_are_refused(folder: Path, given: dict[str, int]) -> None:
+    with pytest.raises(TypeError, match="sample takes"):
+        ordered(numbered("sample", folder), given, lambda: None)
+
+
+def test_a_missing_file_is_named(folder: Path) -> None:
+    with pytest.raises(LookupError, match=r"nowhere\.sql"):
+        numbered("nowhere", folder)
+
+
+def test_the_clock_is_filled_in_unless_it_is_given(tmp_path: Path) -> None:
+    (tmp_path / "timed.sql").write_text("select :clock, :other")
+    statement = numbered("timed", tmp_path)
+    assert ordered(statement, {"other": 1}, lambda: 9) == [9, 1]
+    assert ordered(statement, {"other": 1, "clock": 5}, lambda: 9) == [5, 1]
+
+
+@pytest.mark.parametrize("wording", ["select 1 for update", "select 1\n  FOR NO KEY UPDATE of t"])
+def test_a_locking_statement_is_recognised(tmp_path: Path, wording: str) -> None:
+    (tmp_path / "locking.sql").write_text(wording)
+    assert numbered("locking", tmp_path).locks
+
+
+async def test_a_wrong_parameter_is_refused_by_every_store(store: Store) -> None:
+    with pytest.raises(TypeError, match="event_window takes"):
+        await store.execute_alone("event_window", after=1)

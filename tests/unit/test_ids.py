@@ -1,0 +1,228 @@
+"""Identifiers: one canonical spelling each, and pure ways to make them."""
+
+from contextlib import suppress
+from uuid import UUID, uuid5
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowfabric.core.ids import (
+    FlowId,
+    LaneId,
+    flow_execution_id,
+    make_execution_id,
+    parse_execution_id,
+    parse_execution_kind,
+    parse_lane_id,
+    parse_namespace,
+    parse_uuid,
+    parse_worker_id,
+    partition_of,
+    redact_token,
+    solo_execution_id,
+    uuid4_from,
+    uuid7,
+    uuid_of,
+)
+from flowfabric.core.partitions import PartitionConfig, flow_partition, lane_partition
+from flowfabric.errors import InvalidInput
+
+RAW = "550e8400-e29b-41d4-a716-446655440000"
+NIL = "00000000-0000-0000-0000-000000000000"
+DEFAULT = PartitionConfig()
+LANE = LaneId("default")
+FLOW = FlowId(RAW)
+
+uuids = st.uuids().map(str)
+
+
+@given(partition=st.integers(0, 65_535), uuid=uuids)
+def test_an_execution_id_survives_parsing_and_gives_back_its_parts(
+    partition: int, uuid: str
+) -> None:
+    execution_id = parse_execution_id(f"{{fp:{partition}}}:{uuid}")
+    assert execution_id == make_execution_id(partition, uuid)
+    assert (partition_of(execution_id), uuid_of(execution_id)) == (partition, uuid)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        pytest.param(RAW, "missing tag", id="bare uuid"),
+        pytest.param("", "missing tag", id="empty"),
+        pytest.param(f"fp:7:{RAW}", "missing tag", id="no braces"),
+        pytest.param(f"{{b:7}}:{RAW}", "missing tag", id="another family"),
+        pytest.param(f"{{fp:7}}{RAW}", "missing tag", id="no separator"),
+        pytest.param(f" {{fp:7}}:{RAW}", "missing tag", id="leading space"),
+        pytest.param(f"{{fp:}}:{RAW}", "invalid partition index", id="no index"),
+        pytest.param(f"{{fp:x}}:{RAW}", "invalid partition index", id="not a number"),
+        pytest.param(f"{{fp:65536}}:{RAW}", "invalid partition index", id="beyond 16 bits"),
+        pytest.param(f"{{fp:-1}}:{RAW}", "invalid partition index", id="negative"),
+        pytest.param(f"{{fp:+7}}:{RAW}", "invalid partition index", id="plus sign"),
+        pytest.param(f"{{fp:07}}:{RAW}", "invalid partition index", id="leading zero"),
+        pytest.param(f"{{fp:7 }}:{RAW}", "invalid partition index", id="space"),
+        pytest.param(f"{{fp:٧}}:{RAW}", "invalid partition index", id="foreign digit"),
+        pytest.param("{fp:7}:", "invalid uuid", id="no uuid"),
+        pytest.param("{fp:7}:nope", "invalid uuid", id="not a uuid"),
+        pytest.param(f"{{fp:7}}:{RAW.upper()}", "invalid uuid", id="upper case"),
+        pytest.param(f"{{fp:7}}:{RAW.replace('-', '')}", "invalid uuid", id="simple form"),
+        pytest.param(f"{{fp:7}}:{{{RAW}}}", "invalid uuid", id="braced form"),
+        pytest.param(f"{{fp:7}}:urn:uuid:{RAW}", "invalid uuid", id="urn form"),
+        pytest.param(f"{{fp:7}}:{RAW}\n", "invalid uuid", id="trailing newline"),
+        pytest.param(7, "must be a string", id="a number"),
+        pytest.param(None, "must be a string", id="nothing"),
+    ],
+)
+def test_any_other_spelling_of_an_execution_id_is_refused(text: object, problem: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^execution_id: {problem}"):
+        parse_execution_id(text)
+
+
+@given(text=st.text())
+def test_parsing_any_text_gives_that_text_or_an_error(text: str) -> None:
+    with suppress(InvalidInput):
+        assert parse_execution_id(text) == text
+
+
+def test_an_execution_id_may_name_a_partition_the_deployment_does_not_have() -> None:
+    assert partition_of(parse_execution_id(f"{{fp:60000}}:{RAW}")) == 60_000
+
+
+@pytest.mark.parametrize("uuid", [NIL, RAW, str(uuid5(UUID(NIL), "name"))])
+def test_derived_ids_embed_any_uuid_verbatim_in_the_partition_of_their_owner(uuid: str) -> None:
+    solo = solo_execution_id(LANE, uuid, DEFAULT)
+    member = flow_execution_id(FLOW, uuid, DEFAULT)
+    assert (uuid_of(solo), partition_of(solo)) == (uuid, lane_partition(LANE, DEFAULT))
+    assert (uuid_of(member), partition_of(member)) == (uuid, flow_partition(FLOW, DEFAULT))
+
+
+def test_derived_ids_are_stable_until_the_partition_count_changes() -> None:
+    assert solo_execution_id(LANE, NIL, DEFAULT) == f"{{fp:86}}:{NIL}"
+    assert flow_execution_id(FLOW, NIL, DEFAULT) == f"{{fp:24}}:{NIL}"
+    resized = PartitionConfig(num_flow=7)
+    assert solo_execution_id(LANE, NIL, resized) == f"{{fp:{54870 % 7}}}:{NIL}"
+
+
+def test_a_solo_id_uses_the_partitioner_it_is_given() -> None:
+    made = solo_execution_id(LANE, NIL, DEFAULT, partitioner=lambda _: 5)
+    assert made == f"{{fp:5}}:{NIL}"
+
+
+@given(uuid=uuids)
+def test_a_canonical_uuid_is_returned_as_it_is(uuid: str) -> None:
+    assert parse_uuid("flow_id", uuid) == uuid
+
+
+@pytest.mark.parametrize(
+    "text", ["", RAW.upper(), RAW.replace("-", ""), f"{{{RAW}}}", f"{RAW}\n", f"{RAW}0", 5, None]
+)
+def test_any_other_uuid_is_refused_by_the_name_of_its_field(text: object) -> None:
+    with pytest.raises(InvalidInput, match=r"^flow_id: must be a "):
+        parse_uuid("flow_id", text)
+
+
+@pytest.mark.parametrize("text", ["a", "default", "with space", "~", " ", "x" * 64])
+def test_a_lane_is_printable_ascii_of_up_to_64_bytes(text: str) -> None:
+    assert parse_lane_id(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "must not be empty"),
+        ("x" * 65, "too long: 65 bytes, at most 64 allowed"),
+        ("é" * 33, "too long: 66 bytes, at most 64 allowed"),
+        ("bad\nlane", "non-printable byte at index 3"),
+        ("lane\0x", "non-printable byte at index 4"),
+        ("\tlane", "non-printable byte at index 0"),
+        ("ab\x7f", "non-printable byte at index 2"),
+        ("laneé", "non-printable byte at index 4"),
+        ("l\ud800", "non-printable byte at index 1"),
+        (7, "must be a string"),
+    ],
+)
+def test_any_other_lane_is_refused_with_the_reason(text: object, problem: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_lane_id(text)
+    assert (caught.value.field, caught.value.problem) == ("lane_id", problem)
+
+
+@pytest.mark.parametrize("text", ["w", "host-1/worker:7", "ü", "x" * 256])
+def test_a_worker_name_is_printable_and_has_no_whitespace(text: str) -> None:
+    assert parse_worker_id("worker_id", text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "must not be empty"),
+        ("a b", "must not contain whitespace"),
+        ("a\tb", "must not contain control or unprintable characters"),
+        ("a\u2003b", "must not contain control or unprintable characters"),
+        ("a\x85", "must not contain control or unprintable characters"),
+        ("a\ud800", "must not contain control or unprintable characters"),
+        ("x" * 257, "too long: 257 bytes, at most 256 allowed"),
+        ("ü" * 129, "too long: 258 bytes, at most 256 allowed"),
+        (b"w", "must be a string"),
+    ],
+)
+def test_any_other_worker_name_is_refused_with_the_reason(text: object, problem: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_worker_id("worker_instance_id", text)
+    assert (caught.value.field, caught.value.problem) == ("worker_instance_id", problem)
+
+
+@pytest.mark.parametrize("text", ["tenant a", "größe", "x" * 256])
+def test_namespaces_and_kinds_may_contain_spaces(text: str) -> None:
+    assert parse_namespace(text) == text
+    assert parse_execution_kind(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "a\nb", "a\0", "x" * 257, None])
+def test_namespaces_and_kinds_are_refused_by_name(text: object) -> None:
+    with pytest.raises(InvalidInput, match=r"^namespace: "):
+        parse_namespace(text)
+    with pytest.raises(InvalidInput, match=r"^execution_kind: "):
+        parse_execution_kind(text)
+
+
+@given(now_ms=st.integers(0, 2**48 - 1), entropy=st.binary(min_size=10, max_size=10))
+def test_a_uuid7_is_canonical_and_carries_its_time(now_ms: int, entropy: bytes) -> None:
+    text = uuid7(now_ms, entropy)
+    parsed = UUID(parse_uuid("id", text))
+    assert (parsed.version, parsed.variant) == (7, "specified in RFC 4122")
+    assert parsed.int >> 80 == now_ms
+
+
+@given(
+    times=st.lists(st.integers(0, 2**48 - 1), min_size=2, unique=True),
+    entropy=st.binary(min_size=10, max_size=10),
+)
+def test_later_uuid7s_sort_after_earlier_ones(times: list[int], entropy: bytes) -> None:
+    assert [uuid7(t, entropy) for t in sorted(times)] == sorted(uuid7(t, entropy) for t in times)
+
+
+def test_a_uuid7_keeps_every_bit_of_entropy_it_has_room_for() -> None:
+    assert uuid7(0, b"\xff" * 10) == "00000000-0000-7fff-bfff-ffffffffffff"
+    assert uuid7(2**48 - 1, bytes(10)) == "ffffffff-ffff-7000-8000-000000000000"
+
+
+@given(entropy=st.binary(min_size=16, max_size=16))
+def test_a_uuid4_is_what_the_standard_library_would_make_of_the_same_bytes(entropy: bytes) -> None:
+    assert uuid4_from(entropy) == str(UUID(bytes=entropy, version=4))
+
+
+@pytest.mark.parametrize(
+    ("token", "shown"),
+    [
+        ("k1:" + "ab" * 20, "k1:<REDACTED:len=40>"),
+        ("k1:a:b", "k1:<REDACTED:len=3>"),
+        ("no-colon", "<REDACTED:malformed>"),
+        (":leading", "<REDACTED:malformed>"),
+        ("trailing:", "<REDACTED:malformed>"),
+        ("", "<REDACTED:malformed>"),
+    ],
+)
+def test_a_token_is_shown_without_its_secret(token: str, shown: str) -> None:
+    assert redact_token(token) == shown
