@@ -1,0 +1,91 @@
+"""The whole state of a store, and what an operation made of it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import pytest
+from msgspec import Struct, structs
+
+from flowfabric import Engine, FlowFabricError
+from flowfabric.core.events import Event, StoredEvent
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.model import Attempt, ClaimGrant, Execution, Lane
+from flowfabric.engine.unit import execution_key
+from flowfabric.store.base import Key, Reader
+
+E = TypeVar("E", bound=FlowFabricError)
+
+
+class State(Struct, frozen=True, kw_only=True):
+    executions: dict[Key, Execution]
+    tags: dict[ExecutionId, dict[str, str]]
+    attempts: dict[ExecutionId, tuple[Attempt, ...]]
+    grants: dict[Key, ClaimGrant]
+    lanes: tuple[Lane, ...]
+    events: tuple[StoredEvent, ...]
+
+
+async def state_of(engine: Engine) -> State:
+    """Everything there is, for tests with no more of it than fits on a page."""
+    page = await engine.find_executions(limit=PAGE_MAX)
+    assert page.next_cursor is None
+    tags = {snapshot.execution_id: snapshot.tags for snapshot in page.executions}
+    keys = [execution_key(execution_id) for execution_id in tags]
+
+    async def body(reader: Reader) -> tuple[dict[Key, Execution], dict[Key, ClaimGrant]]:
+        return await reader.get(Execution, keys), await reader.get(ClaimGrant, keys)
+
+    executions, grants = await engine.store.read(body)
+    return State(
+        executions=executions,
+        tags=tags,
+        attempts={each: await engine.list_attempts(each) for each in tags},
+        grants=grants,
+        lanes=(await engine.list_lanes(limit=PAGE_MAX)).lanes,
+        events=(await engine.read_events(limit=PAGE_MAX)).events,
+    )
+
+
+async def execution_of(engine: Engine, execution_id: str) -> Execution:
+    """The stored record, for tests that look at more of it than users see."""
+    key = execution_key(engine.check_execution_id(execution_id))
+
+    async def body(reader: Reader) -> Execution:
+        return (await reader.get(Execution, [key]))[key]
+
+    return await engine.store.read(body)
+
+
+def without_id(event: StoredEvent) -> Event:
+    """The event as it was appended: ids differ from store to store."""
+    fields = structs.asdict(event)
+    del fields["event_id"]
+    return Event(**fields)
+
+
+async def cursor_of(engine: Engine) -> int:
+    """The end of the event log."""
+    return (await engine.read_events(limit=PAGE_MAX)).cursor
+
+
+async def events_since(engine: Engine, cursor: int = 0) -> list[Event]:
+    page = await engine.read_events(after=cursor, limit=PAGE_MAX)
+    return [without_id(event) for event in page.events]
+
+
+@asynccontextmanager
+async def unchanged(engine: Engine) -> AsyncIterator[None]:
+    """Nothing is written inside."""
+    before = await state_of(engine)
+    yield
+    assert await state_of(engine) == before
+
+
+@asynccontextmanager
+async def refused(engine: Engine, error: type[E]) -> AsyncIterator[pytest.ExceptionInfo[E]]:
+    """`error` is raised inside, and nothing is written."""
+    async with unchanged(engine):
+        with pytest.raises(error) as caught:
+            yield caught

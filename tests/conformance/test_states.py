@@ -1,0 +1,30 @@
+"""The situations the other tests start from."""
+
+import pytest
+
+from flowfabric import Engine
+from tests.conformance.given import EVERY_STATE, Given
+
+PUBLIC = {
+    "waiting": "waiting",
+    "resumable": "waiting",
+    "delayed": "delayed",
+    "retrying": "delayed",
+    "parked": "delayed",
+    "waiting_children": "waiting_children",
+    "running": "active",
+    "overdue_lease": "active",
+    "expired_lease": "active",
+    "revoked": "active",
+    "completed": "completed",
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "expired": "expired",
+}
+
+
+@pytest.mark.parametrize("state", EVERY_STATE)
+async def test_every_situation_reads_as_its_public_state(
+    engine: Engine, given: Given, state: str
+) -> None:
+    assert await engine.read_execution_state(await given.state(state)) == PUBLIC[state]
