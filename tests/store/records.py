@@ -1,10 +1,15 @@
 """Rows to store, and ways to wait, for the tests of the stores."""
 
-import asyncio
 import itertools
+import os
+import sqlite3
+import subprocess
+import sys
 import uuid
-from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
+import asyncpg
 from msgspec import structs
 
 from flowfabric.core.decision import Changes
@@ -87,7 +92,26 @@ async def save(store: Store, changes: Changes) -> None:
     await store.transact(body)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until `condition` holds. The test's timeout bounds it."""
-    while not condition():
-        await asyncio.sleep(0)
+def start_python(script: str, *arguments: object) -> subprocess.Popen[str]:
+    """Another process that can import what this one can."""
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+async def change_postgres(url: str, statement: str) -> list[tuple[object, ...]]:
+    """Run a statement behind the store's back."""
+    connection = await asyncpg.connect(url)
+    try:
+        return [tuple(row) for row in await connection.fetch(statement)]
+    finally:
+        await connection.close()
+
+
+def change_sqlite(path: Path, statement: str) -> list[tuple[object, ...]]:
+    """Run a statement behind the store's back."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        return connection.execute(statement).fetchall()

@@ -89,6 +89,7 @@ class Checked(Struct, frozen=True, kw_only=True):
     tags: dict[str, str]
     policy: str
     attempt_timeout_ms: int | None
+    retention_ms: int | None
     delay_until_ms: int | None
     deadline_at_ms: int | None
     deadline_after_ms: int | None
@@ -129,6 +130,9 @@ def check_new(
         tags=check_tags(request.tags) if request.tags else {},
         policy="{}" if request.policy is None else encode_policy(policy),
         attempt_timeout_ms=None if timeout is None else timeout.attempt_timeout_ms,
+        retention_ms=None
+        if policy.stream_policy is None
+        else policy.stream_policy.retention_ttl_ms,
         delay_until_ms=check_optional_time(
             "delay_until_ms", policy.delay_until if delay_until_ms is None else delay_until_ms
         ),
@@ -199,6 +203,7 @@ def new_execution(checked: Checked, route_id: int, now_ms: int) -> Execution:
             payload_encoding=checked.payload_encoding,
             policy=checked.policy,
             attempt_timeout_ms=checked.attempt_timeout_ms,
+            retention_ms=checked.retention_ms,
         )
     )
 

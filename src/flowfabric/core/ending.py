@@ -13,7 +13,6 @@ from msgspec import structs
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import LeaseEventType, completion_event, lease_event
 from flowfabric.core.model import Attempt
-from flowfabric.core.policies import parse_policy
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,
@@ -43,6 +42,7 @@ def finish(
 ) -> Changes:
     """End the execution with `outcome`.
 
+    `retention_ms` is how long to keep it, unless its policy says otherwise.
     `reason` goes into the lease event when a live lease is released;
     `attempt_failure` onto the attempt. `fields` are further changes to the row.
     """
@@ -60,7 +60,8 @@ def finish(
         "delay_until_ms": None,
         "attempt_time_left_ms": None,
         "completed_at_ms": now_ms,
-        "retain_until_ms": now_ms + retention_for(before.policy, retention_ms),
+        "retain_until_ms": now_ms
+        + (retention_ms if before.retention_ms is None else before.retention_ms),
     }
     after = change(before, now_ms, **(ended_fields | dict(fields)))
     released = (
@@ -97,11 +98,3 @@ def end_attempt(
             failure_category=category,
         ),
     )
-
-
-def retention_for(policy: str, default_ms: int) -> int:
-    """How long to keep the ended execution: the policy's own word, or the default."""
-    stream = parse_policy(policy).stream_policy if policy != "{}" else None
-    if stream is None or stream.retention_ttl_ms is None:
-        return default_ms
-    return stream.retention_ttl_ms

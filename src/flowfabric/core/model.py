@@ -131,7 +131,8 @@ class Execution(Record, frozen=True, kw_only=True):
     result_encoding: str | None = None
     policy: str = "{}"
     attempt_timeout_ms: int | None = None
-    """Copied from the policy, so that a claim need not decode it."""
+    retention_ms: int | None = None
+    """Both are copied from the policy, so that claiming and completing need not decode it."""
 
 
 class Attempt(Record, frozen=True, kw_only=True):

@@ -40,7 +40,9 @@ from flowfabric.engine.routes import required_capabilities
 from flowfabric.engine.unit import (
     Ask,
     Operations,
+    attempt,
     check_fence_given,
+    fence_columns,
     fence_of,
     load_subjects,
     new_lease_ids,
@@ -185,21 +187,43 @@ class Leases(Operations):
 
     async def renew(self, handle: Handle | bytes) -> Renewed:
         """Extend the lease by the time it was claimed for."""
-        opened = self.open_handle(handle)
-        return await self.decide(
-            _renew_ask(opened.execution_id, fence_of(opened), opened.lease_ttl_ms)
-        )
+        (outcome,) = await self.renew_many([handle])
+        if isinstance(outcome, FlowFabricError):
+            raise outcome
+        return outcome
 
     async def renew_many(
         self, handles: Sequence[Handle | bytes]
     ) -> list[Renewed | FlowFabricError]:
         """Renew all leases of a process at once; each handle gets its own answer."""
         check_int("handles", len(handles), 0, BATCH_MAX)
-        asks = []
-        for handle in handles:
-            opened = self.open_handle(handle)
-            asks.append(_renew_ask(opened.execution_id, fence_of(opened), opened.lease_ttl_ms))
-        return await self.decide_many(asks)
+        opened = [attempt(self.open_handle, handle) for handle in handles]
+        asked = [
+            each
+            if isinstance(each, FlowFabricError)
+            else _renew_ask(each.execution_id, fence_of(each), each.lease_ttl_ms)
+            for each in opened
+        ]
+        return await self.decide_rest(asked, await self._renew_sure(opened))
+
+    async def _renew_sure(self, opened: Sequence[Handle | FlowFabricError]) -> dict[int, Renewed]:
+        """Renew those that are certainly live, in one statement, by position."""
+        given = {i: each for i, each in enumerate(opened) if isinstance(each, Handle)}
+        if not given:
+            return {}
+        places, handles = list(given), list(given.values())
+        rows = await self.store.execute_alone(
+            "renew_leased",
+            lease_ttls_ms=[handle.lease_ttl_ms for handle in handles],
+            **fence_columns(handles),
+        )
+        return {
+            places[int(str(row["position"]))]: Renewed(
+                expires_at_ms=int(str(row["expires_at_ms"])),
+                lease_epoch=int(str(row["lease_epoch"])),
+            )
+            for row in rows
+        }
 
     async def renew_lease(
         self,

@@ -9,7 +9,7 @@ the core refuses becomes that item's error; the others go on.
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from msgspec import Struct, structs
@@ -29,6 +29,7 @@ from flowfabric.core.ids import (
     partition_of,
     uuid4_from,
     uuid7,
+    uuid_of,
 )
 from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence, NewIds
 from flowfabric.core.model import Attempt, ClaimGrant, Execution
@@ -36,9 +37,10 @@ from flowfabric.core.partitions import PartitionConfig, check_partition
 from flowfabric.core.states import LifecyclePhase
 from flowfabric.core.transition import Subject
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
-from flowfabric.store.base import Key, Row, Store, Transaction
+from flowfabric.store.base import Key, Parameter, Row, Store, Transaction
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 DUE_HINT_WITHIN_MS = 5_000
 """Whatever becomes due sooner than this wakes the reconcilers; they look by themselves after it."""
@@ -119,6 +121,31 @@ class Operations:
         hint_about(tx, changes, now_ms)
         return outcomes
 
+    async def decide_rest(
+        self, asked: Sequence[Ask[T] | FlowFabricError], sure: Mapping[int, T]
+    ) -> list[T | FlowFabricError]:
+        """Answers in order: refused before, sure already, or decided here.
+
+        A set-based statement handles the sure cases of a batch; what it left is
+        decided one by one, so that everything else about a decision lives in the core.
+        """
+        rest = {
+            position: ask
+            for position, ask in enumerate(asked)
+            if position not in sure and isinstance(ask, Ask)
+        }
+        left: list[Ask[T]] = list(rest.values())
+        outcomes = await self.decide_many(left)
+        decided = dict(zip(rest, outcomes, strict=True))
+        return [
+            ask
+            if isinstance(ask, FlowFabricError)
+            else sure[position]
+            if position in sure
+            else decided[position]
+            for position, ask in enumerate(asked)
+        ]
+
     def timing(self, now_ms: int, chance: float = 0.0) -> Timing:
         return Timing(now_ms=now_ms, retention_ms=self.config.retention_ms, chance=chance)
 
@@ -143,6 +170,14 @@ class Operations:
         return handle
 
 
+def attempt(check: Callable[[V], T], value: V) -> T | FlowFabricError:
+    """The checked value, or the refusal: one bad item does not spoil its batch."""
+    try:
+        return check(value)
+    except FlowFabricError as error:
+        return error
+
+
 def fence_of(handle: Handle) -> Fence:
     return Fence(
         lease_id=handle.lease_id,
@@ -151,6 +186,18 @@ def fence_of(handle: Handle) -> Fence:
         attempt_index=handle.attempt_index,
         by_handle=True,
     )
+
+
+def fence_columns(handles: Sequence[Handle]) -> dict[str, Parameter]:
+    """The handles' fences as the parameters of a set-based statement."""
+    return {
+        "partition_keys": [partition_of(handle.execution_id) for handle in handles],
+        "execution_ids": [uuid_of(handle.execution_id) for handle in handles],
+        "lease_ids": [handle.lease_id for handle in handles],
+        "lease_epochs": [handle.lease_epoch for handle in handles],
+        "attempt_ids": [handle.attempt_id for handle in handles],
+        "attempt_indexes": [handle.attempt_index for handle in handles],
+    }
 
 
 def check_fence_given(fence: Fence | None, source: str) -> Fence | None:

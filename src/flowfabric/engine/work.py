@@ -34,12 +34,15 @@ from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX
 from flowfabric.core.operator import decide_worker_cancel
 from flowfabric.core.policies import RetryPolicy
 from flowfabric.core.results import Cancelled, Completed, Delayed, FailResult, Moved, Updated
-from flowfabric.core.states import FailureClass
+from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.transition import Subject
 from flowfabric.engine.unit import (
+    COMPLETION_TOPIC,
     Ask,
     Operations,
+    attempt,
     check_fence_given,
+    fence_columns,
     fence_of,
 )
 from flowfabric.errors import FlowFabricError, InvalidInput
@@ -51,6 +54,14 @@ class Completion(Struct, frozen=True, kw_only=True):
     handle: Handle | bytes
     result: bytes | None = None
     result_encoding: str | None = None
+
+
+class OpenCompletion(Struct, frozen=True, kw_only=True):
+    """A completion whose handle and result have been checked."""
+
+    handle: Handle
+    result: bytes | None
+    result_encoding: str | None
 
 
 class FailureReport(Struct, frozen=True, kw_only=True):
@@ -74,20 +85,55 @@ class Work(Operations):
     ) -> Completed:
         """Finish successfully. Safe to repeat."""
         completion = Completion(handle=handle, result=result, result_encoding=result_encoding)
-        return await self.decide(self._completion_ask(completion))
+        (outcome,) = await self.complete_many([completion])
+        if isinstance(outcome, FlowFabricError):
+            raise outcome
+        return outcome
 
     async def complete_many(
         self, completions: Sequence[Completion]
     ) -> list[Completed | FlowFabricError]:
         """Finish many at once; each gets its own answer or error."""
         check_int("completions", len(completions), 0, BATCH_MAX)
-        return await self.decide_many([self._completion_ask(c) for c in completions])
+        opened = [attempt(self._open_completion, completion) for completion in completions]
+        asked = [
+            each if isinstance(each, FlowFabricError) else _completion_ask(each) for each in opened
+        ]
+        return await self.decide_rest(asked, await self._complete_sure(opened))
 
-    def _completion_ask(self, completion: Completion) -> Ask[Completed]:
-        handle = self.open_handle(completion.handle)
-        return self._complete_ask(
-            handle.execution_id, fence_of(handle), completion.result, completion.result_encoding
+    def _open_completion(self, completion: Completion) -> OpenCompletion:
+        check_optional_bytes("result", completion.result, self.config.payload_bytes_max)
+        check_optional_text("result_encoding", completion.result_encoding)
+        return OpenCompletion(
+            handle=self.open_handle(completion.handle),
+            result=completion.result or None,
+            result_encoding=completion.result_encoding,
         )
+
+    async def _complete_sure(
+        self, opened: Sequence[OpenCompletion | FlowFabricError]
+    ) -> dict[int, Completed]:
+        """Complete those whose lease is certainly live, in one statement, by position."""
+        given = {i: each for i, each in enumerate(opened) if isinstance(each, OpenCompletion)}
+        if not given:
+            return {}
+        places, completions = list(given), list(given.values())
+        rows = await self.store.execute_alone(
+            "complete_leased",
+            results=[each.result for each in completions],
+            result_encodings=[each.result_encoding for each in completions],
+            retention_ms=self.config.retention_ms,
+            **fence_columns([each.handle for each in completions]),
+        )
+        if rows:
+            self.store.hint(COMPLETION_TOPIC)
+        return {
+            places[int(str(row["position"]))]: Completed(
+                execution_id=completions[int(str(row["position"]))].handle.execution_id,
+                public_state=PublicState.COMPLETED,
+            )
+            for row in rows
+        }
 
     async def complete_execution(
         self,
@@ -99,28 +145,14 @@ class Work(Operations):
         source: str = "worker",
     ) -> Completed:
         """Finish an execution named by id and fence, or by an operator without one."""
-        ask = self._complete_ask(
-            self.check_execution_id(execution_id),
-            check_fence_given(fence, source),
-            result,
-            result_encoding,
-        )
-        return await self.decide(ask)
-
-    def _complete_ask(
-        self,
-        execution_id: ExecutionId,
-        fence: Fence | None,
-        result: bytes | None,
-        result_encoding: str | None,
-    ) -> Ask[Completed]:
         check_optional_bytes("result", result, self.config.payload_bytes_max)
         check_optional_text("result_encoding", result_encoding)
+        given = check_fence_given(fence, source)
 
         def decide(subject: Subject, timing: Timing) -> Decision[Completed]:
-            return decide_complete(subject, fence, result or None, result_encoding, timing)
+            return decide_complete(subject, given, result or None, result_encoding, timing)
 
-        return Ask(execution_id, decide)
+        return await self.decide(Ask(self.check_execution_id(execution_id), decide))
 
     # Failing
 
@@ -143,7 +175,8 @@ class Work(Operations):
     ) -> list[FailResult | FlowFabricError]:
         """Report many failed attempts at once; each gets its own answer or error."""
         check_int("reports", len(reports), 0, BATCH_MAX)
-        return await self.decide_many([self._report_ask(report) for report in reports])
+        asked = [attempt(self._report_ask, report) for report in reports]
+        return await self.decide_rest(asked, {})
 
     def _report_ask(self, report: FailureReport) -> Ask[FailResult]:
         handle = self.open_handle(report.handle)
@@ -214,6 +247,17 @@ class Work(Operations):
             return decide_worker_cancel(subject, fence_of(opened), why, timing)
 
         return await self.decide(Ask(opened.execution_id, decide))
+
+
+def _completion_ask(completion: OpenCompletion) -> Ask[Completed]:
+    fence = fence_of(completion.handle)
+
+    def decide(subject: Subject, timing: Timing) -> Decision[Completed]:
+        return decide_complete(
+            subject, fence, completion.result, completion.result_encoding, timing
+        )
+
+    return Ask(completion.handle.execution_id, decide)
 
 
 def _fail_ask(

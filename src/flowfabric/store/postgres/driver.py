@@ -98,7 +98,8 @@ PostgresError: Final[type[Exception]] = _ASYNCPG.PostgresError
 """The server refused; see `sqlstate`."""
 InterfaceError: Final[type[Exception]] = _ASYNCPG.InterfaceError
 """The connection was unusable before the server saw anything."""
-DataError: Final[type[Exception]] = _ASYNCPG.DataError
+InternalClientError: Final[type[Exception]] = _ASYNCPG.InternalClientError
+"""The driver lost track of the connection, as it does when the server ends it unasked."""
 UUID: Final[type] = _ASYNCPG.pgproto.pgproto.UUID
 
 

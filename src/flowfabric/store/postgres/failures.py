@@ -4,7 +4,13 @@ from typing import Final
 
 from flowfabric.errors import BackendErrorKind, ResourceExhausted, Transport
 from flowfabric.store.base import UniqueViolation
-from flowfabric.store.postgres.driver import InterfaceError, PostgresError, sqlstate, table_name
+from flowfabric.store.postgres.driver import (
+    InterfaceError,
+    InternalClientError,
+    PostgresError,
+    sqlstate,
+    table_name,
+)
 
 BACKEND: Final = "postgres"
 
@@ -17,7 +23,13 @@ _INVALID_PLAN: Final = "0A000"
 # migration made stale, which the driver prepares anew the next time.
 COLLISIONS: Final = frozenset({"40001", "40P01", "55P03", _INVALID_PLAN})
 
-DRIVER_ERRORS: Final = (PostgresError, InterfaceError, OSError, TimeoutError)
+DRIVER_ERRORS: Final = (
+    PostgresError,
+    InterfaceError,
+    InternalClientError,
+    OSError,
+    TimeoutError,
+)
 """Everything asyncpg raises when something is wrong with the database or the way to it."""
 
 
@@ -29,7 +41,9 @@ def collided(error: BaseException) -> bool:
 def connection_lost(error: BaseException) -> bool:
     if isinstance(error, PostgresError):
         return sqlstate(error).startswith(("08", "57P"))
-    return isinstance(error, InterfaceError | OSError) and not isinstance(error, TimeoutError)
+    if isinstance(error, TimeoutError):
+        return False
+    return isinstance(error, InterfaceError | InternalClientError | OSError)
 
 
 def translate(error: Exception, pool_max: int) -> Exception:

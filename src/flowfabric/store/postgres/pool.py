@@ -41,10 +41,13 @@ _SETTINGS: Final = {
 class Connections:
     """A pool, and whether a transaction-mode pooler stands between it and the server."""
 
-    def __init__(self, url: str, *, pool_max: int, statement_cache_size: int) -> None:
+    def __init__(
+        self, url: str, *, pool_max: int, acquire_timeout_s: float, statement_cache_size: int
+    ) -> None:
         self.pool_max = pool_max
         self.behind_pooler = statement_cache_size == 0
         self._url = url
+        self._acquire_timeout_s = acquire_timeout_s
         self._statement_cache_size = statement_cache_size
         self._pool: Pool | None = None
 
@@ -88,7 +91,7 @@ class Connections:
         """A pooled connection, returned outside any transaction."""
         assert self._pool is not None, "the store is not open"
         # The driver starts a task for a timeout, which an idle connection does not need.
-        timeout_s = None if self._pool.get_idle_size() else ACQUIRE_TIMEOUT_S
+        timeout_s = None if self._pool.get_idle_size() else self._acquire_timeout_s
         try:
             connection = await self._pool.acquire(timeout=timeout_s)
         except TimeoutError as error:
@@ -99,6 +102,11 @@ class Connections:
             yield connection
         finally:
             await self._pool.release(connection)
+
+    async def distrust(self) -> None:
+        """Replace every connection before its next use: one was found dead, others may be."""
+        if self._pool is not None:
+            await self._pool.expire_connections()
 
     @property
     def begin(self) -> str:

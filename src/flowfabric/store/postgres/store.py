@@ -8,7 +8,7 @@ replaced; everything else is translated into an error of ours and raised.
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
 
 from flowfabric.core.handles import POSTGRES_TAG
@@ -16,12 +16,13 @@ from flowfabric.errors import Bug, RetryExhausted
 from flowfabric.store.base import Body, Clock, EventPage, Parameter, ReadBody, Row
 from flowfabric.store.hints import HintBoard, Listener
 from flowfabric.store.migrate import check, load
-from flowfabric.store.postgres.driver import Connection
+from flowfabric.store.postgres.driver import Connection, InterfaceError
 from flowfabric.store.postgres.events import WRITERS, EventLog
 from flowfabric.store.postgres.failures import DRIVER_ERRORS, collided, connection_lost, translate
 from flowfabric.store.postgres.hints import HintExchange
 from flowfabric.store.postgres.migrations import MIGRATIONS, apply_pending, read_ledger
 from flowfabric.store.postgres.pool import (
+    ACQUIRE_TIMEOUT_S,
     ROLLBACK_TIMEOUT_S,
     STATEMENT_CACHE_SIZE,
     Connections,
@@ -56,6 +57,7 @@ class PostgresStore:
         *,
         clock: Clock | None = None,
         pool_max: int = 10,
+        acquire_timeout_s: float = ACQUIRE_TIMEOUT_S,
         statement_cache_size: int | None = None,
     ) -> None:
         """`statement_cache_size=0` says that a transaction-mode pooler is in between.
@@ -66,6 +68,7 @@ class PostgresStore:
         self._connections = Connections(
             url,
             pool_max=pool_max,
+            acquire_timeout_s=acquire_timeout_s,
             statement_cache_size=(
                 STATEMENT_CACHE_SIZE if statement_cache_size is None else statement_cache_size
             ),
@@ -77,8 +80,12 @@ class PostgresStore:
     async def open(self) -> None:
         async with self._translated():
             await self._connections.open()
-            async with self._connections.acquire() as connection:
-                check(load(MIGRATIONS), await read_ledger(connection))
+            try:
+                async with self._connections.acquire() as connection:
+                    check(load(MIGRATIONS), await read_ledger(connection))
+            except BaseException:
+                await self._connections.close()
+                raise
         self._exchange.start()
 
     async def close(self) -> None:
@@ -160,6 +167,7 @@ class PostgresStore:
         try:
             await connection.execute(self._connections.begin)
         except DRIVER_ERRORS as error:
+            _drop(connection)
             if connection_lost(error):
                 raise _Stale from error
             raise
@@ -182,6 +190,7 @@ class PostgresStore:
                 assert isinstance(failure, Exception)
                 if tries_left == 0:
                     raise translate(failure, self._connections.pool_max) from failure
+                await self._connections.distrust()
             except DRIVER_ERRORS as error:
                 if not collided(error):
                     raise translate(error, self._connections.pool_max) from error
@@ -213,6 +222,12 @@ async def _roll_back(connection: Connection) -> None:
     try:
         await connection.execute("rollback", timeout=ROLLBACK_TIMEOUT_S)
     except DRIVER_ERRORS:
+        _drop(connection)
+
+
+def _drop(connection: Connection) -> None:
+    """End a connection; the pool may have noticed already that it is dead."""
+    with suppress(InterfaceError):
         connection.terminate()
 
 

@@ -24,16 +24,29 @@ create temp table claiming (
 )"""
 """Where a claim notes the rows it took, as they were; see `claim_ready.sql`."""
 
+_COMPLETING: Final = """
+create temp table completing (
+    execution_rowid integer primary key, position, lease_id, worker_instance_id, result,
+    result_encoding
+)"""
+"""What `complete_leased.sql` ends."""
+
+_RENEWING: Final = """
+create temp table renewing (execution_rowid integer primary key, position, lease_ttl_ms)"""
+"""What `renew_leased.sql` extends."""
+
 _TRIMMING: Final = """
 create temp table trimming (execution_rowid integer primary key, partition_key, execution_id)"""
 """Where retention notes the rows it deletes; see `trim_executions.sql`."""
 
 
-def connect(path: str, synchronous: Synchronous) -> sqlite3.Connection:
+def connect(
+    path: str, synchronous: Synchronous, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS
+) -> sqlite3.Connection:
     """A connection on which transactions are begun and ended by hand."""
     connection = sqlite3.connect(
         path,
-        timeout=BUSY_TIMEOUT_MS / 1000,
+        timeout=busy_timeout_ms / 1000,
         isolation_level=None,
         check_same_thread=False,
         cached_statements=STATEMENTS_CACHED,
@@ -51,8 +64,8 @@ def connect(path: str, synchronous: Synchronous) -> sqlite3.Connection:
     # Newer SQLite has it built in; lists of bytes travel to statements as hexadecimal.
     connection.create_function("unhex", 1, _unhex, deterministic=True)
     connection.create_function("gen_random_uuid", 0, _random_uuid)
-    connection.execute(_CLAIMING)
-    connection.execute(_TRIMMING)
+    for scratch_table in (_CLAIMING, _COMPLETING, _RENEWING, _TRIMMING):
+        connection.execute(scratch_table)
     return connection
 
 

@@ -26,7 +26,7 @@ from flowfabric.store.base import (
 )
 from flowfabric.store.event_pages import EVENTS_MAX, WINDOW, page, window_of
 from flowfabric.store.hints import HintBoard, Listener
-from flowfabric.store.sqlite.connection import MEMORY, Synchronous, connect
+from flowfabric.store.sqlite.connection import BUSY_TIMEOUT_MS, MEMORY, Synchronous, connect
 from flowfabric.store.sqlite.failures import translate
 from flowfabric.store.sqlite.migrations import apply_pending
 from flowfabric.store.sqlite.transaction import SqliteReader
@@ -50,12 +50,18 @@ class SqliteStore:
     backend_tag = SQLITE_TAG
 
     def __init__(
-        self, path: str, *, clock: Clock | None = None, synchronous: Synchronous = "full"
+        self,
+        path: str,
+        *,
+        clock: Clock | None = None,
+        synchronous: Synchronous = "full",
+        busy_timeout_ms: int = BUSY_TIMEOUT_MS,
     ) -> None:
         """`synchronous="normal"` may lose the latest commits when the power fails."""
         self._path = path
         self._clock = clock or SystemClock()
         self._synchronous: Synchronous = synchronous
+        self._busy_timeout_ms = busy_timeout_ms
         self._board = HintBoard()
         self._writer: Writer | None = None
         self._readers: ThreadPoolExecutor | None = None
@@ -144,14 +150,21 @@ class SqliteStore:
 
     # Inside ---------------------------------------------------------------
 
+    def _connect(self) -> sqlite3.Connection:
+        return connect(self._path, self._synchronous, busy_timeout_ms=self._busy_timeout_ms)
+
     def _connect_writer(self) -> sqlite3.Connection:
         connection, _ = self._migrate()
         return connection
 
     def _migrate(self) -> tuple[sqlite3.Connection, Sequence[str]]:
         try:
-            connection = connect(self._path, self._synchronous)
-            return connection, apply_pending(connection)
+            connection = self._connect()
+            try:
+                return connection, apply_pending(connection)
+            except BaseException:
+                connection.close()
+                raise
         except sqlite3.Error as error:
             raise translate(error) from error
 
@@ -160,7 +173,7 @@ class SqliteStore:
         try:
             connection = self._idle.get_nowait()
         except queue.Empty:
-            connection = connect(self._path, self._synchronous)
+            connection = self._connect()
             connection.execute("pragma query_only = on")
         try:
             connection.execute("begin")

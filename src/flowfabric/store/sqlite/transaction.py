@@ -7,7 +7,7 @@ writer's transaction holds the only write lock there is, so locking is reading.
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeGuard, TypeVar
 
 import msgspec
 
@@ -28,6 +28,9 @@ from flowfabric.store.sqlite.generated import (
 from flowfabric.store.statements import CLOCK, Statement, named
 
 R = TypeVar("R", bound=Record)
+
+ROWS: Final = "rows"
+"""Stands for all list parameters of a statement together; see `_zipped`."""
 
 STATEMENTS: Final = Path(__file__).parent / "sql"
 
@@ -85,6 +88,8 @@ class SqliteReader:
         self, name: str, statements: Sequence[Statement], parameters: Mapping[str, Parameter]
     ) -> _Bindings:
         wanted = dict.fromkeys(p for statement in statements for p in statement.parameters)
+        if ROWS in wanted:
+            parameters = _zipped(parameters)
         Statement(name, "", tuple(wanted), locks=False).check(parameters)
         bindings = {name: _binding(value) for name, value in parameters.items()}
         if CLOCK in wanted and bindings.get(CLOCK) is None:
@@ -155,9 +160,31 @@ class SqliteTransaction(SqliteReader):
             raise Corruption(f"the row to update is gone: {table.name} {key_of(record)}")
 
 
+def _is_list(value: Parameter) -> TypeGuard[Sequence[object]]:
+    return value is not None and not isinstance(value, str | int | float | bytes)
+
+
 def _binding(value: Parameter) -> Value:
     """A parameter as SQLite takes it: a list becomes a JSON array, its bytes hexadecimal."""
-    if value is None or isinstance(value, str | int | float | bytes):
+    if not _is_list(value):
+        assert value is None or isinstance(value, str | int | float | bytes)
         return value
-    parts = [part.hex() if isinstance(part, bytes) else part for part in value]
-    return msgspec.json.encode(parts).decode()
+    return msgspec.json.encode([_element(part) for part in value]).decode()
+
+
+def _element(part: object) -> object:
+    return part.hex() if isinstance(part, bytes) else part
+
+
+def _zipped(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """All list parameters as one, `:rows`: a JSON array of objects named after them.
+
+    Joining several `json_each` on their position compares each with each.
+    """
+    lists = {name: value for name, value in parameters.items() if _is_list(value)}
+    rows = [
+        dict(zip(lists, map(_element, row), strict=True))
+        for row in zip(*lists.values(), strict=True)
+    ]
+    scalars = {name: value for name, value in parameters.items() if name not in lists}
+    return scalars | {ROWS: msgspec.json.encode(rows).decode()}

@@ -85,6 +85,7 @@ create table execution (
     delay_until_ms                  bigint,
     deadline_at_ms                  bigint,
     attempt_timeout_ms              bigint,
+    retention_ms                    bigint,
     attempt_deadline_ms             bigint,
     attempt_time_left_ms            bigint,
     retain_until_ms                 bigint,

@@ -81,6 +81,7 @@ create table execution (
     delay_until_ms                  integer,
     deadline_at_ms                  integer,
     attempt_timeout_ms              integer,
+    retention_ms                    integer,
     attempt_deadline_ms             integer,
     attempt_time_left_ms            integer,
     retain_until_ms                 integer,

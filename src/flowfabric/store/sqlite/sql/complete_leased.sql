@@ -1,0 +1,83 @@
+-- Complete the given executions whose fence holds; return the positions of those.
+--
+-- Together these stand in for `core.execution.decide_complete` in the sure case: the
+-- lease is live and every part of the fence matches. All others are left alone, for
+-- the caller to decide one by one.
+delete from temp.completing;
+-- next
+insert into temp.completing (
+    execution_rowid, position, lease_id, worker_instance_id, result, result_encoding)
+select e.rowid, g.key, e.lease_id, e.worker_instance_id, unhex(g.value ->> 'results'),
+       g.value ->> 'result_encodings'
+  from json_each(:rows) as g
+ cross join execution as e
+    on e.partition_key = g.value ->> 'partition_keys'
+   and e.execution_id = g.value ->> 'execution_ids'
+ where e.lifecycle_phase = 'active'
+   and e.ownership_state = 'leased'
+   and e.lease_id = g.value ->> 'lease_ids'
+   and e.lease_epoch = g.value ->> 'lease_epochs'
+   and e.current_attempt_id = g.value ->> 'attempt_ids'
+   and e.current_attempt_index = g.value ->> 'attempt_indexes'
+   and e.lease_expires_at_ms > :clock
+    on conflict (execution_rowid) do nothing;
+-- next
+update execution
+   set lifecycle_phase = 'terminal',
+       ownership_state = 'unowned',
+       eligibility_state = 'not_applicable',
+       blocking_reason = 'none',
+       blocking_detail = '',
+       terminal_outcome = 'success',
+       attempt_state = 'attempt_terminal',
+       public_state = 'completed',
+       ready = 0,
+       lease_id = null,
+       worker_id = null,
+       worker_instance_id = null,
+       lease_acquired_at_ms = null,
+       lease_expires_at_ms = null,
+       lease_last_renewed_at_ms = null,
+       lease_renewal_deadline_ms = null,
+       lease_expired_at_ms = null,
+       lease_revoked_at_ms = null,
+       lease_revoke_reason = null,
+       attempt_deadline_ms = null,
+       attempt_time_left_ms = null,
+       delay_until_ms = null,
+       completed_at_ms = :clock,
+       last_transition_at_ms = :clock,
+       last_mutation_at_ms = :clock,
+       retain_until_ms = :clock + coalesce(retention_ms, :retention_ms),
+       result = c.result,
+       result_encoding = c.result_encoding
+  from temp.completing as c
+ where execution.rowid = c.execution_rowid;
+-- next
+update attempt
+   set attempt_state = 'ended_success',
+       ended_at_ms = :clock,
+       failure_reason = null,
+       failure_category = null
+  from temp.completing as c
+ cross join execution as e on e.rowid = c.execution_rowid
+ where attempt.partition_key = e.partition_key
+   and attempt.execution_id = e.execution_id
+   and attempt.attempt_index = e.current_attempt_index;
+-- next
+insert into event (
+    category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
+    attempt_index, worker_instance_id, reason, namespace, instance_tag, occurred_at_ms)
+select kind.category, kind.event_type, e.partition_key, e.execution_id, e.flow_id,
+       case when kind.is_lease then c.lease_id end, e.lease_epoch, e.current_attempt_index,
+       case when kind.is_lease then c.worker_instance_id end, kind.reason, e.namespace,
+       e.instance_tag, :clock
+  from temp.completing as c
+ cross join execution as e on e.rowid = c.execution_rowid
+ cross join (
+    select 'lease' as category, 'revoked' as event_type, 'completed' as reason, 1 as is_lease
+    union all
+    select 'completion', 'success', null, 0) as kind
+ order by c.position, kind.is_lease desc;
+-- next
+select position from temp.completing;

@@ -1,0 +1,40 @@
+-- Renew the given leases whose fence holds; return the positions of those and their new end.
+--
+-- Stands in for `core.lease.decide_renew` in the sure case, as `complete_leased` does.
+delete from temp.renewing;
+-- next
+insert into temp.renewing (execution_rowid, position, lease_ttl_ms)
+select e.rowid, g.key, g.value ->> 'lease_ttls_ms'
+  from json_each(:rows) as g
+ cross join execution as e
+    on e.partition_key = g.value ->> 'partition_keys'
+   and e.execution_id = g.value ->> 'execution_ids'
+ where e.lifecycle_phase = 'active'
+   and e.ownership_state = 'leased'
+   and e.lease_id = g.value ->> 'lease_ids'
+   and e.lease_epoch = g.value ->> 'lease_epochs'
+   and e.current_attempt_id = g.value ->> 'attempt_ids'
+   and e.current_attempt_index = g.value ->> 'attempt_indexes'
+   and e.lease_expires_at_ms > :clock
+    on conflict (execution_rowid) do nothing;
+-- next
+update execution
+   set lease_last_renewed_at_ms = :clock,
+       lease_renewal_deadline_ms = :clock + r.lease_ttl_ms * 2 / 3,
+       lease_expires_at_ms = :clock + r.lease_ttl_ms,
+       last_mutation_at_ms = :clock
+  from temp.renewing as r
+ where execution.rowid = r.execution_rowid;
+-- next
+insert into event (
+    category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
+    attempt_index, worker_instance_id, namespace, instance_tag, occurred_at_ms)
+select 'lease', 'renewed', e.partition_key, e.execution_id, e.flow_id, e.lease_id, e.lease_epoch,
+       e.current_attempt_index, e.worker_instance_id, e.namespace, e.instance_tag, :clock
+  from temp.renewing as r
+ cross join execution as e on e.rowid = r.execution_rowid
+ order by r.position;
+-- next
+select r.position, e.lease_expires_at_ms as expires_at_ms, e.lease_epoch
+  from temp.renewing as r
+ cross join execution as e on e.rowid = r.execution_rowid;

@@ -1,0 +1,180 @@
+"""An engine that synchronous properties can drive, and everything it has stored.
+
+`World` owns an event loop, a clock that stands still and one engine at a time. Each
+example of a property starts in an empty store: SQLite gets a new database in memory,
+Postgres keeps its database and loses its rows.
+"""
+
+import asyncio
+import os
+from collections.abc import Coroutine, Iterable
+from typing import TypeVar
+
+import asyncpg
+from msgspec import Struct, structs
+
+from flowfabric import Engine, EngineConfig, connect
+from flowfabric.core.decision import Changes
+from flowfabric.core.events import Event, StoredEvent
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.model import Attempt, ClaimGrant, Execution
+from flowfabric.core.transition import Subject
+from flowfabric.engine.unit import execution_key
+from flowfabric.store.base import Reader
+from flowfabric.testing import SettableClock
+
+T = TypeVar("T")
+
+START_MS = 1_700_000_000_000
+RETENTION_MS = 5_000
+THOROUGH = "FLOWFABRIC_TEST_THOROUGH"
+THOROUGH_TIMES = 20
+IN_MEMORY = "sqlite:///:memory:"
+
+EMPTY = """
+delete from flowfabric.execution;
+delete from flowfabric.attempt;
+delete from flowfabric.execution_tag;
+delete from flowfabric.claim_grant;
+delete from flowfabric.idempotency_guard;
+"""
+
+
+def examples(usual: int) -> int:
+    """How many examples to try: more when the environment asks for thoroughness."""
+    return usual * THOROUGH_TIMES if os.environ.get(THOROUGH) else usual
+
+
+class Life(Struct, frozen=True, kw_only=True):
+    """Every row of one execution."""
+
+    execution: Execution
+    attempts: tuple[Attempt, ...]
+    grant: ClaimGrant | None
+
+    @property
+    def subject(self) -> Subject:
+        """What an operation locks before it decides about this execution."""
+        current = self.attempts[self.execution.current_attempt_index] if self.attempts else None
+        return Subject(execution=self.execution, attempt=current, grant=self.grant)
+
+    def after(self, changes: Changes) -> "Life":
+        """The rows once `changes`, which concern this execution alone, are saved."""
+        attempts = {attempt.attempt_index: attempt for attempt in self.attempts}
+        life = self
+        for record in (*changes.inserts, *changes.updates):
+            match record:
+                case Execution():
+                    life = structs.replace(life, execution=record)
+                case Attempt():
+                    attempts[record.attempt_index] = record
+                case ClaimGrant():
+                    life = structs.replace(life, grant=record)
+                case _:
+                    raise AssertionError(f"no place for a {type(record).__name__}")
+        if any(isinstance(record, ClaimGrant) for record in changes.deletes):
+            life = structs.replace(life, grant=None)
+        return structs.replace(life, attempts=tuple(attempts[i] for i in sorted(attempts)))
+
+
+Lives = dict[ExecutionId, Life]
+
+
+class World:
+    """Use as a context; call `begin` before each example."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.config = EngineConfig(retention_ms=RETENTION_MS)
+        self.clock = SettableClock(START_MS)
+        # Never the current loop, which belongs to the test that asks.
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._engine: Engine | None = None
+        self._cursor = 0
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._engine is not None:
+            self.run(self._engine.close())
+        self._runner.close()
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None, "no example has begun"
+        return self._engine
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.now_ms()
+
+    def run(self, work: Coroutine[object, object, T]) -> T:
+        return self._runner.run(work)
+
+    def begin(self) -> None:
+        """Start from an empty store at `START_MS`."""
+        self.clock.set_ms(START_MS)
+        self.run(self._begin())
+
+    async def _begin(self) -> None:
+        if self._engine is not None and self.url == IN_MEMORY:
+            await self._engine.close()
+            self._engine, self._cursor = None, 0
+        if self._engine is None:
+            self._engine = await connect(self.url, config=self.config, clock=self.clock)
+        if self.url != IN_MEMORY:
+            await self._empty()
+        await self._read_new_events()
+
+    async def _empty(self) -> None:
+        connection = await asyncpg.connect(self.url)
+        try:
+            await connection.execute(EMPTY)
+        finally:
+            await connection.close()
+
+    def lives(self, execution_ids: Iterable[ExecutionId]) -> Lives:
+        """Every row of the executions that exist."""
+        return self.run(self._lives(list(execution_ids)))
+
+    async def _lives(self, execution_ids: list[ExecutionId]) -> Lives:
+        keys = [execution_key(execution_id) for execution_id in execution_ids]
+
+        async def body(reader: Reader) -> Lives:
+            executions = await reader.get(Execution, keys)
+            grants = await reader.get(ClaimGrant, keys)
+            lives: Lives = {}
+            for key, execution in executions.items():
+                attempts = await reader.select_records(
+                    Attempt,
+                    "list_attempts",
+                    partition_key=execution.partition_key,
+                    execution_id=execution.execution_id[-36:],
+                )
+                lives[execution.execution_id] = Life(
+                    execution=execution, attempts=tuple(attempts), grant=grants.get(key)
+                )
+            return lives
+
+        return await self.engine.store.read(body)
+
+    def new_events(self) -> list[Event]:
+        """Events appended since the last call."""
+        return self.run(self._read_new_events())
+
+    async def _read_new_events(self) -> list[Event]:
+        found: list[StoredEvent] = []
+        while True:
+            page = await self.engine.read_events(after=self._cursor, limit=PAGE_MAX)
+            self._cursor = page.cursor
+            if not page.events:
+                return [_without_id(event) for event in found]
+            found += page.events
+
+
+def _without_id(event: StoredEvent) -> Event:
+    fields = structs.asdict(event)
+    del fields["event_id"]
+    return Event(**fields)

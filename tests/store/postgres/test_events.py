@@ -1,0 +1,193 @@
+"""Readers of the log miss nothing, whatever the writers do, and wait for nobody else."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from flowfabric.core.decision import Changes
+from flowfabric.store.base import EventPage, Transaction
+from flowfabric.store.postgres.events import WRITERS, EventLog
+from flowfabric.store.postgres.store import PostgresStore
+from tests.store.records import an_event, an_execution, change_postgres, save
+
+INSERT = """
+insert into flowfabric.event
+       (occurred_at_ms, execution_id, partition_key, category, event_type, namespace, reason)
+values (1, gen_random_uuid(), 7, 'completion', 'success', 'tests', $1)
+"""
+
+
+class Writer:
+    """A transaction of somebody's that writes events, or something else."""
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self.connection = connection
+        self.transaction = connection.transaction()
+
+    async def begin(self, *reasons: str) -> None:
+        await self.transaction.start()
+        for reason in reasons:
+            await self.connection.execute(INSERT, reason)
+
+
+@pytest.fixture
+async def writer(postgres_database: str) -> AsyncIterator[Writer]:
+    connection = await asyncpg.connect(postgres_database)
+    yield Writer(connection)
+    await connection.close()
+
+
+@pytest.fixture
+async def other(postgres_database: str) -> AsyncIterator[Writer]:
+    connection = await asyncpg.connect(postgres_database)
+    yield Writer(connection)
+    await connection.close()
+
+
+async def append(store: PostgresStore, *reasons: str) -> None:
+    execution = an_execution()
+    await save(store, Changes(events=tuple(an_event(execution, reason) for reason in reasons)))
+
+
+def seen(page: EventPage) -> tuple[list[str | None], int]:
+    return [event.reason for event in page.events], page.cursor
+
+
+async def test_an_event_of_a_slow_writer_is_waited_for(
+    postgres_store: PostgresStore, writer: Writer
+) -> None:
+    await writer.begin("slow")
+    await append(postgres_store, "fast")
+    assert seen(await postgres_store.read_events(after=0, limit=10)) == ([], 0)
+
+    reading = asyncio.create_task(postgres_store.read_events(after=0, limit=10, wait_s=60))
+    await writer.transaction.commit()
+    assert seen(await reading) == (["slow", "fast"], 2)
+
+
+async def test_events_before_the_missing_one_are_not_held_back(
+    postgres_store: PostgresStore, writer: Writer
+) -> None:
+    await append(postgres_store, "before")
+    await writer.begin("slow")
+    await append(postgres_store, "after")
+    assert seen(await postgres_store.read_events(after=0, limit=10, wait_s=60)) == (["before"], 1)
+    assert seen(await postgres_store.read_events(after=1, limit=10)) == ([], 1)
+    await writer.transaction.commit()
+    assert seen(await postgres_store.read_events(after=1, limit=10)) == (["slow", "after"], 3)
+
+
+async def test_a_rolled_back_event_is_passed(postgres_store: PostgresStore, writer: Writer) -> None:
+    await writer.begin("never")
+    await append(postgres_store, "kept")
+    reading = asyncio.create_task(postgres_store.read_events(after=0, limit=10, wait_s=60))
+    await writer.transaction.rollback()
+    assert seen(await reading) == (["kept"], 2)
+    assert seen(await postgres_store.read_events(after=0, limit=10)) == (["kept"], 2)
+
+
+async def test_a_writer_that_dies_is_passed(
+    postgres_store: PostgresStore, postgres_database: str, writer: Writer
+) -> None:
+    await writer.begin("never")
+    await append(postgres_store, "kept")
+    pid = writer.connection.get_server_pid()
+    await change_postgres(postgres_database, f"select pg_terminate_backend({pid})")
+    assert seen(await postgres_store.read_events(after=0, limit=10, wait_s=60)) == (["kept"], 2)
+
+
+async def test_a_strangers_long_transaction_is_not_waited_for(
+    postgres_store: PostgresStore, writer: Writer, other: Writer
+) -> None:
+    await other.begin()
+    await other.connection.execute("insert into flowfabric.lane values ('x', 'active', 1, 'me')")
+    await other.connection.execute("select count(*) from flowfabric.event")
+    await writer.begin("never")
+    await append(postgres_store, "kept")
+    await writer.transaction.rollback()
+    assert seen(await postgres_store.read_events(after=0, limit=10)) == (["kept"], 2)
+    await other.transaction.rollback()
+
+
+async def test_writers_that_begin_later_are_not_waited_for(
+    postgres_store: PostgresStore, postgres_database: str, writer: Writer, other: Writer
+) -> None:
+    looked = asyncio.Event()
+
+    async def writers() -> frozenset[str]:
+        rows = await change_postgres(postgres_database, WRITERS)
+        looked.set()
+        return frozenset(str(name) for (name,) in rows)
+
+    log = EventLog(postgres_store.execute_alone, writers)
+    await writer.begin("never")
+    await append(postgres_store, "kept")
+    reading = asyncio.create_task(log.page(after=0, limit=10, category=None, wait_s=60))
+    await looked.wait()
+    await other.begin("later")
+    await writer.transaction.rollback()
+    assert seen(await reading) == (["kept"], 2)
+    await other.transaction.rollback()
+
+
+async def test_what_retention_deleted_is_passed(
+    postgres_store: PostgresStore, postgres_database: str
+) -> None:
+    await append(postgres_store, *"abcde")
+    await change_postgres(
+        postgres_database, "delete from flowfabric.event where event_id in (1, 2, 4)"
+    )
+    first = await postgres_store.read_events(after=0, limit=10)
+    assert seen(first) == (["c", "e"], 5)
+
+
+async def test_a_reader_beside_many_writers_sees_each_committed_event_once(
+    postgres_store: PostgresStore,
+) -> None:
+    chance = random.Random(1)
+    committed: list[str] = []
+    done = asyncio.Event()
+
+    async def write(number: int) -> None:
+        for turn in range(20):
+            names = [f"{number}.{turn}.{part}" for part in range(chance.randint(1, 3))]
+            fails = chance.random() < 0.3
+
+            async def body(
+                transaction: Transaction, names: list[str] = names, fails: bool = fails
+            ) -> None:
+                for name in names:
+                    event = an_event(an_execution(), name)
+                    await transaction.save(Changes(events=(event,)))
+                if fails:
+                    raise LookupError("rolled back")
+
+            try:
+                await postgres_store.transact(body)
+            except LookupError:
+                continue
+            committed.extend(names)
+
+    async def read() -> list[str | None]:
+        found: list[str | None] = []
+        cursor = 0
+        while True:
+            finished = done.is_set()
+            page = await postgres_store.read_events(after=cursor, limit=7, wait_s=60)
+            ids = [event.event_id for event in page.events]
+            assert ids == sorted(ids)
+            assert all(cursor < event_id <= page.cursor for event_id in ids)
+            found += [event.reason for event in page.events]
+            if finished and page.cursor == cursor:
+                return found
+            cursor = page.cursor
+
+    reading = asyncio.create_task(read())
+    await asyncio.gather(*(write(number) for number in range(6)))
+    done.set()
+    found = await reading
+    assert len(found) == len(committed)
+    assert set(found) == set(committed)

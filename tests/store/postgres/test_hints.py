@@ -1,0 +1,129 @@
+"""Hints between processes, over connections that die and poolers that swallow them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import pytest
+
+from flowfabric.core.decision import Changes
+from flowfabric.store.base import HintListener, Store, Transaction
+from flowfabric.store.hints import POLL_MAX_S
+from flowfabric.store.postgres.store import PostgresStore
+from tests.store.records import a_lane, change_postgres
+
+LISTENERS = """
+select pg_terminate_backend(pid) from pg_stat_activity
+ where datname = current_database() and query ilike 'listen%'
+"""
+
+
+@pytest.fixture
+async def other_store(postgres_database: str) -> AsyncIterator[PostgresStore]:
+    opened = PostgresStore(postgres_database)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+async def until_live(store: Store, listener: HintListener) -> None:
+    """Wait until hints arrive from elsewhere, and forget what was hinted so far."""
+    while not store.hints_are_live:
+        await listener.wait(1)
+    while await listener.wait(0):
+        pass
+
+
+async def test_hints_reach_other_processes(
+    postgres_store: PostgresStore, other_store: PostgresStore
+) -> None:
+    async def body(transaction: Transaction) -> None:
+        transaction.hint("lanes")
+        await transaction.save(Changes(inserts=(a_lane("a"),)))
+
+    with postgres_store.hints(["lanes"]) as listener, postgres_store.hints(["other"]) as deaf:
+        await until_live(postgres_store, listener)
+        assert await deaf.wait(0) or True
+        await other_store.transact(body)
+        assert await listener.wait(60)
+        assert not await deaf.wait(0)
+
+
+async def test_more_topics_than_a_message_holds_wake_everybody(
+    postgres_store: PostgresStore, other_store: PostgresStore
+) -> None:
+    with postgres_store.hints(["lanes"]) as listener:
+        await until_live(postgres_store, listener)
+        for number in range(1_000):
+            other_store.hint(f"some rather long topic {number}")
+        assert await listener.wait(60)
+
+
+async def test_a_listener_whose_connection_died_listens_again(
+    postgres_store: PostgresStore, other_store: PostgresStore, postgres_database: str
+) -> None:
+    with postgres_store.hints(["lanes"]) as listener:
+        await until_live(postgres_store, listener)
+        await change_postgres(postgres_database, LISTENERS)
+        while postgres_store.hints_are_live:
+            await listener.wait(1)
+        await until_live(postgres_store, listener)
+        other_store.hint("lanes")
+        assert await listener.wait(60)
+
+
+class Swallower:
+    """A proxy that lets everything through but notifications, like a pooler."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.host, self.port = parts.hostname, parts.port
+        self.swallowed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_connection(self.host, self.port)
+        up = asyncio.create_task(self._copy(reader, server_writer))
+        down = asyncio.create_task(self._filter(server_reader, writer))
+        await asyncio.wait([up, down])
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def _filter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            # The answer to the request for TLS is a single byte.
+            writer.write(await reader.readexactly(1))
+            while True:
+                head = await reader.readexactly(5)
+                body = await reader.readexactly(int.from_bytes(head[1:]) - 4)
+                if head[:1] == b"A":
+                    self.swallowed.set()
+                else:
+                    writer.write(head + body)
+                    await writer.drain()
+        writer.close()
+
+
+async def test_a_pooler_that_swallows_notifications_is_noticed(postgres_database: str) -> None:
+    swallower = Swallower(postgres_database)
+    server = await asyncio.start_server(swallower.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    parts = urlsplit(postgres_database)
+    store = PostgresStore(f"postgresql://{parts.username}@127.0.0.1:{port}{parts.path}")
+    await store.open()
+    with store.hints(["lanes"]) as listener:
+        while not swallower.swallowed.is_set():
+            assert not await listener.wait(60)
+        before = asyncio.get_running_loop().time()
+        assert not await listener.wait(600)
+        assert not store.hints_are_live
+        assert asyncio.get_running_loop().time() - before < POLL_MAX_S * 10
+    await store.close()
+    server.close()
+    await server.wait_closed()

@@ -1,0 +1,271 @@
+"""Locks, retries and lost connections on Postgres."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+from msgspec import structs
+
+from flowfabric.core.decision import Changes
+from flowfabric.core.model import Execution, Lane
+from flowfabric.core.states import LaneState
+from flowfabric.errors import Bug, InvalidInput, ResourceExhausted, RetryExhausted, Transport
+from flowfabric.store.base import Reader, Transaction, UniqueViolation
+from flowfabric.store.postgres.store import TRIES_MAX, PostgresStore
+from flowfabric.store.urls import open_store
+from tests.store.records import a_lane, an_execution, change_postgres, key, save
+
+SOMEBODY_WAITS_FOR_A_LOCK = """
+select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
+"""
+POOLED = """
+select pg_terminate_backend(pid) from pg_stat_activity
+ where datname = current_database() and application_name = 'flowfabric'
+"""
+
+
+@pytest.fixture
+async def stranger(postgres_database: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection that is none of ours."""
+    connection = await asyncpg.connect(postgres_database)
+    yield connection
+    await connection.close()
+
+
+async def until_somebody_waits_for_a_lock(url: str) -> None:
+    while not await change_postgres(url, SOMEBODY_WAITS_FOR_A_LOCK):
+        pass
+
+
+async def test_locks_taken_in_any_order_of_keys_do_not_deadlock(
+    postgres_store: PostgresStore,
+) -> None:
+    executions = [an_execution() for _ in range(8)]
+    await save(postgres_store, Changes(inserts=tuple(executions)))
+    runs = 0
+
+    async def body(transaction: Transaction) -> None:
+        nonlocal runs
+        runs += 1
+        keys = [key(execution) for execution in executions]
+        random.shuffle(keys)
+        found = await transaction.lock(Execution, keys)
+        assert list(found) == sorted(keys)
+        updates = (structs.replace(row, priority=row.priority + 1) for row in found.values())
+        await transaction.save(Changes(updates=tuple(updates)))
+
+    await asyncio.gather(*(postgres_store.transact(body) for _ in range(40)))
+    assert runs == 40, "no transaction had to be repeated"
+
+
+async def test_a_deadlock_is_resolved_by_running_one_of_them_again(
+    postgres_store: PostgresStore,
+) -> None:
+    await save(postgres_store, Changes(inserts=(a_lane("a"), a_lane("b"))))
+    runs: list[str] = []
+    both_hold_one = asyncio.Barrier(2)
+
+    async def lock_in_turn(transaction: Transaction, first: str, second: str) -> None:
+        again = first in runs
+        runs.append(first)
+        await transaction.lock(Lane, [(first,)])
+        if not again:
+            await both_hold_one.wait()
+        await transaction.lock(Lane, [(second,)])
+
+    await asyncio.gather(
+        postgres_store.transact(lambda transaction: lock_in_turn(transaction, "a", "b")),
+        postgres_store.transact(lambda transaction: lock_in_turn(transaction, "b", "a")),
+    )
+    assert len(runs) == 3
+
+
+async def test_a_transaction_that_keeps_colliding_is_given_up(
+    postgres_store: PostgresStore, postgres_database: str
+) -> None:
+    await change_postgres(
+        postgres_database,
+        """
+        do $$ begin
+            create function collide() returns trigger language plpgsql as
+                $f$ begin raise exception 'again' using errcode = '40001'; end $f$;
+            create trigger collide before insert on flowfabric.lane
+                for each row execute function collide();
+        end $$
+        """,
+    )
+    runs = 0
+
+    async def body(transaction: Transaction) -> None:
+        nonlocal runs
+        runs += 1
+        await transaction.save(Changes(inserts=(a_lane("a"),)))
+
+    with pytest.raises(RetryExhausted, match="again"):
+        await postgres_store.transact(body)
+    assert runs == TRIES_MAX
+
+
+async def test_the_time_is_read_after_the_lock_was_waited_for(
+    postgres_store: PostgresStore, postgres_database: str, stranger: asyncpg.Connection
+) -> None:
+    await save(postgres_store, Changes(inserts=(a_lane("a"),)))
+    held = stranger.transaction()
+    await held.start()
+    await stranger.execute("select 1 from flowfabric.lane for update")
+
+    async def body(transaction: Transaction) -> tuple[int, int]:
+        await transaction.lock(Lane, [("a",)])
+        return await transaction.now_ms(), await transaction.now_ms()
+
+    waiting = asyncio.create_task(postgres_store.transact(body))
+    await until_somebody_waits_for_a_lock(postgres_database)
+    released_ms = await stranger.fetchval(
+        "select floor(extract(epoch from clock_timestamp()) * 1000)::bigint"
+    )
+    # A rollback leaves the row as it was, so nothing makes the server look at it again.
+    await held.rollback()
+    first, second = await waiting
+    assert first == second
+    assert first >= released_ms
+
+
+async def test_time_without_a_lock_comes_from_the_server(postgres_store: PostgresStore) -> None:
+    async def body(reader: Reader) -> int:
+        return await reader.now_ms()
+
+    assert abs(await postgres_store.read(body) - time.time() * 1000) < 60_000
+
+
+async def test_unchanged_columns_are_not_written_again(
+    postgres_store: PostgresStore, postgres_database: str
+) -> None:
+    """A trigger on a column fires when a statement mentions it, whatever the value."""
+    execution = an_execution()
+    await save(postgres_store, Changes(inserts=(execution,)))
+    await change_postgres(
+        postgres_database,
+        """
+        do $$ begin
+            create function refuse() returns trigger language plpgsql as
+                $f$ begin raise exception 'payload was written'; end $f$;
+            create trigger refuse before update of payload on flowfabric.execution
+                for each row execute function refuse();
+        end $$
+        """,
+    )
+
+    async def body(transaction: Transaction) -> None:
+        await transaction.lock(Execution, [key(execution)])
+        await transaction.save(Changes(updates=(structs.replace(execution, priority=1),)))
+        await transaction.save(Changes(updates=(structs.replace(execution, priority=2),)))
+
+    await postgres_store.transact(body)
+    with pytest.raises(Transport, match="payload was written"):
+        await save(postgres_store, Changes(updates=(structs.replace(execution, priority=3),)))
+
+
+async def test_going_on_after_a_failed_statement_is_a_bug(postgres_store: PostgresStore) -> None:
+    await save(postgres_store, Changes(inserts=(a_lane("a"),)))
+
+    async def body(transaction: Transaction) -> None:
+        with pytest.raises(asyncpg.UniqueViolationError):
+            await transaction.save(Changes(inserts=(a_lane("a"),)))
+
+    with pytest.raises(Bug, match="went on after"):
+        await postgres_store.transact(body)
+
+
+async def test_a_lost_connection_is_reported_as_worth_trying_again(
+    postgres_store: PostgresStore, postgres_database: str
+) -> None:
+    async def body(transaction: Transaction) -> None:
+        await transaction.now_ms()
+        await change_postgres(postgres_database, POOLED)
+        await transaction.save(Changes(inserts=(a_lane("a"),)))
+
+    with pytest.raises(Transport) as caught:
+        await postgres_store.transact(body)
+    assert caught.value.retryable
+
+
+async def test_connections_that_died_in_the_pool_are_replaced(
+    postgres_store: PostgresStore, postgres_database: str
+) -> None:
+    await asyncio.gather(*(postgres_store.ping() for _ in range(10)))
+    await change_postgres(postgres_database, POOLED)
+    await asyncio.gather(
+        *(save(postgres_store, Changes(inserts=(a_lane(str(n)),))) for n in range(10))
+    )
+
+
+async def test_a_pool_that_is_used_up_says_so(postgres_database: str) -> None:
+    store = PostgresStore(postgres_database, pool_max=1, acquire_timeout_s=0.01)
+    await store.open()
+
+    async def body(transaction: Transaction) -> None:
+        with pytest.raises(ResourceExhausted, match="all 1 are in use"):
+            await store.ping()
+
+    await store.transact(body)
+    await store.close()
+
+
+async def test_a_server_that_is_not_there_is_a_transport_error() -> None:
+    with pytest.raises(Transport) as caught:
+        await PostgresStore("postgresql://nobody@127.0.0.1:1/nothing").open()
+    assert caught.value.retryable
+
+
+async def test_a_cancelled_transaction_leaves_a_usable_connection(
+    postgres_database: str, stranger: asyncpg.Connection
+) -> None:
+    store = PostgresStore(postgres_database, pool_max=1)
+    await store.open()
+    await save(store, Changes(inserts=(a_lane("a"),)))
+
+    async def body(transaction: Transaction) -> None:
+        await transaction.lock(Lane, [("a",)])
+        await transaction.save(Changes(updates=(a_lane("a", LaneState.PAUSED),)))
+
+    async with stranger.transaction():
+        await stranger.execute("select 1 from flowfabric.lane for update")
+        waiting = asyncio.create_task(store.transact(body))
+        await until_somebody_waits_for_a_lock(postgres_database)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    await store.transact(body)
+    await store.close()
+
+
+async def test_everything_works_without_session_state(postgres_database: str) -> None:
+    """Behind a transaction-mode pooler every transaction brings its own settings."""
+    store = PostgresStore(postgres_database, statement_cache_size=0)
+    await store.open()
+    execution = an_execution()
+    await save(store, Changes(inserts=(execution, a_lane("a"))))
+    with pytest.raises(UniqueViolation):
+        await save(store, Changes(inserts=(a_lane("a"),)))
+    assert len(await store.execute_alone("get_deployment")) == 1
+
+    async def body(reader: Reader) -> list[Execution]:
+        return list((await reader.get(Execution, [key(execution)])).values())
+
+    assert await store.read(body) == [execution]
+    settings = await change_postgres(
+        postgres_database,
+        "select count(*) from pg_stat_activity"
+        " where datname = current_database() and application_name = 'flowfabric'",
+    )
+    assert settings == [(0,)]
+    await store.close()
+
+
+@pytest.mark.parametrize("url", ["mysql://host/db", "sqlite:///", "flowfabric.db", ""])
+def test_an_unknown_url_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match="url"):
+        open_store(url)

@@ -1,0 +1,215 @@
+"""One writer, many units of work: committed together, failing apart."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from flowfabric.core.decision import Changes
+from flowfabric.core.model import Lane
+from flowfabric.errors import Bug, RetryExhausted, Transport
+from flowfabric.store.base import Body, Reader, Transaction
+from flowfabric.store.sqlite.store import SqliteStore
+from tests.store.records import a_lane, change_sqlite, save, start_python
+
+
+@pytest.fixture
+def path(tmp_path: Path, exercised_store: Callable[[str], None]) -> Path:
+    exercised_store("sqlite file")
+    return tmp_path / "a.db"
+
+
+@pytest.fixture
+def foreign_file(path: Path) -> Path:
+    path.write_bytes(b"certainly no database" * 100)
+    return path
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SqliteStore]:
+    opened = SqliteStore(str(path))
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+def inserts(name: str) -> Body[str]:
+    async def body(transaction: Transaction) -> str:
+        await transaction.save(Changes(inserts=(a_lane(name),)))
+        return name
+
+    return body
+
+
+def lanes_in(path: Path) -> list[str]:
+    return [str(name) for (name,) in change_sqlite(path, "select lane_id from lane order by 1")]
+
+
+async def hold_the_writer(store: SqliteStore) -> tuple[threading.Event, asyncio.Task[None]]:
+    """Occupy the writer with a unit of work until the event is set."""
+    started, go = threading.Event(), threading.Event()
+
+    async def body(transaction: Transaction) -> None:
+        started.set()
+        go.wait()
+
+    task = asyncio.create_task(store.transact(body))
+    await asyncio.to_thread(started.wait)
+    return go, task
+
+
+async def test_units_that_wait_together_are_committed_together(
+    store: SqliteStore, path: Path
+) -> None:
+    seen: list[list[str]] = []
+
+    async def look(transaction: Transaction) -> None:
+        seen.append(lanes_in(path))
+
+    go, held = await hold_the_writer(store)
+    waiting = [asyncio.create_task(store.transact(inserts(name))) for name in "abc"]
+    last = asyncio.create_task(store.transact(look))
+    await asyncio.sleep(0)
+    go.set()
+    assert await asyncio.gather(*waiting) == ["a", "b", "c"]
+    await asyncio.gather(held, last)
+    assert seen == [[]], "nothing was committed while the group was running"
+    assert lanes_in(path) == ["a", "b", "c"]
+
+
+async def test_a_failing_unit_leaves_its_neighbours_alone(store: SqliteStore, path: Path) -> None:
+    async def fails(transaction: Transaction) -> str:
+        await transaction.save(Changes(inserts=(a_lane("lost"),)))
+        raise LookupError("no")
+
+    go, held = await hold_the_writer(store)
+    units = [inserts("a"), fails, inserts("a"), inserts("b")]
+    waiting = [asyncio.create_task(store.transact(unit)) for unit in units]
+    await asyncio.sleep(0)
+    go.set()
+    await held
+    first, second, third, fourth = await asyncio.gather(*waiting, return_exceptions=True)
+    assert (first, fourth) == ("a", "b")
+    assert isinstance(second, LookupError)
+    assert "lane" in str(third)
+    assert lanes_in(path) == ["a", "b"]
+
+
+async def test_a_unit_whose_caller_gave_up_is_not_run(store: SqliteStore, path: Path) -> None:
+    go, held = await hold_the_writer(store)
+    waiting = asyncio.create_task(store.transact(inserts("a")))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    go.set()
+    await held
+    assert lanes_in(path) == []
+
+
+async def test_a_unit_that_awaits_something_else_is_refused(store: SqliteStore, path: Path) -> None:
+    async def body(transaction: Transaction) -> None:
+        await transaction.save(Changes(inserts=(a_lane("a"),)))
+        await asyncio.sleep(0)
+
+    with pytest.raises(Bug, match="other than its transaction"):
+        await store.transact(body)
+    assert lanes_in(path) == []
+
+
+async def test_closing_finishes_what_is_queued(path: Path) -> None:
+    store = SqliteStore(str(path))
+    await store.open()
+    waiting = [asyncio.create_task(store.transact(inserts(str(n)))) for n in range(200)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert len(await asyncio.gather(*waiting)) == 200
+
+
+async def test_readers_see_one_snapshot(store: SqliteStore) -> None:
+    written = threading.Event()
+    first_look = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def body(reader: Reader) -> list[int]:
+        counts = [len(await reader.get(Lane, [("a",)]))]
+        loop.call_soon_threadsafe(first_look.set)
+        written.wait()
+        return [*counts, len(await reader.get(Lane, [("a",)]))]
+
+    reading = asyncio.create_task(store.read(body))
+    await first_look.wait()
+    await save(store, Changes(inserts=(a_lane("a"),)))
+    written.set()
+    assert await reading == [0, 0]
+
+
+async def test_a_file_that_stays_locked_is_reported(path: Path) -> None:
+    store = SqliteStore(str(path), busy_timeout_ms=1)
+    await store.open()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("begin immediate")
+        with pytest.raises(RetryExhausted, match="locked"):
+            await store.transact(inserts("a"))
+        other.execute("rollback")
+    assert await store.transact(inserts("a")) == "a"
+    await store.close()
+
+
+async def test_memory_is_private_to_its_store() -> None:
+    one, other = SqliteStore(":memory:"), SqliteStore(":memory:")
+    await asyncio.gather(one.open(), other.open())
+    await asyncio.gather(one.transact(inserts("a")), other.transact(inserts("a")))
+    await asyncio.gather(one.close(), other.close())
+
+
+async def test_a_path_that_cannot_be_opened_is_a_transport_error(tmp_path: Path) -> None:
+    with pytest.raises(Transport, match="unable to open"):
+        await SqliteStore(str(tmp_path / "missing" / "a.db")).open()
+
+
+async def test_a_file_that_is_no_database_is_refused(foreign_file: Path) -> None:
+    with pytest.raises(Transport, match="not a database"):
+        await SqliteStore(str(foreign_file)).open()
+
+
+WRITES_UNTIL_THE_DISK_IS_FULL = """
+import asyncio, resource, signal, sys
+from flowfabric.core.decision import Changes
+from flowfabric.errors import Transport
+from flowfabric.store.sqlite.store import SqliteStore
+from tests.store.records import an_execution, save
+
+async def main():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    store = SqliteStore(sys.argv[1])
+    await store.open()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, 4_000_000))
+    kept = []
+    for _ in range(100):
+        execution = an_execution(payload=bytes(100_000))
+        try:
+            await save(store, Changes(inserts=(execution,)))
+        except Transport:
+            break
+        kept.append(execution.execution_id[-36:])
+    else:
+        raise SystemExit("the disk never became full")
+    print(*kept)
+
+asyncio.run(main())
+"""
+
+
+def test_a_full_disk_fails_the_write_and_keeps_what_was_there(path: Path) -> None:
+    process = start_python(WRITES_UNTIL_THE_DISK_IS_FULL, path)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    kept = output.split()
+    assert kept
+    stored = change_sqlite(path, "select execution_id from execution order by 1")
+    assert [name for (name,) in stored] == sorted(kept)
+    assert change_sqlite(path, "pragma integrity_check") == [("ok",)]

@@ -1,0 +1,86 @@
+"""Wake-ups inside one process, as every store gives them."""
+
+import asyncio
+
+import pytest
+
+from flowfabric.core.decision import Changes
+from flowfabric.store.base import Store, Transaction
+from flowfabric.store.hints import EVERY_TOPIC, POLL_FIRST_S, HintBoard
+from tests.store.records import a_lane
+
+
+async def test_a_hint_wakes_whoever_waits_for_its_topic() -> None:
+    board = HintBoard()
+    with board.listen(["a", "b"]) as listener, board.listen(["c"]) as other:
+        waiting = asyncio.create_task(listener.wait(30))
+        await asyncio.sleep(0)
+        board.publish(["b"])
+        assert await waiting
+        assert not await other.wait(0)
+
+
+async def test_a_hint_between_two_waits_is_kept_once() -> None:
+    board = HintBoard()
+    with board.listen(["a"]) as listener:
+        board.publish(["a"])
+        board.publish(["a"])
+        assert await listener.wait(30)
+        assert not await listener.wait(0)
+
+
+async def test_the_wildcard_wakes_everybody() -> None:
+    board = HintBoard()
+    with board.listen(["a"]) as one, board.listen(["b"]) as other:
+        board.publish([EVERY_TOPIC])
+        assert await one.wait(0)
+        assert await other.wait(0)
+
+
+async def test_a_closed_listener_hears_nothing() -> None:
+    board = HintBoard()
+    with board.listen(["a"]) as listener:
+        pass
+    board.publish(["a"])
+    assert not await listener.wait(0)
+
+
+async def test_waits_are_short_while_hints_from_elsewhere_do_not_arrive() -> None:
+    board = HintBoard()
+    board.live = False
+    loop = asyncio.get_running_loop()
+    with board.listen(["a"]) as listener:
+        before = loop.time()
+        assert not await listener.wait(600)
+        assert not await listener.wait(600)
+        listener.found_work()
+        assert not await listener.wait(600)
+        assert POLL_FIRST_S * 3 < loop.time() - before < POLL_FIRST_S * 20
+
+
+async def test_a_hint_is_given_when_the_transaction_has_committed(store: Store) -> None:
+    async def body(transaction: Transaction) -> None:
+        transaction.hint("lanes")
+        await transaction.save(Changes(inserts=(a_lane("a"),)))
+
+    with store.hints(["lanes"]) as listener, store.hints(["other"]) as other:
+        await store.transact(body)
+        assert await listener.wait(30)
+        assert not await other.wait(0)
+
+
+async def test_a_transaction_that_fails_hints_at_nothing(store: Store) -> None:
+    async def body(transaction: Transaction) -> None:
+        transaction.hint("lanes")
+        raise LookupError("no")
+
+    with store.hints(["lanes"]) as listener:
+        with pytest.raises(LookupError):
+            await store.transact(body)
+        assert not await listener.wait(0)
+
+
+async def test_a_hint_can_be_given_by_hand(store: Store) -> None:
+    with store.hints(["lanes"]) as listener:
+        store.hint("lanes")
+        assert await listener.wait(30)
