@@ -1,7 +1,7 @@
 """Executions brought into a state through the operations that lead there."""
 
 import itertools
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from msgspec import structs
 
@@ -19,6 +19,15 @@ RETRYING = {"retry_policy": {"max_retries": 3, "backoff": {"type": "fixed", "del
 UNKNOWN_ID = "{fp:86}:00000000-0000-4000-8000-000000000000"
 NOBODY = "00000000-0000-4000-8000-00000000dead"
 """A well-formed id that nothing has."""
+
+
+class WorkerNames(TypedDict):
+    worker_id: str
+    worker_instance_id: str
+
+
+WORKER = WorkerNames(worker_id="worker", worker_instance_id="worker-instance")
+OTHER_WORKER = WorkerNames(worker_id="other", worker_instance_id="other-instance")
 
 
 def new(**fields: object) -> NewExecution:

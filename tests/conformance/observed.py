@@ -13,6 +13,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Attempt, ClaimGrant, Execution, Lane
 from flowfabric.engine.unit import execution_key
+from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Key, Reader
 
 E = TypeVar("E", bound=FlowFabricError)
@@ -89,3 +90,20 @@ async def refused(engine: Engine, error: type[E]) -> AsyncIterator[pytest.Except
     async with unchanged(engine):
         with pytest.raises(error) as caught:
             yield caught
+
+
+async def refuses(
+    engine: Engine, field: str, operation: str, *arguments: object, **named: object
+) -> None:
+    """Bad input is refused and `field` named. Arguments may be of a wrong type.
+
+    Put it inside `unchanged`: one look at the store serves a whole table.
+    """
+    asked = f"{operation}(*{arguments}, **{named})"
+    refusal = None
+    try:
+        await getattr(engine, operation)(*arguments, **named)
+    except InvalidInput as error:
+        refusal = error
+    assert refusal is not None, f"{asked} was not refused"
+    assert refusal.field == field, f"{asked}: {refusal}"

@@ -12,6 +12,12 @@ def check_int(field: str, value: object, low: int, high: int) -> int:
     return value
 
 
+def check_bool(field: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidInput(field, "must be true or false", value)
+    return value
+
+
 def check_time(field: str, value: object) -> int:
     """A point in time in milliseconds since the epoch."""
     return check_int(field, value, 0, TIME_MS_MAX)

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from flowfabric.core.capabilities import check_required
 from flowfabric.core.checks import (
+    check_bool,
     check_bytes,
     check_optional_text,
     check_optional_time,
@@ -122,12 +123,12 @@ def check_new(
             "idempotency_key", request.idempotency_key, bytes_max=IDEMPOTENCY_KEY_BYTES_MAX
         )
         or None,
-        strict=request.strict,
+        strict=check_bool("strict", request.strict),
         fingerprint=fingerprint(lane_id, kind, payload) if request.idempotency_key else b"",
         idempotency_ttl_ms=IDEMPOTENCY_TTL_MS
         if policy.dedup_window_ms is None
         else policy.dedup_window_ms,
-        tags=check_tags(request.tags) if request.tags else {},
+        tags=check_tags(request.tags),
         policy="{}" if request.policy is None else encode_policy(policy),
         attempt_timeout_ms=None if timeout is None else timeout.attempt_timeout_ms,
         retention_ms=None

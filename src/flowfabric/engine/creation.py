@@ -25,7 +25,7 @@ from flowfabric.core.model import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import LaneState
 from flowfabric.engine.unit import Operations, Route, hint_about, new_uuid
-from flowfabric.errors import IdempotencyConflict, LaneNotAccepting
+from flowfabric.errors import IdempotencyConflict, InvalidInput, LaneNotAccepting
 from flowfabric.store.base import Key, Transaction
 
 ACCEPTING = (LaneState.ACTIVE, LaneState.PAUSED)
@@ -55,7 +55,9 @@ class Creation(Operations):
         self.routes.update(body.interned)
         return results
 
-    def check_request(self, request: NewExecution) -> Checked:
+    def check_request(self, request: object) -> Checked:
+        if not isinstance(request, NewExecution):
+            raise InvalidInput("request", "must be a NewExecution", request)
         return check_new(
             request,
             new_uuid=new_uuid(),
@@ -76,10 +78,10 @@ class CreateBody:
         await self._admit(tx)
         taken = await self._take_guards(tx)
         now_ms = await tx.now_ms()
-        fresh = [checked for checked in self.checked if checked.execution_id not in taken]
+        fresh = self._fresh(taken)
         executions = {
-            checked.execution_id: new_execution(checked, self._route_id(checked), now_ms)
-            for checked in fresh
+            execution_id: new_execution(checked, self._route_id(checked), now_ms)
+            for execution_id, checked in sorted(fresh.items(), key=lambda item: item[0])
         }
         inserted = await tx.insert_new(list(executions.values()))
         created = {
@@ -87,8 +89,16 @@ class CreateBody:
             for execution_id, execution in executions.items()
             if (execution.partition_key, execution_id) in inserted
         }
-        await self._finish(tx, created, now_ms)
+        await self._finish(tx, fresh, created, now_ms)
         return self._answers(taken, created)
+
+    def _fresh(self, taken: dict[int, ExecutionId]) -> dict[ExecutionId, Checked]:
+        """The requests that may create their execution: the first of each id."""
+        fresh: dict[ExecutionId, Checked] = {}
+        for place, checked in enumerate(self.checked):
+            if place not in taken:
+                fresh.setdefault(checked.execution_id, checked)
+        return fresh
 
     async def _admit(self, tx: Transaction) -> None:
         """Register lanes and routes that are new; refuse lanes that take no more work."""
@@ -118,20 +128,21 @@ class CreateBody:
         route = route_of(checked)
         return self.known_routes.get(route) or self.interned[route]
 
-    async def _take_guards(self, tx: Transaction) -> dict[ExecutionId, ExecutionId]:
-        """Claim the idempotency keys; map requests that lost to the execution that won."""
-        keyed = sorted(
-            (c for c in self.checked if c.idempotency_key is not None),
-            key=lambda c: (c.namespace, c.idempotency_key or ""),
-        )
+    async def _take_guards(self, tx: Transaction) -> dict[int, ExecutionId]:
+        """Claim the idempotency keys; map places of requests that lost to what won."""
+        keyed = {
+            place: checked
+            for place, checked in enumerate(self.checked)
+            if checked.idempotency_key is not None
+        }
         if not keyed:
             return {}
         now_ms = await tx.now_ms()
         guards: dict[Key, IdempotencyGuard] = {}
-        for checked in keyed:
+        for checked in keyed.values():
             guard = new_guard(checked, now_ms)
             guards.setdefault((guard.namespace, guard.idempotency_key), guard)
-        free = await tx.insert_new(list(guards.values()))
+        free = await tx.insert_new([guards[key] for key in sorted(guards)])
         held = await tx.lock(IdempotencyGuard, sorted(guards.keys() - free))
         live = {key: guard for key, guard in held.items() if guard.expires_at_ms > now_ms}
         expired = held.keys() - live.keys()
@@ -139,25 +150,28 @@ class CreateBody:
         return _losers(keyed, guards | live)
 
     async def _finish(
-        self, tx: Transaction, created: dict[ExecutionId, Execution], now_ms: int
+        self,
+        tx: Transaction,
+        fresh: dict[ExecutionId, Checked],
+        created: dict[ExecutionId, Execution],
+        now_ms: int,
     ) -> None:
         tags = tuple(
             tag
-            for checked in self.checked
-            if checked.tags and checked.execution_id in created
-            for tag in new_tags(created[checked.execution_id], checked.tags)
+            for execution_id, execution in created.items()
+            for tag in new_tags(execution, fresh[execution_id].tags)
         )
         await tx.save(Changes(inserts=tags))
         hint_about(tx, Changes(inserts=tuple(created.values())), now_ms)
 
     def _answers(
-        self, taken: dict[ExecutionId, ExecutionId], created: dict[ExecutionId, Execution]
+        self, taken: dict[int, ExecutionId], created: dict[ExecutionId, Execution]
     ) -> list[CreateResult]:
         answers: list[CreateResult] = []
-        for checked in self.checked:
-            execution = created.pop(checked.execution_id, None)
+        for place, checked in enumerate(self.checked):
+            execution = None if place in taken else created.pop(checked.execution_id, None)
             if execution is None:
-                winner = taken.get(checked.execution_id, checked.execution_id)
+                winner = taken.get(place, checked.execution_id)
                 answers.append(Duplicate(execution_id=winner))
             else:
                 answers.append(
@@ -167,10 +181,10 @@ class CreateBody:
 
 
 def _losers(
-    keyed: Sequence[Checked], winners: dict[Key, IdempotencyGuard]
-) -> dict[ExecutionId, ExecutionId]:
-    losers: dict[ExecutionId, ExecutionId] = {}
-    for checked in keyed:
+    keyed: dict[int, Checked], winners: dict[Key, IdempotencyGuard]
+) -> dict[int, ExecutionId]:
+    losers: dict[int, ExecutionId] = {}
+    for place, checked in keyed.items():
         assert checked.idempotency_key is not None
         winner = winners[(checked.namespace, checked.idempotency_key)]
         if checked.strict and winner.fingerprint != checked.fingerprint:
@@ -179,7 +193,7 @@ def _losers(
                 f" {winner.execution} with another lane, kind or payload"
             )
         if winner.execution != checked.execution_id:
-            losers[checked.execution_id] = parse_execution_id(winner.execution)
+            losers[place] = parse_execution_id(winner.execution)
     return losers
 
 
