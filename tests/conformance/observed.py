@@ -92,6 +92,11 @@ async def refused(engine: Engine, error: type[E]) -> AsyncIterator[pytest.Except
             yield caught
 
 
+async def call(engine: Engine, operation: str, *arguments: object, **named: object) -> object:
+    """Call an operation with any arguments, also of a wrong type."""
+    return await getattr(engine, operation)(*arguments, **named)
+
+
 async def refuses(
     engine: Engine, field: str, operation: str, *arguments: object, **named: object
 ) -> None:
@@ -102,7 +107,7 @@ async def refuses(
     asked = f"{operation}(*{arguments}, **{named})"
     refusal = None
     try:
-        await getattr(engine, operation)(*arguments, **named)
+        await call(engine, operation, *arguments, **named)
     except InvalidInput as error:
         refusal = error
     assert refusal is not None, f"{asked} was not refused"

@@ -1,5 +1,7 @@
 """Checks of plain input values: each refusal names the field, the limit and the value."""
 
+from collections.abc import Sequence
+
 from flowfabric.core.limits import NAME_BYTES_MAX, TIME_MS_MAX
 from flowfabric.errors import InvalidInput, PayloadTooLarge
 
@@ -15,6 +17,15 @@ def check_int(field: str, value: object, low: int, high: int) -> int:
 def check_bool(field: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise InvalidInput(field, "must be true or false", value)
+    return value
+
+
+def check_list(field: str, value: object, low: int, high: int) -> Sequence[object]:
+    """A list of `low` to `high` items; text is no list of its characters."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise InvalidInput(field, "must be a list", value)
+    if not low <= len(value) <= high:
+        raise InvalidInput(field, f"must have {low} to {high} items", len(value))
     return value
 
 

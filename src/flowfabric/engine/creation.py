@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_list
 from flowfabric.core.creation import (
     Checked,
     NewExecution,
@@ -46,7 +46,7 @@ class Creation(Operations):
 
         One bad request refuses the whole batch and nothing is written.
         """
-        check_int("requests", len(requests), 0, BATCH_MAX)
+        check_list("requests", requests, 0, BATCH_MAX)
         checked = [self.check_request(request) for request in requests]
         if not checked:
             return []

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from flowfabric.core.capabilities import check_offered
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_int, check_list
 from flowfabric.core.decision import Decision
 from flowfabric.core.execution import Timing
 from flowfabric.core.grants import (
@@ -50,7 +50,7 @@ from flowfabric.engine.unit import (
     ready_topic,
     row_execution_id,
 )
-from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
+from flowfabric.errors import FlowFabricError, NotFound
 from flowfabric.store.base import Row, Transaction
 
 LEASE_TTL_MS = 30_000
@@ -196,7 +196,7 @@ class Leases(Operations):
         self, handles: Sequence[Handle | bytes]
     ) -> list[Renewed | FlowFabricError]:
         """Renew all leases of a process at once; each handle gets its own answer."""
-        check_int("handles", len(handles), 0, BATCH_MAX)
+        check_list("handles", handles, 0, BATCH_MAX)
         opened = [attempt(self.open_handle, handle) for handle in handles]
         asked = [
             each
@@ -323,11 +323,10 @@ def check_worker(worker_id: object, worker_instance_id: object) -> Worker:
 def check_query(
     lane_ids: Sequence[str], kinds: Sequence[str] | None, capabilities: Sequence[str]
 ) -> ClaimQuery:
-    if isinstance(lane_ids, str) or not lane_ids:
-        raise InvalidInput("lane_ids", "must be a non-empty list of lanes", lane_ids)
-    check_int("lane_ids", len(lane_ids), 1, BATCH_MAX)
+    lanes = check_list("lane_ids", lane_ids, 1, BATCH_MAX)
+    wanted = None if kinds is None else check_list("kinds", kinds, 0, BATCH_MAX)
     return ClaimQuery(
-        lanes=tuple(parse_lane_id(lane_id) for lane_id in lane_ids),
-        kinds=None if kinds is None else tuple(parse_execution_kind(kind) for kind in kinds),
+        lanes=tuple(parse_lane_id(lane_id) for lane_id in lanes),
+        kinds=None if wanted is None else tuple(parse_execution_kind(kind) for kind in wanted),
         capabilities=tuple(sorted(check_offered(capabilities))),
     )

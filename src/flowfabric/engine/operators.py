@@ -9,7 +9,13 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from flowfabric.core.checks import check_int, check_optional_text, check_text, shorten
+from flowfabric.core.checks import (
+    check_int,
+    check_list,
+    check_optional_text,
+    check_text,
+    shorten,
+)
 from flowfabric.core.decision import Decision
 from flowfabric.core.execution import (
     ATTEMPT_TIMEOUT,
@@ -79,7 +85,7 @@ class Operators(Operations):
         self, execution_ids: Sequence[str], *, reason: str
     ) -> list[Cancelled | FlowFabricError]:
         """Cancel many as an operator; each gets its own answer or error."""
-        check_int("execution_ids", len(execution_ids), 0, BATCH_MAX)
+        check_list("execution_ids", execution_ids, 0, BATCH_MAX)
         request = check_cancel(reason, OPERATOR_OVERRIDE, None, None, None)
         return await self.decide_many(
             [_cancel_ask(self.check_execution_id(each), request) for each in execution_ids]
@@ -137,7 +143,7 @@ class Operators(Operations):
         requested_by: str | None = None,
     ) -> list[Replayed | FlowFabricError]:
         """Replay many; each gets its own answer or error."""
-        check_int("execution_ids", len(execution_ids), 0, BATCH_MAX)
+        check_list("execution_ids", execution_ids, 0, BATCH_MAX)
         return await self.decide_many(
             [self._replay_ask(each, reason, requested_by) for each in execution_ids]
         )

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from flowfabric.core.checks import (
     check_int,
+    check_list,
     check_optional_bytes,
     check_optional_text,
     check_text,
@@ -94,14 +95,16 @@ class Work(Operations):
         self, completions: Sequence[Completion]
     ) -> list[Completed | FlowFabricError]:
         """Finish many at once; each gets its own answer or error."""
-        check_int("completions", len(completions), 0, BATCH_MAX)
+        check_list("completions", completions, 0, BATCH_MAX)
         opened = [attempt(self._open_completion, completion) for completion in completions]
         asked = [
             each if isinstance(each, FlowFabricError) else _completion_ask(each) for each in opened
         ]
         return await self.decide_rest(asked, await self._complete_sure(opened))
 
-    def _open_completion(self, completion: Completion) -> OpenCompletion:
+    def _open_completion(self, completion: object) -> OpenCompletion:
+        if not isinstance(completion, Completion):
+            raise InvalidInput("completions", "must be a list of Completion", completion)
         check_optional_bytes("result", completion.result, self.config.payload_bytes_max)
         check_optional_text("result_encoding", completion.result_encoding)
         return OpenCompletion(
@@ -174,11 +177,13 @@ class Work(Operations):
         self, reports: Sequence[FailureReport]
     ) -> list[FailResult | FlowFabricError]:
         """Report many failed attempts at once; each gets its own answer or error."""
-        check_int("reports", len(reports), 0, BATCH_MAX)
+        check_list("reports", reports, 0, BATCH_MAX)
         asked = [attempt(self._report_ask, report) for report in reports]
         return await self.decide_rest(asked, {})
 
-    def _report_ask(self, report: FailureReport) -> Ask[FailResult]:
+    def _report_ask(self, report: object) -> Ask[FailResult]:
+        if not isinstance(report, FailureReport):
+            raise InvalidInput("reports", "must be a list of FailureReport", report)
         handle = self.open_handle(report.handle)
         failure = check_failure(report.reason, report.failure_class, report.category)
         return _fail_ask(handle.execution_id, fence_of(handle), failure, None)
