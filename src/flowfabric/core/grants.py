@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.capabilities import missing
 from flowfabric.core.checks import check_int, check_optional_time
-from flowfabric.core.decision import Changes, Decision
+from flowfabric.core.decision import Changes, Decision, Refusal
 from flowfabric.core.lease import Granted, NewIds, Worker, grant_lease, not_active
 from flowfabric.core.model import ClaimGrant, Execution
 from flowfabric.core.policies import DURATION_MAX_MS
@@ -20,7 +20,7 @@ from flowfabric.core.states import (
     OwnershipState,
     TerminalOutcome,
 )
-from flowfabric.core.transition import Subject
+from flowfabric.core.transition import Field, Subject, change
 from flowfabric.errors import (
     ActiveAttemptExists,
     CapabilityMismatch,
@@ -37,10 +37,20 @@ CLAIM = "claim"
 
 
 class Timers(Struct, frozen=True, kw_only=True):
-    """What a claim may set differently from the execution's policy."""
+    """What a claim may set differently: the timeout of its own attempt, and the deadline."""
 
     attempt_timeout_ms: int | None = None
+    """Zero: this attempt has none."""
     deadline_at_ms: int | None = None
+
+    def fields(self, now_ms: int) -> dict[str, Field]:
+        timeout_ms, deadline_ms = self.attempt_timeout_ms, self.deadline_at_ms
+        fields: dict[str, Field] = {}
+        if timeout_ms is not None:
+            fields["attempt_deadline_ms"] = now_ms + timeout_ms if timeout_ms else None
+        if deadline_ms is not None:
+            fields["deadline_at_ms"] = deadline_ms
+        return fields
 
 
 def check_timers(attempt_timeout_ms: object, execution_deadline_at_ms: object) -> Timers:
@@ -62,22 +72,25 @@ class GrantRequest(Struct, frozen=True, kw_only=True):
 def decide_grant(
     subject: Subject, required: tuple[str, ...], request: GrantRequest, now_ms: int
 ) -> Decision[ClaimGrant]:
-    """Reserve a waiting execution. A live grant of another worker stands in the way."""
+    """Reserve a waiting execution. A live grant of another worker stands in the way.
+
+    A worker that asks again gets the grant it has. One that lacks a capability is
+    refused, and the time of it kept on the execution.
+    """
     execution = subject.execution
     if not execution.ready or execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
         raise ExecutionNotEligible(
             f"{execution.execution_id} is {execution.public_state} and waits for no worker"
         )
+    old = subject.grant
+    if old is not None and old.expires_at_ms >= now_ms:
+        if old.worker_id != request.worker.worker_id:
+            raise GrantAlreadyExists(f"{execution.execution_id} is reserved for {old.worker_id}")
+        return Decision(answer=old)
     lacking = missing(required, request.offered)
     if lacking:
-        raise CapabilityMismatch(lacking)
-    old = subject.grant
-    if (
-        old is not None
-        and old.expires_at_ms >= now_ms
-        and old.worker_id != request.worker.worker_id
-    ):
-        raise GrantAlreadyExists(f"{execution.execution_id} is reserved for {old.worker_id}")
+        after = change(execution, now_ms, last_capability_mismatch_at_ms=now_ms)
+        raise Refusal(CapabilityMismatch(lacking), Changes(updates=(after,)))
     grant = ClaimGrant(
         partition_key=execution.partition_key,
         execution_id=execution.execution_id,
@@ -107,14 +120,7 @@ def decide_claim_granted(
             f"{subject.execution.execution_id} continues an attempt: claim it as resumed"
         )
     grant = check_grant(subject, worker, now_ms)
-    execution = subject.execution
-    if timers.attempt_timeout_ms is not None:
-        execution = structs.replace(execution, attempt_timeout_ms=timers.attempt_timeout_ms or None)
-    if timers.deadline_at_ms is not None:
-        execution = structs.replace(execution, deadline_at_ms=timers.deadline_at_ms)
-    decision = grant_lease(
-        structs.replace(subject, execution=execution), worker, lease_ttl_ms, ids, now_ms
-    )
+    decision = grant_lease(subject, worker, lease_ttl_ms, ids, now_ms, timers.fields(now_ms))
     return structs.replace(decision, changes=structs.replace(decision.changes, deletes=(grant,)))
 
 

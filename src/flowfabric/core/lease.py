@@ -15,6 +15,9 @@ next claim continues it with a new attempt, counted against the policy's
 `max_reclaim_count`.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from msgspec import Struct, structs
 
 from flowfabric.core.decision import Changes, Decision, Refusal
@@ -60,6 +63,7 @@ class Fence(Struct, frozen=True, kw_only=True):
 
 
 OPERATOR_OVERRIDE = "operator_override"
+NO_TIMERS: Mapping[str, Field] = MappingProxyType({})
 
 
 class Worker(Struct, frozen=True, kw_only=True):
@@ -146,13 +150,18 @@ def lease_is_dead(execution: Execution, now_ms: int) -> bool:
 
 
 def grant_lease(
-    subject: Subject, worker: Worker, lease_ttl_ms: int, ids: NewIds, now_ms: int
+    subject: Subject,
+    worker: Worker,
+    lease_ttl_ms: int,
+    ids: NewIds,
+    now_ms: int,
+    timers: Mapping[str, Field] = NO_TIMERS,
 ) -> Decision[Granted]:
     """Give a ready execution to `worker`.
 
     An interrupted attempt (delayed, suspended, waiting for children) continues
     under the same index; work with a lost lease, a retry or a replay starts a
-    new attempt.
+    new attempt. `timers` replace those of an attempt that starts.
     """
     execution = subject.execution
     assert execution.ready, "only ready executions are granted"
@@ -160,14 +169,19 @@ def grant_lease(
         return _reclaim(subject, worker, lease_ttl_ms, ids, now_ms)
     if execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED:
         return _resume(subject, worker, lease_ttl_ms, ids, now_ms)
-    return _start(subject, worker, lease_ttl_ms, ids, now_ms)
+    return _start(subject, worker, lease_ttl_ms, ids, now_ms, timers)
 
 
 def _start(
-    subject: Subject, worker: Worker, lease_ttl_ms: int, ids: NewIds, now_ms: int
+    subject: Subject,
+    worker: Worker,
+    lease_ttl_ms: int,
+    ids: NewIds,
+    now_ms: int,
+    timers: Mapping[str, Field],
 ) -> Decision[Granted]:
     before = subject.execution
-    leased = _leased(before, worker, lease_ttl_ms, ids, now_ms)
+    leased = _leased(before, worker, lease_ttl_ms, ids, now_ms, **timers)
     attempt = _new_attempt(before, leased, now_ms)
     event = lease_event(leased, LeaseEventType.ACQUIRED, now_ms)
     return Decision(

@@ -13,7 +13,7 @@ import msgspec
 
 from flowfabric.core.capabilities import check_offered
 from flowfabric.core.checks import check_int, check_list
-from flowfabric.core.decision import Decision
+from flowfabric.core.decision import Decision, Refusal
 from flowfabric.core.execution import Timing
 from flowfabric.core.grants import (
     GrantRequest,
@@ -152,16 +152,23 @@ class Leases(Operations):
         )
         asked = self.check_execution_id(execution_id)
 
-        async def body(tx: Transaction) -> ClaimGrant:
+        async def body(tx: Transaction) -> ClaimGrant | FlowFabricError:
             subject = (await load_subjects(tx, [asked])).get(asked)
             if subject is None:
                 raise NotFound("execution", asked)
             required = await required_capabilities(tx, subject.execution.route_id)
-            decision = decide_grant(subject, required, request, await tx.now_ms())
+            try:
+                decision = decide_grant(subject, required, request, await tx.now_ms())
+            except Refusal as refusal:
+                await tx.save(refusal.changes)
+                return refusal.error
             await tx.save(decision.changes)
             return decision.answer
 
-        return await self.store.transact(body)
+        outcome = await self.store.transact(body)
+        if isinstance(outcome, FlowFabricError):
+            raise outcome
+        return outcome
 
     async def claim_execution(
         self,
