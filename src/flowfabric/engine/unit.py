@@ -213,6 +213,8 @@ def check_fence_given(fence: Fence | None, source: str) -> Fence | None:
     parse_uuid("fence.lease_id", fence.lease_id)
     parse_uuid("fence.attempt_id", fence.attempt_id)
     check_int("fence.lease_epoch", fence.lease_epoch, 0, 2**62)
+    if fence.attempt_index is not None:
+        check_int("fence.attempt_index", fence.attempt_index, 0, 2**31 - 1)
     return fence
 
 
