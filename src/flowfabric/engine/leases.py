@@ -21,10 +21,14 @@ from flowfabric.core.grants import (
     decide_claim_granted,
     decide_grant,
 )
-from flowfabric.core.handles import Handle, sign
+from flowfabric.core.handles import Handle, HandleKind, sign
 from flowfabric.core.ids import (
+    AttemptId,
     ExecutionId,
+    FlowId,
     LaneId,
+    LeaseId,
+    Namespace,
     WorkerId,
     WorkerInstanceId,
     parse_execution_kind,
@@ -35,6 +39,7 @@ from flowfabric.core.lease import Fence, Granted, Worker, check_ttl, decide_rene
 from flowfabric.core.limits import BATCH_MAX, GRANT_TTL_MS_MAX
 from flowfabric.core.model import ClaimGrant
 from flowfabric.core.results import Claimed, Renewed
+from flowfabric.core.states import AttemptType
 from flowfabric.core.transition import Subject
 from flowfabric.engine.routes import required_capabilities
 from flowfabric.engine.unit import (
@@ -48,10 +53,9 @@ from flowfabric.engine.unit import (
     new_lease_ids,
     new_random_uuid,
     ready_topic,
-    row_execution_id,
 )
 from flowfabric.errors import FlowFabricError, NotFound
-from flowfabric.store.base import Row, Transaction
+from flowfabric.store.base import Transaction
 
 LEASE_TTL_MS = 30_000
 
@@ -63,6 +67,31 @@ class ClaimQuery(msgspec.Struct, frozen=True, kw_only=True):
     kinds: tuple[str, ...] | None
     """None: every kind."""
     capabilities: tuple[str, ...]
+
+
+class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A row of `claim_ready`."""
+
+    execution_id: ExecutionId
+    kind: HandleKind
+    lease_id: LeaseId
+    lease_epoch: int
+    lane_id: LaneId
+    attempt_index: int
+    attempt_id: AttemptId
+    attempt_type: AttemptType
+    worker_instance_id: WorkerInstanceId
+    lease_expires_at_ms: int
+    namespace: Namespace
+    execution_kind: str
+    priority: int
+    payload: bytes
+    payload_encoding: str | None
+    flow_id: FlowId | None
+    retry_count: int
+    created_at_ms: int
+    deadline_at_ms: int | None
+    attempt_deadline_ms: int | None
 
 
 class Leases(Operations):
@@ -132,7 +161,8 @@ class Leases(Operations):
             lease_ttl_ms=lease_ttl_ms,
             limit=limit,
         )
-        return [self._read_claim(row, lease_ttl_ms) for row in rows]
+        leases = msgspec.convert(rows, list[ClaimRow])
+        return [self._read_claim(lease, lease_ttl_ms) for lease in leases]
 
     async def issue_claim_grant(
         self,
@@ -205,13 +235,7 @@ class Leases(Operations):
         """Renew all leases of a process at once; each handle gets its own answer."""
         check_list("handles", handles, 0, BATCH_MAX)
         opened = [attempt(self.open_handle, handle) for handle in handles]
-        asked = [
-            each
-            if isinstance(each, FlowFabricError)
-            else _renew_ask(each.execution_id, fence_of(each), each.lease_ttl_ms)
-            for each in opened
-        ]
-        return await self.decide_rest(asked, await self._renew_sure(opened))
+        return await self.decide_rest(opened, await self._renew_sure(opened), _handle_ask)
 
     async def _renew_sure(self, opened: Sequence[Handle | FlowFabricError]) -> dict[int, Renewed]:
         """Renew those that are certainly live, in one statement, by position."""
@@ -280,35 +304,38 @@ class Leases(Operations):
             attempt_deadline_ms=execution.attempt_deadline_ms,
         )
 
-    def _read_claim(self, row: Row, lease_ttl_ms: int) -> Claimed:
-        """The same from a row of `claim_ready`, which names its columns after these fields."""
-        fields = {**row, "execution_id": row_execution_id(row)}
-        signing = {name: fields.pop(name) for name in HANDLE_COLUMNS}
-        handle = msgspec.convert(
-            signing
-            | {
-                "backend_tag": self.store.backend_tag,
-                "lease_ttl_ms": lease_ttl_ms,
-                "lane_id": fields.pop("lane_id"),
-                "signature": b"",
-            },
-            Handle,
+    def _read_claim(self, row: ClaimRow, lease_ttl_ms: int) -> Claimed:
+        handle = Handle(
+            backend_tag=self.store.backend_tag,
+            kind=row.kind,
+            execution_id=row.execution_id,
+            attempt_index=row.attempt_index,
+            attempt_id=row.attempt_id,
+            lease_id=row.lease_id,
+            lease_epoch=row.lease_epoch,
+            lease_ttl_ms=lease_ttl_ms,
+            lane_id=row.lane_id,
+            worker_instance_id=row.worker_instance_id,
         )
-        return msgspec.convert(
-            fields | {"handle": sign(handle, self.deployment.handle_key), "type": "Claimed"},
-            Claimed,
+        return Claimed(
+            handle=sign(handle, self.deployment.handle_key),
+            attempt_type=row.attempt_type,
+            lease_expires_at_ms=row.lease_expires_at_ms,
+            namespace=row.namespace,
+            execution_kind=row.execution_kind,
+            priority=row.priority,
+            payload=row.payload,
+            payload_encoding=row.payload_encoding,
+            flow_id=row.flow_id,
+            retry_count=row.retry_count,
+            created_at_ms=row.created_at_ms,
+            deadline_at_ms=row.deadline_at_ms,
+            attempt_deadline_ms=row.attempt_deadline_ms,
         )
 
 
-HANDLE_COLUMNS = (
-    "kind",
-    "execution_id",
-    "attempt_index",
-    "attempt_id",
-    "lease_id",
-    "lease_epoch",
-    "worker_instance_id",
-)
+def _handle_ask(handle: Handle) -> Ask[Renewed]:
+    return _renew_ask(handle.execution_id, fence_of(handle), handle.lease_ttl_ms)
 
 
 def _renew_ask(execution_id: ExecutionId, fence: Fence, lease_ttl_ms: int) -> Ask[Renewed]:

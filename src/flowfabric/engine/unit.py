@@ -122,7 +122,10 @@ class Operations:
         return outcomes
 
     async def decide_rest(
-        self, asked: Sequence[Ask[T] | FlowFabricError], sure: Mapping[int, T]
+        self,
+        opened: Sequence[V | FlowFabricError],
+        sure: Mapping[int, T],
+        ask: Callable[[V], Ask[T]],
     ) -> list[T | FlowFabricError]:
         """Answers in order: refused before, sure already, or decided here.
 
@@ -130,20 +133,19 @@ class Operations:
         decided one by one, so that everything else about a decision lives in the core.
         """
         rest = {
-            position: ask
-            for position, ask in enumerate(asked)
-            if position not in sure and isinstance(ask, Ask)
+            position: ask(each)
+            for position, each in enumerate(opened)
+            if position not in sure and not isinstance(each, FlowFabricError)
         }
         left: list[Ask[T]] = list(rest.values())
         outcomes = await self.decide_many(left)
-        decided = dict(zip(rest, outcomes, strict=True))
+        answers: dict[int, T | FlowFabricError] = {
+            **sure,
+            **dict(zip(rest, outcomes, strict=True)),
+        }
         return [
-            ask
-            if isinstance(ask, FlowFabricError)
-            else sure[position]
-            if position in sure
-            else decided[position]
-            for position, ask in enumerate(asked)
+            each if isinstance(each, FlowFabricError) else answers[position]
+            for position, each in enumerate(opened)
         ]
 
     def timing(self, now_ms: int, chance: float = 0.0) -> Timing:

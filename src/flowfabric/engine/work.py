@@ -7,6 +7,7 @@ for the worker with `source="operator_override"`.
 
 from collections.abc import Sequence
 
+import msgspec
 from msgspec import Struct
 
 from flowfabric.core.checks import (
@@ -65,6 +66,12 @@ class OpenCompletion(Struct, frozen=True, kw_only=True):
     result_encoding: str | None
 
 
+class Position(Struct, frozen=True):
+    """Which of the given rows a set-based statement handled."""
+
+    position: int
+
+
 class FailureReport(Struct, frozen=True, kw_only=True):
     """One failed piece of work, for `fail_many`."""
 
@@ -97,10 +104,7 @@ class Work(Operations):
         """Finish many at once; each gets its own answer or error."""
         check_list("completions", completions, 0, BATCH_MAX)
         opened = [attempt(self._open_completion, completion) for completion in completions]
-        asked = [
-            each if isinstance(each, FlowFabricError) else _completion_ask(each) for each in opened
-        ]
-        return await self.decide_rest(asked, await self._complete_sure(opened))
+        return await self.decide_rest(opened, await self._complete_sure(opened), _completion_ask)
 
     def _open_completion(self, completion: object) -> OpenCompletion:
         if not isinstance(completion, Completion):
@@ -130,12 +134,13 @@ class Work(Operations):
         )
         if rows:
             self.store.hint(COMPLETION_TOPIC)
+        done = msgspec.convert(rows, list[Position])
         return {
-            places[int(str(row["position"]))]: Completed(
-                execution_id=completions[int(str(row["position"]))].handle.execution_id,
+            places[each.position]: Completed(
+                execution_id=completions[each.position].handle.execution_id,
                 public_state=PublicState.COMPLETED,
             )
-            for row in rows
+            for each in done
         }
 
     async def complete_execution(
@@ -178,8 +183,9 @@ class Work(Operations):
     ) -> list[FailResult | FlowFabricError]:
         """Report many failed attempts at once; each gets its own answer or error."""
         check_list("reports", reports, 0, BATCH_MAX)
-        asked = [attempt(self._report_ask, report) for report in reports]
-        return await self.decide_rest(asked, {})
+        opened = [attempt(self._report_ask, report) for report in reports]
+        sure: dict[int, FailResult] = {}
+        return await self.decide_rest(opened, sure, lambda ask: ask)
 
     def _report_ask(self, report: object) -> Ask[FailResult]:
         if not isinstance(report, FailureReport):

@@ -18,16 +18,17 @@ _WAL_PAUSE_S: Final = 0.01
 
 _CLAIMING: Final = """
 create temp table claiming (
-    execution_rowid integer primary key, lease_id, attempt_id, kind, reclaim_reason,
-    attempt_state, pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
+    execution_rowid integer primary key, partition_key, execution_id, lease_id, attempt_id, kind,
+    reclaim_reason, attempt_state, pending_retry_reason, pending_replay_reason,
+    pending_replay_requested_by,
     pending_previous_attempt_index, previous_index
 )"""
 """Where a claim notes the rows it took, as they were; see `claim_ready.sql`."""
 
 _COMPLETING: Final = """
 create temp table completing (
-    execution_rowid integer primary key, position, lease_id, worker_instance_id, result,
-    result_encoding
+    execution_rowid integer primary key, partition_key, execution_id, attempt_index, position,
+    lease_id, worker_instance_id, result, result_encoding
 )"""
 """What `complete_leased.sql` ends."""
 

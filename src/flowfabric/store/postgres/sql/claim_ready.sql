@@ -17,8 +17,7 @@ with clock as materialized (
         select e.partition_key, e.execution_id, e.priority, e.created_at_ms, e.lifecycle_phase,
                e.ownership_state, e.attempt_state, e.pending_retry_reason, e.pending_replay_reason,
                e.pending_replay_requested_by, e.pending_previous_attempt_index,
-               e.current_attempt_index as previous_index, e.current_attempt_id as previous_id,
-               e.attempt_time_left_ms
+               e.current_attempt_index as previous_index
           from execution e
          where e.route_id = route.route_id
            and e.ready
@@ -38,7 +37,18 @@ with clock as materialized (
                 when attempt_state = 'attempt_interrupted' then 'resumed'
                 else 'fresh'
            end as kind,
-           case when lifecycle_phase = 'active' then ownership_state end as reclaim_reason
+           case when lifecycle_phase = 'active' then ownership_state end as reclaim_reason,
+           case when lifecycle_phase = 'active' then 'reclaim'
+                when attempt_state = 'attempt_interrupted' then (
+                    select attempt_type
+                      from attempt
+                     where attempt.partition_key = candidate.partition_key
+                       and attempt.execution_id = candidate.execution_id
+                       and attempt.attempt_index = candidate.previous_index)
+                when attempt_state = 'pending_retry_attempt' then 'retry'
+                when attempt_state = 'pending_replay_attempt' then 'replay'
+                else 'initial'
+           end as attempt_type
       from candidate
 ), leased as (
     update execution e
@@ -86,7 +96,7 @@ with clock as materialized (
               e.execution_kind, e.priority, e.payload, e.payload_encoding, e.retry_count,
               e.created_at_ms, e.deadline_at_ms, e.attempt_deadline_ms, e.lease_id, e.lease_epoch,
               e.lease_expires_at_ms, e.worker_instance_id, e.current_attempt_id,
-              e.current_attempt_index, c.kind, c.reclaim_reason, c.attempt_state,
+              e.current_attempt_index, c.kind, c.reclaim_reason, c.attempt_type,
               c.pending_retry_reason, c.pending_replay_reason, c.pending_replay_requested_by,
               c.pending_previous_attempt_index, c.previous_index, clock.now_ms
 ), started as (
@@ -95,25 +105,18 @@ with clock as materialized (
         created_at_ms, started_at_ms, lease_id, lease_epoch, worker_id, worker_instance_id,
         retry_reason, previous_attempt_index, replay_reason, replay_requested_by,
         replayed_from_attempt_index, reclaim_reason)
-    select partition_key, execution_id, current_attempt_index, current_attempt_id,
-           case when kind = 'reclaimed' then 'reclaim'
-                when attempt_state = 'pending_retry_attempt' then 'retry'
-                when attempt_state = 'pending_replay_attempt' then 'replay'
-                else 'initial'
-           end,
+    select partition_key, execution_id, current_attempt_index, current_attempt_id, attempt_type,
            'started', now_ms, now_ms, lease_id, lease_epoch, :worker_id, worker_instance_id,
-           case when attempt_state = 'pending_retry_attempt' then pending_retry_reason end,
-           case when kind = 'reclaimed' then previous_index
-                when attempt_state = 'pending_retry_attempt' then pending_previous_attempt_index
+           case when attempt_type = 'retry' then pending_retry_reason end,
+           case when attempt_type = 'reclaim' then previous_index
+                when attempt_type = 'retry' then pending_previous_attempt_index
            end,
-           case when attempt_state = 'pending_replay_attempt' then pending_replay_reason end,
-           case when attempt_state = 'pending_replay_attempt' then pending_replay_requested_by end,
-           case when attempt_state = 'pending_replay_attempt' then pending_previous_attempt_index
-           end,
+           case when attempt_type = 'replay' then pending_replay_reason end,
+           case when attempt_type = 'replay' then pending_replay_requested_by end,
+           case when attempt_type = 'replay' then pending_previous_attempt_index end,
            reclaim_reason
       from leased
      where kind <> 'resumed'
-    returning partition_key, execution_id, attempt_type
 ), continued as (
     update attempt a
        set attempt_state = case when l.kind = 'resumed' then 'started'
@@ -133,7 +136,6 @@ with clock as materialized (
        and a.partition_key = l.partition_key
        and a.execution_id = l.execution_id
        and a.attempt_index = l.previous_index
-    returning a.partition_key, a.execution_id, a.attempt_type, l.kind
 ), told as (
     insert into event (
         category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
@@ -145,13 +147,10 @@ with clock as materialized (
            namespace, instance_tag, now_ms
       from leased
 )
-select l.partition_key, l.execution_id, l.kind, l.lease_id, l.lease_epoch, l.lane_id,
-       l.current_attempt_index as attempt_index, l.current_attempt_id as attempt_id,
-       l.worker_instance_id, l.lease_expires_at_ms, l.namespace, l.execution_kind, l.priority,
-       l.payload, l.payload_encoding, l.flow_id, l.retry_count, l.created_at_ms, l.deadline_at_ms,
-       l.attempt_deadline_ms, coalesce(s.attempt_type, r.attempt_type) as attempt_type
-  from leased l
-  left join started s using (partition_key, execution_id)
-  left join continued r on r.partition_key = l.partition_key
-                       and r.execution_id = l.execution_id and r.kind = 'resumed'
- order by l.priority desc, l.created_at_ms, l.execution_id;
+select '{fp:' || partition_key || '}:' || execution_id as execution_id, kind,
+       lease_id::text as lease_id, lease_epoch, lane_id, current_attempt_index as attempt_index,
+       current_attempt_id::text as attempt_id, worker_instance_id, lease_expires_at_ms, namespace,
+       execution_kind, priority, payload, payload_encoding, flow_id::text as flow_id, retry_count,
+       created_at_ms, deadline_at_ms, attempt_deadline_ms, attempt_type
+  from leased
+ order by priority desc, created_at_ms, leased.execution_id;

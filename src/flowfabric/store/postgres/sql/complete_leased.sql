@@ -13,16 +13,16 @@ with given as materialized (
           partition_key, execution_id, lease_id, lease_epoch, attempt_id, attempt_index,
           result, result_encoding, position)
 ), locked as materialized (
-    select e.partition_key, e.execution_id, e.lease_expires_at_ms, e.lease_id,
-           e.worker_instance_id, g.result, g.result_encoding, g.position
+    -- By key alone: a condition on the state would invite the planner to walk one of the
+    -- partial indexes, which looks empty to it and may hold every running execution.
+    select e.partition_key, e.execution_id, e.lifecycle_phase, e.ownership_state,
+           e.lease_expires_at_ms, e.lease_id, e.worker_instance_id, g.result, g.result_encoding, g.position,
+           e.lease_id = g.lease_id
+               and e.lease_epoch = g.lease_epoch
+               and e.current_attempt_id = g.attempt_id
+               and e.current_attempt_index = g.attempt_index as fence_matches
       from given g
       join execution e on e.partition_key = g.partition_key and e.execution_id = g.execution_id
-     where e.lifecycle_phase = 'active'
-       and e.ownership_state = 'leased'
-       and e.lease_id = g.lease_id
-       and e.lease_epoch = g.lease_epoch
-       and e.current_attempt_id = g.attempt_id
-       and e.current_attempt_index = g.attempt_index
      order by e.partition_key, e.execution_id
        for update of e
 ), clock as materialized (
@@ -63,6 +63,9 @@ with given as materialized (
       from locked l, clock
      where e.partition_key = l.partition_key
        and e.execution_id = l.execution_id
+       and l.lifecycle_phase = 'active'
+       and l.ownership_state = 'leased'
+       and l.fence_matches
        and l.lease_expires_at_ms > clock.now_ms
     returning e.partition_key, e.execution_id, e.flow_id, e.lease_epoch, e.current_attempt_index,
               e.namespace, e.instance_tag, l.lease_id, l.worker_instance_id, l.position,

@@ -9,10 +9,10 @@
 delete from temp.claiming;
 -- next
 insert into temp.claiming (
-    execution_rowid, lease_id, attempt_id, kind, reclaim_reason, attempt_state,
+    execution_rowid, partition_key, execution_id, lease_id, attempt_id, kind, reclaim_reason, attempt_state,
     pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
     pending_previous_attempt_index, previous_index)
-select e.rowid, gen_random_uuid(), gen_random_uuid(),
+select e.rowid, e.partition_key, e.execution_id, gen_random_uuid(), gen_random_uuid(),
        case when e.lifecycle_phase = 'active' then 'reclaimed'
             when e.attempt_state = 'attempt_interrupted' then 'resumed'
             else 'fresh'
@@ -26,7 +26,7 @@ select e.rowid, gen_random_uuid(), gen_random_uuid(),
     select x.rowid
       from execution as x
      where x.route_id = route.route_id
-       and x.ready = 1
+       and x.ready
      order by x.priority desc, x.created_at_ms, x.execution_id
      limit :limit)
  where route.lane_id in (select value from json_each(:lanes))
@@ -75,7 +75,8 @@ update execution
                                     else :clock end,
        last_mutation_at_ms = :clock
   from temp.claiming as c
- where execution.rowid = c.execution_rowid;
+ where execution.rowid = c.execution_rowid
+   and execution.rowid in (select execution_rowid from temp.claiming);
 -- next
 insert into attempt (
     partition_key, execution_id, attempt_index, attempt_id, attempt_type, attempt_state,
@@ -118,9 +119,13 @@ update attempt
   from temp.claiming as c
  cross join execution as e on e.rowid = c.execution_rowid
  where c.kind <> 'fresh'
-   and attempt.partition_key = e.partition_key
-   and attempt.execution_id = e.execution_id
-   and attempt.attempt_index = c.previous_index;
+   and attempt.partition_key = c.partition_key
+   and attempt.execution_id = c.execution_id
+   and attempt.attempt_index = c.previous_index
+   and (attempt.partition_key, attempt.execution_id, attempt.attempt_index) in (
+        select partition_key, execution_id, previous_index
+          from temp.claiming
+         where kind <> 'fresh');
 -- next
 insert into event (
     category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
@@ -133,11 +138,11 @@ select 'lease', case when c.kind = 'reclaimed' then 'reclaimed' else 'acquired' 
   from temp.claiming as c
  cross join execution as e on e.rowid = c.execution_rowid;
 -- next
-select e.partition_key, e.execution_id, c.kind, e.lease_id, e.lease_epoch, e.lane_id,
-       e.current_attempt_index as attempt_index, e.current_attempt_id as attempt_id,
-       e.worker_instance_id, e.lease_expires_at_ms, e.namespace, e.execution_kind, e.priority,
-       e.payload, e.payload_encoding, e.flow_id, e.retry_count, e.created_at_ms, e.deadline_at_ms,
-       e.attempt_deadline_ms, a.attempt_type
+select '{fp:' || e.partition_key || '}:' || e.execution_id as execution_id, c.kind, e.lease_id,
+       e.lease_epoch, e.lane_id, e.current_attempt_index as attempt_index,
+       e.current_attempt_id as attempt_id, e.worker_instance_id, e.lease_expires_at_ms,
+       e.namespace, e.execution_kind, e.priority, e.payload, e.payload_encoding, e.flow_id,
+       e.retry_count, e.created_at_ms, e.deadline_at_ms, e.attempt_deadline_ms, a.attempt_type
   from temp.claiming as c
  cross join execution as e on e.rowid = c.execution_rowid
  cross join attempt as a

@@ -6,9 +6,10 @@
 delete from temp.completing;
 -- next
 insert into temp.completing (
-    execution_rowid, position, lease_id, worker_instance_id, result, result_encoding)
-select e.rowid, g.key, e.lease_id, e.worker_instance_id, unhex(g.value ->> 'results'),
-       g.value ->> 'result_encodings'
+    execution_rowid, partition_key, execution_id, attempt_index, position, lease_id,
+    worker_instance_id, result, result_encoding)
+select e.rowid, e.partition_key, e.execution_id, e.current_attempt_index, g.key, e.lease_id,
+       e.worker_instance_id, unhex(g.value ->> 'results'), g.value ->> 'result_encodings'
   from json_each(:rows) as g
  cross join execution as e
     on e.partition_key = g.value ->> 'partition_keys'
@@ -52,18 +53,16 @@ update execution
        result = c.result,
        result_encoding = c.result_encoding
   from temp.completing as c
- where execution.rowid = c.execution_rowid;
+ where execution.rowid = c.execution_rowid
+   and execution.rowid in (select execution_rowid from temp.completing);
 -- next
 update attempt
    set attempt_state = 'ended_success',
        ended_at_ms = :clock,
        failure_reason = null,
        failure_category = null
-  from temp.completing as c
- cross join execution as e on e.rowid = c.execution_rowid
- where attempt.partition_key = e.partition_key
-   and attempt.execution_id = e.execution_id
-   and attempt.attempt_index = e.current_attempt_index;
+ where (partition_key, execution_id, attempt_index) in (
+    select partition_key, execution_id, attempt_index from temp.completing);
 -- next
 insert into event (
     category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,

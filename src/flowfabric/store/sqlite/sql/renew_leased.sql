@@ -24,7 +24,8 @@ update execution
        lease_expires_at_ms = :clock + r.lease_ttl_ms,
        last_mutation_at_ms = :clock
   from temp.renewing as r
- where execution.rowid = r.execution_rowid;
+ where execution.rowid = r.execution_rowid
+   and execution.rowid in (select execution_rowid from temp.renewing);
 -- next
 insert into event (
     category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
