@@ -14,13 +14,17 @@ from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import AttemptLifecycle as Attempted
-from flowfabric.core.states import FailureClass
+from flowfabric.core.states import OwnershipState as Ownership
 from flowfabric.core.states import PublicState as Public
+from tests.properties.world import Life
 
 ENDED = frozenset({Public.COMPLETED, Public.FAILED, Public.CANCELLED, Public.EXPIRED})
-RETRIED = frozenset({FailureClass.TRANSIENT, FailureClass.INFRA_CRASH, FailureClass.TIMEOUT})
-
 OPEN = frozenset({Attempted.STARTED, Attempted.SUSPENDED})
+BY_LOSS = {
+    "": Ownership.LEASED,
+    "expired": Ownership.LEASE_EXPIRED_RECLAIMABLE,
+    "revoked": Ownership.LEASE_REVOKED,
+}
 
 Refused = type[errors.FlowFabricError]
 Answer = Refused | str
@@ -59,7 +63,7 @@ class Rules:
 
 @dataclass
 class Known:
-    """One execution. `lease` is the holder's lease id for as long as nobody else may act."""
+    """One execution. `lease` is the lease last granted, until it is given back or revoked."""
 
     execution_id: ExecutionId
     lane: str
@@ -95,13 +99,21 @@ class Known:
         return self.state is Public.WAITING or bool(self.lost)
 
     @property
+    def ownership(self) -> Ownership:
+        if self.state is not Public.ACTIVE:
+            return Ownership.UNOWNED
+        return BY_LOSS[self.lost]
+
+    @property
     def view(self) -> tuple[object, ...]:
-        """What the stored rows must show."""
+        """What the stored rows must show; `view_of` reads the same from them."""
         return (
             self.state,
+            self.ownership,
             self.epoch,
             tuple(self.attempts),
-            None if self.lost == "revoked" else self.lease,
+            self.lease,
+            self.lease and self.lease_until_ms,
             self.delay_until_ms,
             self.deadline_at_ms,
             self.attempt_deadline_ms,
@@ -112,8 +124,31 @@ class Known:
             self.grant,
         )
 
+    def overdue(self, now_ms: int) -> bool:
+        return self.state is Public.ACTIVE and not self.lost and self.lease_until_ms <= now_ms
+
     def held_last_by(self, handle: Handle) -> bool:
         return (self.epoch, self.attempt_id) == (handle.lease_epoch, handle.attempt_id)
+
+
+def view_of(life: Life) -> tuple[object, ...]:
+    execution, grant = life.execution, life.grant
+    return (
+        execution.public_state,
+        execution.ownership_state,
+        execution.lease_epoch,
+        tuple(attempt.attempt_state for attempt in life.attempts),
+        execution.lease_id,
+        execution.lease_expires_at_ms,
+        execution.delay_until_ms,
+        execution.deadline_at_ms,
+        execution.attempt_deadline_ms,
+        execution.attempt_time_left_ms,
+        (execution.retry_count, execution.lease_reclaim_count, execution.replay_count),
+        execution.priority,
+        execution.retain_until_ms,
+        grant and (grant.worker_id, grant.expires_at_ms),
+    )
 
 
 class Reference:
@@ -121,9 +156,6 @@ class Reference:
         self.retention_ms = retention_ms
         self.now_ms = 0
         self.known: dict[ExecutionId, Known] = {}
-
-    def ids(self, *states: Public) -> list[ExecutionId]:
-        return [each for each, known in self.known.items() if known.state in states]
 
     # Claiming
 
@@ -145,6 +177,7 @@ class Reference:
     def take(self, claimed: Claimed, ttl_ms: int) -> None:
         """The execution now belongs to the worker that got `claimed`."""
         known = self.known[claimed.execution_id]
+        assert known.lease is None or known.lost, "two workers at once"
         timeout_ms = known.rules.attempt_timeout_ms
         if known.parked_for:
             known.attempts[-1] = Attempted.STARTED
@@ -167,10 +200,10 @@ class Reference:
     ) -> Answer:
         if known.state is not Public.WAITING:
             return errors.ExecutionNotEligible
+        if known.grant is not None and known.grant[1] >= self.now_ms:
+            return "ClaimGrant" if known.grant[0] == worker else errors.GrantAlreadyExists
         if not known.rules.needs <= set(offered):
             return errors.CapabilityMismatch
-        if known.grant is not None and known.grant[0] != worker and known.grant[1] >= self.now_ms:
-            return errors.GrantAlreadyExists
         known.grant = (worker, self.now_ms + ttl_ms)
         return "ClaimGrant"
 
@@ -219,14 +252,14 @@ class Reference:
         self.end(known, Public.COMPLETED, Attempted.ENDED_SUCCESS)
         return "Completed"
 
-    def fail(self, known: Known, handle: Handle, failure: FailureClass) -> Answer:
+    def fail(self, known: Known, handle: Handle, hopeless: bool = False) -> Answer:
         if known.state is Public.FAILED and known.held_last_by(handle):
             return "TerminalFailed"
         if known.to_retry and known.epoch == handle.lease_epoch:
             return "RetryScheduled"
         if refusal := self.refusal(known, handle):
             return refusal
-        if self.retry(known, failure):
+        if not hopeless and self.retry(known):
             return "RetryScheduled"
         self.end(known, Public.FAILED, Attempted.ENDED_FAILURE)
         return "TerminalFailed"
@@ -269,10 +302,10 @@ class Reference:
         return "Cancelled"
 
     def revoke(self, known: Known) -> Answer:
-        if known.state is not Public.ACTIVE or known.lost:
-            return "AlreadySatisfied"
-        if known.lease_until_ms <= self.now_ms:
+        if known.overdue(self.now_ms):
             self.notice_expiry(known)
+            return "AlreadySatisfied"
+        if known.state is not Public.ACTIVE or known.lost:
             return "AlreadySatisfied"
         known.epoch += 1
         self.lose(known, "revoked")
@@ -302,9 +335,14 @@ class Reference:
 
     def expire_leases(self) -> None:
         for known in self.known.values():
-            if known.state is Public.ACTIVE and not known.lost:
-                if known.lease_until_ms <= self.now_ms:
-                    self.notice_expiry(known)
+            if known.overdue(self.now_ms):
+                self.notice_expiry(known)
+
+    def look_at_lease(self, known: Known) -> Answer:
+        if not known.overdue(self.now_ms):
+            return "AlreadySatisfied"
+        self.notice_expiry(known)
+        return "Marked"
 
     def promote(self) -> None:
         for known in self.known.values():
@@ -314,9 +352,10 @@ class Reference:
     def expire_attempts(self) -> None:
         for known in self.known.values():
             due_ms = known.attempt_deadline_ms
-            if due_ms is not None and due_ms <= self.now_ms:
-                if not self.retry(known, FailureClass.TIMEOUT):
-                    self.end(known, Public.EXPIRED, Attempted.ENDED_FAILURE)
+            if due_ms is None or due_ms > self.now_ms:
+                continue
+            if not self.retry(known):
+                self.end(known, Public.EXPIRED, Attempted.ENDED_FAILURE)
 
     def expire_deadlines(self) -> None:
         for known in self.known.values():
@@ -344,8 +383,8 @@ class Reference:
         if known.reclaims >= known.rules.reclaims:
             self.end(known, Public.FAILED, Attempted.INTERRUPTED_RECLAIMED)
 
-    def retry(self, known: Known, failure: FailureClass) -> bool:
-        if failure not in RETRIED or known.retries >= known.rules.retries:
+    def retry(self, known: Known) -> bool:
+        if known.retries >= known.rules.retries:
             return False
         known.attempts[-1] = Attempted.ENDED_FAILURE
         known.state, known.delay_until_ms = (

@@ -6,48 +6,386 @@ should have thrown away. After every step the stored rows are compared with what
 were before and with `reference.py`.
 """
 
-from collections.abc import Callable, Coroutine
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import (
-    Bundle,
     RuleBasedStateMachine,
-    consumes,
-    initialize,
-    multiple,
+    invariant,
     rule,
     run_state_machine_as_test,
 )
 
 from flowfabric import Engine, FlowFabricError
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.events import Event
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.lease import decide_expire_lease
 from flowfabric.core.results import Claimed, Created
-from flowfabric.core.states import FailureClass, PublicState
+from flowfabric.core.states import FailureClass, LifecyclePhase, OwnershipState, PublicState
+from flowfabric.engine.work import Completion
 from flowfabric.errors import NotFound
-from tests.properties.invariants import check_final, check_rows, check_step
-from tests.properties.reference import Answer, Known, Reference, Rules
-from tests.properties.world import RETENTION_MS, Life, Lives, World, examples
-
-LANES = ("one", "two")
-KINDS = ("mail", "video")
-WORKERS = ("ann", "bob", "eve")
-TTL_MS = (100, 1_000)
-
-rules = st.builds(
-    Rules,
-    retries=st.sampled_from((0, 1, 2)),
-    backoff_ms=st.sampled_from((0, 100)),
-    reclaims=st.sampled_from((0, 1, 100)),
-    replays=st.sampled_from((0, 1, 10)),
-    attempt_timeout_ms=st.sampled_from((None, 0, 150)),
-    deadline_after_ms=st.sampled_from((None, None, 2_000)),
-    needs=st.sampled_from((frozenset[str](), frozenset({"gpu"}))),
+from tests.properties.actions import (
+    Action,
+    Claim,
+    ClaimGranted,
+    Create,
+    Operate,
+    Pass,
+    Work,
+    WorkMany,
+    actions,
 )
-steps_ms = st.sampled_from((1, 49, 50, 100, 101, 999, 1_000, RETENTION_MS))
-offers = st.sampled_from(((), ("gpu",), ("cpu", "gpu")))
+from tests.properties.invariants import check_rows, check_step, holds
+from tests.properties.reference import Answer, Known, Reference, view_of
+from tests.properties.world import RETENTION_MS, Lives, World, examples
 
-SWEEPS: dict[str, tuple[Callable[[Engine], Coroutine[object, object, object]], Sweep]] = {}
+T = TypeVar("T")
+
+EXECUTIONS_MAX = 6
+GRANT_TTL_MS = 100
+SHRINKING_TAKES_S = 1_200
+
+Sweep = tuple[Callable[[Engine], Awaitable[object]], Callable[[Reference], None]]
+SWEEPS: dict[str, Sweep] = {
+    "attempts": (Engine.expire_due_attempts, Reference.expire_attempts),
+    "deadlines": (Engine.expire_due_deadlines, Reference.expire_deadlines),
+    "delays": (Engine.promote_due_delays, Reference.promote),
+    "leases": (Engine.expire_due_leases, Reference.expire_leases),
+    "retention": (Engine.trim_retention, Reference.trim),
+}
+
+Expectation = Callable[[Known], Answer]
+
+
+class HolderExpectation(Protocol):
+    def __call__(self, known: Known, handle: Handle) -> Answer: ...
+
+
+async def outcome_of(call: Awaitable[object]) -> object:
+    """What the call answers, or what it raises."""
+    try:
+        return await call
+    except FlowFabricError as error:
+        return error
+
+
+def kind_of(outcome: object) -> Answer:
+    return type(outcome) if isinstance(outcome, FlowFabricError) else type(outcome).__name__
+
+
+def back(items: Sequence[T], which: int) -> T:
+    """Counted from the newest, and around again."""
+    return items[-1 - which % len(items)]
+
+
+class Executions(RuleBasedStateMachine):
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        world.begin()
+        self.world = world
+        self.engine = world.engine
+        self.reference = Reference(RETENTION_MS)
+        self.reference.now_ms = world.now_ms
+        self.ids: list[ExecutionId] = []
+        self.handles: list[Handle] = []
+        self.lives: Lives = {}
+        self.told: dict[ExecutionId, list[Event]] = {}
+
+    @rule(action=actions)
+    def step(self, action: Action) -> None:
+        match action:
+            case Create() if len(self.ids) < EXECUTIONS_MAX:
+                self.create(action)
+            case Claim():
+                self.claim(action)
+            case ClaimGranted() if self.ids:
+                self.claim_granted(action, back(self.ids, action.which))
+            case Work() if self.handles:
+                self.work(action, back(self.handles, action.which))
+            case WorkMany() if self.handles:
+                self.work_many(action, [back(self.handles, which) for which in action.which])
+            case Operate() if self.ids:
+                self.operate(action, back(self.ids, action.which))
+            case Pass():
+                self.pass_time(action)
+            case _:
+                pass
+
+    @invariant()
+    def at_most_one_worker_holds_each_execution(self) -> None:
+        live = Counter(handle.execution_id for handle in self.handles if self.is_live(handle))
+        held = [
+            execution_id
+            for execution_id, life in self.lives.items()
+            if life.execution.ownership_state is OwnershipState.LEASED
+            and (life.execution.lease_expires_at_ms or 0) > self.world.now_ms
+        ]
+        assert live == Counter(held)
+
+    def is_live(self, handle: Handle) -> bool:
+        life = self.lives.get(handle.execution_id)
+        return life is not None and holds(life, handle, self.world.now_ms)
+
+    # Doing something and looking at what it did
+
+    def perform(self, call: Awaitable[object]) -> object:
+        return self.world.run(outcome_of(call))
+
+    def observe(self, *, replayed: ExecutionId | None = None) -> None:
+        """Compare every row with its last version and with the reference."""
+        before = self.lives
+        self.lives, events = self.world.look(self.ids)
+        self.told = defaultdict(list)
+        for event in events:
+            self.told[event.execution_id].append(event)
+        for execution_id, life in self.lives.items():
+            check_rows(life)
+            old = before.get(execution_id)
+            if old is None:
+                continue
+            check_step(old, life, self.told[execution_id], self.world.now_ms)
+            if old.execution.lifecycle_phase is LifecyclePhase.TERMINAL:
+                assert life == old or execution_id == replayed, "what has ended stays ended"
+        views = {each: view_of(life) for each, life in self.lives.items()}
+        assert views == {each: known.view for each, known in self.reference.known.items()}
+
+    def expect(
+        self, execution_id: ExecutionId, expectation: Expectation, missing: Answer = NotFound
+    ) -> Answer:
+        known = self.reference.known.get(execution_id)
+        return missing if known is None else expectation(known)
+
+    def about(
+        self,
+        execution_id: ExecutionId,
+        call: Awaitable[object],
+        expectation: Expectation,
+        *,
+        missing: Answer = NotFound,
+        replay: bool = False,
+    ) -> None:
+        """Somebody does something to an execution."""
+        expected = self.expect(execution_id, expectation, missing)
+        outcome = self.perform(call)
+        assert kind_of(outcome) == expected, outcome
+        self.observe(replayed=execution_id if replay else None)
+
+    def by_holder(
+        self, handle: Handle, call: Awaitable[object], expectation: HolderExpectation
+    ) -> None:
+        """A worker does. If its lease is gone, that is all that may be written down."""
+        before, live = self.lives.get(handle.execution_id), self.is_live(handle)
+        self.about(handle.execution_id, call, partial(expectation, handle=handle))
+        if before is None or live:
+            return
+        noticed = decide_expire_lease(before.subject, self.world.now_ms, RETENTION_MS).changes
+        assert self.lives[handle.execution_id] == before.after(noticed)
+        assert self.told[handle.execution_id] == list(noticed.events)
+
+    # Creating and claiming
+
+    def create(self, action: Create) -> None:
+        now_ms = self.world.now_ms
+        delay_ms, deadline_ms = action.delay_ms, action.deadline_ms
+        request = NewExecution(
+            execution_kind=action.kind,
+            lane_id=action.lane,
+            priority=action.priority,
+            policy=action.rules.policy(),
+            delay_until_ms=None if delay_ms is None else now_ms + delay_ms,
+            execution_deadline_at_ms=None if deadline_ms is None else now_ms + deadline_ms,
+        )
+        created = self.perform(self.engine.create_execution(request))
+        assert isinstance(created, Created)
+        self.ids.append(created.execution_id)
+        lasts_ms = action.rules.deadline_after_ms if deadline_ms is None else deadline_ms
+        self.reference.known[created.execution_id] = Known(
+            execution_id=created.execution_id,
+            lane=action.lane,
+            kind=action.kind,
+            rules=action.rules,
+            priority=min(action.priority, 9_000),
+            created_at_ms=now_ms,
+            state=PublicState.DELAYED if delay_ms else PublicState.WAITING,
+            delay_until_ms=now_ms + delay_ms if delay_ms else None,
+            deadline_at_ms=None if lasts_ms is None else now_ms + lasts_ms,
+        )
+        self.observe()
+
+    def claim(self, action: Claim) -> None:
+        expected = self.reference.best(action.lanes, action.kinds, action.offered)[: action.limit]
+        claimed = self.world.run(
+            self.engine.claim_many(
+                action.lanes,
+                limit=action.limit,
+                worker_id=action.worker,
+                worker_instance_id=f"{action.worker}-1",
+                capabilities=action.offered,
+                kinds=action.kinds,
+                lease_ttl_ms=action.ttl_ms,
+            )
+        )
+        assert [each.execution_id for each in claimed] == expected
+        for each in claimed:
+            self.take(each, action.ttl_ms)
+        self.observe()
+
+    def claim_granted(self, action: ClaimGranted, execution_id: ExecutionId) -> None:
+        granted = partial(self.reference.claim_granted, worker=action.worker)
+        expected = self.expect(execution_id, granted)
+        outcome = self.perform(
+            self.engine.claim_execution(
+                execution_id,
+                worker_id=action.worker,
+                worker_instance_id=f"{action.worker}-1",
+                lease_ttl_ms=action.ttl_ms,
+            )
+        )
+        assert kind_of(outcome) == expected, outcome
+        if isinstance(outcome, Claimed):
+            self.take(outcome, action.ttl_ms)
+        self.observe()
+
+    def take(self, claimed: Claimed, ttl_ms: int) -> None:
+        self.reference.take(claimed, ttl_ms)
+        self.handles.append(claimed.handle)
+
+    # Working, with any handle ever given out
+
+    def work(self, action: Work, handle: Handle) -> None:
+        engine, reference = self.engine, self.reference
+        until_ms = self.world.now_ms + action.wait_ms
+        call: Awaitable[object]
+        match action.verb:
+            case "renew":
+                self.by_holder(handle, engine.renew(handle), reference.renew)
+            case "progress":
+                self.by_holder(handle, engine.progress(handle, percent=50), reference.progress)
+            case "complete":
+                self.by_holder(handle, engine.complete(handle, b"done"), reference.complete)
+            case "fail":
+                self.by_holder(handle, engine.fail(handle, "broken"), reference.fail)
+            case "break":
+                call = engine.fail(handle, "hopeless", failure_class=FailureClass.PERMANENT)
+                self.by_holder(handle, call, partial(reference.fail, hopeless=True))
+            case "delay":
+                call = engine.delay(handle, until_ms)
+                self.by_holder(handle, call, partial(reference.delay, until_ms=until_ms))
+            case "wait_children":
+                self.by_holder(handle, engine.wait_children(handle), reference.wait_children)
+            case "give_up":
+                self.by_holder(handle, engine.cancel(handle, "no use"), reference.give_up)
+            case _:
+                raise AssertionError(action)
+
+    def work_many(self, action: WorkMany, handles: list[Handle]) -> None:
+        call: Awaitable[object]
+        if action.verb == "renew":
+            expected = self.expect_each(handles, self.reference.renew)
+            call = self.engine.renew_many(handles)
+        else:
+            expected = self.expect_each(handles, self.reference.complete)
+            completions = [Completion(handle=handle, result=b"all") for handle in handles]
+            call = self.engine.complete_many(completions)
+        outcomes = self.perform(call)
+        assert isinstance(outcomes, list)
+        assert [kind_of(outcome) for outcome in outcomes] == expected
+        self.observe()
+
+    def expect_each(
+        self, handles: Sequence[Handle], expectation: HolderExpectation
+    ) -> list[Answer]:
+        """Of a batch, those whose lease is live go first."""
+        answers: dict[int, Answer] = {}
+        for place in sorted(range(len(handles)), key=lambda p: not self.is_live(handles[p])):
+            handle = handles[place]
+            answers[place] = self.expect(handle.execution_id, partial(expectation, handle=handle))
+        return [answers[place] for place in range(len(handles))]
+
+    # People and time
+
+    def operate(self, action: Operate, execution_id: ExecutionId) -> None:
+        engine, reference = self.engine, self.reference
+        call: Awaitable[object]
+        match action.verb:
+            case "cancel":
+                call = engine.cancel_execution(execution_id, reason="unwanted")
+                self.about(execution_id, call, reference.cancel)
+            case "revoke":
+                call = engine.revoke_lease(execution_id, reason="needed elsewhere")
+                self.about(execution_id, call, reference.revoke)
+            case "reprioritise":
+                call = engine.change_priority(execution_id, 9_001)
+                self.about(execution_id, call, partial(reference.change_priority, priority=9_001))
+            case "replay":
+                call = engine.replay_execution(execution_id, reason="again")
+                self.about(execution_id, call, reference.replay, replay=True)
+            case "look_at_lease":
+                call = engine.mark_lease_expired_if_due(execution_id)
+                self.about(execution_id, call, reference.look_at_lease, missing="AlreadySatisfied")
+            case "create_again":
+                if execution_id in reference.known:
+                    again = NewExecution(execution_kind="other", execution_id=execution_id)
+                    call = engine.create_execution(again)
+                    self.about(execution_id, call, lambda known: "Duplicate")
+            case "grant":
+                self.grant(action, execution_id)
+            case _:
+                raise AssertionError(action)
+
+    def grant(self, action: Operate, execution_id: ExecutionId) -> None:
+        call = self.engine.issue_claim_grant(
+            execution_id,
+            worker_id=action.worker,
+            worker_instance_id=f"{action.worker}-1",
+            capabilities=action.offered,
+            grant_ttl_ms=GRANT_TTL_MS,
+        )
+        expectation = partial(
+            self.reference.issue_grant,
+            worker=action.worker,
+            offered=action.offered,
+            ttl_ms=GRANT_TTL_MS,
+        )
+        self.about(execution_id, call, expectation)
+
+    def pass_time(self, action: Pass) -> None:
+        self.reference.now_ms = self.world.clock.advance(ms=action.step_ms)
+        for name in action.sweeps:
+            sweep, expected = SWEEPS[name]
+            expected(self.reference)
+            self.perform(sweep(self.engine))
+            self.observe()
+
+
+def check(world: World, usual: int) -> None:
+    class InThisWorld(Executions):
+        def __init__(self) -> None:
+            super().__init__(world)
+
+    run_state_machine_as_test(
+        InThisWorld,
+        settings=settings(
+            max_examples=examples(usual),
+            stateful_step_count=50,
+            deadline=None,
+            phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.timeout(SHRINKING_TAKES_S)
+def test_any_sequence_of_operations_keeps_the_promises_on_sqlite(sqlite_world: World) -> None:
+    check(sqlite_world, 180)
+
+
+@pytest.mark.timeout(SHRINKING_TAKES_S)
+def test_any_sequence_of_operations_keeps_the_promises_on_postgres(postgres_world: World) -> None:
+    check(postgres_world, 50)

@@ -88,8 +88,7 @@ class World:
         self.url = url
         self.config = EngineConfig(retention_ms=RETENTION_MS)
         self.clock = SettableClock(START_MS)
-        # Never the current loop, which belongs to the test that asks.
-        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = asyncio.new_event_loop()
         self._engine: Engine | None = None
         self._cursor = 0
 
@@ -99,7 +98,7 @@ class World:
     def __exit__(self, *exc_info: object) -> None:
         if self._engine is not None:
             self.run(self._engine.close())
-        self._runner.close()
+        self._loop.close()
 
     @property
     def engine(self) -> Engine:
@@ -111,7 +110,7 @@ class World:
         return self.clock.now_ms()
 
     def run(self, work: Coroutine[object, object, T]) -> T:
-        return self._runner.run(work)
+        return self._loop.run_until_complete(work)
 
     def begin(self) -> None:
         """Start from an empty store at `START_MS`."""
@@ -135,9 +134,12 @@ class World:
         finally:
             await connection.close()
 
-    def lives(self, execution_ids: Iterable[ExecutionId]) -> Lives:
-        """Every row of the executions that exist."""
-        return self.run(self._lives(list(execution_ids)))
+    def look(self, execution_ids: Iterable[ExecutionId]) -> tuple[Lives, list[Event]]:
+        """Every row of the executions that exist, and the events since the last look."""
+        return self.run(self._look(list(execution_ids)))
+
+    async def _look(self, execution_ids: list[ExecutionId]) -> tuple[Lives, list[Event]]:
+        return await self._lives(execution_ids), await self._read_new_events()
 
     async def _lives(self, execution_ids: list[ExecutionId]) -> Lives:
         keys = [execution_key(execution_id) for execution_id in execution_ids]
@@ -160,18 +162,14 @@ class World:
 
         return await self.engine.store.read(body)
 
-    def new_events(self) -> list[Event]:
-        """Events appended since the last call."""
-        return self.run(self._read_new_events())
-
     async def _read_new_events(self) -> list[Event]:
         found: list[StoredEvent] = []
         while True:
             page = await self.engine.read_events(after=self._cursor, limit=PAGE_MAX)
             self._cursor = page.cursor
-            if not page.events:
-                return [_without_id(event) for event in found]
             found += page.events
+            if len(page.events) < PAGE_MAX:
+                return [_without_id(event) for event in found]
 
 
 def _without_id(event: StoredEvent) -> Event:
