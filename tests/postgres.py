@@ -33,13 +33,14 @@ VERSION_VARIABLE = "FLOWFABRIC_TEST_POSTGRES_VERSION"
 START_TIMEOUT_S = 60
 
 _PROGRAMS = {"16": "pginstall", "18": "pginstall18"}
-_SETTINGS = {
+_QUICK = {
     "fsync": "off",
     "full_page_writes": "off",
     "max_connections": "200",
     "max_wal_size": "256MB",
     "synchronous_commit": "off",
 }
+_DURABLE = {"max_connections": "200", "shared_buffers": "512MB", "max_wal_size": "4GB"}
 
 # Ends the server and removes its files when standard input closes, which happens
 # even if the test session is killed.
@@ -71,18 +72,22 @@ class Server:
             self.guard.communicate(timeout=START_TIMEOUT_S)
 
 
-def start_server() -> Server:
-    """Return the server named by the environment, or start the bundled one."""
+def start_server(*, durable: bool = False) -> Server:
+    """Return the server named by the environment, or start the bundled one.
+
+    A durable one keeps its data on disk and flushes every commit, as in production.
+    """
     if url := os.environ.get(URL_VARIABLE):
         return Server(url)
-    home, storage = _temporary(None), _temporary(_memory())
+    home, storage = _temporary(None), _temporary(None if durable else _memory())
     account = _unprivileged(home, storage)
     programs = _reachable_programs(home, account)
     port = _free_port()
     data = f"--pgdata={storage}/data"
     layout = "--auth=trust --encoding=UTF8 --locale=C --no-sync --username=postgres"
     _run([programs / "initdb", data, *layout.split()], home, account)
-    settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+    chosen = _DURABLE if durable else _QUICK
+    settings = " ".join(f"-c {name}={value}" for name, value in chosen.items())
     options = f"--options=-h 127.0.0.1 -p {port} -k {home} {settings}"
     start = ["start", "--wait", f"--timeout={START_TIMEOUT_S}", f"--log={home}/log"]
     _run([programs / "pg_ctl", data, options, *start], home, account)

@@ -8,6 +8,8 @@ import importlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
+from flowfabric.store.base import Value
+
 _ASYNCPG: Final = importlib.import_module("asyncpg")
 
 
@@ -18,7 +20,7 @@ class DriverRow(Protocol):
 
     def keys(self) -> Iterable[str]: ...
 
-    def items(self) -> Iterable[tuple[str, object]]: ...
+    def items(self) -> Iterable[tuple[str, Value]]: ...
 
 
 Notification = Callable[["Connection", int, str, object], None]
@@ -81,6 +83,7 @@ class _CreatePool(Protocol):
         *,
         min_size: int,
         max_size: int,
+        max_queries: int,
         max_inactive_connection_lifetime: float,
         timeout: float,
         command_timeout: float,

@@ -16,7 +16,7 @@ from flowfabric.store.mapping import from_row, from_values, key_of, stored_key, 
 from flowfabric.store.postgres.driver import UUID, Connection, DriverRow
 from flowfabric.store.postgres.generated import (
     CLOCK_MS,
-    Part,
+    Batch,
     arrays,
     get_text,
     insert_new_text,
@@ -29,12 +29,18 @@ R = TypeVar("R", bound=Record)
 
 STATEMENTS: Final = Path(__file__).parent / "sql"
 
-Columns = list[Sequence[Value]]
+
+_FOREIGN: Final = frozenset({UUID, list})
+"""The types the driver returns besides those every store has."""
 
 
 def plain(row: DriverRow) -> Row:
     """A row with uuids as text and arrays as JSON, as SQLite has them."""
-    return {name: _value(value) for name, value in row.items()}
+    values = dict(row.items())
+    for name, value in values.items():
+        if type(value) in _FOREIGN:
+            values[name] = _value(value)
+    return values
 
 
 class PostgresReader:
@@ -115,21 +121,19 @@ class PostgresTransaction(PostgresReader):
 
     async def save(self, changes: Changes) -> None:
         writes = settle(changes)
-        parts: list[Part] = []
-        values: Columns = []
+        batch = Batch()
         for kind, group in by_type(writes.inserts.values()).items():
-            _add_insert(parts, values, kind, group)
-        updated = 0
+            _add_insert(batch, kind, group)
         for kind, group in by_type(writes.updates.values()).items():
-            updated += self._add_update(parts, values, kind, group)
+            self._add_update(batch, kind, group)
         for kind, group in by_type(writes.deletes.values()).items():
             table = table_of(kind)
-            parts.append(Part("delete", kind, table.key))
-            values += arrays(stored_key(table, key_of(record)) for record in group)
+            keys = [stored_key(table, key_of(record)) for record in group]
+            batch.add("delete", kind, table.key, keys)
         if changes.events:
-            _add_insert(parts, values, Event, changes.events)
-        if parts:
-            await self._write(tuple(parts), values, updated)
+            _add_insert(batch, Event, changes.events)
+        if batch.parts:
+            await self._write(batch)
         self._remember(writes.inserts.values())
         self._remember(writes.updates.values())
         for place in writes.deletes:
@@ -141,45 +145,41 @@ class PostgresTransaction(PostgresReader):
     def _remember(self, records: Iterable[Record]) -> None:
         self._loaded.update((place_of(record), record) for record in records)
 
-    def _add_update(
-        self, parts: list[Part], values: Columns, kind: type[Record], group: list[Record]
-    ) -> int:
-        """Write what changed in any of the rows, for all of them; return how many there are."""
+    def _add_update(self, batch: Batch, kind: type[Record], group: list[Record]) -> None:
+        """Write what changed in any of the rows, for all of them."""
         table = table_of(kind)
         differing = {id(record): columns_to_write(record, self._loaded) for record in group}
-        changed = set[str]().union(*differing.values())
         group = [record for record in group if differing[id(record)]]
         if not group:
-            return 0
-        positions = [
-            position
-            for position, name in enumerate(table.names)
-            if name in changed or name in table.key
-        ]
-        parts.append(Part("update", kind, tuple(table.names[position] for position in positions)))
-        rows = (to_values(record, table) for record in group)
-        values += arrays([row[position] for position in positions] for row in rows)
-        return len(group)
+            return
+        written = set(table.key).union(*differing.values())
+        positions = [place for place, name in enumerate(table.names) if name in written]
+        rows = [to_values(record, table) for record in group]
+        batch.add(
+            "update",
+            kind,
+            tuple(table.names[place] for place in positions),
+            [[row[place] for place in positions] for row in rows],
+        )
 
-    async def _write(self, parts: tuple[Part, ...], values: Columns, updated: int) -> None:
-        rows = await self._connection.fetch(save_text(parts), *values)
-        if _int(rows[0][0]) != updated:
-            kinds = [part.record.__name__ for part in parts if part.verb == "update"]
-            raise Corruption(f"{updated - _int(rows[0][0])} rows to update are gone: {kinds}")
+    async def _write(self, batch: Batch) -> None:
+        rows = await self._connection.fetch(save_text(tuple(batch.parts)), *batch.values)
+        missing = batch.updated - _int(rows[0][0])
+        if missing:
+            kinds = [part.record.__name__ for part in batch.parts if part.verb == "update"]
+            raise Corruption(f"{missing} rows to update are gone: {kinds}")
 
 
 def _add_insert(
-    parts: list[Part],
-    values: Columns,
+    batch: Batch,
     kind: type[Record] | type[Event],
     group: Sequence[Record] | Sequence[Event],
 ) -> None:
     table = table_of(kind)
-    parts.append(Part("insert", kind, table.names))
-    values += arrays(to_values(record, table) for record in group)
+    batch.add("insert", kind, table.names, [to_values(record, table) for record in group])
 
 
-def _key_arrays(record: type[Record], keys: Sequence[Key]) -> Columns:
+def _key_arrays(record: type[Record], keys: Sequence[Key]) -> list[Sequence[Value]]:
     table = table_of(record)
     return arrays(dict.fromkeys(stored_key(table, key) for key in keys))
 

@@ -1,0 +1,121 @@
+"""The floor: what the database itself costs, with one minimal table and the same durability.
+
+One table with an id, a state and a payload; claim marks rows, complete marks them
+again. No lease, no history, no events: nothing a durable engine could do without
+would be cheaper than this. Everything we measure is shown beside it.
+"""
+
+import sqlite3
+import time
+from typing import Protocol
+
+import asyncpg
+
+SCHEMA = """
+create table job (
+    id bigint primary key, state text not null, worker text, payload {blob} not null,
+    result {blob}
+)"""
+READY = "create index job_ready on job (id) where state = 'ready'"
+PAYLOAD = b"x" * 100
+
+
+class Floor(Protocol):
+    async def create(self, count: int, batch: int) -> float: ...
+
+    async def claim_and_complete(self, count: int, batch: int) -> float: ...
+
+
+class PostgresFloor:
+    def __init__(self, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+        self._connection = connection
+        self._last = 0
+
+    @classmethod
+    async def open(cls, url: str) -> "PostgresFloor":
+        connection = await asyncpg.connect(url)
+        await connection.execute("drop table if exists job")
+        await connection.execute(SCHEMA.format(blob="bytea"))
+        await connection.execute(READY)
+        return cls(connection)
+
+    async def close(self) -> None:
+        await self._connection.execute("drop table job")
+        await self._connection.close()
+
+    async def create(self, count: int, batch: int) -> float:
+        started = time.perf_counter()
+        for _ in range(count // batch):
+            ids = list(range(self._last, self._last + batch))
+            self._last += batch
+            await self._connection.execute(
+                "insert into job (id, state, payload)"
+                " select id, 'ready', payload from unnest($1::bigint[], $2::bytea[])"
+                " as j (id, payload)",
+                ids,
+                [PAYLOAD] * batch,
+            )
+        return count / (time.perf_counter() - started)
+
+    async def claim_and_complete(self, count: int, batch: int) -> float:
+        started = time.perf_counter()
+        for _ in range(count // batch):
+            rows = await self._connection.fetch(
+                "update job set state = 'running', worker = 'w' where id in ("
+                " select id from job where state = 'ready' order by id limit $1"
+                " for update skip locked) returning id, payload",
+                batch,
+            )
+            await self._connection.execute(
+                "update job set state = 'done', result = j.result"
+                " from unnest($1::bigint[], $2::bytea[]) as j (id, result) where job.id = j.id",
+                [row["id"] for row in rows],
+                [b"ok"] * len(rows),
+            )
+        return count / (time.perf_counter() - started)
+
+
+class SqliteFloor:
+    def __init__(self, path: str) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None)
+        self._connection.execute("pragma journal_mode = wal")
+        self._connection.execute("pragma synchronous = full")
+        self._connection.execute("drop table if exists job")
+        self._connection.execute(SCHEMA.format(blob="blob"))
+        self._connection.execute(READY)
+        self._last = 0
+
+    async def close(self) -> None:
+        self._connection.close()
+
+    async def create(self, count: int, batch: int) -> float:
+        started = time.perf_counter()
+        for _ in range(count // batch):
+            ids = range(self._last, self._last + batch)
+            self._last += batch
+            self._connection.execute("begin immediate")
+            self._connection.executemany(
+                "insert into job (id, state, payload) values (?, 'ready', ?)",
+                [(each, PAYLOAD) for each in ids],
+            )
+            self._connection.execute("commit")
+        return count / (time.perf_counter() - started)
+
+    async def claim_and_complete(self, count: int, batch: int) -> float:
+        started = time.perf_counter()
+        for _ in range(count // batch):
+            self._connection.execute("begin immediate")
+            rows = self._connection.execute(
+                "update job set state = 'running', worker = 'w' where id in ("
+                " select id from job where state = 'ready' order by id limit ?)"
+                " returning id, payload",
+                (batch,),
+            ).fetchall()
+            self._connection.execute("commit")
+            self._connection.execute("begin immediate")
+            self._connection.executemany(
+                "update job set state = 'done', result = ? where id = ?",
+                [(b"ok", row[0]) for row in rows],
+            )
+            self._connection.execute("commit")
+        return count / (time.perf_counter() - started)
