@@ -19,10 +19,16 @@ from flowfabric.store.base import Key, Reader
 E = TypeVar("E", bound=FlowFabricError)
 
 
+class Rows(Struct, frozen=True, kw_only=True):
+    executions: dict[Key, Execution]
+    attempts: dict[Key, Attempt]
+    grants: dict[Key, ClaimGrant]
+
+
 class State(Struct, frozen=True, kw_only=True):
     executions: dict[Key, Execution]
     tags: dict[ExecutionId, dict[str, str]]
-    attempts: dict[ExecutionId, tuple[Attempt, ...]]
+    attempts: dict[Key, Attempt]
     grants: dict[Key, ClaimGrant]
     lanes: tuple[Lane, ...]
     events: tuple[StoredEvent, ...]
@@ -34,16 +40,26 @@ async def state_of(engine: Engine) -> State:
     assert page.next_cursor is None
     tags = {snapshot.execution_id: snapshot.tags for snapshot in page.executions}
     keys = [execution_key(execution_id) for execution_id in tags]
+    # One index more than were counted: an attempt too many would show.
+    attempt_keys = [
+        (*execution_key(snapshot.execution_id), index)
+        for snapshot in page.executions
+        for index in range(snapshot.total_attempt_count + 1)
+    ]
 
-    async def body(reader: Reader) -> tuple[dict[Key, Execution], dict[Key, ClaimGrant]]:
-        return await reader.get(Execution, keys), await reader.get(ClaimGrant, keys)
+    async def body(reader: Reader) -> Rows:
+        return Rows(
+            executions=await reader.get(Execution, keys),
+            attempts=await reader.get(Attempt, attempt_keys),
+            grants=await reader.get(ClaimGrant, keys),
+        )
 
-    executions, grants = await engine.store.read(body)
+    rows = await engine.store.read(body)
     return State(
-        executions=executions,
+        executions=rows.executions,
         tags=tags,
-        attempts={each: await engine.list_attempts(each) for each in tags},
-        grants=grants,
+        attempts=rows.attempts,
+        grants=rows.grants,
         lanes=(await engine.list_lanes(limit=PAGE_MAX)).lanes,
         events=(await engine.read_events(limit=PAGE_MAX)).events,
     )
