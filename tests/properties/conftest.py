@@ -7,14 +7,13 @@ import pytest
 from tests.properties.world import IN_MEMORY, World
 
 
-@pytest.fixture
-def sqlite_world(exercised_store: Callable[[str], None]) -> Iterator[World]:
-    exercised_store("sqlite memory")
-    with World(IN_MEMORY) as world:
-        yield world
-
-
-@pytest.fixture
-def postgres_world(postgres_database: str) -> Iterator[World]:
-    with World(postgres_database) as world:
-        yield world
+@pytest.fixture(params=["sqlite", "postgres"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    if request.param == "postgres":
+        url = str(request.getfixturevalue("postgres_database"))
+    else:
+        url = IN_MEMORY
+        record: Callable[[str], None] = request.getfixturevalue("exercised_store")
+        record("sqlite memory")
+    with World(url) as opened:
+        yield opened

@@ -43,7 +43,7 @@ from tests.properties.actions import (
 )
 from tests.properties.invariants import check_rows, check_step, holds
 from tests.properties.reference import Answer, Known, Reference, view_of
-from tests.properties.world import RETENTION_MS, Lives, World, examples
+from tests.properties.world import RETENTION_MS, Lives, World
 
 T = TypeVar("T")
 
@@ -364,7 +364,8 @@ class Executions(RuleBasedStateMachine):
             self.observe()
 
 
-def check(world: World, usual: int) -> None:
+@pytest.mark.timeout(SHRINKING_TAKES_S)
+def test_any_sequence_of_operations_keeps_the_promises(world: World) -> None:
     class InThisWorld(Executions):
         def __init__(self) -> None:
             super().__init__(world)
@@ -372,20 +373,10 @@ def check(world: World, usual: int) -> None:
     run_state_machine_as_test(
         InThisWorld,
         settings=settings(
-            max_examples=examples(usual),
+            max_examples=world.examples(120),
             stateful_step_count=50,
             deadline=None,
             phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
             suppress_health_check=list(HealthCheck),
         ),
     )
-
-
-@pytest.mark.timeout(SHRINKING_TAKES_S)
-def test_any_sequence_of_operations_keeps_the_promises_on_sqlite(sqlite_world: World) -> None:
-    check(sqlite_world, 180)
-
-
-@pytest.mark.timeout(SHRINKING_TAKES_S)
-def test_any_sequence_of_operations_keeps_the_promises_on_postgres(postgres_world: World) -> None:
-    check(postgres_world, 50)

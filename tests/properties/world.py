@@ -30,6 +30,8 @@ START_MS = 1_700_000_000_000
 RETENTION_MS = 5_000
 THOROUGH = "FLOWFABRIC_TEST_THOROUGH"
 THOROUGH_TIMES = 20
+POSTGRES_COSTS = 5
+"""How many examples in memory take as long as one over a connection."""
 IN_MEMORY = "sqlite:///:memory:"
 
 EMPTY = """
@@ -39,11 +41,6 @@ delete from flowfabric.execution_tag;
 delete from flowfabric.claim_grant;
 delete from flowfabric.idempotency_guard;
 """
-
-
-def examples(usual: int) -> int:
-    """How many examples to try: more when the environment asks for thoroughness."""
-    return usual * THOROUGH_TIMES if os.environ.get(THOROUGH) else usual
 
 
 class Life(Struct, frozen=True, kw_only=True):
@@ -99,6 +96,11 @@ class World:
         if self._engine is not None:
             self.run(self._engine.close())
         self._loop.close()
+
+    def examples(self, usual: int) -> int:
+        """How many examples to try here: more when the environment asks for thoroughness."""
+        affordable = usual if self.url == IN_MEMORY else usual // POSTGRES_COSTS
+        return affordable * THOROUGH_TIMES if os.environ.get(THOROUGH) else affordable
 
     @property
     def engine(self) -> Engine:
