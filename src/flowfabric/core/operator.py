@@ -115,9 +115,9 @@ def _cancel(
     )
 
 
-def clamp_priority(priority: object) -> int:
+def clamp_priority(priority: object, field: str = "priority") -> int:
     if not isinstance(priority, int) or isinstance(priority, bool):
-        raise InvalidInput("priority", "must be an integer", priority)
+        raise InvalidInput(field, "must be an integer", priority)
     return min(max(priority, PRIORITY_MIN), PRIORITY_MAX)
 
 

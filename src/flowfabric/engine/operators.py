@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from flowfabric.core.checks import (
+    check_bool,
     check_int,
     check_list,
     check_optional_text,
@@ -121,7 +122,8 @@ class Operators(Operations):
         self, execution_id: str, new_priority: int, *, any_runnable: bool = False
     ) -> Changed:
         """Move a waiting execution in its queue; `any_runnable`: delayed and blocked ones too."""
-        priority = clamp_priority(new_priority)
+        priority = clamp_priority(new_priority, "new_priority")
+        check_bool("any_runnable", any_runnable)
 
         def decide(subject: Subject, timing: Timing) -> Decision[Changed]:
             return decide_change_priority(subject, priority, any_runnable, timing.now_ms)
