@@ -24,7 +24,15 @@ from flowfabric.core.states import (
 )
 from flowfabric.errors import InvalidCapabilities
 from flowfabric.testing import SettableClock
-from tests.conformance.given import BACKOFF_MS, OTHER_WORKER, WORKER, Given, new
+from tests.conformance.given import (
+    BACKOFF_MS,
+    ENDED,
+    OTHER_WORKER,
+    SET_ASIDE,
+    WORKER,
+    Given,
+    new,
+)
 from tests.conformance.observed import (
     call,
     cursor_of,
@@ -142,14 +150,9 @@ async def test_a_claim_gives_a_lease_and_all_a_worker_needs(
     ]
 
 
-@pytest.mark.parametrize(
-    "state",
-    ["delayed", "retrying", "parked", "waiting_children", "running", "overdue_lease", "completed"],
-)
-async def test_what_waits_for_no_worker_is_not_claimed(
-    engine: Engine, given: Given, state: str
-) -> None:
-    await given.state(state)
+async def test_what_waits_for_no_worker_is_not_claimed(engine: Engine, given: Given) -> None:
+    for state in (*SET_ASIDE, "running", "overdue_lease", *ENDED):
+        await given.state(state)
     async with unchanged(engine):
         assert await engine.claim(**WORKER) is None
         assert await engine.claim_many(["default"], limit=5, **WORKER) == []
@@ -197,9 +200,8 @@ async def test_a_worker_gets_only_the_kinds_it_asks_for(engine: Engine, given: G
     assert claimed.execution_id == wanted
 
 
-@pytest.mark.parametrize(
-    ("required", "offered", "match"),
-    [
+async def test_a_worker_gets_what_it_has_every_capability_for(engine: Engine, given: Given) -> None:
+    cases: list[tuple[tuple[str, ...], tuple[str, ...], bool]] = [
         ((), (), True),
         ((), ("gpu",), True),
         (("gpu",), (), False),
@@ -209,19 +211,13 @@ async def test_a_worker_gets_only_the_kinds_it_asks_for(engine: Engine, given: G
         (("gpu",), ("GPU",), False),
         (("torch>=2.3",), ("torch>=2.3",), True),
         (("ü", "a"), ("a", "ü"), True),
-    ],
-    ids=str,
-)
-async def test_a_worker_gets_what_it_has_every_capability_for(
-    engine: Engine,
-    given: Given,
-    required: tuple[str, ...],
-    offered: tuple[str, ...],
-    match: bool,
-) -> None:
-    execution_id = await given.waiting(policy=needing(*required))
-    claimed = await engine.claim(**WORKER, capabilities=offered)
-    assert (None if claimed is None else claimed.execution_id) == (execution_id if match else None)
+    ]
+    for number, (required, offered, match) in enumerate(cases):
+        kind = f"kind-{number}"
+        execution_id = await given.waiting(policy=needing(*required), execution_kind=kind)
+        claimed = await engine.claim(**WORKER, capabilities=offered, kinds=[kind])
+        found = None if claimed is None else claimed.execution_id
+        assert found == (execution_id if match else None), (required, offered)
 
 
 async def test_work_for_others_at_the_head_of_the_lane_is_no_obstacle(

@@ -152,9 +152,8 @@ async def test_a_failure_repeated_after_the_retry_began_is_too_late(
         await engine.fail(retrying.handle, "other")
 
 
-@pytest.mark.parametrize(
-    ("failure_class", "category", "categories", "retried"),
-    [
+async def test_class_and_category_decide_whether_to_retry(engine: Engine, given: Given) -> None:
+    cases: list[tuple[str, str, list[str], bool]] = [
         ("transient", "", [], True),
         ("infra_crash", "", [], True),
         ("timeout", "", [], True),
@@ -166,24 +165,16 @@ async def test_a_failure_repeated_after_the_retry_began_is_too_late(
         ("transient", "", ["disk"], False),
         ("timeout", "", ["timeout"], True),
         ("permanent", "disk", ["disk"], False),
-    ],
-)
-async def test_class_and_category_decide_whether_to_retry(
-    engine: Engine,
-    given: Given,
-    failure_class: str,
-    category: str,
-    categories: list[str],
-    retried: bool,
-) -> None:
-    policy = {"retry_policy": {"max_retries": 1, "retryable_categories": categories}}
-    running = await given.running(policy=policy)
-    failed = await engine.fail(
-        running.handle, "x", failure_class=FailureClass(failure_class), category=category
-    )
-    assert isinstance(failed, RetryScheduled) == retried
-    (attempt,) = await engine.list_attempts(running.execution_id)
-    assert attempt.failure_category == (category or failure_class)
+    ]
+    for failure_class, category, categories, retried in cases:
+        policy = {"retry_policy": {"max_retries": 1, "retryable_categories": categories}}
+        running = await given.running(policy=policy)
+        failed = await engine.fail(
+            running.handle, "x", failure_class=FailureClass(failure_class), category=category
+        )
+        assert isinstance(failed, RetryScheduled) == retried, (failure_class, category)
+        (attempt,) = await engine.list_attempts(running.execution_id)
+        assert attempt.failure_category == (category or failure_class)
 
 
 async def test_retries_are_counted_and_back_off(

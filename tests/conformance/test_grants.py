@@ -32,6 +32,7 @@ from tests.conformance.observed import (
     unchanged,
 )
 
+ACTIVE = ("running", "overdue_lease", "expired_lease", "revoked")
 GPU = {"routing_requirements": {"required_capabilities": ["cuda", "gpu"]}}
 
 
@@ -152,35 +153,24 @@ async def test_a_missing_capability_refuses_the_grant_and_is_noted(
     await engine.issue_claim_grant(execution_id, **WORKER, capabilities=["gpu", "cuda"])
 
 
-@pytest.mark.parametrize(
-    "state", [*SET_ASIDE, "running", "overdue_lease", "expired_lease", "revoked", *ENDED]
-)
-async def test_only_a_waiting_execution_is_granted(
-    engine: Engine, given: Given, state: str
-) -> None:
-    execution_id = await given.state(state)
-    async with refused(engine, ExecutionNotEligible):
-        await engine.issue_claim_grant(execution_id, **WORKER)
+async def test_only_a_waiting_execution_is_granted(engine: Engine, given: Given) -> None:
+    for state in (*SET_ASIDE, *ACTIVE, *ENDED):
+        execution_id = await given.state(state)
+        async with refused(engine, ExecutionNotEligible):
+            await engine.issue_claim_grant(execution_id, **WORKER)
 
 
-@pytest.mark.parametrize(
-    ("state", "error"),
-    [
-        ("waiting", InvalidClaimGrant),
-        ("resumable", UseClaimResumedExecution),
-        *((state, ExecutionNotLeaseable) for state in SET_ASIDE),
-        *(
-            (state, ExecutionNotActive)
-            for state in ("running", "overdue_lease", "expired_lease", "revoked", *ENDED)
-        ),
-    ],
-)
-async def test_a_claim_by_id_is_refused_without_a_grant(
-    engine: Engine, given: Given, state: str, error: type[FlowFabricError]
-) -> None:
-    execution_id = await given.state(state)
-    async with refused(engine, error):
-        await engine.claim_execution(execution_id, **WORKER)
+async def test_a_claim_by_id_is_refused_without_a_grant(engine: Engine, given: Given) -> None:
+    errors: dict[str, type[FlowFabricError]] = {
+        "waiting": InvalidClaimGrant,
+        "resumable": UseClaimResumedExecution,
+        **dict.fromkeys(SET_ASIDE, ExecutionNotLeaseable),
+        **dict.fromkeys((*ACTIVE, *ENDED), ExecutionNotActive),
+    }
+    for state, error in errors.items():
+        execution_id = await given.state(state)
+        async with refused(engine, error):
+            await engine.claim_execution(execution_id, **WORKER)
 
 
 async def test_a_grant_is_for_one_worker(engine: Engine, given: Given) -> None:

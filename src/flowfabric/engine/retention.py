@@ -17,7 +17,7 @@ class Retention(Operations):
         return await self._trim("trim_executions", 0, limit)
 
     async def trim_events(self, *, limit: int = SWEEP_BATCH) -> Swept:
-        """Delete events older than the event log reaches back."""
+        """Delete events as old as the event log reaches back."""
         return await self._trim("trim_events", self.config.event_retention_ms, limit)
 
     async def trim_guards(self, *, limit: int = SWEEP_BATCH) -> Swept:

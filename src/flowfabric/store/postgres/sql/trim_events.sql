@@ -1,4 +1,4 @@
--- Delete the oldest events, as far as all of them are older than `before_ms`.
+-- Delete the oldest events, as far as all of them are as old as `before_ms`.
 with oldest as (
     select event_id, occurred_at_ms
       from event
@@ -6,7 +6,7 @@ with oldest as (
      limit :limit::bigint
 ), gone as (
     delete from event
-     where event_id in (select event_id from oldest where occurred_at_ms < :before_ms::bigint)
+     where event_id in (select event_id from oldest where occurred_at_ms <= :before_ms::bigint)
     returning 1
 )
 select count(*) as trimmed from gone;

@@ -1,8 +1,8 @@
--- Delete the oldest events, as far as all of them are older than `before_ms`.
+-- Delete the oldest events, as far as all of them are as old as `before_ms`.
 delete from event
  where event_id in (
     select event_id
       from (select event_id, occurred_at_ms from event order by event_id limit :limit)
-     where occurred_at_ms < :before_ms);
+     where occurred_at_ms <= :before_ms);
 -- next
 select changes() as trimmed;
