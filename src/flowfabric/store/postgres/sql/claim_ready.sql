@@ -31,25 +31,34 @@ with clock as materialized (
        and lane.state in ('active', 'draining')
      order by best.priority desc, best.created_at_ms, best.execution_id
      limit :limit::bigint
-), chosen as materialized (
+), interrupted as materialized (
     select candidate.*,
+           case when attempt_state = 'attempt_interrupted' then (
+               select attempt_type
+                 from attempt
+                where attempt.partition_key = candidate.partition_key
+                  and attempt.execution_id = candidate.execution_id
+                  and attempt.attempt_index = candidate.previous_index)
+           end as previous_type
+      from candidate
+), chosen as materialized (
+    select interrupted.*,
            case when lifecycle_phase = 'active' then 'reclaimed'
                 when attempt_state = 'attempt_interrupted' then 'resumed'
                 else 'fresh'
            end as kind,
            case when lifecycle_phase = 'active' then ownership_state end as reclaim_reason,
            case when lifecycle_phase = 'active' then 'reclaim'
-                when attempt_state = 'attempt_interrupted' then (
-                    select attempt_type
-                      from attempt
-                     where attempt.partition_key = candidate.partition_key
-                       and attempt.execution_id = candidate.execution_id
-                       and attempt.attempt_index = candidate.previous_index)
+                when attempt_state = 'attempt_interrupted' then previous_type
                 when attempt_state = 'pending_retry_attempt' then 'retry'
                 when attempt_state = 'pending_replay_attempt' then 'replay'
                 else 'initial'
            end as attempt_type
-      from candidate
+      from interrupted
+     -- Another worker's whole turn may have passed since this statement began. Its attempt
+     -- is invisible here and could not be continued; the next claim sees it.
+     where attempt_state <> 'attempt_interrupted'
+        or previous_type is not null
 ), leased as (
     update execution e
        set lifecycle_phase = 'active',
