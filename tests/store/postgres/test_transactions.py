@@ -12,7 +12,14 @@ from msgspec import structs
 from flowfabric.core.decision import Changes
 from flowfabric.core.model import Execution, Lane
 from flowfabric.core.states import LaneState
-from flowfabric.errors import Bug, InvalidInput, ResourceExhausted, RetryExhausted, Transport
+from flowfabric.errors import (
+    Bug,
+    InvalidInput,
+    ResourceExhausted,
+    RetryExhausted,
+    Transport,
+    Unavailable,
+)
 from flowfabric.store.base import Reader, Transaction, UniqueViolation
 from flowfabric.store.postgres.store import TRIES_MAX, PostgresStore
 from flowfabric.store.urls import open_store
@@ -240,6 +247,49 @@ async def test_a_cancelled_transaction_leaves_a_usable_connection(
             await waiting
     await store.transact(body)
     await store.close()
+
+
+async def test_a_transaction_cancelled_while_it_commits_does_not_stay_open(
+    postgres_database: str, stranger: asyncpg.Connection
+) -> None:
+    await change_postgres(
+        postgres_database,
+        """
+        do $$ begin
+            create function wait_for_stranger() returns trigger language plpgsql as
+                $f$ begin perform pg_advisory_xact_lock(1); return null; end $f$;
+            create constraint trigger wait_for_stranger after insert on flowfabric.lane
+                deferrable initially deferred
+                for each row execute function wait_for_stranger();
+        end $$
+        """,
+    )
+    store = PostgresStore(postgres_database, pool_max=1)
+    await store.open()
+    async with stranger.transaction():
+        await stranger.execute("select pg_advisory_xact_lock(1)")
+        committing = asyncio.create_task(save(store, Changes(inserts=(a_lane("a"),))))
+        await until_somebody_waits_for_a_lock(postgres_database)
+        committing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await committing
+        open_transactions = await change_postgres(
+            postgres_database,
+            "select count(*) from pg_stat_activity where datname = current_database()"
+            " and application_name = 'flowfabric' and state <> 'idle'",
+        )
+        assert open_transactions == [(0,)]
+    assert await change_postgres(postgres_database, "select * from flowfabric.lane") == []
+    await save(store, Changes(inserts=(a_lane("a"),)))
+    await store.close()
+
+
+async def test_a_closed_store_says_so(postgres_database: str) -> None:
+    store = PostgresStore(postgres_database)
+    await store.open()
+    await store.close()
+    with pytest.raises(Unavailable, match="not open"):
+        await store.ping()
 
 
 async def test_everything_works_without_session_state(postgres_database: str) -> None:

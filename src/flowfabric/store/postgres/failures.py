@@ -17,6 +17,7 @@ BACKEND: Final = "postgres"
 _UNIQUE_VIOLATION: Final = "23505"
 _TOO_MANY_CONNECTIONS: Final = "53300"
 _STARTING_OR_STOPPING: Final = "57P03"
+_READ_ONLY: Final = "25006"
 _INVALID_PLAN: Final = "0A000"
 
 # Serialization failure, deadlock, lock timeout; and a prepared statement that a
@@ -46,6 +47,11 @@ def connection_lost(error: BaseException) -> bool:
     return isinstance(error, InterfaceError | InternalClientError | OSError)
 
 
+def demoted(error: BaseException) -> bool:
+    """Whether the server became a standby, so that connections should be made anew."""
+    return sqlstate(error) == _READ_ONLY
+
+
 def translate(error: Exception, pool_max: int) -> Exception:
     """The error of ours that a driver's error stands for."""
     state = sqlstate(error)
@@ -56,6 +62,8 @@ def translate(error: Exception, pool_max: int) -> Exception:
         return ResourceExhausted("postgres connections", pool_max)
     if state == _STARTING_OR_STOPPING:
         return Transport(BACKEND, detail, kind=BackendErrorKind.BUSY_LOADING)
+    if state == _READ_ONLY:
+        return Transport(BACKEND, detail, kind=BackendErrorKind.CLUSTER)
     if state.startswith("28"):
         return Transport(BACKEND, detail, kind=BackendErrorKind.AUTH)
     if isinstance(error, TimeoutError):

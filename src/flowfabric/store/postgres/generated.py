@@ -1,8 +1,13 @@
 """Statements that follow from a record type: by key, for any number of rows at once.
 
-Rows travel as one array per column and are put together by `unnest`. A column
-that is null in every row travels as an empty array, which `unnest` fills up with
-nulls. All texts are cached, so each is prepared once per connection.
+Several rows travel as one array per column and are put together by `unnest`. A
+column that is null in every row travels as an empty array, which `unnest` fills up
+with nulls. A single row travels as it is. All texts are cached, so each is
+prepared once per connection.
+
+Rows are looked up one by one through `lateral`. As a plain join the same would be
+planned as a walk over the whole table whenever the table was nearly empty, and that
+plan would stay in use while the table grows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,13 +24,13 @@ SCHEMA: Final = "flowfabric"
 CLOCK_MS: Final = "floor(extract(epoch from clock_timestamp()) * 1000)::bigint"
 
 # Integers travel as bigint: they compare with and are assigned to narrower columns.
-_ARRAYS: Final = {
-    Kind.INT: "bigint[]",
-    Kind.FLOAT: "double precision[]",
-    Kind.BOOL: "boolean[]",
-    Kind.TEXT: "text[]",
-    Kind.BYTES: "bytea[]",
-    Kind.UUID: "uuid[]",
+_TYPES: Final = {
+    Kind.INT: "bigint",
+    Kind.FLOAT: "double precision",
+    Kind.BOOL: "boolean",
+    Kind.TEXT: "text",
+    Kind.BYTES: "bytea",
+    Kind.UUID: "uuid",
 }
 
 Verb = Literal["insert", "update", "delete"]
@@ -37,6 +42,31 @@ class Part(NamedTuple):
     verb: Verb
     record: type[Struct]
     columns: tuple[str, ...]
+    alone: bool
+    """Whether it is about one row, which travels without arrays."""
+
+
+class Batch:
+    """The writes of one `save`, which become one statement and its parameters."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.values: list[Value | Sequence[Value]] = []
+        self.updated = 0
+        """How many rows the statement has to find and update."""
+
+    def add(
+        self,
+        verb: Verb,
+        record: type[Struct],
+        columns: tuple[str, ...],
+        rows: Sequence[Sequence[Value]],
+    ) -> None:
+        alone = len(rows) == 1
+        self.parts.append(Part(verb, record, columns, alone))
+        self.values += rows[0] if alone else arrays(rows)
+        if verb == "update":
+            self.updated += len(rows)
 
 
 def arrays(rows: Iterable[Sequence[Value]]) -> list[Sequence[Value]]:
@@ -49,10 +79,9 @@ def arrays(rows: Iterable[Sequence[Value]]) -> list[Sequence[Value]]:
 @lru_cache(maxsize=256)
 def get_text(record: type[Struct]) -> str:
     table = table_of(record)
-    columns = ", ".join(f"t.{name}" for name in table.names)
     return (
-        f"select {columns} from {_unnest(table, table.key, 1)}"
-        f" join {SCHEMA}.{table.name} as t on {_same_key(table)}"
+        f"select t.* from {_unnest(table, table.key, 1)}"
+        f" cross join lateral ({_by_key(table)} limit 1) as t"
     )
 
 
@@ -60,14 +89,15 @@ def get_text(record: type[Struct]) -> str:
 def lock_text(record: type[Struct]) -> str:
     """Locks rows in key order and reads the clock after each lock.
 
-    Rows are locked above the sort and below the outer select. So the time in the
-    last row is later than the last lock, however long that was waited for.
+    The keys are sorted first, and each row is locked as the outer select comes to
+    it. So the time in the last row is later than the last lock, however long that
+    was waited for.
     """
     table = table_of(record)
-    order = ", ".join(f"t.{name}" for name in table.key)
+    keys = f"select * from {_unnest(table, table.key, 1)} order by {', '.join(table.key)}"
     return (
-        f"select locked.*, {CLOCK_MS} from ({get_text(record)}"
-        f" order by {order} for update of t) as locked"
+        f"select t.*, {CLOCK_MS} from ({keys}) as k"
+        f" cross join lateral ({_by_key(table)} for update) as t"
     )
 
 
@@ -75,7 +105,8 @@ def lock_text(record: type[Struct]) -> str:
 def insert_new_text(record: type[Struct]) -> str:
     table = table_of(record)
     key = ", ".join(table.key)
-    return f"{_insert(table, table.names, 1)} on conflict ({key}) do nothing returning {key}"
+    insert = _insert(table, table.names, 1, alone=False)
+    return f"{insert} on conflict ({key}) do nothing returning {key}"
 
 
 @lru_cache(maxsize=1024)
@@ -95,28 +126,44 @@ def save_text(parts: tuple[Part, ...]) -> str:
 def _write(part: Part, first: int) -> str:
     table = table_of(part.record)
     if part.verb == "insert":
-        return _insert(table, part.columns, first)
-    rows = _unnest(table, part.columns, first)
+        return _insert(table, part.columns, first, alone=part.alone)
+    names = [name for name in part.columns if name not in table.key]
+    if part.alone:
+        place = dict(zip(part.columns, _places(table, part.columns, first), strict=True))
+        changes = ", ".join(f"{name} = {place[name]}" for name in names)
+        where = " and ".join(f"{name} = {place[name]}" for name in table.key)
+        rows = ""
+    else:
+        changes = ", ".join(f"{name} = k.{name}" for name in names)
+        where = " and ".join(f"t.{name} = k.{name}" for name in table.key)
+        rows = _unnest(table, part.columns, first)
     if part.verb == "delete":
-        return f"delete from {SCHEMA}.{table.name} as t using {rows} where {_same_key(table)}"
-    changes = ", ".join(f"{name} = k.{name}" for name in part.columns if name not in table.key)
-    return (
-        f"update {SCHEMA}.{table.name} as t set {changes} from {rows}"
-        f" where {_same_key(table)} returning 1"
-    )
+        using = f" using {rows}" if rows else ""
+        return f"delete from {SCHEMA}.{table.name} as t{using} where {where}"
+    source = f" from {rows}" if rows else ""
+    return f"update {SCHEMA}.{table.name} as t set {changes}{source} where {where} returning 1"
 
 
-def _insert(table: Table, columns: tuple[str, ...], first: int) -> str:
+def _insert(table: Table, columns: tuple[str, ...], first: int, *, alone: bool) -> str:
     names = ", ".join(columns)
-    rows = _unnest(table, columns, first)
-    return f"insert into {SCHEMA}.{table.name} ({names}) select {names} from {rows}"
+    if alone:
+        rows = f"values ({', '.join(_places(table, columns, first))})"
+    else:
+        rows = f"select {names} from {_unnest(table, columns, first)}"
+    return f"insert into {SCHEMA}.{table.name} ({names}) {rows}"
+
+
+def _by_key(table: Table) -> str:
+    columns = ", ".join(f"r.{name}" for name in table.names)
+    same = " and ".join(f"r.{name} = k.{name}" for name in table.key)
+    return f"select {columns} from {SCHEMA}.{table.name} as r where {same}"
 
 
 def _unnest(table: Table, columns: tuple[str, ...], first: int) -> str:
-    kinds = table.kinds(columns)
-    places = ", ".join(f"${first + i}::{_ARRAYS[kind]}" for i, kind in enumerate(kinds))
+    places = ", ".join(_places(table, columns, first, suffix="[]"))
     return f"unnest({places}) as k({', '.join(columns)})"
 
 
-def _same_key(table: Table) -> str:
-    return " and ".join(f"t.{name} = k.{name}" for name in table.key)
+def _places(table: Table, columns: tuple[str, ...], first: int, suffix: str = "") -> list[str]:
+    kinds = table.kinds(columns)
+    return [f"${first + i}::{_TYPES[kind]}{suffix}" for i, kind in enumerate(kinds)]

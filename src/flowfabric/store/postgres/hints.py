@@ -24,14 +24,14 @@ from flowfabric.store.postgres.pool import Connections
 CHANNEL: Final = "flowfabric"
 PAYLOAD_MAX_BYTES: Final = 7900
 SEND_INTERVAL_S: Final = 0.01
-PROOF_TIMEOUT_S: Final = 1.0
+PROOF_TIMEOUT_S: Final = 2.0
 HEALTH_INTERVAL_S: Final = 15.0
 HEALTH_TIMEOUT_S: Final = 5.0
 RECONNECT_FIRST_S: Final = 0.1
-RECONNECT_MAX_S: Final = 10.0
-UNPROVEN_RETRY_S: Final = 60.0
+RECONNECT_MAX_S: Final = 30.0
 
-_NOTIFY: Final = "select pg_notify($1, $2)"
+# A hint is not worth a flush to disk.
+_NOTIFY: Final = "select set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"
 _PROOF: Final = "?"
 
 # A hint may be lost. Whatever is wrong with the database, the next operation says so.
@@ -62,7 +62,8 @@ class HintExchange:
         self._tasks = []
         self._board.live = False
         if self._outgoing:
-            await self._notify(self._outgoing)
+            with suppress(*_EXPECTED):
+                await self._notify(self._outgoing)
 
     def publish(self, topics: set[str]) -> None:
         """Wake listeners here at once and those elsewhere soon."""
@@ -77,16 +78,16 @@ class HintExchange:
             await self._has_outgoing.wait()
             self._has_outgoing.clear()
             topics, self._outgoing = self._outgoing, set()
-            await self._notify(topics)
+            with suppress(*_EXPECTED):
+                await self._notify(topics)
             await asyncio.sleep(SEND_INTERVAL_S)
 
     async def _notify(self, topics: set[str]) -> None:
         payload = "\n".join((self._origin, *sorted(topics)))
         if len(payload.encode()) > PAYLOAD_MAX_BYTES:
             payload = f"{self._origin}\n{EVERY_TOPIC}"
-        with suppress(*_EXPECTED):
-            async with self._connections.acquire() as connection:
-                await connection.execute(_NOTIFY, CHANNEL, payload, timeout=HEALTH_TIMEOUT_S)
+        async with self._connections.acquire() as connection:
+            await connection.execute(_NOTIFY, CHANNEL, payload, timeout=HEALTH_TIMEOUT_S)
 
     # Receiving ------------------------------------------------------------
 
@@ -95,11 +96,11 @@ class HintExchange:
         while True:
             await self._board.somebody_waits.wait()
             try:
-                proven = await self._listen_until_lost()
-                pause_s = RECONNECT_FIRST_S if proven else UNPROVEN_RETRY_S
+                worked = await self._listen_until_lost()
             except _EXPECTED:
-                pause_s = min(pause_s * 2, RECONNECT_MAX_S)
+                worked = self._board.live
             self._board.live = False
+            pause_s = RECONNECT_FIRST_S if worked else min(pause_s * 2, RECONNECT_MAX_S)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
 
     async def _listen_until_lost(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from flowfabric.errors import ResourceExhausted
+from flowfabric.errors import ResourceExhausted, Unavailable
 from flowfabric.store.postgres.driver import Connection, Pool, PostgresError, connect, create_pool
 from flowfabric.store.postgres.generated import SCHEMA
 
@@ -19,6 +19,8 @@ ACQUIRE_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 10.0
 COMMAND_TIMEOUT_S: Final = 60.0
 ROLLBACK_TIMEOUT_S: Final = 5.0
+QUERIES_MAX: Final = 10_000_000
+"""A connection is replaced after that many; a new one has to prepare everything again."""
 IDLE_LIFETIME_S: Final = 300.0
 STATEMENT_CACHE_SIZE: Final = 500
 
@@ -36,6 +38,9 @@ _SETTINGS: Final = {
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "60s",
 }
+
+
+_BEGIN: Final = "begin isolation level read committed"
 
 
 class Connections:
@@ -58,13 +63,14 @@ class Connections:
             self._url,
             min_size=1,
             max_size=self.pool_max,
+            max_queries=QUERIES_MAX,
             max_inactive_connection_lifetime=IDLE_LIFETIME_S,
             timeout=CONNECT_TIMEOUT_S,
             command_timeout=COMMAND_TIMEOUT_S,
             statement_cache_size=0 if self.behind_pooler else self._statement_cache_size,
             max_cached_statement_lifetime=0,
             server_settings=self._server_settings(),
-            reset=_leave_as_it_is,
+            reset=_clean_up,
         )
 
     async def close(self) -> None:
@@ -89,7 +95,8 @@ class Connections:
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Connection]:
         """A pooled connection, returned outside any transaction."""
-        assert self._pool is not None, "the store is not open"
+        if self._pool is None:
+            raise Unavailable("store", "it is not open")
         # The driver starts a task for a timeout, which an idle connection does not need.
         timeout_s = None if self._pool.get_idle_size() else self._acquire_timeout_s
         try:
@@ -112,9 +119,9 @@ class Connections:
     def begin(self) -> str:
         """How a transaction starts."""
         if not self.behind_pooler:
-            return "begin"
+            return _BEGIN
         settings = (f"set local {name} = {_literal(value)}" for name, value in _SETTINGS.items())
-        return "; ".join(("begin", *settings))
+        return "; ".join((_BEGIN, *settings))
 
     def _server_settings(self) -> dict[str, str]:
         return {} if self.behind_pooler else {**_SETTINGS, "application_name": "flowfabric"}
@@ -138,5 +145,10 @@ def _literal(value: str) -> str:
     return value if value.startswith(SCHEMA) else f"'{value}'"
 
 
-async def _leave_as_it_is(connection: Connection) -> None:
-    """Connections come back clean, so the driver's reset would be a wasted round trip."""
+async def _clean_up(connection: Connection) -> None:
+    """Connections come back clean, unless the caller was cancelled in the middle of a commit.
+
+    The driver's own reset would cost a round trip each time.
+    """
+    if connection.is_in_transaction():
+        await connection.execute("rollback", timeout=ROLLBACK_TIMEOUT_S)

@@ -18,7 +18,13 @@ from flowfabric.store.hints import HintBoard, Listener
 from flowfabric.store.migrate import check, load
 from flowfabric.store.postgres.driver import Connection, InterfaceError
 from flowfabric.store.postgres.events import WRITERS, EventLog
-from flowfabric.store.postgres.failures import DRIVER_ERRORS, collided, connection_lost, translate
+from flowfabric.store.postgres.failures import (
+    DRIVER_ERRORS,
+    collided,
+    connection_lost,
+    demoted,
+    translate,
+)
 from flowfabric.store.postgres.hints import HintExchange
 from flowfabric.store.postgres.migrations import MIGRATIONS, apply_pending, read_ledger
 from flowfabric.store.postgres.pool import (
@@ -192,6 +198,8 @@ class PostgresStore:
                     raise translate(failure, self._connections.pool_max) from failure
                 await self._connections.distrust()
             except DRIVER_ERRORS as error:
+                if demoted(error):
+                    await self._connections.distrust()
                 if not collided(error):
                     raise translate(error, self._connections.pool_max) from error
                 if tries_left == 0:

@@ -24,7 +24,7 @@ def busy(error: sqlite3.Error) -> bool:
     return _code(error) & _PRIMARY_CODE in _BUSY
 
 
-def translate(error: Exception) -> Exception:
+def translate(error: BaseException) -> BaseException:
     """The error of ours that an SQLite error stands for; any other error as it is."""
     if not isinstance(error, sqlite3.Error):
         return error

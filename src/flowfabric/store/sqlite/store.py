@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from flowfabric.core.handles import SQLITE_TAG
+from flowfabric.errors import Unavailable
 from flowfabric.store.base import (
     Body,
     Clock,
@@ -31,7 +32,7 @@ from flowfabric.store.sqlite.failures import translate
 from flowfabric.store.sqlite.migrations import apply_pending
 from flowfabric.store.sqlite.transaction import SqliteReader
 from flowfabric.store.sqlite.watcher import watch
-from flowfabric.store.sqlite.writer import Writer, drive
+from flowfabric.store.sqlite.writer import Committer, Writer, drive
 
 T = TypeVar("T")
 
@@ -74,8 +75,10 @@ class SqliteStore:
             return
         loop = asyncio.get_running_loop()
         connection = await loop.run_in_executor(None, self._connect_writer)
-        self._writer = Writer(connection, self._clock, loop, self._board.publish)
-        if self._path != MEMORY:
+        in_file = self._path != MEMORY
+        committer = Committer(connection, self._clock)
+        self._writer = Writer(committer, loop, self._board.publish, threaded=in_file)
+        if in_file:
             self._readers = ThreadPoolExecutor(READERS, "flowfabric-sqlite-read")
             self._watcher = asyncio.create_task(watch(self._board, self._writer))
 
@@ -108,7 +111,8 @@ class SqliteStore:
         await self.read(nothing)
 
     async def transact(self, body: Body[T]) -> T:
-        assert self._writer is not None, "the store is not open"
+        if self._writer is None:
+            raise Unavailable("store", "it is not open")
         return await self._writer.transact(body)
 
     async def read(self, body: ReadBody[T]) -> T:

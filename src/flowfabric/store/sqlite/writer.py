@@ -1,6 +1,6 @@
-"""The one thread that writes.
+"""The one place that writes.
 
-Units of work queue up for it. It runs as many as are waiting, each inside a
+Units of work queue up for a thread. It runs as many as are waiting, each inside a
 savepoint, and commits them together: one disk flush serves them all. A unit that
 fails is rolled back to its savepoint and the others never notice. Nobody hears
 of success before the commit.
@@ -11,7 +11,7 @@ import inspect
 import queue
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
 from flowfabric.errors import Bug
@@ -41,7 +41,7 @@ def drive(unit: Awaitable[T]) -> T:
 class Work(Protocol):
     """Something for the writer to do. `settle` is called on the event loop, after the commit."""
 
-    failure: Exception | None
+    failure: BaseException | None
     hinted: set[str]
 
     @property
@@ -56,7 +56,7 @@ class Unit(Generic[T]):
     """A unit of work and the future of whoever waits for it."""
 
     def __init__(self, body: Body[T], future: "asyncio.Future[T]") -> None:
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.hinted: set[str] = set()
         self._body = body
         self._future = future
@@ -84,7 +84,7 @@ class Probe:
     """Asks whether another connection has written to the file. Needs no transaction."""
 
     def __init__(self, future: "asyncio.Future[int]") -> None:
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.hinted: set[str] = set()
         self._future = future
         self._version = 0
@@ -94,97 +94,130 @@ class Probe:
         return self._future.cancelled()
 
     def run(self, connection: sqlite3.Connection, clock: Clock) -> None:
-        self._version = connection.execute("pragma data_version").fetchone()[0]
+        try:
+            self._version = connection.execute("pragma data_version").fetchone()[0]
+        except sqlite3.Error as error:
+            self.failure = error
 
     def settle(self) -> None:
-        if not self._future.done():
+        if self._future.done():
+            return
+        if self.failure is not None:
+            self._future.set_exception(translate(self.failure))
+        else:
             self._future.set_result(self._version)
 
 
+class Committer:
+    """Runs work in transactions on the one connection that writes."""
+
+    def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:
+        self.connection = connection
+        self.clock = clock
+
+    def run(self, first: Work, others: Iterable[Work] = ()) -> list[Work]:
+        """Run and commit together `first` and what `others` yields; return all, done or failed."""
+        group = [first]
+        try:
+            self.connection.execute("begin immediate")
+            self._run_one(first)
+            for work in others:
+                group.append(work)
+                self._run_one(work)
+            self.connection.execute("commit")
+        except sqlite3.Error as error:
+            self._give_up(group, error)
+        return group
+
+    def _run_one(self, work: Work) -> None:
+        if work.abandoned:
+            return
+        self.connection.execute("savepoint unit")
+        try:
+            work.run(self.connection, self.clock)
+        except BaseException as error:
+            work.failure = error
+            # Some failures, such as a full disk, end the whole transaction.
+            if not self.connection.in_transaction:
+                raise sqlite3.OperationalError("the transaction was rolled back") from error
+            self.connection.execute("rollback to unit")
+        self.connection.execute("release unit")
+
+    def _give_up(self, group: list[Work], error: sqlite3.Error) -> None:
+        """Nothing of the group was written; all of it failed, unless it had already."""
+        if self.connection.in_transaction:
+            self.connection.execute("rollback")
+        for work in group:
+            work.failure = work.failure or error
+
+
 class Writer:
-    """Runs work on its own thread and connection."""
+    """Hands work to the committer: on a thread for a file, at once for memory.
+
+    Memory has no disk to wait for, so a second thread would only cost time.
+    """
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
-        clock: Clock,
+        committer: Committer,
         loop: asyncio.AbstractEventLoop,
         publish: Callable[[set[str]], None],
+        *,
+        threaded: bool,
     ) -> None:
-        self._connection = connection
-        self._clock = clock
+        self._committer = committer
         self._loop = loop
         self._publish = publish
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="flowfabric-sqlite", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if threaded:
+            self._thread = threading.Thread(target=self._run, name="flowfabric-sqlite", daemon=True)
+            self._thread.start()
 
     async def transact(self, body: Body[T]) -> T:
         future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put(Unit(body, future))
+        self._hand_over(Unit(body, future))
         return await future
 
     async def data_version(self) -> int:
         """A number that changes when somebody else commits, and not when we do."""
         future: asyncio.Future[int] = self._loop.create_future()
-        self._queue.put(Probe(future))
+        self._hand_over(Probe(future))
         return await future
 
     def close(self) -> None:
         """Finish what is queued, then end the thread. Blocks."""
-        self._queue.put(None)
-        self._thread.join()
-        self._connection.close()
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+        self._committer.connection.close()
+
+    def _hand_over(self, work: Work) -> None:
+        if self._thread is not None:
+            self._queue.put(work)
+        else:
+            self._settle(self._committer.run(work))
 
     def _run(self) -> None:
-        more = True
-        while more and (work := self._queue.get()) is not None:
+        while (work := self._queue.get()) is not None:
             if isinstance(work, Probe):
-                work.run(self._connection, self._clock)
-                self._loop.call_soon_threadsafe(work.settle)
+                work.run(self._committer.connection, self._committer.clock)
+                done: list[Work] = [work]
             else:
-                more = self._run_group(work)
+                done = self._committer.run(work, self._queued())
+            self._loop.call_soon_threadsafe(self._settle, done)
 
-    def _run_group(self, first: Work) -> bool:
-        """Run and commit `first` and what waits behind it; tell whether to go on."""
-        group = [first]
-        more = True
-        try:
-            self._connection.execute("begin immediate")
-            self._run_one(first)
-            while more and len(group) < GROUP_MAX and not self._queue.empty():
-                work = self._queue.get()
-                if work is None:
-                    more = False
-                else:
-                    group.append(work)
-                    self._run_one(work)
-            self._connection.execute("commit")
-        except sqlite3.Error as error:
-            self._give_up(group, error)
-        self._loop.call_soon_threadsafe(self._settle, group)
-        return more
-
-    def _run_one(self, work: Work) -> None:
-        if work.abandoned:
-            return
-        self._connection.execute("savepoint unit")
-        try:
-            work.run(self._connection, self._clock)
-        except Exception as error:
-            work.failure = error
-            # Some failures, such as a full disk, end the whole transaction.
-            if not self._connection.in_transaction:
-                raise sqlite3.OperationalError("the transaction was rolled back") from error
-            self._connection.execute("rollback to unit")
-        self._connection.execute("release unit")
-
-    def _give_up(self, group: list[Work], error: sqlite3.Error) -> None:
-        """Nothing of the group was written; all of it failed, unless it had already."""
-        if self._connection.in_transaction:
-            self._connection.execute("rollback")
-        for work in group:
-            work.failure = work.failure or error
+    def _queued(self) -> Iterator[Work]:
+        """What has queued up meanwhile, up to a limit."""
+        for _ in range(GROUP_MAX - 1):
+            try:
+                work = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if work is None:
+                self._queue.put(None)
+                return
+            yield work
 
     def _settle(self, group: list[Work]) -> None:
         hinted: set[str] = set()

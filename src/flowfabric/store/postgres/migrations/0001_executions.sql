@@ -2,6 +2,9 @@
 --
 -- Executions and what belongs to them. Fixed-width columns come first, so that
 -- the columns every claim reads are found at fixed offsets.
+--
+-- Hot tables are vacuumed early but not analyzed while they are tiny: statements are
+-- planned once, and a plan for ten rows must not be in use when there are thousands.
 
 create table deployment (
     singleton              boolean primary key default true check (singleton),
@@ -110,6 +113,7 @@ create table execution (
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_threshold = 500,
     autovacuum_analyze_scale_factor = 0.05,
+    autovacuum_analyze_threshold = 500,
     autovacuum_vacuum_cost_delay = 0
 );
 
@@ -165,6 +169,8 @@ create table attempt (
 ) with (
     fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0.05,
+    autovacuum_vacuum_threshold = 500,
+    autovacuum_analyze_threshold = 500,
     autovacuum_vacuum_cost_delay = 0
 );
 
@@ -175,6 +181,8 @@ create table execution_tag (
     tag_key        text not null,
     tag_value      text not null,
     primary key (partition_key, execution_id, tag_key)
+) with (
+    autovacuum_analyze_threshold = 500
 );
 
 create index execution_tag_by_value
@@ -200,7 +208,9 @@ create table idempotency_guard (
     expires_at_ms    bigint not null,
     primary key (namespace, idempotency_key)
 ) with (
-    autovacuum_vacuum_scale_factor = 0.05
+    autovacuum_vacuum_scale_factor = 0.05,
+    autovacuum_vacuum_threshold = 500,
+    autovacuum_analyze_threshold = 500
 );
 
 create index idempotency_guard_due on idempotency_guard (expires_at_ms);
@@ -232,7 +242,8 @@ create table event (
     details             text
 ) with (
     autovacuum_vacuum_insert_scale_factor = 0.1,
-    autovacuum_vacuum_scale_factor = 0.05
+    autovacuum_vacuum_scale_factor = 0.05,
+    autovacuum_analyze_threshold = 500
 );
 
 create index event_by_time on event using brin (occurred_at_ms);

@@ -1,0 +1,136 @@
+"""How Postgres finds rows: through an index, when a table is empty and when it has grown.
+
+A plan made on an empty table stays in use while the table fills, so it must be
+as good as the later one. Every statement file is checked, also those added
+later, with the plans our connections make: once, without knowing the parameters.
+"""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from msgspec import Struct, json
+
+from flowfabric.core.decision import Changes
+from flowfabric.core.events import Event
+from flowfabric.core.model import Attempt, ClaimGrant, Execution
+from flowfabric.store.mapping import table_of
+from flowfabric.store.postgres.driver import Connection
+from flowfabric.store.postgres.generated import Part, get_text, lock_text, save_text
+from flowfabric.store.postgres.pool import Connections
+from flowfabric.store.postgres.store import PostgresStore
+from flowfabric.store.postgres.transaction import STATEMENTS
+from flowfabric.store.statements import numbered
+from tests.store.records import an_event, an_execution, save
+
+LARGE = {"execution", "attempt", "event", "execution_tag", "idempotency_guard"}
+ROWS = 2_000
+
+BELONGINGS = """
+insert into attempt (partition_key, execution_id, attempt_index, attempt_id, attempt_type,
+                     attempt_state, created_at_ms, lease_epoch)
+select partition_key, execution_id, 0, execution_id, 'initial', 'started', 1, 1 from execution;
+insert into execution_tag
+select execution_id, created_at_ms, partition_key, 'some.tag', 'some value' from execution;
+insert into idempotency_guard
+select 'tests', execution_id::text, execution_id::text, '', 1 from execution;
+"""
+
+
+class Node(Struct, rename=lambda name: name.replace("_", " ").title()):
+    """A step of a plan."""
+
+    node_type: str
+    relation_name: str = ""
+    index_name: str = ""
+    index_cond: str = ""
+    plans: tuple["Node", ...] = ()
+
+
+class Plan(Struct, rename={"root": "Plan"}):
+    root: Node
+
+
+def reads_everything(node: Node) -> list[str]:
+    """The large tables a plan reads from end to end. What a limit stops is none of them."""
+    if node.node_type == "Limit":
+        return []
+    found = [table for plan in node.plans for table in reads_everything(plan)]
+    by_key = node.index_name.endswith("_pkey") and not node.index_cond
+    if node.relation_name in LARGE and (node.node_type == "Seq Scan" or by_key):
+        found.append(f"{node.node_type} on {node.relation_name}")
+    return found
+
+
+def statements() -> dict[str, str]:
+    """Every statement there is: those in files, and the ones that follow from records."""
+    shared = STATEMENTS.parents[1] / "sql"
+    files = [
+        path.relative_to(folder).with_suffix("").as_posix()
+        for folder in (STATEMENTS, shared)
+        for path in folder.rglob("*.sql")
+    ]
+    texts = {name: numbered(name, STATEMENTS).text for name in files}
+    generated = {"get": get_text(Execution), "lock": lock_text(Execution)}
+    for name, alone in (("save one", True), ("save many", False)):
+        changes = (
+            Part("update", Execution, table_of(Execution).names, alone),
+            Part("insert", Attempt, table_of(Attempt).names, alone),
+            Part("delete", ClaimGrant, table_of(ClaimGrant).key, alone),
+            Part("insert", Event, table_of(Event).names, alone),
+        )
+        generated[name] = save_text(changes)
+    return texts | generated
+
+
+async def scanning_statements(connection: Connection) -> dict[str, list[str]]:
+    """Statements that read a large table from end to end, and which."""
+    found: dict[str, list[str]] = {}
+    for name, text in statements().items():
+        await connection.execute(f'prepare "{name}" as {text}')
+        (taken,) = await connection.fetch(
+            "select cardinality(parameter_types) from pg_prepared_statements where name = $1", name
+        )
+        nulls = ", ".join(["null"] * int(str(taken[0])))
+        arguments = f"({nulls})" if nulls else ""
+        (row,) = await connection.fetch(f'explain (format json) execute "{name}"{arguments}')
+        (plan,) = json.decode(str(row[0]), type=tuple[Plan])
+        if scans := reads_everything(plan.root):
+            found[name] = scans
+    return found
+
+
+@pytest.fixture
+async def connection(postgres_database: str) -> AsyncIterator[Connection]:
+    """A connection as the store makes them."""
+    connections = Connections(
+        postgres_database, pool_max=1, acquire_timeout_s=30, statement_cache_size=1
+    )
+    opened = await connections.connect()
+    yield opened
+    await opened.close()
+
+
+async def test_no_statement_is_planned_as_a_scan_while_tables_are_empty(
+    connection: Connection,
+) -> None:
+    assert await scanning_statements(connection) == {}
+
+
+async def test_no_statement_is_planned_as_a_scan_when_tables_have_grown(
+    connection: Connection, postgres_store: PostgresStore
+) -> None:
+    executions = tuple(an_execution() for _ in range(ROWS))
+    events = tuple(an_event(execution, "grown") for execution in executions)
+    await save(postgres_store, Changes(inserts=executions, events=events))
+    await connection.execute(BELONGINGS)
+    await connection.execute("analyze")
+    assert await scanning_statements(connection) == {}
+
+
+async def test_sorted_keys_are_locked_one_by_one(connection: Connection) -> None:
+    (row,) = await connection.fetch(f"explain (format json) {lock_text(Execution)}", [], [])
+    (plan,) = json.decode(str(row[0]), type=tuple[Plan])
+    keys, rows = plan.root.plans
+    locking = rows.plans[0] if rows.node_type == "Subquery Scan" else rows
+    steps = [plan.root, keys, locking, *locking.plans]
+    assert [step.node_type for step in steps] == ["Nested Loop", "Sort", "LockRows", "Index Scan"]
