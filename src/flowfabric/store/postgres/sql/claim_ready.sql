@@ -14,7 +14,7 @@ with clock as materialized (
       from route
       join lane using (lane_id)
      cross join lateral (
-        select e.partition_key, e.execution_id, e.priority, e.created_at_ms, e.lifecycle_phase,
+        select e.ctid as row_version, e.partition_key, e.execution_id, e.priority, e.created_at_ms, e.lifecycle_phase,
                e.ownership_state, e.attempt_state, e.pending_retry_reason, e.pending_replay_reason,
                e.pending_replay_requested_by, e.pending_previous_attempt_index,
                e.current_attempt_index as previous_index
@@ -99,8 +99,8 @@ with clock as materialized (
                                         else clock.now_ms end,
            last_mutation_at_ms = clock.now_ms
       from chosen c, clock
-     where e.partition_key = c.partition_key
-       and e.execution_id = c.execution_id
+     -- The row is locked, so its version cannot change under us: no need to look it up again.
+     where e.ctid = c.row_version
     returning e.partition_key, e.execution_id, e.namespace, e.instance_tag, e.flow_id, e.lane_id,
               e.execution_kind, e.priority, e.payload, e.payload_encoding, e.retry_count,
               e.created_at_ms, e.deadline_at_ms, e.attempt_deadline_ms, e.lease_id, e.lease_epoch,

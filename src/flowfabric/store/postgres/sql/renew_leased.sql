@@ -13,7 +13,7 @@ with given as materialized (
 ), locked as materialized (
     -- By key alone: a condition on the state would invite the planner to walk one of the
     -- partial indexes, which looks empty to it and may hold every running execution.
-    select e.partition_key, e.execution_id, e.lifecycle_phase, e.ownership_state,
+    select e.ctid as row_version, e.lifecycle_phase, e.ownership_state,
            e.lease_expires_at_ms, e.lease_id, e.worker_instance_id, g.lease_ttl_ms, g.position,
            e.lease_id = g.lease_id
                and e.lease_epoch = g.lease_epoch
@@ -34,8 +34,8 @@ with given as materialized (
            lease_expires_at_ms = clock.now_ms + l.lease_ttl_ms,
            last_mutation_at_ms = clock.now_ms
       from locked l, clock
-     where e.partition_key = l.partition_key
-       and e.execution_id = l.execution_id
+     -- The row is locked, so its version cannot change under us: no need to look it up again.
+     where e.ctid = l.row_version
        and l.lifecycle_phase = 'active'
        and l.ownership_state = 'leased'
        and l.fence_matches
