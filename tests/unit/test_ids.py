@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowfabric.core.ids import (
+    FIRST_UUID,
+    LAST_UUID,
     FlowId,
     LaneId,
     flow_execution_id,
@@ -23,6 +25,7 @@ from flowfabric.core.ids import (
     solo_execution_id,
     uuid4_from,
     uuid7,
+    uuid_after,
     uuid_of,
 )
 from flowfabric.core.partitions import PartitionConfig, flow_partition, lane_partition
@@ -226,3 +229,19 @@ def test_a_uuid4_is_what_the_standard_library_would_make_of_the_same_bytes(entro
 )
 def test_a_token_is_shown_without_its_secret(token: str, shown: str) -> None:
     assert redact_token(token) == shown
+
+
+def test_the_uuid_that_follows_is_the_next_in_order() -> None:
+    def after(uuid: str) -> str | None:
+        return uuid_after(parse_execution_id(f"{{fp:1}}:{uuid}"))
+
+    assert after(FIRST_UUID) == "00000000-0000-0000-0000-000000000001"
+    assert after("550e8400-e29b-41d4-a716-ffffffffffff") == "550e8400-e29b-41d4-a717-000000000000"
+    assert after(LAST_UUID) is None
+
+
+def test_an_id_is_refused_under_the_name_it_was_given() -> None:
+    for text in (None, "x", "{fp:01}:x", "{fp:1}:x"):
+        with pytest.raises(InvalidInput) as caught:
+            parse_execution_id(text, "cursor")
+        assert caught.value.field == "cursor"

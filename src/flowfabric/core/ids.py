@@ -40,29 +40,31 @@ QuotaPolicyId = NewType("QuotaPolicyId", str)
 LANE_ID_MAX_BYTES: Final = 64
 NAME_MAX_BYTES: Final = 256
 UUID_CHARS: Final = 36
+FIRST_UUID: Final = "00000000-0000-0000-0000-000000000000"
+LAST_UUID: Final = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _TAG_OPEN: Final = "{fp:"
 _TAG_CLOSE: Final = "}:"
 
 
-def parse_execution_id(text: object) -> ExecutionId:
+def parse_execution_id(text: object, field: str = "execution_id") -> ExecutionId:
     """Accept the canonical spelling only. Whether N exists here is `check_partition`'s business."""
     if not isinstance(text, str):
-        raise InvalidInput("execution_id", "must be a string", text)
+        raise InvalidInput(field, "must be a string", text)
     tag, close, uuid = text.partition(_TAG_CLOSE)
     if not close or not tag.startswith(_TAG_OPEN):
-        raise InvalidInput("execution_id", "missing tag: must look like {fp:N}:<uuid>", text)
+        raise InvalidInput(field, "missing tag: must look like {fp:N}:<uuid>", text)
     if parse_index(tag[len(_TAG_OPEN) :]) is None:
         raise InvalidInput(
-            "execution_id",
+            field,
             f"invalid partition index: N in {{fp:N}} must be an integer from 0 to {INDEX_MAX},"
             " without sign or leading zeros",
             text,
         )
     if _UUID.fullmatch(uuid) is None:
         raise InvalidInput(
-            "execution_id", "invalid uuid: must be lower-case and hyphenated after {fp:N}:", text
+            field, "invalid uuid: must be lower-case and hyphenated after {fp:N}:", text
         )
     return ExecutionId(text)
 
@@ -74,6 +76,12 @@ def partition_of(execution_id: ExecutionId) -> int:
 
 def uuid_of(execution_id: ExecutionId) -> str:
     return execution_id[-UUID_CHARS:]
+
+
+def uuid_after(execution_id: ExecutionId) -> str | None:
+    """The uuid that follows in order; none follows the last."""
+    uuid = uuid_of(execution_id)
+    return None if uuid == LAST_UUID else _hyphenate(f"{int(uuid.replace('-', ''), 16) + 1:032x}")
 
 
 def make_execution_id(partition: int, uuid: str) -> ExecutionId:

@@ -54,7 +54,7 @@ class Bulk(Operators):
         limit: int = BULK_MAX,
     ) -> BulkResult:
         """Replay every ended execution that matches, newest first. Name the states you mean."""
-        if not matching.states:
+        if not check_filter(matching).states:
             raise InvalidInput("matching.states", "must name the ended states to replay")
 
         async def act(execution_ids: Sequence[str]) -> Sequence[object]:

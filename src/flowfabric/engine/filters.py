@@ -5,8 +5,13 @@ from typing import Self
 
 from msgspec import Struct, structs
 
-from flowfabric.core.checks import check_optional_time
+from flowfabric.core.checks import check_list, check_optional_time
 from flowfabric.core.ids import (
+    FIRST_UUID,
+    LAST_UUID,
+    ExecutionId,
+    make_execution_id,
+    parse_execution_id,
     parse_execution_kind,
     parse_lane_id,
     parse_namespace,
@@ -19,6 +24,9 @@ from flowfabric.core.states import PublicState
 from flowfabric.core.tags import check_tag_key, check_tag_value
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Parameter
+
+TIME_DIGITS_MAX = 15
+"""A time of the year 9999 has no more."""
 
 
 class ExecutionFilter(Struct, frozen=True, kw_only=True):
@@ -68,10 +76,9 @@ def check_filter(matching: object) -> ExecutionFilter:
     if matching.namespace is not None:
         parse_namespace(matching.namespace)
     if matching.tag is not None:
-        key, value = matching.tag
-        check_tag_key(key)
-        check_tag_value(key, value)
-    for state in matching.states:
+        key, value = check_list("tag", matching.tag, 2, 2)
+        check_tag_value(check_tag_key(key), value)
+    for state in check_list("states", matching.states, 0, len(PublicState)):
         if state not in list(PublicState):
             raise InvalidInput("states", f"must be among {', '.join(PublicState)}", state)
     check_optional_time("created_after_ms", matching.created_after_ms)
@@ -83,17 +90,40 @@ class ListCursor(Struct, frozen=True):
     """Where a newest-first page ended."""
 
     created_at_ms: int = TIME_MS_MAX
-    execution_uuid: str = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+    execution_uuid: str = LAST_UUID
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
         if text is None:
             return cls()
-        created_at, _, uuid = str(text).partition("-")
-        if not created_at.isdigit():
-            raise InvalidInput("cursor", "must be a next_cursor of an earlier page", text)
-        return cls(int(created_at), parse_uuid("cursor", uuid))
+        time_ms, uuid = split_cursor(text)
+        return cls(time_ms, parse_uuid("cursor", uuid))
 
     @staticmethod
     def after(execution: Execution) -> str:
         return f"{execution.created_at_ms}-{uuid_of(execution.execution_id)}"
+
+
+class LeaseCursor(Struct, frozen=True):
+    """Where a page of expired leases ended."""
+
+    expires_at_ms: int = -1
+    execution_id: ExecutionId = make_execution_id(0, FIRST_UUID)
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        if text is None:
+            return cls()
+        time_ms, execution_id = split_cursor(text)
+        return cls(time_ms, parse_execution_id(execution_id, "cursor"))
+
+    def text(self) -> str:
+        return f"{self.expires_at_ms}-{self.execution_id}"
+
+
+def split_cursor(text: object) -> tuple[int, str]:
+    """The time and the rest of a cursor."""
+    time, _, rest = text.partition("-") if isinstance(text, str) else ("", "", "")
+    if not (time.isascii() and time.isdigit()) or len(time) > TIME_DIGITS_MAX:
+        raise InvalidInput("cursor", "must be a next_cursor of an earlier page", text)
+    return int(time), rest

@@ -6,9 +6,23 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_int, check_list, check_optional_time, check_text
 from flowfabric.core.explain import Explanation, Surroundings, explain
-from flowfabric.core.ids import ExecutionId, FlowId, LaneId, make_execution_id, parse_execution_id
+from flowfabric.core.ids import (
+    FIRST_UUID,
+    ExecutionId,
+    FlowId,
+    LaneId,
+    LeaseId,
+    Namespace,
+    WorkerInstanceId,
+    make_execution_id,
+    parse_execution_id,
+    parse_namespace,
+    partition_of,
+    uuid_after,
+    uuid_of,
+)
 from flowfabric.core.limits import EXPIRED_LEASES_PAGE_MAX, PAGE_MAX
 from flowfabric.core.model import Attempt, Execution, Lane, WorkerPresence
 from flowfabric.core.partitions import check_partition
@@ -21,7 +35,13 @@ from flowfabric.core.views import (
     info,
     snapshot,
 )
-from flowfabric.engine.filters import EVERYTHING, ExecutionFilter, ListCursor, check_filter
+from flowfabric.engine.filters import (
+    EVERYTHING,
+    ExecutionFilter,
+    LeaseCursor,
+    ListCursor,
+    check_filter,
+)
 from flowfabric.engine.routes import required_capabilities, serves
 from flowfabric.engine.unit import Operations, execution_key, row_execution_id
 from flowfabric.errors import InvalidInput, NotFound
@@ -47,12 +67,18 @@ class SnapshotPage(Struct, frozen=True, kw_only=True):
 
 class ExpiredLease(Struct, frozen=True, kw_only=True):
     execution_id: ExecutionId
+    namespace: Namespace
     lane_id: LaneId
-    lease_id: str | None
+    lease_id: LeaseId
     lease_epoch: int
     attempt_index: int
-    worker_instance_id: str | None
-    expired_at_ms: int
+    worker_instance_id: WorkerInstanceId
+    expires_at_ms: int
+
+
+class ExpiredLeasePage(Struct, frozen=True, kw_only=True):
+    leases: tuple[ExpiredLease, ...]
+    next_cursor: str | None
 
 
 class Reads(Operations):
@@ -126,7 +152,9 @@ class Reads(Operations):
         partition_key, _ = execution_key(asked)
         if partition not in (None, partition_key):
             raise InvalidInput("partition", f"differs from that of {asked}", partition)
-        wanted = tuple(names)
+        wanted = tuple(
+            check_text("names", name) for name in check_list("names", names, 0, PAGE_MAX)
+        )
 
         async def body(reader: Reader) -> dict[str, str | None]:
             execution = await find(reader, asked)
@@ -158,18 +186,14 @@ class Reads(Operations):
         check_int("limit", limit, 0, PAGE_MAX)
         check_int("partition", partition, 0, 65_535)
         check_partition(partition, self.deployment.partitions)
-        after = (
-            "00000000-0000-0000-0000-000000000000"
-            if cursor is None
-            else parse_execution_id(cursor)[-36:]
-        )
+        start = FIRST_UUID if cursor is None else uuid_after(check_cursor(cursor, partition))
 
         async def body(reader: Reader) -> Sequence[Row]:
             return await reader.select(
-                "list_partition", partition_key=partition, after=after, limit=limit + 1
+                "list_partition", partition_key=partition, start=start, limit=limit + 1
             )
 
-        rows = await self.store.read(body) if limit else []
+        rows = await self.store.read(body) if limit and start else []
         ids = tuple(make_execution_id(partition, str(row["execution_id"])) for row in rows[:limit])
         return ExecutionPage(executions=ids, next_cursor=ids[-1] if len(rows) > limit else None)
 
@@ -197,17 +221,40 @@ class Reads(Operations):
         return await self.store.read(body)
 
     async def list_expired_leases(
-        self, *, cursor: int | None = None, limit: int = 1_000
-    ) -> tuple[ExpiredLease, ...]:
+        self,
+        *,
+        as_of_ms: int | None = None,
+        namespace: str | None = None,
+        cursor: str | None = None,
+        limit: int = 1_000,
+    ) -> ExpiredLeasePage:
         """Leases past their end, whether or not anybody has noticed, longest overdue first."""
         check_int("limit", limit, 0, EXPIRED_LEASES_PAGE_MAX)
+        check_optional_time("as_of_ms", as_of_ms)
+        if namespace is not None:
+            parse_namespace(namespace)
+        after = LeaseCursor.parse(cursor)
 
         async def body(reader: Reader) -> Sequence[Row]:
             return await reader.select(
-                "list_expired_leases", now_ms=await reader.now_ms(), limit=limit
+                "list_expired_leases",
+                as_of_ms=await reader.now_ms() if as_of_ms is None else as_of_ms,
+                namespace=namespace,
+                after_ms=after.expires_at_ms,
+                after_partition=partition_of(after.execution_id),
+                after_id=uuid_of(after.execution_id),
+                limit=limit + 1,
             )
 
-        return tuple(_expired_lease(row) for row in await self.store.read(body))
+        found = [_expired_lease(row) for row in (await self.store.read(body) if limit else [])]
+        page = tuple(found[:limit])
+        more = len(found) > limit
+        return ExpiredLeasePage(
+            leases=page,
+            next_cursor=LeaseCursor(page[-1].expires_at_ms, page[-1].execution_id).text()
+            if more
+            else None,
+        )
 
     async def read_events(
         self, *, after: int = 0, limit: int = 256, category: str | None = None
@@ -309,6 +356,13 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         ),
         now_ms=now_ms,
     )
+
+
+def check_cursor(cursor: object, partition: int) -> ExecutionId:
+    parsed = parse_execution_id(cursor, "cursor")
+    if partition_of(parsed) != partition:
+        raise InvalidInput("cursor", f"must be an id of partition {partition}", cursor)
+    return parsed
 
 
 def _expired_lease(row: Row) -> ExpiredLease:
