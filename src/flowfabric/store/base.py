@@ -28,7 +28,14 @@ R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 
 Value = str | int | bool | float | bytes | None
-Parameter = Value | Sequence[str] | Sequence[int] | Sequence[bytes | None] | Sequence[str | None]
+Parameter = (
+    Value
+    | Sequence[str]
+    | Sequence[int]
+    | Sequence[bytes | None]
+    | Sequence[str | None]
+    | Sequence[int | None]
+)
 Row = Mapping[str, Value]
 Key = tuple[str | int, ...]
 
