@@ -15,7 +15,7 @@ from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int
 from flowfabric.core.partitions import PartitionConfig
 from flowfabric.engine.bulk import Bulk
-from flowfabric.engine.creation import Creation
+from flowfabric.engine.joining import Joining
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.leases import Leases
 from flowfabric.engine.outcomes import Outcomes
@@ -93,9 +93,7 @@ FLAGS = {
 """Capability flags and the operation each one stands for."""
 
 
-class Engine(
-    Creation, Leases, Work, Steps, Outcomes, Presence, Bulk, Reads, Tags, Lanes, Retention
-):
+class Engine(Joining, Leases, Work, Steps, Outcomes, Presence, Bulk, Reads, Tags, Lanes, Retention):
     """Every operation of FlowFabric. Use as an async context, or `close` it."""
 
     @classmethod

@@ -154,6 +154,17 @@ class Store(Protocol):
         """Run `body` in one transaction. Deadlocks and serialization failures run it again."""
         ...
 
+    async def transact_on(self, connection: object, body: Body[T]) -> T:
+        """Run `body` inside the open transaction of somebody else's connection, once.
+
+        Nothing is committed, and nobody is hinted before the transaction commits.
+        """
+        ...
+
+    def transact_on_sync(self, connection: object, body: Body[T]) -> T:
+        """The same on the calling thread, for connections that are not async."""
+        ...
+
     async def read(self, body: ReadBody[T]) -> T:
         """Run `body` without locks, on one connection.
 
