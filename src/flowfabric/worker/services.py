@@ -3,8 +3,8 @@
 import asyncio
 import concurrent.futures
 import contextvars
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from typing import Final, TypeVar
 
 from msgspec import structs
 
@@ -15,7 +15,14 @@ from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.outcomes import Outcome
 from flowfabric.engine.steps import StepReport
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import (
+    ExecutionNotActive,
+    InvalidInput,
+    LeaseConflict,
+    LeaseExpired,
+    LeaseRevoked,
+    StaleLease,
+)
 from flowfabric.submission import Submissions, child_id, read_submission, request_of
 from flowfabric.task import Task
 from flowfabric.worker.functions import Functions
@@ -26,6 +33,10 @@ from flowfabric.worker.resources import Resources
 from flowfabric.worker.steps import StepLog, adopt_last_step
 
 T = TypeVar("T")
+
+LOST: Final = (ExecutionNotActive, LeaseConflict, LeaseExpired, LeaseRevoked, StaleLease)
+"""What the engine answers a worker that no longer holds the lease."""
+STOP_WAIT_S: Final = 1.0
 
 
 class Shared:
@@ -106,7 +117,8 @@ class Services:
             adopt_last_step(context)
 
     async def progress(self, percent: int | None, message: str | None) -> None:
-        await self._shared.engine.progress(self.lease.handle, percent=percent, message=message)
+        handle = self.lease.handle
+        await self._fenced(self._shared.engine.progress(handle, percent=percent, message=message))
 
     async def outcome_of(self, execution_id: ExecutionId) -> Outcome | None:
         return (await self._shared.engine.read_outcomes([execution_id])).get(execution_id)
@@ -128,7 +140,18 @@ class Services:
     async def _store_step(self, step: NewStep) -> StepStored:
         report = StepReport(handle=self.lease.handle, step=step)
         reports = self._shared.reports
-        return await reports.send(self.lease, lambda: reports.steps.add(report))
+        sending = reports.send(self.lease, lambda: reports.steps.add(report))
+        return await self._fenced(sending)
+
+    async def _fenced(self, work: Awaitable[T]) -> T:
+        """A refusal by the fence stops the handler; there is nothing it could do about it."""
+        try:
+            return await work
+        except LOST as error:
+            self.lease.lose(str(error))
+            # The cancellation arrives here, wherever in the handler this is.
+            await asyncio.sleep(STOP_WAIT_S)
+            raise asyncio.CancelledError(str(error)) from None
 
     async def _load_steps(self) -> Sequence[Step]:
         execution_id = self.lease.claimed.execution_id

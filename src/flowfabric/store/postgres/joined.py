@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 from flowfabric.errors import InvalidInput
+from flowfabric.store.base import Value
 from flowfabric.store.foreign import comes_from, unknown
 from flowfabric.store.postgres.driver import DriverRow, Fetching
 from flowfabric.store.postgres.hints import CHANNEL, hint_payload
@@ -17,8 +18,8 @@ _NO_TRANSACTION: Final = "has no open transaction to take part in; begin one fir
 class ForeignRow:
     """A psycopg row as the driver we know would give it: uuids as text."""
 
-    def __init__(self, names: Sequence[str], values: Iterable[object]) -> None:
-        self._values = {
+    def __init__(self, names: Sequence[str], values: Iterable[Value | uuid.UUID]) -> None:
+        self._values: dict[str, Value] = {
             name: str(value) if isinstance(value, uuid.UUID) else value
             for name, value in zip(names, values, strict=True)
         }
@@ -33,7 +34,7 @@ class ForeignRow:
     def keys(self) -> Iterable[str]:
         return self._values.keys()
 
-    def items(self) -> Iterable[tuple[str, object]]:
+    def items(self) -> Iterable[tuple[str, Value]]:
         return self._values.items()
 
 
@@ -48,7 +49,7 @@ class _Cursor(Protocol):
 
     def execute(self, query: str, params: Sequence[object]) -> object: ...
 
-    def fetchall(self) -> Iterable[Iterable[object]]: ...
+    def fetchall(self) -> Iterable[Iterable[Value | uuid.UUID]]: ...
 
 
 class _AsyncCursor(Protocol):
@@ -57,7 +58,7 @@ class _AsyncCursor(Protocol):
 
     async def execute(self, query: str, params: Sequence[object]) -> object: ...
 
-    async def fetchall(self) -> Iterable[Iterable[object]]: ...
+    async def fetchall(self) -> Iterable[Iterable[Value | uuid.UUID]]: ...
 
 
 class PsycopgConnection:
