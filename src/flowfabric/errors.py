@@ -10,6 +10,10 @@
     │   └── IdempotencyConflict, CycleDetected, DependencyAlreadyExists …
     ├── StateConflict       the request was fine, the state was not                409
     │   └── StaleLease, LeaseExpired, AlreadySatisfied, BudgetExceeded …
+    ├── Unsuccessful        the execution that was waited for did not complete     409
+    │   └── ExecutionFailed, ExecutionCancelled, ExecutionExpired, ExecutionSkipped
+    ├── StepsChanged        the code no longer takes the steps it has stored       409
+    ├── DoNotRetry          raised by handlers: trying again cannot help           422
     ├── Bug                 the engine broke one of its own rules                  500
     ├── Transport           the database or the connection to it failed            500
     ├── Unavailable         this cannot be served here or now                      503
@@ -26,48 +30,12 @@ the first line of its docstring.
 """
 
 import re
-from enum import StrEnum
 from typing import ClassVar, Final, TypeVar
 
-VALUE_SHOWN_MAX_CHARS: Final = 80
+from flowfabric.error_kinds import BackendErrorKind, ErrorClass, abbreviated
 
 _NOT_GIVEN: Final = object()
 _WORD_START: Final = re.compile(r"(?<!^)(?=[A-Z])")
-
-
-class ErrorClass(StrEnum):
-    """What the caller should do about an error."""
-
-    TERMINAL = "terminal"
-    RETRYABLE = "retryable"
-    COOPERATIVE = "cooperative"
-    INFORMATIONAL = "informational"
-    ADVISORY = "advisory"
-    BUG = "bug"
-    EXPECTED = "expected"
-    SOFT_ERROR = "soft_error"
-
-
-class BackendErrorKind(StrEnum):
-    """What kind of fault a backend reported."""
-
-    TRANSPORT = "transport"
-    PROTOCOL = "protocol"
-    TIMEOUT = "timeout"
-    AUTH = "auth"
-    CLUSTER = "cluster"
-    BUSY_LOADING = "busy_loading"
-    SCRIPT_NOT_LOADED = "script_not_loaded"
-    OTHER = "other"
-
-    @property
-    def retryable(self) -> bool:
-        return self in (
-            BackendErrorKind.TRANSPORT,
-            BackendErrorKind.TIMEOUT,
-            BackendErrorKind.CLUSTER,
-            BackendErrorKind.BUSY_LOADING,
-        )
 
 
 class FlowFabricError(Exception):
@@ -110,17 +78,6 @@ def backend_context(err: _Error, label: str) -> _Error:
     if isinstance(err, Transport | Unavailable | ResourceExhausted | OperationTimeout):
         err.add_note(label)
     return err
-
-
-def abbreviated(value: object) -> str:
-    """`value` as it may appear in a message: at most `VALUE_SHOWN_MAX_CHARS` long."""
-    if isinstance(value, str | bytes):
-        value = value[: VALUE_SHOWN_MAX_CHARS + 1]
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= VALUE_SHOWN_MAX_CHARS else text[: VALUE_SHOWN_MAX_CHARS - 1] + "…"
 
 
 class NotFound(FlowFabricError, http_status=404):
@@ -223,6 +180,44 @@ class StreamDisconnected(FlowFabricError, http_status=503):
 
 class StreamBackpressure(FlowFabricError, error_class=ErrorClass.INFORMATIONAL, http_status=503):
     """The reader is slower than the writer. Read faster or ask for less."""
+
+
+class Unsuccessful(FlowFabricError, http_status=409):
+    """The execution that was waited for ended without a result."""
+
+    def __init__(self, execution_id: str, reason: str = "") -> None:
+        ended = (self.__doc__ or "").partition("\n")[0].removesuffix(".")
+        super().__init__(f"{execution_id}: {reason or ended}")
+        self.execution_id = execution_id
+        self.reason = reason
+
+
+class ExecutionFailed(Unsuccessful):
+    """The execution failed and is not tried again."""
+
+
+class ExecutionCancelled(Unsuccessful):
+    """The execution was cancelled."""
+
+
+class ExecutionExpired(Unsuccessful):
+    """The execution ran out of time."""
+
+
+class ExecutionSkipped(Unsuccessful):
+    """The execution was skipped because something it depends on did not complete."""
+
+
+class StepsChanged(FlowFabricError, http_status=409):
+    """The handler asks for its steps in another order than the one that was stored.
+
+    Its code was changed while the execution was under way, or depends on something
+    that is not recorded. Restore the order, or submit the work anew.
+    """
+
+
+class DoNotRetry(FlowFabricError, http_status=422):
+    """Trying again cannot help. A handler raises it to fail for good, whatever its retries."""
 
 
 class Validation(FlowFabricError, code="validation_error", http_status=400):

@@ -399,7 +399,7 @@ async def test_the_next_due_times_tell_each_reconciler_when_to_look(
     assert await engine.next_due() == dues
     clock.advance(ms=15)
     assert await engine.next_due() == {name: due_ms - 15 for name, due_ms in dues.items()}
-    assert dues.keys() == SWEEPS.keys()
+    assert dues.keys() <= SWEEPS.keys()
 
 
 @pytest.mark.parametrize("config", [EngineConfig(retention_ms=70, event_retention_ms=80)])

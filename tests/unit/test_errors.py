@@ -8,15 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowfabric import errors
+from flowfabric.error_kinds import BackendErrorKind, ErrorClass
 from flowfabric.errors import (
-    BackendErrorKind,
     Bug,
     CapabilityMismatch,
     Conflict,
     Contention,
     Corruption,
     DependencyAlreadyExists,
-    ErrorClass,
     ExecutionNotActive,
     FlowFabricError,
     InvalidInput,

@@ -15,6 +15,7 @@ from flowfabric.core.capabilities import check_required
 from flowfabric.core.checks import (
     check_bool,
     check_bytes,
+    check_int,
     check_optional_text,
     check_optional_time,
     check_text,
@@ -34,7 +35,12 @@ from flowfabric.core.limits import IDEMPOTENCY_KEY_BYTES_MAX, IDEMPOTENCY_TTL_MS
 from flowfabric.core.model import Execution, ExecutionTag, IdempotencyGuard
 from flowfabric.core.operator import clamp_priority
 from flowfabric.core.partitions import PartitionConfig, check_partition
-from flowfabric.core.policies import ExecutionPolicy, encode_policy, parse_policy
+from flowfabric.core.policies import (
+    DURATION_MAX_MS,
+    ExecutionPolicy,
+    encode_policy,
+    parse_policy,
+)
 from flowfabric.core.states import (
     AttemptState,
     BlockingReason,
@@ -66,6 +72,8 @@ class NewExecution(Struct, frozen=True, kw_only=True):
     tags: Mapping[str, str] = {}
     policy: PolicyInput = None
     delay_until_ms: int | None = None
+    delay_ms: int | None = None
+    """How long to wait from creation on, by the store's clock; `delay_until_ms` goes first."""
     execution_deadline_at_ms: int | None = None
     execution_id: str | None = None
     partition_id: int | None = None
@@ -92,6 +100,7 @@ class Checked(Struct, frozen=True, kw_only=True):
     attempt_timeout_ms: int | None
     retention_ms: int | None
     delay_until_ms: int | None
+    delay_ms: int | None
     deadline_at_ms: int | None
     deadline_after_ms: int | None
 
@@ -137,6 +146,9 @@ def check_new(
         delay_until_ms=check_optional_time(
             "delay_until_ms", policy.delay_until if delay_until_ms is None else delay_until_ms
         ),
+        delay_ms=None
+        if request.delay_ms is None
+        else check_int("delay_ms", request.delay_ms, 0, DURATION_MAX_MS),
         deadline_at_ms=check_optional_time(
             "execution_deadline_at_ms", request.execution_deadline_at_ms
         ),
@@ -167,6 +179,8 @@ def fingerprint(lane_id: str, execution_kind: str, payload: bytes) -> bytes:
 
 def new_execution(checked: Checked, route_id: int, now_ms: int) -> Execution:
     delay_until_ms = checked.delay_until_ms
+    if delay_until_ms is None and checked.delay_ms is not None:
+        delay_until_ms = now_ms + checked.delay_ms
     delayed = delay_until_ms is not None and delay_until_ms > now_ms
     deadline_at_ms = checked.deadline_at_ms
     if deadline_at_ms is None and checked.deadline_after_ms is not None:

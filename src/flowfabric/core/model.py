@@ -130,6 +130,8 @@ class Execution(Record, frozen=True, kw_only=True):
     result: bytes | None = None
     result_encoding: str | None = None
     policy: str = "{}"
+    awaited: bool = False
+    """Whether another execution is parked until this one has ended."""
     attempt_timeout_ms: int | None = None
     retention_ms: int | None = None
     """Both are copied from the policy, so that claiming and completing need not decode it."""

@@ -107,6 +107,12 @@ class Moved(Struct, frozen=True, kw_only=True, tag=True):
     public_state: PublicState
 
 
+class HandedBack(Struct, frozen=True, kw_only=True, tag=True):
+    """The lease was returned; the execution is ready again."""
+
+    execution_id: ExecutionId
+
+
 class Cancelled(Struct, frozen=True, kw_only=True, tag=True):
     execution_id: ExecutionId
     public_state: PublicState

@@ -47,7 +47,10 @@ class Creation(Operations):
         One bad request refuses the whole batch and nothing is written.
         """
         check_list("requests", requests, 0, BATCH_MAX)
-        checked = [self.check_request(request) for request in requests]
+        return await self.create_checked([self.check_request(request) for request in requests])
+
+    async def create_checked(self, checked: Sequence[Checked]) -> list[CreateResult]:
+        """The same for requests that `check_request` has passed."""
         if not checked:
             return []
         body = CreateBody(checked, self.routes)

@@ -15,11 +15,14 @@ from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int
 from flowfabric.core.partitions import PartitionConfig
 from flowfabric.engine.bulk import Bulk
-from flowfabric.engine.creation import Creation
+from flowfabric.engine.joining import Joining
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.leases import Leases
+from flowfabric.engine.outcomes import Outcomes
+from flowfabric.engine.presence import Presence
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.retention import Retention
+from flowfabric.engine.steps import Steps
 from flowfabric.engine.tags import Tags
 from flowfabric.engine.unit import Deployment
 from flowfabric.engine.work import Work
@@ -90,7 +93,7 @@ FLAGS = {
 """Capability flags and the operation each one stands for."""
 
 
-class Engine(Creation, Leases, Work, Bulk, Reads, Tags, Lanes, Retention):
+class Engine(Joining, Leases, Work, Steps, Outcomes, Presence, Bulk, Reads, Tags, Lanes, Retention):
     """Every operation of FlowFabric. Use as an async context, or `close` it."""
 
     @classmethod

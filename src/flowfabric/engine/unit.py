@@ -34,8 +34,8 @@ from flowfabric.core.ids import (
 from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence, NewIds
 from flowfabric.core.model import Attempt, ClaimGrant, Execution
 from flowfabric.core.partitions import PartitionConfig, check_partition
-from flowfabric.core.states import LifecyclePhase
-from flowfabric.core.transition import Subject
+from flowfabric.core.states import LifecyclePhase, TerminalOutcome
+from flowfabric.core.transition import LOST_LEASE, Subject
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Key, Parameter, Row, Store, Transaction
 
@@ -301,10 +301,22 @@ def hint_about(tx: Transaction, changes: Changes, now_ms: int) -> None:
             continue
         if record.ready:
             tx.hint(ready_topic(record.lane_id))
+        if taken_away(record):
+            tx.hint(LOST_TOPIC)
         if record.lifecycle_phase is LifecyclePhase.TERMINAL:
             tx.hint(COMPLETION_TOPIC)
+            if record.awaited:
+                tx.hint(DUE_TOPIC)
         elif due_at_ms(record) <= soon_ms:
             tx.hint(DUE_TOPIC)
+
+
+def taken_away(execution: Execution) -> bool:
+    """Whether a worker may be running the execution without owning it any more."""
+    return execution.ownership_state in LOST_LEASE or (
+        execution.total_attempt_count > 0
+        and execution.terminal_outcome in (TerminalOutcome.CANCELLED, TerminalOutcome.EXPIRED)
+    )
 
 
 _NEVER_MS = 2**62

@@ -40,6 +40,7 @@ from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.transition import Subject
 from flowfabric.engine.unit import (
     COMPLETION_TOPIC,
+    DUE_TOPIC,
     Ask,
     Operations,
     attempt,
@@ -134,6 +135,8 @@ class Work(Operations):
         )
         if rows:
             self.store.hint(COMPLETION_TOPIC)
+        if any(row["awaited"] for row in rows):
+            self.store.hint(DUE_TOPIC)
         done = msgspec.convert(rows, list[Position])
         return {
             places[each.position]: Completed(

@@ -36,6 +36,7 @@ SWEEPS: Mapping[str, Sweep] = {
     "retention": Engine.trim_retention,
     "event_retention": Engine.trim_events,
     "guard_retention": Engine.trim_guards,
+    "awaited": Engine.wake_awaiting,
 }
 """Every reconciler by name, in the order they run. `next_due.sql` has a column for each."""
 

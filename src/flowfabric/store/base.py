@@ -28,7 +28,14 @@ R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 
 Value = str | int | bool | float | bytes | None
-Parameter = Value | Sequence[str] | Sequence[int] | Sequence[bytes | None] | Sequence[str | None]
+Parameter = (
+    Value
+    | Sequence[str]
+    | Sequence[int]
+    | Sequence[bytes | None]
+    | Sequence[str | None]
+    | Sequence[int | None]
+)
 Row = Mapping[str, Value]
 Key = tuple[str | int, ...]
 
@@ -145,6 +152,17 @@ class Store(Protocol):
 
     async def transact(self, body: Body[T]) -> T:
         """Run `body` in one transaction. Deadlocks and serialization failures run it again."""
+        ...
+
+    async def transact_on(self, connection: object, body: Body[T]) -> T:
+        """Run `body` inside the open transaction of somebody else's connection, once.
+
+        Nothing is committed, and nobody is hinted before the transaction commits.
+        """
+        ...
+
+    def transact_on_sync(self, connection: object, body: Body[T]) -> T:
+        """The same on the calling thread, for connections that are not async."""
         ...
 
     async def read(self, body: ReadBody[T]) -> T:

@@ -26,7 +26,15 @@ class DriverRow(Protocol):
 Notification = Callable[["Connection", int, str, object], None]
 
 
-class Connection(Protocol):
+class Fetching(Protocol):
+    """All that a unit of work needs of a connection."""
+
+    async def fetch(
+        self, query: str, *args: object, timeout: float | None = None
+    ) -> Sequence[DriverRow]: ...
+
+
+class Connection(Fetching, Protocol):
     async def execute(self, query: str, *args: object, timeout: float | None = None) -> str: ...
 
     async def fetch(

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from flowfabric.errors import BackendErrorKind, ResourceExhausted, Transport
+from flowfabric.error_kinds import BackendErrorKind
+from flowfabric.errors import ResourceExhausted, Transport
 from flowfabric.store.base import UniqueViolation
 from flowfabric.store.postgres.driver import (
     InterfaceError,

@@ -38,6 +38,12 @@ _PROOF: Final = "?"
 _EXPECTED: Final = (*DRIVER_ERRORS, FlowFabricError)
 
 
+def hint_payload(origin: str, topics: set[str]) -> str:
+    """A message that hints `topics`; whoever sent it knows it by its origin."""
+    payload = "\n".join((origin, *sorted(topics)))
+    return payload if len(payload.encode()) <= PAYLOAD_MAX_BYTES else f"{origin}\n{EVERY_TOPIC}"
+
+
 class HintExchange:
     """Sends this process's hints to others and puts theirs on the board."""
 
@@ -83,9 +89,7 @@ class HintExchange:
             await asyncio.sleep(SEND_INTERVAL_S)
 
     async def _notify(self, topics: set[str]) -> None:
-        payload = "\n".join((self._origin, *sorted(topics)))
-        if len(payload.encode()) > PAYLOAD_MAX_BYTES:
-            payload = f"{self._origin}\n{EVERY_TOPIC}"
+        payload = hint_payload(self._origin, topics)
         async with self._connections.acquire() as connection:
             await connection.execute(_NOTIFY, CHANNEL, payload, timeout=HEALTH_TIMEOUT_S)
 

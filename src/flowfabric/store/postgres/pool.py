@@ -24,12 +24,14 @@ QUERIES_MAX: Final = 10_000_000
 IDLE_LIFETIME_S: Final = 300.0
 STATEMENT_CACHE_SIZE: Final = 500
 
+SEARCH_PATH: Final = f"{SCHEMA}, public"
+
 # Every statement finds its rows through an index. A plan made while a table was
 # small must not turn into a scan when it has grown, so scans and the joins that
 # need them are off and statements are planned once. A client that vanished must
 # not keep its locks.
 _SETTINGS: Final = {
-    "search_path": f"{SCHEMA}, public",
+    "search_path": SEARCH_PATH,
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",

@@ -12,11 +12,13 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
 
 from flowfabric.core.handles import POSTGRES_TAG
-from flowfabric.errors import Bug, RetryExhausted
+from flowfabric.errors import Bug, FlowFabricError, RetryExhausted
 from flowfabric.store.base import Body, Clock, EventPage, Parameter, ReadBody, Row
+from flowfabric.store.drive import drive
+from flowfabric.store.foreign import unwrap, unwrap_sync
 from flowfabric.store.hints import HintBoard, Listener
 from flowfabric.store.migrate import check, load
-from flowfabric.store.postgres.driver import Connection, InterfaceError
+from flowfabric.store.postgres.driver import Connection, Fetching, InterfaceError
 from flowfabric.store.postgres.events import WRITERS, EventLog
 from flowfabric.store.postgres.failures import (
     DRIVER_ERRORS,
@@ -26,6 +28,7 @@ from flowfabric.store.postgres.failures import (
     translate,
 )
 from flowfabric.store.postgres.hints import HintExchange
+from flowfabric.store.postgres.joined import enter, joined, joined_sync, leave
 from flowfabric.store.postgres.migrations import MIGRATIONS, apply_pending, read_ledger
 from flowfabric.store.postgres.pool import (
     ACQUIRE_TIMEOUT_S,
@@ -116,6 +119,24 @@ class PostgresStore:
                 return await self._transact_on(connection, body)
 
         return await self._retried(once)
+
+    async def transact_on(self, connection: object, body: Body[T]) -> T:
+        return await self._join(joined(await unwrap(connection)), body)
+
+    def transact_on_sync(self, connection: object, body: Body[T]) -> T:
+        return drive(self._join(joined_sync(unwrap_sync(connection)), body))
+
+    async def _join(self, connection: Fetching, body: Body[T]) -> T:
+        transaction = PostgresTransaction(connection, self._clock)
+        search_path = await enter(connection)
+        try:
+            result = await body(transaction)
+        except FlowFabricError:
+            # Refused by us, so their transaction is sound and may go on.
+            await leave(connection, search_path, set())
+            raise
+        await leave(connection, search_path, transaction.hinted)
+        return result
 
     async def read(self, body: ReadBody[T]) -> T:
         async def once() -> T:

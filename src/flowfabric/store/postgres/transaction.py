@@ -13,7 +13,7 @@ from flowfabric.errors import Corruption
 from flowfabric.store.base import Clock, Key, Parameter, Row, Value
 from flowfabric.store.changes import Place, by_type, columns_to_write, place_of, settle
 from flowfabric.store.mapping import from_row, from_values, key_of, stored_key, table_of, to_values
-from flowfabric.store.postgres.driver import UUID, Connection, DriverRow
+from flowfabric.store.postgres.driver import UUID, DriverRow, Fetching
 from flowfabric.store.postgres.generated import (
     CLOCK_MS,
     Batch,
@@ -46,7 +46,7 @@ def plain(row: DriverRow) -> Row:
 class PostgresReader:
     """Row access without locks."""
 
-    def __init__(self, connection: Connection, clock: Clock | None) -> None:
+    def __init__(self, connection: Fetching, clock: Clock | None) -> None:
         self._connection = connection
         self._clock = clock
         self._now_ms: int | None = None
@@ -91,7 +91,7 @@ class PostgresReader:
 class PostgresTransaction(PostgresReader):
     """Row access inside one read-write transaction."""
 
-    def __init__(self, connection: Connection, clock: Clock | None) -> None:
+    def __init__(self, connection: Fetching, clock: Clock | None) -> None:
         super().__init__(connection, clock)
         self.hinted: set[str] = set()
         self._loaded: dict[Place, Record] = {}

@@ -3,7 +3,8 @@
 import sqlite3
 from typing import Final
 
-from flowfabric.errors import BackendErrorKind, RetryExhausted, Transport
+from flowfabric.error_kinds import BackendErrorKind
+from flowfabric.errors import RetryExhausted, Transport
 from flowfabric.store.base import UniqueViolation
 
 BACKEND: Final = "sqlite"

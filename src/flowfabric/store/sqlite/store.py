@@ -25,14 +25,17 @@ from flowfabric.store.base import (
     Row,
     Transaction,
 )
+from flowfabric.store.drive import drive
 from flowfabric.store.event_pages import EVENTS_MAX, WINDOW, page, window_of
+from flowfabric.store.foreign import unwrap, unwrap_sync
 from flowfabric.store.hints import HintBoard, Listener
 from flowfabric.store.sqlite.connection import BUSY_TIMEOUT_MS, MEMORY, Synchronous, connect
 from flowfabric.store.sqlite.failures import translate
+from flowfabric.store.sqlite.joined import joined
 from flowfabric.store.sqlite.migrations import apply_pending
-from flowfabric.store.sqlite.transaction import SqliteReader
+from flowfabric.store.sqlite.transaction import SqliteReader, SqliteTransaction
 from flowfabric.store.sqlite.watcher import watch
-from flowfabric.store.sqlite.writer import Committer, Writer, drive
+from flowfabric.store.sqlite.writer import Committer, Writer
 
 T = TypeVar("T")
 
@@ -114,6 +117,13 @@ class SqliteStore:
         if self._writer is None:
             raise Unavailable("store", "it is not open")
         return await self._writer.transact(body)
+
+    async def transact_on(self, connection: object, body: Body[T]) -> T:
+        return self.transact_on_sync(await unwrap(connection), body)
+
+    def transact_on_sync(self, connection: object, body: Body[T]) -> T:
+        with joined(unwrap_sync(connection), self._path) as theirs:
+            return drive(body(SqliteTransaction(theirs, self._clock)))
 
     async def read(self, body: ReadBody[T]) -> T:
         if self._readers is None:

@@ -7,15 +7,14 @@ of success before the commit.
 """
 
 import asyncio
-import inspect
 import queue
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
-from flowfabric.errors import Bug
 from flowfabric.store.base import Body, Clock
+from flowfabric.store.drive import drive
 from flowfabric.store.sqlite.failures import translate
 from flowfabric.store.sqlite.transaction import SqliteTransaction
 
@@ -23,19 +22,6 @@ T = TypeVar("T")
 
 GROUP_MAX: Final = 64
 """How many units of work are committed together at most."""
-
-
-def drive(unit: Awaitable[T]) -> T:
-    """Run to its end a coroutine that never really waits."""
-    steps = unit.__await__()
-    try:
-        next(steps)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    if inspect.iscoroutine(unit):
-        unit.close()
-    raise Bug("a unit of work awaited something other than its transaction")
 
 
 class Work(Protocol):

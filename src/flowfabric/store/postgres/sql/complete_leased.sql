@@ -68,7 +68,7 @@ with given as materialized (
        and l.fence_matches
        and l.lease_expires_at_ms > clock.now_ms
     returning e.partition_key, e.execution_id, e.flow_id, e.lease_epoch, e.current_attempt_index,
-              e.namespace, e.instance_tag, l.lease_id, l.worker_instance_id, l.position,
+              e.namespace, e.instance_tag, e.awaited, l.lease_id, l.worker_instance_id, l.position,
               clock.now_ms
 ), attempts as (
     update attempt a
@@ -94,4 +94,4 @@ with given as materialized (
                 ) as kind (category, event_type, reason, is_lease, place)
      order by position, kind.place
 )
-select position - 1 as position from ended;
+select position - 1 as position, awaited from ended;

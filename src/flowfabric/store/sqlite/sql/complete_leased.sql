@@ -79,4 +79,6 @@ select kind.category, kind.event_type, e.partition_key, e.execution_id, e.flow_i
     select 'completion', 'success', null, 0) as kind
  order by c.position, kind.is_lease desc;
 -- next
-select position from temp.completing;
+select c.position, e.awaited
+  from temp.completing as c
+ cross join execution as e on e.rowid = c.execution_rowid;

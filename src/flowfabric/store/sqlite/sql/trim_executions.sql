@@ -18,6 +18,12 @@ delete from execution_tag
 delete from claim_grant
  where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
 -- next
+delete from step
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
+delete from waiter
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
 delete from execution where rowid in (select execution_rowid from temp.trimming);
 -- next
 select count(*) as trimmed from temp.trimming;

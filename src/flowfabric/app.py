@@ -1,0 +1,383 @@
+"""The application: tasks, where they are stored, and a worker that runs them.
+
+    app = App("sqlite:///shop.db")
+
+    @app.task(retry=Retry(max_retries=5), timeout="2m")
+    async def publish(ctx: Context, article_id: int) -> str: ...
+
+    run = await app.submit(publish, 42, priority=10)
+    print(await run.result(timeout="1h"))
+
+`App` is sugar over `Engine`, which is `app.engine` once the app is open. It opens
+by itself when first used and belongs to that event loop; `async with app` opens
+and closes it explicitly.
+"""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
+
+from flowfabric.blocking import Blocking
+from flowfabric.config import EngineConfig
+from flowfabric.connection import connect
+from flowfabric.core.durations import Duration
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import InvalidInput, Unavailable
+from flowfabric.run import Endings, Run
+from flowfabric.store.base import Clock
+from flowfabric.submission import Submissions, check_options, read_submission, request_of
+from flowfabric.task import Call, Executor, Retry, SubmitOptions, Task, TaskSettings
+from flowfabric.worker.attempt import Middleware
+from flowfabric.worker.context import Context
+from flowfabric.worker.heartbeat import Connect
+from flowfabric.worker.lanes import Lanes
+from flowfabric.worker.resources import Factory, Resources
+from flowfabric.worker.settings import WorkerSettings
+from flowfabric.worker.worker import Worker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+M = TypeVar("M", bound=Middleware)
+
+DEFAULT_URL = "sqlite:///flowfabric.db"
+MEMORY_URL = "sqlite:///:memory:"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What an app has while it is open."""
+
+    engine: Engine
+    submissions: Submissions
+    endings: Endings
+    loop: asyncio.AbstractEventLoop
+
+
+class App:
+    """Tasks on one database."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        config: EngineConfig | None = None,
+        clock: Clock | None = None,
+        pool_max: int = 10,
+    ) -> None:
+        self.url = url
+        self.tasks: dict[str, Task[..., object]] = {}
+        """Tasks by name."""
+        self.schedules: list[object] = []
+        """What runs by itself at certain times."""
+        self.resources = Resources()
+        self._middleware: list[Middleware] = []
+        self._config = config
+        self._clock = clock
+        self._pool_max = pool_max
+        self._opened: Opened | None = None
+        self._opening: asyncio.Lock | None = None
+
+    def __repr__(self) -> str:
+        return f"<App {self.url.partition('://')[0]}, {len(self.tasks)} tasks>"
+
+    # Tasks
+
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self,
+        function: None = None,
+        /,
+        *,
+        name: str | None = None,
+        lane: str = "default",
+        retry: Retry | None = None,
+        timeout: Duration | None = None,
+        priority: int = 0,
+        capabilities: Sequence[str] = (),
+        executor: Executor = "thread",
+    ) -> "TaskDecorator": ...
+    def task(
+        self,
+        function: Callable[..., object] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        lane: str = "default",
+        retry: Retry | None = None,
+        timeout: Duration | None = None,
+        priority: int = 0,
+        capabilities: Sequence[str] = (),
+        executor: Executor = "thread",
+    ) -> "Task[..., object] | TaskDecorator":
+        """Make a function a task, under its own name unless `name` gives another.
+
+        Async functions run on the worker's event loop, plain ones in a thread;
+        `executor="process"` runs a plain function in another process.
+        """
+        settings = TaskSettings(
+            lane=lane,
+            retry=retry,
+            timeout=timeout,
+            priority=priority,
+            capabilities=tuple(capabilities),
+            executor=executor,
+        )
+        decorate = TaskDecorator(self, name, settings)
+        return decorate if function is None else decorate.register(function)
+
+    def middleware(self, around: M) -> M:
+        """Run a coroutine function around every handler, the first one outermost.
+
+        It gets the handler's context and a function that makes the call:
+        `async def traced(ctx, call): …; return await call()`.
+        """
+        self._middleware.append(around)
+        return around
+
+    def provide(self, kind: type[T], factory: Factory[T]) -> None:
+        """Give handlers a resource, as `ctx.get(kind)`.
+
+        `factory` returns it, or a context manager around it; it is made when the
+        worker starts and closed when it stops.
+        """
+        self.resources.provide(kind, factory)
+
+    # Submitting
+
+    @overload
+    async def submit(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
+    @overload
+    async def submit(
+        self,
+        task: Callable[[Unpack[Ts]], Call[R]],
+        /,
+        *args: *Ts,
+        **options: Unpack[SubmitOptions],
+    ) -> Run[R]: ...
+    @overload
+    async def submit(self, call: Call[R], /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
+    async def submit(self, what: object, /, *args: object, **given: object) -> Run[object]:
+        """Store an execution and return at once; see `SubmitOptions`.
+
+        Options are given by keyword beside the task's positional arguments. To use
+        options and keyword arguments together, make a call first:
+        `submit(publish(42, draft=True), priority=10)`.
+
+        With `connection=` the execution becomes part of that connection's open
+        transaction: it exists if and when that one commits.
+        """
+        call, options = read_submission(what, args, given)
+        opened = await self.open()
+        request = request_of(call, options)
+        if options.connection is None:
+            created = await opened.submissions.submit(request)
+        else:
+            (created,) = await opened.engine.create_executions_on(options.connection, [request])
+        return Run(opened.endings, opened.engine, call.task, created.execution_id)
+
+    async def submit_many(
+        self, calls: Sequence[Call[R]], **options: Unpack[SubmitOptions]
+    ) -> list[Run[R]]:
+        """Submit many calls, `[publish(1), publish(2)]`, in as few transactions as possible."""
+        checked = check_options(options)
+        opened = await self.open()
+        requests = [request_of(call, checked) for call in calls]
+        if checked.connection is None:
+            created = await opened.submissions.submit_many(requests)
+        else:
+            created = await opened.engine.create_executions_on(checked.connection, requests)
+        return [
+            Run(opened.endings, opened.engine, call.task, each.execution_id)
+            for call, each in zip(calls, created, strict=True)
+        ]
+
+    def run(self, task: Task[..., R], execution_id: str) -> Run[R]:
+        """The run of an execution submitted elsewhere. The app must be open."""
+        opened = self._require()
+        checked = opened.engine.check_execution_id(execution_id)
+        return Run(opened.endings, opened.engine, task, checked)
+
+    @cached_property
+    def blocking(self) -> Blocking:
+        """The same without an event loop, for scripts and web frameworks like Django."""
+        return Blocking(self._connect)
+
+    # Opening and closing
+
+    @property
+    def engine(self) -> Engine:
+        """The engine beneath; the app must be open."""
+        return self._require().engine
+
+    async def open(self) -> Opened:
+        """Connect, if it is not connected yet."""
+        if self._opened is None:
+            if self._opening is None:
+                self._opening = asyncio.Lock()
+            async with self._opening:
+                if self._opened is None:
+                    engine = await self._connect()
+                    self._opened = Opened(
+                        engine, Submissions(engine), Endings(engine), asyncio.get_running_loop()
+                    )
+        if self._opened.loop is not asyncio.get_running_loop():
+            raise Unavailable("app", "it was opened on another event loop; close it there first")
+        return self._opened
+
+    async def close(self) -> None:
+        """Send what is underway and disconnect. Opening it again is fine."""
+        opened, self._opened, self._opening = self._opened, None, None
+        if opened is not None:
+            await opened.submissions.close()
+            await opened.endings.close()
+            await opened.engine.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # Working
+
+    async def run_worker(
+        self,
+        *,
+        lanes: Lanes | None = None,
+        capabilities: Sequence[str] = (),
+        concurrency: int = 100,
+        settings: WorkerSettings | None = None,
+        stop: asyncio.Event | None = None,
+        signals: bool = True,
+    ) -> None:
+        """Run tasks until `stop` is set or SIGTERM or SIGINT arrives; a second one stops now.
+
+        `lanes` are those of the app's tasks unless given, with weights or without.
+        `settings` says it all at once.
+        """
+        chosen = settings or WorkerSettings(
+            lanes=lanes or self.lanes(), capabilities=capabilities, concurrency=concurrency
+        )
+        opened = await self.open()
+        worker = self._worker(opened, chosen)
+        await self.resources.open()
+        try:
+            with Stopping(worker, stop, signals):
+                await worker.run()
+        finally:
+            await self.resources.close()
+
+    def lanes(self) -> list[str]:
+        """The lanes of the app's tasks."""
+        return sorted({task.settings.lane for task in self.tasks.values()}) or ["default"]
+
+    def _worker(self, opened: Opened, settings: WorkerSettings) -> Worker:
+        # A database in memory cannot be opened a second time.
+        own: Connect | None = None if self.url == MEMORY_URL else partial(self._connect, 1)
+        return Worker(
+            opened.engine,
+            self.tasks,
+            settings=settings,
+            submissions=opened.submissions,
+            resources=self.resources,
+            middleware=self._middleware,
+            connect=own,
+        )
+
+    async def _connect(self, pool_max: int | None = None) -> Engine:
+        return await connect(
+            self.url,
+            config=self._config,
+            clock=self._clock,
+            pool_max=self._pool_max if pool_max is None else pool_max,
+        )
+
+    def _require(self) -> Opened:
+        if self._opened is None:
+            raise Unavailable("app", "it is not open: `async with app:` or `await app.open()`")
+        return self._opened
+
+
+class TaskDecorator:
+    """What `@app.task(…)` returns: makes a task of a function."""
+
+    def __init__(self, app: App, name: str | None, settings: TaskSettings) -> None:
+        self._app = app
+        self._name = name
+        self._settings = settings
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], Awaitable[R]], /
+    ) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[..., object], /) -> Task[..., object]:
+        return self.register(function)
+
+    def register(self, function: Callable[..., object]) -> Task[..., object]:
+        name = self._name or str(getattr(function, "__name__", ""))
+        known = self._app.tasks.get(name)
+        if known is not None:
+            raise InvalidInput(
+                "task",
+                f"{name!r} is the name of {known.function.__module__}."
+                f"{known.function.__qualname__} already; give one of them another `name=`",
+            )
+        task: Task[..., object] = Task(name, function, self._settings)
+        self._app.tasks[task.name] = task
+        return task
+
+
+class Stopping:
+    """Tells a worker to stop when an event is set or a signal arrives. Use as a context."""
+
+    def __init__(self, worker: Worker, stop: asyncio.Event | None, signals: bool) -> None:
+        self._worker = worker
+        self._stop = stop
+        self._signals = signals and threading.current_thread() is threading.main_thread()
+        self._watching: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._signals:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._worker.stop)
+        if self._stop is not None:
+            self._watching = asyncio.create_task(self._watch(self._stop))
+
+    async def _watch(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._worker.stop()
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._signals:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().remove_signal_handler(number)

@@ -1,0 +1,178 @@
+"""Submitting and waiting without an event loop.
+
+One background thread runs an event loop and the connections; any number of
+threads may call. Meant for scripts, Django views and other code that is not
+async. The thread starts with the first call and ends with the process or `close`.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
+
+from flowfabric.core.durations import Duration
+from flowfabric.core.explain import Explanation
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.states import PublicState
+from flowfabric.engine.engine import Engine
+from flowfabric.run import Endings, Run
+from flowfabric.submission import Submissions, check_options, read_submission, request_of
+from flowfabric.task import Call, SubmitOptions, Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+@dataclass(frozen=True)
+class _Opened:
+    engine: Engine
+    submissions: Submissions
+    endings: Endings
+
+
+class Blocking:
+    """An app's submitting side for code without an event loop. Safe from any thread."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Engine]]) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opened: _Opened | None = None
+        self._process = 0
+
+    @overload
+    def submit(
+        self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> "BlockingRun[R]": ...
+    @overload
+    def submit(
+        self,
+        task: Callable[[Unpack[Ts]], Call[R]],
+        /,
+        *args: *Ts,
+        **options: Unpack[SubmitOptions],
+    ) -> "BlockingRun[R]": ...
+    @overload
+    def submit(self, call: Call[R], /, **options: Unpack[SubmitOptions]) -> "BlockingRun[R]": ...
+    def submit(self, what: object, /, *args: object, **given: object) -> "BlockingRun[object]":
+        """Store an execution; see `App.submit`."""
+        call, options = read_submission(what, args, given)
+        opened = self._open()
+        request = request_of(call, options)
+        if options.connection is None:
+            created = self.wait(opened.submissions.submit(request))
+        else:
+            (created,) = opened.engine.create_executions_on_sync(options.connection, [request])
+        return self._run(opened, call.task, created.execution_id)
+
+    def submit_many(
+        self, calls: Sequence[Call[R]], **options: Unpack[SubmitOptions]
+    ) -> "list[BlockingRun[R]]":
+        """Submit many calls at once; see `App.submit_many`."""
+        checked = check_options(options)
+        opened = self._open()
+        requests = [request_of(call, checked) for call in calls]
+        if checked.connection is None:
+            created = self.wait(opened.submissions.submit_many(requests))
+        else:
+            created = opened.engine.create_executions_on_sync(checked.connection, requests)
+        return [
+            self._run(opened, call.task, each.execution_id)
+            for call, each in zip(calls, created, strict=True)
+        ]
+
+    def run(self, task: Task[..., R], execution_id: str) -> "BlockingRun[R]":
+        """The run of an execution submitted elsewhere."""
+        opened = self._open()
+        return self._run(opened, task, opened.engine.check_execution_id(execution_id))
+
+    def wait(self, work: Coroutine[object, object, T]) -> T:
+        """Run a coroutine on the background loop and wait for it."""
+        assert self._loop is not None, "the background loop runs"
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        """End the background thread. The next call starts another."""
+        with self._lock:
+            loop, opened = self._loop, self._opened
+            self._loop = self._opened = None
+        if loop is None or self._process != os.getpid():
+            return
+        if opened is not None:
+            asyncio.run_coroutine_threadsafe(_close(opened), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(
+        self, opened: _Opened, task: Task[..., R], execution_id: ExecutionId
+    ) -> "BlockingRun[R]":
+        return BlockingRun(self, Run(opened.endings, opened.engine, task, execution_id))
+
+    def _open(self) -> _Opened:
+        with self._lock:
+            # A forked process has none of its parent's threads.
+            if self._opened is None or self._process != os.getpid():
+                self._process = os.getpid()
+                self._loop = _start_loop()
+                self._opened = self.wait(self._make())
+            return self._opened
+
+    async def _make(self) -> _Opened:
+        engine = await self._connect()
+        return _Opened(engine, Submissions(engine), Endings(engine))
+
+
+def _start_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+        loop.close()
+
+    threading.Thread(target=run, name="flowfabric-blocking", daemon=True).start()
+    return loop
+
+
+async def _close(opened: _Opened) -> None:
+    await opened.submissions.close()
+    await opened.endings.close()
+    await opened.engine.close()
+
+
+class BlockingRun(Generic[R_co]):
+    """A submitted execution, for code without an event loop."""
+
+    def __init__(self, blocking: Blocking, run: Run[R_co]) -> None:
+        self.execution_id = run.execution_id
+        self._blocking = blocking
+        self._run = run
+
+    def result(self, timeout: Duration | None = None) -> R_co:
+        """Wait for the end and return what the task returned; see `Run.result`."""
+        return self._blocking.wait(self._run.result(timeout))
+
+    def state(self) -> PublicState:
+        return self._blocking.wait(self._run.state())
+
+    def cancel(self, reason: str = "cancelled by its submitter") -> None:
+        self._blocking.wait(self._run.cancel(reason))
+
+    def why(self) -> Explanation:
+        return self._blocking.wait(self._run.why())

@@ -1,0 +1,66 @@
+"""Giving work back: a worker that stops returns its leases instead of letting them expire.
+
+The attempt ends as interrupted and the execution is ready again at once. It was
+nobody's fault, so neither retries nor reclaims are counted.
+"""
+
+from flowfabric.core.decision import Changes, Decision
+from flowfabric.core.ending import end_attempt
+from flowfabric.core.events import LeaseEventType, lease_event
+from flowfabric.core.execution import Timing
+from flowfabric.core.lease import Fence, check_fence
+from flowfabric.core.model import Execution
+from flowfabric.core.results import HandedBack
+from flowfabric.core.states import (
+    AttemptLifecycle,
+    AttemptState,
+    BlockingReason,
+    EligibilityState,
+    LifecyclePhase,
+    OwnershipState,
+)
+from flowfabric.core.transition import NO_LEASE, Field, Subject, change
+
+HANDED_BACK = "handed_back"
+
+
+def decide_hand_back(
+    subject: Subject, fence: Fence, reason: str, timing: Timing
+) -> Decision[HandedBack]:
+    """Release the lease; the next claim starts a new attempt. Safe to repeat."""
+    before = subject.execution
+    if _repeated(before, fence):
+        return Decision(answer=HandedBack(execution_id=before.execution_id))
+    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    why = f"{HANDED_BACK}: {reason}"
+    fields: dict[str, Field] = {
+        **NO_LEASE,
+        "lifecycle_phase": LifecyclePhase.RUNNABLE,
+        "ownership_state": OwnershipState.UNOWNED,
+        "eligibility_state": EligibilityState.ELIGIBLE_NOW,
+        "blocking_reason": BlockingReason.WAITING_FOR_WORKER,
+        "blocking_detail": "",
+        "attempt_state": AttemptState.PENDING_RETRY_ATTEMPT,
+        "current_attempt_id": None,
+        "pending_retry_reason": why,
+        "pending_previous_attempt_index": before.current_attempt_index,
+    }
+    after = change(before, timing.now_ms, **fields)
+    attempts = end_attempt(
+        subject.attempt, AttemptLifecycle.INTERRUPTED_RECLAIMED, timing.now_ms, why
+    )
+    event = lease_event(before, LeaseEventType.REVOKED, timing.now_ms, HANDED_BACK)
+    return Decision(
+        answer=HandedBack(execution_id=before.execution_id),
+        changes=Changes(updates=(after, *attempts), events=(event,)),
+    )
+
+
+def _repeated(execution: Execution, fence: Fence) -> bool:
+    """Whether this holder has handed it back already and nobody has claimed it since."""
+    return (
+        execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+        and execution.attempt_state is AttemptState.PENDING_RETRY_ATTEMPT
+        and execution.lease_epoch == fence.lease_epoch
+        and (execution.pending_retry_reason or "").startswith(HANDED_BACK)
+    )

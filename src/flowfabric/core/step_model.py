@@ -1,0 +1,51 @@
+"""Rows of durable steps: what a handler has done, and which executions wait for which."""
+
+from enum import StrEnum
+from typing import ClassVar
+
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.model import Record
+
+
+class StepKind(StrEnum):
+    """What a step is. Asking for a recorded step as another kind means the code has changed."""
+
+    CALL = "call"
+    SLEEP = "sleep"
+    NOW = "now"
+    RANDOM = "random"
+    UUID = "uuid"
+    CHILD = "child"
+
+
+class Step(Record, frozen=True, kw_only=True):
+    """One finished step. It belongs to the execution, whichever attempt made it."""
+
+    table: ClassVar[str] = "step"
+    key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id", "step_key")
+
+    partition_key: int
+    execution_id: ExecutionId
+    step_key: str
+    """Its name; from the second use of a name on, `name#2`, `name#3`, …"""
+    after_key: str | None = None
+    """The step before it in the same line of execution, by which a changed order is noticed."""
+    kind: StepKind
+    result: bytes | None = None
+    wake_at_ms: int | None = None
+    """When a sleep ends."""
+    attempt_index: int
+    recorded_at_ms: int
+
+
+class Waiter(Record, frozen=True, kw_only=True):
+    """An execution that is parked until another one has ended."""
+
+    table: ClassVar[str] = "waiter"
+    key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id", "waiting")
+
+    partition_key: int
+    execution_id: ExecutionId
+    """The one that is waited for."""
+    waiting: str
+    """The full id of the one that waits."""

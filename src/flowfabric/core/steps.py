@@ -1,0 +1,139 @@
+"""Durable steps, and executions that wait for others.
+
+A step is stored under the fence of the lease that made it, and belongs to the
+execution from then on: every later attempt finds it. Storing it again, which
+happens when an answer was lost, changes nothing.
+
+An execution that waits for others is parked like one that sleeps. What it waits
+for is marked `awaited`; when a marked execution has ended, a reconciler makes
+whoever waits for it ready. Waking is a matter of "look again": the handler runs
+anew, finds the results there are, and parks again for the rest.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from flowfabric.core.decision import Changes, Decision
+from flowfabric.core.execution import WAITING_CHILDREN, Timing, park
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.lease import Fence, check_fence
+from flowfabric.core.model import Execution
+from flowfabric.core.results import Marked, Moved
+from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase, PublicState
+from flowfabric.core.step_model import Step, StepKind, Waiter
+from flowfabric.core.transition import Subject, change
+
+
+class NewStep(Struct, frozen=True, kw_only=True):
+    """A finished step to be stored."""
+
+    step_key: str
+    after_key: str | None = None
+    kind: StepKind = StepKind.CALL
+    result: bytes | None = None
+    sleep_ms: int | None = None
+
+
+class StepStored(Struct, frozen=True, kw_only=True):
+    at_ms: int
+    """The store's time when the step was stored."""
+
+
+def decide_record(
+    subject: Subject, fence: Fence, step: NewStep, stored: Step | None, timing: Timing
+) -> Decision[StepStored]:
+    """Store a step, unless it is stored already."""
+    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    answer = StepStored(at_ms=timing.now_ms)
+    if stored is not None:
+        return Decision(answer=answer)
+    execution = subject.execution
+    record = Step(
+        partition_key=execution.partition_key,
+        execution_id=execution.execution_id,
+        step_key=step.step_key,
+        after_key=step.after_key,
+        kind=step.kind,
+        result=step.result,
+        wake_at_ms=None if step.sleep_ms is None else timing.now_ms + step.sleep_ms,
+        attempt_index=execution.current_attempt_index,
+        recorded_at_ms=timing.now_ms,
+    )
+    return Decision(answer=answer, changes=Changes(inserts=(record,)))
+
+
+def decide_await(
+    subject: Subject,
+    fence: Fence,
+    awaited: Mapping[ExecutionId, Execution],
+    until_ms: int | None,
+    timing: Timing,
+) -> Decision[Moved]:
+    """Park until any of `awaited` has ended, or until `until_ms` at the latest.
+
+    If one of them has ended already, the execution is ready again at once.
+    """
+    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    ended = any(e.lifecycle_phase is LifecyclePhase.TERMINAL for e in awaited.values())
+    due_ms = timing.now_ms if ended else until_ms
+    changes = park(
+        subject,
+        WAITING_CHILDREN,
+        timing.now_ms,
+        eligibility_state=EligibilityState.BLOCKED_BY_DEPENDENCIES
+        if due_ms is None
+        else EligibilityState.NOT_ELIGIBLE_UNTIL_TIME,
+        blocking_reason=BlockingReason.WAITING_FOR_CHILDREN,
+        blocking_detail=_waits_for(list(awaited)),
+        delay_until_ms=due_ms,
+    )
+    marked = tuple(
+        change(execution, timing.now_ms, awaited=True)
+        for execution in awaited.values()
+        if execution.lifecycle_phase is not LifecyclePhase.TERMINAL and not execution.awaited
+    )
+    moved = changes.updates[0]
+    assert isinstance(moved, Execution)
+    return Decision(
+        answer=Moved(execution_id=moved.execution_id, public_state=moved.public_state),
+        changes=Changes(updates=(*changes.updates, *marked), events=changes.events),
+    )
+
+
+def new_waiter(awaited: Execution, waiting: ExecutionId) -> Waiter:
+    return Waiter(
+        partition_key=awaited.partition_key, execution_id=awaited.execution_id, waiting=waiting
+    )
+
+
+SHOWN_MAX = 3
+
+
+def _waits_for(awaited: Sequence[ExecutionId]) -> str:
+    shown = ", ".join(awaited[:SHOWN_MAX])
+    more = len(awaited) - SHOWN_MAX
+    return f"waiting for {shown}" + (f" and {more} more" if more > 0 else "")
+
+
+def decide_wake(subject: Subject, timing: Timing) -> Decision[Marked | None]:
+    """Make an execution ready that waited for others; nothing to do if it does not wait."""
+    execution, attempt = subject.execution, subject.attempt
+    waits = (
+        execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+        and execution.blocking_reason is BlockingReason.WAITING_FOR_CHILDREN
+        and attempt is not None
+        and attempt.suspension_id == WAITING_CHILDREN
+    )
+    if not waits:
+        return Decision(answer=None)
+    after = change(
+        execution,
+        timing.now_ms,
+        eligibility_state=EligibilityState.ELIGIBLE_NOW,
+        blocking_reason=BlockingReason.WAITING_FOR_WORKER,
+        blocking_detail="",
+        delay_until_ms=None,
+    )
+    answer = Marked(execution_id=execution.execution_id, public_state=PublicState.WAITING)
+    return Decision(answer=answer, changes=Changes(updates=(after,)))

@@ -1,0 +1,53 @@
+"""How executions ended, read for whoever waits for them."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from flowfabric.core.checks import check_int
+from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
+from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.states import PublicState
+from flowfabric.engine.unit import Operations, row_execution_id
+from flowfabric.store.base import Reader, Row
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """The end of one execution."""
+
+    execution_id: ExecutionId
+    public_state: PublicState
+    result: bytes | None
+    reason: str
+    """Why it failed or was cancelled; empty otherwise."""
+
+
+class Outcomes(Operations):
+    async def read_outcomes(self, execution_ids: Sequence[str]) -> dict[ExecutionId, Outcome]:
+        """How the given executions ended; those that have not, or do not exist, are left out."""
+        check_int("execution_ids", len(execution_ids), 0, BATCH_MAX)
+        asked = [self.check_execution_id(each) for each in execution_ids]
+        if not asked:
+            return {}
+
+        async def body(reader: Reader) -> Sequence[Row]:
+            return await reader.select(
+                "read_outcomes",
+                partition_keys=[partition_of(each) for each in asked],
+                execution_ids=[uuid_of(each) for each in asked],
+            )
+
+        return {
+            outcome.execution_id: outcome for outcome in map(_outcome, await self.store.read(body))
+        }
+
+
+def _outcome(row: Row) -> Outcome:
+    result = row["result"]
+    assert result is None or isinstance(result, bytes)
+    return Outcome(
+        execution_id=row_execution_id(row),
+        public_state=PublicState(str(row["public_state"])),
+        result=result,
+        reason=str(row["cancellation_reason"] or row["failure_reason"] or ""),
+    )

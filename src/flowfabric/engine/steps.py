@@ -1,0 +1,221 @@
+"""Storing durable steps, waiting for other executions, and handing leases back."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from flowfabric.core.checks import check_bytes, check_int, check_optional_time, check_text, shorten
+from flowfabric.core.decision import Changes, Decision, combine
+from flowfabric.core.execution import Timing
+from flowfabric.core.hand_back import decide_hand_back
+from flowfabric.core.handles import Handle
+from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
+from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX
+from flowfabric.core.model import Execution
+from flowfabric.core.results import HandedBack, Moved
+from flowfabric.core.step_model import Step, StepKind, Waiter
+from flowfabric.core.steps import (
+    NewStep,
+    StepStored,
+    decide_await,
+    decide_record,
+    decide_wake,
+    new_waiter,
+)
+from flowfabric.core.transition import Subject, change
+from flowfabric.engine.operators import Swept
+from flowfabric.engine.unit import (
+    Ask,
+    Operations,
+    attempt,
+    execution_key,
+    fence_columns,
+    fence_of,
+    hint_about,
+    load_subjects,
+    row_execution_id,
+)
+from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
+from flowfabric.store.base import Reader, Transaction
+
+STEP_KEY_BYTES_MAX = 256
+AWAITED_MAX = 1_000
+"""How many executions one execution may wait for at a time."""
+
+
+class StepReport(Struct, frozen=True, kw_only=True):
+    """One finished step, for `record_steps`."""
+
+    handle: Handle
+    step: NewStep
+
+
+class Steps(Operations):
+    async def record_steps(
+        self, reports: Sequence[StepReport]
+    ) -> list[StepStored | FlowFabricError]:
+        """Store finished steps, each under its handle's fence. Safe to repeat."""
+        check_int("reports", len(reports), 0, BATCH_MAX)
+        checked = [attempt(self._check_report, report) for report in reports]
+        given = {i: each for i, each in enumerate(checked) if isinstance(each, StepReport)}
+        sure = await self._record_sure(list(given), list(given.values())) if given else {}
+        answers: list[StepStored | FlowFabricError] = []
+        for position, each in enumerate(checked):
+            if isinstance(each, FlowFabricError):
+                answers.append(each)
+            elif position in sure:
+                answers.append(sure[position])
+            else:
+                answers.append(await self._record_one(each))
+        return answers
+
+    def _check_report(self, report: StepReport) -> StepReport:
+        self.open_handle(report.handle)
+        step = report.step
+        check_text("step_key", step.step_key, bytes_max=STEP_KEY_BYTES_MAX, empty=False)
+        StepKind(step.kind)
+        if step.result is not None:
+            check_bytes(
+                f"the result of {step.step_key}", step.result, self.config.payload_bytes_max
+            )
+        return report
+
+    async def _record_sure(
+        self, places: Sequence[int], reports: Sequence[StepReport]
+    ) -> dict[int, StepStored]:
+        steps = [report.step for report in reports]
+        rows = await self.store.execute_alone(
+            "record_steps",
+            step_keys=[step.step_key for step in steps],
+            after_keys=[step.after_key for step in steps],
+            kinds=[step.kind.value for step in steps],
+            results=[step.result for step in steps],
+            sleeps_ms=[step.sleep_ms for step in steps],
+            **fence_columns([report.handle for report in reports]),
+        )
+        return {
+            places[int(str(row["position"]))]: StepStored(at_ms=int(str(row["now_ms"])))
+            for row in rows
+        }
+
+    async def _record_one(self, report: StepReport) -> StepStored | FlowFabricError:
+        execution_id, fence = report.handle.execution_id, fence_of(report.handle)
+        key = (*execution_key(execution_id), report.step.step_key)
+
+        async def body(tx: Transaction) -> StepStored | FlowFabricError:
+            stored = (await tx.get(Step, [key])).get(key)
+
+            def decide(subject: Subject, timing: Timing) -> Decision[StepStored]:
+                return decide_record(subject, fence, report.step, stored, timing)
+
+            (outcome,) = await self.decide_in(tx, [Ask(execution_id, decide)], [0.0])
+            return outcome
+
+        return await self.store.transact(body)
+
+    async def list_steps(self, execution_id: str) -> tuple[Step, ...]:
+        """Every finished step of an execution, oldest first."""
+        asked = self.check_execution_id(execution_id)
+
+        async def body(reader: Reader) -> tuple[Step, ...]:
+            found = await reader.select_records(
+                Step, "list_steps", partition_key=partition_of(asked), execution_id=uuid_of(asked)
+            )
+            return tuple(found)
+
+        return await self.store.read(body)
+
+    # Waiting for others
+
+    async def await_executions(
+        self, handle: Handle | bytes, execution_ids: Sequence[str], *, until_ms: int | None = None
+    ) -> Moved:
+        """Release the worker until any of the executions has ended, or a time has come."""
+        opened = self.open_handle(handle)
+        check_int("execution_ids", len(execution_ids), 1, AWAITED_MAX)
+        check_optional_time("until_ms", until_ms)
+        asked = {self.check_execution_id(each) for each in execution_ids}
+        if opened.execution_id in asked:
+            raise InvalidInput("execution_ids", "an execution cannot wait for itself")
+
+        async def body(tx: Transaction) -> Moved | FlowFabricError:
+            everyone = sorted({*asked, opened.execution_id})
+            found = await tx.lock(Execution, [execution_key(each) for each in everyone])
+            awaited = {e.execution_id: e for e in found.values() if e.execution_id in asked}
+            if len(awaited) < len(asked):
+                raise NotFound("execution", min(asked - awaited.keys()))
+
+            def decide(subject: Subject, timing: Timing) -> Decision[Moved]:
+                return decide_await(subject, fence_of(opened), awaited, until_ms, timing)
+
+            (outcome,) = await self.decide_in(tx, [Ask(opened.execution_id, decide)], [0.0])
+            if not isinstance(outcome, FlowFabricError):
+                await tx.insert_new([new_waiter(e, opened.execution_id) for e in awaited.values()])
+            return outcome
+
+        outcome = await self.store.transact(body)
+        if isinstance(outcome, FlowFabricError):
+            raise outcome
+        return outcome
+
+    async def wake_awaiting(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Make ready whoever waits for an execution that has ended."""
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def body(tx: Transaction) -> Swept:
+            rows = await tx.select("due_awaited", limit=limit)
+            if not rows:
+                return Swept(acted=0, full=False)
+            ended = [row_execution_id(row) for row in rows]
+            await self._wake(tx, ended)
+            return Swept(acted=len(ended), full=len(ended) == limit)
+
+        return await self.store.transact(body)
+
+    async def _wake(self, tx: Transaction, ended: Sequence[ExecutionId]) -> None:
+        waiters = await tx.select_records(
+            Waiter,
+            "list_waiters",
+            partition_keys=[partition_of(each) for each in ended],
+            execution_ids=[uuid_of(each) for each in ended],
+        )
+        waiting = sorted({parse_execution_id(waiter.waiting) for waiter in waiters})
+        # Locked once more, now as records: the rows are held already.
+        done = await tx.lock(Execution, [execution_key(each) for each in ended])
+        subjects = await load_subjects(tx, waiting)
+        timing = self.timing(await tx.now_ms())
+        woken = combine(decide_wake(subject, timing).changes for subject in subjects.values())
+        cleared = tuple(
+            change(execution, timing.now_ms, awaited=False) for execution in done.values()
+        )
+        changes = Changes(
+            updates=(*woken.updates, *cleared), deletes=tuple(waiters), events=woken.events
+        )
+        await tx.save(changes)
+        hint_about(tx, Changes(updates=woken.updates), timing.now_ms)
+
+    # Giving work back
+
+    async def hand_back(self, handle: Handle | bytes, *, reason: str) -> HandedBack:
+        """Return a lease before it ends; the execution is ready for another worker at once."""
+        (outcome,) = await self.hand_back_many([handle], reason=reason)
+        if isinstance(outcome, FlowFabricError):
+            raise outcome
+        return outcome
+
+    async def hand_back_many(
+        self, handles: Sequence[Handle | bytes], *, reason: str
+    ) -> list[HandedBack | FlowFabricError]:
+        """Return many leases at once; each gets its own answer or error."""
+        check_int("handles", len(handles), 0, BATCH_MAX)
+        why = shorten(check_text("reason", reason, bytes_max=2**31), TEXT_BYTES_MAX)
+        return await self.decide_many(
+            [_hand_back_ask(self.open_handle(handle), why) for handle in handles]
+        )
+
+
+def _hand_back_ask(handle: Handle, reason: str) -> Ask[HandedBack]:
+    def decide(subject: Subject, timing: Timing) -> Decision[HandedBack]:
+        return decide_hand_back(subject, fence_of(handle), reason, timing)
+
+    return Ask(handle.execution_id, decide)

@@ -1,0 +1,175 @@
+"""A submitted execution, seen by whoever submitted it.
+
+All waits of a process share one reader: it looks for the ends of everything that
+is waited for in one statement, when a hint says that something has ended and now
+and then without one.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Final, Generic, TypeVar
+
+from flowfabric.core.durations import Duration, duration_ms
+from flowfabric.core.explain import Explanation
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.states import PublicState
+from flowfabric.core.views import ExecutionSnapshot
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.outcomes import Outcome
+from flowfabric.engine.unit import COMPLETION_TOPIC
+from flowfabric.errors import (
+    ExecutionCancelled,
+    ExecutionExpired,
+    ExecutionFailed,
+    ExecutionSkipped,
+    FlowFabricError,
+    NotFound,
+    OperationTimeout,
+    Unsuccessful,
+)
+from flowfabric.task import Task
+
+R_co = TypeVar("R_co", covariant=True)
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S: Final = 1.0
+READ_GAP_S: Final = 0.002
+"""Between two reads, per thousand awaited executions: a burst of ends costs few reads."""
+AFTER_ERROR_S: Final = 0.5
+
+_ENDINGS: Final[dict[PublicState, type[Unsuccessful]]] = {
+    PublicState.FAILED: ExecutionFailed,
+    PublicState.CANCELLED: ExecutionCancelled,
+    PublicState.EXPIRED: ExecutionExpired,
+    PublicState.SKIPPED: ExecutionSkipped,
+}
+
+
+def result_of(task: Task[..., R_co], outcome: Outcome) -> R_co:
+    """The decoded result, or the error that says how it ended without one."""
+    ending = _ENDINGS.get(outcome.public_state)
+    if ending is not None:
+        raise ending(outcome.execution_id, outcome.reason)
+    return task.decode_result(outcome.result)
+
+
+class Endings:
+    """Waits for the ends of executions. Belongs to one event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._awaited: dict[ExecutionId, set[asyncio.Future[Outcome]]] = {}
+        self._reader: asyncio.Task[None] | None = None
+        self._joined = asyncio.Event()
+
+    async def wait(self, execution_id: ExecutionId, timeout_s: float | None) -> Outcome:
+        """The end of an execution. Raises `OperationTimeout` when it does not come in time."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._awaited.setdefault(execution_id, set()).add(future)
+        self._joined.set()
+        if self._reader is None or self._reader.done():
+            self._reader = asyncio.create_task(self._read(), name="flowfabric-results")
+        started_s = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            elapsed_ms = round((time.monotonic() - started_s) * 1_000)
+            raise OperationTimeout(f"waiting for {execution_id}", elapsed_ms) from None
+        finally:
+            waiting = self._awaited.get(execution_id)
+            if waiting is not None:
+                waiting.discard(future)
+                if not waiting:
+                    del self._awaited[execution_id]
+
+    async def close(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def _read(self) -> None:
+        with self._engine.store.hints([COMPLETION_TOPIC]) as hints:
+            while self._awaited:
+                self._joined.clear()
+                try:
+                    found = await self._look()
+                except FlowFabricError:
+                    log.warning("could not read results; trying again", exc_info=True)
+                    await asyncio.sleep(AFTER_ERROR_S)
+                    continue
+                if found:
+                    hints.found_work()
+                await asyncio.sleep(READ_GAP_S * (1 + len(self._awaited) / BATCH_MAX))
+                if self._awaited and not self._joined.is_set():
+                    await self._until_hinted(hints.wait(LOOK_AGAIN_S))
+
+    async def _until_hinted(self, hinted: Coroutine[object, object, bool]) -> None:
+        """Wait for a hint, or for somebody new who has to look at once."""
+        tasks = {asyncio.create_task(hinted), asyncio.create_task(self._joined_wait())}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _joined_wait(self) -> bool:
+        return await self._joined.wait()
+
+    async def _look(self) -> int:
+        asked = list(self._awaited)
+        found = 0
+        for start in range(0, len(asked), BATCH_MAX):
+            outcomes = await self._engine.read_outcomes(asked[start : start + BATCH_MAX])
+            found += len(outcomes)
+            for execution_id, outcome in outcomes.items():
+                for future in self._awaited.get(execution_id, ()):
+                    if not future.done():
+                        future.set_result(outcome)
+        return found
+
+
+class Run(Generic[R_co]):
+    """One execution of a task, and a typed way to its result."""
+
+    def __init__(
+        self, endings: Endings, engine: Engine, task: Task[..., R_co], execution_id: ExecutionId
+    ) -> None:
+        self.execution_id = execution_id
+        self.task = task
+        self._endings = endings
+        self._engine = engine
+
+    def __repr__(self) -> str:
+        return f"<run of {self.task.name} {self.execution_id}>"
+
+    async def result(self, timeout: Duration | None = None) -> R_co:
+        """Wait for the end and return what the task returned.
+
+        Raises `ExecutionFailed`, `ExecutionCancelled` or `ExecutionExpired` when it
+        ended otherwise, and `OperationTimeout` when it did not end in time.
+        """
+        timeout_s = None if timeout is None else duration_ms("timeout", timeout) / 1_000
+        return result_of(self.task, await self._endings.wait(self.execution_id, timeout_s))
+
+    async def state(self) -> PublicState:
+        return (await self.snapshot()).public_state
+
+    async def snapshot(self) -> ExecutionSnapshot:
+        """Everything there is to see of the execution now."""
+        found = await self._engine.describe_execution(self.execution_id)
+        if found is None:
+            raise NotFound("execution", self.execution_id)
+        return found
+
+    async def cancel(self, reason: str = "cancelled by its submitter") -> None:
+        await self._engine.cancel_execution(self.execution_id, reason=reason)
+
+    async def why(self) -> Explanation:
+        """Why it is not running, or how it ended, in one sentence."""
+        return await self._engine.explain_execution(self.execution_id)

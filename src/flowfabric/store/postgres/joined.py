@@ -1,0 +1,174 @@
+"""Our statements on somebody else's Postgres connection, inside their transaction."""
+
+import importlib
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Protocol
+
+from flowfabric.errors import InvalidInput
+from flowfabric.store.base import Value
+from flowfabric.store.foreign import comes_from, unknown
+from flowfabric.store.postgres.driver import DriverRow, Fetching
+from flowfabric.store.postgres.hints import CHANNEL, hint_payload
+from flowfabric.store.postgres.pool import SEARCH_PATH
+
+_NO_TRANSACTION: Final = "has no open transaction to take part in; begin one first"
+
+
+class ForeignRow:
+    """A psycopg row as the driver we know would give it: uuids as text."""
+
+    def __init__(self, names: Sequence[str], values: Iterable[Value | uuid.UUID]) -> None:
+        self._values: dict[str, Value] = {
+            name: str(value) if isinstance(value, uuid.UUID) else value
+            for name, value in zip(names, values, strict=True)
+        }
+        self._in_order = tuple(self._values.values())
+
+    def __getitem__(self, column: int | str, /) -> object:
+        return self._in_order[column] if isinstance(column, int) else self._values[column]
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self._in_order)
+
+    def keys(self) -> Iterable[str]:
+        return self._values.keys()
+
+    def items(self) -> Iterable[tuple[str, Value]]:
+        return self._values.items()
+
+
+class _Column(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class _Cursor(Protocol):
+    @property
+    def description(self) -> Sequence[_Column] | None: ...
+
+    def execute(self, query: str, params: Sequence[object]) -> object: ...
+
+    def fetchall(self) -> Iterable[Iterable[Value | uuid.UUID]]: ...
+
+
+class _AsyncCursor(Protocol):
+    @property
+    def description(self) -> Sequence[_Column] | None: ...
+
+    async def execute(self, query: str, params: Sequence[object]) -> object: ...
+
+    async def fetchall(self) -> Iterable[Iterable[Value | uuid.UUID]]: ...
+
+
+class PsycopgConnection:
+    """A psycopg connection behind the face of asyncpg's. Its `fetch` never really waits."""
+
+    def __init__(self, cursor: _Cursor) -> None:
+        self._cursor = cursor
+
+    async def fetch(
+        self, query: str, *args: object, timeout: float | None = None
+    ) -> Sequence[DriverRow]:
+        self._cursor.execute(query, [_parameter(value) for value in args])
+        columns = self._cursor.description
+        if columns is None:
+            return []
+        names = [column.name for column in columns]
+        return [ForeignRow(names, row) for row in self._cursor.fetchall()]
+
+
+class AsyncPsycopgConnection:
+    """The same for psycopg's async connection."""
+
+    def __init__(self, cursor: _AsyncCursor) -> None:
+        self._cursor = cursor
+
+    async def fetch(
+        self, query: str, *args: object, timeout: float | None = None
+    ) -> Sequence[DriverRow]:
+        await self._cursor.execute(query, [_parameter(value) for value in args])
+        columns = self._cursor.description
+        if columns is None:
+            return []
+        names = [column.name for column in columns]
+        return [ForeignRow(names, row) for row in await self._cursor.fetchall()]
+
+
+def joined(connection: object) -> Fetching:
+    """A connection of any driver we know, as one we can run our statements on."""
+    if comes_from(connection, "asyncpg"):
+        return _asyncpg(connection)
+    if comes_from(connection, "psycopg"):
+        return _psycopg(connection)
+    raise unknown(connection)
+
+
+def joined_sync(connection: object) -> Fetching:
+    """The same, for connections that need no event loop."""
+    if comes_from(connection, "psycopg"):
+        fetching = _psycopg(connection)
+        if isinstance(fetching, PsycopgConnection):
+            return fetching
+    if comes_from(connection, "asyncpg") or comes_from(connection, "psycopg"):
+        raise InvalidInput("connection", "is async; use `await app.submit(…)` with it")
+    raise unknown(connection)
+
+
+async def enter(connection: Fetching) -> str:
+    """Make our tables visible to our statements; return what to `leave` with."""
+    rows = await connection.fetch("select current_setting('search_path')")
+    await _set_path(connection, SEARCH_PATH)
+    return str(rows[0][0])
+
+
+async def leave(connection: Fetching, search_path: str, hinted: set[str]) -> None:
+    """Leave the transaction as it was. Hints travel with its commit."""
+    await _set_path(connection, search_path)
+    if hinted:
+        payload = hint_payload(uuid.uuid4().hex, hinted)
+        await connection.fetch("select pg_notify($1, $2)", CHANNEL, payload)
+
+
+async def _set_path(connection: Fetching, search_path: str) -> None:
+    await connection.fetch("select set_config('search_path', $1, true)", search_path)
+
+
+class _InTransaction(Protocol):
+    """What asyncpg says about its connection."""
+
+    def is_in_transaction(self) -> bool: ...
+
+    async def fetch(
+        self, query: str, *args: object, timeout: float | None = None
+    ) -> Sequence[DriverRow]: ...
+
+
+def _asyncpg(connection: object) -> Fetching:
+    asyncpg = importlib.import_module("asyncpg")
+    if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
+        raise unknown(connection)
+    known: _InTransaction = connection
+    if not known.is_in_transaction():
+        raise InvalidInput("connection", _NO_TRANSACTION)
+    return known
+
+
+def _psycopg(connection: object) -> PsycopgConnection | AsyncPsycopgConnection:
+    psycopg = importlib.import_module("psycopg")
+    rows = importlib.import_module("psycopg.rows")
+    if not isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
+        raise unknown(connection)
+    idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    if connection.autocommit and idle:
+        raise InvalidInput("connection", _NO_TRANSACTION)
+    if isinstance(connection, psycopg.AsyncConnection):
+        return AsyncPsycopgConnection(
+            psycopg.AsyncRawCursor(connection, row_factory=rows.tuple_row)
+        )
+    return PsycopgConnection(psycopg.RawCursor(connection, row_factory=rows.tuple_row))
+
+
+def _parameter(value: object) -> object:
+    """psycopg takes lists for arrays; a tuple would be a record."""
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,28 @@
+-- backward-compatible: no
+--
+-- Durable steps: what handlers have done, and which executions wait for which.
+
+create table step (
+    partition_key    int not null,
+    execution_id     uuid not null,
+    attempt_index    int not null,
+    recorded_at_ms   bigint not null,
+    wake_at_ms       bigint,
+    kind             text not null,
+    step_key         text not null,
+    after_key        text,
+    result           bytea,
+    primary key (partition_key, execution_id, step_key)
+);
+
+create table waiter (
+    partition_key  int not null,
+    execution_id   uuid not null,
+    waiting        text not null,
+    primary key (partition_key, execution_id, waiting)
+);
+
+alter table execution add column awaited boolean not null default false;
+
+create index execution_awaited_due on execution (completed_at_ms)
+    where awaited and lifecycle_phase = 'terminal';

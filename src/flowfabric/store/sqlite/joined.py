@@ -1,0 +1,38 @@
+"""Our statements on somebody else's SQLite connection, inside their transaction.
+
+Nobody needs to be told: other connections to the file notice the commit.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flowfabric.errors import InvalidInput
+from flowfabric.store.foreign import unknown
+from flowfabric.store.sqlite.connection import MEMORY
+
+
+@contextmanager
+def joined(connection: object, path: str) -> Iterator[sqlite3.Connection]:
+    """The connection, checked to be on the file at `path`, while we use it."""
+    if not isinstance(connection, sqlite3.Connection):
+        raise unknown(connection)
+    _check_same_file(connection, path)
+    if connection.isolation_level is None and not connection.in_transaction:
+        raise InvalidInput("connection", "has no open transaction to take part in; begin one first")
+    row_factory, connection.row_factory = connection.row_factory, None
+    try:
+        yield connection
+    finally:
+        connection.row_factory = row_factory
+
+
+def _check_same_file(connection: sqlite3.Connection, path: str) -> None:
+    if path == MEMORY:
+        raise InvalidInput("connection", "a database in memory cannot be shared; use a file")
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    files = [row[2] for row in cursor.execute("pragma database_list") if row[1] == "main"]
+    if not files or not files[0] or not os.path.samefile(files[0], path):
+        raise InvalidInput("connection", f"is not on the file {path}")

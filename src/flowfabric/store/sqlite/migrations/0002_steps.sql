@@ -1,0 +1,28 @@
+-- backward-compatible: no
+--
+-- Durable steps: what handlers have done, and which executions wait for which.
+
+create table step (
+    partition_key    integer not null,
+    execution_id     text not null,
+    step_key         text not null,
+    after_key        text,
+    kind             text not null,
+    attempt_index    integer not null,
+    recorded_at_ms   integer not null,
+    wake_at_ms       integer,
+    result           blob,
+    primary key (partition_key, execution_id, step_key)
+) strict, without rowid;
+
+create table waiter (
+    partition_key  integer not null,
+    execution_id   text not null,
+    waiting        text not null,
+    primary key (partition_key, execution_id, waiting)
+) strict, without rowid;
+
+alter table execution add column awaited integer not null default 0;
+
+create index execution_awaited_due on execution (completed_at_ms)
+    where awaited and lifecycle_phase = 'terminal';

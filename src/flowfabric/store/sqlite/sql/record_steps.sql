@@ -1,0 +1,36 @@
+-- Store finished steps of executions whose fence holds; return which those are, and the time.
+--
+-- Stands in for `core.steps.decide_record` in the sure case: the lease is live and every
+-- part of the fence matches. All others are left to the caller. A step that is stored
+-- already stays as it is: the same report came twice.
+insert into step (
+    partition_key, execution_id, step_key, after_key, kind, result, wake_at_ms,
+    attempt_index, recorded_at_ms)
+select e.partition_key, e.execution_id, g.value ->> 'step_keys', g.value ->> 'after_keys',
+       g.value ->> 'kinds', unhex(g.value ->> 'results'), :clock + (g.value ->> 'sleeps_ms'),
+       e.current_attempt_index, :clock
+  from json_each(:rows) as g
+ cross join execution as e
+    on e.partition_key = g.value ->> 'partition_keys'
+   and e.execution_id = g.value ->> 'execution_ids'
+ where e.lifecycle_phase = 'active'
+   and e.ownership_state = 'leased'
+   and e.lease_id = g.value ->> 'lease_ids'
+   and e.lease_epoch = g.value ->> 'lease_epochs'
+   and e.current_attempt_id = g.value ->> 'attempt_ids'
+   and e.current_attempt_index = g.value ->> 'attempt_indexes'
+   and e.lease_expires_at_ms > :clock
+    on conflict (partition_key, execution_id, step_key) do nothing;
+-- next
+select g.key as position, :clock as now_ms
+  from json_each(:rows) as g
+ cross join execution as e
+    on e.partition_key = g.value ->> 'partition_keys'
+   and e.execution_id = g.value ->> 'execution_ids'
+ where e.lifecycle_phase = 'active'
+   and e.ownership_state = 'leased'
+   and e.lease_id = g.value ->> 'lease_ids'
+   and e.lease_epoch = g.value ->> 'lease_epochs'
+   and e.current_attempt_id = g.value ->> 'attempt_ids'
+   and e.current_attempt_index = g.value ->> 'attempt_indexes'
+   and e.lease_expires_at_ms > :clock;

@@ -1,0 +1,134 @@
+"""From a task and its arguments to an execution.
+
+Submissions of one process that happen at nearly the same time are committed
+together. Each is checked before it joins the others, so that a bad one is
+refused alone and before anything is written.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from flowfabric.core.creation import Checked, NewExecution
+from flowfabric.core.durations import optional_duration_ms
+from flowfabric.core.ids import ExecutionId, parse_lane_id, solo_execution_id, uuid4_from
+from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.policies import ExecutionPolicy, TimeoutPolicy
+from flowfabric.core.results import CreateResult
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import FlowFabricError, InvalidInput
+from flowfabric.group_commit import GroupCommit
+from flowfabric.task import JSON, OPTION_NAMES, Call, Task
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`SubmitOptions` once they are checked; durations are checked where they are used."""
+
+    priority: int | None = None
+    lane: str | None = None
+    namespace: str = "default"
+    idempotency_key: str | None = None
+    strict: bool = False
+    tags: dict[str, str] = {}
+    delay: object = None
+    deadline: object = None
+    execution_id: str | None = None
+    connection: object = None
+
+
+def read_submission(
+    what: object, args: Sequence[object], given: Mapping[str, object]
+) -> tuple[Call[object], Options]:
+    """Tell the task's own arguments from what is said about the submission."""
+    if isinstance(what, Call):
+        if args:
+            raise InvalidInput("submit", "a call has its arguments already")
+        return what, check_options(given)
+    if not isinstance(what, Task):
+        raise InvalidInput("submit", "takes what @app.task made, or a call of it", what)
+    options = {name: value for name, value in given.items() if name in OPTION_NAMES}
+    both = sorted(options.keys() & set(what.arguments.names))
+    if both:
+        raise InvalidInput(
+            both[0],
+            f"is both an argument of {what.name} and an option of submit; write"
+            f" submit({what.name}(…), …), with the argument inside and the option outside",
+        )
+    kwargs = {name: value for name, value in given.items() if name not in OPTION_NAMES}
+    return Call(what, what.arguments.encode(args, kwargs)), check_options(options)
+
+
+def check_options(given: Mapping[str, object]) -> Options:
+    unknown = sorted(given.keys() - OPTION_NAMES)
+    if unknown:
+        known = ", ".join(sorted(OPTION_NAMES))
+        raise InvalidInput(unknown[0], f"is not an option of submit; those are {known}")
+    try:
+        return msgspec.convert(dict(given), Options)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at `$.")
+        raise InvalidInput(path.rstrip("`") or "options", problem) from None
+
+
+def request_of(call: Call[object], options: Options) -> NewExecution:
+    settings = call.task.settings
+    return NewExecution(
+        execution_kind=call.task.name,
+        lane_id=options.lane or settings.lane,
+        namespace=options.namespace,
+        input_payload=call.payload,
+        payload_encoding=JSON,
+        priority=settings.priority if options.priority is None else options.priority,
+        idempotency_key=options.idempotency_key,
+        strict=options.strict,
+        tags=options.tags,
+        policy=policy_of(call.task, options),
+        delay_ms=optional_duration_ms("delay", options.delay),
+        execution_id=options.execution_id,
+    )
+
+
+def policy_of(task: Task[..., object], options: Options) -> ExecutionPolicy | None:
+    deadline_ms = optional_duration_ms("deadline", options.deadline)
+    policy = task.settings.policy
+    if deadline_ms is None:
+        return policy
+    own = policy or ExecutionPolicy()
+    timeout = own.timeout_policy or TimeoutPolicy()
+    return msgspec.structs.replace(
+        own, timeout_policy=msgspec.structs.replace(timeout, execution_deadline_ms=deadline_ms)
+    )
+
+
+class Submissions:
+    """The submissions of one process, grouped."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._group = GroupCommit[Checked, CreateResult](self._create)
+
+    async def submit(self, request: NewExecution) -> CreateResult:
+        return await self._group.add(self._engine.check_request(request))
+
+    async def submit_many(self, requests: Sequence[NewExecution]) -> list[CreateResult]:
+        """In order; up to a thousand at a time land in one transaction."""
+        checked = [self._engine.check_request(request) for request in requests]
+        results: list[CreateResult] = []
+        for start in range(0, len(checked), BATCH_MAX):
+            results += await self._engine.create_checked(checked[start : start + BATCH_MAX])
+        return results
+
+    async def close(self) -> None:
+        await self._group.close()
+
+    async def _create(self, checked: Sequence[Checked]) -> Sequence[CreateResult | FlowFabricError]:
+        return await self._engine.create_checked(checked)
+
+
+def child_id(engine: Engine, parent: ExecutionId, step_key: str, lane: str) -> ExecutionId:
+    """The id of what a handler submits at one of its steps: the same in every run."""
+    digest = hashlib.sha256(f"{parent}\x00{step_key}".encode()).digest()
+    return solo_execution_id(
+        parse_lane_id(lane), uuid4_from(digest[:16]), engine.deployment.partitions
+    )

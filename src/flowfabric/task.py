@@ -1,0 +1,320 @@
+"""Tasks: functions with a name, and how their arguments and results are stored.
+
+A task's arguments are stored as a JSON object with one member per parameter and
+decoded by the function's annotations; whatever msgspec can decode may be a
+parameter. A mismatch names the argument, on both sides: when the work is
+submitted and when it is run.
+"""
+
+import inspect
+import operator
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Final, Generic, Literal, ParamSpec, TypedDict, TypeVar
+
+import msgspec
+
+from flowfabric.core.capabilities import check_required
+from flowfabric.core.durations import Duration, duration_ms, optional_duration_ms
+from flowfabric.core.ids import parse_execution_kind, parse_lane_id
+from flowfabric.core.policies import (
+    ExecutionPolicy,
+    ExponentialBackoff,
+    RetryPolicy,
+    RoutingRequirements,
+    TimeoutPolicy,
+    parse_policy,
+)
+from flowfabric.errors import InvalidInput
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+JSON: Final = "json"
+Executor = Literal["thread", "process"]
+
+
+class HandlerContext:
+    """What marks the first parameter of a handler that wants its context."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retry:
+    """How often to try again after a failure, and how long to wait before.
+
+    The wait starts at `delay` and grows by `multiplier` up to `max_delay`; with
+    `jitter` each wait is half to all of that. Exceptions of the classes in `never_on`
+    fail for good, as does `DoNotRetry`.
+    """
+
+    max_retries: int = 3
+    delay: Duration = 1
+    max_delay: Duration = 60
+    multiplier: float = 2.0
+    jitter: bool = True
+    never_on: tuple[type[BaseException], ...] = ()
+
+    @cached_property
+    def policy(self) -> RetryPolicy:
+        return RetryPolicy(
+            max_retries=self.max_retries,
+            backoff=ExponentialBackoff(
+                initial_delay_ms=duration_ms("retry.delay", self.delay),
+                max_delay_ms=duration_ms("retry.max_delay", self.max_delay),
+                multiplier=self.multiplier,
+                jitter=self.jitter,
+            ),
+        )
+
+
+class SubmitOptions(TypedDict, total=False):
+    """What may be said about one submission; the task's own settings serve otherwise."""
+
+    priority: int
+    lane: str
+    namespace: str
+    idempotency_key: str
+    strict: bool
+    """Refuse an idempotency key that was used with other arguments."""
+    tags: Mapping[str, str]
+    delay: Duration
+    """Do not start before this long from now."""
+    deadline: Duration
+    """Expire unless it has ended this long from now."""
+    execution_id: str
+    connection: object
+    """Take part in the transaction of this connection; see `App.submit`."""
+
+
+OPTION_NAMES: Final = frozenset(SubmitOptions.__annotations__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """What a task's executions are created with, unless a submission says otherwise."""
+
+    lane: str = "default"
+    retry: Retry | None = None
+    timeout: Duration | None = None
+    priority: int = 0
+    capabilities: Sequence[str] = ()
+    executor: Executor = "thread"
+
+    @cached_property
+    def policy(self) -> ExecutionPolicy | None:
+        """None when everything is as it would be anyway."""
+        timeout_ms = optional_duration_ms("timeout", self.timeout)
+        required = check_required(list(self.capabilities))
+        if self.retry is None and timeout_ms is None and not required:
+            return None
+        return parse_policy(
+            ExecutionPolicy(
+                retry_policy=None if self.retry is None else self.retry.policy,
+                timeout_policy=None
+                if timeout_ms is None
+                else TimeoutPolicy(attempt_timeout_ms=timeout_ms),
+                routing_requirements=RoutingRequirements(required_capabilities=required)
+                if required
+                else None,
+            )
+        )
+
+
+class Call(Generic[R_co]):
+    """A task with its arguments: something to submit."""
+
+    def __init__(self, task: "Task[..., R_co]", payload: bytes) -> None:
+        self.task = task
+        self.payload = payload
+
+    def __repr__(self) -> str:
+        return f"<call of {self.task.name}>"
+
+
+class Task(Generic[P, R_co]):
+    """A named function that can be submitted. Calling it makes a `Call`, it runs nothing.
+
+    The function itself is `task.function`.
+    """
+
+    def __init__(self, name: str, function: Callable[..., object], settings: TaskSettings) -> None:
+        self.name = parse_execution_kind(name)
+        self.function = function
+        self.settings = settings
+        self.is_async = inspect.iscoroutinefunction(function)
+        parse_lane_id(settings.lane)
+        if settings.executor == "process" and self.is_async:
+            raise InvalidInput("executor", "a process runs plain functions, not async ones")
+        _ = settings.policy
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
+        return Call(self, self.arguments.encode(args, kwargs))
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}>"
+
+    @cached_property
+    def arguments(self) -> "Arguments":
+        return Arguments(self.name, self.function)
+
+    @property
+    def takes_context(self) -> bool:
+        return self.arguments.takes_context
+
+    def encode_result(self, value: object) -> bytes:
+        try:
+            return msgspec.json.encode(value)
+        except Exception as error:
+            raise InvalidInput(
+                f"the result of {self.name}",
+                f"cannot be stored: {error}. Return something msgspec can encode as JSON",
+                value,
+            ) from error
+
+    def decode_result(self, data: bytes | None) -> R_co:
+        result: R_co = result_codec(self.function).decoder.decode(data or b"null")
+        return result
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Decoded arguments, ready for the function."""
+
+    args: tuple[object, ...] = ()
+    kwargs: dict[str, object] = field(default_factory=dict)
+
+
+class Arguments:
+    """The parameters of a function as a JSON object."""
+
+    def __init__(self, name: str, function: Callable[..., object]) -> None:
+        self._name = name
+        parameters = list(inspect.signature(function).parameters.values())
+        hints = resolve_hints(function)
+        first = hints.get(parameters[0].name) if parameters else None
+        self.takes_context = isinstance(first, type) and issubclass(first, HandlerContext)
+        if self.takes_context:
+            parameters = parameters[1:]
+        self._signature = inspect.Signature(parameters)
+        self.names = tuple(parameter.name for parameter in parameters)
+        self._decoder = _decoder(name, parameters, hints)
+
+    def encode(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidInput(f"arguments of {self._name}", str(error)) from None
+        try:
+            payload = msgspec.json.encode(bound.arguments)
+        except Exception as error:
+            raise InvalidInput(
+                f"arguments of {self._name}", f"cannot be stored: {error}"
+            ) from error
+        self.decode(payload)
+        return payload
+
+    def decode(self, payload: bytes) -> Bound:
+        """Raises `InvalidInput` that names the argument."""
+        try:
+            values = self._decoder.decode(payload or b"{}")
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self._refusal(str(error)) from None
+        bound, positional, gap = Bound(), list[object](), False
+        for parameter in self._signature.parameters.values():
+            value = getattr(values, parameter.name)
+            if value is msgspec.UNSET:
+                gap = True
+                continue
+            match parameter.kind:
+                case inspect.Parameter.VAR_POSITIONAL:
+                    positional.extend(value)
+                case inspect.Parameter.VAR_KEYWORD:
+                    bound.kwargs.update(value)
+                case inspect.Parameter.KEYWORD_ONLY:
+                    bound.kwargs[parameter.name] = value
+                case _ if gap:
+                    bound.kwargs[parameter.name] = value
+                case _:
+                    positional.append(value)
+        return Bound(tuple(positional), bound.kwargs)
+
+    def _refusal(self, problem: str) -> InvalidInput:
+        """Say in the words of the function what msgspec says of the object."""
+        problem, _, path = problem.partition(" - at `")
+        if "missing required field" in problem:
+            missing = problem.partition("`")[2].rstrip("`")
+            return InvalidInput(f"argument {missing} of {self._name}", "is missing")
+        if "unknown field" in problem:
+            unknown = problem.partition("`")[2].rstrip("`")
+            takes = ", ".join(self.names) or "no arguments"
+            return InvalidInput(
+                f"argument {unknown} of {self._name}", f"is unknown; it takes {takes}"
+            )
+        where = path.rstrip("`").removeprefix("$").removeprefix(".")
+        field_name = f"argument {where} of {self._name}" if where else f"payload of {self._name}"
+        return InvalidInput(field_name, problem[:1].lower() + problem[1:])
+
+
+def _decoder(
+    name: str, parameters: Sequence[inspect.Parameter], hints: Mapping[str, object]
+) -> "msgspec.json.Decoder[msgspec.Struct]":
+    fields = [_field(parameter, hints.get(parameter.name, object)) for parameter in parameters]
+    try:
+        struct = msgspec.defstruct(
+            f"{name}_arguments", fields, kw_only=True, forbid_unknown_fields=True
+        )
+        return msgspec.json.Decoder(struct)
+    except TypeError as error:
+        raise InvalidInput(f"arguments of {name}", f"cannot be decoded: {error}") from error
+
+
+def _field(
+    parameter: inspect.Parameter, kind: object
+) -> tuple[str, type] | tuple[str, type, msgspec.UnsetType]:
+    """A member of the object; unset when the caller left the argument out."""
+    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+        kind = types.GenericAlias(list, (kind,))
+    elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        kind = types.GenericAlias(dict, (str, kind))
+    elif parameter.default is inspect.Parameter.empty:
+        return (parameter.name, _as_type(kind))
+    return (parameter.name, _as_type(operator.or_(kind, msgspec.UnsetType)), msgspec.UNSET)
+
+
+def _as_type(kind: object) -> type:
+    """Annotations are more than types to Python and exactly types to msgspec."""
+    annotation: type = getattr(_Holder(kind), "kind")  # noqa: B009
+    return annotation
+
+
+@dataclass(frozen=True)
+class _Holder:
+    kind: object
+
+
+def resolve_hints(function: Callable[..., object]) -> dict[str, object]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise InvalidInput(
+            f"annotations of {getattr(function, '__name__', function)}",
+            f"{error}; move what they name to the top of the module",
+        ) from error
+    except TypeError:
+        # Partial objects and builtins have no annotations.
+        return {}
+
+
+class ResultCodec:
+    """Decodes what a function returned, by its annotation; without one, plain JSON."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.decoder = msgspec.json.Decoder(resolve_hints(function).get("return", object))
+
+
+@lru_cache(maxsize=1024)
+def result_codec(function: Callable[..., object]) -> ResultCodec:
+    return ResultCodec(function)

@@ -1,0 +1,1 @@
+"""Running handlers: claiming work, keeping its leases, reporting what became of it."""

@@ -1,0 +1,295 @@
+"""One attempt: run the handler, then say what became of it.
+
+Whatever a handler does has one of these ends: a result that is completed, an
+exception that is failed, a wait that is parked, a stop of ours that is handed
+back, or a lease that is gone, after which there is nothing to say. No handler
+ends the worker.
+"""
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from enum import StrEnum
+from functools import partial
+from typing import Final
+
+from flowfabric.core.execution import ATTEMPT_TIMEOUT
+from flowfabric.core.results import AlreadySatisfied
+from flowfabric.core.states import FailureClass
+from flowfabric.engine.work import Completion, FailureReport
+from flowfabric.errors import DoNotRetry, FlowFabricError, StepsChanged, Validation
+from flowfabric.task import JSON, Retry, Task
+from flowfabric.worker.context import Context
+from flowfabric.worker.held import HeldLease
+from flowfabric.worker.parking import Parking
+from flowfabric.worker.services import Services, Shared
+
+log = logging.getLogger(__name__)
+
+Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
+"""Runs around a handler: gets its context and the call to make, returns what that returned."""
+
+TIMEOUT_GRACE_S: Final = 0.05
+"""Waited after the deadline: the store, whose clock decides, should agree that it has passed."""
+TIMEOUT_TRIES: Final = 20
+
+
+class Stop(StrEnum):
+    """Why a handler is told to stop."""
+
+    LOST = "lost"
+    TIMEOUT = "timeout"
+    DRAIN = "drain"
+    PARK = "park"
+
+
+class Attempt:
+    """One claimed execution in the hands of this worker."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        lease: HeldLease,
+        task: Task[..., object],
+        middleware: Sequence[Middleware],
+        on_handler_ended: Callable[["Attempt"], None],
+        on_stop: Callable[["Attempt"], None],
+    ) -> None:
+        self.lease = lease
+        self.task = task
+        self.stopping: Stop | None = None
+        self._shared = shared
+        self._middleware = middleware
+        self._on_handler_ended = on_handler_ended
+        self._on_stop = on_stop
+        self._running: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._services: Services | None = None
+        self._parking: Parking | None = None
+        self._handler_ended = False
+
+    def start(self) -> "asyncio.Task[None]":
+        self._running = asyncio.create_task(self._run(), name=self.lease.claimed.execution_id)
+        return self._running
+
+    def stop(self, why: Stop, reason: str) -> None:
+        """Deliver a cancellation into the handler, once."""
+        if self.stopping is not None or self._handler_ended:
+            return
+        self.stopping = why
+        if self._services is not None:
+            self._services.stop(reason)
+        assert self._running is not None
+        self._running.cancel(reason)
+        self._on_stop(self)
+
+    # Running
+
+    async def _run(self) -> None:
+        lease = self.lease
+        self._parking = Parking(partial(self.stop, Stop.PARK, "waiting"))
+        self._services = Services(self._shared, lease, self._parking)
+        lease.on_lost = partial(self.stop, Stop.LOST)
+        if lease.lost is not None:
+            self.stop(Stop.LOST, lease.lost)
+        self._start_timer()
+        try:
+            report = await self._outcome()
+        finally:
+            self._handler_ended = True
+            if self._timer is not None:
+                self._timer.cancel()
+            self._on_handler_ended(self)
+        await self._send(report)
+
+    def _start_timer(self) -> None:
+        deadline_ms = self.lease.claimed.attempt_deadline_ms
+        if deadline_ms is not None:
+            left_s = (deadline_ms - self.lease.store_now_ms()) / 1_000
+            self._timer = asyncio.get_running_loop().call_later(
+                max(0.0, left_s) + TIMEOUT_GRACE_S, self.stop, Stop.TIMEOUT, "the timeout is over"
+            )
+
+    async def _outcome(self) -> Callable[[], Awaitable[object]] | None:
+        """Run the handler; what is to be reported, if anything."""
+        assert self._services is not None
+        assert self._running is not None
+        try:
+            result = await self._handle(self._services)
+        except asyncio.CancelledError:
+            if self.stopping is None:
+                # Nobody told it to stop: it cancelled itself, which is a failure like another.
+                return self._failure("handler raised CancelledError", FailureClass.TRANSIENT)
+            self._running.uncancel()
+            return self._after_stop()
+        except BaseException as error:
+            return self._after_error(error)
+        if self.stopping is not None:
+            self._running.uncancel()
+        if self.stopping in (Stop.LOST, Stop.TIMEOUT):
+            return self._after_stop()
+        self._warn_about_unused_steps()
+        completion = Completion(handle=self.lease.handle, result=result, result_encoding=JSON)
+        return lambda: self._shared.reports.completions.add(completion)
+
+    async def _handle(self, services: Services) -> bytes:
+        """The handler's encoded result."""
+        bound = self.task.arguments.decode(self.lease.claimed.payload)
+        context = Context(services)
+        call: Callable[[], Awaitable[object]] = partial(
+            self._call, context, bound.args, bound.kwargs
+        )
+        for around in reversed(self._middleware):
+            call = partial(around, context, call)
+        value = await call()
+        if self.task.settings.executor == "process":
+            assert isinstance(value, bytes)
+            return self._checked(value)
+        return self._checked(self.task.encode_result(value))
+
+    def _checked(self, result: bytes) -> bytes:
+        limit = self._shared.engine.config.payload_bytes_max
+        if len(result) > limit:
+            raise DoNotRetry(
+                f"the result of {self.task.name} is {len(result)} bytes, at most {limit} are"
+                " stored; keep it elsewhere and return where"
+            )
+        return result
+
+    async def _call(
+        self, context: Context, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
+        first = (context,) if self.task.takes_context else ()
+        if self.task.is_async:
+            return await self._shared.functions.call(self.task.function, *first, *args, **kwargs)
+        if self.task.settings.executor == "process":
+            payload = self.lease.claimed.payload
+            return await self._shared.functions.in_process(self.task, payload)
+        call = partial(self.task.function, *first, *args, **kwargs)
+        return await self._until_thread_ends(self._shared.functions.in_thread(call))
+
+    async def _until_thread_ends(self, thread: "asyncio.Future[object]") -> object:
+        """A thread cannot be cancelled: it is told, and waited for."""
+        while not thread.done():
+            try:
+                await asyncio.wait([thread])
+            except asyncio.CancelledError:
+                if self.stopping is None:
+                    raise
+        return thread.result()
+
+    # What became of it
+
+    def _after_stop(self) -> Callable[[], Awaitable[object]] | None:
+        handle, engine = self.lease.handle, self._shared.engine
+        match self.stopping:
+            case Stop.TIMEOUT:
+                return self._expire
+            case Stop.DRAIN:
+                return lambda: engine.hand_back(handle, reason="the worker stops")
+            case Stop.PARK:
+                return self._park
+            case _:
+                log.warning(
+                    "stopped: the lease is gone: %s", self.lease.lost, extra=self.log_fields
+                )
+                return None
+
+    def _after_error(self, error: BaseException) -> Callable[[], Awaitable[object]] | None:
+        if self.stopping in (Stop.LOST, Stop.TIMEOUT):
+            log.warning("raised while it was stopped: %r", error, extra=self.log_fields)
+            return self._after_stop()
+        failure_class = classify(error, self.task)
+        log.log(
+            logging.ERROR if failure_class is FailureClass.PERMANENT else logging.WARNING,
+            "handler failed: %r",
+            error,
+            exc_info=error,
+            extra=self.log_fields,
+        )
+        return self._failure(describe(error), failure_class, category(error))
+
+    def _failure(
+        self, reason: str, failure_class: FailureClass, named: str = ""
+    ) -> Callable[[], Awaitable[object]]:
+        report = FailureReport(
+            handle=self.lease.handle, reason=reason, failure_class=failure_class, category=named
+        )
+        return lambda: self._shared.reports.failures.add(report)
+
+    async def _expire(self) -> None:
+        """Let the store decide about the timeout, by its clock."""
+        for _ in range(TIMEOUT_TRIES):
+            answer = await self._shared.engine.expire_execution(
+                self.lease.handle.execution_id, ATTEMPT_TIMEOUT
+            )
+            if not (isinstance(answer, AlreadySatisfied) and answer.reason == "not_yet_due"):
+                return
+            await asyncio.sleep(TIMEOUT_GRACE_S)
+
+    async def _park(self) -> None:
+        assert self._parking is not None
+        handle, engine = self.lease.handle, self._shared.engine
+        until_ms = min(self._parking.until_ms, default=None)
+        if self._parking.executions:
+            await engine.await_executions(
+                handle, sorted(self._parking.executions), until_ms=until_ms
+            )
+        else:
+            assert until_ms is not None
+            await engine.delay(handle, until_ms)
+
+    async def _send(self, report: Callable[[], Awaitable[object]] | None) -> None:
+        if report is None:
+            return
+        try:
+            await self._shared.reports.send(self.lease, report)
+        except FlowFabricError as error:
+            log.warning("the report was refused: %s", error, extra=self.log_fields)
+        finally:
+            self.lease.settled = True
+
+    def _warn_about_unused_steps(self) -> None:
+        assert self._services is not None
+        unused = self._services.steps.never_asked_for()
+        if unused:
+            log.warning(
+                "stored steps were never asked for, has the code changed? %s",
+                ", ".join(unused),
+                extra=self.log_fields,
+            )
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        claimed = self.lease.claimed
+        return {
+            "execution_id": claimed.execution_id,
+            "attempt_index": claimed.attempt_index,
+            "worker_instance_id": claimed.handle.worker_instance_id,
+            "task": claimed.execution_kind,
+        }
+
+
+def classify(error: BaseException, task: Task[..., object]) -> FailureClass:
+    """Whether trying again may help."""
+    retry = task.settings.retry or Retry()
+    if isinstance(error, (DoNotRetry, StepsChanged, Validation, *retry.never_on)):
+        return FailureClass.PERMANENT
+    if isinstance(error, BrokenProcessPool):
+        return FailureClass.INFRA_CRASH
+    return FailureClass.TRANSIENT
+
+
+def category(error: BaseException) -> str:
+    return error.code if isinstance(error, FlowFabricError) else type(error).__name__
+
+
+def describe(error: BaseException) -> str:
+    """The exception in one line, and where the handler raised it."""
+    if isinstance(error, FlowFabricError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" (in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"

@@ -1,0 +1,84 @@
+"""Calling user functions: on the loop, in a thread, or in another process.
+
+Threads get the caller's context variables. Processes get only the name of the
+task and its stored arguments, and give back its stored result, so that nothing
+but JSON crosses.
+"""
+
+import asyncio
+import contextvars
+import importlib
+import inspect
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from typing import Final
+
+from flowfabric.errors import InvalidInput
+from flowfabric.task import Task
+
+PROCESSES_MAX: Final = 61
+"""The most Windows allows; far more than useful elsewhere."""
+
+
+class Functions:
+    """The threads and processes of one worker."""
+
+    def __init__(self, threads: int, processes: int) -> None:
+        self._threads = ThreadPoolExecutor(threads, "flowfabric-handler")
+        self._processes = min(processes, PROCESSES_MAX)
+        self._pool: ProcessPoolExecutor | None = None
+
+    async def call(
+        self, function: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
+        """Call an async function here, a plain one in a thread."""
+        if inspect.iscoroutinefunction(function):
+            result: object = await function(*args, **kwargs)
+            return result
+        made = await self.in_thread(partial(function, *args, **kwargs))
+        # A plain function may return a coroutine, as a lambda around an async one does.
+        if inspect.isawaitable(made):
+            awaited: object = await made
+            return awaited
+        return made
+
+    def in_thread(self, call: Callable[[], object]) -> "asyncio.Future[object]":
+        run = partial(contextvars.copy_context().run, call)
+        return asyncio.get_running_loop().run_in_executor(self._threads, run)
+
+    async def in_process(self, task: Task[..., object], payload: bytes) -> bytes:
+        """Run a task elsewhere and return its encoded result."""
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                self._processes, mp_context=multiprocessing.get_context("spawn")
+            )
+        module, name = task.function.__module__, task.function.__qualname__
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._pool, _run_here, module, name, payload)
+        except BrokenProcessPool:
+            # The pool is of no use any more once one of its processes has died.
+            pool, self._pool = self._pool, None
+            if pool is not None:
+                pool.shutdown(wait=False)
+            raise
+
+    def close(self) -> None:
+        """Let threads and processes end by themselves; abandoned ones are not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _run_here(module: str, name: str, payload: bytes) -> bytes:
+    """In the other process: find the task by its name and run it."""
+    found: object = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not isinstance(found, Task):
+        raise InvalidInput("task", f"{module}.{name} is not a task at the top of its module")
+    bound = found.arguments.decode(payload)
+    return found.encode_result(found.function(*bound.args, **bound.kwargs))

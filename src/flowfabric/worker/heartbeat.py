@@ -1,0 +1,174 @@
+"""One heartbeat for all leases of a process.
+
+It runs on a thread of its own, with its own event loop and database connection,
+so that neither a handler that blocks the worker's loop nor an exhausted pool
+costs a lease. While it is at it, it notices when the worker's loop stands still
+and logs where. A database in memory belongs to the worker's loop alone; there
+the heartbeat runs on that loop.
+"""
+
+import asyncio
+import logging
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.results import Renewed
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import FlowFabricError
+from flowfabric.worker.held import HeldLease
+
+log = logging.getLogger(__name__)
+
+Connect = Callable[[], Awaitable[Engine]]
+
+BEATS_PER_LEASE: Final = 3
+JITTER: Final = 0.1
+RETRY_S: Final = 0.5
+BLOCKED_AFTER_S: Final = 5.0
+LOST_CHECK_GAP_S: Final = 0.2
+"""Hints that leases were taken away are answered at most this often."""
+
+
+class Heartbeat:
+    """Renews what the worker holds until it is stopped."""
+
+    def __init__(self, lease_ttl_s: float, connect: Connect | None, engine: Engine) -> None:
+        """Without `connect` it shares `engine` and its loop."""
+        self._interval_s = lease_ttl_s / BEATS_PER_LEASE
+        self._connect = connect
+        self._engine = engine
+        self._held: dict[str, HeldLease] = {}
+        self._lock = threading.Lock()
+        self._worker_loop = asyncio.get_running_loop()
+        self._worker_thread = threading.get_ident()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake: asyncio.Event | None = None
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._connect is None:
+            self._task = asyncio.create_task(self._beat_forever(), name="flowfabric-heartbeat")
+        else:
+            self._thread = threading.Thread(
+                target=self._run_thread, name="flowfabric-heartbeat", daemon=True
+            )
+            self._thread.start()
+
+    async def stop(self) -> None:
+        self._stopping = True
+        self.check_now()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    def add(self, lease: HeldLease) -> None:
+        with self._lock:
+            self._held[lease.handle.lease_id] = lease
+
+    def remove(self, lease: HeldLease) -> None:
+        with self._lock:
+            self._held.pop(lease.handle.lease_id, None)
+
+    def check_now(self) -> None:
+        """Renew at once: somebody says that leases were taken away."""
+        if self._loop is not None and self._wake is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    # On the heartbeat's own loop
+
+    def _run_thread(self) -> None:
+        asyncio.run(self._beat_with_own_engine())
+
+    async def _beat_with_own_engine(self) -> None:
+        assert self._connect is not None
+        while not self._stopping:
+            try:
+                engine = await self._connect()
+            except FlowFabricError:
+                log.warning("the heartbeat cannot reach the database; trying again", exc_info=True)
+                await asyncio.sleep(RETRY_S)
+                continue
+            async with engine:
+                self._engine = engine
+                await self._beat_forever()
+
+    async def _beat_forever(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        watch = asyncio.create_task(self._watch_worker_loop())
+        try:
+            while not self._stopping:
+                pause_s = self._interval_s * random.uniform(1 - JITTER, 1)
+                if not await self._beat():
+                    pause_s = min(RETRY_S, pause_s)
+                try:
+                    async with asyncio.timeout(pause_s):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue
+                self._wake.clear()
+                if not self._stopping:
+                    await asyncio.sleep(min(LOST_CHECK_GAP_S, self._interval_s))
+        finally:
+            watch.cancel()
+
+    async def _beat(self) -> bool:
+        """Renew everything once; tell whether the database answered."""
+        with self._lock:
+            held = list(self._held.values())
+        answered = True
+        for start in range(0, len(held), BATCH_MAX):
+            answered &= await self._renew(held[start : start + BATCH_MAX])
+        for lease in held:
+            if time.monotonic() >= lease.valid_until_s:
+                self._tell(lease, "it could not be renewed in time")
+        return answered
+
+    async def _renew(self, held: Sequence[HeldLease]) -> bool:
+        asked_at_s = time.monotonic()
+        try:
+            outcomes = await self._engine.renew_many([lease.handle for lease in held])
+        except FlowFabricError as error:
+            log.warning("leases could not be renewed; trying again: %s", error)
+            return False
+        for lease, outcome in zip(held, outcomes, strict=True):
+            if isinstance(outcome, Renewed):
+                lease.confirm(asked_at_s)
+            else:
+                self._tell(lease, str(outcome))
+        return True
+
+    def _tell(self, lease: HeldLease, reason: str) -> None:
+        with self._lock:
+            known = self._held.pop(lease.handle.lease_id, None)
+        if known is not None and not self._worker_loop.is_closed():
+            self._worker_loop.call_soon_threadsafe(lease.lose, reason)
+
+    async def _watch_worker_loop(self) -> None:
+        """Say so when the worker's loop stands still, and which line holds it up."""
+        if self._connect is None:
+            return
+        while not self._worker_loop.is_closed():
+            answered = threading.Event()
+            self._worker_loop.call_soon_threadsafe(answered.set)
+            await asyncio.sleep(BLOCKED_AFTER_S)
+            if not answered.is_set():
+                frame = sys._current_frames().get(self._worker_thread)
+                where = "".join(traceback.format_stack(frame)) if frame is not None else ""
+                log.error(
+                    "a handler blocks the event loop for more than %s s; its leases are kept,"
+                    " but nothing else runs meanwhile. Make it a plain function, which runs in a"
+                    " thread. It is here:\n%s",
+                    BLOCKED_AFTER_S,
+                    where,
+                )

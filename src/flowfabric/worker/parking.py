@@ -1,0 +1,60 @@
+"""Letting go of the worker in the middle of a handler.
+
+A branch that has to wait long says so and stops there. The handler is parked as
+soon as no step of it is under way: a parallel branch finishes the step it is in,
+and its result is stored, before anything is unwound.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from flowfabric.core.ids import ExecutionId
+
+
+class Parking:
+    """What the branches of one handler wait for."""
+
+    def __init__(self, park: Callable[[], None]) -> None:
+        self._park = park
+        self._busy = 0
+        self._loop = asyncio.get_running_loop()
+        self.until_ms: list[int] = []
+        self.executions: set[ExecutionId] = set()
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self.until_ms or self.executions)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Around whatever must not be cut off."""
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+            self._look_soon()
+
+    async def until(self, time_ms: int) -> None:
+        """Stop here until a time. Does not return: the handler is unwound and runs again."""
+        self.until_ms.append(time_ms)
+        await self._stop_here()
+
+    async def until_ended(self, execution_id: ExecutionId) -> None:
+        """Stop here until another execution has ended. Does not return either."""
+        self.executions.add(execution_id)
+        await self._stop_here()
+
+    async def _stop_here(self) -> None:
+        self._look_soon()
+        await self._loop.create_future()
+
+    def _look_soon(self) -> None:
+        # Twice around the loop: a branch whose step has just ended may begin its next one.
+        if self.wanted:
+            self._loop.call_soon(self._loop.call_soon, self._look)
+
+    def _look(self) -> None:
+        if self._busy == 0:
+            self._park()

@@ -1,0 +1,41 @@
+"""Saying which worker is there and what it serves, and that it has gone."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import FlowFabricError
+from flowfabric.task import Task
+from flowfabric.worker.lanes import LaneShares
+from flowfabric.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S: Final = 15.0
+WITHDRAW_TIMEOUT_S: Final = 5.0
+
+
+async def announce(
+    engine: Engine, settings: WorkerSettings, tasks: Mapping[str, Task[..., object]]
+) -> None:
+    """Report presence now and then until cancelled, then withdraw it."""
+    try:
+        while True:
+            try:
+                await engine.report_presence(
+                    LaneShares(settings.lanes).names,
+                    worker_id=settings.worker_id,
+                    worker_instance_id=settings.worker_instance_id,
+                    capabilities=settings.capabilities,
+                    kinds=list(tasks),
+                )
+            except FlowFabricError as error:
+                log.warning("could not report presence: %s", error)
+            await asyncio.sleep(INTERVAL_S)
+    finally:
+        with suppress(FlowFabricError, TimeoutError):
+            async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
+                await engine.withdraw_presence(settings.worker_instance_id)

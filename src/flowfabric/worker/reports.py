@@ -1,0 +1,74 @@
+"""Telling the engine what became of the work, until it has heard.
+
+Reports of many handlers are grouped. A result in hand is not given up because
+the database is away: it is sent again for as long as the lease may still be
+live, which the heartbeat sees to meanwhile.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+from flowfabric.core.results import Completed, FailResult
+from flowfabric.core.steps import StepStored
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.steps import StepReport
+from flowfabric.engine.work import Completion, FailureReport
+from flowfabric.errors import FlowFabricError, RetryExhausted
+from flowfabric.group_commit import OUTAGE, GroupCommit
+from flowfabric.worker.held import HeldLease
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BACKOFF_FIRST_S: Final = 0.05
+BACKOFF_MAX_S: Final = 2.0
+
+
+class Reports:
+    """The grouped reports of one worker."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.completions = GroupCommit[Completion, Completed](self._complete)
+        self.failures = GroupCommit[FailureReport, FailResult](self._fail)
+        self.steps = GroupCommit[StepReport, StepStored](self._record)
+
+    async def close(self) -> None:
+        for group in (self.completions, self.failures, self.steps):
+            await group.close()
+
+    async def send(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:
+        """Make a report that is safe to repeat; repeat it while the database is away."""
+        pause_s = BACKOFF_FIRST_S
+        while True:
+            try:
+                return await report()
+            except (*OUTAGE, RetryExhausted) as error:
+                if not lease.may_be_live():
+                    raise
+                log.warning(
+                    "%s: the database did not answer, reporting again: %s",
+                    lease.handle.execution_id,
+                    error,
+                )
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(pause_s * 2, BACKOFF_MAX_S)
+
+    async def _complete(
+        self, completions: Sequence[Completion]
+    ) -> Sequence[Completed | FlowFabricError]:
+        return await self._engine.complete_many(completions)
+
+    async def _fail(
+        self, reports: Sequence[FailureReport]
+    ) -> Sequence[FailResult | FlowFabricError]:
+        return await self._engine.fail_many(reports)
+
+    async def _record(
+        self, reports: Sequence[StepReport]
+    ) -> Sequence[StepStored | FlowFabricError]:
+        return await self._engine.record_steps(reports)

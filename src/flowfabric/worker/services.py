@@ -1,0 +1,171 @@
+"""What stands behind a handler's context: its lease, its steps, and the way to the engine."""
+
+import asyncio
+import concurrent.futures
+import contextvars
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from typing import Final, TypeVar
+
+from msgspec import structs
+
+from flowfabric.core.handles import HandleKind
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.step_model import Step
+from flowfabric.core.steps import NewStep, StepStored
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.outcomes import Outcome
+from flowfabric.engine.steps import StepReport
+from flowfabric.errors import (
+    ExecutionNotActive,
+    InvalidInput,
+    LeaseConflict,
+    LeaseExpired,
+    LeaseRevoked,
+    StaleLease,
+)
+from flowfabric.submission import Submissions, child_id, read_submission, request_of
+from flowfabric.task import Task
+from flowfabric.worker.functions import Functions
+from flowfabric.worker.held import HeldLease
+from flowfabric.worker.parking import Parking
+from flowfabric.worker.reports import Reports
+from flowfabric.worker.resources import Resources
+from flowfabric.worker.steps import StepLog, adopt_last_step
+
+T = TypeVar("T")
+
+LOST: Final = (ExecutionNotActive, LeaseConflict, LeaseExpired, LeaseRevoked, StaleLease)
+"""What the engine answers a worker that no longer holds the lease."""
+STOP_WAIT_S: Final = 1.0
+
+
+class Shared:
+    """What all attempts of a worker share."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        reports: Reports,
+        submissions: Submissions,
+        functions: Functions,
+        resources: Resources,
+        in_process_sleep_ms: int,
+    ) -> None:
+        self.engine = engine
+        self.reports = reports
+        self.submissions = submissions
+        self.functions = functions
+        self.resources = resources
+        self.in_process_sleep_ms = in_process_sleep_ms
+
+
+class Services:
+    """One attempt's view of them."""
+
+    def __init__(self, shared: Shared, lease: HeldLease, parking: Parking) -> None:
+        claimed = lease.claimed
+        self._shared = shared
+        self._loop = asyncio.get_running_loop()
+        self._calls: set[asyncio.Task[object]] = set()
+        self.lease = lease
+        self.parking = parking
+        self.functions = shared.functions
+        self.resources = shared.resources
+        self.in_process_sleep_ms = shared.in_process_sleep_ms
+        self.stopped: str | None = None
+        self.log_fields: Mapping[str, object] = {
+            "execution_id": claimed.execution_id,
+            "attempt_index": claimed.attempt_index,
+            "worker_instance_id": claimed.handle.worker_instance_id,
+            "task": claimed.execution_kind,
+        }
+        first = claimed.handle.kind is HandleKind.FRESH and claimed.attempt_index == 0
+        self.steps = StepLog(self._store_step, None if first else self._load_steps)
+
+    def check(self) -> None:
+        """Stop here if the handler has been told to stop."""
+        if self.stopped is not None:
+            raise asyncio.CancelledError(self.stopped)
+
+    def stop(self, reason: str) -> None:
+        """Tell the handler to stop: what its thread waits for ends at once."""
+        self.stopped = reason
+        for call in self._calls:
+            call.cancel()
+
+    def wait(self, work: Coroutine[object, object, T]) -> T:
+        """From the handler's thread: run `work` on the worker's loop and wait for it."""
+        context = contextvars.copy_context()
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def start() -> None:
+            if self.stopped is not None:
+                work.close()
+                done.cancel()
+                return
+            task = self._loop.create_task(work, context=context)
+            self._calls.add(task)
+            task.add_done_callback(lambda ended: _hand_over(ended, done))
+            task.add_done_callback(self._calls.discard)
+
+        self._loop.call_soon_threadsafe(start)
+        try:
+            return done.result()
+        except concurrent.futures.CancelledError:
+            raise asyncio.CancelledError(self.stopped) from None
+        finally:
+            adopt_last_step(context)
+
+    async def progress(self, percent: int | None, message: str | None) -> None:
+        handle = self.lease.handle
+        await self._fenced(self._shared.engine.progress(handle, percent=percent, message=message))
+
+    async def outcome_of(self, execution_id: ExecutionId) -> Outcome | None:
+        return (await self._shared.engine.read_outcomes([execution_id])).get(execution_id)
+
+    async def submit_child(
+        self, step_key: str, what: object, args: Sequence[object], given: Mapping[str, object]
+    ) -> tuple[Task[..., object], ExecutionId]:
+        call, options = read_submission(what, args, given)
+        if options.connection is not None:
+            raise InvalidInput("connection", "a handler submits through its own context")
+        lane = options.lane or call.task.settings.lane
+        if options.execution_id is None and options.idempotency_key is None:
+            parent = self.lease.claimed.execution_id
+            own_id = child_id(self._shared.engine, parent, step_key, lane)
+            options = structs.replace(options, execution_id=own_id)
+        created = await self._shared.submissions.submit(request_of(call, options))
+        return call.task, created.execution_id
+
+    async def _store_step(self, step: NewStep) -> StepStored:
+        report = StepReport(handle=self.lease.handle, step=step)
+        reports = self._shared.reports
+        sending = reports.send(self.lease, lambda: reports.steps.add(report))
+        return await self._fenced(sending)
+
+    async def _fenced(self, work: Awaitable[T]) -> T:
+        """A refusal by the fence stops the handler; there is nothing it could do about it."""
+        try:
+            return await work
+        except LOST as error:
+            self.lease.lose(str(error))
+            # The cancellation arrives here, wherever in the handler this is.
+            await asyncio.sleep(STOP_WAIT_S)
+            raise asyncio.CancelledError(str(error)) from None
+
+    async def _load_steps(self) -> Sequence[Step]:
+        execution_id = self.lease.claimed.execution_id
+        return await self._shared.reports.send(
+            self.lease, lambda: self._shared.engine.list_steps(execution_id)
+        )
+
+
+def _hand_over(task: "asyncio.Task[T]", done: "concurrent.futures.Future[T]") -> None:
+    if task.cancelled():
+        done.cancel()
+        return
+    error = task.exception()
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(task.result())

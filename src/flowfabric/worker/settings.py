@@ -1,0 +1,72 @@
+"""How a worker runs, checked once."""
+
+import os
+import socket
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from flowfabric.core.capabilities import check_offered
+from flowfabric.core.checks import check_int
+from flowfabric.core.durations import Duration, duration_ms
+from flowfabric.core.ids import parse_worker_id
+from flowfabric.core.limits import BATCH_MAX
+from flowfabric.worker.context import IN_PROCESS_SLEEP_MS
+from flowfabric.worker.lanes import Lanes, LaneShares
+
+CONCURRENCY_MAX = 100_000
+LEASE_TTL_MS_MIN = 1_000
+
+
+def _name() -> str:
+    return socket.gethostname().replace(" ", "-") or "worker"
+
+
+def _instance() -> str:
+    return f"{_name()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """`lanes` is a list, or a mapping to weights: a lane of weight 3 gets thrice the turns."""
+
+    lanes: Lanes = ("default",)
+    capabilities: Sequence[str] = ()
+    concurrency: int = 100
+    """Handlers that run at the same time."""
+    prefetch: int | None = None
+    """Claimed ahead while handlers are quick; a quarter of `concurrency` unless told."""
+    worker_id: str = field(default_factory=_name)
+    worker_instance_id: str = field(default_factory=_instance)
+    lease_ttl: Duration = "30s"
+    drain_timeout: Duration = "25s"
+    """How long running handlers may go on once the worker is told to stop."""
+    cancel_grace: Duration = "10s"
+    """How long a handler may take to stop before its slot is given to another."""
+    in_process_sleep: Duration = IN_PROCESS_SLEEP_MS / 1_000
+    """Longer sleeps of handlers release the worker."""
+    threads: int | None = None
+    processes: int | None = None
+    reconcile: bool = True
+    """Run the reconcilers in this process too: timers, retries and expired leases."""
+
+    def __post_init__(self) -> None:
+        LaneShares(self.lanes)
+        check_offered(self.capabilities)
+        check_int("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
+        if self.prefetch is not None:
+            check_int("prefetch", self.prefetch, 0, BATCH_MAX)
+        parse_worker_id("worker_id", self.worker_id)
+        parse_worker_id("worker_instance_id", self.worker_instance_id)
+        check_int("lease_ttl", self.lease_ttl_ms, LEASE_TTL_MS_MIN, 24 * 60 * 60 * 1_000)
+        for name in ("drain_timeout", "cancel_grace", "in_process_sleep"):
+            duration_ms(name, getattr(self, name))
+
+    @property
+    def lease_ttl_ms(self) -> int:
+        return duration_ms("lease_ttl", self.lease_ttl)
+
+    @property
+    def ahead(self) -> int:
+        """How many executions may be claimed ahead of a free slot."""
+        return min(self.concurrency // 4, 50) if self.prefetch is None else self.prefetch

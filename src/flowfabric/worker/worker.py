@@ -1,0 +1,324 @@
+"""The worker: claims what it has slots for, runs it, and stops without losing anything.
+
+Claims come in batches, into free slots only, plus a little ahead while handlers
+are quick. All leases of the process are renewed together. Told to stop, it claims
+no more, hands back what it has not started, lets running handlers finish for a
+while, then stops them and hands their leases back too: nothing is left to expire.
+Nothing that goes wrong with the database or a handler ends it.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from flowfabric.core.durations import duration_ms
+from flowfabric.core.limits import BATCH_MAX
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.unit import LOST_TOPIC, ready_topic
+from flowfabric.errors import FlowFabricError
+from flowfabric.reconcilers.supervisor import Supervisor
+from flowfabric.store.base import HintListener
+from flowfabric.submission import Submissions
+from flowfabric.task import Task
+from flowfabric.worker.attempt import Attempt, Middleware, Stop
+from flowfabric.worker.functions import Functions
+from flowfabric.worker.heartbeat import Connect, Heartbeat
+from flowfabric.worker.held import HeldLease
+from flowfabric.worker.lanes import LaneShares
+from flowfabric.worker.presence import announce
+from flowfabric.worker.reports import Reports
+from flowfabric.worker.resources import Resources
+from flowfabric.worker.services import Shared
+from flowfabric.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+IDLE_S: Final = 5.0
+"""How often an idle worker looks for work that no hint has told it of."""
+BACKOFF_FIRST_S: Final = 0.1
+BACKOFF_MAX_S: Final = 5.0
+QUICK_S: Final = 0.5
+"""Work is claimed ahead while handlers take less than this on average."""
+UNREPORTED_PER_SLOT: Final = 4
+"""Results in hand that may wait to be reported, per slot, before claiming pauses."""
+
+
+class Worker:
+    """Runs the tasks of an app until told to stop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tasks: Mapping[str, Task[..., object]],
+        *,
+        settings: WorkerSettings,
+        submissions: Submissions,
+        resources: Resources,
+        middleware: Sequence[Middleware] = (),
+        connect: Connect | None = None,
+    ) -> None:
+        """`connect` opens another engine on the same database, for the heartbeat."""
+        for task in tasks.values():
+            _ = task.arguments
+        self.settings = settings
+        self._engine = engine
+        self._tasks = tasks
+        self._middleware = tuple(middleware)
+        self._shares = LaneShares(settings.lanes)
+        self._reports = Reports(engine)
+        self._functions = Functions(
+            settings.threads or settings.concurrency, settings.processes or 2
+        )
+        self._shared = Shared(
+            engine,
+            self._reports,
+            submissions,
+            self._functions,
+            resources,
+            duration_ms("in_process_sleep", settings.in_process_sleep),
+        )
+        self._heartbeat = Heartbeat(settings.lease_ttl_ms / 1_000, connect, engine)
+        self._waiting: deque[HeldLease] = deque()
+        self._running: set[Attempt] = set()
+        self._attempts: set[asyncio.Task[None]] = set()
+        self._slot_freed = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._deadline_passed = asyncio.Event()
+        self._average_s = QUICK_S
+        self._started: dict[Attempt, float] = {}
+
+    # Living
+
+    def stop(self) -> None:
+        """Drain: the first call lets running handlers finish, the second stops them now."""
+        if self._stopping.is_set():
+            self._deadline_passed.set()
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Work until `stop` is called and everything has been handed back."""
+        log.info("worker %s starts", self.settings.worker_instance_id)
+        background = [
+            asyncio.create_task(announce(self._engine, self.settings, self._tasks)),
+            asyncio.create_task(self._watch_for_lost()),
+        ]
+        supervisor = Supervisor(self._engine) if self.settings.reconcile else None
+        self._heartbeat.start()
+        if supervisor is not None:
+            supervisor.start()
+        try:
+            await self._claim_until_stopped()
+            await self._drain()
+        finally:
+            if supervisor is not None:
+                await supervisor.stop()
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+            await self._heartbeat.stop()
+            self._functions.close()
+            log.info("worker %s has stopped", self.settings.worker_instance_id)
+
+    # Claiming
+
+    async def _claim_until_stopped(self) -> None:
+        backoff_s = BACKOFF_FIRST_S
+        with self._engine.store.hints([ready_topic(lane) for lane in self._shares.names]) as hints:
+            while not self._stopping.is_set():
+                wanted = self._wanted()
+                if wanted == 0:
+                    await self._either(self._slot_freed)
+                    self._slot_freed.clear()
+                    continue
+                try:
+                    found = await self._claim(wanted)
+                except FlowFabricError as error:
+                    log.warning("could not claim; trying again in %.1f s: %s", backoff_s, error)
+                    await self._pause(backoff_s * random.uniform(0.5, 1.0))
+                    backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+                    continue
+                backoff_s = BACKOFF_FIRST_S
+                if found:
+                    hints.found_work()
+                if found < wanted:
+                    await self._idle(hints)
+
+    def _wanted(self) -> int:
+        """How many executions to ask for; none while there is too little room to bother."""
+        settings = self.settings
+        ahead = settings.ahead if self._average_s < QUICK_S else 0
+        reporting = len(self._attempts) - len(self._running)
+        if reporting > UNREPORTED_PER_SLOT * settings.concurrency:
+            return 0
+        room = settings.concurrency + ahead - len(self._running) - len(self._waiting)
+        if room < settings.concurrency // 4 and self._running:
+            return 0
+        return max(0, min(room, BATCH_MAX))
+
+    async def _claim(self, wanted: int) -> int:
+        """Take up to `wanted`, from the lane whose turn it is first, then from all."""
+        if self._shares.alike:
+            return await self._claim_from(self._shares.names, wanted)
+        found = await self._claim_from([self._shares.next()], wanted)
+        if found < wanted:
+            found += await self._claim_from(self._shares.names, wanted - found)
+        return found
+
+    async def _claim_from(self, lanes: Sequence[str], limit: int) -> int:
+        if not self._tasks:
+            return 0
+        asked_at_s = time.monotonic()
+        claimed = await self._engine.claim_many(
+            lanes,
+            limit=limit,
+            worker_id=self.settings.worker_id,
+            worker_instance_id=self.settings.worker_instance_id,
+            capabilities=self.settings.capabilities,
+            kinds=list(self._tasks),
+            lease_ttl_ms=self.settings.lease_ttl_ms,
+        )
+        for each in claimed:
+            lease = HeldLease(each, asked_at_s)
+            self._heartbeat.add(lease)
+            self._waiting.append(lease)
+        self._fill_slots()
+        return len(claimed)
+
+    async def _idle(self, hints: HintListener) -> None:
+        """Wait until there may be work, or room for more, or the end."""
+        hinted = asyncio.ensure_future(hints.wait(IDLE_S))
+        stopped = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({hinted, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (hinted, stopped):
+                task.cancel()
+            await asyncio.gather(hinted, stopped, return_exceptions=True)
+
+    async def _either(self, event: asyncio.Event) -> None:
+        """Wait for `event` or the end."""
+        waits = [asyncio.ensure_future(each.wait()) for each in (event, self._stopping)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    # Running
+
+    def _fill_slots(self) -> None:
+        while self._waiting and len(self._running) < self.settings.concurrency:
+            lease = self._waiting.popleft()
+            if lease.lost is not None:
+                continue
+            task = self._tasks[lease.claimed.execution_kind]
+            attempt = Attempt(
+                self._shared, lease, task, self._middleware, self._handler_ended, self._stop_asked
+            )
+            self._running.add(attempt)
+            self._started[attempt] = time.monotonic()
+            running = attempt.start()
+            self._attempts.add(running)
+            running.add_done_callback(partial(self._attempt_ended, lease))
+
+    def _handler_ended(self, attempt: Attempt) -> None:
+        """Its slot is free, whether or not the end has been reported yet."""
+        started_s = self._started.pop(attempt, None)
+        if started_s is not None:
+            self._average_s = 0.9 * self._average_s + 0.1 * (time.monotonic() - started_s)
+        self._free(attempt)
+
+    def _free(self, attempt: Attempt) -> None:
+        self._running.discard(attempt)
+        if not self._stopping.is_set():
+            self._fill_slots()
+        self._slot_freed.set()
+
+    def _attempt_ended(self, lease: HeldLease, ended: "asyncio.Task[None]") -> None:
+        self._attempts.discard(ended)
+        self._heartbeat.remove(lease)
+        self._slot_freed.set()
+        if not ended.cancelled() and (error := ended.exception()) is not None:
+            log.error(
+                "%s: could not be finished; its lease will expire",
+                lease.handle.execution_id,
+                exc_info=error,
+            )
+
+    def _stop_asked(self, attempt: Attempt) -> None:
+        """Give the handler a while to stop, then go on without it."""
+        grace_s = duration_ms("cancel_grace", self.settings.cancel_grace) / 1_000
+        asyncio.get_running_loop().call_later(grace_s, self._abandon, attempt)
+
+    def _abandon(self, attempt: Attempt) -> None:
+        if attempt not in self._running:
+            return
+        log.error(
+            "the handler of %s ignores its cancellation; its slot goes to others and whatever"
+            " it returns is refused",
+            attempt.lease.handle.execution_id,
+            extra=attempt.log_fields,
+        )
+        self._started.pop(attempt, None)
+        self._free(attempt)
+
+    async def _watch_for_lost(self) -> None:
+        """Somebody cancelled or revoked something: see at once whether it is ours."""
+        with self._engine.store.hints([LOST_TOPIC]) as hints:
+            while True:
+                if await hints.wait(3_600) and self._running:
+                    self._heartbeat.check_now()
+
+    # Stopping
+
+    async def _drain(self) -> None:
+        await self._hand_back_waiting()
+        deadline_s = duration_ms("drain_timeout", self.settings.drain_timeout) / 1_000
+        passed = asyncio.ensure_future(self._deadline_passed.wait())
+        while self._running and not passed.done() and deadline_s > 0:
+            started_s = time.monotonic()
+            freed = asyncio.ensure_future(self._slot_freed.wait())
+            await asyncio.wait(
+                {freed, passed}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            freed.cancel()
+            self._slot_freed.clear()
+            deadline_s -= time.monotonic() - started_s
+        passed.cancel()
+        for attempt in list(self._running):
+            attempt.stop(Stop.DRAIN, "the worker stops")
+        grace_s = duration_ms("cancel_grace", self.settings.cancel_grace) / 1_000
+        if self._attempts:
+            await asyncio.wait(self._attempts, timeout=grace_s + 1)
+        left = len(self._attempts)
+        if left:
+            log.error("%d handlers did not stop; their leases will expire", left)
+
+    async def _hand_back_waiting(self) -> None:
+        waiting, self._waiting = list(self._waiting), deque()
+        for start in range(0, len(waiting), BATCH_MAX):
+            batch = waiting[start : start + BATCH_MAX]
+            hand_back = partial(
+                self._engine.hand_back_many,
+                [lease.handle for lease in batch],
+                reason="the worker stops",
+            )
+            try:
+                await self._reports.send(batch[0], hand_back)
+            except FlowFabricError as error:
+                log.warning("%d leases could not be handed back: %s", len(batch), error)
+            for lease in batch:
+                self._heartbeat.remove(lease)

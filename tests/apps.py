@@ -1,0 +1,44 @@
+"""Apps and workers for tests."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from flowfabric import App, WorkerSettings
+from flowfabric.core.durations import Duration
+from flowfabric.worker.lanes import Lanes
+
+
+@asynccontextmanager
+async def working(
+    app: App,
+    *,
+    lanes: Lanes | None = None,
+    concurrency: int = 10,
+    lease_ttl: Duration = "30s",
+    drain_timeout: Duration = "5s",
+    cancel_grace: Duration = "5s",
+    capabilities: tuple[str, ...] = (),
+    prefetch: int | None = None,
+    worker_instance_id: str = "w-1",
+) -> AsyncIterator[asyncio.Event]:
+    """A worker in the background; the event it yields stops it, as does the end."""
+    stop = asyncio.Event()
+    settings = WorkerSettings(
+        lanes=lanes or app.lanes(),
+        concurrency=concurrency,
+        lease_ttl=lease_ttl,
+        drain_timeout=drain_timeout,
+        cancel_grace=cancel_grace,
+        capabilities=capabilities,
+        prefetch=prefetch,
+        worker_id="w",
+        worker_instance_id=worker_instance_id,
+    )
+    await app.open()
+    worker = asyncio.create_task(app.run_worker(settings=settings, stop=stop, signals=False))
+    try:
+        yield stop
+    finally:
+        stop.set()
+        await worker

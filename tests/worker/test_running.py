@@ -1,0 +1,272 @@
+"""What a worker does with handlers that behave."""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pytest
+
+from flowfabric import App, Context, DoNotRetry, Retry
+from flowfabric.core.states import PublicState
+from flowfabric.errors import ExecutionCancelled, ExecutionExpired, ExecutionFailed
+from tests.apps import working
+
+Call = Callable[[], Awaitable[object]]
+
+AT_ONCE = Retry(max_retries=3, delay=0)
+
+
+@dataclass
+class Draft:
+    title: str
+    written: datetime
+
+
+async def test_an_async_handler_gets_decoded_arguments_and_returns_a_typed_result(
+    app: App,
+) -> None:
+    @app.task
+    async def revise(ctx: Context, draft: Draft, *, suffix: str = "!") -> Draft:
+        return Draft(draft.title + suffix, draft.written)
+
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    async with working(app):
+        run = await app.submit(revise, Draft("a", at), suffix="?")
+        assert await run.result(timeout="20s") == Draft("a?", at)
+
+
+async def test_a_plain_handler_runs_in_a_thread_with_the_context_variables_of_its_middleware(
+    app: App,
+) -> None:
+    request_id = contextvars.ContextVar[str]("request_id")
+
+    @app.middleware
+    async def number(ctx: Context, call: Call) -> object:
+        request_id.set(ctx.execution_id)
+        return await call()
+
+    @app.task
+    def where(ctx: Context) -> tuple[bool, str]:
+        on_main = threading.current_thread() is threading.main_thread()
+        return on_main, request_id.get()
+
+    async with working(app):
+        run = await app.submit(where)
+        assert await run.result(timeout="20s") == (False, run.execution_id)
+
+
+async def test_a_failing_handler_is_retried_and_its_last_error_is_the_reason(app: App) -> None:
+    tries: list[int] = []
+
+    @app.task(retry=AT_ONCE)
+    async def flaky(ctx: Context, succeed_at: int) -> int:
+        tries.append(ctx.retry_count)
+        if ctx.retry_count < succeed_at:
+            raise ValueError(f"try {ctx.retry_count}")
+        return ctx.retry_count
+
+    async with working(app):
+        assert await (await app.submit(flaky, 2)).result(timeout="20s") == 2
+        assert tries == [0, 1, 2]
+        with pytest.raises(ExecutionFailed, match="ValueError: try 3"):
+            await (await app.submit(flaky, 9)).result(timeout="20s")
+
+
+async def test_some_failures_are_final_whatever_the_retries(app: App) -> None:
+    tries: list[str] = []
+
+    @app.task(retry=Retry(max_retries=3, delay=0, never_on=(KeyError,)))
+    async def fatal(how: str) -> None:
+        tries.append(how)
+        if how == "key":
+            raise KeyError("k")
+        raise DoNotRetry("no use")
+
+    async with working(app):
+        for how, reason in (("key", "KeyError"), ("own", "no use")):
+            with pytest.raises(ExecutionFailed, match=reason):
+                await (await app.submit(fatal, how)).result(timeout="20s")
+    assert tries == ["key", "own"]
+
+
+async def test_a_handler_that_takes_too_long_is_stopped_and_expires(app: App) -> None:
+    stopped = asyncio.Event()
+
+    @app.task(timeout="200ms")
+    async def slow() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    async with working(app):
+        with pytest.raises(ExecutionExpired):
+            await (await app.submit(slow)).result(timeout="20s")
+        await asyncio.wait_for(stopped.wait(), timeout=20)
+
+
+async def test_cancelling_reaches_the_handler_as_an_exception_it_can_clean_up_on(
+    app: App,
+) -> None:
+    started, cleaned = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def endless(ctx: Context) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            assert ctx.cancelled
+            cleaned.set()
+            raise
+
+    async with working(app):
+        run = await app.submit(endless)
+        await started.wait()
+        await run.cancel("changed my mind")
+        async with asyncio.timeout(20):
+            await cleaned.wait()
+        with pytest.raises(ExecutionCancelled, match="changed my mind"):
+            await run.result(timeout="20s")
+
+
+async def test_cancelling_reaches_a_plain_handler_at_its_next_word_to_the_context(
+    app: App,
+) -> None:
+    started = threading.Event()
+    ended: list[str] = []
+
+    @app.task
+    def endless(ctx: Context) -> None:
+        started.set()
+        try:
+            while True:
+                ctx.blocking.sleep(0.01)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    async with working(app):
+        run = await app.submit(endless)
+        await asyncio.to_thread(started.wait)
+        await run.cancel()
+        with pytest.raises(ExecutionCancelled):
+            await run.result(timeout="20s")
+    assert ended == ["cancelled"]
+
+
+async def test_progress_is_visible_while_it_runs(app: App) -> None:
+    told, finish = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def long(ctx: Context) -> None:
+        await ctx.progress(40, "almost half")
+        told.set()
+        await finish.wait()
+
+    async with working(app):
+        run = await app.submit(long)
+        await told.wait()
+        seen = await run.snapshot()
+        assert (seen.public_state, seen.progress_pct, seen.progress_message) == (
+            PublicState.ACTIVE,
+            40,
+            "almost half",
+        )
+        finish.set()
+        await run.result(timeout="20s")
+
+
+async def test_middleware_sees_results_and_errors_from_the_outside_in(app: App) -> None:
+    seen: list[str] = []
+
+    @app.middleware
+    async def outer(ctx: Context, call: Call) -> object:
+        seen.append("outer")
+        try:
+            return await call()
+        except ValueError:
+            seen.append("error")
+            raise
+
+    @app.middleware
+    async def inner(ctx: Context, call: Call) -> object:
+        seen.append("inner")
+        result = await call()
+        seen.append(f"result {result}")
+        return result
+
+    @app.task
+    async def half(number: int) -> int:
+        if number % 2:
+            raise ValueError("odd")
+        return number // 2
+
+    async with working(app):
+        assert await (await app.submit(half, 4)).result(timeout="20s") == 2
+        with pytest.raises(ExecutionFailed):
+            await (await app.submit(half, 3)).result(timeout="20s")
+    assert seen == ["outer", "inner", "result 2", "outer", "inner", "error"]
+
+
+async def test_resources_are_opened_with_the_worker_found_by_type_and_closed_after_it(
+    app: App,
+) -> None:
+    class Database:
+        open = False
+
+        async def __aenter__(self) -> "Database":
+            self.open = True
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            self.open = False
+
+    database = Database()
+    app.provide(Database, lambda: database)
+
+    @app.task
+    async def use(ctx: Context) -> bool:
+        return ctx.get(Database) is database and database.open
+
+    async with working(app):
+        assert await (await app.submit(use)).result(timeout="20s")
+        assert database.open
+    assert not database.open
+
+
+async def test_lanes_and_capabilities_decide_who_runs_what(app: App) -> None:
+    ran: list[str] = []
+
+    @app.task(lane="gpu", capabilities=["gpu"])
+    async def train(name: str) -> None:
+        ran.append(name)
+
+    @app.task
+    async def tidy(name: str) -> None:
+        ran.append(name)
+
+    async with app:
+        waiting = await app.submit(train, "train")
+        done = await app.submit(tidy, "tidy")
+        async with working(app, lanes=["default", "gpu"]):
+            await done.result(timeout="20s")
+            assert (await waiting.why()).cause == "no_worker"
+        async with working(app, lanes={"gpu": 3, "default": 1}, capabilities=("gpu",)):
+            await waiting.result(timeout="20s")
+    assert ran == ["tidy", "train"]
+
+
+async def test_many_submissions_and_results_go_through_together(app: App) -> None:
+    @app.task
+    async def double(number: int) -> int:
+        return 2 * number
+
+    async with working(app, concurrency=50):
+        runs = await app.submit_many([double(number) for number in range(300)])
+        runs += await asyncio.gather(*(app.submit(double, number) for number in range(100)))
+        results = await asyncio.gather(*(run.result(timeout="30s") for run in runs))
+    assert results == [2 * n for n in range(300)] + [2 * n for n in range(100)]
