@@ -114,20 +114,20 @@ def parse_uuid(field: str, text: object) -> str:
     return text
 
 
-def parse_lane_id(text: object) -> LaneId:
+def parse_lane_id(text: object, field: str = "lane_id") -> LaneId:
     """Non-empty printable ASCII of at most 64 bytes."""
     if not isinstance(text, str):
-        raise InvalidInput("lane_id", "must be a string", text)
+        raise InvalidInput(field, "must be a string", text)
     # A lone surrogate becomes bytes above 0x7E here, and so is refused below.
     data = text.encode("utf-8", "surrogatepass")
     if not data:
-        raise InvalidInput("lane_id", "must not be empty", text)
+        raise InvalidInput(field, "must not be empty", text)
     if len(data) > LANE_ID_MAX_BYTES:
         problem = f"too long: {len(data)} bytes, at most {LANE_ID_MAX_BYTES} allowed"
-        raise InvalidInput("lane_id", problem, text)
+        raise InvalidInput(field, problem, text)
     for index, byte in enumerate(data):
         if not 0x20 <= byte <= 0x7E:
-            raise InvalidInput("lane_id", f"non-printable byte at index {index}", text)
+            raise InvalidInput(field, f"non-printable byte at index {index}", text)
     return LaneId(text)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_int, check_text
 from flowfabric.core.decision import Changes
 from flowfabric.core.ids import LaneId, parse_lane_id
 from flowfabric.core.limits import PAGE_MAX
@@ -29,6 +29,7 @@ class Lanes(Operations):
     async def register_lane(self, lane_id: str, *, registered_by: str = "operator") -> Lane:
         """Make a lane known before its first execution. Safe to repeat."""
         parsed = parse_lane_id(lane_id)
+        check_text("registered_by", registered_by)
 
         async def body(tx: Transaction) -> Lane:
             await register_lanes(tx, [parsed], registered_by)
@@ -39,7 +40,7 @@ class Lanes(Operations):
     async def list_lanes(self, *, cursor: str | None = None, limit: int = 100) -> LanePage:
         """Lanes by name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
-        after = "" if cursor is None else parse_lane_id(cursor)
+        after = "" if cursor is None else parse_lane_id(cursor, "cursor")
 
         async def body(reader: Reader) -> Sequence[Lane]:
             return await reader.select_records(Lane, "list_lanes", after=after, limit=limit + 1)

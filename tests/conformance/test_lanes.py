@@ -1,0 +1,159 @@
+"""Lanes: registering, listing, pausing, draining, disabling."""
+
+import asyncio
+
+import pytest
+from msgspec import structs
+
+from flowfabric import Engine
+from flowfabric.core.ids import LaneId
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.model import Lane
+from flowfabric.core.states import LaneState, PublicState
+from flowfabric.engine.lanes import LanePage
+from flowfabric.errors import LaneNotAccepting, NotFound
+from flowfabric.testing import SettableClock
+from tests.conformance.given import WORKER, Given, new
+from tests.conformance.observed import refused, refuses, unchanged
+
+STATES = {
+    "pause_lane": LaneState.PAUSED,
+    "resume_lane": LaneState.ACTIVE,
+    "drain_lane": LaneState.DRAINING,
+    "disable_lane": LaneState.DISABLED,
+}
+
+
+async def test_a_lane_may_be_known_before_its_first_execution(
+    engine: Engine, clock: SettableClock
+) -> None:
+    lane = Lane(
+        lane_id=LaneId("mail"),
+        state=LaneState.ACTIVE,
+        registered_at_ms=clock.now_ms(),
+        registered_by="ann",
+    )
+    assert await engine.register_lane("mail", registered_by="ann") == lane
+    clock.advance("1s")
+    async with unchanged(engine):
+        assert await engine.register_lane("mail", registered_by="bob") == lane
+        assert await engine.register_lane("mail") == lane
+    assert await engine.list_lanes() == LanePage(lanes=(lane,), next_cursor=None)
+
+
+async def test_registering_leaves_the_state_of_a_lane_alone(engine: Engine) -> None:
+    await engine.register_lane("mail")
+    paused = await engine.pause_lane("mail")
+    assert await engine.register_lane("mail") == paused
+
+
+async def test_the_first_execution_registers_its_lane(engine: Engine, given: Given) -> None:
+    await given.waiting(lane_id="b")
+    await engine.create_executions([new(lane_id="a"), new(lane_id="b"), new(lane_id="c")])
+    lanes = (await engine.list_lanes()).lanes
+    assert [(lane.lane_id, lane.registered_by) for lane in lanes] == [
+        ("a", "create_execution"),
+        ("b", "create_execution"),
+        ("c", "create_execution"),
+    ]
+
+
+async def test_lanes_are_listed_by_name_in_pages(engine: Engine) -> None:
+    names = ["Zebra", "a", "a b", "ab", "b", "~"]
+    for name in reversed(names):
+        await engine.register_lane(name)
+    pages = []
+    cursor = None
+    while True:
+        page = await engine.list_lanes(cursor=cursor, limit=2)
+        pages.append([lane.lane_id for lane in page.lanes])
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+        assert cursor == pages[-1][-1]
+    assert pages == [names[0:2], names[2:4], names[4:6]]
+    nothing = LanePage(lanes=(), next_cursor=None)
+    assert await engine.list_lanes(limit=0) == nothing
+    assert await engine.list_lanes(cursor="~") == nothing
+
+
+@pytest.mark.parametrize(
+    ("change", "takes", "gives"),
+    [
+        ("pause_lane", True, False),
+        ("resume_lane", True, True),
+        ("drain_lane", False, True),
+        ("disable_lane", False, False),
+    ],
+)
+async def test_a_lanes_state_says_whether_it_takes_work_and_hands_it_out(
+    engine: Engine, given: Given, change: str, takes: bool, gives: bool
+) -> None:
+    waiting = await given.waiting(lane_id="mail", priority=9)
+    running = await given.running(lane_id="mail")
+    (lane,) = (await engine.list_lanes()).lanes
+    changed = structs.replace(lane, state=STATES[change])
+    assert await getattr(engine, change)("mail") == changed
+    async with unchanged(engine):
+        assert await getattr(engine, change)("mail") == changed
+    if takes:
+        await given.waiting(lane_id="mail")
+    else:
+        async with refused(engine, LaneNotAccepting):
+            await engine.create_execution(new(lane_id="mail"))
+        async with refused(engine, LaneNotAccepting):
+            await engine.create_executions([new(lane_id="other"), new(lane_id="mail")])
+    claimed = await engine.claim("mail", **WORKER)
+    assert (None if claimed is None else claimed.execution_id) == (waiting if gives else None)
+    assert (await engine.complete(running.handle)).public_state is PublicState.COMPLETED
+
+
+async def test_a_resumed_lane_goes_on_where_it_was(engine: Engine, given: Given) -> None:
+    waiting = await given.waiting()
+    for change in ("pause_lane", "disable_lane"):
+        await getattr(engine, change)("default")
+        assert await engine.claim(**WORKER) is None
+        assert await engine.read_execution_state(waiting) is PublicState.WAITING
+    await engine.resume_lane("default")
+    assert (await given.taken()).execution_id == waiting
+
+
+async def test_resuming_a_lane_wakes_the_workers_that_wait_for_it(
+    engine: Engine, given: Given
+) -> None:
+    waiting = await given.waiting()
+    await engine.pause_lane("default")
+    claim = asyncio.create_task(engine.claim(**WORKER, max_wait_ms=60_000))
+    await asyncio.sleep(0)
+    await engine.resume_lane("default")
+    claimed = await claim
+    assert claimed is not None
+    assert claimed.execution_id == waiting
+
+
+async def test_one_paused_lane_does_not_hold_up_the_others(engine: Engine, given: Given) -> None:
+    await given.waiting(lane_id="paused", priority=9)
+    other = await given.waiting(lane_id="open")
+    await engine.pause_lane("paused")
+    claimed = await engine.claim_many(["paused", "open"], limit=5, **WORKER)
+    assert [each.execution_id for each in claimed] == [other]
+
+
+async def test_bad_lanes_are_refused(engine: Engine) -> None:
+    bad: list[object] = ["", "l" * 65, "bad\nlane", "läne", None, 5]
+    async with unchanged(engine):
+        for lane_id in bad:
+            for operation in ("register_lane", *STATES):
+                await refuses(engine, "lane_id", operation, lane_id)
+        for registered_by in (5, None, "r" * 257):
+            await refuses(
+                engine, "registered_by", "register_lane", "mail", registered_by=registered_by
+            )
+        for limit in (-1, PAGE_MAX + 1, "5"):
+            await refuses(engine, "limit", "list_lanes", limit=limit)
+        for cursor in ("", "l" * 65, 5):
+            await refuses(engine, "cursor", "list_lanes", cursor=cursor)
+    for operation in STATES:
+        async with refused(engine, NotFound) as caught:
+            await getattr(engine, operation)("unknown")
+        assert (caught.value.entity, caught.value.id) == ("lane", "unknown")
