@@ -5,6 +5,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.lease import lease_is_dead
 from flowfabric.core.model import Execution, Lane
 from flowfabric.core.states import (
     EligibilityState,
@@ -69,7 +70,7 @@ def _reason(execution: Execution, around: Surroundings) -> Reason:
             detail = execution.blocking_detail or execution.blocking_reason
             return Cause.SUSPENDED, f"It is suspended: {detail}.", _blocking(execution)
         case LifecyclePhase.ACTIVE if execution.ownership_state is OwnershipState.LEASED:
-            return _running(execution)
+            return _running(execution, around.now_ms)
     if execution.eligibility_state is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME:
         return _delayed(execution, around.now_ms)
     if not execution.ready:
@@ -85,19 +86,22 @@ def _ended(execution: Execution) -> Reason:
     return Cause.ENDED, sentence, {"completed_at_ms": execution.completed_at_ms}
 
 
-def _running(execution: Execution) -> Reason:
+def _running(execution: Execution, now_ms: int) -> Reason:
+    detail: dict[str, str | int | None] = {
+        "worker_instance_id": execution.worker_instance_id,
+        "lease_expires_at_ms": execution.lease_expires_at_ms,
+    }
+    if lease_is_dead(execution, now_ms):
+        sentence = (
+            f"Its worker {execution.worker_instance_id} went quiet: the lease ended at"
+            f" {execution.lease_expires_at_ms} and no reconciler has noticed yet."
+        )
+        return Cause.LEASE_LOST, sentence, detail
     sentence = (
         f"It is running: attempt {execution.current_attempt_index} on worker"
         f" {execution.worker_instance_id}."
     )
-    return (
-        Cause.RUNNING,
-        sentence,
-        {
-            "worker_instance_id": execution.worker_instance_id,
-            "lease_expires_at_ms": execution.lease_expires_at_ms,
-        },
-    )
+    return Cause.RUNNING, sentence, detail
 
 
 def _delayed(execution: Execution, now_ms: int) -> Reason:

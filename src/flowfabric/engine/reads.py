@@ -341,6 +341,7 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         route_id=execution.route_id,
         priority=execution.priority,
         created_at_ms=execution.created_at_ms,
+        execution_id=uuid_of(execution.execution_id),
         limit=QUEUE_COUNT_MAX + 1,
     )
     ahead = int(str(count["ahead"]))
