@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric.core.checks import check_int, check_list, check_optional_time, check_text
+from flowfabric.core.events import EventCategory
 from flowfabric.core.explain import Explanation, Surroundings, explain
 from flowfabric.core.ids import (
     FIRST_UUID,
@@ -262,6 +263,8 @@ class Reads(Operations):
         """Events after a cursor, in order, none missing: see the store's promise."""
         check_int("after", after, 0, 2**62)
         check_int("limit", limit, 1, PAGE_MAX)
+        if category is not None and category not in list(EventCategory):
+            raise InvalidInput("category", f"must be one of {', '.join(EventCategory)}", category)
         return await self.store.read_events(after=after, limit=limit, category=category)
 
     # Shared

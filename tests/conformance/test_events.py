@@ -1,0 +1,252 @@
+"""The event log: what each operation tells, and reading it page by page."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from flowfabric import Engine
+from flowfabric.core.events import EventCategory
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.engine.filters import EVERYTHING
+from flowfabric.store.base import EventPage
+from flowfabric.testing import SettableClock
+from tests.conformance.given import WORKER, Given, new
+from tests.conformance.observed import cursor_of, events_since, refuses, unchanged
+
+TAGGED = {"namespace": "shop", "tags": {"cairn.instance_id": "i-1"}}
+
+
+async def create(given: Given) -> None:
+    await given.waiting(**TAGGED)
+
+
+async def create_again(given: Given) -> None:
+    request = new(**TAGGED, idempotency_key="k")
+    await given.engine.create_executions([request, request])
+
+
+async def grant(given: Given) -> None:
+    await given.engine.issue_claim_grant(await given.waiting(**TAGGED), **WORKER)
+
+
+async def promote(given: Given) -> None:
+    await given.engine.promote_delayed(await given.delayed(by_ms=0, **TAGGED))
+
+
+async def tag(given: Given) -> None:
+    await given.engine.set_execution_tag(await given.waiting(**TAGGED), "a.b", "c")
+
+
+async def claim(given: Given) -> None:
+    await given.waiting(**TAGGED)
+    await given.taken()
+
+
+async def renew(given: Given) -> None:
+    await given.engine.renew((await given.running(**TAGGED)).handle)
+
+
+async def progress(given: Given) -> None:
+    await given.engine.progress((await given.running(**TAGGED)).handle, percent=1)
+
+
+async def reclaim_expired(given: Given) -> None:
+    await given.expired_lease(**TAGGED)
+    await given.taken()
+
+
+async def reclaim_revoked(given: Given) -> None:
+    await given.revoked("drain", **TAGGED)
+    await given.taken()
+
+
+async def complete(given: Given) -> None:
+    await given.state("completed", **TAGGED)
+
+
+async def retry(given: Given) -> None:
+    await given.state("retrying", **TAGGED)
+
+
+async def fail(given: Given) -> None:
+    await given.state("failed", **TAGGED)
+
+
+async def delay(given: Given) -> None:
+    await given.state("parked", **TAGGED)
+
+
+async def resume(given: Given) -> None:
+    await given.resumable(**TAGGED)
+    await given.taken()
+
+
+async def wait_children(given: Given) -> None:
+    await given.waiting_children(**TAGGED)
+
+
+async def cancel_running(given: Given) -> None:
+    running = await given.running(**TAGGED)
+    await given.engine.cancel_execution(running.execution_id, reason="x")
+
+
+async def cancel_by_worker(given: Given) -> None:
+    await given.engine.cancel((await given.running(**TAGGED)).handle, "x")
+
+
+async def cancel_waiting(given: Given) -> None:
+    await given.state("cancelled", **TAGGED)
+
+
+async def cancel_lost(given: Given) -> None:
+    lost = await given.revoked("drain", **TAGGED)
+    await given.engine.cancel_execution(lost.execution_id, reason="x")
+
+
+async def time_out(given: Given) -> None:
+    policy = {"timeout_policy": {"attempt_timeout_ms": 5}}
+    running = await given.running(**TAGGED, policy=policy)
+    given.clock.advance(ms=5)
+    await given.engine.expire_execution(running.execution_id, "attempt_timeout")
+
+
+async def expire_waiting(given: Given) -> None:
+    await given.expired(**TAGGED)
+
+
+async def wear_out(given: Given) -> None:
+    await given.expired_lease(**TAGGED, policy={"max_reclaim_count": 0})
+
+
+async def reprioritise(given: Given) -> None:
+    await given.engine.change_priority(await given.waiting(**TAGGED), 5)
+
+
+async def replay(given: Given) -> None:
+    await given.engine.replay_execution(await given.state("cancelled", **TAGGED))
+
+
+ACQUIRED = ("lease", "acquired", None)
+TOLD: dict[Callable[[Given], Awaitable[None]], list[tuple[str, str, str | None]]] = {
+    create: [],
+    create_again: [],
+    grant: [],
+    promote: [],
+    tag: [],
+    claim: [ACQUIRED],
+    renew: [ACQUIRED, ("lease", "renewed", None)],
+    progress: [ACQUIRED],
+    reclaim_expired: [
+        ACQUIRED,
+        ("lease", "expired", None),
+        ("lease", "reclaimed", "lease_expired_reclaimable"),
+    ],
+    reclaim_revoked: [
+        ACQUIRED,
+        ("lease", "revoked", "drain"),
+        ("lease", "reclaimed", "lease_revoked"),
+    ],
+    complete: [ACQUIRED, ("lease", "revoked", "completed"), ("completion", "success", None)],
+    retry: [ACQUIRED, ("lease", "revoked", "failed_retry_scheduled")],
+    fail: [ACQUIRED, ("lease", "revoked", "failed_terminal"), ("completion", "failed", None)],
+    delay: [ACQUIRED, ("lease", "revoked", "worker_delay")],
+    resume: [
+        ACQUIRED,
+        ("lease", "revoked", "worker_delay"),
+        ("lease", "acquired", "claim_resumed"),
+    ],
+    wait_children: [ACQUIRED, ("lease", "revoked", "waiting_children")],
+    cancel_running: [
+        ACQUIRED,
+        ("lease", "revoked", "cancelled"),
+        ("completion", "cancelled", None),
+    ],
+    cancel_by_worker: [
+        ACQUIRED,
+        ("lease", "revoked", "cancelled"),
+        ("completion", "cancelled", None),
+    ],
+    cancel_waiting: [("completion", "cancelled", None)],
+    cancel_lost: [ACQUIRED, ("lease", "revoked", "drain"), ("completion", "cancelled", None)],
+    time_out: [
+        ACQUIRED,
+        ("lease", "expired", "expired:attempt_timeout"),
+        ("completion", "expired", None),
+    ],
+    expire_waiting: [("completion", "expired", None)],
+    wear_out: [ACQUIRED, ("lease", "expired", None), ("completion", "failed", None)],
+    reprioritise: [("operator", "priority_changed", None)],
+    replay: [("completion", "cancelled", None), ("operator", "replayed", None)],
+}
+
+
+async def test_every_operation_tells_what_it_did(engine: Engine, given: Given) -> None:
+    for happen, told in TOLD.items():
+        cursor = await cursor_of(engine)
+        await happen(given)
+        events = await events_since(engine, cursor)
+        summary = [(event.category, event.event_type, event.reason) for event in events]
+        assert summary == told, happen.__name__
+        assert {(event.namespace, event.instance_tag) for event in events} <= {("shop", "i-1")}
+        # What is ready now must not be in the way of the next one.
+        await engine.cancel_matching(EVERYTHING, reason="done")
+
+
+async def test_the_log_is_read_from_a_cursor(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    assert await engine.read_events() == EventPage(events=(), cursor=0)
+    await given.completed()
+    await given.completed()
+    whole = await engine.read_events()
+    assert len(whole.events) == 6
+    ids = [event.event_id for event in whole.events]
+    assert ids == sorted(set(ids))
+    first = await engine.read_events(limit=4)
+    assert (first.events, first.cursor) == (whole.events[:4], ids[3])
+    rest = await engine.read_events(after=first.cursor, limit=4)
+    assert (rest.events, rest.cursor) == (whole.events[4:], whole.cursor)
+    assert await engine.read_events(after=rest.cursor) == EventPage(events=(), cursor=rest.cursor)
+
+
+async def test_one_category_is_read_alone(engine: Engine, given: Given) -> None:
+    await given.completed()
+    await engine.change_priority(await given.waiting(), 5)
+    whole = await engine.read_events()
+    for category in EventCategory:
+        page = await engine.read_events(category=category)
+        wanted = tuple(event for event in whole.events if event.category is category)
+        assert (page.events, page.cursor) == (wanted, whole.cursor), category
+    first = await engine.read_events(category="lease", limit=1)
+    assert (first.events, first.cursor) == (whole.events[:1], whole.events[0].event_id)
+
+
+async def test_of_events_written_at_once_none_is_passed_over(engine: Engine, given: Given) -> None:
+    handles = [(await given.running()).handle for _ in range(8)]
+    seen: list[int] = []
+    cursor = await cursor_of(engine)
+    ending = asyncio.gather(*(engine.complete(handle) for handle in handles))
+    while len(seen) < 16:
+        page = await engine.read_events(after=cursor, limit=5)
+        seen += [event.event_id for event in page.events]
+        cursor = page.cursor
+        await asyncio.sleep(0)
+    await ending
+    everything = await engine.read_events(limit=PAGE_MAX)
+    assert seen == [event.event_id for event in everything.events[8:]]
+
+
+async def test_bad_reads_of_the_log_are_refused(engine: Engine) -> None:
+    bad: list[tuple[str, object]] = [
+        ("after", -1),
+        ("after", "0"),
+        ("after", None),
+        ("limit", 0),
+        ("limit", PAGE_MAX + 1),
+        ("limit", "5"),
+        ("category", "gossip"),
+        ("category", ""),
+        ("category", 5),
+    ]
+    async with unchanged(engine):
+        for field, value in bad:
+            await refuses(engine, field, "read_events", **{field: value})
