@@ -19,9 +19,14 @@ from flowfabric.engine.creation import Creation
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.leases import Leases
 from flowfabric.engine.reads import Reads
+from flowfabric.engine.resumes import Resumes
 from flowfabric.engine.retention import Retention
+from flowfabric.engine.signals import Signals
+from flowfabric.engine.suspension_reads import SuspensionReads
+from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tags import Tags
 from flowfabric.engine.unit import Deployment
+from flowfabric.engine.waitpoint_keys import WaitpointKeys
 from flowfabric.engine.work import Work
 from flowfabric.errors import OperationTimeout
 from flowfabric.store.base import Reader, Store
@@ -90,7 +95,21 @@ FLAGS = {
 """Capability flags and the operation each one stands for."""
 
 
-class Engine(Creation, Leases, Work, Bulk, Reads, Tags, Lanes, Retention):
+class Engine(
+    Creation,
+    Resumes,
+    Leases,
+    Work,
+    Bulk,
+    Reads,
+    Tags,
+    Lanes,
+    Retention,
+    Suspensions,
+    Signals,
+    SuspensionReads,
+    WaitpointKeys,
+):
     """Every operation of FlowFabric. Use as an async context, or `close` it."""
 
     @classmethod

@@ -16,6 +16,21 @@ with doomed as materialized (
 ), grants as (
     delete from claim_grant g using doomed d
      where g.partition_key = d.partition_key and g.execution_id = d.execution_id
+), suspensions as (
+    delete from suspension x using doomed d
+     where x.partition_key = d.partition_key and x.execution_id = d.execution_id
+), waitpoints as (
+    delete from waitpoint x using doomed d
+     where x.partition_key = d.partition_key and x.execution_id = d.execution_id
+), signals as (
+    delete from signal x using doomed d
+     where x.partition_key = d.partition_key and x.execution_id = d.execution_id
+), signal_dedups as (
+    delete from signal_dedup x using doomed d
+     where x.partition_key = d.partition_key and x.execution_id = d.execution_id
+), suspend_dedups as (
+    delete from suspend_dedup x using doomed d
+     where x.partition_key = d.partition_key and x.execution_id = d.execution_id
 ), gone as (
     delete from execution e using doomed d
      where e.partition_key = d.partition_key and e.execution_id = d.execution_id
