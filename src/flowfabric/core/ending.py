@@ -1,11 +1,12 @@
 """How executions end.
 
 `finish` is the one terminal transition, whoever causes it: it ends the attempt,
-frees the lease, drops any claim grant, sets the time after which the row may be
-deleted, and appends the completion event that dependents wait for.
+frees the lease, closes the suspension and every waitpoint, drops any claim grant,
+sets the time after which the row may be deleted, and appends the completion event
+that dependents wait for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from msgspec import structs
@@ -22,6 +23,7 @@ from flowfabric.core.states import (
     OwnershipState,
     TerminalOutcome,
 )
+from flowfabric.core.suspension_model import Suspension, Waitpoint, WaitpointState
 from flowfabric.core.transition import NO_LEASE, Field, Subject, change
 
 NOTHING_MORE: Mapping[str, Field] = MappingProxyType({})
@@ -43,8 +45,9 @@ def finish(
     """End the execution with `outcome`.
 
     `retention_ms` is how long to keep it, unless its policy says otherwise.
-    `reason` goes into the lease event when a live lease is released;
-    `attempt_failure` onto the attempt. `fields` are further changes to the row.
+    `reason` goes into the lease event when a live lease is released, and onto what
+    is closed; `attempt_failure` onto the attempt. `fields` are further changes to
+    the row.
     """
     before = subject.execution
     had_attempt = before.total_attempt_count > 0
@@ -59,6 +62,9 @@ def finish(
         "attempt_state": AttemptState.ATTEMPT_TERMINAL if had_attempt else before.attempt_state,
         "delay_until_ms": None,
         "attempt_time_left_ms": None,
+        "current_suspension_id": None,
+        "current_waitpoint_id": None,
+        "open_waitpoint_count": 0,
         "completed_at_ms": now_ms,
         "retain_until_ms": now_ms
         + (retention_ms if before.retention_ms is None else before.retention_ms),
@@ -73,6 +79,8 @@ def finish(
         updates=(
             after,
             *end_attempt(subject.attempt, attempt_end, now_ms, attempt_failure, attempt_category),
+            *close_suspension(subject.suspension, reason, now_ms),
+            *close_waitpoints(subject.waitpoints, reason, now_ms),
         ),
         deletes=() if subject.grant is None else (subject.grant,),
         events=(*released, completion_event(after, outcome, now_ms)),
@@ -97,4 +105,24 @@ def end_attempt(
             failure_reason=failure,
             failure_category=category,
         ),
+    )
+
+
+def close_suspension(
+    suspension: Suspension | None, reason: str, now_ms: int
+) -> tuple[Suspension, ...]:
+    """The suspension's last version, or nothing when none is open."""
+    if suspension is None:
+        return ()
+    return (structs.replace(suspension, closed_at_ms=now_ms, close_reason=reason),)
+
+
+def close_waitpoints(
+    waitpoints: Iterable[Waitpoint], reason: str, now_ms: int
+) -> tuple[Waitpoint, ...]:
+    return tuple(
+        structs.replace(
+            waitpoint, state=WaitpointState.CLOSED, closed_at_ms=now_ms, close_reason=reason
+        )
+        for waitpoint in waitpoints
     )

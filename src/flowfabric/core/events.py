@@ -18,6 +18,7 @@ class EventCategory(StrEnum):
     COMPLETION = "completion"
     LEASE = "lease"
     OPERATOR = "operator"
+    SIGNAL = "signal"
 
 
 class LeaseEventType(StrEnum):

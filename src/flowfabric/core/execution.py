@@ -250,8 +250,13 @@ def _already_parked(subject: Subject, fence: Fence | None, marker: str) -> bool:
     )
 
 
-def park(subject: Subject, marker: str, now_ms: int, **fields: Field) -> Changes:
-    """Release the lease but keep the attempt open; `marker` says what it waits for."""
+def park(
+    subject: Subject, marker: str, now_ms: int, *, reason: str = "", **fields: Field
+) -> Changes:
+    """Release the lease but keep the attempt open; `marker` says what it waits for.
+
+    The lease event gives `reason`, or the marker.
+    """
     before = subject.execution
     assert subject.attempt is not None, "an active execution has an attempt"
     parked: dict[str, Field] = {
@@ -268,7 +273,7 @@ def park(subject: Subject, marker: str, now_ms: int, **fields: Field) -> Changes
         suspended_at_ms=now_ms,
         suspension_id=marker,
     )
-    event = lease_event(before, LeaseEventType.REVOKED, now_ms, marker)
+    event = lease_event(before, LeaseEventType.REVOKED, now_ms, reason or marker)
     return Changes(updates=(after, attempt), events=(event,))
 
 

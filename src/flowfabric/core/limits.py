@@ -25,6 +25,19 @@ EXPIRED_LEASES_PAGE_MAX = 10_000
 SWEEP_BATCH = 500
 """Rows one sweep of a reconciler handles in one transaction."""
 
+SIGNAL_PAYLOAD_BYTES_MAX = 64 * 1024
+SIGNAL_DEDUP_TTL_MS = 24 * 60 * 60 * 1_000
+SIGNAL_DEDUP_TTL_MS_MAX = 7 * 24 * 60 * 60 * 1_000
+SUSPEND_CLOCK_SKEW_MS = 600_000
+"""How far in the past a suspension's timeout may lie and still be accepted, as due at once."""
+SUSPEND_DEDUP_GRACE_MS = 60_000
+SUSPEND_DEDUP_TTL_MS_MAX = 7 * 24 * 60 * 60 * 1_000
+WAITPOINTS_PER_SUSPENSION_MAX = 64
+OPEN_WAITPOINTS_MAX = 256
+"""Waitpoints one execution may have open at once."""
+WAITPOINT_TTL_MS_MAX = 10 * 365 * 24 * 60 * 60 * 1_000
+ROTATION_GRACE_MS = 24 * 60 * 60 * 1_000
+
 RETENTION_MS = 24 * 60 * 60 * 1_000
 TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999: no time beyond it is accepted."""

@@ -120,6 +120,10 @@ class Execution(Record, frozen=True, kw_only=True):
 
     current_suspension_id: SuspensionId | None = None
     current_waitpoint_id: WaitpointId | None = None
+    open_waitpoint_count: int = 0
+    """Waitpoints still pending or active. Zero tells that there is nothing to load or close."""
+    signal_count: int = 0
+    last_hmac_validation_failed_at_ms: int | None = None
     last_capability_mismatch_at_ms: int | None = None
     failure_reason: str | None = None
     cancellation_reason: str | None = None

@@ -1,9 +1,10 @@
 """How an execution's record changes.
 
 `Subject` is what an operation locks before it decides: the execution, its
-current attempt and any claim grant. `change` is the only way to make the next
-version of an execution: it stamps the times and derives `public_state` and
-`ready` from the six state dimensions, so the two can never disagree.
+current attempt, any claim grant, and what is open of suspension and waitpoints.
+`change` is the only way to make the next version of an execution: it stamps the
+times and derives `public_state` and `ready` from the six state dimensions, so the
+two can never disagree.
 """
 
 from msgspec import Struct, structs
@@ -16,6 +17,7 @@ from flowfabric.core.states import (
     TerminalOutcome,
     derive_public_state,
 )
+from flowfabric.core.suspension_model import Suspension, Waitpoint
 
 Field = str | int | bool | bytes | None
 
@@ -42,6 +44,10 @@ class Subject(Struct, frozen=True, kw_only=True):
     attempt: Attempt | None
     """The row of `current_attempt_index`; none before the first claim."""
     grant: ClaimGrant | None = None
+    suspension: Suspension | None = None
+    """The open one."""
+    waitpoints: tuple[Waitpoint, ...] = ()
+    """The open ones, by id."""
 
 
 def is_ready(execution: Execution) -> bool:

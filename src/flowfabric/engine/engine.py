@@ -21,10 +21,15 @@ from flowfabric.engine.leases import Leases
 from flowfabric.engine.outcomes import Outcomes
 from flowfabric.engine.presence import Presence
 from flowfabric.engine.reads import Reads
+from flowfabric.engine.resumes import Resumes
 from flowfabric.engine.retention import Retention
+from flowfabric.engine.signals import Signals
 from flowfabric.engine.steps import Steps
+from flowfabric.engine.suspension_reads import SuspensionReads
+from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tags import Tags
 from flowfabric.engine.unit import Deployment
+from flowfabric.engine.waitpoint_keys import WaitpointKeys
 from flowfabric.engine.work import Work
 from flowfabric.errors import OperationTimeout
 from flowfabric.store.base import Reader, Store
@@ -93,7 +98,24 @@ FLAGS = {
 """Capability flags and the operation each one stands for."""
 
 
-class Engine(Joining, Leases, Work, Steps, Outcomes, Presence, Bulk, Reads, Tags, Lanes, Retention):
+class Engine(
+    Joining,
+    Resumes,
+    Leases,
+    Work,
+    Steps,
+    Outcomes,
+    Presence,
+    Bulk,
+    Reads,
+    Tags,
+    Lanes,
+    Retention,
+    Suspensions,
+    Signals,
+    SuspensionReads,
+    WaitpointKeys,
+):
     """Every operation of FlowFabric. Use as an async context, or `close` it."""
 
     @classmethod

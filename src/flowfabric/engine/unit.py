@@ -35,6 +35,7 @@ from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence, NewIds
 from flowfabric.core.model import Attempt, ClaimGrant, Execution
 from flowfabric.core.partitions import PartitionConfig, check_partition
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
+from flowfabric.core.suspension_model import Suspension, Waitpoint, WaitpointState
 from flowfabric.core.transition import LOST_LEASE, Subject
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Key, Parameter, Row, Store, Transaction
@@ -158,13 +159,18 @@ class Operations:
         check_partition(partition_of(parsed), self.deployment.partitions)
         return parsed
 
-    def open_handle(self, handle: Handle | bytes) -> Handle:
-        """Check that the handle is ours, unchanged, and still stands for a lease."""
+    def verify_handle(self, handle: Handle | bytes) -> Handle:
+        """Check that the handle is ours and unchanged."""
         if isinstance(handle, bytes):
             handle = from_wire(handle)
         if not isinstance(handle, Handle):
             raise InvalidInput("handle", "must be a Handle or its bytes", handle)
         verify(handle, self.deployment.handle_key, backend_tag=self.store.backend_tag)
+        return handle
+
+    def open_handle(self, handle: Handle | bytes) -> Handle:
+        """The same, and that it still stands for a lease."""
+        handle = self.verify_handle(handle)
         if handle.kind is HandleKind.SUSPENDED:
             raise AlreadySuspended(
                 f"the handle of {handle.execution_id} ended with its suspension; claim it again"
@@ -228,13 +234,32 @@ class Decided(Struct, Generic[T], frozen=True):
 def _decide_one(ask: Ask[T], subject: Subject | None, timing: Timing) -> Decided[T]:
     if subject is None:
         return Decided(NotFound("execution", ask.execution_id))
+    return decided(lambda: ask.decide(subject, timing))
+
+
+def decided(decide: Callable[[], Decision[T]]) -> Decided[T]:
+    """What a decision comes to, refusals included."""
     try:
-        decision = ask.decide(subject, timing)
+        decision = decide()
     except Refusal as refusal:
         return Decided(refusal.error, refusal.changes)
     except FlowFabricError as error:
         return Decided(error)
     return Decided(decision.answer, decision.changes)
+
+
+async def settle_in(
+    tx: Transaction, decide: Callable[[], Decision[T]], now_ms: int
+) -> T | FlowFabricError:
+    """Decide about rows loaded before, save, and wake whoever waits.
+
+    A refusal is returned, not raised: what it leaves to write must be committed.
+    """
+    made = decided(decide)
+    if made.changes is not NO_CHANGES:
+        await tx.save(made.changes)
+        hint_about(tx, made.changes, now_ms)
+    return made.outcome
 
 
 # Rows -----------------------------------------------------------------------
@@ -268,14 +293,52 @@ async def load_subjects(
         if execution.lifecycle_phase is LifecyclePhase.RUNNABLE
     ]
     grants = await tx.get(ClaimGrant, waiting)
+    opened = await load_open(tx, executions.values())
     return {
         execution.execution_id: Subject(
             execution=execution,
             attempt=attempts.get((*key, execution.current_attempt_index)),
             grant=grants.get(key),
+            suspension=opened.suspensions.get(execution.execution_id),
+            waitpoints=opened.waitpoints.get(execution.execution_id, ()),
         )
         for key, execution in executions.items()
     }
+
+
+class Opened(Struct, frozen=True, kw_only=True):
+    """What is open of suspensions and waitpoints."""
+
+    suspensions: dict[ExecutionId, Suspension] = {}
+    waitpoints: dict[ExecutionId, tuple[Waitpoint, ...]] = {}
+
+
+async def load_open(tx: Transaction, executions: Iterable[Execution]) -> Opened:
+    """Lock what is open. Most executions have nothing open, and cost nothing here."""
+    waiting = [e for e in executions if e.current_suspension_id or e.open_waitpoint_count]
+    if not waiting:
+        return Opened()
+    suspensions = await tx.lock(
+        Suspension,
+        [
+            (e.partition_key, e.execution_id, e.current_suspension_id)
+            for e in waiting
+            if e.current_suspension_id is not None
+        ],
+    )
+    waitpoints: dict[ExecutionId, tuple[Waitpoint, ...]] = {}
+    for waitpoint in await tx.select_records(
+        Waitpoint,
+        "lock_open_waitpoints",
+        partition_keys=[e.partition_key for e in waiting],
+        execution_ids=[uuid_of(e.execution_id) for e in waiting],
+    ):
+        others = waitpoints.get(waitpoint.execution_id, ())
+        waitpoints[waitpoint.execution_id] = (*others, waitpoint)
+    return Opened(
+        suspensions={each.execution_id: each for each in suspensions.values()},
+        waitpoints=waitpoints,
+    )
 
 
 def advance(subject: Subject, changes: Changes) -> Subject:
@@ -290,6 +353,21 @@ def advance(subject: Subject, changes: Changes) -> Subject:
             and record.attempt_index == subject.execution.current_attempt_index
         ):
             subject = structs.replace(subject, attempt=record)
+    return _advance_open(subject, changes)
+
+
+def _advance_open(subject: Subject, changes: Changes) -> Subject:
+    execution_id = subject.execution.execution_id
+    for record in (*changes.inserts, *changes.updates):
+        if isinstance(record, Suspension) and record.execution_id == execution_id:
+            still_open = record if record.closed_at_ms is None else None
+            subject = structs.replace(subject, suspension=still_open)
+        elif isinstance(record, Waitpoint) and record.execution_id == execution_id:
+            others = [w for w in subject.waitpoints if w.waitpoint_id != record.waitpoint_id]
+            if record.state is not WaitpointState.CLOSED:
+                others.append(record)
+            ordered = tuple(sorted(others, key=lambda w: w.waitpoint_id))
+            subject = structs.replace(subject, waitpoints=ordered)
     return subject
 
 
@@ -297,6 +375,8 @@ def hint_about(tx: Transaction, changes: Changes, now_ms: int) -> None:
     """Wake workers for what became ready, waiters for what ended, reconcilers for what is due."""
     soon_ms = now_ms + DUE_HINT_WITHIN_MS
     for record in (*changes.inserts, *changes.updates):
+        if isinstance(record, Suspension | Waitpoint) and _open_until_ms(record) <= soon_ms:
+            tx.hint(DUE_TOPIC)
         if not isinstance(record, Execution):
             continue
         if record.ready:
@@ -331,6 +411,15 @@ def due_at_ms(execution: Execution) -> int:
         execution.deadline_at_ms,
     )
     return min((t for t in times if t is not None), default=_NEVER_MS)
+
+
+def _open_until_ms(record: Suspension | Waitpoint) -> int:
+    """When time will close what is still open."""
+    if isinstance(record, Suspension):
+        until_ms = record.timeout_at_ms if record.closed_at_ms is None else None
+    else:
+        until_ms = record.expires_at_ms if record.state is WaitpointState.PENDING else None
+    return _NEVER_MS if until_ms is None else until_ms
 
 
 # Fresh ids --------------------------------------------------------------------

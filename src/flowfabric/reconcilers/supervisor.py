@@ -33,6 +33,8 @@ SWEEPS: Mapping[str, Sweep] = {
     "delayed": Engine.promote_due_delays,
     "attempt_timeout": Engine.expire_due_attempts,
     "deadline": Engine.expire_due_deadlines,
+    "suspension_timeout": Engine.expire_due_suspensions,
+    "waitpoint_expiry": Engine.expire_due_waitpoints,
     "retention": Engine.trim_retention,
     "event_retention": Engine.trim_events,
     "guard_retention": Engine.trim_guards,

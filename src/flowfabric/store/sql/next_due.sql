@@ -7,6 +7,10 @@ select (select min(lease_expires_at_ms) from execution
          where attempt_deadline_ms is not null) as attempt_timeout,
        (select min(deadline_at_ms) from execution
          where deadline_at_ms is not null and lifecycle_phase <> 'terminal') as deadline,
+       (select min(timeout_at_ms) from suspension
+         where closed_at_ms is null and timeout_at_ms is not null) as suspension_timeout,
+       (select min(expires_at_ms) from waitpoint
+         where state = 'pending' and expires_at_ms is not null) as waitpoint_expiry,
        (select min(retain_until_ms) from execution
          where retain_until_ms is not null) as retention,
        (select occurred_at_ms + :event_retention_ms from event

@@ -1,8 +1,8 @@
 -- Complete the given executions whose fence holds; return the positions of those.
 --
 -- One round trip stands in for `core.execution.decide_complete` in the sure case: the
--- lease is live and every part of the fence matches. All others are left alone, for
--- the caller to decide one by one.
+-- lease is live, every part of the fence matches, and no waitpoint is left to close. All
+-- others are left alone, for the caller to decide one by one.
 with given as materialized (
     select *
       from unnest(
@@ -16,7 +16,8 @@ with given as materialized (
     -- By key alone: a condition on the state would invite the planner to walk one of the
     -- partial indexes, which looks empty to it and may hold every running execution.
     select e.ctid as row_version, e.lifecycle_phase, e.ownership_state,
-           e.lease_expires_at_ms, e.lease_id, e.worker_instance_id, g.result, g.result_encoding, g.position,
+           e.lease_expires_at_ms, e.lease_id, e.worker_instance_id, e.open_waitpoint_count,
+           g.result, g.result_encoding, g.position,
            e.lease_id = g.lease_id
                and e.lease_epoch = g.lease_epoch
                and e.current_attempt_id = g.attempt_id
@@ -66,6 +67,7 @@ with given as materialized (
        and l.lifecycle_phase = 'active'
        and l.ownership_state = 'leased'
        and l.fence_matches
+       and l.open_waitpoint_count = 0
        and l.lease_expires_at_ms > clock.now_ms
     returning e.partition_key, e.execution_id, e.flow_id, e.lease_epoch, e.current_attempt_index,
               e.namespace, e.instance_tag, e.awaited, l.lease_id, l.worker_instance_id, l.position,

@@ -22,6 +22,21 @@ with doomed as materialized (
 ), waiters as (
     delete from waiter w using doomed d
      where w.partition_key = d.partition_key and w.execution_id = d.execution_id
+), suspensions as (
+    delete from suspension x using doomed d
+     where x.partition_key = d.partition_key and x.execution_id = d.execution_id
+), waitpoints as (
+    delete from waitpoint x using doomed d
+     where x.partition_key = d.partition_key and x.execution_id = d.execution_id
+), signals as (
+    delete from signal x using doomed d
+     where x.partition_key = d.partition_key and x.execution_id = d.execution_id
+), signal_dedups as (
+    delete from signal_dedup x using doomed d
+     where x.partition_key = d.partition_key and x.execution_id = d.execution_id
+), suspend_dedups as (
+    delete from suspend_dedup x using doomed d
+     where x.partition_key = d.partition_key and x.execution_id = d.execution_id
 ), gone as (
     delete from execution e using doomed d
      where e.partition_key = d.partition_key and e.execution_id = d.execution_id

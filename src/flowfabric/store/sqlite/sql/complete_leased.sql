@@ -1,8 +1,8 @@
 -- Complete the given executions whose fence holds; return the positions of those.
 --
 -- Together these stand in for `core.execution.decide_complete` in the sure case: the
--- lease is live and every part of the fence matches. All others are left alone, for
--- the caller to decide one by one.
+-- lease is live, every part of the fence matches, and no waitpoint is left to close. All
+-- others are left alone, for the caller to decide one by one.
 delete from temp.completing;
 -- next
 insert into temp.completing (
@@ -20,6 +20,7 @@ select e.rowid, e.partition_key, e.execution_id, e.current_attempt_index, g.key,
    and e.lease_epoch = g.value ->> 'lease_epochs'
    and e.current_attempt_id = g.value ->> 'attempt_ids'
    and e.current_attempt_index = g.value ->> 'attempt_indexes'
+   and e.open_waitpoint_count = 0
    and e.lease_expires_at_ms > :clock
     on conflict (execution_rowid) do nothing;
 -- next

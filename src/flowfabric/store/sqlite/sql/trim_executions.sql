@@ -22,6 +22,19 @@ delete from step
  where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
 -- next
 delete from waiter
+delete from suspension
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
+delete from waitpoint
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
+delete from signal
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
+delete from signal_dedup
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
+delete from suspend_dedup
  where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
 -- next
 delete from execution where rowid in (select execution_rowid from temp.trimming);

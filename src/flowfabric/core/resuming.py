@@ -1,0 +1,380 @@
+"""How a paused execution comes back, or ends.
+
+`resume` is the one way from suspended to runnable: it closes the suspension and
+every waitpoint of it, and leaves the attempt interrupted, so that the next claim
+continues the same attempt. Nothing that arrives for the old waitpoints later can
+touch the execution: they are closed, and a signal must name an open waitpoint of
+the open suspension.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric.core.decision import Changes, Decision, Refusal
+from flowfabric.core.ending import close_suspension, close_waitpoints, finish
+from flowfabric.core.events import operator_event
+from flowfabric.core.execution import Timing
+from flowfabric.core.grants import check_grant
+from flowfabric.core.ids import SignalId, WaitpointKey
+from flowfabric.core.lease import Granted, NewIds, Worker, grant_lease
+from flowfabric.core.model import Execution
+from flowfabric.core.results import AlreadySatisfied
+from flowfabric.core.states import (
+    AttemptLifecycle,
+    AttemptState,
+    BlockingReason,
+    EligibilityState,
+    LifecyclePhase,
+    OwnershipState,
+    PublicState,
+    TerminalOutcome,
+)
+from flowfabric.core.suspension import RESUMED, is_expired
+from flowfabric.core.suspension_model import (
+    Signal,
+    SignalEffect,
+    Suspension,
+    SuspensionReason,
+    TimeoutBehavior,
+    Waitpoint,
+    WaitpointState,
+)
+from flowfabric.core.transition import Field, Subject, change
+from flowfabric.errors import (
+    ClaimGrantExpired,
+    ExecutionNotLeaseable,
+    ExecutionNotSuspended,
+    InvalidClaimGrant,
+    InvalidInput,
+    NotAResumedExecution,
+    WaitpointNotFound,
+    WaitpointNotOpen,
+)
+
+TIMED_OUT_RESUME: Final = "timed_out_auto_resume"
+NEVER_COMMITTED: Final = "never_committed"
+TRIGGERS: Final = ("signal", "operator", "auto_resume")
+OBSERVABLE: Final = (RESUMED, TIMED_OUT_RESUME)
+"""Ways for a suspension to end of which the worker gets to see the signals."""
+
+
+class Resumed(Struct, frozen=True, kw_only=True, tag=True):
+    public_state: PublicState
+
+
+class SuspensionExpired(Struct, frozen=True, kw_only=True, tag="Expired"):
+    behavior_applied: TimeoutBehavior
+
+
+class WaitpointsClosed(Struct, frozen=True, kw_only=True, tag="Closed"):
+    """How many waitpoints were closed; none when they were closed before."""
+
+    closed: int
+
+
+ExpireResult = SuspensionExpired | AlreadySatisfied
+
+_NOTHING: Final[Mapping[str, Field]] = MappingProxyType({})
+
+
+def resume(
+    subject: Subject,
+    reason: str,
+    now_ms: int,
+    *,
+    delay_ms: int = 0,
+    cause: str = "",
+    suspension_fields: Mapping[str, Field] = _NOTHING,
+) -> Changes:
+    """Close the open suspension and make the execution runnable, now or after a delay."""
+    before, suspension = subject.execution, subject.suspension
+    assert suspension is not None, "only a suspended execution resumes"
+    own = tuple(w for w in subject.waitpoints if w.suspension_id == suspension.suspension_id)
+    until_ms = now_ms + delay_ms
+    timed: dict[str, Field] = {
+        "eligibility_state": EligibilityState.NOT_ELIGIBLE_UNTIL_TIME,
+        "blocking_reason": BlockingReason.WAITING_FOR_RESUME_DELAY,
+        "blocking_detail": f"resumes after {delay_ms} ms{cause}",
+        "delay_until_ms": until_ms,
+    }
+    at_once: dict[str, Field] = {
+        "eligibility_state": EligibilityState.ELIGIBLE_NOW,
+        "blocking_reason": BlockingReason.WAITING_FOR_WORKER,
+        "blocking_detail": "",
+    }
+    after = change(
+        before,
+        now_ms,
+        lifecycle_phase=LifecyclePhase.RUNNABLE,
+        ownership_state=OwnershipState.UNOWNED,
+        attempt_state=AttemptState.ATTEMPT_INTERRUPTED,
+        current_suspension_id=None,
+        current_waitpoint_id=None,
+        open_waitpoint_count=before.open_waitpoint_count - len(own),
+        **(timed if delay_ms else at_once),
+    )
+    (closed,) = close_suspension(suspension, reason, now_ms)
+    closed = structs.replace(closed, **suspension_fields)
+    satisfied_at_ms = now_ms if reason == RESUMED else None
+    waitpoints = (
+        structs.replace(waitpoint, satisfied_at_ms=satisfied_at_ms)
+        for waitpoint in close_waitpoints(own, reason, now_ms)
+    )
+    return Changes(updates=(after, closed, *waitpoints))
+
+
+def check_suspended(subject: Subject) -> Suspension:
+    execution = subject.execution
+    if execution.lifecycle_phase is not LifecyclePhase.SUSPENDED or subject.suspension is None:
+        raise ExecutionNotSuspended(
+            f"{execution.execution_id} is {execution.public_state}, not suspended"
+        )
+    return subject.suspension
+
+
+def decide_resume(
+    subject: Subject, trigger: str, delay_ms: int, timing: Timing
+) -> Decision[Resumed]:
+    """Resume whatever the condition says."""
+    suspension = check_suspended(subject)
+    changes = resume(subject, f"resumed_by_{trigger}", timing.now_ms, delay_ms=delay_ms)
+    after = changes.updates[0]
+    assert isinstance(after, Execution)
+    details = {
+        "suspension_id": suspension.suspension_id,
+        "trigger_type": trigger,
+        "resume_delay_ms": delay_ms,
+    }
+    event = operator_event(after, "resumed", timing.now_ms, msgspec.json.encode(details).decode())
+    return Decision(
+        answer=Resumed(public_state=after.public_state),
+        changes=structs.replace(changes, events=(event,)),
+    )
+
+
+# Time ---------------------------------------------------------------------------
+
+
+def decide_expire_suspension(
+    subject: Subject, signal_id: SignalId, timing: Timing
+) -> Decision[ExpireResult]:
+    """Do what the suspension says is to happen when it lasts too long, if it has.
+
+    `signal_id` names the signal that tells a resumed worker of the timeout.
+    """
+    execution, suspension = subject.execution, subject.suspension
+    if execution.lifecycle_phase is not LifecyclePhase.SUSPENDED:
+        return Decision(answer=AlreadySatisfied(reason="not_suspended_cleaned"))
+    if suspension is None:
+        return Decision(answer=AlreadySatisfied(reason="no_active_suspension_cleaned"))
+    if suspension.timeout_at_ms is None or suspension.timeout_at_ms > timing.now_ms:
+        return Decision(answer=AlreadySatisfied(reason="not_yet_due"))
+    behavior = suspension.timeout_behavior or TimeoutBehavior.FAIL
+    match behavior:
+        case TimeoutBehavior.AUTO_RESUME:
+            changes = _resume_by_timeout(subject, suspension, signal_id, timing.now_ms)
+        case TimeoutBehavior.ESCALATE:
+            changes = _escalate(subject, suspension, timing.now_ms)
+        case TimeoutBehavior.FAIL:
+            changes = _end(subject, behavior, TerminalOutcome.FAILED, timing)
+        case TimeoutBehavior.CANCEL:
+            changes = _end(subject, behavior, TerminalOutcome.CANCELLED, timing)
+        case TimeoutBehavior.EXPIRE:
+            changes = _end(subject, behavior, TerminalOutcome.EXPIRED, timing)
+    return Decision(answer=SuspensionExpired(behavior_applied=behavior), changes=changes)
+
+
+def _end(
+    subject: Subject, behavior: TimeoutBehavior, outcome: TerminalOutcome, timing: Timing
+) -> Changes:
+    why = f"suspension_timeout:{behavior}"
+    cancelled = outcome is TerminalOutcome.CANCELLED
+    fields: dict[str, Field] = {"failure_reason": why}
+    if cancelled:
+        fields |= {"cancellation_reason": why, "cancelled_by": "suspension_timeout"}
+    return finish(
+        subject,
+        outcome,
+        timing.now_ms,
+        retention_ms=timing.retention_ms,
+        attempt_end=AttemptLifecycle.ENDED_CANCELLED
+        if cancelled
+        else AttemptLifecycle.ENDED_FAILURE,
+        reason=f"timed_out_{behavior}",
+        attempt_failure=why,
+        attempt_category="timeout",
+        fields=fields,
+    )
+
+
+def _resume_by_timeout(
+    subject: Subject, suspension: Suspension, signal_id: SignalId, now_ms: int
+) -> Changes:
+    before = subject.execution
+    primary = next(
+        (w for w in subject.waitpoints if w.waitpoint_id == suspension.waitpoint_id), None
+    )
+    signal = Signal(
+        partition_key=before.partition_key,
+        execution_id=before.execution_id,
+        signal_id=signal_id,
+        sequence=before.signal_count,
+        waitpoint_id=suspension.waitpoint_id,
+        waitpoint_key=primary.waitpoint_key if primary else WaitpointKey(""),
+        suspension_id=suspension.suspension_id,
+        signal_name="timeout",
+        signal_category="system",
+        source_type="system",
+        source_identity="suspension_timeout",
+        observed_effect=SignalEffect.SATISFIED,
+        satisfier=True,
+        target_scope="execution",
+        created_at_ms=now_ms,
+        accepted_at_ms=now_ms,
+        payload_encoding="json",
+    )
+    counted = structs.replace(before, signal_count=before.signal_count + 1)
+    changes = resume(
+        structs.replace(subject, execution=counted),
+        TIMED_OUT_RESUME,
+        now_ms,
+        suspension_fields={"closer_signal_id": signal_id},
+    )
+    return structs.replace(changes, inserts=(signal,))
+
+
+def _escalate(subject: Subject, suspension: Suspension, now_ms: int) -> Changes:
+    """Hand the pause over to people: it stays open, and no longer ends by itself."""
+    after = change(
+        subject.execution,
+        now_ms,
+        blocking_reason=BlockingReason.PAUSED_BY_OPERATOR,
+        blocking_detail=f"suspension timeout at {suspension.timeout_at_ms}: needs an operator",
+    )
+    escalated = structs.replace(
+        suspension,
+        reason_code=SuspensionReason.WAITING_FOR_OPERATOR_REVIEW,
+        timeout_at_ms=None,
+        timeout_behavior=None,
+    )
+    kept = (
+        structs.replace(waitpoint, expires_at_ms=None)
+        for waitpoint in subject.waitpoints
+        if waitpoint.suspension_id == suspension.suspension_id
+    )
+    return Changes(updates=(after, escalated, *kept))
+
+
+def decide_expire_waitpoints(subject: Subject, timing: Timing) -> Decision[WaitpointsClosed]:
+    """Close the pending waitpoints that no suspension took over in time."""
+    expired = [w for w in subject.waitpoints if is_expired(w, timing.now_ms)]
+    return _close(subject, expired, NEVER_COMMITTED, timing.now_ms)
+
+
+def decide_close_waitpoint(
+    subject: Subject,
+    waitpoint: Waitpoint | None,
+    reason: str,
+    administrative: bool,
+    now_ms: int,
+) -> Decision[WaitpointsClosed]:
+    """Take no more signals at one waitpoint. This never wakes the execution."""
+    if waitpoint is None:
+        raise WaitpointNotFound("there is no such waitpoint")
+    if waitpoint.state is WaitpointState.CLOSED:
+        return Decision(answer=WaitpointsClosed(closed=0))
+    if waitpoint.state is WaitpointState.ACTIVE and not administrative:
+        raise WaitpointNotOpen(
+            f"waitpoint {waitpoint.waitpoint_id} belongs to an open suspension:"
+            " only an operator may close it"
+        )
+    return _close(subject, [waitpoint], reason, now_ms)
+
+
+def _close(
+    subject: Subject, waitpoints: list[Waitpoint], reason: str, now_ms: int
+) -> Decision[WaitpointsClosed]:
+    if not waitpoints:
+        return Decision(answer=WaitpointsClosed(closed=0))
+    before = subject.execution
+    after = change(
+        before, now_ms, open_waitpoint_count=before.open_waitpoint_count - len(waitpoints)
+    )
+    return Decision(
+        answer=WaitpointsClosed(closed=len(waitpoints)),
+        changes=Changes(updates=(after, *close_waitpoints(waitpoints, reason, now_ms))),
+    )
+
+
+# Claiming -------------------------------------------------------------------------
+
+
+class ResumeClaim(Struct, frozen=True, kw_only=True):
+    """What a worker says when it claims a resumed execution by id."""
+
+    worker: Worker
+    ids: NewIds
+    lease_ttl_ms: int
+    lane_id: str | None = None
+    grant_id: str | None = None
+    attempt_index: int | None = None
+    attempt_time_left_ms: int | None = None
+    """Stands in for what the attempt had left when it was parked."""
+
+
+def decide_claim_resumed(subject: Subject, claim: ResumeClaim, timing: Timing) -> Decision[Granted]:
+    """Turn a grant into a lease that continues the interrupted attempt."""
+    execution = subject.execution
+    _check_resumable(execution, claim)
+    grant = subject.grant
+    if (
+        grant is None
+        or grant.worker_instance_id != claim.worker.worker_instance_id
+        or claim.grant_id not in (None, grant.grant_id)
+    ):
+        raise InvalidClaimGrant(
+            f"{execution.execution_id} is not granted to {claim.worker.worker_instance_id}"
+        )
+    try:
+        check_grant(subject, claim.worker, timing.now_ms)
+    except ClaimGrantExpired as error:
+        raise Refusal(error, Changes(deletes=(grant,))) from error
+    if claim.attempt_time_left_ms is not None:
+        execution = structs.replace(
+            execution, attempt_time_left_ms=claim.attempt_time_left_ms or None
+        )
+    decision = grant_lease(
+        structs.replace(subject, execution=execution),
+        claim.worker,
+        claim.lease_ttl_ms,
+        claim.ids,
+        timing.now_ms,
+    )
+    return structs.replace(decision, changes=structs.replace(decision.changes, deletes=(grant,)))
+
+
+def _check_resumable(execution: Execution, claim: ResumeClaim) -> None:
+    if claim.lane_id not in (None, execution.lane_id):
+        raise InvalidInput(
+            "lane_id",
+            f"lane_mismatch: the execution is in lane {execution.lane_id!r}",
+            claim.lane_id,
+        )
+    if execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
+        raise ExecutionNotLeaseable(f"{execution.execution_id} is {execution.public_state}")
+    if execution.attempt_state is not AttemptState.ATTEMPT_INTERRUPTED:
+        raise NotAResumedExecution(
+            f"{execution.execution_id} has no attempt to continue: claim it the ordinary way"
+        )
+    if not execution.ready:
+        raise ExecutionNotLeaseable(f"{execution.execution_id} is {execution.public_state}")
+    if claim.attempt_index not in (None, execution.current_attempt_index):
+        raise InvalidInput(
+            "current_attempt_index",
+            f"the attempt to continue is {execution.current_attempt_index}",
+            claim.attempt_index,
+        )

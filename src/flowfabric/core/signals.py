@@ -1,0 +1,269 @@
+"""What one signal does to the execution it is delivered to.
+
+The caller has shown a token, or is an operator. Repeats come first: a sender
+whose connection died before it saw our answer is told `Duplicate`, even when its
+signal has resumed the execution meanwhile. Then the waitpoint must be open: a
+pending one keeps the signal for later, an active one must belong to the open
+suspension, whose condition is looked at again.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric.core.conditions import observe, stored_condition
+from flowfabric.core.decision import Changes, Decision
+from flowfabric.core.events import Event, EventCategory
+from flowfabric.core.execution import Timing
+from flowfabric.core.ids import SignalId, WaitpointId
+from flowfabric.core.model import Execution
+from flowfabric.core.policies import parse_policy
+from flowfabric.core.resuming import resume
+from flowfabric.core.states import LifecyclePhase
+from flowfabric.core.suspension import RESUMED, is_expired, stored_policy
+from flowfabric.core.suspension_model import (
+    Signal,
+    SignalDedup,
+    SignalEffect,
+    SignalFacts,
+    Suspension,
+    Waitpoint,
+    WaitpointState,
+)
+from flowfabric.core.transition import Subject, change
+from flowfabric.errors import SignalLimitExceeded, TargetNotSignalable, WaitpointClosed
+
+DEDUPED: Final = "deduped"
+_EVENT_TYPES: Final = {
+    SignalEffect.SATISFIED: "satisfied",
+    SignalEffect.BUFFERED: "buffered",
+}
+
+
+class SignalRequest(Struct, frozen=True, kw_only=True):
+    """A signal as it was sent, checked. The token is not part of it."""
+
+    waitpoint_id: WaitpointId
+    signal_id: SignalId
+    signal_name: str
+    signal_category: str
+    source_type: str
+    source_identity: str
+    payload: bytes | None
+    payload_encoding: str
+    correlation_id: str
+    idempotency_key: str | None
+    target_scope: str
+    created_at_ms: int | None
+    dedup_ttl_ms: int
+
+
+class SignalAccepted(Struct, frozen=True, kw_only=True, tag="Accepted"):
+    signal_id: SignalId
+    effect: SignalEffect
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this signal brought the execution back."""
+        return self.effect is SignalEffect.SATISFIED
+
+
+class SignalDuplicate(Struct, frozen=True, kw_only=True, tag="Duplicate"):
+    """The same signal was accepted before; nothing was done."""
+
+    existing_signal_id: SignalId
+
+
+SignalResult = SignalAccepted | SignalDuplicate
+
+
+class SignalFindings(Struct, frozen=True, kw_only=True):
+    """What was found, under the execution's lock, about a signal."""
+
+    waitpoint: Waitpoint
+    dedup: SignalDedup | None = None
+    """What its idempotency key delivered before, live or expired."""
+    recorded: bool = False
+    """A signal of this id was accepted before."""
+    satisfiers: Sequence[SignalFacts] = ()
+    """What brought the open suspension's condition forward so far, in order."""
+
+
+def decide_deliver(
+    subject: Subject, request: SignalRequest, found: SignalFindings, timing: Timing
+) -> Decision[SignalResult]:
+    repeated = _repeated(subject.execution, request, found, timing.now_ms)
+    if repeated is not None:
+        return repeated
+    suspension = _open_suspension(subject, found.waitpoint, timing.now_ms)
+    _check_limit(subject.execution)
+    signal = _new_signal(subject.execution, request, found.waitpoint, timing.now_ms)
+    if suspension is None:
+        changes = _noted(subject, signal, found.waitpoint, None, timing.now_ms)
+    else:
+        condition = stored_condition(suspension.resume_condition)
+        seen = observe(condition, found.satisfiers, signal)
+        signal = structs.replace(
+            signal,
+            suspension_id=suspension.suspension_id,
+            observed_effect=seen.effect,
+            matched=seen.matched,
+            satisfier=seen.satisfier,
+        )
+        changes = _noted(subject, signal, found.waitpoint, suspension, timing.now_ms)
+    dedup = _dedup(subject.execution, request, timing.now_ms)
+    event = delivery_event(
+        subject.execution, signal, _EVENT_TYPES.get(signal.observed_effect), timing.now_ms
+    )
+    return Decision(
+        answer=SignalAccepted(signal_id=signal.signal_id, effect=signal.observed_effect),
+        changes=structs.replace(
+            changes,
+            inserts=(signal, *(dedup if found.dedup is None else ())),
+            updates=(*changes.updates, *(() if found.dedup is None else dedup)),
+            events=(*changes.events, event),
+        ),
+    )
+
+
+def _repeated(
+    execution: Execution, request: SignalRequest, found: SignalFindings, now_ms: int
+) -> Decision[SignalResult] | None:
+    existing: SignalId | None = None
+    if found.dedup is not None and found.dedup.expires_at_ms > now_ms:
+        existing = found.dedup.signal_id
+    elif found.recorded:
+        existing = request.signal_id
+    if existing is None:
+        return None
+    signal = _new_signal(execution, request, found.waitpoint, now_ms)
+    told = structs.replace(signal, signal_id=existing)
+    return Decision(
+        answer=SignalDuplicate(existing_signal_id=existing),
+        changes=Changes(events=(delivery_event(execution, told, DEDUPED, now_ms),)),
+    )
+
+
+def _open_suspension(subject: Subject, waitpoint: Waitpoint, now_ms: int) -> Suspension | None:
+    """The suspension the signal counts for; none when it is to be kept for a later one."""
+    execution, suspension = subject.execution, subject.suspension
+    if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
+        raise TargetNotSignalable(f"{execution.execution_id} is {execution.public_state}")
+    if waitpoint.state is WaitpointState.CLOSED or is_expired(waitpoint, now_ms):
+        raise WaitpointClosed(f"waitpoint {waitpoint.waitpoint_id} takes no more signals")
+    if waitpoint.state is WaitpointState.PENDING:
+        return None
+    if suspension is None or waitpoint.suspension_id != suspension.suspension_id:
+        raise WaitpointClosed(f"waitpoint {waitpoint.waitpoint_id} takes no more signals")
+    return suspension
+
+
+def _check_limit(execution: Execution) -> None:
+    limit = parse_policy(execution.policy).max_signals_per_execution
+    if limit and execution.signal_count >= limit:
+        raise SignalLimitExceeded(
+            f"{execution.execution_id} has accepted {execution.signal_count} signals;"
+            f" its policy allows {limit}"
+        )
+
+
+def _new_signal(
+    execution: Execution, request: SignalRequest, waitpoint: Waitpoint, now_ms: int
+) -> Signal:
+    return Signal(
+        partition_key=execution.partition_key,
+        execution_id=execution.execution_id,
+        signal_id=request.signal_id,
+        sequence=execution.signal_count,
+        waitpoint_id=waitpoint.waitpoint_id,
+        waitpoint_key=waitpoint.waitpoint_key,
+        suspension_id=None,
+        signal_name=request.signal_name,
+        signal_category=request.signal_category,
+        source_type=request.source_type,
+        source_identity=request.source_identity,
+        correlation_id=request.correlation_id,
+        idempotency_key=request.idempotency_key,
+        target_scope=request.target_scope,
+        created_at_ms=now_ms if request.created_at_ms is None else request.created_at_ms,
+        accepted_at_ms=now_ms,
+        payload=request.payload,
+        payload_encoding=request.payload_encoding,
+        observed_effect=SignalEffect.BUFFERED,
+    )
+
+
+def _noted(
+    subject: Subject,
+    signal: Signal,
+    waitpoint: Waitpoint,
+    suspension: Suspension | None,
+    now_ms: int,
+) -> Changes:
+    """Count the signal, and resume if it has met the condition."""
+    execution = change(subject.execution, now_ms, signal_count=subject.execution.signal_count + 1)
+    counted = structs.replace(
+        waitpoint,
+        signal_count=waitpoint.signal_count + 1,
+        matched_signal_count=waitpoint.matched_signal_count + signal.matched,
+        last_signal_at_ms=now_ms,
+    )
+    if suspension is None:
+        return Changes(updates=(execution, counted))
+    noted = structs.replace(suspension, last_signal_at_ms=now_ms)
+    if signal.observed_effect is not SignalEffect.SATISFIED:
+        return Changes(updates=(execution, counted, noted))
+    others = (w for w in subject.waitpoints if w.waitpoint_id != waitpoint.waitpoint_id)
+    after = structs.replace(
+        subject, execution=execution, suspension=noted, waitpoints=(counted, *others)
+    )
+    return resume(
+        after,
+        RESUMED,
+        now_ms,
+        delay_ms=stored_policy(suspension).resume_delay_ms or 0,
+        cause=f" (signal {signal.signal_name})",
+        suspension_fields={"satisfied_at_ms": now_ms, "closer_signal_id": signal.signal_id},
+    )
+
+
+def _dedup(execution: Execution, request: SignalRequest, now_ms: int) -> tuple[SignalDedup, ...]:
+    if request.idempotency_key is None or request.dedup_ttl_ms == 0:
+        return ()
+    return (
+        SignalDedup(
+            partition_key=execution.partition_key,
+            execution_id=execution.execution_id,
+            waitpoint_id=request.waitpoint_id,
+            idempotency_key=request.idempotency_key,
+            signal_id=request.signal_id,
+            expires_at_ms=now_ms + request.dedup_ttl_ms,
+        ),
+    )
+
+
+def delivery_event(
+    execution: Execution, signal: Signal, event_type: str | None, now_ms: int
+) -> Event:
+    """Tells subscribers of one delivery. Effects without a name of their own go by their text."""
+    effect = event_type or signal.observed_effect.value
+    details = {
+        "signal_id": signal.signal_id,
+        "waitpoint_id": signal.waitpoint_id,
+        "source_identity": signal.source_identity,
+        "effect": effect,
+    }
+    return Event(
+        category=EventCategory.SIGNAL,
+        event_type=effect,
+        partition_key=execution.partition_key,
+        execution_id=execution.execution_id,
+        flow_id=execution.flow_id,
+        attempt_index=execution.current_attempt_index,
+        details=msgspec.json.encode(details).decode(),
+        namespace=execution.namespace,
+        instance_tag=execution.instance_tag,
+        occurred_at_ms=now_ms,
+    )

@@ -1,0 +1,459 @@
+"""How an execution pauses.
+
+A worker that holds the lease parks its attempt behind waitpoints. It may make a
+waitpoint beforehand (`pending`) and hand out its token; signals that arrive
+early are kept, and when the suspension takes the waitpoint over they count from
+the start. If they already meet the condition, the worker keeps its lease and
+goes on: nothing was ever parked.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric.core import tokens
+from flowfabric.core.conditions import (
+    Condition,
+    Single,
+    encode_condition,
+    observe,
+    required_signal_names,
+)
+from flowfabric.core.decision import Changes, Decision
+from flowfabric.core.execution import Timing, park, repeats
+from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails, details_of
+from flowfabric.core.ids import SignalId, WaitpointId
+from flowfabric.core.lease import Fence, check_fence
+from flowfabric.core.limits import (
+    OPEN_WAITPOINTS_MAX,
+    SUSPEND_CLOCK_SKEW_MS,
+    SUSPEND_DEDUP_GRACE_MS,
+    SUSPEND_DEDUP_TTL_MS_MAX,
+    TIME_MS_MAX,
+)
+from flowfabric.core.model import Execution
+from flowfabric.core.policies import parse_policy
+from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase
+from flowfabric.core.suspend_request import (
+    BoundWaitpoint,
+    ResumePolicy,
+    SuspendRequest,
+    UsePending,
+    check_keys,
+    check_same_key,
+)
+from flowfabric.core.suspension_model import (
+    HmacKey,
+    SignalEffect,
+    SignalFacts,
+    SuspendDedup,
+    Suspension,
+    SuspensionReason,
+    TimeoutBehavior,
+    Waitpoint,
+    WaitpointState,
+)
+from flowfabric.core.tokens import signing_key
+from flowfabric.core.transition import Subject, change
+from flowfabric.errors import (
+    AlreadySuspended,
+    Corruption,
+    InvalidInput,
+    InvalidLeaseForSuspend,
+    InvalidWaitpointForExecution,
+    PendingWaitpointExpired,
+    SignalLimitExceeded,
+    WaitpointAlreadyExists,
+    WaitpointNotFound,
+    WaitpointNotPending,
+)
+
+RESUMED: Final = "resumed"
+"""Why a suspension whose condition was met is closed."""
+
+BLOCKING: Final[Mapping[SuspensionReason, BlockingReason]] = {
+    SuspensionReason.WAITING_FOR_SIGNAL: BlockingReason.WAITING_FOR_SIGNAL,
+    SuspensionReason.STEP_BOUNDARY: BlockingReason.WAITING_FOR_SIGNAL,
+    SuspensionReason.WAITING_FOR_APPROVAL: BlockingReason.WAITING_FOR_APPROVAL,
+    SuspensionReason.WAITING_FOR_CALLBACK: BlockingReason.WAITING_FOR_CALLBACK,
+    SuspensionReason.WAITING_FOR_TOOL_RESULT: BlockingReason.WAITING_FOR_TOOL_RESULT,
+    SuspensionReason.WAITING_FOR_OPERATOR_REVIEW: BlockingReason.PAUSED_BY_OPERATOR,
+    SuspensionReason.MANUAL_PAUSE: BlockingReason.PAUSED_BY_OPERATOR,
+    SuspensionReason.PAUSED_BY_POLICY: BlockingReason.PAUSED_BY_POLICY,
+    SuspensionReason.PAUSED_BY_BUDGET: BlockingReason.WAITING_FOR_BUDGET,
+}
+
+
+class Parked(Struct, frozen=True, kw_only=True):
+    """What a suspend came to."""
+
+    details: SuspensionDetails
+    already_satisfied: bool
+
+
+class SuspendFindings(Struct, frozen=True, kw_only=True):
+    """What was found, under the execution's lock, about a request."""
+
+    keys: Sequence[HmacKey]
+    bound: Mapping[WaitpointId, Waitpoint] = {}
+    """Rows that already have an id the request names."""
+    buffered: Sequence[SignalFacts] = ()
+    """Signals that came early to the pending waitpoint, in order."""
+    suspension_id_taken: bool = False
+    expired_dedup: SuspendDedup | None = None
+
+
+def decide_create_waitpoint(
+    subject: Subject,
+    fence: Fence,
+    bound: BoundWaitpoint,
+    expires_in_ms: int,
+    key: HmacKey,
+    timing: Timing,
+) -> Decision[PendingWaitpoint]:
+    """Make a waitpoint whose token can be handed out before the execution suspends."""
+    execution = subject.execution
+    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    _check_room(execution, 1)
+    expires_at_ms = min(timing.now_ms + expires_in_ms, TIME_MS_MAX)
+    waitpoint = structs.replace(
+        _new_waitpoint(execution, bound, key, timing.now_ms), expires_at_ms=expires_at_ms
+    )
+    after = change(
+        execution, timing.now_ms, open_waitpoint_count=execution.open_waitpoint_count + 1
+    )
+    answer = PendingWaitpoint(
+        waitpoint_id=bound.waitpoint_id,
+        waitpoint_key=bound.waitpoint_key,
+        waitpoint_token=tokens.sign(key, execution.execution_id, bound.waitpoint_id),
+        expires_at_ms=expires_at_ms,
+    )
+    return Decision(answer=answer, changes=Changes(inserts=(waitpoint,), updates=(after,)))
+
+
+def decide_suspend(
+    subject: Subject,
+    fence: Fence,
+    request: SuspendRequest,
+    found: SuspendFindings,
+    timing: Timing,
+) -> Decision[Parked]:
+    """Park the attempt until the condition is met; or go on, if early signals meet it already."""
+    _check_may_suspend(subject, fence, timing)
+    request = with_default_timeout(request, subject.execution, timing.now_ms)
+    if found.suspension_id_taken:
+        raise InvalidInput("suspension_id", "was used before", request.suspension_id)
+    suspension, waitpoints = _opened(subject, request, found, timing.now_ms)
+    seen = _replay(request.condition, suspension, found.buffered)
+    if seen.closer is not None:
+        changes = _satisfied(subject, suspension, waitpoints[0], seen, timing.now_ms)
+    elif request.pending is not None:
+        changes = _parked(subject, suspension, timing.now_ms, bound=waitpoints, seen=seen)
+    else:
+        changes = _parked(subject, suspension, timing.now_ms, fresh=waitpoints)
+    already = seen.closer is not None
+    dedup = _remember(subject, request, suspension, already, timing.now_ms)
+    if found.expired_dedup is None:
+        changes = structs.replace(changes, inserts=(*changes.inserts, *dedup))
+    else:
+        changes = structs.replace(changes, updates=(*changes.updates, *dedup))
+    details = details_of(suspension, waitpoints, found.keys, timing.now_ms)
+    return Decision(answer=Parked(details=details, already_satisfied=already), changes=changes)
+
+
+def _check_may_suspend(subject: Subject, fence: Fence, timing: Timing) -> None:
+    execution = subject.execution
+    if execution.lifecycle_phase is LifecyclePhase.SUSPENDED and repeats(execution, fence):
+        raise AlreadySuspended(f"{execution.execution_id} is suspended already")
+    index = fence.attempt_index
+    check_fence(
+        subject, structs.replace(fence, attempt_index=None), timing.now_ms, timing.retention_ms
+    )
+    if index not in (None, execution.current_attempt_index):
+        raise InvalidLeaseForSuspend(
+            f"attempt {index} of {execution.execution_id} is not the current one"
+        )
+    assert subject.suspension is None, "an active execution has no open suspension"
+
+
+def with_default_timeout(
+    request: SuspendRequest, execution: Execution, now_ms: int
+) -> SuspendRequest:
+    """The request with the execution's own policy for what it leaves open."""
+    policy = parse_policy(execution.policy).suspension_policy
+    timeout_at_ms = request.timeout_at_ms
+    behavior = request.timeout_behavior or TimeoutBehavior.FAIL
+    if policy is not None:
+        behavior = request.timeout_behavior or TimeoutBehavior(policy.timeout_behavior)
+        if timeout_at_ms is None and policy.default_timeout_ms is not None:
+            timeout_at_ms = min(now_ms + policy.default_timeout_ms, TIME_MS_MAX)
+    if timeout_at_ms is not None and timeout_at_ms + SUSPEND_CLOCK_SKEW_MS < now_ms:
+        raise InvalidInput("timeout_at_ms", "timeout_at_in_past", timeout_at_ms)
+    return structs.replace(request, timeout_at_ms=timeout_at_ms, timeout_behavior=behavior)
+
+
+def _opened(
+    subject: Subject, request: SuspendRequest, found: SuspendFindings, now_ms: int
+) -> tuple[Suspension, tuple[Waitpoint, ...]]:
+    execution = subject.execution
+    if request.pending is not None:
+        waitpoints: tuple[Waitpoint, ...] = (
+            _taken_over(execution, request, request.pending, found, now_ms),
+        )
+    else:
+        for bound in request.fresh:
+            if bound.waitpoint_id in found.bound:
+                raise WaitpointAlreadyExists(f"waitpoint {bound.waitpoint_id} exists already")
+        _check_room(execution, len(request.fresh))
+        waitpoints = tuple(
+            _new_waitpoint(execution, bound, signing_key(found.keys), now_ms)
+            for bound in request.fresh
+        )
+    active = tuple(
+        structs.replace(
+            waitpoint,
+            state=WaitpointState.ACTIVE,
+            suspension_id=request.suspension_id,
+            attempt_index=execution.current_attempt_index,
+            ordinal=ordinal,
+            activated_at_ms=now_ms,
+            expires_at_ms=request.timeout_at_ms,
+            required_signal_names=msgspec.json.encode(
+                required_signal_names(request.condition, waitpoint.waitpoint_key)
+            ).decode(),
+        )
+        for ordinal, waitpoint in enumerate(waitpoints)
+    )
+    return _new_suspension(execution, request, active[0].waitpoint_id, now_ms), active
+
+
+def _taken_over(
+    execution: Execution,
+    request: SuspendRequest,
+    pending: UsePending,
+    found: SuspendFindings,
+    now_ms: int,
+) -> Waitpoint:
+    waitpoint = found.bound.get(WaitpointId(pending.waitpoint_id))
+    if waitpoint is None:
+        raise WaitpointNotFound(f"waitpoint {pending.waitpoint_id} does not exist")
+    if waitpoint.state is not WaitpointState.PENDING:
+        raise WaitpointNotPending(f"waitpoint {waitpoint.waitpoint_id} is {waitpoint.state}")
+    if waitpoint.attempt_index != execution.current_attempt_index and not pending.any_attempt:
+        raise InvalidWaitpointForExecution(
+            f"waitpoint {waitpoint.waitpoint_id} was made by attempt {waitpoint.attempt_index}"
+        )
+    if is_expired(waitpoint, now_ms):
+        raise PendingWaitpointExpired(
+            f"waitpoint {waitpoint.waitpoint_id} expired at {waitpoint.expires_at_ms}"
+        )
+    if isinstance(request.condition, Single):
+        check_same_key(waitpoint.waitpoint_key, request.condition)
+    check_keys([waitpoint.waitpoint_key], request.condition)
+    return waitpoint
+
+
+def is_expired(waitpoint: Waitpoint, now_ms: int) -> bool:
+    """Whether a pending waitpoint was not used in time."""
+    return (
+        waitpoint.state is WaitpointState.PENDING
+        and waitpoint.expires_at_ms is not None
+        and waitpoint.expires_at_ms <= now_ms
+    )
+
+
+def _check_room(execution: Execution, more: int) -> None:
+    if execution.open_waitpoint_count + more > OPEN_WAITPOINTS_MAX:
+        raise SignalLimitExceeded(
+            f"{execution.execution_id} has {execution.open_waitpoint_count} open waitpoints;"
+            f" at most {OPEN_WAITPOINTS_MAX} are allowed"
+        )
+
+
+def _new_waitpoint(
+    execution: Execution, bound: BoundWaitpoint, key: HmacKey, now_ms: int
+) -> Waitpoint:
+    token = tokens.sign(key, execution.execution_id, bound.waitpoint_id)
+    return Waitpoint(
+        partition_key=execution.partition_key,
+        execution_id=execution.execution_id,
+        waitpoint_id=bound.waitpoint_id,
+        waitpoint_key=bound.waitpoint_key,
+        suspension_id=None,
+        attempt_index=execution.current_attempt_index,
+        state=WaitpointState.PENDING,
+        token_kid=key.kid,
+        token_fingerprint=tokens.fingerprint(token),
+        created_at_ms=now_ms,
+    )
+
+
+def _new_suspension(
+    execution: Execution, request: SuspendRequest, primary: WaitpointId, now_ms: int
+) -> Suspension:
+    return Suspension(
+        partition_key=execution.partition_key,
+        execution_id=execution.execution_id,
+        suspension_id=request.suspension_id,
+        attempt_index=execution.current_attempt_index,
+        waitpoint_id=primary,
+        reason_code=request.reason_code,
+        requested_by=request.requested_by,
+        resume_condition=encode_condition(request.condition),
+        resume_policy=msgspec.json.encode(request.resume_policy).decode(),
+        timeout_at_ms=request.timeout_at_ms,
+        timeout_behavior=request.timeout_behavior,
+        continuation_metadata_pointer=request.continuation_metadata_pointer,
+        created_at_ms=now_ms,
+    )
+
+
+class _Replayed(Struct, frozen=True, kw_only=True):
+    """Early signals as they count for the suspension."""
+
+    signals: tuple[SignalFacts, ...] = ()
+    closer: SignalId | None = None
+
+    @property
+    def matched_count(self) -> int:
+        return sum(signal.matched for signal in self.signals)
+
+
+def _replay(
+    condition: Condition, suspension: Suspension, buffered: Sequence[SignalFacts]
+) -> _Replayed:
+    """Let early signals count, in the order they came, until the condition is met."""
+    satisfiers: list[SignalFacts] = []
+    counted: list[SignalFacts] = []
+    closer: SignalId | None = None
+    for signal in buffered:
+        taken = structs.replace(signal, suspension_id=suspension.suspension_id)
+        if closer is None:
+            seen = observe(condition, satisfiers, signal)
+            taken = structs.replace(taken, matched=seen.matched, satisfier=seen.satisfier)
+            if seen.satisfier:
+                satisfiers.append(taken)
+            if seen.effect is SignalEffect.SATISFIED:
+                closer = signal.signal_id
+        counted.append(taken)
+    return _Replayed(signals=tuple(counted), closer=closer)
+
+
+def _parked(
+    subject: Subject,
+    suspension: Suspension,
+    now_ms: int,
+    *,
+    fresh: tuple[Waitpoint, ...] = (),
+    bound: tuple[Waitpoint, ...] = (),
+    seen: "_Replayed | None" = None,
+) -> Changes:
+    seen = seen or _Replayed()
+    changes = park(
+        subject,
+        suspension.suspension_id,
+        now_ms,
+        reason="suspend",
+        lifecycle_phase=LifecyclePhase.SUSPENDED,
+        eligibility_state=EligibilityState.NOT_APPLICABLE,
+        blocking_reason=BLOCKING[suspension.reason_code],
+        blocking_detail=f"{suspension.reason_code} at waitpoint {suspension.waitpoint_id}",
+        current_suspension_id=suspension.suspension_id,
+        current_waitpoint_id=suspension.waitpoint_id,
+        open_waitpoint_count=subject.execution.open_waitpoint_count + len(fresh),
+    )
+    counted = (structs.replace(each, matched_signal_count=seen.matched_count) for each in bound)
+    return structs.replace(
+        changes,
+        inserts=(suspension, *fresh),
+        updates=(*changes.updates, *counted, *seen.signals),
+    )
+
+
+def _satisfied(
+    subject: Subject, suspension: Suspension, waitpoint: Waitpoint, seen: "_Replayed", now_ms: int
+) -> Changes:
+    """The record of a pause that never happened; the worker keeps its lease."""
+    before = subject.execution
+    closed = structs.replace(
+        suspension,
+        satisfied_at_ms=now_ms,
+        closed_at_ms=now_ms,
+        close_reason=RESUMED,
+        closer_signal_id=seen.closer,
+    )
+    after = change(before, now_ms, open_waitpoint_count=before.open_waitpoint_count - 1)
+    done = structs.replace(
+        waitpoint,
+        state=WaitpointState.CLOSED,
+        matched_signal_count=seen.matched_count,
+        satisfied_at_ms=now_ms,
+        closed_at_ms=now_ms,
+        close_reason=RESUMED,
+    )
+    return Changes(inserts=(closed,), updates=(after, done, *seen.signals))
+
+
+def _remember(
+    subject: Subject,
+    request: SuspendRequest,
+    suspension: Suspension,
+    already_satisfied: bool,
+    now_ms: int,
+) -> tuple[SuspendDedup, ...]:
+    """So that a repeat gets this answer, whatever else it asks for."""
+    execution = subject.execution
+    if request.idempotency_key is None:
+        return ()
+    assert execution.lease_id is not None
+    assert execution.current_attempt_id is not None
+    assert execution.worker_instance_id is not None
+    return (
+        SuspendDedup(
+            partition_key=execution.partition_key,
+            execution_id=execution.execution_id,
+            idempotency_key=request.idempotency_key,
+            suspension_id=suspension.suspension_id,
+            already_satisfied=already_satisfied,
+            lease_id=execution.lease_id,
+            lease_epoch=execution.lease_epoch,
+            attempt_id=execution.current_attempt_id,
+            attempt_index=execution.current_attempt_index,
+            worker_instance_id=execution.worker_instance_id,
+            lease_ttl_ms=lease_ttl_of(execution),
+            expires_at_ms=now_ms + dedup_ttl_ms(suspension.timeout_at_ms, now_ms),
+        ),
+    )
+
+
+def lease_ttl_of(execution: Execution) -> int:
+    """How long the live lease was granted or renewed for."""
+    assert execution.lease_expires_at_ms is not None
+    assert execution.lease_last_renewed_at_ms is not None
+    return execution.lease_expires_at_ms - execution.lease_last_renewed_at_ms
+
+
+def dedup_ttl_ms(timeout_at_ms: int | None, now_ms: int) -> int:
+    """As long as the suspension can last, and a little more."""
+    if timeout_at_ms is None:
+        return SUSPEND_DEDUP_TTL_MS_MAX
+    lasts_ms = max(timeout_at_ms - now_ms, 0)
+    return min(lasts_ms + SUSPEND_DEDUP_GRACE_MS, SUSPEND_DEDUP_TTL_MS_MAX)
+
+
+def may_repeat(execution: Execution, dedup: SuspendDedup, fence: Fence) -> bool:
+    """Whether the caller is who was answered, or who holds the execution now."""
+    asked = (fence.lease_id, fence.lease_epoch, fence.attempt_id)
+    return asked in (
+        (dedup.lease_id, dedup.lease_epoch, dedup.attempt_id),
+        (execution.lease_id, execution.lease_epoch, execution.current_attempt_id),
+    )
+
+
+def stored_policy(suspension: Suspension) -> ResumePolicy:
+    try:
+        return msgspec.json.decode(suspension.resume_policy, type=ResumePolicy)
+    except msgspec.DecodeError as error:
+        raise Corruption(f"a stored resume policy does not decode: {error}") from error

@@ -1,0 +1,294 @@
+"""Delivering signals: from outside with a token, or by an operator without one.
+
+A token is compared before anything is locked, so whoever guesses costs two reads.
+What a wrong token is answered depends on the token and the keys alone, never on
+whether the execution or the waitpoint exists.
+"""
+
+from msgspec import Struct
+
+from flowfabric.core.checks import (
+    check_int,
+    check_optional_bytes,
+    check_optional_text,
+    check_optional_time,
+    check_text,
+)
+from flowfabric.core.conditions import AllOf, Count, stored_condition
+from flowfabric.core.decision import Changes, Decision
+from flowfabric.core.ids import (
+    ExecutionId,
+    SignalId,
+    WaitpointId,
+    parse_lane_id,
+    parse_uuid,
+    uuid_of,
+)
+from flowfabric.core.limits import (
+    IDEMPOTENCY_KEY_BYTES_MAX,
+    SIGNAL_DEDUP_TTL_MS,
+    SIGNAL_DEDUP_TTL_MS_MAX,
+    SIGNAL_PAYLOAD_BYTES_MAX,
+)
+from flowfabric.core.model import Execution
+from flowfabric.core.signals import (
+    SignalFindings,
+    SignalRequest,
+    SignalResult,
+    decide_deliver,
+)
+from flowfabric.core.suspension_model import HmacKey, SignalDedup, SignalFacts, Waitpoint
+from flowfabric.core.tokens import (
+    INVALID,
+    WaitpointToken,
+    check_accepted,
+    check_token,
+    matching_key,
+)
+from flowfabric.core.transition import Subject, change
+from flowfabric.engine.suspensions import find_waitpoint
+from flowfabric.engine.unit import (
+    Operations,
+    execution_key,
+    load_subjects,
+    new_uuid,
+    settle_in,
+)
+from flowfabric.engine.waitpoint_keys import load_keys
+from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, NotFound
+from flowfabric.store.base import Transaction
+
+SIGNAL_TOPIC = "signal"
+FAILURE_NOTED_EVERY_MS = 1_000
+"""How often at most a wrong token is noted on the execution it was presented for."""
+
+
+class Delivery(Struct, frozen=True, kw_only=True):
+    """One signal to one execution, and by what right."""
+
+    execution_id: ExecutionId
+    request: SignalRequest
+    token: WaitpointToken | None
+    """None: an operator delivers."""
+    lane_id: str | None = None
+
+
+class Signals(Operations):
+    async def deliver_signal(
+        self,
+        execution_id: str,
+        waitpoint_id: str,
+        *,
+        waitpoint_token: str | WaitpointToken,
+        signal_name: str,
+        signal_id: str | None = None,
+        signal_category: str = "default",
+        source_type: str = "external",
+        source_identity: str = "",
+        payload: bytes | None = None,
+        payload_encoding: str = "json",
+        correlation_id: str = "",
+        idempotency_key: str | None = None,
+        target_scope: str = "waitpoint",
+        created_at_ms: int | None = None,
+        dedup_ttl_ms: int = SIGNAL_DEDUP_TTL_MS,
+    ) -> SignalResult:
+        """Deliver to one waitpoint; the token must be the one made for it.
+
+        A pending waitpoint keeps the signal for the suspension to come. Repeats, by
+        `idempotency_key` or by `signal_id`, are told which signal was accepted first.
+        """
+        request = check_signal(
+            waitpoint_id=waitpoint_id,
+            signal_name=signal_name,
+            signal_id=signal_id,
+            signal_category=signal_category,
+            source_type=source_type,
+            source_identity=source_identity,
+            payload=payload,
+            payload_encoding=payload_encoding,
+            correlation_id=correlation_id,
+            idempotency_key=idempotency_key,
+            target_scope=target_scope,
+            created_at_ms=created_at_ms,
+            dedup_ttl_ms=dedup_ttl_ms,
+        )
+        delivery = Delivery(
+            execution_id=self.check_execution_id(execution_id),
+            request=request,
+            token=check_token(waitpoint_token),
+        )
+        return await self._deliver(delivery)
+
+    async def deliver_approval_signal(
+        self,
+        execution_id: str,
+        waitpoint_id: str,
+        *,
+        signal_name: str,
+        idempotency_suffix: str,
+        lane_id: str | None = None,
+        operator_identity: str = "",
+        signal_dedup_ttl_ms: int = SIGNAL_DEDUP_TTL_MS,
+    ) -> SignalResult:
+        """Deliver an operator's decision, by convention `approved` or `rejected`.
+
+        No token is needed, so this works however often the keys were rotated. Name the
+        operator when distinct approvers are to be counted.
+        """
+        check_text("signal_name", signal_name, empty=False)
+        check_text("idempotency_suffix", idempotency_suffix)
+        request = check_signal(
+            waitpoint_id=waitpoint_id,
+            signal_name=signal_name,
+            signal_id=None,
+            signal_category="approval",
+            source_type="operator",
+            source_identity=operator_identity,
+            payload=None,
+            payload_encoding="json",
+            correlation_id="",
+            idempotency_key=f"approval:{signal_name}:{idempotency_suffix}",
+            target_scope="execution",
+            created_at_ms=None,
+            dedup_ttl_ms=signal_dedup_ttl_ms,
+        )
+        delivery = Delivery(
+            execution_id=self.check_execution_id(execution_id),
+            request=request,
+            token=None,
+            lane_id=None if lane_id is None else parse_lane_id(lane_id),
+        )
+        return await self._deliver(delivery)
+
+    async def _deliver(self, delivery: Delivery) -> SignalResult:
+        async def body(tx: Transaction) -> SignalResult | FlowFabricError:
+            key: HmacKey | None = None
+            if delivery.token is not None:
+                try:
+                    key = matching_key(
+                        delivery.token,
+                        delivery.execution_id,
+                        delivery.request.waitpoint_id,
+                        await load_keys(tx),
+                    )
+                except InvalidToken as error:
+                    await self._note_failure(tx, delivery.execution_id)
+                    return error
+            return await self._deliver_in(tx, delivery, key)
+
+        outcome = await self.store.transact(body)
+        if isinstance(outcome, FlowFabricError):
+            raise outcome
+        return outcome
+
+    async def _deliver_in(
+        self, tx: Transaction, delivery: Delivery, key: HmacKey | None
+    ) -> SignalResult | FlowFabricError:
+        subject = (await load_subjects(tx, [delivery.execution_id])).get(delivery.execution_id)
+        timing = self.timing(await tx.now_ms())
+        if key is not None:
+            try:
+                check_accepted(key, timing.now_ms)
+            except InvalidToken as error:
+                await self._note_failure(tx, delivery.execution_id)
+                return error
+        if subject is None:
+            return _unknown(delivery, "execution", delivery.execution_id)
+        if delivery.lane_id not in (None, subject.execution.lane_id):
+            lane = subject.execution.lane_id
+            return InvalidInput("lane_id", f"lane_mismatch: the execution is in lane {lane!r}")
+        waitpoint = await find_waitpoint(tx, subject, delivery.request.waitpoint_id)
+        if waitpoint is None:
+            return _unknown(delivery, "waitpoint", delivery.request.waitpoint_id)
+        found = await _find_for(tx, subject, delivery.request, waitpoint)
+
+        def decide() -> Decision[SignalResult]:
+            return decide_deliver(subject, delivery.request, found, timing)
+
+        tx.hint(SIGNAL_TOPIC)
+        return await settle_in(tx, decide, timing.now_ms)
+
+    async def _note_failure(self, tx: Transaction, execution_id: ExecutionId) -> None:
+        """Leave a trace of a wrong token, at most once in a while."""
+        key = execution_key(execution_id)
+        seen = (await tx.get(Execution, [key])).get(key)
+        if seen is None:
+            return
+        now_ms = await tx.now_ms()
+        noted_ms = seen.last_hmac_validation_failed_at_ms
+        if noted_ms is not None and now_ms - noted_ms < FAILURE_NOTED_EVERY_MS:
+            return
+        execution = (await tx.lock(Execution, [key])).get(key)
+        if execution is not None:
+            noted = change(execution, now_ms, last_hmac_validation_failed_at_ms=now_ms)
+            await tx.save(Changes(updates=(noted,)))
+
+
+def _unknown(delivery: Delivery, entity: str, name: str) -> FlowFabricError:
+    """An operator is told what does not exist; a bearer of a token only that it does not fit."""
+    return NotFound(entity, name) if delivery.token is None else InvalidToken(INVALID)
+
+
+async def _find_for(
+    tx: Transaction, subject: Subject, request: SignalRequest, waitpoint: Waitpoint
+) -> SignalFindings:
+    execution, suspension = subject.execution, subject.suspension
+    at = (execution.partition_key, execution.execution_id)
+    dedup: SignalDedup | None = None
+    if request.idempotency_key is not None:
+        key = (*at, request.waitpoint_id, request.idempotency_key)
+        dedup = (await tx.lock(SignalDedup, [key])).get(key)
+    recorded = await tx.get(SignalFacts, [(*at, request.signal_id)])
+    satisfiers: tuple[SignalFacts, ...] = ()
+    if suspension is not None and isinstance(
+        stored_condition(suspension.resume_condition), AllOf | Count
+    ):
+        satisfiers = tuple(
+            await tx.select_records(
+                SignalFacts,
+                "list_satisfiers",
+                partition_key=execution.partition_key,
+                execution_id=uuid_of(execution.execution_id),
+                suspension_id=suspension.suspension_id,
+            )
+        )
+    return SignalFindings(
+        waitpoint=waitpoint, dedup=dedup, recorded=bool(recorded), satisfiers=satisfiers
+    )
+
+
+def check_signal(
+    *,
+    waitpoint_id: object,
+    signal_name: object,
+    signal_id: object,
+    signal_category: object,
+    source_type: object,
+    source_identity: object,
+    payload: object,
+    payload_encoding: object,
+    correlation_id: object,
+    idempotency_key: object,
+    target_scope: object,
+    created_at_ms: object,
+    dedup_ttl_ms: object,
+) -> SignalRequest:
+    return SignalRequest(
+        waitpoint_id=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
+        signal_id=SignalId(new_uuid() if signal_id is None else parse_uuid("signal_id", signal_id)),
+        signal_name=check_text("signal_name", signal_name, empty=False),
+        signal_category=check_text("signal_category", signal_category),
+        source_type=check_text("source_type", source_type),
+        source_identity=check_text("source_identity", source_identity),
+        payload=check_optional_bytes("payload", payload, SIGNAL_PAYLOAD_BYTES_MAX),
+        payload_encoding=check_text("payload_encoding", payload_encoding),
+        correlation_id=check_text("correlation_id", correlation_id),
+        idempotency_key=check_optional_text(
+            "idempotency_key", idempotency_key, bytes_max=IDEMPOTENCY_KEY_BYTES_MAX
+        )
+        or None,
+        target_scope=check_text("target_scope", target_scope),
+        created_at_ms=check_optional_time("created_at_ms", created_at_ms),
+        dedup_ttl_ms=check_int("dedup_ttl_ms", dedup_ttl_ms, 0, SIGNAL_DEDUP_TTL_MS_MAX),
+    )

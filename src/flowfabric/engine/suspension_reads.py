@@ -1,0 +1,334 @@
+"""Reading suspensions, waitpoints and signals. No list shows a token."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric.core import tokens
+from flowfabric.core.checks import check_int
+from flowfabric.core.decision import Changes
+from flowfabric.core.handles import Handle
+from flowfabric.core.handouts import token_of
+from flowfabric.core.ids import (
+    ExecutionId,
+    SignalId,
+    SuspensionId,
+    WaitpointId,
+    WaitpointKey,
+    make_execution_id,
+    parse_uuid,
+    uuid_of,
+)
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.partitions import check_partition
+from flowfabric.core.resuming import OBSERVABLE
+from flowfabric.core.suspension_model import (
+    HmacKey,
+    Signal,
+    SignalEffect,
+    Suspension,
+    SuspensionReason,
+    TimeoutBehavior,
+    Waitpoint,
+    WaitpointState,
+)
+from flowfabric.core.tokens import WaitpointToken
+from flowfabric.engine.reads import find
+from flowfabric.engine.suspensions import find_waitpoint
+from flowfabric.engine.unit import Operations, execution_key, load_subjects
+from flowfabric.engine.waitpoint_keys import load_keys
+from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.store.base import Reader, Row, Transaction
+
+SIGNALS_SHOWN_MAX = 10_000
+
+
+class ResumeSignal(Struct, frozen=True, kw_only=True):
+    """A delivered signal as the worker sees it."""
+
+    signal_id: SignalId
+    signal_name: str
+    signal_category: str
+    waitpoint_key: WaitpointKey
+    source_type: str
+    source_identity: str
+    correlation_id: str
+    accepted_at_ms: int
+    payload: bytes | None
+    payload_encoding: str
+    effect: SignalEffect
+    matched: bool
+
+
+class SuspensionView(Struct, frozen=True, kw_only=True):
+    """One pause, open or over, with the signals that counted."""
+
+    suspension_id: SuspensionId
+    attempt_index: int
+    waitpoint_id: WaitpointId
+    reason_code: SuspensionReason
+    timeout_at_ms: int | None
+    timeout_behavior: TimeoutBehavior | None
+    continuation_metadata_pointer: str | None
+    created_at_ms: int
+    satisfied_at_ms: int | None
+    closed_at_ms: int | None
+    close_reason: str | None
+    signals: tuple[ResumeSignal, ...]
+
+    @property
+    def is_open(self) -> bool:
+        return self.closed_at_ms is None
+
+    @property
+    def resumed(self) -> bool:
+        """Whether its signals, or the timeout's, brought the execution back."""
+        return self.close_reason in OBSERVABLE
+
+
+class WaitpointView(Struct, frozen=True, kw_only=True):
+    """An open waitpoint. Of its token only what tells it from others."""
+
+    execution_id: ExecutionId
+    waitpoint_id: WaitpointId
+    waitpoint_key: WaitpointKey
+    state: WaitpointState
+    required_signal_names: tuple[str, ...]
+    created_at_ms: int
+    activated_at_ms: int | None
+    expires_at_ms: int | None
+    token_kid: str
+    token_fingerprint: str
+
+
+class WaitpointPage(Struct, frozen=True, kw_only=True):
+    waitpoints: tuple[WaitpointView, ...]
+    next_cursor: WaitpointId | None
+
+
+class SuspendedExecution(Struct, frozen=True, kw_only=True):
+    execution_id: ExecutionId
+    suspension_id: SuspensionId
+    suspended_at_ms: int
+    timeout_at_ms: int | None
+    reason: SuspensionReason
+
+
+class SuspendedPage(Struct, frozen=True, kw_only=True):
+    executions: tuple[SuspendedExecution, ...]
+    next_cursor: str | None
+
+
+class SuspendedCursor(Struct, frozen=True):
+    """Where a page of suspended executions ended."""
+
+    suspended_at_ms: int = -1
+    execution_uuid: str = "00000000-0000-0000-0000-000000000000"
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        if text is None:
+            return cls()
+        suspended_at, _, uuid = str(text).partition("-")
+        if not (suspended_at.isascii() and suspended_at.isdigit()):
+            raise InvalidInput("cursor", "must be a next_cursor of an earlier page", text)
+        return cls(
+            check_int("cursor", int(suspended_at[:19]), 0, 2**62), parse_uuid("cursor", uuid)
+        )
+
+    @staticmethod
+    def after(last: SuspendedExecution) -> str:
+        return f"{last.suspended_at_ms}-{uuid_of(last.execution_id)}"
+
+
+class SuspensionReads(Operations):
+    async def observe_signals(
+        self, handle: Handle | bytes, *, include_unmatched: bool = False
+    ) -> tuple[ResumeSignal, ...]:
+        """The signals that resumed this attempt, in the order they were accepted.
+
+        Empty for an attempt that was never suspended, and when an operator, a
+        cancellation or another timeout ended the pause. With `include_unmatched`:
+        every signal of the attempt's last pause, also while it lasts.
+        """
+        opened = self.verify_handle(handle)
+        partition_key, _ = execution_key(opened.execution_id)
+
+        async def body(reader: Reader) -> tuple[ResumeSignal, ...]:
+            last = await reader.select_records(
+                Suspension,
+                "latest_suspension",
+                partition_key=partition_key,
+                execution_id=uuid_of(opened.execution_id),
+                attempt_index=opened.attempt_index,
+            )
+            if not last or not (include_unmatched or last[0].close_reason in OBSERVABLE):
+                return ()
+            return await _signals_of(reader, last[0], every=include_unmatched)
+
+        return await self.store.read(body)
+
+    async def describe_suspension(
+        self, execution_id: str, suspension_id: str
+    ) -> SuspensionView | None:
+        """One pause by its id, whichever attempt made it, with the signals that counted.
+
+        A worker that names its pauses by itself finds out here, after a crash, how
+        each of them ended.
+        """
+        asked = self.check_execution_id(execution_id)
+        named = SuspensionId(parse_uuid("suspension_id", suspension_id))
+
+        async def body(reader: Reader) -> SuspensionView | None:
+            key = (*execution_key(asked), named)
+            suspension = (await reader.get(Suspension, [key])).get(key)
+            if suspension is None:
+                return None
+            signals = await _signals_of(reader, suspension, every=False)
+            return _view(suspension, signals)
+
+        return await self.store.read(body)
+
+    async def list_pending_waitpoints(
+        self, execution_id: str, *, after: str | None = None, limit: int = 100
+    ) -> WaitpointPage:
+        """The open waitpoints of one execution, pending and active, by id."""
+        asked = self.check_execution_id(execution_id)
+        check_int("limit", limit, 1, PAGE_MAX)
+        start = (
+            "00000000-0000-0000-0000-000000000000" if after is None else parse_uuid("after", after)
+        )
+        partition_key, _ = execution_key(asked)
+
+        async def body(reader: Reader) -> WaitpointPage:
+            if await find(reader, asked) is None:
+                raise NotFound("execution", asked)
+            rows = await reader.select_records(
+                Waitpoint,
+                "list_open_waitpoints",
+                partition_key=partition_key,
+                execution_id=uuid_of(asked),
+                after=start,
+                limit=limit + 1,
+            )
+            page = tuple(_waitpoint_view(row) for row in rows[:limit])
+            more = len(rows) > limit
+            return WaitpointPage(
+                waitpoints=page, next_cursor=page[-1].waitpoint_id if more else None
+            )
+
+        return await self.store.read(body)
+
+    async def list_suspended(
+        self, *, partition: int | None = None, cursor: str | None = None, limit: int = 100
+    ) -> SuspendedPage:
+        """Suspended executions of one partition or of all, longest suspended first."""
+        check_int("limit", limit, 0, PAGE_MAX)
+        if partition is not None:
+            check_int("partition", partition, 0, 65_535)
+            check_partition(partition, self.deployment.partitions)
+        start = SuspendedCursor.parse(cursor)
+
+        async def body(reader: Reader) -> Sequence[Row]:
+            return await reader.select(
+                "list_suspended",
+                partition_key=partition,
+                after_ms=start.suspended_at_ms,
+                after_id=start.execution_uuid,
+                limit=limit + 1,
+            )
+
+        rows = await self.store.read(body) if limit else []
+        page = tuple(_suspended(row) for row in rows[:limit])
+        more = len(rows) > limit
+        return SuspendedPage(
+            executions=page, next_cursor=SuspendedCursor.after(page[-1]) if more else None
+        )
+
+    async def read_waitpoint_token(
+        self, execution_id: str, waitpoint_id: str
+    ) -> WaitpointToken | None:
+        """The token of an open waitpoint of this execution; None for any other.
+
+        When the key that signed it is no longer accepted, a token of the current key.
+        """
+        asked = self.check_execution_id(execution_id)
+        named = WaitpointId(parse_uuid("waitpoint_id", waitpoint_id))
+
+        async def body(reader: Reader) -> tuple[Waitpoint | None, Sequence[HmacKey], int]:
+            key = (*execution_key(asked), named)
+            waitpoint = (await reader.get(Waitpoint, [key])).get(key)
+            return waitpoint, await load_keys(reader), await reader.now_ms()
+
+        waitpoint, keys, now_ms = await self.store.read(body)
+        if waitpoint is None or waitpoint.state is WaitpointState.CLOSED:
+            return None
+        if tokens.usable_key(keys, waitpoint.token_kid, now_ms).kid != waitpoint.token_kid:
+            return await self._sign_again(asked, named)
+        return token_of(waitpoint, keys, now_ms)
+
+    async def _sign_again(
+        self, execution_id: ExecutionId, waitpoint_id: WaitpointId
+    ) -> WaitpointToken | None:
+        async def body(tx: Transaction) -> WaitpointToken | None:
+            subject = (await load_subjects(tx, [execution_id])).get(execution_id)
+            if subject is None:
+                return None
+            waitpoint = await find_waitpoint(tx, subject, waitpoint_id)
+            if waitpoint is None or waitpoint.state is WaitpointState.CLOSED:
+                return None
+            keys = await load_keys(tx)
+            now_ms = await tx.now_ms()
+            token = token_of(waitpoint, keys, now_ms)
+            signed = structs.replace(
+                waitpoint,
+                token_kid=tokens.usable_key(keys, waitpoint.token_kid, now_ms).kid,
+                token_fingerprint=tokens.fingerprint(token),
+            )
+            await tx.save(Changes(updates=(signed,)))
+            return token
+
+        return await self.store.transact(body)
+
+
+async def _signals_of(
+    reader: Reader, suspension: Suspension, *, every: bool
+) -> tuple[ResumeSignal, ...]:
+    found = await reader.select_records(
+        Signal,
+        "list_suspension_signals",
+        partition_key=suspension.partition_key,
+        execution_id=uuid_of(suspension.execution_id),
+        suspension_id=suspension.suspension_id,
+        every=every,
+        limit=SIGNALS_SHOWN_MAX,
+    )
+    return tuple(_signal_view(signal) for signal in found)
+
+
+def _signal_view(signal: Signal) -> ResumeSignal:
+    fields = structs.asdict(signal) | {"effect": signal.observed_effect}
+    return ResumeSignal(**{name: fields[name] for name in ResumeSignal.__struct_fields__})
+
+
+def _view(suspension: Suspension, signals: tuple[ResumeSignal, ...]) -> SuspensionView:
+    fields = structs.asdict(suspension) | {"signals": signals}
+    return SuspensionView(**{name: fields[name] for name in SuspensionView.__struct_fields__})
+
+
+def _waitpoint_view(waitpoint: Waitpoint) -> WaitpointView:
+    names = msgspec.json.decode(waitpoint.required_signal_names, type=tuple[str, ...])
+    fields = structs.asdict(waitpoint) | {"required_signal_names": names}
+    return WaitpointView(**{name: fields[name] for name in WaitpointView.__struct_fields__})
+
+
+def _suspended(row: Row) -> SuspendedExecution:
+    return SuspendedExecution(
+        execution_id=make_execution_id(int(str(row["partition_key"])), str(row["execution_id"])),
+        suspension_id=SuspensionId(str(row["suspension_id"])),
+        suspended_at_ms=int(str(row["suspended_at_ms"])),
+        timeout_at_ms=None if row["timeout_at_ms"] is None else int(str(row["timeout_at_ms"])),
+        reason=SuspensionReason(str(row["reason_code"])),
+    )

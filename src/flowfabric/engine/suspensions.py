@@ -1,0 +1,374 @@
+"""Pausing executions, and the waitpoints they pause at.
+
+Every change goes through the execution's row lock, then suspension and
+waitpoints: a signal, a timeout, a cancellation and a suspend that meet are
+decided one after the other.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from msgspec import Struct, structs
+
+from flowfabric.core.checks import check_int, check_text
+from flowfabric.core.conditions import Condition
+from flowfabric.core.decision import Decision
+from flowfabric.core.handles import Handle, HandleKind, sign
+from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails, details_of
+from flowfabric.core.ids import ExecutionId, WaitpointId, WaitpointKey, parse_uuid, uuid_of
+from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence, check_fence, compare_fence
+from flowfabric.core.limits import (
+    WAITPOINT_TTL_MS_MAX,
+    WAITPOINTS_PER_SUSPENSION_MAX,
+)
+from flowfabric.core.resuming import WaitpointsClosed, decide_close_waitpoint
+from flowfabric.core.suspend_request import (
+    NORMAL,
+    Binding,
+    BoundWaitpoint,
+    ResumePolicy,
+    SuspendRequest,
+    check_suspend,
+)
+from flowfabric.core.suspension import (
+    Parked,
+    SuspendFindings,
+    decide_create_waitpoint,
+    decide_suspend,
+    lease_ttl_of,
+    may_repeat,
+)
+from flowfabric.core.suspension_model import (
+    Requester,
+    SignalFacts,
+    SuspendDedup,
+    Suspension,
+    SuspensionReason,
+    TimeoutBehavior,
+    Waitpoint,
+)
+from flowfabric.core.tokens import signing_key
+from flowfabric.core.transition import Subject
+from flowfabric.engine.unit import (
+    Operations,
+    check_fence_given,
+    fence_of,
+    load_subjects,
+    new_random_uuid,
+    new_uuid,
+    settle_in,
+)
+from flowfabric.engine.waitpoint_keys import ensure_keys
+from flowfabric.errors import FlowFabricError, NotFound
+from flowfabric.store.base import Transaction
+
+T = TypeVar("T")
+
+PROACTIVE_CLOSE = "proactive_close"
+
+
+class Suspended(Struct, frozen=True, kw_only=True, tag=True):
+    """The lease is released; the handle is good for `observe_signals` only."""
+
+    details: SuspensionDetails
+    handle: Handle
+
+
+class SuspendSatisfied(Struct, frozen=True, kw_only=True, tag="AlreadySatisfied"):
+    """Early signals meet the condition: the lease is kept, go on with the same handle."""
+
+    details: SuspensionDetails
+
+
+SuspendOutcome = Suspended | SuspendSatisfied
+
+
+class _Repeat(Struct, frozen=True, kw_only=True):
+    """The answer an earlier suspend with the same idempotency key got."""
+
+    parked: Parked
+    dedup: SuspendDedup
+
+
+class Suspensions(Operations):
+    async def suspend(
+        self,
+        handle: Handle | bytes,
+        *,
+        resume_condition: Condition,
+        waitpoints: Sequence[Binding] | None = None,
+        suspension_id: str | None = None,
+        resume_policy: ResumePolicy = NORMAL,
+        reason_code: str = SuspensionReason.WAITING_FOR_SIGNAL,
+        requested_by: str = Requester.WORKER,
+        timeout_at_ms: int | None = None,
+        timeout_behavior: str | TimeoutBehavior | None = None,
+        continuation_metadata_pointer: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> SuspendOutcome:
+        """Release the worker until signals meet the condition; the same attempt continues then.
+
+        Without `waitpoints` there is a fresh one for each key the condition mentions.
+        Without a timeout the execution's policy decides whether there is one. A repeat
+        with the same `idempotency_key` gets the first answer, whatever else it asks for.
+        """
+        request = check_suspend(
+            suspension_id=new_random_uuid() if suspension_id is None else suspension_id,
+            waitpoints=waitpoints,
+            resume_condition=resume_condition,
+            resume_policy=resume_policy,
+            reason_code=reason_code,
+            requested_by=requested_by,
+            timeout_at_ms=timeout_at_ms,
+            timeout_behavior=timeout_behavior,
+            continuation_metadata_pointer=continuation_metadata_pointer,
+            idempotency_key=idempotency_key,
+            new_ids=[new_uuid() for _ in range(WAITPOINTS_PER_SUSPENSION_MAX)],
+        )
+        opened = self.open_handle(handle)
+        parked, _ = await self._suspend(opened.execution_id, fence_of(opened), request)
+        return self._outcome(parked, opened)
+
+    async def suspend_by_triple(
+        self,
+        execution_id: str,
+        *,
+        fence: Fence,
+        resume_condition: Condition,
+        waitpoints: Sequence[Binding] | None = None,
+        suspension_id: str | None = None,
+        resume_policy: ResumePolicy = NORMAL,
+        reason_code: str = SuspensionReason.WAITING_FOR_SIGNAL,
+        requested_by: str = Requester.WORKER,
+        timeout_at_ms: int | None = None,
+        timeout_behavior: str | TimeoutBehavior | None = None,
+        continuation_metadata_pointer: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> SuspendOutcome:
+        """The same for who knows the lease but has no handle."""
+        request = check_suspend(
+            suspension_id=new_random_uuid() if suspension_id is None else suspension_id,
+            waitpoints=waitpoints,
+            resume_condition=resume_condition,
+            resume_policy=resume_policy,
+            reason_code=reason_code,
+            requested_by=requested_by,
+            timeout_at_ms=timeout_at_ms,
+            timeout_behavior=timeout_behavior,
+            continuation_metadata_pointer=continuation_metadata_pointer,
+            idempotency_key=idempotency_key,
+            new_ids=[new_uuid() for _ in range(WAITPOINTS_PER_SUSPENSION_MAX)],
+        )
+        given = check_fence_given(fence, source="worker")
+        assert given is not None
+        parked, handle = await self._suspend(self.check_execution_id(execution_id), given, request)
+        return self._outcome(parked, handle)
+
+    async def create_waitpoint(
+        self, handle: Handle | bytes, waitpoint_key: str | None = None, *, expires_in_ms: int
+    ) -> PendingWaitpoint:
+        """A waitpoint whose token can be handed out before the execution suspends.
+
+        Signals that arrive before the suspension are kept for it. Each call makes
+        another waitpoint; one that no suspension takes over in time is closed.
+        """
+        opened = self.open_handle(handle)
+        check_int("expires_in_ms", expires_in_ms, 1, WAITPOINT_TTL_MS_MAX)
+        waitpoint_id = WaitpointId(new_uuid())
+        key = f"wpk:{waitpoint_id}" if waitpoint_key is None else waitpoint_key
+        bound = BoundWaitpoint(
+            waitpoint_id=waitpoint_id,
+            waitpoint_key=WaitpointKey(check_text("waitpoint_key", key, empty=False)),
+        )
+
+        async def body(tx: Transaction) -> PendingWaitpoint | FlowFabricError:
+            subject = await load_subject(tx, opened.execution_id)
+            keys = await ensure_keys(tx)
+            timing = self.timing(await tx.now_ms())
+
+            def decide() -> Decision[PendingWaitpoint]:
+                return decide_create_waitpoint(
+                    subject, fence_of(opened), bound, expires_in_ms, signing_key(keys), timing
+                )
+
+            return await settle_in(tx, decide, timing.now_ms)
+
+        return answered(await self.store.transact(body))
+
+    async def close_waitpoint(
+        self,
+        execution_id: str,
+        waitpoint_id: str,
+        *,
+        reason: str = PROACTIVE_CLOSE,
+        fence: Fence | None = None,
+        source: str = "worker",
+    ) -> WaitpointsClosed:
+        """Take no more signals at one waitpoint. This never wakes the execution.
+
+        A worker shows its fence and closes pending waitpoints; an operator
+        (`source="operator_override"`) also those of an open suspension.
+        """
+        asked = self.check_execution_id(execution_id)
+        named = WaitpointId(parse_uuid("waitpoint_id", waitpoint_id))
+        check_text("reason", reason, empty=False)
+        given = check_fence_given(fence, source)
+
+        async def body(tx: Transaction) -> WaitpointsClosed | FlowFabricError:
+            subject = await load_subject(tx, asked)
+            waitpoint = await find_waitpoint(tx, subject, named)
+            timing = self.timing(await tx.now_ms())
+
+            def decide() -> Decision[WaitpointsClosed]:
+                if given is not None:
+                    check_fence(subject, given, timing.now_ms, timing.retention_ms)
+                administrative = source == OPERATOR_OVERRIDE
+                return decide_close_waitpoint(
+                    subject, waitpoint, reason, administrative, timing.now_ms
+                )
+
+            return await settle_in(tx, decide, timing.now_ms)
+
+        return answered(await self.store.transact(body))
+
+    # Shared
+
+    async def _suspend(
+        self, execution_id: ExecutionId, fence: Fence, request: SuspendRequest
+    ) -> tuple[Parked, Handle]:
+        async def body(tx: Transaction) -> tuple[Parked, Handle] | FlowFabricError:
+            subject = await load_subject(tx, execution_id)
+            repeat = await self._find_repeat(tx, subject, request)
+            timing = self.timing(await tx.now_ms())
+            if isinstance(repeat, _Repeat):
+                if not may_repeat(subject.execution, repeat.dedup, fence):
+                    compare_fence(subject.execution, fence)
+                return repeat.parked, self._handle_of(subject, repeat.dedup)
+            found = await _find_for(tx, subject, request, repeat)
+
+            def decide() -> Decision[Parked]:
+                return decide_suspend(subject, fence, request, found, timing)
+
+            outcome = await settle_in(tx, decide, timing.now_ms)
+            if isinstance(outcome, FlowFabricError):
+                return outcome
+            return outcome, self._handle_of(subject, None)
+
+        return answered(await self.store.transact(body))
+
+    async def _find_repeat(
+        self, tx: Transaction, subject: Subject, request: SuspendRequest
+    ) -> _Repeat | SuspendDedup | None:
+        """The remembered answer, or what is left of one that is no longer valid."""
+        if request.idempotency_key is None:
+            return None
+        execution = subject.execution
+        at = (execution.partition_key, execution.execution_id)
+        key = (*at, request.idempotency_key)
+        dedup = (await tx.lock(SuspendDedup, [key])).get(key)
+        now_ms = await tx.now_ms()
+        if dedup is None or dedup.expires_at_ms <= now_ms:
+            return dedup
+        keys = await ensure_keys(tx)
+        suspension = (await tx.get(Suspension, [(*at, dedup.suspension_id)])).get(
+            (*at, dedup.suspension_id)
+        )
+        assert suspension is not None, "a suspension is kept as long as its execution"
+        waitpoints = await tx.select_records(
+            Waitpoint,
+            "list_suspension_waitpoints",
+            partition_key=execution.partition_key,
+            execution_id=uuid_of(execution.execution_id),
+            suspension_id=dedup.suspension_id,
+        )
+        details = details_of(suspension, waitpoints, keys, now_ms)
+        parked = Parked(details=details, already_satisfied=dedup.already_satisfied)
+        return _Repeat(parked=parked, dedup=dedup)
+
+    def _handle_of(self, subject: Subject, dedup: SuspendDedup | None) -> Handle:
+        """The handle of the lease that was held when the execution was suspended."""
+        execution = subject.execution
+        if dedup is None:
+            assert execution.lease_id is not None
+            assert execution.current_attempt_id is not None
+            assert execution.worker_instance_id is not None
+            held = (execution.lease_id, execution.current_attempt_id, execution.worker_instance_id)
+            epoch, index = execution.lease_epoch, execution.current_attempt_index
+            ttl_ms = lease_ttl_of(execution)
+        else:
+            held = (dedup.lease_id, dedup.attempt_id, dedup.worker_instance_id)
+            epoch, index, ttl_ms = dedup.lease_epoch, dedup.attempt_index, dedup.lease_ttl_ms
+        lease_id, attempt_id, worker_instance_id = held
+        return Handle(
+            backend_tag=self.store.backend_tag,
+            kind=HandleKind.SUSPENDED,
+            execution_id=execution.execution_id,
+            attempt_index=index,
+            attempt_id=attempt_id,
+            lease_id=lease_id,
+            lease_epoch=epoch,
+            lease_ttl_ms=ttl_ms,
+            lane_id=execution.lane_id,
+            worker_instance_id=worker_instance_id,
+        )
+
+    def _outcome(self, parked: Parked, handle: Handle) -> SuspendOutcome:
+        if parked.already_satisfied:
+            return SuspendSatisfied(details=parked.details)
+        released = structs.replace(handle, kind=HandleKind.SUSPENDED, signature=b"")
+        return Suspended(details=parked.details, handle=sign(released, self.deployment.handle_key))
+
+
+async def load_subject(tx: Transaction, execution_id: ExecutionId) -> Subject:
+    subject = (await load_subjects(tx, [execution_id])).get(execution_id)
+    if subject is None:
+        raise NotFound("execution", execution_id)
+    return subject
+
+
+async def find_waitpoint(
+    tx: Transaction, subject: Subject, waitpoint_id: WaitpointId
+) -> Waitpoint | None:
+    """A waitpoint of the locked execution, open or closed."""
+    for waitpoint in subject.waitpoints:
+        if waitpoint.waitpoint_id == waitpoint_id:
+            return waitpoint
+    execution = subject.execution
+    key = (execution.partition_key, execution.execution_id, waitpoint_id)
+    return (await tx.get(Waitpoint, [key])).get(key)
+
+
+async def _find_for(
+    tx: Transaction, subject: Subject, request: SuspendRequest, expired: SuspendDedup | None
+) -> SuspendFindings:
+    execution = subject.execution
+    at = (execution.partition_key, execution.execution_id)
+    pending = request.pending
+    named = [bound.waitpoint_id for bound in request.fresh]
+    if pending is not None:
+        named = [WaitpointId(pending.waitpoint_id)]
+    rows = await tx.lock(Waitpoint, [(*at, waitpoint_id) for waitpoint_id in named])
+    taken = await tx.get(Suspension, [(*at, request.suspension_id)])
+    buffered: Sequence[SignalFacts] = ()
+    if pending is not None:
+        buffered = await tx.select_records(
+            SignalFacts,
+            "list_buffered_signals",
+            partition_key=execution.partition_key,
+            execution_id=uuid_of(execution.execution_id),
+            waitpoint_id=pending.waitpoint_id,
+        )
+    return SuspendFindings(
+        keys=await ensure_keys(tx),
+        bound={waitpoint.waitpoint_id: waitpoint for waitpoint in rows.values()},
+        buffered=buffered,
+        suspension_id_taken=bool(taken),
+        expired_dedup=expired,
+    )
+
+
+def answered(outcome: T | FlowFabricError) -> T:
+    """The answer; a refusal is raised."""
+    if isinstance(outcome, FlowFabricError):
+        raise outcome
+    return outcome

@@ -1,0 +1,3 @@
+-- Held by whoever changes the keys, also while there is none to lock.
+select 1 as held
+  from deployment;
