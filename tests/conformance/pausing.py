@@ -1,0 +1,137 @@
+"""Paused executions, and signals to them, in few words."""
+
+import uuid
+from typing import TypedDict, Unpack
+
+from msgspec import Struct
+
+from flowfabric import Engine
+from flowfabric.core.conditions import ByName, Condition, Single
+from flowfabric.core.handles import Handle
+from flowfabric.core.handouts import SuspensionDetails
+from flowfabric.core.ids import ExecutionId, WaitpointId
+from flowfabric.core.results import Claimed
+from flowfabric.core.signals import SignalAccepted, SignalDuplicate, SignalResult
+from flowfabric.core.suspend_request import Binding, ResumePolicy
+from flowfabric.core.suspension_model import SignalEffect, Suspension, Waitpoint
+from flowfabric.core.tokens import WaitpointToken
+from flowfabric.engine.suspensions import Suspended
+from flowfabric.engine.unit import execution_key
+from flowfabric.store.base import Reader
+from tests.conformance.given import Given
+
+APPROVED = Single("gate", ByName("approved"))
+"""The condition of a pause whose condition does not matter."""
+
+
+class SuspendOptions(TypedDict, total=False):
+    waitpoints: list[Binding] | tuple[Binding, ...]
+    suspension_id: str
+    resume_policy: ResumePolicy
+    reason_code: str
+    requested_by: str
+    timeout_at_ms: int
+    timeout_behavior: str
+    continuation_metadata_pointer: str
+    idempotency_key: str
+
+
+class Pause(Struct, frozen=True, kw_only=True):
+    """A suspended execution, and all that is needed to reach it."""
+
+    engine: Engine
+    claimed: Claimed
+    handle: Handle
+    details: SuspensionDetails
+
+    @property
+    def execution_id(self) -> ExecutionId:
+        return self.claimed.execution_id
+
+    @property
+    def waitpoint_id(self) -> WaitpointId:
+        return self.details.waitpoint_id
+
+    @property
+    def token(self) -> WaitpointToken:
+        return self.details.waitpoint_token
+
+    def waitpoint(self, key: str) -> tuple[WaitpointId, WaitpointToken]:
+        """Any waitpoint of the pause by its key."""
+        known = {self.details.waitpoint_key: (self.waitpoint_id, self.token)} | {
+            extra.waitpoint_key: (extra.waitpoint_id, extra.waitpoint_token)
+            for extra in self.details.additional_waitpoints
+        }
+        return next(found for each, found in known.items() if each == key)
+
+    async def signal(
+        self, signal_name: str = "approved", key: str | None = None, source: str = "alice"
+    ) -> SignalEffect:
+        """Deliver a signal and tell what it did."""
+        waitpoint_id, token = self.waitpoint(key or self.details.waitpoint_key)
+        answer = await self.engine.deliver_signal(
+            self.execution_id,
+            waitpoint_id,
+            waitpoint_token=token,
+            signal_name=signal_name,
+            source_identity=source,
+        )
+        assert isinstance(answer, SignalAccepted), answer
+        return answer.effect
+
+
+async def paused(
+    given: Given,
+    condition: Condition = APPROVED,
+    *,
+    fields: dict[str, object] | None = None,
+    **options: Unpack[SuspendOptions],
+) -> Pause:
+    """A new execution, claimed and suspended. `fields` are those of `NewExecution`."""
+    return await pause(given, await given.running(**(fields or {})), condition, **options)
+
+
+async def pause(
+    given: Given,
+    claimed: Claimed,
+    condition: Condition = APPROVED,
+    **options: Unpack[SuspendOptions],
+) -> Pause:
+    outcome = await given.engine.suspend(claimed.handle, resume_condition=condition, **options)
+    assert isinstance(outcome, Suspended), outcome
+    return Pause(
+        engine=given.engine, claimed=claimed, handle=outcome.handle, details=outcome.details
+    )
+
+
+async def suspension_of(engine: Engine, execution_id: str, suspension_id: str) -> Suspension:
+    """The stored record, for tests that look at more of it than users see."""
+    key = (*execution_key(engine.check_execution_id(execution_id)), suspension_id)
+
+    async def body(reader: Reader) -> Suspension:
+        return (await reader.get(Suspension, [key]))[key]
+
+    return await engine.store.read(body)
+
+
+async def waitpoint_of(engine: Engine, execution_id: str, waitpoint_id: str) -> Waitpoint:
+    key = (*execution_key(engine.check_execution_id(execution_id)), waitpoint_id)
+
+    async def body(reader: Reader) -> Waitpoint:
+        return (await reader.get(Waitpoint, [key]))[key]
+
+    return await engine.store.read(body)
+
+
+def effect_of(answer: SignalResult) -> SignalEffect:
+    assert isinstance(answer, SignalAccepted), answer
+    return answer.effect
+
+
+def duplicate_of(answer: SignalResult) -> str:
+    assert isinstance(answer, SignalDuplicate), answer
+    return answer.existing_signal_id
+
+
+def new_id() -> str:
+    return str(uuid.uuid4())
