@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from flowfabric import Engine, FlowFabricError
+from flowfabric import Engine
 from flowfabric.core.conditions import (
     AllOf,
     ByName,
@@ -16,7 +16,7 @@ from flowfabric.core.conditions import (
     Wildcard,
     all_of_waitpoints,
 )
-from flowfabric.core.events import EventCategory, LeaseEventType, lease_event
+from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.limits import OPEN_WAITPOINTS_MAX, WAITPOINTS_PER_SUSPENSION_MAX
 from flowfabric.core.states import (
@@ -644,8 +644,3 @@ async def test_nothing_a_suspender_is_given_shows_its_tokens(given: Given) -> No
     for shown in (repr(pause.details), str(pause.token), f"{pause.token}", repr([pause.token])):
         assert secret not in shown
     assert repr(pause.token) == "k1:<REDACTED:len=64>"
-
-
-def test_errors_of_suspension_are_ours() -> None:
-    assert issubclass(AlreadySuspended, FlowFabricError)
-    assert EventCategory.SIGNAL == "signal"
