@@ -1,0 +1,613 @@
+"""Waitpoints: made beforehand, kept early signals, closed, listed."""
+
+import pytest
+
+from flowfabric import Engine
+from flowfabric.core.conditions import (
+    AllOf,
+    ByName,
+    Condition,
+    Count,
+    CountKind,
+    OperatorOnly,
+    Single,
+    TimeoutOnly,
+    all_of_waitpoints,
+)
+from flowfabric.core.handouts import PendingWaitpoint
+from flowfabric.core.lease import OPERATOR_OVERRIDE
+from flowfabric.core.limits import PAGE_MAX, WAITPOINT_TTL_MS_MAX
+from flowfabric.core.results import Claimed
+from flowfabric.core.states import LifecyclePhase, OwnershipState, PublicState
+from flowfabric.core.suspend_request import UsePending
+from flowfabric.core.suspension_model import SignalEffect, Waitpoint, WaitpointState
+from flowfabric.core.tokens import fingerprint
+from flowfabric.engine.suspension_reads import WaitpointView
+from flowfabric.engine.suspensions import Suspended, SuspendSatisfied
+from flowfabric.errors import (
+    ExecutionNotActive,
+    InvalidInput,
+    InvalidWaitpointForExecution,
+    LeaseExpired,
+    NotFound,
+    PendingWaitpointExpired,
+    StaleLease,
+    WaitpointClosed,
+    WaitpointNotFound,
+    WaitpointNotPending,
+)
+from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.testing import SettableClock
+from tests.conformance.given import UNKNOWN_ID, WORKER, Given, fence_of
+from tests.conformance.observed import (
+    cursor_of,
+    events_since,
+    execution_of,
+    refused,
+    refuses,
+    unchanged,
+)
+from tests.conformance.pausing import (
+    APPROVED,
+    duplicate_of,
+    effect_of,
+    new_id,
+    pause,
+    paused,
+    suspension_of,
+    waitpoint_of,
+)
+
+TTL_MS = 10_000
+
+
+async def send(
+    engine: Engine,
+    claimed: Claimed,
+    pending: PendingWaitpoint,
+    name: str = "approved",
+    source: str = "alice",
+) -> SignalEffect:
+    answer = await engine.deliver_signal(
+        claimed.execution_id,
+        pending.waitpoint_id,
+        waitpoint_token=pending.waitpoint_token,
+        signal_name=name,
+        source_identity=source,
+    )
+    return effect_of(answer)
+
+
+async def create(engine: Engine, claimed: Claimed, key: str = "gate") -> PendingWaitpoint:
+    return await engine.create_waitpoint(claimed.handle, key, expires_in_ms=TTL_MS)
+
+
+def using(pending: PendingWaitpoint, any_attempt: bool = False) -> list[UsePending]:
+    return [UsePending(waitpoint_id=pending.waitpoint_id, any_attempt=any_attempt)]
+
+
+# Made beforehand ------------------------------------------------------------------
+
+
+async def test_a_waitpoint_is_made_without_touching_the_lease(engine: Engine, given: Given) -> None:
+    claimed = await given.running()
+    cursor = await cursor_of(engine)
+    pending = await create(engine, claimed)
+    now_ms = given.clock.now_ms()
+    execution = await execution_of(engine, claimed.execution_id)
+    assert (execution.lease_id, execution.open_waitpoint_count) == (claimed.lease_id, 1)
+    assert await waitpoint_of(engine, claimed.execution_id, pending.waitpoint_id) == Waitpoint(
+        partition_key=execution.partition_key,
+        execution_id=claimed.execution_id,
+        waitpoint_id=pending.waitpoint_id,
+        waitpoint_key=pending.waitpoint_key,
+        suspension_id=None,
+        attempt_index=0,
+        state=WaitpointState.PENDING,
+        token_kid="k1",
+        token_fingerprint=fingerprint(pending.waitpoint_token),
+        created_at_ms=now_ms,
+        expires_at_ms=now_ms + TTL_MS,
+    )
+    assert pending.expires_at_ms == now_ms + TTL_MS
+    assert await events_since(engine, cursor) == []
+    await engine.renew(claimed.handle)
+
+
+async def test_each_call_makes_another_waitpoint(engine: Engine, given: Given) -> None:
+    claimed = await given.running()
+    one, other = await create(engine, claimed), await create(engine, claimed)
+    assert one.waitpoint_id != other.waitpoint_id
+    assert one.waitpoint_token != other.waitpoint_token
+
+
+async def test_a_waitpoint_needs_the_live_lease(engine: Engine, given: Given) -> None:
+    pause = await paused(given)
+    async with refused(engine, ExecutionNotActive):
+        await create(engine, pause.claimed)
+    overdue = await given.overdue_lease()
+    with pytest.raises(LeaseExpired):
+        await create(engine, overdue)
+
+
+async def test_what_is_asked_of_a_waitpoint_is_checked(engine: Engine, given: Given) -> None:
+    claimed = await given.running()
+    async with unchanged(engine):
+        for ttl_ms in (0, -1, "1", None, WAITPOINT_TTL_MS_MAX + 1):
+            await refuses(
+                engine,
+                "expires_in_ms",
+                "create_waitpoint",
+                claimed.handle,
+                "gate",
+                expires_in_ms=ttl_ms,
+            )
+        for key in ("", 7, "x" * 257):
+            await refuses(
+                engine,
+                "waitpoint_key",
+                "create_waitpoint",
+                claimed.handle,
+                key,
+                expires_in_ms=TTL_MS,
+            )
+
+
+# Early signals --------------------------------------------------------------------
+
+
+async def test_an_early_signal_is_kept_and_told(engine: Engine, given: Given) -> None:
+    claimed = await given.running()
+    pending = await create(engine, claimed)
+    cursor = await cursor_of(engine)
+    assert await send(engine, claimed, pending) is SignalEffect.BUFFERED
+    (event,) = await events_since(engine, cursor)
+    assert event.event_type == "buffered"
+    execution = await execution_of(engine, claimed.execution_id)
+    assert (execution.lifecycle_phase, execution.ownership_state) == (
+        LifecyclePhase.ACTIVE,
+        OwnershipState.LEASED,
+    )
+
+
+async def test_an_early_signal_is_kept_once(engine: Engine, given: Given) -> None:
+    claimed = await given.running()
+    pending = await create(engine, claimed)
+    answers = [
+        await engine.deliver_signal(
+            claimed.execution_id,
+            pending.waitpoint_id,
+            waitpoint_token=pending.waitpoint_token,
+            signal_name="approved",
+            idempotency_key="once",
+        )
+        for _ in range(2)
+    ]
+    assert effect_of(answers[0]) is SignalEffect.BUFFERED
+    assert duplicate_of(answers[1])
+
+
+async def test_a_worker_whose_signal_came_early_goes_on_with_its_lease(
+    engine: Engine, given: Given
+) -> None:
+    claimed = await given.running()
+    pending = await create(engine, claimed)
+    await send(engine, claimed, pending, "noise")
+    await send(engine, claimed, pending)
+    before = await execution_of(engine, claimed.execution_id)
+    outcome = await engine.suspend(
+        claimed.handle, resume_condition=APPROVED, waitpoints=using(pending)
+    )
+    assert isinstance(outcome, SuspendSatisfied)
+    after = await execution_of(engine, claimed.execution_id)
+    assert (after.lease_id, after.public_state) == (before.lease_id, PublicState.ACTIVE)
+    assert (after.open_waitpoint_count, after.current_suspension_id) == (0, None)
+    waitpoint = await waitpoint_of(engine, claimed.execution_id, pending.waitpoint_id)
+    assert (waitpoint.state, waitpoint.close_reason, waitpoint.matched_signal_count) == (
+        WaitpointState.CLOSED,
+        "resumed",
+        1,
+    )
+    (signal,) = await engine.observe_signals(claimed.handle)
+    assert signal.signal_name == "approved"
+    every = await engine.observe_signals(claimed.handle, include_unmatched=True)
+    assert [each.signal_name for each in every] == ["noise", "approved"]
+    await engine.complete(claimed.handle)
+
+
+async def test_early_signals_count_together_with_later_ones(engine: Engine, given: Given) -> None:
+    claimed = await given.running()
+    pending = await create(engine, claimed)
+    await send(engine, claimed, pending, source="alice")
+    two = Count(2, CountKind.DISTINCT_SOURCES, ("gate",), ByName("approved"))
+    outcome = await engine.suspend(claimed.handle, resume_condition=two, waitpoints=using(pending))
+    assert isinstance(outcome, Suspended)
+    assert outcome.details.waitpoint_token == pending.waitpoint_token
+    assert await send(engine, claimed, pending, source="alice") is SignalEffect.APPENDED_DUPLICATE
+    assert await send(engine, claimed, pending, source="bob") is SignalEffect.SATISFIED
+    signals = await engine.observe_signals(outcome.handle)
+    assert [signal.source_identity for signal in signals] == ["alice", "bob"]
+
+
+async def test_early_signals_of_a_composite_can_meet_it(engine: Engine, given: Given) -> None:
+    claimed = await given.running()
+    pending = await create(engine, claimed)
+    for name in ("beta", "alpha", "late"):
+        await send(engine, claimed, pending, name)
+    both = AllOf((Single("gate", ByName("alpha")), Single("gate", ByName("beta"))))
+    outcome = await engine.suspend(claimed.handle, resume_condition=both, waitpoints=using(pending))
+    assert isinstance(outcome, SuspendSatisfied)
+    signals = await engine.observe_signals(claimed.handle)
+    assert [signal.signal_name for signal in signals] == ["beta", "alpha"]
+
+
+async def test_a_pending_waitpoint_lives_as_long_as_the_pause_that_takes_it_over(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    claimed = await given.running()
+    pending = await create(engine, claimed)
+    await pause(given, claimed, waitpoints=using(pending))
+    waitpoint = await waitpoint_of(engine, claimed.execution_id, pending.waitpoint_id)
+    assert (waitpoint.state, waitpoint.expires_at_ms) == (WaitpointState.ACTIVE, None)
+    clock.advance(ms=TTL_MS)
+    assert "waitpoint_expiry" not in await run_due(engine)
+    assert await send(engine, claimed, pending) is SignalEffect.SATISFIED
+
+
+async def test_a_pending_waitpoint_keeps_its_token_when_the_key_changes(
+    engine: Engine, given: Given
+) -> None:
+    claimed = await given.running()
+    pending = await create(engine, claimed)
+    await engine.rotate_waitpoint_hmac_secret_all("k2", "ab" * 32)
+    taken = await pause(given, claimed, waitpoints=using(pending))
+    assert taken.token == pending.waitpoint_token
+    assert await taken.signal() is SignalEffect.SATISFIED
+
+
+async def test_other_pending_waitpoints_stay_pending(engine: Engine, given: Given) -> None:
+    claimed = await given.running()
+    spare, used = await create(engine, claimed, "spare"), await create(engine, claimed)
+    taken = await pause(given, claimed, waitpoints=using(used))
+    assert await send(engine, claimed, spare) is SignalEffect.BUFFERED
+    assert await taken.signal() is SignalEffect.SATISFIED
+    resumed = await given.taken()
+    assert (await execution_of(engine, claimed.execution_id)).open_waitpoint_count == 1
+    outcome = await engine.suspend(
+        resumed.handle, resume_condition=Single("spare"), waitpoints=using(spare)
+    )
+    assert isinstance(outcome, SuspendSatisfied)
+
+
+# What cannot be taken over --------------------------------------------------------
+
+
+async def test_only_a_pending_waitpoint_of_this_execution_is_taken_over(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    stranger = await given.running()
+    foreign = await create(engine, stranger)
+    claimed = await given.running()
+    pending = await create(engine, claimed)
+    expired = await engine.create_waitpoint(claimed.handle, "gate", expires_in_ms=1)
+    closed = await create(engine, claimed)
+    await engine.close_waitpoint(claimed.execution_id, closed.waitpoint_id, fence=fence_of(claimed))
+    clock.advance(ms=1)
+    for waitpoint, error in (
+        (foreign, WaitpointNotFound),
+        (expired, PendingWaitpointExpired),
+        (closed, WaitpointNotPending),
+    ):
+        async with refused(engine, error):
+            await engine.suspend(
+                claimed.handle, resume_condition=APPROVED, waitpoints=using(waitpoint)
+            )
+    async with refused(engine, InvalidInput) as caught:
+        await engine.suspend(
+            claimed.handle, resume_condition=Single("other"), waitpoints=using(pending)
+        )
+    assert caught.value.problem == "waitpoint_key_mismatch"
+    async with refused(engine, InvalidInput) as caught:
+        await engine.suspend(
+            claimed.handle, resume_condition=all_of_waitpoints(["x"]), waitpoints=using(pending)
+        )
+    assert caught.value.problem == "referenced_waitpoint_key_missing_binding: x"
+
+
+async def test_a_later_attempt_takes_over_only_when_it_says_so(
+    engine: Engine, given: Given
+) -> None:
+    first = await given.running()
+    pending = await create(engine, first)
+    await send(engine, first, pending)
+    await engine.revoke_lease(first.execution_id, reason="drain")
+    second = await given.taken()
+    async with refused(engine, InvalidWaitpointForExecution):
+        await engine.suspend(second.handle, resume_condition=APPROVED, waitpoints=using(pending))
+    outcome = await engine.suspend(
+        second.handle, resume_condition=APPROVED, waitpoints=using(pending, any_attempt=True)
+    )
+    assert isinstance(outcome, SuspendSatisfied)
+    assert len(await engine.observe_signals(second.handle)) == 1
+
+
+# Closing --------------------------------------------------------------------------
+
+
+async def test_a_worker_closes_its_pending_waitpoint(engine: Engine, given: Given) -> None:
+    claimed = await given.running()
+    pending = await create(engine, claimed)
+    fence = fence_of(claimed)
+    closed = await engine.close_waitpoint(claimed.execution_id, pending.waitpoint_id, fence=fence)
+    assert closed.closed == 1
+    waitpoint = await waitpoint_of(engine, claimed.execution_id, pending.waitpoint_id)
+    assert (waitpoint.state, waitpoint.closed_at_ms, waitpoint.close_reason) == (
+        WaitpointState.CLOSED,
+        given.clock.now_ms(),
+        "proactive_close",
+    )
+    async with unchanged(engine):
+        again = await engine.close_waitpoint(
+            claimed.execution_id, pending.waitpoint_id, fence=fence
+        )
+    assert again.closed == 0
+    async with refused(engine, WaitpointClosed):
+        await send(engine, claimed, pending)
+
+
+async def test_only_an_operator_closes_a_waitpoint_of_an_open_pause(
+    engine: Engine, given: Given
+) -> None:
+    taken = await paused(given, all_of_waitpoints(["a", "b"]))
+    waitpoint_id, token = taken.waitpoint("b")
+    with pytest.raises(ExecutionNotActive):
+        await engine.close_waitpoint(
+            taken.execution_id, waitpoint_id, fence=fence_of(taken.claimed)
+        )
+    closed = await engine.close_waitpoint(
+        taken.execution_id, waitpoint_id, source=OPERATOR_OVERRIDE, reason="not needed"
+    )
+    assert closed.closed == 1
+    assert await engine.read_execution_state(taken.execution_id) is PublicState.SUSPENDED
+    async with refused(engine, WaitpointClosed):
+        await engine.deliver_signal(
+            taken.execution_id, waitpoint_id, waitpoint_token=token, signal_name="x"
+        )
+    await engine.resume_execution(taken.execution_id)
+    assert (await execution_of(engine, taken.execution_id)).open_waitpoint_count == 0
+
+
+async def test_closing_checks_who_asks_and_for_what(engine: Engine, given: Given) -> None:
+    claimed = await given.running()
+    pending = await create(engine, claimed)
+    async with refused(engine, StaleLease):
+        await engine.close_waitpoint(
+            claimed.execution_id, pending.waitpoint_id, fence=fence_of(claimed, lease_epoch=9)
+        )
+    async with refused(engine, WaitpointNotFound):
+        await engine.close_waitpoint(claimed.execution_id, new_id(), fence=fence_of(claimed))
+    async with refused(engine, NotFound):
+        await engine.close_waitpoint(UNKNOWN_ID, new_id(), source=OPERATOR_OVERRIDE)
+    async with unchanged(engine):
+        asked = (claimed.execution_id, pending.waitpoint_id)
+        await refuses(engine, "fence", "close_waitpoint", *asked)
+        await refuses(engine, "reason", "close_waitpoint", *asked, reason="")
+        await refuses(engine, "waitpoint_id", "close_waitpoint", asked[0], "x")
+
+
+async def test_a_waitpoint_nobody_took_over_is_closed_in_time(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    claimed = await given.running(ttl_ms=100_000)
+    pending = await create(engine, claimed)
+    assert (await engine.next_due())["waitpoint_expiry"] == TTL_MS
+    clock.advance(ms=TTL_MS - 1)
+    assert await run_due(engine) == {}
+    assert await send(engine, claimed, pending) is SignalEffect.BUFFERED
+    clock.advance(ms=1)
+    async with refused(engine, WaitpointClosed):
+        await send(engine, claimed, pending)
+    assert await run_due(engine) == {"waitpoint_expiry": 1}
+    waitpoint = await waitpoint_of(engine, claimed.execution_id, pending.waitpoint_id)
+    assert (waitpoint.state, waitpoint.close_reason) == (WaitpointState.CLOSED, "never_committed")
+    assert (await execution_of(engine, claimed.execution_id)).open_waitpoint_count == 0
+    assert "waitpoint_expiry" not in await engine.next_due()
+
+
+# What ends with the execution -------------------------------------------------------
+
+
+async def test_every_end_of_an_execution_closes_what_is_open(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    async def open_both() -> tuple[Claimed, PendingWaitpoint]:
+        claimed = await given.running(execution_deadline_at_ms=clock.now_ms() + 60_000)
+        return claimed, await create(engine, claimed)
+
+    completed, one = await open_both()
+    await engine.complete(completed.handle)
+    failed, two = await open_both()
+    await engine.fail(failed.handle, "broken")
+    cancelled, three = await open_both()
+    await engine.cancel_execution(cancelled.execution_id, reason="enough")
+    given_up, four = await open_both()
+    await engine.cancel(given_up.handle, "mine")
+    late, five = await open_both()
+    clock.advance(ms=60_000)
+    await engine.expire_execution(late.execution_id, "execution_deadline")
+    for claimed, pending, reason in (
+        (completed, one, "completed"),
+        (failed, two, "failed_terminal"),
+        (cancelled, three, "cancelled"),
+        (given_up, four, "cancelled"),
+        (late, five, "expired:execution_deadline"),
+    ):
+        waitpoint = await waitpoint_of(engine, claimed.execution_id, pending.waitpoint_id)
+        assert (waitpoint.state, waitpoint.close_reason) == (WaitpointState.CLOSED, reason)
+        execution = await execution_of(engine, claimed.execution_id)
+        assert execution.open_waitpoint_count == 0
+
+
+async def test_a_batch_of_completions_closes_waitpoints_too(engine: Engine, given: Given) -> None:
+    plain = await given.running()
+    claimed = await given.running()
+    pending = await create(engine, claimed)
+    for each in (plain, claimed):
+        await engine.complete(each.handle)
+    waitpoint = await waitpoint_of(engine, claimed.execution_id, pending.waitpoint_id)
+    assert waitpoint.state is WaitpointState.CLOSED
+
+
+async def test_ending_a_suspended_execution_closes_pause_and_waitpoints(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    fields: dict[str, object] = {"execution_deadline_at_ms": clock.now_ms() + 1_000}
+    cancelled = await paused(given, all_of_waitpoints(["a", "b"]))
+    await engine.cancel_execution(cancelled.execution_id, reason="enough")
+    late = await paused(given, fields=fields)
+    clock.advance(ms=1_000)
+    assert (await run_due(engine))["deadline"] == 1
+    for taken, reason in ((cancelled, "cancelled"), (late, "expired:execution_deadline")):
+        stored = await suspension_of(engine, taken.execution_id, taken.details.suspension_id)
+        assert (stored.close_reason, stored.closed_at_ms is None) == (reason, False)
+        for key in [taken.details.waitpoint_key] + [
+            extra.waitpoint_key for extra in taken.details.additional_waitpoints
+        ]:
+            waitpoint = await waitpoint_of(engine, taken.execution_id, taken.waitpoint(key)[0])
+            assert (waitpoint.state, waitpoint.close_reason) == (WaitpointState.CLOSED, reason)
+        assert await engine.observe_signals(taken.handle) == ()
+    execution = await execution_of(engine, cancelled.execution_id)
+    assert (execution.current_suspension_id, execution.current_waitpoint_id) == (None, None)
+
+
+async def test_all_of_it_is_deleted_with_the_execution(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    taken = await paused(given, idempotency_key="once")
+    await taken.signal("noise")
+    await taken.signal()
+    await engine.complete((await given.taken()).handle)
+    clock.advance(days=2)
+    assert (await run_due(engine))["retention"] == 1
+    assert await engine.describe_suspension(taken.execution_id, taken.details.suspension_id) is None
+    assert await engine.observe_signals(taken.handle, include_unmatched=True) == ()
+    with pytest.raises(KeyError):
+        await waitpoint_of(engine, taken.execution_id, taken.waitpoint_id)
+
+
+# Lists ----------------------------------------------------------------------------
+
+
+async def test_the_list_shows_what_each_waitpoint_waits_for_but_no_token(
+    engine: Engine, given: Given
+) -> None:
+    condition = AllOf(
+        (
+            Single("a", ByName("yes")),
+            Count(1, CountKind.DISTINCT_SIGNALS, ("a", "b"), ByName("also")),
+            Single("a", ByName("yes")),
+        )
+    )
+    taken = await paused(given, condition, timeout_at_ms=given.clock.now_ms() + 9)
+    page = await engine.list_pending_waitpoints(taken.execution_id)
+    now_ms = given.clock.now_ms()
+    expected = {
+        key: WaitpointView(
+            execution_id=taken.execution_id,
+            waitpoint_id=taken.waitpoint(key)[0],
+            waitpoint_key=taken.details.waitpoint_key
+            if key == "a"
+            else taken.details.additional_waitpoints[0].waitpoint_key,
+            state=WaitpointState.ACTIVE,
+            required_signal_names=names,
+            created_at_ms=now_ms,
+            activated_at_ms=now_ms,
+            expires_at_ms=now_ms + 9,
+            token_kid="k1",
+            token_fingerprint=fingerprint(taken.waitpoint(key)[1]),
+        )
+        for key, names in (("a", ("yes", "also")), ("b", ("also",)))
+    }
+    assert {view.waitpoint_key: view for view in page.waitpoints} == expected
+    assert page.next_cursor is None
+    for key in "ab":
+        assert taken.waitpoint(key)[1].reveal().partition(":")[2] not in repr(page)
+        assert len(expected[key].token_fingerprint) == 16
+
+
+@pytest.mark.parametrize(
+    ("condition", "names"),
+    [
+        (Single("gate", ByName("x")), ("x",)),
+        (Single("gate"), ()),
+        (OperatorOnly(), ("__operator_only__",)),
+        (TimeoutOnly(), ("__timeout_only__",)),
+    ],
+)
+async def test_required_names_of_simple_conditions(
+    engine: Engine, given: Given, condition: Condition, names: tuple[str, ...]
+) -> None:
+    taken = await paused(given, condition, timeout_at_ms=given.clock.now_ms() + 9)
+    (view,) = (await engine.list_pending_waitpoints(taken.execution_id)).waitpoints
+    assert view.required_signal_names == names
+
+
+async def test_the_list_comes_in_pages(engine: Engine, given: Given) -> None:
+    claimed = await given.running()
+    made = sorted([(await create(engine, claimed)).waitpoint_id for _ in range(5)])
+    seen: list[str] = []
+    after: str | None = None
+    sizes = []
+    for _ in range(3):
+        page = await engine.list_pending_waitpoints(claimed.execution_id, after=after, limit=2)
+        seen += [view.waitpoint_id for view in page.waitpoints]
+        sizes.append(len(page.waitpoints))
+        after = page.next_cursor
+    assert (seen, sizes, after) == (made, [2, 2, 1], None)
+
+
+async def test_the_list_leaves_out_what_is_closed(engine: Engine, given: Given) -> None:
+    taken = await paused(given)
+    await taken.signal()
+    assert (await engine.list_pending_waitpoints(taken.execution_id)).waitpoints == ()
+    with pytest.raises(NotFound):
+        await engine.list_pending_waitpoints(UNKNOWN_ID)
+    await refuses(engine, "limit", "list_pending_waitpoints", taken.execution_id, limit=0)
+    await refuses(
+        engine, "limit", "list_pending_waitpoints", taken.execution_id, limit=PAGE_MAX + 1
+    )
+    await refuses(engine, "after", "list_pending_waitpoints", taken.execution_id, after="x")
+
+
+# Tokens ---------------------------------------------------------------------------
+
+
+async def test_the_token_of_an_open_waitpoint_can_be_read(engine: Engine, given: Given) -> None:
+    taken = await paused(given)
+    assert await engine.read_waitpoint_token(taken.execution_id, taken.waitpoint_id) == taken.token
+    other = await paused(given)
+    assert await engine.read_waitpoint_token(other.execution_id, taken.waitpoint_id) is None
+    assert await engine.read_waitpoint_token(UNKNOWN_ID, taken.waitpoint_id) is None
+    assert await engine.read_waitpoint_token(taken.execution_id, new_id()) is None
+    await taken.signal()
+    assert await engine.read_waitpoint_token(taken.execution_id, taken.waitpoint_id) is None
+    await refuses(engine, "waitpoint_id", "read_waitpoint_token", taken.execution_id, "x")
+
+
+async def test_a_token_whose_key_is_gone_is_signed_again_when_read(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    taken = await paused(given)
+    await engine.rotate_waitpoint_hmac_secret_all("k2", "ab" * 32, grace_ms=100)
+    assert await engine.read_waitpoint_token(taken.execution_id, taken.waitpoint_id) == taken.token
+    clock.advance(ms=101)
+    token = await engine.read_waitpoint_token(taken.execution_id, taken.waitpoint_id)
+    assert token is not None
+    assert token.reveal().startswith("k2:")
+    (view,) = (await engine.list_pending_waitpoints(taken.execution_id)).waitpoints
+    assert (view.token_kid, view.token_fingerprint) == ("k2", fingerprint(token))
+    answer = await engine.deliver_signal(
+        taken.execution_id, taken.waitpoint_id, waitpoint_token=token, signal_name="approved"
+    )
+    assert effect_of(answer) is SignalEffect.SATISFIED
+    assert (await engine.claim(**WORKER)) is not None
