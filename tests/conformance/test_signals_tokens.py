@@ -1,0 +1,353 @@
+"""Tokens and their keys: who may deliver, and what nobody finds out."""
+
+import hashlib
+import hmac
+import logging
+import random
+import string
+
+import pytest
+
+from flowfabric import Engine
+from flowfabric.core.tokens import EXPIRED, INVALID, MISSING, WaitpointToken, matching_key
+from flowfabric.engine.waitpoint_keys import (
+    AlreadySeeded,
+    Rotated,
+    RotationEntry,
+    RotationNoop,
+    Seeded,
+    VerifyingKid,
+    WaitpointKids,
+    load_keys,
+)
+from flowfabric.errors import (
+    InvalidGraceMs,
+    InvalidInput,
+    InvalidKid,
+    InvalidSecretHex,
+    InvalidToken,
+    RotationConflict,
+)
+from flowfabric.testing import SettableClock
+from tests.conformance.given import UNKNOWN_ID, Given
+from tests.conformance.observed import call, execution_of, state_of
+from tests.conformance.pausing import APPROVED, Pause, new_id, paused
+
+SECRET = "ab" * 32
+OTHER_SECRET = "cd" * 32
+
+
+async def refusal(
+    engine: Engine, execution_id: str, waitpoint_id: str, token: str | WaitpointToken
+) -> str:
+    """What a bearer of this token is told."""
+    with pytest.raises(InvalidToken) as caught:
+        await engine.deliver_signal(
+            execution_id, waitpoint_id, waitpoint_token=token, signal_name="approved"
+        )
+    assert caught.value.http_status == 400
+    return str(caught.value)
+
+
+async def mine(engine: Engine, pause: Pause, token: str | WaitpointToken) -> str:
+    return await refusal(engine, pause.execution_id, pause.waitpoint_id, token)
+
+
+# Tokens ---------------------------------------------------------------------------
+
+
+async def test_a_token_signs_the_execution_and_the_waitpoint(engine: Engine, given: Given) -> None:
+    await engine.seed_waitpoint_hmac_secret("kid-1", SECRET)
+    taken = await paused(given)
+    message = f"kid-1:{taken.execution_id}:{taken.waitpoint_id}".encode()
+    digest = hmac.new(bytes.fromhex(SECRET), message, hashlib.sha256).hexdigest()
+    assert taken.token.reveal() == f"kid-1:{digest}"
+
+
+async def test_a_forged_or_mangled_token_is_refused(engine: Engine, given: Given) -> None:
+    taken = await paused(given)
+    good = taken.token.reveal()
+    kid, _, digest = good.partition(":")
+    flipped = ("0" if digest[0] != "0" else "1") + digest[1:]
+    for bad in (
+        f"{kid}:{flipped}",
+        good[:-1],
+        good + "0",
+        good.upper(),
+        f"{kid}:{digest[:63]}g",
+        f"{kid}:",
+        f":{digest}",
+        digest,
+        f"{kid} :{digest}",
+        f"k9:{digest}",
+        f" {good}",
+        f"{good}\n",
+        f"{kid}::{digest}",
+        "x" * 10_000,
+        "é" * 64,
+    ):
+        assert await mine(engine, taken, bad) == INVALID
+    assert await mine(engine, taken, "") == MISSING
+    assert (await execution_of(engine, taken.execution_id)).signal_count == 0
+
+
+async def test_a_token_fits_one_waitpoint_of_one_execution(engine: Engine, given: Given) -> None:
+    one, other = await paused(given), await paused(given)
+    assert await mine(engine, one, other.token) == INVALID
+    assert await refusal(engine, other.execution_id, one.waitpoint_id, one.token) == INVALID
+    assert await refusal(engine, one.execution_id, other.waitpoint_id, one.token) == INVALID
+
+
+async def test_a_token_of_an_earlier_pause_does_not_open_a_later_one(
+    engine: Engine, given: Given
+) -> None:
+    one = await paused(given)
+    await one.signal()
+    later = await engine.suspend((await given.taken()).handle, resume_condition=APPROVED)
+    assert await refusal(engine, one.execution_id, later.details.waitpoint_id, one.token) == INVALID
+
+
+async def test_nobody_finds_out_which_ids_exist(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    taken = await paused(given)
+    await engine.rotate_waitpoint_hmac_secret_all("k2", SECRET, grace_ms=0)
+    clock.advance(ms=1)
+    forged = "k2:" + "0" * 64
+    stale = "k1:" + "0" * 64
+    for presented in ("", "garbage", forged, stale, "k9:" + "0" * 64):
+        told = {
+            await refusal(engine, execution_id, waitpoint_id, presented)
+            for execution_id in (taken.execution_id, UNKNOWN_ID)
+            for waitpoint_id in (taken.waitpoint_id, new_id())
+        }
+        assert len(told) == 1
+
+
+async def test_a_wrong_token_leaves_a_trace_but_not_one_per_try(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    taken = await paused(given)
+
+    async def noted() -> int | None:
+        execution = await execution_of(engine, taken.execution_id)
+        return execution.last_hmac_validation_failed_at_ms
+
+    first_ms = clock.now_ms()
+    await mine(engine, taken, "garbage")
+    assert await noted() == first_ms
+    clock.advance(ms=999)
+    await mine(engine, taken, "garbage")
+    assert await noted() == first_ms
+    clock.advance(ms=1)
+    await mine(engine, taken, "garbage")
+    assert await noted() == first_ms + 1_000
+
+
+async def test_ten_thousand_mutations_of_a_token_are_refused(given: Given) -> None:
+    """The engine's own check, without the round trips: keys and ids are those of a real pause."""
+    taken = await paused(given)
+    keys = await given.engine.store.read(load_keys)
+    good = taken.token.reveal()
+    assert matching_key(taken.token, taken.execution_id, taken.waitpoint_id, keys).kid == "k1"
+    generator = random.Random(20_240_607)
+    alphabet = string.hexdigits + ":kK \x00-é"
+    for _ in range(10_000):
+        bad = _mutated(good, generator, alphabet)
+        if bad == good:
+            continue
+        with pytest.raises(InvalidToken):
+            matching_key(WaitpointToken(bad), taken.execution_id, taken.waitpoint_id, keys)
+
+
+async def test_mutations_are_refused_by_the_operation_too(engine: Engine, given: Given) -> None:
+    taken = await paused(given)
+    good = taken.token.reveal()
+    generator = random.Random(7)
+    for _ in range(100):
+        bad = _mutated(good, generator, string.hexdigits + ":")
+        if bad != good:
+            assert await mine(engine, taken, bad) in (INVALID, MISSING)
+
+
+def _mutated(good: str, generator: random.Random, alphabet: str) -> str:
+    text = list(good)
+    for _ in range(generator.randint(1, 3)):
+        at = generator.randrange(len(text) + 1)
+        match generator.randrange(4):
+            case 0 if at < len(text):
+                text[at] = generator.choice(alphabet)
+            case 1:
+                text.insert(at, generator.choice(alphabet))
+            case 2 if at < len(text):
+                del text[at]
+            case _:
+                other = generator.randrange(len(text)) if text else 0
+                if at < len(text):
+                    text[at], text[other] = text[other], text[at]
+    return "".join(text)
+
+
+async def test_tokens_and_secrets_show_up_nowhere(
+    engine: Engine, given: Given, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    await engine.seed_waitpoint_hmac_secret("kid-1", SECRET)
+    taken = await paused(given)
+    digest = taken.token.reveal().partition(":")[2]
+    told = [
+        await mine(engine, taken, f"kid-1:{digest[:-1]}"),
+        await mine(engine, taken, f"kid-2:{digest}"),
+    ]
+    entries = await engine.rotate_waitpoint_hmac_secret_all("kid-1", OTHER_SECRET)
+    pages = (
+        await engine.list_pending_waitpoints(taken.execution_id),
+        await engine.list_suspended(),
+    )
+    await taken.signal()
+    state = await state_of(engine)
+    shown = " ".join(
+        [*told, repr(entries), repr(pages), repr(state), caplog.text, repr(taken.details)]
+    )
+    for secret in (digest, digest[:-1], SECRET, OTHER_SECRET):
+        assert secret not in shown
+
+
+# Keys -----------------------------------------------------------------------------
+
+
+async def test_the_first_token_makes_the_first_key(engine: Engine, given: Given) -> None:
+    assert await engine.list_waitpoint_hmac_kids() == WaitpointKids(current_kid=None, verifying=())
+    taken = await paused(given)
+    assert taken.token.reveal().startswith("k1:")
+    assert (await engine.list_waitpoint_hmac_kids()).current_kid == "k1"
+
+
+async def test_a_key_is_seeded_once(engine: Engine) -> None:
+    assert await engine.seed_waitpoint_hmac_secret("main", SECRET) == Seeded(kid="main")
+    assert await engine.seed_waitpoint_hmac_secret("main", SECRET.upper()) == AlreadySeeded(
+        kid="main", same_secret=True
+    )
+    assert await engine.seed_waitpoint_hmac_secret("main", OTHER_SECRET) == AlreadySeeded(
+        kid="main", same_secret=False
+    )
+    with pytest.raises(InvalidInput) as caught:
+        await engine.seed_waitpoint_hmac_secret("other", OTHER_SECRET)
+    assert "rotate" in caught.value.problem
+
+
+async def test_rotating_promotes_a_new_key(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    assert await engine.rotate_waitpoint_hmac_secret_all("a", SECRET, grace_ms=50) == (
+        RotationEntry(outcome=Rotated(previous_kid=None, new_kid="a", gc_count=0)),
+    )
+    assert await engine.rotate_waitpoint_hmac_secret_all("b", OTHER_SECRET, grace_ms=50) == (
+        RotationEntry(outcome=Rotated(previous_kid="a", new_kid="b", gc_count=0)),
+    )
+    assert await engine.list_waitpoint_hmac_kids() == WaitpointKids(
+        current_kid="b",
+        verifying=(VerifyingKid(kid="a", expires_at_ms=clock.now_ms() + 50),),
+    )
+    assert (await paused(given)).token.reveal().startswith("b:")
+
+
+async def test_a_repeated_rotation_changes_nothing(engine: Engine, clock: SettableClock) -> None:
+    await engine.rotate_waitpoint_hmac_secret_all("a", SECRET)
+    before = await engine.list_waitpoint_hmac_kids()
+    clock.advance(ms=5)
+    assert await engine.rotate_waitpoint_hmac_secret_all("a", SECRET) == (
+        RotationEntry(outcome=RotationNoop(kid="a")),
+    )
+    assert await engine.list_waitpoint_hmac_kids() == before
+
+
+async def test_a_key_id_is_never_used_for_another_secret_or_again(engine: Engine) -> None:
+    await engine.rotate_waitpoint_hmac_secret_all("a", SECRET)
+    (entry,) = await engine.rotate_waitpoint_hmac_secret_all("a", OTHER_SECRET)
+    assert isinstance(entry.error, RotationConflict)
+    await engine.rotate_waitpoint_hmac_secret_all("b", OTHER_SECRET)
+    for secret in (SECRET, OTHER_SECRET):
+        (entry,) = await engine.rotate_waitpoint_hmac_secret_all("a", secret)
+        assert isinstance(entry.error, RotationConflict)
+        assert entry.outcome is None
+    assert (await engine.list_waitpoint_hmac_kids()).current_kid == "b"
+    assert await engine.seed_waitpoint_hmac_secret("a", SECRET) == AlreadySeeded(
+        kid="a", same_secret=True
+    )
+
+
+async def test_an_old_key_is_accepted_until_its_grace_is_over(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    await engine.seed_waitpoint_hmac_secret("a", SECRET)
+    one, other = await paused(given), await paused(given)
+    await engine.rotate_waitpoint_hmac_secret_all("b", OTHER_SECRET, grace_ms=100)
+    await engine.rotate_waitpoint_hmac_secret_all("c", "ef" * 32, grace_ms=1_000)
+    clock.advance(ms=100)
+    assert (await one.signal()).value == "resume_condition_satisfied"
+    clock.advance(ms=1)
+    assert await mine(engine, other, other.token) == EXPIRED
+    forged = "a:" + "0" * 64
+    assert await mine(engine, other, forged) == INVALID
+
+
+async def test_keys_past_their_grace_are_deleted_by_the_next_rotation(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    await engine.seed_waitpoint_hmac_secret("a", SECRET)
+    taken = await paused(given)
+    await engine.rotate_waitpoint_hmac_secret_all("b", OTHER_SECRET, grace_ms=100)
+    clock.advance(ms=101)
+    assert await mine(engine, taken, taken.token) == EXPIRED
+    assert await engine.rotate_waitpoint_hmac_secret_all("c", "ef" * 16, grace_ms=100) == (
+        RotationEntry(outcome=Rotated(previous_kid="b", new_kid="c", gc_count=1)),
+    )
+    assert await mine(engine, taken, taken.token) == INVALID
+    kids = await engine.list_waitpoint_hmac_kids()
+    assert [each.kid for each in kids.verifying] == ["b"]
+
+
+async def test_bad_keys_are_refused(engine: Engine) -> None:
+    bad: list[tuple[type[Exception], dict[str, object]]] = [
+        (InvalidKid, {"new_kid": ""}),
+        (InvalidKid, {"new_kid": "kid:with:colon"}),
+        (InvalidKid, {"new_kid": 7}),
+        (InvalidKid, {"new_kid": "x" * 65}),
+        (InvalidKid, {"new_kid": "a\n"}),
+        (InvalidSecretHex, {"new_secret_hex": ""}),
+        (InvalidSecretHex, {"new_secret_hex": "abc"}),
+        (InvalidSecretHex, {"new_secret_hex": "zz11"}),
+        (InvalidSecretHex, {"new_secret_hex": "1234567"}),
+        (InvalidSecretHex, {"new_secret_hex": "ab" * 15}),
+        (InvalidSecretHex, {"new_secret_hex": b"ab" * 32}),
+        (InvalidGraceMs, {"grace_ms": -1}),
+        (InvalidGraceMs, {"grace_ms": 2**53}),
+        (InvalidGraceMs, {"grace_ms": 1.5}),
+    ]
+    for error, arguments in bad:
+        named: dict[str, object] = {
+            "new_kid": "a",
+            "new_secret_hex": SECRET,
+            "grace_ms": 0,
+            **arguments,
+        }
+        with pytest.raises(error):
+            await call(engine, "rotate_waitpoint_hmac_secret_all", **named)
+    for error, kid, secret in (
+        (InvalidKid, "a:b", SECRET),
+        (InvalidKid, "", SECRET),
+        (InvalidSecretHex, "a", "ab" * 31),
+        (InvalidSecretHex, "a", "ab" * 33),
+        (InvalidSecretHex, "a", "zz" * 32),
+    ):
+        with pytest.raises(error) as caught:
+            await engine.seed_waitpoint_hmac_secret(kid, secret)
+        assert secret not in str(caught.value)
+    assert (await engine.list_waitpoint_hmac_kids()).current_kid is None
+
+
+async def test_the_largest_grace_is_accepted(engine: Engine) -> None:
+    await engine.rotate_waitpoint_hmac_secret_all("a", SECRET)
+    (entry,) = await engine.rotate_waitpoint_hmac_secret_all("b", OTHER_SECRET, grace_ms=2**53 - 1)
+    assert isinstance(entry.outcome, Rotated)
