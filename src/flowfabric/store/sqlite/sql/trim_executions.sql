@@ -22,6 +22,8 @@ delete from step
  where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
 -- next
 delete from waiter
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
 delete from suspension
  where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
 -- next
