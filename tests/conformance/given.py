@@ -6,6 +6,7 @@ from typing import Protocol, TypedDict
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import Fence
@@ -145,6 +146,12 @@ class Given:
         await self.engine.wait_children(claimed.handle)
         return claimed
 
+    async def suspended(self, **fields: object) -> Claimed:
+        """Its attempt waits for a signal that has not come."""
+        claimed = await self.running(**fields)
+        await self.engine.suspend(claimed.handle, resume_condition=Single("gate"))
+        return claimed
+
     async def resumable(self, **fields: object) -> Claimed:
         """Parked, due and promoted: ready to continue its attempt."""
         claimed = await self.parked(by_ms=0, **fields)
@@ -184,7 +191,7 @@ class Given:
 
 
 WAITING = ("waiting", "resumable")
-SET_ASIDE = ("delayed", "retrying", "parked", "waiting_children")
+SET_ASIDE = ("delayed", "retrying", "parked", "waiting_children", "suspended")
 LOST = ("expired_lease", "revoked")
 ENDED = ("completed", "failed", "cancelled", "expired")
 EVERY_STATE = (*WAITING, *SET_ASIDE, "running", "overdue_lease", *LOST, *ENDED)

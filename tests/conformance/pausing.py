@@ -1,6 +1,7 @@
 """Paused executions, and signals to them, in few words."""
 
 import uuid
+from collections.abc import Sequence
 from typing import TypedDict, Unpack
 
 from msgspec import Struct
@@ -25,7 +26,7 @@ APPROVED = Single("gate", ByName("approved"))
 
 
 class SuspendOptions(TypedDict, total=False):
-    waitpoints: list[Binding] | tuple[Binding, ...]
+    waitpoints: Sequence[Binding]
     suspension_id: str
     resume_policy: ResumePolicy
     reason_code: str

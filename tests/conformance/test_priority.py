@@ -68,13 +68,13 @@ async def test_only_what_waits_for_a_worker_changes_its_priority(
 async def test_on_request_anything_runnable_changes_its_priority(
     engine: Engine, given: Given
 ) -> None:
-    for state in (*WAITING, *SET_ASIDE):
+    for state in {*WAITING, *SET_ASIDE} - {"suspended"}:
         execution_id = await given.state(state)
         cursor = await cursor_of(engine)
         await engine.change_priority(execution_id, 8, any_runnable=True)
         assert (await execution_of(engine, execution_id)).priority == 8
         assert len(await events_since(engine, cursor)) == 1
-    for state in ("running", "revoked", "completed"):
+    for state in ("running", "suspended", "revoked", "completed"):
         execution_id = await given.state(state)
         async with refused(engine, ExecutionNotEligible):
             await engine.change_priority(execution_id, 8, any_runnable=True)

@@ -1,7 +1,6 @@
 """Signals: what one does to the execution it is delivered to."""
 
-import pytest
-from msgspec import json, structs
+from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.conditions import (
@@ -13,9 +12,8 @@ from flowfabric.core.conditions import (
     Single,
     all_of_waitpoints,
 )
-from flowfabric.core.events import Event, EventCategory
+from flowfabric.core.events import EventCategory
 from flowfabric.core.handles import HandleKind
-from flowfabric.core.limits import SIGNAL_PAYLOAD_BYTES_MAX
 from flowfabric.core.signals import SignalAccepted
 from flowfabric.core.states import (
     AttemptLifecycle,
@@ -27,26 +25,18 @@ from flowfabric.core.states import (
 )
 from flowfabric.core.suspend_request import ResumePolicy
 from flowfabric.core.suspension_model import SignalEffect, WaitpointState
-from flowfabric.engine.suspension_reads import ResumeSignal
 from flowfabric.errors import (
-    InvalidInput,
-    InvalidToken,
-    NotFound,
-    PayloadTooLarge,
-    SignalLimitExceeded,
     TargetNotSignalable,
     WaitpointClosed,
 )
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.testing import SettableClock
-from tests.conformance.given import UNKNOWN_ID, WORKER, Given
+from tests.conformance.given import WORKER, Given
 from tests.conformance.observed import (
     cursor_of,
     events_since,
     execution_of,
     refused,
-    refuses,
-    unchanged,
 )
 from tests.conformance.pausing import (
     duplicate_of,
@@ -414,341 +404,3 @@ async def test_a_signal_never_revives_what_was_cancelled(engine: Engine, given: 
             waitpoint_token=pause.token,
             signal_name="approved",
         )
-
-
-# Limits -------------------------------------------------------------------------
-
-
-async def test_an_execution_accepts_as_many_signals_as_its_policy_allows(
-    engine: Engine, given: Given
-) -> None:
-    pause = await paused(given, OperatorOnly(), fields={"policy": {"max_signals_per_execution": 2}})
-    await pause.signal()
-    answer = await engine.deliver_signal(
-        pause.execution_id,
-        pause.waitpoint_id,
-        waitpoint_token=pause.token,
-        signal_name="x",
-        idempotency_key="k",
-    )
-    async with refused(engine, SignalLimitExceeded):
-        await engine.deliver_signal(
-            pause.execution_id, pause.waitpoint_id, waitpoint_token=pause.token, signal_name="x"
-        )
-    again = await engine.deliver_signal(
-        pause.execution_id,
-        pause.waitpoint_id,
-        waitpoint_token=pause.token,
-        signal_name="x",
-        idempotency_key="k",
-    )
-    assert isinstance(answer, SignalAccepted)
-    assert duplicate_of(again) == answer.signal_id
-
-
-async def test_a_policy_of_zero_sets_no_limit(given: Given) -> None:
-    pause = await paused(given, OperatorOnly(), fields={"policy": {"max_signals_per_execution": 0}})
-    for _ in range(3):
-        assert await pause.signal() is APPENDED
-
-
-async def test_payloads_are_bytes_up_to_a_limit(engine: Engine, given: Given) -> None:
-    pause = await paused(given)
-    payload = bytes(range(256)) * (SIGNAL_PAYLOAD_BYTES_MAX // 256)
-    async with refused(engine, PayloadTooLarge):
-        await engine.deliver_signal(
-            pause.execution_id,
-            pause.waitpoint_id,
-            waitpoint_token=pause.token,
-            signal_name="approved",
-            payload=payload + b"x",
-        )
-    await engine.deliver_signal(
-        pause.execution_id,
-        pause.waitpoint_id,
-        waitpoint_token=pause.token,
-        signal_name="approved",
-        payload=payload,
-    )
-    (signal,) = await engine.observe_signals(pause.handle)
-    assert signal.payload == payload
-
-
-async def test_every_field_of_a_signal_is_checked(engine: Engine, given: Given) -> None:
-    pause = await paused(given)
-    bad: list[tuple[str, dict[str, object]]] = [
-        ("signal_name", {"signal_name": ""}),
-        ("signal_name", {"signal_name": 7}),
-        ("signal_name", {"signal_name": "x" * 257}),
-        ("signal_id", {"signal_id": "mine"}),
-        ("signal_category", {"signal_category": None}),
-        ("source_type", {"source_type": "\x00"}),
-        ("source_identity", {"source_identity": "x" * 257}),
-        ("payload", {"payload": "text"}),
-        ("payload_encoding", {"payload_encoding": 1}),
-        ("correlation_id", {"correlation_id": "x" * 257}),
-        ("idempotency_key", {"idempotency_key": "x" * 513}),
-        ("target_scope", {"target_scope": []}),
-        ("created_at_ms", {"created_at_ms": -1}),
-        ("dedup_ttl_ms", {"dedup_ttl_ms": -1}),
-        ("waitpoint_token", {"waitpoint_token": None}),
-        ("waitpoint_token", {"waitpoint_token": b"k1:00"}),
-    ]
-    base: dict[str, object] = {"waitpoint_token": pause.token, "signal_name": "approved"}
-    async with unchanged(engine):
-        for field, arguments in bad:
-            await refuses(
-                engine,
-                field,
-                "deliver_signal",
-                pause.execution_id,
-                pause.waitpoint_id,
-                **base | arguments,
-            )
-        await refuses(engine, "execution_id", "deliver_signal", "x", pause.waitpoint_id, **base)
-        await refuses(engine, "waitpoint_id", "deliver_signal", pause.execution_id, "x", **base)
-
-
-# What subscribers and the worker see ----------------------------------------------
-
-
-async def test_each_delivery_is_one_event(engine: Engine, given: Given) -> None:
-    pause = await paused(given)
-    execution = await execution_of(engine, pause.execution_id)
-    cursor = await cursor_of(engine)
-    ids = []
-    for name in ("other", "approved"):
-        answer = await engine.deliver_signal(
-            pause.execution_id,
-            pause.waitpoint_id,
-            waitpoint_token=pause.token,
-            signal_name=name,
-            source_identity="alice",
-        )
-        assert isinstance(answer, SignalAccepted)
-        ids.append(answer.signal_id)
-
-    def event(effect: str, signal_id: str) -> Event:
-        details = {
-            "signal_id": signal_id,
-            "waitpoint_id": pause.waitpoint_id,
-            "source_identity": "alice",
-            "effect": effect,
-        }
-        return Event(
-            category=EventCategory.SIGNAL,
-            event_type=effect,
-            partition_key=execution.partition_key,
-            execution_id=pause.execution_id,
-            attempt_index=0,
-            details=json.encode(details).decode(),
-            namespace=execution.namespace,
-            occurred_at_ms=given.clock.now_ms(),
-        )
-
-    assert await events_since(engine, cursor) == [
-        event("appended_to_waitpoint", ids[0]),
-        event("satisfied", ids[1]),
-    ]
-
-
-async def test_the_worker_sees_the_signals_that_resumed_it_in_order(
-    engine: Engine, given: Given
-) -> None:
-    both = AllOf((Single("gate", ByName("alpha")), Single("gate", ByName("beta"))))
-    pause = await paused(given, both)
-    await pause.signal("noise")
-    first = await engine.deliver_signal(
-        pause.execution_id,
-        pause.waitpoint_id,
-        waitpoint_token=pause.token,
-        signal_name="beta",
-        signal_category="answer",
-        source_type="human",
-        source_identity="alice",
-        payload=b"\x00\xff",
-        payload_encoding="binary",
-        correlation_id="ticket-1",
-    )
-    assert isinstance(first, SignalAccepted)
-    await pause.signal("beta")
-    assert await engine.observe_signals(pause.handle) == ()
-    await pause.signal("alpha")
-    resumed = await given.taken()
-    signals = await engine.observe_signals(resumed.handle)
-    assert [signal.signal_name for signal in signals] == ["beta", "alpha"]
-    assert signals[0] == ResumeSignal(
-        signal_id=first.signal_id,
-        signal_name="beta",
-        signal_category="answer",
-        waitpoint_key=pause.details.waitpoint_key,
-        source_type="human",
-        source_identity="alice",
-        correlation_id="ticket-1",
-        accepted_at_ms=given.clock.now_ms(),
-        payload=b"\x00\xff",
-        payload_encoding="binary",
-        effect=APPENDED,
-        matched=True,
-    )
-    assert await engine.observe_signals(pause.handle) == signals
-    everything = await engine.observe_signals(resumed.handle, include_unmatched=True)
-    assert [signal.signal_name for signal in everything] == ["noise", "beta", "beta", "alpha"]
-
-
-async def test_an_attempt_that_was_never_suspended_has_no_signals(
-    engine: Engine, given: Given
-) -> None:
-    claimed = await given.running()
-    assert await engine.observe_signals(claimed.handle) == ()
-
-
-async def test_signals_of_an_earlier_attempt_are_not_shown(engine: Engine, given: Given) -> None:
-    pause = await paused(given)
-    await pause.signal()
-    resumed = await given.taken()
-    await engine.revoke_lease(resumed.execution_id, reason="drain")
-    reclaimed = await given.taken()
-    assert reclaimed.attempt_index == 1
-    assert await engine.observe_signals(reclaimed.handle) == ()
-    assert len(await engine.observe_signals(resumed.handle)) == 1
-
-
-async def test_a_pause_can_be_looked_up_by_its_id_from_any_attempt(
-    engine: Engine, given: Given
-) -> None:
-    pause = await paused(given, continuation_metadata_pointer="step 2")
-    view = await engine.describe_suspension(pause.execution_id, pause.details.suspension_id)
-    assert view is not None
-    assert (view.is_open, view.resumed, view.signals) == (True, False, ())
-    await pause.signal()
-    resumed = await given.taken()
-    await engine.revoke_lease(resumed.execution_id, reason="drain")
-    await given.taken()
-    after = await engine.describe_suspension(pause.execution_id, pause.details.suspension_id)
-    assert after is not None
-    assert (after.is_open, after.resumed, after.close_reason) == (False, True, "resumed")
-    assert [signal.signal_name for signal in after.signals] == ["approved"]
-    assert after.continuation_metadata_pointer == "step 2"
-    assert await engine.describe_suspension(pause.execution_id, new_id()) is None
-
-
-async def test_the_last_pause_of_an_attempt_is_the_one_observed(
-    engine: Engine, given: Given
-) -> None:
-    pause_one = await paused(given)
-    await pause_one.signal(source="one")
-    pause_two = await pause(given, await given.taken())
-    assert await engine.observe_signals(pause_two.handle) == ()
-    await pause_two.signal(source="two")
-    (signal,) = await engine.observe_signals((await given.taken()).handle)
-    assert signal.source_identity == "two"
-
-
-# Operators ----------------------------------------------------------------------
-
-
-async def test_an_approval_needs_no_token(engine: Engine, given: Given) -> None:
-    pause = await paused(given)
-    rejected = await engine.deliver_approval_signal(
-        pause.execution_id, pause.waitpoint_id, signal_name="rejected", idempotency_suffix="1"
-    )
-    approved = await engine.deliver_approval_signal(
-        pause.execution_id,
-        pause.waitpoint_id,
-        signal_name="approved",
-        idempotency_suffix="1",
-        lane_id="default",
-        operator_identity="olga",
-    )
-    assert (effect_of(rejected), effect_of(approved)) == (APPENDED, SATISFIED)
-    again = await engine.deliver_approval_signal(
-        pause.execution_id, pause.waitpoint_id, signal_name="approved", idempotency_suffix="1"
-    )
-    assert isinstance(approved, SignalAccepted)
-    assert duplicate_of(again) == approved.signal_id
-    (signal,) = await engine.observe_signals(pause.handle)
-    assert (
-        signal.signal_category,
-        signal.source_type,
-        signal.source_identity,
-        signal.payload,
-    ) == ("approval", "operator", "olga", None)
-
-
-async def test_two_operators_are_two_sources(engine: Engine, given: Given) -> None:
-    two = Count(2, CountKind.DISTINCT_SOURCES, ("gate",), ByName("approved"))
-    pause = await paused(given, two)
-    effects = [
-        effect_of(
-            await engine.deliver_approval_signal(
-                pause.execution_id,
-                pause.waitpoint_id,
-                signal_name="approved",
-                idempotency_suffix=f"{number}",
-                operator_identity=who,
-            )
-        )
-        for number, who in enumerate(("olga", "olga", "omar"))
-    ]
-    assert effects == [APPENDED, DUPLICATE, SATISFIED]
-
-
-async def test_an_operator_is_told_what_does_not_exist(engine: Engine, given: Given) -> None:
-    pause = await paused(given)
-    async with unchanged(engine):
-        with pytest.raises(NotFound) as caught:
-            await engine.deliver_approval_signal(
-                UNKNOWN_ID, pause.waitpoint_id, signal_name="approved", idempotency_suffix="1"
-            )
-        assert caught.value.entity == "execution"
-        with pytest.raises(NotFound) as caught:
-            await engine.deliver_approval_signal(
-                pause.execution_id, new_id(), signal_name="approved", idempotency_suffix="1"
-            )
-        assert caught.value.entity == "waitpoint"
-        with pytest.raises(InvalidInput) as wrong_lane:
-            await engine.deliver_approval_signal(
-                pause.execution_id,
-                pause.waitpoint_id,
-                signal_name="approved",
-                idempotency_suffix="1",
-                lane_id="other",
-            )
-        assert wrong_lane.value.problem.startswith("lane_mismatch:")
-
-
-async def test_every_field_of_an_approval_is_checked(engine: Engine, given: Given) -> None:
-    pause = await paused(given)
-    base: dict[str, object] = {"signal_name": "approved", "idempotency_suffix": "1"}
-    bad: list[tuple[str, dict[str, object]]] = [
-        ("signal_name", {"signal_name": ""}),
-        ("idempotency_suffix", {"idempotency_suffix": None}),
-        ("lane_id", {"lane_id": ""}),
-        ("source_identity", {"operator_identity": 1}),
-        ("dedup_ttl_ms", {"signal_dedup_ttl_ms": -1}),
-    ]
-    async with unchanged(engine):
-        for field, arguments in bad:
-            await refuses(
-                engine,
-                field,
-                "deliver_approval_signal",
-                pause.execution_id,
-                pause.waitpoint_id,
-                **base | arguments,
-            )
-
-
-async def test_an_approval_works_after_the_key_is_gone(
-    engine: Engine, given: Given, clock: SettableClock
-) -> None:
-    pause = await paused(given)
-    await engine.rotate_waitpoint_hmac_secret_all("k2", "ab" * 32, grace_ms=0)
-    clock.advance(ms=1)
-    with pytest.raises(InvalidToken):
-        await pause.signal()
-    answer = await engine.deliver_approval_signal(
-        pause.execution_id, pause.waitpoint_id, signal_name="approved", idempotency_suffix="1"
-    )
-    assert effect_of(answer) is SATISFIED

@@ -10,6 +10,7 @@ PUBLIC = {
     "retrying": "delayed",
     "parked": "delayed",
     "waiting_children": "waiting_children",
+    "suspended": "suspended",
     "running": "active",
     "overdue_lease": "active",
     "expired_lease": "active",

@@ -36,6 +36,7 @@ from tests.conformance.observed import (
     refuses,
     unchanged,
 )
+from tests.conformance.pausing import paused
 
 TAGGED = {"namespace": "shop", "tags": {"cairn.instance_id": "i-1"}}
 TIMED = {"timeout_policy": {"attempt_timeout_ms": 2_000}}
@@ -387,12 +388,17 @@ async def test_the_next_due_times_tell_each_reconciler_when_to_look(
     assert await engine.next_due() == {"delayed": 10, "deadline": 30, "guard_retention": 60}
     await given.running(ttl_ms=40, policy={"timeout_policy": {"attempt_timeout_ms": 50}})
     await given.completed(execution_deadline_at_ms=clock.now_ms())
+    await paused(given, timeout_at_ms=clock.now_ms() + 65)
+    holder = await given.running(ttl_ms=1_000)
+    await engine.create_waitpoint(holder.handle, expires_in_ms=68)
     dues = {
         "delayed": 10,
         "deadline": 30,
         "lease_expiry": 40,
         "attempt_timeout": 50,
         "guard_retention": 60,
+        "suspension_timeout": 65,
+        "waitpoint_expiry": 68,
         "retention": 70,
         "event_retention": 80,
     }

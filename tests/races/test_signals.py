@@ -7,6 +7,7 @@ allows. Both kinds of outcome turn up, or there was no race.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import TypeVar
 
 from msgspec import Struct
@@ -118,7 +119,7 @@ async def test_a_signal_meets_the_timeout(engine: Engine, rival: Rival) -> None:
     addresses = await paused(engine, timeout_at_ms=due_ms)
     pairs = await meet(
         [
-            (signal(engine, to), lambda to=to: engine.expire_suspension(to.execution_id))
+            (signal(engine, to), partial(engine.expire_suspension, to.execution_id))
             for to in addresses
         ]
     )
@@ -160,10 +161,7 @@ async def test_a_signal_meets_a_cancellation(engine: Engine, rival: Rival) -> No
     addresses = await paused(engine)
     pairs = await meet(
         [
-            (
-                signal(engine, to),
-                lambda to=to: engine.cancel_execution(to.execution_id, reason="enough"),
-            )
+            (signal(engine, to), partial(engine.cancel_execution, to.execution_id, reason="enough"))
             for to in addresses
         ]
     )

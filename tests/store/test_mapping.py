@@ -27,13 +27,13 @@ from tests.store.records import PARTITION, an_event, an_execution, key, save
 UUID = "0197f3a0-0000-7000-8000-000000000001"
 
 
-def leaves(record: type[Record]) -> list[type[Record]]:
-    """The records of whole rows: one that another extends is only part of a row."""
-    below = record.__subclasses__()
-    return [leaf for each in below for leaf in leaves(each)] if below else [record]
+def whole(record: type[Record]) -> list[type[Record]]:
+    """The types that stand for whole rows; one that another extends is a part of its row."""
+    larger = record.__subclasses__()
+    return [each for part in larger for each in whole(part)] if larger else [record]
 
 
-RECORDS = leaves(Record)
+RECORDS = whole(Record)
 
 
 def filled(record: type[Record]) -> Record:
@@ -44,7 +44,7 @@ def filled(record: type[Record]) -> Record:
         Kind.FLOAT: 0.5,
         Kind.BOOL: True,
         Kind.TEXT: "ünïcode 'text'",
-        Kind.BYTES: b"\x00\xff" * 16,
+        Kind.BYTES: b"\x00\xff",
         Kind.UUID: UUID,
     }
     row = {column.name: values[column.kind] for column in table.columns}

@@ -127,7 +127,7 @@ create table suspend_dedup (
 
 create table waitpoint_hmac (
     kid              text collate "C" primary key check (kid <> '' and position(':' in kid) = 0),
-    secret           bytea not null check (length(secret) >= 16),
+    secret           bytea not null check (length(secret) > 0),
     activated_at_ms  bigint not null,
     expires_at_ms    bigint
 );

@@ -126,7 +126,7 @@ create table suspend_dedup (
 
 create table waitpoint_hmac (
     kid              text not null primary key check (kid <> '' and instr(kid, ':') = 0),
-    secret           blob not null check (length(secret) >= 16),
+    secret           blob not null check (length(secret) > 0),
     activated_at_ms  integer not null,
     expires_at_ms    integer
 ) strict;
