@@ -4,9 +4,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from flowfabric import App, WorkerSettings
+from flowfabric import App, Run, WorkerSettings
 from flowfabric.core.durations import Duration
+from flowfabric.core.states import PublicState
 from flowfabric.worker.lanes import Lanes
+
+PATIENCE_S = 20
+
+
+async def reached(run: Run[object], state: PublicState) -> None:
+    """Wait until an execution is in a state, by asking."""
+    async with asyncio.timeout(PATIENCE_S):
+        while await run.state() is not state:
+            continue
 
 
 @asynccontextmanager
