@@ -1,12 +1,26 @@
 """Apps and workers for tests."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from flowfabric import App, WorkerSettings
+from flowfabric import App, Run, WorkerSettings
 from flowfabric.core.durations import Duration
+from flowfabric.core.states import PublicState
 from flowfabric.worker.lanes import Lanes
+
+PATIENCE_S = 20
+
+
+async def reached(run: Run[object], state: PublicState) -> None:
+    """Wait until an execution is in a state, by asking."""
+    async with asyncio.timeout(PATIENCE_S):
+        for _ in itertools.count():
+            if await run.state() is state:
+                return
+            # A database in memory answers without ever waiting.
+            await asyncio.sleep(0)
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import tempfile
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -65,6 +66,8 @@ class Server:
 
     url: str
     guard: subprocess.Popen[bytes] | None = None
+    restart: Callable[[str], None] | None = None
+    """Stop and start it again in a mode of `pg_ctl`; only for one that was started here."""
 
     def stop(self) -> None:
         """End the server if it was started here; leave a server from outside alone."""
@@ -100,7 +103,12 @@ def start_server(*, durable: bool = False) -> Server:
         start_new_session=True,
         **account,
     )
-    return Server(f"postgresql://postgres@127.0.0.1:{port}/postgres", guard)
+
+    def restart(mode: str) -> None:
+        again = ["restart", f"--mode={mode}", "--wait", f"--timeout={START_TIMEOUT_S}"]
+        _run([programs / "pg_ctl", data, *again, f"--log={home}/log"], home, account)
+
+    return Server(f"postgresql://postgres@127.0.0.1:{port}/postgres", guard, restart)
 
 
 async def server_version(url: str) -> str:

@@ -157,6 +157,16 @@ class App:
         """
         self.resources.provide(kind, factory)
 
+    @property
+    def middlewares(self) -> Sequence[Middleware]:
+        return tuple(self._middleware)
+
+    def adopt(self, other: "App") -> None:
+        """Take over another app's tasks, middleware and resources, on this app's database."""
+        self.tasks |= other.tasks
+        self._middleware += other.middlewares
+        self.resources.adopt(other.resources)
+
     # Submitting
 
     @overload

@@ -1,13 +1,26 @@
 """Help for tests of code that uses FlowFabric."""
 
-import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from threading import Lock
+from typing import Final
 
+import msgspec
+
+from flowfabric.app import MEMORY_URL, App
 from flowfabric.core.checks import check_int, check_time
-from flowfabric.errors import InvalidInput
+from flowfabric.core.durations import duration_ms
+from flowfabric.engine.filters import ExecutionFilter
+from flowfabric.errors import OperationTimeout
+from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.task import Task
+from flowfabric.worker.inline import InlineWorker
 
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_PART = re.compile(r"(\d+)(ms|s|m|h|d)")
+
+ROUNDS_MAX: Final = 10_000
+"""How often `drain` looks for more before it takes the work for endless."""
+PAGE: Final = 1_000
 
 
 class SettableClock:
@@ -41,7 +54,7 @@ class SettableClock:
         parts = {"ms": ms, "seconds": seconds, "minutes": minutes, "hours": hours, "days": days}
         for name, count in parts.items():
             check_int(name, count, 0, 2**53)
-        step_ms = _parse_duration_ms(duration) + sum(
+        step_ms = (duration_ms("duration", duration) if duration else 0) + sum(
             count * unit_ms
             for count, unit_ms in zip(parts.values(), _UNIT_MS.values(), strict=True)
         )
@@ -50,7 +63,73 @@ class SettableClock:
             return self._now_ms
 
 
-def _parse_duration_ms(text: object) -> int:
-    if not isinstance(text, str) or _PART.sub("", text):
-        raise InvalidInput("duration", "must look like 500ms, 30s, 1h30m or 2d", text)
-    return sum(int(count) * _UNIT_MS[unit] for count, unit in _PART.findall(text))
+class LocalApp(App):
+    """An app on a database in memory that runs its work when told to.
+
+    Nothing happens by itself: `drain` runs what is ready and applies what is due by
+    the clock, so that a test decides when anything happens.
+    """
+
+    def __init__(self, of: App | None = None, clock: SettableClock | None = None) -> None:
+        """`of` is the application under test, whose tasks and resources are used."""
+        self.clock = clock or SettableClock()
+        super().__init__(MEMORY_URL, clock=self.clock)
+        if of is not None:
+            self.adopt(of)
+
+    async def drain(self, *, skip_time: bool = False) -> int:
+        """Run everything that is ready, and what becomes ready by that; return how much ran.
+
+        Retries, sleeps and timeouts wait for the clock, unless `skip_time` moves it to
+        whatever is due next until nothing is left.
+        """
+        opened = await self.open()
+        await self.resources.open()
+        worker = InlineWorker(
+            opened.engine, self.tasks, opened.submissions, self.resources, self.middlewares
+        )
+        ran = 0
+        try:
+            for _ in range(ROUNDS_MAX):
+                await run_due(opened.engine)
+                now = await worker.run_ready()
+                ran += now
+                if now == 0 and not (skip_time and await self._skip_to_next()):
+                    return ran
+        finally:
+            await worker.close()
+        raise OperationTimeout("drain: the work does not end", ROUNDS_MAX)
+
+    async def submitted(self, task: Task[..., object]) -> list[dict[str, object]]:
+        """The arguments of every execution of a task, oldest first."""
+        opened = await self.open()
+        page = await opened.engine.find_executions(
+            ExecutionFilter(execution_kind=task.name), limit=PAGE
+        )
+        arguments: list[dict[str, object]] = []
+        for snapshot in reversed(page.executions):
+            context = await opened.engine.read_execution_context(snapshot.execution_id)
+            arguments.append(msgspec.json.decode(context.input_payload, type=dict[str, object]))
+        return arguments
+
+    async def _skip_to_next(self) -> bool:
+        """Move the clock to what is due next among the work itself; tell whether there is any."""
+        waits = await self.engine.next_due()
+        work = [waits[name] for name in ("delayed", "awaited", "deadline") if name in waits]
+        if not work:
+            return False
+        self.clock.advance(ms=max(0, min(work)))
+        return True
+
+    async def close(self) -> None:
+        await self.resources.close()
+        await super().close()
+
+
+@asynccontextmanager
+async def engine(
+    clock: SettableClock | None = None, *, app: App | None = None
+) -> AsyncIterator[LocalApp]:
+    """An open `LocalApp`: `async with testing.engine(clock, app=shop) as app: …`."""
+    async with LocalApp(app, clock) as local:
+        yield local

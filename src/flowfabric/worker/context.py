@@ -27,6 +27,7 @@ from flowfabric.core.step_model import StepKind
 from flowfabric.errors import DoNotRetry, InvalidInput
 from flowfabric.run import result_of
 from flowfabric.task import Call, HandlerContext, Retry, SubmitOptions, Task, result_codec
+from flowfabric.worker.fence import Fence
 from flowfabric.worker.services import Services
 from flowfabric.worker.steps import Place
 
@@ -222,6 +223,15 @@ class Context(HandlerContext):
         value = make()
         await services.steps.store(place, result=msgspec.json.encode(value))
         return value
+
+    def fence(self, connection: object) -> Fence:
+        """Commit business rows only while this worker owns the execution.
+
+        Use it inside an open transaction: `with` it, or `async with` it for an async
+        connection. A worker that has lost its lease is stopped here, and while the
+        transaction lasts nobody else can take the lease.
+        """
+        return Fence(self._services, connection)
 
     # Other executions
 

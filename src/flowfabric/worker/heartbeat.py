@@ -125,7 +125,7 @@ class Heartbeat:
     async def _beat(self) -> bool:
         """Renew everything once; tell whether the database answered."""
         with self._lock:
-            held = list(self._held.values())
+            held = [lease for lease in self._held.values() if not lease.fenced]
         answered = True
         for start in range(0, len(held), BATCH_MAX):
             answered &= await self._renew(held[start : start + BATCH_MAX])

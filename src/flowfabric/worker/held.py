@@ -23,6 +23,9 @@ class HeldLease:
         self.on_lost: Callable[[str], None] | None = None
         self.lost: str | None = None
         """Why the lease is gone; None while it is believed to be held."""
+        self.fenced = 0
+        """How many transactions of the handler hold the execution's row: it needs, and gets,
+        no renewal while one does, since nobody can take the lease before that one ends."""
         self.settled = False
         """Set when the end has been reported: losing the lease means nothing any more."""
         self._store_ms_at_zero = claimed.lease_expires_at_ms - claimed.handle.lease_ttl_ms

@@ -31,6 +31,10 @@ class Resources:
             raise InvalidInput("provide", f"{kind.__name__} is provided already")
         self._factories[kind] = factory
 
+    def adopt(self, other: "Resources") -> None:
+        """Provide what another provides."""
+        self._factories |= other._factories
+
     async def open(self) -> None:
         """Make everything, in the order it was provided; what fails closes the rest."""
         if self._stack is not None:

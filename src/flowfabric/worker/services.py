@@ -123,6 +123,16 @@ class Services:
     async def outcome_of(self, execution_id: ExecutionId) -> Outcome | None:
         return (await self._shared.engine.read_outcomes([execution_id])).get(execution_id)
 
+    async def check_fence(self, connection: object) -> None:
+        await self._fenced(self._shared.engine.check_fence_on(connection, self.lease.handle))
+
+    def check_fence_sync(self, connection: object) -> None:
+        try:
+            self._shared.engine.check_fence_on_sync(connection, self.lease.handle)
+        except LOST as error:
+            self._loop.call_soon_threadsafe(self.lease.lose, str(error))
+            raise asyncio.CancelledError(str(error)) from None
+
     async def submit_child(
         self, step_key: str, what: object, args: Sequence[object], given: Mapping[str, object]
     ) -> tuple[Task[..., object], ExecutionId]:

@@ -1,0 +1,78 @@
+"""Running what is ready, here and now, for tests: no background, no heartbeat, no waiting."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from flowfabric.engine.engine import Engine
+from flowfabric.submission import Submissions
+from flowfabric.task import Task
+from flowfabric.worker.attempt import Attempt, Middleware
+from flowfabric.worker.functions import Functions
+from flowfabric.worker.held import HeldLease
+from flowfabric.worker.reports import Reports
+from flowfabric.worker.resources import Resources
+from flowfabric.worker.services import Shared
+
+BATCH: Final = 100
+THREADS: Final = 8
+PROCESSES: Final = 1
+
+
+class InlineWorker:
+    """Claims and runs on demand. Every sleep of a handler releases it, however short."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tasks: Mapping[str, Task[..., object]],
+        submissions: Submissions,
+        resources: Resources,
+        middleware: Sequence[Middleware],
+    ) -> None:
+        self._engine = engine
+        self._tasks = tasks
+        self._middleware = middleware
+        self._functions = Functions(THREADS, PROCESSES)
+        self._reports = Reports(engine)
+        self._shared = Shared(
+            engine, self._reports, submissions, self._functions, resources, in_process_sleep_ms=0
+        )
+
+    async def run_ready(self) -> int:
+        """Run one batch of what is ready to its end; return how many there were."""
+        settings = [task.settings for task in self._tasks.values()]
+        if not settings:
+            return 0
+        asked_at_s = time.monotonic()
+        claimed = await self._engine.claim_many(
+            sorted({each.lane for each in settings}),
+            limit=BATCH,
+            worker_id="inline",
+            worker_instance_id="inline",
+            kinds=list(self._tasks),
+            capabilities=sorted({need for each in settings for need in each.capabilities}),
+        )
+        attempts = [
+            Attempt(
+                self._shared,
+                HeldLease(each, asked_at_s),
+                self._tasks[each.execution_kind],
+                self._middleware,
+                _nothing,
+                _nothing,
+            )
+            for each in claimed
+        ]
+        if attempts:
+            await asyncio.wait([attempt.start() for attempt in attempts])
+        return len(attempts)
+
+    async def close(self) -> None:
+        await self._reports.close()
+        self._functions.close()
+
+
+def _nothing(attempt: Attempt) -> None:
+    """There are no slots to free."""

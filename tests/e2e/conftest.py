@@ -1,0 +1,75 @@
+"""Real processes on real databases."""
+
+import asyncio
+import os
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PATIENCE_S = 60
+
+
+class Process:
+    """A worker process and what it says."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        self._process = process
+        self._said = process.stdout
+
+    async def says(self, text: str) -> None:
+        """Wait until it says so."""
+        async with asyncio.timeout(PATIENCE_S):
+            while line := (await self._said.readline()).decode().strip():
+                if line == text:
+                    return
+        raise AssertionError(f"it ended without saying {text!r}")
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(PATIENCE_S):
+            await self._said.read()
+            return await self._process.wait()
+
+
+@asynccontextmanager
+async def worker_process(url: str, log: Path, lease_ttl: str = "2s") -> AsyncIterator[Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.e2e.program",
+        url,
+        str(log),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "LEASE_TTL": lease_ttl},
+    )
+    try:
+        yield Process(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+def steps_run(log: Path) -> Counter[str]:
+    return Counter(log.read_text().splitlines())
+
+
+@pytest.fixture(params=["sqlite-file", "postgres"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_database"))
+    record: Callable[[str], None] = request.getfixturevalue("exercised_store")
+    record("sqlite file")
+    return f"sqlite:///{tmp_path}/flowfabric.db"

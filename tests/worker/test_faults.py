@@ -1,0 +1,228 @@
+"""What becomes of handlers that misbehave. Whatever they do, the worker lives on."""
+
+import asyncio
+import logging
+import os
+import threading
+
+import pytest
+
+from flowfabric import App, Context
+from flowfabric.core.creation import NewExecution
+from flowfabric.core.states import PublicState
+from flowfabric.errors import ExecutionCancelled, ExecutionFailed, InvalidInput, PayloadTooLarge
+from tests.apps import reached, working
+from tests.worker import processes
+
+
+def add_echo(app: App) -> None:
+    @app.task
+    async def echo(number: int) -> int:
+        return number
+
+
+async def works(app: App) -> bool:
+    run = await app.submit(app.tasks["echo"](7))
+    return await run.result(timeout="20s") == 7
+
+
+@pytest.fixture
+def app(app: App) -> App:
+    add_echo(app)
+    return app
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+async def test_a_base_exception_is_a_failure_like_another(
+    app: App, kind: type[BaseException]
+) -> None:
+    @app.task
+    async def leave() -> None:
+        raise kind("bye")
+
+    @app.task
+    def leave_thread() -> None:
+        raise kind("bye")
+
+    async with working(app):
+        for name in ("leave", "leave_thread"):
+            with pytest.raises(ExecutionFailed, match=f"{kind.__name__}: bye"):
+                await (await app.submit(app.tasks[name]())).result(timeout="20s")
+        assert await works(app)
+
+
+async def test_a_handler_that_cancels_itself_has_failed(app: App) -> None:
+    @app.task
+    async def give_up() -> None:
+        raise asyncio.CancelledError
+
+    async with working(app):
+        with pytest.raises(ExecutionFailed, match="handler raised CancelledError"):
+            await (await app.submit(give_up)).result(timeout="20s")
+        assert await works(app)
+
+
+async def test_a_result_that_cannot_be_stored_fails_for_good_and_says_so(app: App) -> None:
+    @app.task
+    async def odd() -> object:
+        return object()
+
+    @app.task
+    async def huge() -> str:
+        return "x" * 10_000_000
+
+    async with working(app):
+        with pytest.raises(ExecutionFailed, match="the result of odd: cannot be stored"):
+            await (await app.submit(odd)).result(timeout="20s")
+        with pytest.raises(ExecutionFailed, match="the result of huge is 10000002 bytes, at most"):
+            await (await app.submit(huge)).result(timeout="20s")
+        assert await works(app)
+
+
+async def test_a_payload_of_ten_megabytes_is_refused_when_it_is_submitted(app: App) -> None:
+    @app.task
+    async def measure(text: str) -> int:
+        return len(text)
+
+    async with app:
+        with pytest.raises(PayloadTooLarge, match="input_payload: 10000011 bytes, at most 4194304"):
+            await app.submit(measure, "x" * 10_000_000)
+        assert (await app.engine.find_executions()).executions == ()
+
+
+async def test_arguments_that_do_not_fit_name_the_argument_on_both_sides(app: App) -> None:
+    echo = app.tasks["echo"]
+    async with working(app):
+        with pytest.raises(
+            InvalidInput, match="argument number of echo: expected `int`, got `str`"
+        ):
+            await app.submit(echo("seven"))
+        with pytest.raises(InvalidInput, match="arguments of echo: missing a required argument"):
+            await app.submit(echo())
+        for payload, problem in (
+            (b'{"number":"seven"}', "argument number of echo: expected `int`, got `str`"),
+            (b"{}", "argument number of echo: is missing"),
+            (b'{"number":1,"other":2}', "argument other of echo: is unknown; it takes number"),
+            (b'{"numb', "payload of echo: input data was truncated"),
+        ):
+            created = await app.engine.create_execution(
+                NewExecution(
+                    execution_kind="echo",
+                    input_payload=payload,
+                    policy={"retry_policy": {"max_retries": 5}},
+                )
+            )
+            with pytest.raises(ExecutionFailed) as failure:
+                await app.run(echo, created.execution_id).result(timeout="20s")
+            assert failure.value.reason == problem
+        assert await works(app)
+
+
+async def test_a_kind_nobody_has_registered_waits_and_says_why(app: App) -> None:
+    async with working(app):
+        created = await app.engine.create_execution(NewExecution(execution_kind="unheard of"))
+        assert await works(app)
+        explanation = await app.engine.explain_execution(created.execution_id)
+        assert explanation.cause == "no_worker"
+        assert await app.engine.read_execution_state(created.execution_id) is PublicState.WAITING
+
+
+async def test_a_handler_that_ignores_its_cancellation_loses_its_slot_not_the_worker(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    started, let_go = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def stubborn() -> str:
+        started.set()
+        while not let_go.is_set():
+            try:
+                await let_go.wait()
+            except asyncio.CancelledError:
+                continue
+        return "I did it anyway"
+
+    # One slot: the next execution needs the one the stubborn handler does not give back.
+    async with working(app, concurrency=1, cancel_grace="100ms"):
+        run = await app.submit(stubborn)
+        await started.wait()
+        await run.cancel("stop it")
+        assert await works(app)
+        with pytest.raises(ExecutionCancelled, match="stop it"):
+            await run.result(timeout="20s")
+        let_go.set()
+    assert "ignores its cancellation" in caplog.text
+
+
+async def test_a_handler_that_blocks_the_loop_past_its_lease_keeps_it(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    if app.url == "sqlite:///:memory:":
+        # In memory nobody else could take the lease; there the heartbeat shares the loop.
+        return
+
+    @app.task
+    async def block() -> str:
+        threading.Event().wait(4)
+        return "done"
+
+    async with working(app, lease_ttl="1500ms"):
+        run = await app.submit(block)
+        assert await run.result(timeout="20s") == "done"
+        assert (await run.snapshot()).total_attempt_count == 1
+        assert await works(app)
+
+
+async def test_log_records_carry_execution_attempt_and_worker(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task
+    async def chatty(ctx: Context) -> None:
+        ctx.log.info("hello")
+        raise ValueError("oops")
+
+    caplog.set_level(logging.INFO)
+    async with working(app):
+        run = await app.submit(chatty)
+        await reached(run, PublicState.FAILED)
+    records = [r for r in caplog.records if getattr(r, "execution_id", "") == run.execution_id]
+    assert [record.getMessage() for record in records] == [
+        "hello",
+        "handler failed: ValueError('oops')",
+    ]
+    assert {(vars(r)["attempt_index"], vars(r)["worker_instance_id"]) for r in records} == {
+        (0, "w-1")
+    }
+
+
+async def test_cpu_bound_functions_run_in_another_process_and_may_even_kill_it(app: App) -> None:
+    app.adopt(processes.app)
+    async with working(app):
+        total, pid = await (await app.submit(processes.add_up, [1, 2, 3])).result(timeout="40s")
+        assert total == 6
+        assert pid != os.getpid()
+        with pytest.raises(ExecutionFailed, match="BrokenProcessPool"):
+            await (await app.submit(processes.die)).result(timeout="40s")
+        total, _ = await (await app.submit(processes.add_up, [4])).result(timeout="40s")
+        assert total == 4
+        assert await works(app)
+
+
+async def test_what_was_not_started_is_handed_back_at_once_and_the_rest_after_the_deadline(
+    app: App,
+) -> None:
+    started = asyncio.Event()
+
+    @app.task
+    async def endless() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async with app:
+        runs = await app.submit_many([endless() for _ in range(4)])
+        async with working(app, concurrency=1, prefetch=3, drain_timeout="0s"):
+            await started.wait()
+        snapshots = [await run.snapshot() for run in runs]
+    assert {s.public_state for s in snapshots} == {PublicState.WAITING}
+    assert {s.current_lease for s in snapshots} == {None}
+    assert {(s.retry_count, s.lease_reclaim_count) for s in snapshots} == {(0, 0)}
