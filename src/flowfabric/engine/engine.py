@@ -22,6 +22,7 @@ from flowfabric.engine.outcomes import Outcomes
 from flowfabric.engine.presence import Presence
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.retention import Retention
+from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.steps import Steps
 from flowfabric.engine.tags import Tags
 from flowfabric.engine.unit import Deployment
@@ -93,7 +94,20 @@ FLAGS = {
 """Capability flags and the operation each one stands for."""
 
 
-class Engine(Joining, Leases, Work, Steps, Outcomes, Presence, Bulk, Reads, Tags, Lanes, Retention):
+class Engine(
+    Joining,
+    Schedules,
+    Leases,
+    Work,
+    Steps,
+    Outcomes,
+    Presence,
+    Bulk,
+    Reads,
+    Tags,
+    Lanes,
+    Retention,
+):
     """Every operation of FlowFabric. Use as an async context, or `close` it."""
 
     @classmethod
