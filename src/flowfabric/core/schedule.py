@@ -127,6 +127,8 @@ def _check_timing(definition: ScheduleDefinition) -> tuple[ScheduleKind, str]:
     if definition.cron is not None:
         text = check_text("cron", definition.cron, bytes_max=NAME_BYTES_MAX, empty=False)
         return ScheduleKind.CRON, " ".join(text.split())
+    if definition.timezone != "UTC":
+        raise InvalidInput("timezone", "an interval is the same in every zone", definition.timezone)
     every_ms = check_int("every_ms", definition.every_ms, EVERY_MS_MIN, EVERY_MS_MAX)
     return ScheduleKind.INTERVAL, str(every_ms)
 
