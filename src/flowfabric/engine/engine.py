@@ -18,6 +18,7 @@ from flowfabric.engine.bulk import Bulk
 from flowfabric.engine.joining import Joining
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.leases import Leases
+from flowfabric.engine.lookup import Lookup
 from flowfabric.engine.outcomes import Outcomes
 from flowfabric.engine.presence import Presence
 from flowfabric.engine.reads import Reads
@@ -104,6 +105,7 @@ class Engine(
     Presence,
     Bulk,
     Reads,
+    Lookup,
     Tags,
     Lanes,
     Retention,
