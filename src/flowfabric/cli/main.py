@@ -105,8 +105,10 @@ def run(arguments: Sequence[str]) -> int:
         return exits.status_of(error)
     except KeyboardInterrupt:
         return exits.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough, as `head` does.
+    except (SystemExit, BrokenPipeError) as error:
+        # Whoever read our output has seen enough, as `head` does; click makes it an exit.
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.OK
     except Exception as error:

@@ -18,7 +18,7 @@ from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.engine.bulk import BULK_MAX
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.filters import ExecutionFilter
-from flowfabric.errors import FlowFabricError
+from flowfabric.errors import FlowFabricError, NoActiveLease, NotFound
 
 REFUSALS_SHOWN_MAX: Final = 10
 
@@ -116,15 +116,11 @@ async def revoke(
                 outcomes.append(error)
             else:
                 held = isinstance(answer, Revoked)
-                outcomes.append(answer if held else _Nothing("nobody holds it"))
+                outcomes.append(answer if held else NoActiveLease("nobody holds it"))
         return outcomes
 
     ids = [await engine.resolve_execution_id(each) for each in execution_ids]
     return await _act_on(target, "revoked", ids, act)
-
-
-class _Nothing(FlowFabricError, code="no_active_lease"):
-    """There was nothing to take away."""
 
 
 async def _choose(
@@ -192,8 +188,8 @@ async def _act_on(target: Target, done: str, ids: Sequence[str], act: Act) -> in
         _print_refused(refused)
     if not refused:
         return exits.OK
-    statuses = {exits.status_of(error) for error in refused.values()}
-    return statuses.pop() if len(statuses) == 1 and touched == 0 else exits.REFUSED
+    missing = all(isinstance(error, NotFound) for error in refused.values())
+    return exits.NOT_FOUND if missing else exits.REFUSED
 
 
 def _print_refused(refused: dict[str, FlowFabricError]) -> None:
