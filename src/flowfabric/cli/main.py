@@ -105,10 +105,9 @@ def run(arguments: Sequence[str]) -> int:
         return exits.status_of(error)
     except KeyboardInterrupt:
         return exits.INTERRUPTED
-    except (SystemExit, BrokenPipeError) as error:
-        # Whoever read our output has seen enough, as `head` does; click makes it an exit.
-        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
-            raise
+    except (SystemExit, BrokenPipeError):
+        # Whoever read our output has seen enough, as `head` does. Click turns a broken
+        # pipe, and in this mode nothing else, into an exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.OK
     except Exception as error:
