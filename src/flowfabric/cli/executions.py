@@ -13,7 +13,7 @@ from flowfabric.cli import documents, exits, filters, screen
 from flowfabric.cli.tables import REMARK, fixed, flexible, right
 from flowfabric.cli.target import Target, options, with_engine
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.duration import parse_duration_ms
+from flowfabric.core.durations import duration_ms
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Attempt
 from flowfabric.core.results import Created
@@ -294,7 +294,7 @@ async def submit(
     """
     data = _read_payload(payload, file)
     now_ms = await engine.server_time_ms()
-    wait_ms = None if wait is None else parse_duration_ms("--wait", wait)
+    wait_ms = None if wait is None else duration_ms("--wait", wait)
     created = await engine.create_execution(
         NewExecution(
             execution_kind=kind,
@@ -306,7 +306,7 @@ async def submit(
             creator_identity="cli",
             idempotency_key=key,
             tags=dict(_pairs(tags)),
-            delay_until_ms=None if delay is None else now_ms + parse_duration_ms("--delay", delay),
+            delay_until_ms=None if delay is None else now_ms + duration_ms("--delay", delay),
             policy=policy,
         )
     )

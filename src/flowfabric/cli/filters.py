@@ -7,7 +7,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import click
 
-from flowfabric.core.duration import parse_duration_ms
+from flowfabric.core.durations import duration_ms
 from flowfabric.core.states import PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.filters import EVERYTHING, ExecutionFilter
@@ -104,7 +104,7 @@ def _time(option: str, text: str | None, now_ms: int) -> int | None:
         at = datetime.fromisoformat(text)
     except ValueError:
         try:
-            return max(0, now_ms - parse_duration_ms(option, text))
+            return max(0, now_ms - duration_ms(option, text))
         except InvalidInput:
             raise click.BadParameter(
                 f"{text!r} is neither a duration such as 2h nor a time such as 2026-03-29T06:00",

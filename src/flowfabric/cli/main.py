@@ -18,6 +18,7 @@ from flowfabric.cli.executions import ls, show, submit, why
 from flowfabric.cli.lanes import lanes
 from flowfabric.cli.operate import cancel, priority, replay, revoke
 from flowfabric.cli.schedules import schedules
+from flowfabric.cli.worker import dev, develop_once, worker
 from flowfabric.errors import FlowFabricError
 from flowfabric.version import __version__
 
@@ -36,6 +37,7 @@ class Sections(click.Group):
     """A group whose help lists commands by what they are for."""
 
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Run": ("worker", "dev"),
         "See": ("ls", "show", "why", "events"),
         "Steer": ("submit", "cancel", "replay", "priority", "revoke", "lanes", "schedules"),
         "Keep": ("migrate", "doctor", "bench", "completion"),
@@ -76,7 +78,7 @@ def completion(shell: str) -> None:
 
 for command in (
     ls, show, why, submit, cancel, replay, priority, revoke, lanes, schedules, events,
-    migrate_command, doctor, bench,
+    migrate_command, doctor, bench, worker, dev, develop_once,
 ):  # fmt: skip
     cli.add_command(command)
 
