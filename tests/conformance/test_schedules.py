@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine, connect
+from flowfabric.core.decision import Changes
 from flowfabric.core.results import Created
 from flowfabric.core.schedule import FIRINGS_MAX, ScheduleDefinition
 from flowfabric.core.schedule_model import CatchUp, Schedule, ScheduleKind
@@ -14,6 +15,7 @@ from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.operators import Swept
 from flowfabric.errors import InvalidInput, InvalidPolicyJson, NotFound, PayloadTooLarge
 from flowfabric.reconcilers.supervisor import due_now, run_due
+from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock
 
 MINUTE_MS = 60_000
@@ -291,6 +293,33 @@ async def test_a_schedule_that_cannot_be_served_says_so_and_does_not_hold_up_oth
     clock.advance(hours=1)
     await run_due(engine)
     assert (await existing(engine, "a")).last_error is None
+
+
+async def test_a_time_zone_unknown_here_does_not_hold_up_others(
+    engine: Engine, clock: SettableClock
+) -> None:
+    schedule = (await engine.upsert_schedule(HOURLY)).schedule
+    foreign = structs.replace(
+        schedule,
+        schedule_id="a",
+        schedule_kind=ScheduleKind.CRON,
+        expression="0 * * * *",
+        timezone="Moon/Tycho",
+    )
+
+    async def store(tx: Transaction) -> None:
+        await tx.save(Changes(inserts=(foreign,)))
+
+    await engine.store.transact(store)
+    due_ms = clock.advance(hours=1)
+
+    await run_due(engine)
+
+    assert await due_times(engine) == [due_ms]
+    stuck = await existing(engine, "a")
+    assert stuck.next_due_at_ms == due_ms + MINUTE_MS
+    assert stuck.last_error is not None
+    assert "Moon/Tycho" in stuck.last_error
 
 
 async def test_a_paused_lane_takes_what_its_schedules_create(

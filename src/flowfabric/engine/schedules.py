@@ -31,6 +31,9 @@ from flowfabric.store.base import Key, Reader, Transaction
 SCHEDULES_SWEEP = 10
 """Schedules one sweep acts on: each may create `FIRINGS_MAX` executions."""
 
+LOOK_AGAIN_MS = 60_000
+"""When to look again at a schedule whose time zone is not known here."""
+
 
 class Upserted(Struct, frozen=True, kw_only=True):
     schedule: Schedule
@@ -190,10 +193,14 @@ class Schedules(Creation):
 
     def _due(self, schedule: Schedule, lane: Lane | None, now_ms: int) -> Due:
         """What to create. One schedule that cannot be served does not hold up the others."""
-        planned = rules.plan(schedule, recurrence_of(schedule), now_ms)
+        try:
+            planned = rules.plan(schedule, recurrence_of(schedule), now_ms)
+        except InvalidInput as error:
+            # Stored by a process that knows time zones this machine does not.
+            return Due(schedule, Plan((), now_ms + LOOK_AGAIN_MS), (), str(error))
         if lane is not None and lane.state not in ACCEPTING:
-            error = f"lane {lane.lane_id!r} is {lane.state} and takes no new executions"
-            return Due(schedule, planned, (), error if planned.due_at_ms else None)
+            closed = f"lane {lane.lane_id!r} is {lane.state} and takes no new executions"
+            return Due(schedule, planned, (), closed if planned.due_at_ms else None)
         try:
             requests = tuple(
                 self.check_request(rules.firing_request(schedule, due_ms))
