@@ -27,7 +27,8 @@ from flowfabric.config import EngineConfig
 from flowfabric.connection import connect
 from flowfabric.core.durations import Duration
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import InvalidInput, Unavailable
+from flowfabric.errors import Unavailable
+from flowfabric.registry import Registry
 from flowfabric.run import Endings, Run
 from flowfabric.store.base import Clock
 from flowfabric.submission import Submissions, check_options, read_submission, request_of
@@ -60,7 +61,7 @@ class Opened:
     loop: asyncio.AbstractEventLoop
 
 
-class App:
+class App(Registry):
     """Tasks on one database."""
 
     def __init__(
@@ -71,11 +72,8 @@ class App:
         clock: Clock | None = None,
         pool_max: int = 10,
     ) -> None:
+        super().__init__()
         self.url = url
-        self.tasks: dict[str, Task[..., object]] = {}
-        """Tasks by name."""
-        self.schedules: list[object] = []
-        """What runs by itself at certain times."""
         self.resources = Resources()
         self._middleware: list[Middleware] = []
         self._config = config
@@ -290,6 +288,7 @@ class App:
             lanes=lanes or self.lanes(), capabilities=capabilities, concurrency=concurrency
         )
         opened = await self.open()
+        await self.store_schedules(opened.engine)
         worker = self._worker(opened, chosen)
         await self.resources.open()
         try:
@@ -351,17 +350,7 @@ class TaskDecorator:
         return self.register(function)
 
     def register(self, function: Callable[..., object]) -> Task[..., object]:
-        name = self._name or str(getattr(function, "__name__", ""))
-        known = self._app.tasks.get(name)
-        if known is not None:
-            raise InvalidInput(
-                "task",
-                f"{name!r} is the name of {known.function.__module__}."
-                f"{known.function.__qualname__} already; give one of them another `name=`",
-            )
-        task: Task[..., object] = Task(name, function, self._settings)
-        self._app.tasks[task.name] = task
-        return task
+        return self._app.register_task(self._name, function, self._settings)
 
 
 class Stopping:

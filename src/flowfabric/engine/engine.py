@@ -18,11 +18,13 @@ from flowfabric.engine.bulk import Bulk
 from flowfabric.engine.joining import Joining
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.leases import Leases
+from flowfabric.engine.lookup import Lookup
 from flowfabric.engine.outcomes import Outcomes
 from flowfabric.engine.presence import Presence
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.resumes import Resumes
 from flowfabric.engine.retention import Retention
+from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.signals import Signals
 from flowfabric.engine.steps import Steps
 from flowfabric.engine.suspension_reads import SuspensionReads
@@ -101,6 +103,7 @@ FLAGS = {
 class Engine(
     Joining,
     Resumes,
+    Schedules,
     Leases,
     Work,
     Steps,
@@ -108,6 +111,7 @@ class Engine(
     Presence,
     Bulk,
     Reads,
+    Lookup,
     Tags,
     Lanes,
     Retention,

@@ -30,6 +30,7 @@ Sweep = Callable[[Engine], Awaitable[Swept]]
 
 SWEEPS: Mapping[str, Sweep] = {
     "lease_expiry": Engine.expire_due_leases,
+    "schedules": Engine.fire_due_schedules,
     "delayed": Engine.promote_due_delays,
     "attempt_timeout": Engine.expire_due_attempts,
     "deadline": Engine.expire_due_deadlines,

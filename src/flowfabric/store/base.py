@@ -11,7 +11,7 @@ Rows are reached in two ways. By key: `get`, `lock` and `save` work for every
 record type, from one mapping. By search: `select` runs a statement file
 (`sql/<name>.sql`, the same name in both dialects).
 
-Locks are taken in one order everywhere: flow, execution, suspension and
+Locks are taken in one order everywhere: schedule, flow, execution, suspension and
 waitpoint, budget, quota; by key within a kind.
 """
 

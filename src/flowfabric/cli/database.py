@@ -1,0 +1,201 @@
+"""`migrate` and `doctor`: the database itself."""
+
+import asyncio
+import platform
+import time
+from collections.abc import AsyncIterator
+from enum import StrEnum
+from typing import Final
+
+import click
+from msgspec import Struct
+from rich.text import Text
+
+from flowfabric.cli import documents, exits, screen
+from flowfabric.cli.target import Target, check_file, options, redact
+from flowfabric.connection import connect, migrate
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.states import LaneState
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import FlowFabricError, SchemaTooOld
+from flowfabric.version import __version__
+
+ROUND_TRIPS: Final = 5
+SLOW_MS: Final = 20.0
+SKEW_MAX_MS: Final = 1_000
+OVERDUE_MAX_MS: Final = 15_000
+HINTS_WAIT_S: Final = 3.0
+
+
+@click.command("migrate")
+@click.option(
+    "--check", is_flag=True, help="Change nothing; exit with 4 if there is something to do."
+)
+@options
+def migrate_command(target: Target, check: bool) -> int:
+    """Bring the database's schema up to date. Safe to repeat, also from many processes."""
+    url = target.database()
+    if check:
+        return asyncio.run(_check(target, url))
+    applied = asyncio.run(migrate(url))
+    if target.json:
+        documents.emit({"applied": applied})
+    elif applied:
+        for name in applied:
+            screen.out().print(Text.assemble(("applied ", "green"), name))
+    else:
+        screen.out().print("The schema is up to date.")
+    return exits.OK
+
+
+async def _check(target: Target, url: str) -> int:
+    check_file(url)
+    try:
+        await (await connect(url)).close()
+    except SchemaTooOld as error:
+        if target.json:
+            documents.emit({"found": error.found, "expected": error.expected})
+        else:
+            screen.out().print(Text(str(error)))
+        return exits.REFUSED
+    if target.json:
+        documents.emit({"up_to_date": True})
+    else:
+        screen.out().print("The schema is up to date.")
+    return exits.OK
+
+
+class Verdict(StrEnum):
+    FINE = "fine"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Finding(Struct, frozen=True):
+    check: str
+    verdict: Verdict
+    says: str
+    advice: str = ""
+
+
+_MARKS: Final = {
+    Verdict.FINE: ("✓", "green"),
+    Verdict.WARNING: ("!", "yellow"),
+    Verdict.PROBLEM: ("✗", "bold red"),
+}
+
+
+@click.command("doctor", short_help="Check the database and who works on it.")
+@options
+def doctor(target: Target) -> int:
+    """Check that the database can be used and that somebody does the work in it.
+
+    Exits with 5 if the database cannot be used, with 1 if there is another problem.
+    """
+    findings = asyncio.run(_examine(target))
+    if target.json:
+        documents.emit({"version": __version__, "findings": findings})
+    problems = [finding for finding in findings if finding.verdict is Verdict.PROBLEM]
+    if any(finding.check == "database" for finding in problems):
+        return exits.UNAVAILABLE
+    return exits.FAILED if problems else exits.OK
+
+
+async def _examine(target: Target) -> list[Finding]:
+    findings: list[Finding] = []
+    async for finding in _findings(target):
+        findings.append(finding)
+        if not target.json:
+            _print(finding)
+    return findings
+
+
+def _print(finding: Finding) -> None:
+    mark, style = _MARKS[finding.verdict]
+    line = Text.assemble((f"{mark} ", style), (f"{finding.check:<12}", "bold"), finding.says)
+    screen.out().print(line)
+    if finding.advice:
+        screen.out().print(Text(f"  {'':<12}{finding.advice}", style="dim"))
+
+
+async def _findings(target: Target) -> AsyncIterator[Finding]:
+    says = f"flowfabric {__version__} on Python {platform.python_version()}"
+    yield Finding("package", Verdict.FINE, says)
+    url = redact(target.database())
+    try:
+        engine = await target.open()
+    except FlowFabricError as error:
+        yield Finding("database", Verdict.PROBLEM, f"{url}: {error}")
+        return
+    async with engine:
+        yield Finding("database", Verdict.FINE, f"{url} answers, and its schema is up to date")
+        yield await _round_trip(engine)
+        yield await _clock(engine)
+        yield await _hints(engine)
+        workers = await engine.list_presences()
+        yield _workers(len(workers))
+        yield await _overdue(engine)
+        yield await _lanes(engine)
+
+
+async def _round_trip(engine: Engine) -> Finding:
+    times_ms: list[float] = []
+    for _ in range(ROUND_TRIPS):
+        start = time.perf_counter()
+        await engine.ping()
+        times_ms.append((time.perf_counter() - start) * 1_000)
+    best_ms = min(times_ms)
+    says = f"a round trip takes {best_ms:.1f} ms"
+    if best_ms > SLOW_MS:
+        return Finding("latency", Verdict.WARNING, says, "Run workers closer to the database.")
+    return Finding("latency", Verdict.FINE, says)
+
+
+async def _clock(engine: Engine) -> Finding:
+    skew_ms = await engine.server_time_ms() - time.time_ns() // 1_000_000
+    says = f"differs from this machine's by {abs(skew_ms)} ms"
+    if abs(skew_ms) > SKEW_MAX_MS:
+        advice = "Harmless: every decision goes by the database's clock. Times here look shifted."
+        return Finding("clock", Verdict.WARNING, says, advice)
+    return Finding("clock", Verdict.FINE, says)
+
+
+async def _hints(engine: Engine) -> Finding:
+    deadline = time.monotonic() + HINTS_WAIT_S
+    with engine.store.hints(["doctor"]) as hints:
+        while not engine.store.hints_are_live and time.monotonic() < deadline:
+            await hints.wait(0.1)
+    if engine.store.hints_are_live:
+        return Finding("wake-ups", Verdict.FINE, "notifications between processes arrive")
+    advice = "A pooler in transaction mode? Everything works, by polling, with a little more delay."
+    return Finding("wake-ups", Verdict.WARNING, "notifications do not arrive", advice)
+
+
+def _workers(count: int) -> Finding:
+    if count:
+        says = f"{count} asked for work within the last minute"
+        return Finding("workers", Verdict.FINE, says)
+    advice = "Start one: flowfabric worker module:app"
+    return Finding(
+        "workers", Verdict.WARNING, "nobody asked for work within the last minute", advice
+    )
+
+
+async def _overdue(engine: Engine) -> Finding:
+    waits = await engine.next_due()
+    late = {name: -wait_ms for name, wait_ms in waits.items() if -wait_ms > OVERDUE_MAX_MS}
+    if not late:
+        return Finding("timers", Verdict.FINE, "nothing is overdue")
+    worst = max(late, key=lambda name: late[name])
+    says = f"{', '.join(sorted(late))} overdue, {worst} by {screen.span(late[worst])}"
+    advice = "Nobody runs the reconcilers; every worker does: flowfabric worker module:app"
+    return Finding("timers", Verdict.PROBLEM, says, advice)
+
+
+async def _lanes(engine: Engine) -> Finding:
+    page = await engine.list_lanes(limit=PAGE_MAX)
+    closed = [lane for lane in page.lanes if lane.state is not LaneState.ACTIVE]
+    if closed:
+        says = ", ".join(f"{lane.lane_id} is {lane.state}" for lane in closed)
+        return Finding("lanes", Verdict.WARNING, says, "flowfabric lanes resume LANE")
+    return Finding("lanes", Verdict.FINE, f"{len(page.lanes)} known, all active")

@@ -1,0 +1,376 @@
+"""`ls`, `show`, `why`, `submit`."""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.text import Text
+
+from flowfabric.cli import documents, exits, filters, screen
+from flowfabric.cli.tables import REMARK, fixed, flexible, right
+from flowfabric.cli.target import Target, options, with_engine
+from flowfabric.core.creation import NewExecution
+from flowfabric.core.durations import duration_ms
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.model import Attempt
+from flowfabric.core.results import Created
+from flowfabric.core.states import TERMINAL_STATES, PublicState
+from flowfabric.core.views import ExecutionSnapshot
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.unit import COMPLETION_TOPIC
+from flowfabric.errors import NotFound, OperationTimeout
+
+DATA_CHARS_MAX: Final = 2_000
+"""How much of a payload or result `show` prints; `--json` prints all of it."""
+LOOK_AGAIN_S: Final = 1.0
+
+LIST_COLUMNS: Final = (
+    fixed("ID"),
+    fixed("STATE"),
+    flexible("KIND"),
+    flexible("LANE"),
+    right("TRY"),
+    right("AGE"),
+    REMARK,
+)
+ATTEMPT_COLUMNS: Final = (
+    right("TRY"),
+    fixed("TYPE"),
+    fixed("STATE"),
+    right("STARTED"),
+    right("TOOK"),
+    flexible("WORKER"),
+    REMARK,
+)
+
+
+@click.command("ls")
+@filters.options
+@click.option(
+    "--limit",
+    "-n",
+    default=50,
+    show_default=True,
+    type=click.IntRange(1, 1_000_000),
+    help="At most this many.",
+)
+@options
+@with_engine
+async def ls(engine: Engine, target: Target, chosen: filters.Chosen, limit: int) -> None:
+    """List executions, newest first.
+
+    With --json: one execution per line.
+    """
+    matching = await chosen.resolve(engine)
+    found: list[ExecutionSnapshot] = []
+    cursor: str | None = None
+    while len(found) < limit:
+        page = await engine.find_executions(
+            matching, cursor=cursor, limit=min(PAGE_MAX, limit - len(found))
+        )
+        if target.json:
+            for execution in page.executions:
+                documents.emit(execution)
+        found.extend(page.executions)
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    if not target.json:
+        _print_list(found, await engine.server_time_ms())
+        if cursor is not None:
+            screen.err().print(f"[dim]The newest {limit}; there are more: --limit[/]")
+
+
+def _print_list(found: list[ExecutionSnapshot], now_ms: int) -> None:
+    if not found:
+        screen.err().print("[dim]No executions match.[/]")
+        return
+    screen.out().print(
+        screen.table(
+            LIST_COLUMNS,
+            [
+                (
+                    screen.short_id(each.execution_id),
+                    screen.state(each.public_state),
+                    each.execution_kind,
+                    each.lane_id,
+                    str(each.total_attempt_count),
+                    screen.span(now_ms - each.created_at_ms),
+                    screen.one_line(remark(each, now_ms)),
+                )
+                for each in found
+            ],
+        )
+    )
+
+
+def remark(execution: ExecutionSnapshot, now_ms: int) -> str | None:
+    """The one thing worth knowing about an execution in a list."""
+    match execution.public_state:
+        case PublicState.FAILED | PublicState.EXPIRED:
+            return execution.failure_reason
+        case PublicState.CANCELLED:
+            return execution.cancellation_reason
+        case PublicState.COMPLETED if execution.started_at_ms and execution.completed_at_ms:
+            return f"took {screen.span(execution.completed_at_ms - execution.started_at_ms)}"
+        case PublicState.ACTIVE:
+            done = "" if execution.progress_pct is None else f"{execution.progress_pct}% "
+            lease = execution.current_lease
+            worker = "" if lease is None else f"on {lease.worker_instance_id}"
+            return f"{done}{execution.progress_message or worker}"
+        case PublicState.DELAYED if execution.delay_until_ms is not None:
+            last = f" after: {execution.failure_reason}" if execution.failure_reason else ""
+            return f"{screen.ago(execution.delay_until_ms, now_ms)}{last}"
+        case PublicState.WAITING if execution.blocking_reason == "waiting_for_worker":
+            return None
+        case _:
+            return execution.blocking_detail or execution.blocking_reason
+
+
+@click.command("show", short_help="Show one execution: attempts, payload, result.")
+@click.argument("execution_id", metavar="ID")
+@options
+@with_engine
+async def show(engine: Engine, target: Target, execution_id: str) -> None:
+    """Show one execution with its attempts, payload and result.
+
+    ID may be shortened to the beginning or end of the uuid.
+    """
+    found = await engine.resolve_execution_id(execution_id)
+    execution = await engine.describe_execution(found)
+    if execution is None:
+        raise NotFound("execution", execution_id)
+    attempts = await engine.list_attempts(found)
+    context = await engine.read_execution_context(found)
+    result = await engine.get_execution_result(found)
+    explanation = await engine.explain_execution(found)
+    if target.json:
+        document = documents.plain(execution)
+        assert isinstance(document, dict)
+        documents.emit(
+            document
+            | {
+                "explanation": explanation.sentence,
+                "payload": context.input_payload,
+                "result": result,
+                "attempts": attempts,
+            }
+        )
+        return
+    now_ms = await engine.server_time_ms()
+    console = screen.out()
+    heading = Text.assemble(
+        (execution.execution_kind, "bold"), "  ", screen.state(execution.public_state)
+    )
+    console.print(heading)
+    console.print(Text(explanation.sentence, style="italic"))
+    console.print()
+    console.print(screen.facts(_facts(execution, now_ms)))
+    for name, data in (("payload", context.input_payload), ("result", result)):
+        if text := documents.shown(data, DATA_CHARS_MAX):
+            console.print(f"\n[dim]{name}[/]")
+            console.print(Text(text))
+    if attempts:
+        _print_attempts(attempts, now_ms)
+
+
+def _facts(execution: ExecutionSnapshot, now_ms: int) -> list[tuple[str, str | None]]:
+    lease = execution.current_lease
+    ended = execution.public_state in TERMINAL_STATES
+    counts = {
+        "retries": execution.retry_count,
+        "reclaims": execution.lease_reclaim_count,
+        "replays": execution.replay_count,
+    }
+    return [
+        ("id", execution.execution_id),
+        ("lane", f"{execution.lane_id}  priority {execution.priority}"),
+        ("namespace", None if execution.namespace == "default" else execution.namespace),
+        ("flow", execution.flow_id),
+        ("created", screen.moment(execution.created_at_ms, now_ms)),
+        ("started", screen.moment(execution.started_at_ms, now_ms)),
+        ("ended", screen.moment(execution.completed_at_ms, now_ms)),
+        ("not before", screen.moment(execution.delay_until_ms, now_ms)),
+        ("deadline", screen.moment(execution.deadline_at_ms, now_ms)),
+        ("counts", "  ".join(f"{count} {name}" for name, count in counts.items() if count)),
+        (
+            "progress",
+            None
+            if execution.progress_pct is None
+            else f"{execution.progress_pct}%  {execution.progress_message or ''}",
+        ),
+        (
+            "lease",
+            None
+            if lease is None
+            else f"{lease.worker_instance_id}  epoch {lease.lease_epoch}"
+            f"  ends {screen.ago(lease.expires_at_ms, now_ms)}",
+        ),
+        ("last failure", None if ended else execution.failure_reason),
+        ("cancelled by", execution.cancelled_by),
+        ("tags", "  ".join(f"{key}={value}" for key, value in execution.tags.items())),
+    ]
+
+
+def _print_attempts(attempts: tuple[Attempt, ...], now_ms: int) -> None:
+    def took(attempt: Attempt) -> str:
+        if attempt.started_at_ms is None:
+            return ""
+        return screen.span((attempt.ended_at_ms or now_ms) - attempt.started_at_ms)
+
+    screen.out().print()
+    screen.out().print(
+        screen.table(
+            ATTEMPT_COLUMNS,
+            [
+                (
+                    str(attempt.attempt_index),
+                    attempt.attempt_type,
+                    attempt.attempt_state.replace("_", " "),
+                    screen.ago(attempt.started_at_ms, now_ms),
+                    took(attempt),
+                    attempt.worker_instance_id or "",
+                    screen.one_line(attempt.failure_reason or attempt.reclaim_reason),
+                )
+                for attempt in attempts
+            ],
+        )
+    )
+
+
+@click.command("why", short_help="Say why an execution is not running.")
+@click.argument("execution_id", metavar="ID")
+@options
+@with_engine
+async def why(engine: Engine, target: Target, execution_id: str) -> None:
+    """Say in one sentence why an execution is not running."""
+    found = await engine.resolve_execution_id(execution_id)
+    explanation = await engine.explain_execution(found)
+    if target.json:
+        documents.emit(explanation)
+    else:
+        screen.out().print(Text(explanation.sentence))
+
+
+@click.command("submit", short_help="Create an execution, and wait for it if asked to.")
+@click.argument("kind")
+@click.argument("payload", required=False)
+@click.option(
+    "--file", "-f", "file", metavar="PATH", help="Read the payload from here; - for standard input."
+)
+@click.option("--encoding", default="json", show_default=True, help="How the payload is encoded.")
+@click.option("--lane", default="default", show_default=True)
+@click.option("--namespace", default="default", show_default=True)
+@click.option("--priority", type=int)
+@click.option("--key", help="Idempotency key: the same key finds the same execution.")
+@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE")
+@click.option("--delay", metavar="DURATION", help="Not before this has passed, as in 10m.")
+@click.option("--policy", metavar="JSON", help="Retries, timeouts and the like.")
+@click.option("--wait", metavar="DURATION", help="Wait this long for its end and print the result.")
+@options
+@with_engine
+async def submit(
+    engine: Engine,
+    target: Target,
+    kind: str,
+    payload: str | None,
+    file: str | None,
+    encoding: str,
+    lane: str,
+    namespace: str,
+    priority: int | None,
+    key: str | None,
+    tags: tuple[str, ...],
+    delay: str | None,
+    policy: str | None,
+    wait: str | None,
+) -> int:
+    """Create an execution of KIND with PAYLOAD, which is JSON.
+
+    Prints its id. With --wait: waits, prints the result, and exits with 1 if it failed.
+    """
+    data = _read_payload(payload, file)
+    now_ms = await engine.server_time_ms()
+    wait_ms = None if wait is None else duration_ms("--wait", wait)
+    created = await engine.create_execution(
+        NewExecution(
+            execution_kind=kind,
+            input_payload=data,
+            payload_encoding=encoding if data else None,
+            lane_id=lane,
+            namespace=namespace,
+            priority=priority,
+            creator_identity="cli",
+            idempotency_key=key,
+            tags=dict(_pairs(tags)),
+            delay_until_ms=None if delay is None else now_ms + duration_ms("--delay", delay),
+            policy=policy,
+        )
+    )
+    if wait_ms is not None:
+        return await _await_end(engine, target, created.execution_id, wait_ms)
+    new = isinstance(created, Created)
+    if target.json:
+        documents.emit({"execution_id": created.execution_id, "created": new})
+    else:
+        screen.out().print(Text(created.execution_id))
+        if not new:
+            screen.err().print("[dim]It was there already: the key was used before.[/]")
+    return exits.OK
+
+
+def _read_payload(payload: str | None, file: str | None) -> bytes:
+    if payload is not None and file is not None:
+        raise click.UsageError("give either PAYLOAD or --file")
+    if file == "-":
+        return sys.stdin.buffer.read()
+    if file is not None:
+        try:
+            return Path(file).read_bytes()
+        except OSError as error:
+            raise click.UsageError(f"cannot read {file}: {error.strerror}") from None
+    return b"" if payload is None else payload.encode()
+
+
+def _pairs(texts: tuple[str, ...]) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter("must look like KEY=VALUE", param_hint="--tag")
+        pairs.append((key, value))
+    return pairs
+
+
+async def _await_end(engine: Engine, target: Target, execution_id: str, wait_ms: int) -> int:
+    deadline = time.monotonic() + wait_ms / 1_000
+    with engine.store.hints([COMPLETION_TOPIC]) as hints:
+        while (state := await engine.read_execution_state(execution_id)) not in TERMINAL_STATES:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                sentence = (await engine.explain_execution(execution_id)).sentence
+                screen.err().print(Text(f"{execution_id}: {sentence}"))
+                raise OperationTimeout("submit --wait", wait_ms)
+            await asyncio.wait_for(hints.wait(min(left_s, LOOK_AGAIN_S)), None)
+    execution = await engine.describe_execution(execution_id)
+    assert execution is not None
+    assert state is not None
+    result = await engine.get_execution_result(execution_id)
+    if target.json:
+        documents.emit(
+            {
+                "execution_id": execution_id,
+                "public_state": state,
+                "result": result,
+                "failure_reason": execution.failure_reason,
+            }
+        )
+    elif state is PublicState.COMPLETED:
+        screen.out().print(Text(documents.shown(result, 10**9) or ""))
+    else:
+        why = execution.failure_reason or execution.cancellation_reason or ""
+        screen.err().print(Text(f"{execution_id} is {state}: {why}", style="red"))
+    return exits.OK if state is PublicState.COMPLETED else exits.FAILED

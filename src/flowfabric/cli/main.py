@@ -1,0 +1,134 @@
+"""The command `flowfabric`: its parts, and what becomes of errors."""
+
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final
+
+import click
+import msgspec
+from rich.text import Text
+
+from flowfabric.cli import exits, screen
+from flowfabric.cli.bench import bench
+from flowfabric.cli.database import doctor, migrate_command
+from flowfabric.cli.events import events
+from flowfabric.cli.executions import ls, show, submit, why
+from flowfabric.cli.lanes import lanes
+from flowfabric.cli.operate import cancel, priority, replay, revoke
+from flowfabric.cli.schedules import schedules
+from flowfabric.cli.worker import dev, develop_once, worker
+from flowfabric.errors import FlowFabricError
+from flowfabric.version import __version__
+
+DEBUG_VARIABLE: Final = "FLOWFABRIC_DEBUG"
+SHELLS: Final = {
+    "bash": ("~/.bashrc", 'eval "$(_FLOWFABRIC_COMPLETE=bash_source flowfabric)"'),
+    "zsh": ("~/.zshrc", 'eval "$(_FLOWFABRIC_COMPLETE=zsh_source flowfabric)"'),
+    "fish": (
+        "~/.config/fish/completions/flowfabric.fish",
+        "_FLOWFABRIC_COMPLETE=fish_source flowfabric | source",
+    ),
+}
+
+
+class Sections(click.Group):
+    """A group whose help lists commands by what they are for."""
+
+    sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Run": ("worker", "dev"),
+        "See": ("ls", "show", "why", "events"),
+        "Steer": ("submit", "cancel", "replay", "priority", "revoke", "lanes", "schedules"),
+        "Keep": ("migrate", "doctor", "bench", "completion"),
+    }
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in self.sections.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(
+                    [
+                        (name, command.get_short_help_str(formatter.width))
+                        for name, command in found
+                        if command is not None
+                    ]
+                )
+
+
+@click.group(
+    cls=Sections,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="The database is named by --url, or by the variable FLOWFABRIC_URL."
+    " Exit status: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 database unavailable.",
+)
+@click.version_option(__version__, prog_name="flowfabric")
+def cli() -> None:
+    """Durable execution: see and steer what runs, run workers, keep the database."""
+
+
+@cli.command("completion", short_help="Switch on completion in your shell.")
+@click.argument("shell", type=click.Choice(list(SHELLS)))
+def completion(shell: str) -> None:
+    """Say how to switch on completion in a SHELL: add the line printed to its start-up file."""
+    place, line = SHELLS[shell]
+    click.echo(f"# add to {place}", err=True)
+    click.echo(line)
+
+
+for command in (
+    ls, show, why, submit, cancel, replay, priority, revoke, lanes, schedules, events,
+    migrate_command, doctor, bench, worker, dev, develop_once,
+):  # fmt: skip
+    cli.add_command(command)
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit status; nothing is raised."""
+    as_json = "--json" in arguments
+    try:
+        answer = cli.main(list(arguments), prog_name="flowfabric", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Abort:
+        return exits.INTERRUPTED
+    except click.ClickException as error:
+        if as_json:
+            _report("usage", error.format_message(), as_json=True)
+        else:
+            error.show()
+        return exits.USAGE
+    except FlowFabricError as error:
+        _report(error.code, str(error), as_json=as_json)
+        return exits.status_of(error)
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    except (SystemExit, BrokenPipeError):
+        # Whoever read our output has seen enough, as `head` does. Click turns a broken
+        # pipe, and in this mode nothing else, into an exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.OK
+    except Exception as error:
+        return _unexpected(error, as_json=as_json)
+    return answer if isinstance(answer, int) else exits.OK
+
+
+def _unexpected(error: Exception, *, as_json: bool) -> int:
+    if os.environ.get(DEBUG_VARIABLE):
+        traceback.print_exc()
+    hint = f"set {DEBUG_VARIABLE}=1 to see where"
+    _report("internal", f"{type(error).__name__}: {error} ({hint})", as_json=as_json)
+    return exits.FAILED
+
+
+def _report(code: str, message: str, *, as_json: bool) -> None:
+    if as_json:
+        document = msgspec.json.encode({"error": {"code": code, "message": message}}).decode()
+        sys.stderr.write(document + "\n")
+    else:
+        line = Text.assemble(("Error: ", "bold red"), message)
+        screen.err().print(line, soft_wrap=True)

@@ -1,0 +1,222 @@
+"""`cancel`, `replay`, `priority`, `revoke`: by id, or on everything a filter matches."""
+
+import getpass
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from flowfabric.cli import documents, exits, filters, screen
+from flowfabric.cli.target import Target, options, with_engine
+from flowfabric.core.limits import PAGE_MAX, SWEEP_BATCH
+from flowfabric.core.results import Revoked
+from flowfabric.core.states import TERMINAL_STATES, PublicState
+from flowfabric.engine.bulk import BULK_MAX
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.filters import ExecutionFilter
+from flowfabric.errors import FlowFabricError, NoActiveLease, NotFound
+
+REFUSALS_SHOWN_MAX: Final = 10
+
+Act = Callable[[Sequence[str]], Awaitable[Sequence[object]]]
+
+
+@click.command("cancel", short_help="End executions, by id or by filter.")
+@click.argument("execution_ids", metavar="[ID]...", nargs=-1)
+@filters.options
+@click.option("--reason", default="cancelled from the command line", show_default=True)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@options
+@with_engine
+async def cancel(
+    engine: Engine,
+    target: Target,
+    chosen: filters.Chosen,
+    execution_ids: tuple[str, ...],
+    reason: str,
+    yes: bool,
+) -> int:
+    """Cancel executions: those with the given IDs, or all unfinished ones that match."""
+
+    async def act(ids: Sequence[str]) -> Sequence[object]:
+        return await engine.cancel_executions(ids, reason=reason)
+
+    unfinished = set(PublicState) - TERMINAL_STATES
+    ids = await _choose(engine, "cancel", execution_ids, chosen, unfinished, yes)
+    return await _act_on(target, "cancelled", ids, act)
+
+
+@click.command("replay", short_help="Run ended executions again, by id or by filter.")
+@click.argument("execution_ids", metavar="[ID]...", nargs=-1)
+@filters.options
+@click.option("--reason", default="replayed from the command line", show_default=True)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@options
+@with_engine
+async def replay(
+    engine: Engine,
+    target: Target,
+    chosen: filters.Chosen,
+    execution_ids: tuple[str, ...],
+    reason: str,
+    yes: bool,
+) -> int:
+    """Run ended executions again: those with the given IDs, or all failed, cancelled and expired
+    ones that match the filters. Name --state completed to run those again, too.
+    """
+
+    async def act(ids: Sequence[str]) -> Sequence[object]:
+        return await engine.replay_executions(ids, reason=reason, requested_by=_user())
+
+    matching = await chosen.resolve(engine)
+    ended = set(TERMINAL_STATES)
+    if not matching.states:
+        ended -= {PublicState.COMPLETED, PublicState.SKIPPED}
+    ids = await _choose(engine, "replay", execution_ids, chosen, ended, yes)
+    return await _act_on(target, "replayed", ids, act)
+
+
+@click.command("priority", short_help="Move a waiting execution in its queue.")
+@click.argument("execution_id", metavar="ID")
+@click.argument("priority", type=int)
+@options
+@with_engine
+async def priority(engine: Engine, target: Target, execution_id: str, priority: int) -> None:
+    """Move a waiting execution in its queue: higher goes first."""
+    found = await engine.resolve_execution_id(execution_id)
+    await engine.change_priority(found, priority, any_runnable=True)
+    execution = await engine.describe_execution(found)
+    assert execution is not None
+    if target.json:
+        documents.emit({"execution_id": found, "priority": execution.priority})
+    else:
+        screen.out().print(Text(f"{found} now has priority {execution.priority}"))
+
+
+@click.command("revoke", short_help="Take executions from their workers.")
+@click.argument("execution_ids", metavar="ID...", nargs=-1, required=True)
+@click.option("--reason", default="revoked from the command line", show_default=True)
+@options
+@with_engine
+async def revoke(
+    engine: Engine, target: Target, execution_ids: tuple[str, ...], reason: str
+) -> int:
+    """Take executions from the workers that hold them; other workers may claim them at once."""
+
+    async def act(ids: Sequence[str]) -> Sequence[object]:
+        outcomes: list[object] = []
+        for each in ids:
+            try:
+                answer = await engine.revoke_lease(each, reason=reason)
+            except FlowFabricError as error:
+                outcomes.append(error)
+            else:
+                held = isinstance(answer, Revoked)
+                outcomes.append(answer if held else NoActiveLease("nobody holds it"))
+        return outcomes
+
+    ids = [await engine.resolve_execution_id(each) for each in execution_ids]
+    return await _act_on(target, "revoked", ids, act)
+
+
+async def _choose(
+    engine: Engine,
+    verb: str,
+    given: tuple[str, ...],
+    chosen: filters.Chosen,
+    possible: set[PublicState],
+    yes: bool,
+) -> list[str]:
+    """The ids to act on. What a filter matches is counted and confirmed first."""
+    if given and not chosen.empty:
+        raise click.UsageError("give either IDs or filters")
+    if given:
+        return [await engine.resolve_execution_id(each) for each in given]
+    if chosen.empty:
+        raise click.UsageError("which ones? Give IDs, or a filter such as --state or --lane")
+    matching = await chosen.resolve(engine)
+    states = possible & set(matching.states) if matching.states else possible
+    if not states:
+        wanted = ", ".join(sorted(possible))
+        raise click.UsageError(f"{verb} acts on executions in these states: {wanted}")
+    ids = await _matching_ids(engine, matching.with_states(tuple(sorted(states))))
+    if ids and not yes:
+        _confirm(verb, len(ids))
+    return ids
+
+
+async def _matching_ids(engine: Engine, matching: ExecutionFilter) -> list[str]:
+    ids: list[str] = []
+    cursor: str | None = None
+    with screen.err().status("Looking for executions …"):
+        while len(ids) < BULK_MAX:
+            page = await engine.find_executions(matching, cursor=cursor, limit=PAGE_MAX)
+            ids += [each.execution_id for each in page.executions]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+    return ids[:BULK_MAX]
+
+
+def _confirm(verb: str, count: int) -> None:
+    things = "1 execution" if count == 1 else f"{count} executions"
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"this would {verb} {things}; confirm with --yes")
+    click.confirm(f"{verb.capitalize()} {things}?", abort=True, err=True)
+
+
+async def _act_on(target: Target, done: str, ids: Sequence[str], act: Act) -> int:
+    """Act in batches, show how far it is, and report what was refused."""
+    refused: dict[str, FlowFabricError] = {}
+    with _progress(len(ids)) as progress:
+        task = progress.add_task(done, total=len(ids))
+        for start in range(0, len(ids), SWEEP_BATCH):
+            batch = ids[start : start + SWEEP_BATCH]
+            outcomes = zip(batch, await act(batch), strict=True)
+            refused |= {each: e for each, e in outcomes if isinstance(e, FlowFabricError)}
+            progress.advance(task, len(batch))
+    touched = len(ids) - len(refused)
+    if target.json:
+        reasons = {each: {"code": e.code, "message": str(e)} for each, e in refused.items()}
+        documents.emit({done: touched, "refused": reasons})
+    else:
+        screen.out().print(f"{touched} {done}")
+        _print_refused(refused)
+    if not refused:
+        return exits.OK
+    missing = all(isinstance(error, NotFound) for error in refused.values())
+    return exits.NOT_FOUND if missing else exits.REFUSED
+
+
+def _print_refused(refused: dict[str, FlowFabricError]) -> None:
+    if not refused:
+        return
+    console = screen.err()
+    counts = Counter(error.code for error in refused.values())
+    summary = ", ".join(f"{count} {code.replace('_', ' ')}" for code, count in counts.most_common())
+    console.print(Text(f"{len(refused)} refused: {summary}", style="red"))
+    for each, error in list(refused.items())[:REFUSALS_SHOWN_MAX]:
+        console.print(Text(f"  {screen.short_id(each)}  {error}", style="dim"))
+
+
+def _progress(total: int) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=screen.err(),
+        transient=True,
+        disable=total <= SWEEP_BATCH or not screen.err().is_terminal,
+    )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "cli"

@@ -1,0 +1,101 @@
+"""Runs a command and starts it again when a source file changes."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+LOOK_EVERY_S: Final = 0.3
+STOP_TIMEOUT_S: Final = 10.0
+FILES_MAX: Final = 20_000
+SUFFIXES: Final = (".py", ".toml", ".env")
+SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
+
+Say = Callable[[str], None]
+
+
+def sources(folder: Path) -> Iterator[Path]:
+    """Source files below a folder; hidden folders and installed packages are left out."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name not in SKIPPED
+            and not Path(place, name, "pyvenv.cfg").exists()
+        ]
+        for name in names:
+            if name.endswith(SUFFIXES):
+                yield Path(place, name)
+
+
+def snapshot(folder: Path) -> dict[Path, int]:
+    """When each source file was last written."""
+    seen: dict[Path, int] = {}
+    for path in sources(folder):
+        if len(seen) == FILES_MAX:
+            break
+        try:
+            seen[path] = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            continue
+    return seen
+
+
+def changed(before: Mapping[Path, int], after: Mapping[Path, int]) -> Path | None:
+    """One file that was written, added or removed."""
+    different = sorted(set(before.items()) ^ set(after.items()))
+    return different[0][0] if different else None
+
+
+def run_reloading(command: Sequence[str], folder: Path, say: Say) -> int:
+    """Run until it is interrupted; a command that ends by itself waits for a change."""
+    seen = snapshot(folder)
+    process = subprocess.Popen(command)
+    told_of_end = False
+    try:
+        while True:
+            time.sleep(LOOK_EVERY_S)
+            if process.poll() is not None and not told_of_end:
+                say(f"it ended with status {process.returncode}; waiting for a change")
+                told_of_end = True
+            now = snapshot(folder)
+            path = changed(seen, now)
+            if path is not None:
+                seen = now
+                say(f"{_relative(path, folder)} changed, starting again")
+                stop(process)
+                process = subprocess.Popen(command)
+                told_of_end = False
+    except KeyboardInterrupt:
+        # The terminal has sent the signal to the command as well.
+        return _wait_out(process)
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask it to end, and see to it that it does."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _wait_out(process: subprocess.Popen[bytes]) -> int:
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
+
+
+def _relative(path: Path, folder: Path) -> Path:
+    return path.relative_to(folder) if path.is_relative_to(folder) else path

@@ -1,0 +1,136 @@
+"""`schedules`: list, pause, resume, run, remove."""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import click
+from rich.text import Text
+
+from flowfabric.cli import documents, screen
+from flowfabric.cli.tables import REMARK, flexible, right
+from flowfabric.cli.target import Target, options, with_engine
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.schedule_model import Schedule, ScheduleKind
+from flowfabric.engine.engine import Engine
+
+COLUMNS: Final = (
+    flexible("SCHEDULE"),
+    flexible("WHEN"),
+    right("NEXT"),
+    right("LAST"),
+    right("FIRED"),
+    flexible("KIND"),
+    REMARK,
+)
+
+
+@click.group("schedules")
+def schedules() -> None:
+    """See and steer what is started by the clock."""
+
+
+@schedules.command("list")
+@click.option("--namespace", help="In this namespace only.")
+@options
+@with_engine
+async def list_schedules(engine: Engine, target: Target, namespace: str | None) -> None:
+    """List schedules. With --json: one per line."""
+    found: list[Schedule] = []
+    cursor: tuple[str, str] | None = None
+    while True:
+        page = await engine.list_schedules(namespace=namespace, cursor=cursor, limit=PAGE_MAX)
+        found += page.schedules
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    if target.json:
+        for schedule in found:
+            documents.emit(schedule)
+        return
+    if not found:
+        screen.err().print("[dim]No schedules.[/]")
+        return
+    now_ms = await engine.server_time_ms()
+    screen.out().print(
+        screen.table(
+            COLUMNS,
+            [_row(schedule, now_ms) for schedule in found],
+        )
+    )
+
+
+def _row(schedule: Schedule, now_ms: int) -> tuple[str | Text, ...]:
+    prefix = "" if schedule.namespace == "default" else f"{schedule.namespace}/"
+    next_due: str | Text = screen.ago(schedule.next_due_at_ms, now_ms)
+    if schedule.paused:
+        next_due = Text("paused", style="yellow")
+    return (
+        f"{prefix}{schedule.schedule_id}",
+        when(schedule),
+        next_due,
+        screen.ago(schedule.last_due_at_ms, now_ms),
+        str(schedule.fired_count),
+        schedule.execution_kind,
+        Text(screen.one_line(schedule.last_error), style="red"),
+    )
+
+
+def when(schedule: Schedule) -> str:
+    match schedule.schedule_kind:
+        case ScheduleKind.INTERVAL:
+            return f"every {screen.span(int(schedule.expression)).replace('.0s', 's')}"
+        case ScheduleKind.CRON if schedule.timezone == "UTC":
+            return schedule.expression
+        case ScheduleKind.CRON:
+            return f"{schedule.expression} {schedule.timezone}"
+
+
+Operation = Callable[[Engine, str, str], Awaitable[Schedule]]
+
+
+def _steer(name: str, done: str, operation: Operation, help_text: str) -> None:
+    @schedules.command(name, help=help_text)
+    @click.argument("schedule")
+    @click.option("--namespace", default="default", show_default=True)
+    @options
+    @with_engine
+    async def command(engine: Engine, target: Target, schedule: str, namespace: str) -> None:
+        changed = await operation(engine, schedule, namespace)
+        if target.json:
+            documents.emit(changed)
+        else:
+            next_due = ""
+            if changed.next_due_at_ms is not None and name == "resume":
+                next_due = f", next {screen.moment(changed.next_due_at_ms)}"
+            screen.out().print(Text(f"schedule {changed.schedule_id} {done}{next_due}"))
+
+
+async def _pause(engine: Engine, schedule_id: str, namespace: str) -> Schedule:
+    return await engine.pause_schedule(schedule_id, namespace=namespace)
+
+
+async def _resume(engine: Engine, schedule_id: str, namespace: str) -> Schedule:
+    return await engine.resume_schedule(schedule_id, namespace=namespace)
+
+
+async def _remove(engine: Engine, schedule_id: str, namespace: str) -> Schedule:
+    return await engine.remove_schedule(schedule_id, namespace=namespace)
+
+
+_steer("pause", "is paused", _pause, "Let due times pass without effect.")
+_steer("resume", "is active", _resume, "Go on with the next due time.")
+_steer("remove", "is removed", _remove, "Forget it; executions it has created stay.")
+
+
+@schedules.command("run")
+@click.argument("schedule")
+@click.option("--namespace", default="default", show_default=True)
+@options
+@with_engine
+async def run(engine: Engine, target: Target, schedule: str, namespace: str) -> None:
+    """Create its execution now, out of turn."""
+    created = await engine.trigger_schedule(schedule, namespace=namespace)
+    if target.json:
+        documents.emit({"execution_id": created.execution_id})
+    else:
+        screen.out().print(Text(created.execution_id))

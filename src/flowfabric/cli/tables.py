@@ -1,0 +1,98 @@
+"""Tables with one line per row that always fit the terminal.
+
+Columns that hold what one copies or compares (ids, states, ages) are never cut.
+When room is short, first the remark at the end gives way, then the widest of the
+other columns, and at last the remark is left out.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from msgspec import Struct
+from rich.console import Group
+from rich.text import Text
+
+GAP: Final = "  "
+FLEXIBLE_MIN: Final = 5
+REMARK_MIN: Final = 20
+
+
+class Column(Struct, frozen=True):
+    title: str
+    right: bool = False
+    fixed: bool = False
+    """Never cut."""
+    remark: bool = False
+    """The last column: dim, and the first to give way."""
+
+
+def right(title: str) -> Column:
+    return Column(title, right=True, fixed=True)
+
+
+def fixed(title: str) -> Column:
+    return Column(title, fixed=True)
+
+
+def flexible(title: str) -> Column:
+    return Column(title)
+
+
+REMARK: Final = Column("", remark=True)
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[Text | str]], *, width: int) -> Group:
+    cells = [[_cell(cell, c) for cell, c in zip(row, columns, strict=True)] for row in rows]
+    widths = fit(
+        columns,
+        [
+            max([len(column.title), *(row[i].cell_len for row in cells)])
+            for i, column in enumerate(columns)
+        ],
+        width,
+    )
+    header = [Text(column.title, style="dim") for column in columns]
+    return Group(*(_line(row, columns, widths) for row in (header, *cells)))
+
+
+def fit(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
+    """The width of each column; 0 leaves it out."""
+    widths = list(natural)
+
+    def excess() -> int:
+        shown = [each for each in widths if each]
+        return sum(shown) + len(GAP) * (len(shown) - 1) - width
+
+    for i, column in enumerate(columns):
+        if column.remark:
+            widths[i] = min(widths[i], max(REMARK_MIN, widths[i] - excess()))
+    flexible_columns = [i for i, c in enumerate(columns) if not c.fixed and not c.remark]
+    while excess() > 0:
+        widest = max(flexible_columns, key=lambda i: widths[i], default=None)
+        if widest is None or widths[widest] <= FLEXIBLE_MIN:
+            break
+        widths[widest] -= 1
+    for i, column in enumerate(columns):
+        if column.remark and excess() > 0:
+            widths[i] = 0
+    return widths
+
+
+def _cell(cell: Text | str, column: Column) -> Text:
+    if isinstance(cell, Text):
+        return cell
+    return Text(cell, style="dim" if column.remark else "")
+
+
+def _line(row: Sequence[Text], columns: Sequence[Column], widths: Sequence[int]) -> Text:
+    line = Text(no_wrap=True, overflow="crop")
+    for cell, column, width in zip(row, columns, widths, strict=True):
+        if not width:
+            continue
+        shown = cell.copy()
+        shown.truncate(width, overflow="ellipsis")
+        shown.align("right" if column.right else "left", width)
+        line.append(GAP if line else "")
+        line.append_text(shown)
+    line.rstrip()
+    return line

@@ -1,0 +1,149 @@
+"""Which database a command works on, and the options every command shares."""
+
+import asyncio
+import importlib
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from pathlib import Path
+from typing import Concatenate, Final, ParamSpec, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import click
+from msgspec import Struct
+
+from flowfabric.connection import connect
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import SchemaTooOld, Unavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+URL_VARIABLE: Final = "FLOWFABRIC_URL"
+APP_VARIABLE: Final = "FLOWFABRIC_APP"
+SQLITE: Final = "sqlite:///"
+NEEDED: Final = (
+    "which database? Give --url sqlite:///path.db or --url postgresql://…, set"
+    f" {URL_VARIABLE}, or name an app: --app module:app"
+)
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    url: str | None
+    app: str | None
+    json: bool
+
+    def database(self) -> str:
+        """The URL given, or that of the app given."""
+        if self.url is not None:
+            return self.url
+        if self.app is not None:
+            return url_of(load_app(self.app))
+        raise click.UsageError(NEEDED)
+
+    async def open(self, *, create: bool = False) -> Engine:
+        """Connect. Only with `create` may a SQLite file come into being."""
+        url = self.database()
+        if not create:
+            check_file(url)
+        try:
+            return await connect(url)
+        except SchemaTooOld as error:
+            raise Unavailable(
+                "schema",
+                f"the database is at version {error.found}, this package needs"
+                f" {error.expected}; run: flowfabric migrate --url {redact(url)}",
+            ) from error
+
+
+def options(command: Callable[Concatenate[Target, P], T]) -> Callable[P, T]:
+    """Adds --url, --app and --json; the command gets them as its first argument."""
+
+    @click.option("--url", envvar=URL_VARIABLE, metavar="URL", help="The database.")
+    @click.option(
+        "--app",
+        envvar=APP_VARIABLE,
+        metavar="MODULE:APP",
+        help="A program whose database to use.",
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+    @click.pass_context
+    @wraps(command)
+    def wrapped(context: click.Context, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        given = dict(kwargs)
+        target = Target(
+            url=_text(given.pop("url", None)),
+            app=_text(given.pop("app", None)),
+            json=bool(given.pop("as_json", False)),
+        )
+        return context.invoke(command, target, *args, **given)
+
+    return wrapped
+
+
+def with_engine(
+    command: Callable[Concatenate[Engine, Target, P], Awaitable[T]],
+) -> Callable[Concatenate[Target, P], T]:
+    """Runs a coroutine with an open engine, and closes it."""
+
+    @wraps(command)
+    def wrapped(target: Target, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        async def run() -> T:
+            async with await target.open() as engine:
+                return await command(engine, target, *args, **kwargs)
+
+        return asyncio.run(run())
+
+    return wrapped
+
+
+def check_file(url: str) -> None:
+    """A mistyped path would otherwise leave an empty database behind."""
+    path = url.removeprefix(SQLITE)
+    if url.startswith(SQLITE) and path != ":memory:" and not Path(path).exists():
+        raise Unavailable(
+            "sqlite",
+            f"there is no database at {path}; to create it, run: flowfabric migrate --url {url}",
+        )
+
+
+def redact(url: str) -> str:
+    """The URL without its password."""
+    parts = urlsplit(url)
+    if not parts.password:
+        return url
+    user, _, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}"))
+
+
+def load_app(reference: str) -> object:
+    """The object `module:attribute` names; the current directory is searched first."""
+    module_name, colon, attribute = reference.partition(":")
+    if not module_name or not colon or not attribute:
+        raise click.UsageError(f"{reference!r} must look like module:app")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise
+        raise click.UsageError(
+            f"there is no module {module_name!r} in {os.getcwd()} or among installed packages"
+        ) from None
+    found: object = getattr(module, attribute, None)
+    if found is None:
+        raise click.UsageError(f"module {module_name!r} has no {attribute!r}")
+    return found
+
+
+def url_of(app: object) -> str:
+    url = getattr(app, "url", None)
+    if not isinstance(url, str):
+        raise click.UsageError(f"{type(app).__name__} is not a flowfabric App")
+    return url
+
+
+def _text(value: object) -> str | None:
+    return str(value) if value else None

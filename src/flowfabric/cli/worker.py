@@ -1,0 +1,160 @@
+"""`worker` and `dev`: running a program's tasks."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.text import Text
+
+from flowfabric.app import App
+from flowfabric.cli import logs, screen
+from flowfabric.cli.reload import run_reloading
+from flowfabric.cli.target import APP_VARIABLE, load_app, redact
+from flowfabric.connection import migrate
+from flowfabric.errors import SchemaTooOld, Unavailable
+from flowfabric.worker.settings import WorkerSettings
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+DEV_DRAIN_TIMEOUT: Final = "3s"
+
+
+@click.command("worker", short_help="Run a program's tasks.")
+@click.argument("reference", metavar="MODULE:APP", envvar=APP_VARIABLE)
+@click.option(
+    "--lane",
+    "lanes",
+    multiple=True,
+    metavar="NAME[=WEIGHT]",
+    help="Serve this lane; may be given several times. Otherwise: those of the tasks.",
+)
+@click.option("--capability", "capabilities", multiple=True, help="Something this worker has.")
+@click.option("--concurrency", default=100, show_default=True, type=click.IntRange(1, 100_000))
+@click.option(
+    "--drain-timeout",
+    default="25s",
+    show_default=True,
+    help="How long running tasks may go on when it is told to stop.",
+)
+@click.option("--log-level", default="info", show_default=True, type=click.Choice(LEVELS))
+@click.option("--json", "as_json", is_flag=True, help="Log JSON lines also on a terminal.")
+def worker(
+    reference: str,
+    lanes: tuple[str, ...],
+    capabilities: tuple[str, ...],
+    concurrency: int,
+    drain_timeout: str,
+    log_level: str,
+    as_json: bool,
+) -> None:
+    """Run the tasks of MODULE:APP until it is stopped.
+
+    Ctrl-C or SIGTERM once: finishes what runs and hands the rest back. Twice: stops now.
+    """
+    app = find_app(reference)
+    logs.configure(log_level, as_json=as_json or None)
+    settings = WorkerSettings(
+        lanes=weights(lanes) or app.lanes(),
+        capabilities=capabilities,
+        concurrency=concurrency,
+        drain_timeout=drain_timeout,
+    )
+    if screen.err().is_terminal and not as_json:
+        _greet(reference, app, settings)
+    asyncio.run(_work(app, settings))
+
+
+async def _work(app: App, settings: WorkerSettings) -> None:
+    try:
+        await app.run_worker(settings=settings)
+    except SchemaTooOld as error:
+        raise Unavailable(
+            "schema",
+            f"the database is at version {error.found}, this package needs {error.expected};"
+            f" run: flowfabric migrate --url {redact(app.url)}",
+        ) from error
+    finally:
+        await app.close()
+
+
+@click.command("dev", short_help="Run a program's tasks, and start again when a file changes.")
+@click.argument("reference", metavar="MODULE:APP", envvar=APP_VARIABLE)
+@click.option("--concurrency", default=100, show_default=True, type=click.IntRange(1, 100_000))
+@click.option("--log-level", default="info", show_default=True, type=click.Choice(LEVELS))
+def dev(reference: str, concurrency: int, log_level: str) -> int:
+    """Run the tasks of MODULE:APP for development.
+
+    Sets up the database, and starts again whenever a source file below the current
+    directory is saved. An error in the program is shown and waits for the next save.
+    """
+    command = [
+        sys.executable, "-m", "flowfabric.cli", "develop-once", reference,
+        "--concurrency", str(concurrency), "--log-level", log_level,
+    ]  # fmt: skip
+    console = screen.err()
+
+    def say(what: str) -> None:
+        console.print(Text.assemble(("dev ", "bold magenta"), what))
+
+    say(f"watching {os.getcwd()}")
+    return run_reloading(command, Path.cwd(), say)
+
+
+@click.command("develop-once", hidden=True)
+@click.argument("reference")
+@click.option("--concurrency", type=int, required=True)
+@click.option("--log-level", required=True)
+def develop_once(reference: str, concurrency: int, log_level: str) -> None:
+    """What `dev` starts again and again."""
+    app = find_app(reference)
+    logs.configure(log_level)
+    settings = WorkerSettings(
+        lanes=app.lanes(), concurrency=concurrency, drain_timeout=DEV_DRAIN_TIMEOUT
+    )
+    asyncio.run(migrate(app.url))
+    if screen.err().is_terminal:
+        _greet(reference, app, settings)
+    asyncio.run(_work(app, settings))
+
+
+def find_app(reference: str) -> App:
+    app = load_app(reference)
+    if not isinstance(app, App):
+        raise click.UsageError(f"{reference} is a {type(app).__name__}, not a flowfabric App")
+    return app
+
+
+def weights(lanes: tuple[str, ...]) -> Mapping[str, int]:
+    """`--lane gpu=3` weighs thrice as much as `--lane default`."""
+    found: dict[str, int] = {}
+    for text in lanes:
+        name, _, weight = text.partition("=")
+        if weight and not weight.isdigit():
+            raise click.BadParameter("must look like NAME or NAME=WEIGHT", param_hint="--lane")
+        found[name] = int(weight or 1)
+    return found
+
+
+def _greet(reference: str, app: App, settings: WorkerSettings) -> None:
+    """What this worker does, in a few lines."""
+    lanes = settings.lanes
+    shown = (
+        [f"{name}={weight}" for name, weight in lanes.items()]
+        if isinstance(lanes, Mapping)
+        else list(lanes)
+    )
+    pairs = [
+        ("app", reference),
+        ("database", redact(app.url)),
+        ("tasks", ", ".join(sorted(app.tasks)) or "none"),
+        ("schedules", ", ".join(each.schedule_id for each in app.schedules)),
+        ("lanes", ", ".join(shown)),
+        ("capabilities", ", ".join(settings.capabilities)),
+        ("at once", str(settings.concurrency)),
+    ]
+    screen.err().print(Text("FlowFabric worker", style="bold"))
+    screen.err().print(screen.facts(pairs))
+    screen.err().print()

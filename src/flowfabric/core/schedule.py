@@ -1,0 +1,311 @@
+"""When schedules fire.
+
+A schedule stands for a set of instants, its due times, and `next_after` is all
+that is asked of it. The record keeps the first due time that is not dealt with
+yet; `plan` says which due times to act on now and where to go on. Acting on
+them and moving on commit together, so each due time is acted on once, by
+whichever process holds the row.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Final, Protocol
+
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric.core.checks import check_bytes, check_int, check_optional_text, check_text
+from flowfabric.core.creation import NewExecution, PolicyInput
+from flowfabric.core.ids import (
+    Namespace,
+    parse_execution_kind,
+    parse_lane_id,
+    parse_namespace,
+)
+from flowfabric.core.limits import NAME_BYTES_MAX
+from flowfabric.core.policies import encode_policy, parse_policy
+from flowfabric.core.schedule_model import CatchUp, Schedule, ScheduleKind
+from flowfabric.core.tags import TAGS_MAX, check_tags
+from flowfabric.errors import InvalidInput
+
+EVERY_MS_MIN: Final = 1_000
+EVERY_MS_MAX: Final = 366 * 24 * 60 * 60 * 1_000
+CATCH_UP_MAX: Final = 1_000
+"""Missed due times that `all` makes up for: the newest. Older ones are dropped."""
+FIRINGS_MAX: Final = 100
+"""Due times of one schedule acted on in one transaction; the next one goes on from there."""
+LATENESS_MAX_MS: Final = 60_000
+"""With `none`, a due time noticed later than this is dropped."""
+
+SCHEDULE_TAG: Final = "flowfabric.schedule"
+DUE_TAG: Final = "flowfabric.due_at_ms"
+
+_FIRST_SPAN_MS: Final = 60_000
+
+
+class Recurrence(Protocol):
+    """The due times of a schedule."""
+
+    def next_after(self, at_ms: int) -> int | None:
+        """The first due time later than `at_ms`; None if there is none."""
+        ...
+
+
+class Interval(Struct, frozen=True):
+    """Multiples of `every_ms`, counted from `anchor_at_ms`."""
+
+    every_ms: int
+    anchor_at_ms: int
+
+    def next_after(self, at_ms: int) -> int | None:
+        passed = max(0, (at_ms - self.anchor_at_ms) // self.every_ms)
+        return self.anchor_at_ms + (passed + 1) * self.every_ms
+
+
+class ScheduleDefinition(Struct, frozen=True, kw_only=True):
+    """A request to have a schedule; give either `cron` or `every_ms`."""
+
+    schedule_id: str
+    execution_kind: str
+    cron: str | None = None
+    every_ms: int | None = None
+    timezone: str = "UTC"
+    catch_up: str = CatchUp.LATEST
+    namespace: str = "default"
+    lane_id: str = "default"
+    input_payload: bytes = b""
+    payload_encoding: str | None = None
+    policy: PolicyInput = None
+    priority: int | None = None
+    tags: Mapping[str, str] = {}
+
+
+def check_schedule_id(schedule_id: object) -> str:
+    return check_text("schedule_id", schedule_id, empty=False)
+
+
+def check_definition(
+    definition: ScheduleDefinition, *, payload_bytes_max: int, now_ms: int
+) -> Schedule:
+    """The schedule asked for, as if it were new; its first due time is still to be found.
+
+    Raises on the first field that is wrong. Whether cron and time zone make sense
+    is found out by whoever knows calendars.
+    """
+    kind, expression = _check_timing(definition)
+    if len(definition.tags) > TAGS_MAX - 2:
+        raise InvalidInput("tags", f"must be at most {TAGS_MAX - 2}", len(definition.tags))
+    policy = definition.policy
+    if definition.catch_up not in list(CatchUp):
+        raise InvalidInput("catch_up", f"must be one of {', '.join(CatchUp)}", definition.catch_up)
+    return Schedule(
+        namespace=parse_namespace(definition.namespace),
+        schedule_id=check_schedule_id(definition.schedule_id),
+        schedule_kind=kind,
+        expression=expression,
+        timezone=check_text("timezone", definition.timezone, empty=False),
+        anchor_at_ms=now_ms,
+        catch_up=CatchUp(definition.catch_up),
+        lane_id=parse_lane_id(definition.lane_id),
+        execution_kind=parse_execution_kind(definition.execution_kind),
+        payload=check_bytes("input_payload", definition.input_payload, payload_bytes_max),
+        payload_encoding=check_optional_text("payload_encoding", definition.payload_encoding),
+        policy="{}" if policy is None else encode_policy(parse_policy(policy)),
+        priority=None
+        if definition.priority is None
+        else check_int("priority", definition.priority, -(2**31), 2**31 - 1),
+        tags=msgspec.json.encode(dict(sorted(check_tags(definition.tags).items()))).decode(),
+        next_due_at_ms=None,
+        created_at_ms=now_ms,
+        updated_at_ms=now_ms,
+    )
+
+
+def _check_timing(definition: ScheduleDefinition) -> tuple[ScheduleKind, str]:
+    if (definition.cron is None) is (definition.every_ms is None):
+        raise InvalidInput("cron", "give either cron or every_ms", definition.cron)
+    if definition.cron is not None:
+        text = check_text("cron", definition.cron, bytes_max=NAME_BYTES_MAX, empty=False)
+        return ScheduleKind.CRON, " ".join(text.split())
+    if definition.timezone != "UTC":
+        raise InvalidInput("timezone", "an interval is the same in every zone", definition.timezone)
+    every_ms = check_int("every_ms", definition.every_ms, EVERY_MS_MIN, EVERY_MS_MAX)
+    return ScheduleKind.INTERVAL, str(every_ms)
+
+
+def merge(existing: Schedule | None, wanted: Schedule) -> Schedule:
+    """What to store when `wanted` is asked for and `existing` is there.
+
+    A definition whose timing is unchanged keeps its place in time, so registering
+    it again at every start of a process neither loses nor repeats a due time. A
+    pause outlives every definition: somebody asked for it.
+    """
+    if existing is None:
+        return wanted
+    merged = structs.replace(
+        wanted,
+        paused=existing.paused,
+        last_due_at_ms=existing.last_due_at_ms,
+        last_fired_at_ms=existing.last_fired_at_ms,
+        last_execution=existing.last_execution,
+        fired_count=existing.fired_count,
+        last_error=existing.last_error,
+        created_at_ms=existing.created_at_ms,
+        next_due_at_ms=None if existing.paused else wanted.next_due_at_ms,
+    )
+    if timing_of(existing) == timing_of(wanted):
+        merged = structs.replace(
+            merged,
+            anchor_at_ms=existing.anchor_at_ms,
+            next_due_at_ms=existing.next_due_at_ms,
+        )
+    unchanged = structs.replace(merged, updated_at_ms=existing.updated_at_ms)
+    return existing if unchanged == existing else merged
+
+
+def timing_of(schedule: Schedule) -> tuple[str, str, str]:
+    return (schedule.schedule_kind, schedule.expression, schedule.timezone)
+
+
+def pause(schedule: Schedule, now_ms: int) -> Schedule:
+    if schedule.paused:
+        return schedule
+    return structs.replace(schedule, paused=True, next_due_at_ms=None, updated_at_ms=now_ms)
+
+
+def resume(schedule: Schedule, recurrence: Recurrence, now_ms: int) -> Schedule:
+    """Go on with the next due time; those that passed during the pause are dropped."""
+    if not schedule.paused:
+        return schedule
+    return structs.replace(
+        schedule,
+        paused=False,
+        next_due_at_ms=recurrence.next_after(now_ms),
+        updated_at_ms=now_ms,
+    )
+
+
+# Firing ---------------------------------------------------------------------
+
+
+class Plan(Struct, frozen=True):
+    due_at_ms: tuple[int, ...]
+    """Due times to act on now, oldest first."""
+    next_due_at_ms: int | None
+
+
+def plan(schedule: Schedule, recurrence: Recurrence, now_ms: int) -> Plan:
+    """Which due times to act on, by the schedule's catch-up policy, and where to go on."""
+    first_ms = schedule.next_due_at_ms
+    if first_ms is None or first_ms > now_ms:
+        return Plan((), first_ms)
+    match schedule.catch_up:
+        case CatchUp.ALL:
+            return _plan_all(recurrence, first_ms, now_ms)
+        case CatchUp.LATEST:
+            lateness_max_ms = now_ms
+        case CatchUp.NONE:
+            lateness_max_ms = LATENESS_MAX_MS
+    latest_ms = latest_due(recurrence, first_ms, now_ms)
+    in_time = now_ms - latest_ms <= lateness_max_ms
+    return Plan((latest_ms,) if in_time else (), recurrence.next_after(now_ms))
+
+
+def latest_due(recurrence: Recurrence, first_ms: int, now_ms: int) -> int:
+    """The last due time not later than `now_ms`, given that `first_ms` is one.
+
+    A binary search: a schedule may have missed a million due times, or one.
+    """
+    latest_ms, low_ms, high_ms = first_ms, first_ms, now_ms
+    while low_ms < high_ms:
+        middle_ms = (low_ms + high_ms) // 2
+        due_ms = recurrence.next_after(middle_ms)
+        if due_ms is None or due_ms > now_ms:
+            high_ms = middle_ms
+        else:
+            latest_ms = low_ms = due_ms
+    return latest_ms
+
+
+def _plan_all(recurrence: Recurrence, first_ms: int, now_ms: int) -> Plan:
+    due = [_oldest_kept(recurrence, first_ms, now_ms)]
+    for due_ms in between(recurrence, due[0], now_ms):
+        if len(due) == FIRINGS_MAX:
+            return Plan(tuple(due), due_ms)
+        due.append(due_ms)
+    return Plan(tuple(due), recurrence.next_after(now_ms))
+
+
+def _oldest_kept(recurrence: Recurrence, first_ms: int, now_ms: int) -> int:
+    """The oldest missed due time that is made up for: looks back further and further."""
+    span_ms = _FIRST_SPAN_MS
+    while (start_ms := now_ms - span_ms) >= first_ms:
+        newest = deque(between(recurrence, start_ms, now_ms), maxlen=CATCH_UP_MAX)
+        if len(newest) == CATCH_UP_MAX:
+            return newest[0]
+        span_ms *= 2
+    newest = deque(between(recurrence, first_ms, now_ms), maxlen=CATCH_UP_MAX)
+    return newest[0] if len(newest) == CATCH_UP_MAX else first_ms
+
+
+def between(recurrence: Recurrence, after_ms: int, through_ms: int) -> Iterator[int]:
+    """Due times later than `after_ms`, up to and including `through_ms`."""
+    due_ms = recurrence.next_after(after_ms)
+    while due_ms is not None and due_ms <= through_ms:
+        yield due_ms
+        due_ms = recurrence.next_after(due_ms)
+
+
+def firing_request(schedule: Schedule, due_at_ms: int | None) -> NewExecution:
+    """The execution a due time asks for. Without a due time: one that is out of turn.
+
+    The idempotency key holds even against a schedule that was removed and defined
+    again within the key's lifetime.
+    """
+    tags = msgspec.json.decode(schedule.tags, type=dict[str, str])
+    tags[SCHEDULE_TAG] = schedule.schedule_id
+    if due_at_ms is not None:
+        tags[DUE_TAG] = str(due_at_ms)
+    return NewExecution(
+        execution_kind=schedule.execution_kind,
+        lane_id=schedule.lane_id,
+        namespace=schedule.namespace,
+        input_payload=schedule.payload,
+        payload_encoding=schedule.payload_encoding,
+        priority=schedule.priority,
+        creator_identity="schedule",
+        idempotency_key=None
+        if due_at_ms is None
+        else f"schedule:{schedule.schedule_id}:{due_at_ms}",
+        tags=tags,
+        policy=schedule.policy,
+    )
+
+
+class Firing(Struct, frozen=True):
+    """One due time, and the execution it created."""
+
+    namespace: Namespace
+    schedule_id: str
+    due_at_ms: int
+    execution_id: str
+
+
+def fired(schedule: Schedule, planned: Plan, firings: tuple[Firing, ...], now_ms: int) -> Schedule:
+    """The schedule after acting on a plan."""
+    moved = structs.replace(schedule, next_due_at_ms=planned.next_due_at_ms)
+    if not firings:
+        return moved
+    return structs.replace(
+        moved,
+        last_due_at_ms=firings[-1].due_at_ms,
+        last_execution=firings[-1].execution_id,
+        last_fired_at_ms=now_ms,
+        fired_count=schedule.fired_count + len(firings),
+        last_error=None,
+    )
+
+
+def refused(schedule: Schedule, planned: Plan, error: str) -> Schedule:
+    """The schedule when nothing could be created: it moves on and remembers why."""
+    return structs.replace(schedule, next_due_at_ms=planned.next_due_at_ms, last_error=error)

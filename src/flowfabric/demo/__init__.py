@@ -1,0 +1,1 @@
+"""A demonstration: `python -m flowfabric.demo`."""

@@ -1,0 +1,90 @@
+"""What people at a terminal need: ids by a part of them, and a look at the whole."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.model import WorkerPresence
+from flowfabric.engine.reads import PRESENCE_MS
+from flowfabric.engine.unit import Operations, row_execution_id
+from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.store.base import Reader, Row
+
+UUID_PART_CHARS_MIN: Final = 4
+MATCHES_SHOWN_MAX: Final = 5
+
+_HEXADECIMAL: Final = re.compile(r"[0-9a-f-]+")
+_LOWEST: Final = "00000000-0000-0000-0000-000000000000"
+_HIGHEST: Final = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+
+
+class Lookup(Operations):
+    async def resolve_execution_id(self, text: str) -> ExecutionId:
+        """The execution a full id, a uuid, or the beginning or end of its uuid stands for.
+
+        The part must fit one execution alone. Parts are looked for in the index of
+        all ids: for people, not for programs.
+        """
+        if text.startswith("{"):
+            return self.check_execution_id(text)
+        part = text.lower()
+        if len(part) < UUID_PART_CHARS_MIN or _HEXADECIMAL.fullmatch(part) is None:
+            raise InvalidInput(
+                "execution_id",
+                "must be {fp:N}:<uuid>, or the beginning or end of the uuid"
+                f" with at least {UUID_PART_CHARS_MIN} characters",
+                text,
+            )
+        found = await self._find_by_uuid(part)
+        if not found:
+            raise NotFound("execution", text)
+        if len(found) > 1:
+            shown = ", ".join(each[-36:] for each in found[:MATCHES_SHOWN_MAX])
+            more = " and more" if len(found) > MATCHES_SHOWN_MAX else ""
+            raise InvalidInput("execution_id", f"fits several executions: {shown}{more}", text)
+        return found[0]
+
+    async def list_presences(self) -> tuple[WorkerPresence, ...]:
+        """Workers that have asked for work within the last minute."""
+
+        async def body(reader: Reader) -> tuple[WorkerPresence, ...]:
+            seen_after_ms = await reader.now_ms() - PRESENCE_MS
+            found = await reader.select_records(
+                WorkerPresence, "list_presences", seen_after_ms=seen_after_ms
+            )
+            return tuple(sorted(found, key=lambda each: each.worker_instance_id))
+
+        return await self.store.read(body)
+
+    async def last_event_id(self) -> int:
+        """The latest event there is; 0 when there is none."""
+
+        async def body(reader: Reader) -> int:
+            (row,) = await reader.select("last_event")
+            return int(str(row["event_id"] or 0))
+
+        return await self.store.read(body)
+
+    async def _find_by_uuid(self, part: str) -> list[ExecutionId]:
+        async def body(reader: Reader) -> Sequence[Row]:
+            rows: Sequence[Row] = []
+            if _LOWEST.startswith(re.sub("[0-9a-f]", "0", part)):
+                rows = await reader.select(
+                    "find_by_uuid",
+                    low=part + _LOWEST[len(part) :],
+                    high=part + _HIGHEST[len(part) :],
+                    pattern=f"{part}%",
+                    limit=MATCHES_SHOWN_MAX + 1,
+                )
+            if not rows:
+                rows = await reader.select(
+                    "find_by_uuid",
+                    low=_LOWEST,
+                    high=_HIGHEST,
+                    pattern=f"%{part}",
+                    limit=MATCHES_SHOWN_MAX + 1,
+                )
+            return rows
+
+        return [row_execution_id(row) for row in await self.store.read(body)]

@@ -1,0 +1,263 @@
+"""Schedules: executions created at due times, once per due time whoever is looking.
+
+Any number of processes may fire schedules. The due row is locked while its
+executions are created the way all others are, and moves on in the same
+transaction: a process that dies in between leaves the due time as it was.
+A schedule's lock comes before all others.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from msgspec import Struct, structs
+
+from flowfabric.core import schedule as rules
+from flowfabric.core.checks import check_int
+from flowfabric.core.creation import Checked
+from flowfabric.core.decision import Changes
+from flowfabric.core.ids import parse_namespace
+from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
+from flowfabric.core.model import Lane
+from flowfabric.core.results import CreateResult
+from flowfabric.core.schedule import Firing, Plan, ScheduleDefinition, check_schedule_id
+from flowfabric.core.schedule_model import Schedule
+from flowfabric.engine.creation import ACCEPTING, CreateBody, Creation
+from flowfabric.engine.operators import Swept
+from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC
+from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
+from flowfabric.schedules.cron import recurrence_of
+from flowfabric.store.base import Key, Reader, Transaction
+
+SCHEDULES_SWEEP = 10
+"""Schedules one sweep acts on: each may create `FIRINGS_MAX` executions."""
+
+LOOK_AGAIN_MS = 60_000
+"""When to look again at a schedule whose time zone is not known here."""
+
+
+class Upserted(Struct, frozen=True, kw_only=True):
+    schedule: Schedule
+    change: Literal["created", "changed", "unchanged"]
+
+
+class SchedulePage(Struct, frozen=True, kw_only=True):
+    schedules: tuple[Schedule, ...]
+    next_cursor: tuple[str, str] | None
+
+
+class Due(Struct, frozen=True):
+    """A schedule being fired: its plan, and the checked requests or what is wrong with them."""
+
+    schedule: Schedule
+    plan: Plan
+    requests: tuple[Checked, ...]
+    error: str | None
+
+
+class Schedules(Creation):
+    async def upsert_schedule(self, definition: ScheduleDefinition) -> Upserted:
+        """Have the schedule as defined. Safe to repeat: unchanged timing keeps its next due time.
+
+        A paused schedule stays paused. Executions it has created stay as they are.
+        """
+        self._check_creatable(self._check_definition(definition, 0))
+
+        async def body(tx: Transaction) -> Upserted:
+            key = (parse_namespace(definition.namespace), definition.schedule_id)
+            existing = (await tx.lock(Schedule, [key])).get(key)
+            now_ms = await tx.now_ms()
+            stored = rules.merge(existing, self._check_definition(definition, now_ms))
+            if stored is existing:
+                return Upserted(schedule=stored, change="unchanged")
+            hint_if_soon(tx, stored, now_ms)
+            if existing is not None:
+                await tx.save(Changes(updates=(stored,)))
+                return Upserted(schedule=stored, change="changed")
+            if key in await tx.insert_new([stored]):
+                return Upserted(schedule=stored, change="created")
+            # Another process has just defined it; from here on it can be locked.
+            return await body(tx)
+
+        return await self.store.transact(body)
+
+    async def remove_schedule(self, schedule_id: str, *, namespace: str = "default") -> Schedule:
+        """Forget the schedule. Executions it has created stay as they are."""
+
+        async def body(tx: Transaction) -> Schedule:
+            schedule = await lock_schedule(tx, key)
+            await tx.save(Changes(deletes=(schedule,)))
+            return schedule
+
+        key = check_key(schedule_id, namespace)
+        return await self.store.transact(body)
+
+    async def pause_schedule(self, schedule_id: str, *, namespace: str = "default") -> Schedule:
+        """Let due times pass without effect until it is resumed. Safe to repeat."""
+
+        async def body(tx: Transaction) -> Schedule:
+            paused = rules.pause(await lock_schedule(tx, key), await tx.now_ms())
+            await tx.save(Changes(updates=(paused,)))
+            return paused
+
+        key = check_key(schedule_id, namespace)
+        return await self.store.transact(body)
+
+    async def resume_schedule(self, schedule_id: str, *, namespace: str = "default") -> Schedule:
+        """Go on with the next due time; those that passed meanwhile are dropped."""
+
+        async def body(tx: Transaction) -> Schedule:
+            schedule = await lock_schedule(tx, key)
+            now_ms = await tx.now_ms()
+            resumed = rules.resume(schedule, recurrence_of(schedule), now_ms)
+            await tx.save(Changes(updates=(resumed,)))
+            hint_if_soon(tx, resumed, now_ms)
+            return resumed
+
+        key = check_key(schedule_id, namespace)
+        return await self.store.transact(body)
+
+    async def trigger_schedule(
+        self, schedule_id: str, *, namespace: str = "default"
+    ) -> CreateResult:
+        """Create its execution now, out of turn; due times are not affected."""
+        schedule = await self.describe_schedule(schedule_id, namespace=namespace)
+        if schedule is None:
+            raise NotFound("schedule", schedule_id)
+        return await self.create_execution(rules.firing_request(schedule, None))
+
+    async def describe_schedule(
+        self, schedule_id: str, *, namespace: str = "default"
+    ) -> Schedule | None:
+        key = check_key(schedule_id, namespace)
+
+        async def body(reader: Reader) -> Schedule | None:
+            return (await reader.get(Schedule, [key])).get(key)
+
+        return await self.store.read(body)
+
+    async def list_schedules(
+        self,
+        *,
+        namespace: str | None = None,
+        cursor: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> SchedulePage:
+        """Schedules by namespace and name, after `cursor`."""
+        check_int("limit", limit, 0, PAGE_MAX)
+        wanted = None if namespace is None else parse_namespace(namespace)
+        after_namespace, after_id = ("", "") if cursor is None else cursor
+
+        async def body(reader: Reader) -> Sequence[Schedule]:
+            return await reader.select_records(
+                Schedule,
+                "list_schedules",
+                after_namespace=after_namespace,
+                after_id=after_id,
+                namespace=wanted,
+                limit=limit + 1,
+            )
+
+        found = await self.store.read(body) if limit else []
+        page = tuple(found[:limit])
+        last = (page[-1].namespace, page[-1].schedule_id) if len(found) > limit else None
+        return SchedulePage(schedules=page, next_cursor=last)
+
+    async def fire_due_schedules(self, *, limit: int = SCHEDULES_SWEEP) -> Swept:
+        """Create the executions of due times that have come, and move on to the next ones."""
+        check_int("limit", limit, 1, BATCH_MAX // rules.FIRINGS_MAX)
+        interned: dict[tuple[str, str, tuple[str, ...]], int] = {}
+
+        async def body(tx: Transaction) -> Swept:
+            found = await tx.select_records(
+                Schedule, "due_schedules", now_ms=await tx.now_ms(), limit=limit
+            )
+            due = await self._plan(tx, found)
+            checked = [request for each in due for request in each.requests]
+            creating = CreateBody(checked, self.routes)
+            results = iter(await creating.run(tx) if checked else [])
+            interned.update(creating.interned)
+            now_ms = await tx.now_ms()
+            moved = tuple(_moved(each, results, now_ms) for each in due)
+            await tx.save(Changes(updates=moved))
+            return Swept(acted=len(found), full=len(found) == limit or _behind(moved, now_ms))
+
+        swept = await self.store.transact(body)
+        self.routes.update(interned)
+        return swept
+
+    async def _plan(self, tx: Transaction, found: Sequence[Schedule]) -> list[Due]:
+        now_ms = await tx.now_ms()
+        lane_keys = sorted({(schedule.lane_id,) for schedule in found})
+        lanes = await tx.get(Lane, lane_keys)
+        return [self._due(schedule, lanes.get((schedule.lane_id,)), now_ms) for schedule in found]
+
+    def _due(self, schedule: Schedule, lane: Lane | None, now_ms: int) -> Due:
+        """What to create. One schedule that cannot be served does not hold up the others."""
+        try:
+            planned = rules.plan(schedule, recurrence_of(schedule), now_ms)
+        except InvalidInput as error:
+            # Stored by a process that knows time zones this machine does not.
+            return Due(schedule, Plan((), now_ms + LOOK_AGAIN_MS), (), str(error))
+        if lane is not None and lane.state not in ACCEPTING:
+            closed = f"lane {lane.lane_id!r} is {lane.state} and takes no new executions"
+            return Due(schedule, planned, (), closed if planned.due_at_ms else None)
+        try:
+            requests = tuple(
+                self.check_request(rules.firing_request(schedule, due_ms))
+                for due_ms in planned.due_at_ms
+            )
+        except FlowFabricError as error:
+            return Due(schedule, planned, (), str(error))
+        return Due(schedule, planned, requests, None)
+
+    def _check_definition(self, definition: ScheduleDefinition, now_ms: int) -> Schedule:
+        schedule = rules.check_definition(
+            definition, payload_bytes_max=self.config.payload_bytes_max, now_ms=now_ms
+        )
+        first_ms = recurrence_of(schedule).next_after(now_ms)
+        if first_ms is None:
+            raise InvalidInput("cron", "never comes due", schedule.expression)
+        return structs.replace(schedule, next_due_at_ms=first_ms)
+
+    def _check_creatable(self, schedule: Schedule) -> None:
+        """Refuse now what every firing would refuse later."""
+        self.check_request(rules.firing_request(schedule, schedule.next_due_at_ms))
+
+
+def check_key(schedule_id: str, namespace: str) -> Key:
+    return (parse_namespace(namespace), check_schedule_id(schedule_id))
+
+
+async def lock_schedule(tx: Transaction, key: Key) -> Schedule:
+    schedule = (await tx.lock(Schedule, [key])).get(key)
+    if schedule is None:
+        raise NotFound("schedule", str(key[1]))
+    return schedule
+
+
+def hint_if_soon(tx: Transaction, schedule: Schedule, now_ms: int) -> None:
+    if (
+        schedule.next_due_at_ms is not None
+        and schedule.next_due_at_ms <= now_ms + DUE_HINT_WITHIN_MS
+    ):
+        tx.hint(DUE_TOPIC)
+
+
+def _behind(moved: Sequence[Schedule], now_ms: int) -> bool:
+    """Whether a schedule has more due times that have come than one sweep handles."""
+    return any(s.next_due_at_ms is not None and s.next_due_at_ms <= now_ms for s in moved)
+
+
+def _moved(due: Due, results: Iterator[CreateResult], now_ms: int) -> Schedule:
+    if due.error is not None:
+        return rules.refused(due.schedule, due.plan, due.error)
+    firings = tuple(
+        Firing(
+            namespace=due.schedule.namespace,
+            schedule_id=due.schedule.schedule_id,
+            due_at_ms=due_ms,
+            execution_id=next(results).execution_id,
+        )
+        for due_ms in due.plan.due_at_ms
+    )
+    return rules.fired(due.schedule, due.plan, firings, now_ms)

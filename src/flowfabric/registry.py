@@ -1,0 +1,161 @@
+"""What a program declares: its tasks, and which of them run by the clock.
+
+    @app.schedule("0 6 * * *", timezone="Europe/Rome")
+    def morning_report(ctx: Context) -> None: ...
+
+Declaring a schedule only notes its definition; a worker stores it when it starts.
+Storing one again changes nothing unless the definition has changed, so every
+process may.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar, overload
+
+from flowfabric.core.durations import Duration, optional_duration_ms
+from flowfabric.core.limits import PAYLOAD_BYTES_MAX
+from flowfabric.core.schedule import ScheduleDefinition, check_definition
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import InvalidInput
+from flowfabric.schedules.cron import recurrence_of
+from flowfabric.task import JSON, Call, Retry, Task, TaskSettings
+from flowfabric.worker.context import Context
+
+R = TypeVar("R")
+
+CatchUpName = Literal["latest", "all", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """When a schedule is due; either `cron` or `every`."""
+
+    cron: str | None
+    every: Duration | None
+    timezone: str
+    catch_up: CatchUpName
+
+
+class Registry:
+    """The part of an app that knows its tasks and schedules."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, Task[..., object]] = {}
+        """Tasks by name."""
+        self.schedules: list[ScheduleDefinition] = []
+        """What runs by the clock."""
+
+    def register_task(
+        self, name: str | None, function: Callable[..., object], settings: TaskSettings
+    ) -> Task[..., object]:
+        """Add a task, under the function's own name unless another is given."""
+        name = name or str(getattr(function, "__name__", ""))
+        known = self.tasks.get(name)
+        if known is not None:
+            raise InvalidInput(
+                "task",
+                f"{name!r} is the name of {known.function.__module__}."
+                f"{known.function.__qualname__} already; give one of them another `name=`",
+            )
+        task: Task[..., object] = Task(name, function, settings)
+        self.tasks[task.name] = task
+        return task
+
+    def schedule(
+        self,
+        cron: str | None = None,
+        /,
+        *,
+        every: Duration | None = None,
+        timezone: str = "UTC",
+        catch_up: CatchUpName = "latest",
+        name: str | None = None,
+        lane: str = "default",
+        retry: Retry | None = None,
+        timeout: Duration | None = None,
+        priority: int = 0,
+        capabilities: Sequence[str] = (),
+    ) -> "ScheduleDecorator":
+        """Make a function a task that runs by the clock: by cron, or `every="10m"`.
+
+        `catch_up` says what happens to due times that passed while no worker ran: the
+        latest is made up for, all are, or none.
+        """
+        settings = TaskSettings(
+            lane=lane,
+            retry=retry,
+            timeout=timeout,
+            priority=priority,
+            capabilities=tuple(capabilities),
+        )
+        timing = Timing(cron=cron, every=every, timezone=timezone, catch_up=catch_up)
+        return ScheduleDecorator(self, name, settings, timing)
+
+    def add_schedule(
+        self,
+        name: str,
+        call: Call[object],
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        timezone: str = "UTC",
+        catch_up: CatchUpName = "latest",
+    ) -> None:
+        """Run a call by the clock: `app.add_schedule("nightly", publish(42), cron="0 3 * * *")`."""
+        timing = Timing(cron=cron, every=every, timezone=timezone, catch_up=catch_up)
+        self.note_schedule(name, call, timing)
+
+    def note_schedule(self, name: str, call: Call[object], timing: "Timing") -> None:
+        """Check a schedule here, where a mistake is, and not when a worker starts."""
+        if any(known.schedule_id == name for known in self.schedules):
+            raise InvalidInput("name", "is the name of another schedule of this app", name)
+        settings = call.task.settings
+        definition = ScheduleDefinition(
+            schedule_id=name,
+            execution_kind=call.task.name,
+            cron=timing.cron,
+            every_ms=optional_duration_ms("every", timing.every),
+            timezone=timing.timezone,
+            catch_up=timing.catch_up,
+            lane_id=settings.lane,
+            input_payload=call.payload,
+            payload_encoding=JSON,
+            policy=settings.policy,
+            priority=settings.priority,
+        )
+        recurrence_of(check_definition(definition, payload_bytes_max=PAYLOAD_BYTES_MAX, now_ms=0))
+        self.schedules.append(definition)
+
+    async def store_schedules(self, engine: Engine) -> None:
+        """Have the database know every schedule declared."""
+        for definition in self.schedules:
+            await engine.upsert_schedule(definition)
+
+
+class ScheduleDecorator:
+    """What `@app.schedule(…)` returns: makes a scheduled task of a function."""
+
+    def __init__(
+        self,
+        owner: Registry,
+        name: str | None,
+        settings: TaskSettings,
+        timing: Timing,
+    ) -> None:
+        self._owner = owner
+        self._name = name
+        self._settings = settings
+        self._timing = timing
+
+    @overload
+    def __call__(self, function: Callable[[Context], Awaitable[R]], /) -> Task[[], R]: ...
+    @overload
+    def __call__(self, function: Callable[[Context], R], /) -> Task[[], R]: ...
+    @overload
+    def __call__(self, function: Callable[[], Awaitable[R]], /) -> Task[[], R]: ...
+    @overload
+    def __call__(self, function: Callable[[], R], /) -> Task[[], R]: ...
+    def __call__(self, function: Callable[..., object], /) -> Task[..., object]:
+        task = self._owner.register_task(self._name, function, self._settings)
+        self._owner.note_schedule(task.name, task(), self._timing)
+        return task

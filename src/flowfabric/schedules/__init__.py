@@ -1,0 +1,1 @@
+"""Calendars and the schedules that programs declare."""

@@ -1,0 +1,115 @@
+"""Runs the real command, with its output in pipes or on a terminal of a given size."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent.parent
+TIMEOUT_S = 60
+COMMAND = (sys.executable, "-m", "flowfabric.cli")
+
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[()][A-Z0-9]|\r")
+
+
+class Ran(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+    @property
+    def documents(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.lines]
+
+    @property
+    def document(self) -> dict[str, object]:
+        (document,) = self.documents
+        return document
+
+
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("FLOWFABRIC_", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR"))
+    }
+    source = str(ROOT / "src")
+    path = os.pathsep.join(filter(None, (source, inherited.get("PYTHONPATH", ""))))
+    return inherited | {"PYTHONPATH": path, "TERM": "xterm-256color", "TZ": "UTC"} | dict(extra)
+
+
+def run(
+    *arguments: str, url: str | None = None, stdin: str = "", cwd: Path = ROOT, **extra: str
+) -> Ran:
+    """Run a command to its end. `extra` are environment variables."""
+    variables = extra if url is None else {"FLOWFABRIC_URL": url, **extra}
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        cwd=cwd,
+        env=environment(variables),
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def run_on_terminal(
+    command: tuple[str, ...],
+    *,
+    columns: int = 80,
+    typed: str = "",
+    cwd: Path = ROOT,
+    timeout_s: float = TIMEOUT_S,
+    **extra: str,
+) -> Ran:
+    """Run a command on a pseudo-terminal; `out` is what was shown, without colours."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    process = subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env=environment(extra)
+    )
+    os.close(slave)
+    if typed:
+        os.write(master, typed.encode())
+    try:
+        shown = _read_all(master, process, time.monotonic() + timeout_s)
+        status = process.wait(timeout_s)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+    return Ran(status, _CONTROL.sub("", shown), shown)
+
+
+def _read_all(master: int, process: subprocess.Popen[bytes], deadline: float) -> str:
+    chunks: list[bytes] = []
+    while True:
+        assert time.monotonic() < deadline, b"".join(chunks).decode(errors="replace")
+        readable, _, _ = select.select([master], [], [], 0.1)
+        if readable:
+            try:
+                chunk = os.read(master, 65_536)
+            except OSError:
+                break
+            if not chunk:
+                break
+            chunks.append(chunk)
+        elif process.poll() is not None:
+            break
+    return b"".join(chunks).decode(errors="replace")

@@ -1,0 +1,110 @@
+"""The real command on a terminal: what people see."""
+
+import pytest
+
+from flowfabric import Engine
+from flowfabric.cli.tables import REMARK, Column, fit, fixed, flexible, right
+from flowfabric.core.creation import NewExecution
+from flowfabric.core.schedule import ScheduleDefinition
+from flowfabric.core.states import FailureClass
+from tests.cli.command import COMMAND, run_on_terminal
+
+REASON = "HTTPStatusError: Server error '503 Service Unavailable' for url 'https://example.org/p'"
+KIND = "import_products_from_the_catalogue_of_a_supplier"
+
+
+@pytest.fixture
+async def failed_id(engine: Engine) -> str:
+    created = await engine.create_execution(
+        NewExecution(execution_kind=KIND, input_payload=b'{"page": 41}')
+    )
+    claimed = await engine.claim(worker_id="w", worker_instance_id="worker-host-4711")
+    assert claimed is not None
+    await engine.fail(claimed.handle, REASON, failure_class=FailureClass.PERMANENT)
+    return created.execution_id
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 132, 200])
+async def test_the_list_fits_the_terminal_one_line_per_execution(
+    engine: Engine, url: str, failed_id: str, columns: int
+) -> None:
+    await engine.create_execution(NewExecution(execution_kind="short", lane_id="mail"))
+    ran = run_on_terminal((*COMMAND, "ls", "--url", url), columns=columns)
+    assert ran.status == 0
+    header, newest, oldest = ran.lines
+    assert header.split() == ["ID", "STATE", "KIND", "LANE", "TRY", "AGE"]
+    assert max(len(line) for line in ran.lines) <= columns
+    assert newest.split()[1:4] == ["waiting", "short", "mail"]
+    shown_id, state, kind = oldest.split()[:3]
+    assert failed_id.endswith(shown_id)
+    assert len(shown_id) == (36 if columns >= 132 else 12)
+    assert state == "failed"
+    assert KIND.startswith(kind.removesuffix("…"))
+    if columns >= 80:
+        assert "HTTPStatus" in oldest
+    assert "\x1b[1;31mfailed" in ran.err, "failures are bold and red"
+
+
+async def test_show_tells_the_whole_story(url: str, failed_id: str) -> None:
+    ran = run_on_terminal((*COMMAND, "show", failed_id[-12:], "--url", url), columns=100)
+    assert ran.status == 0
+    text = " ".join(ran.out.split())
+    assert ran.lines[0].split() == [KIND, "failed"]
+    for expected in (
+        f"It has ended as failed: {REASON}.",
+        failed_id,
+        '{"page":41}',
+        "worker-host-4711",
+        "ended failure",
+    ):
+        assert expected in text
+    assert max(len(line) for line in ran.lines) <= 100
+
+
+async def test_bulk_operations_ask_on_a_terminal(engine: Engine, url: str) -> None:
+    for _ in range(2):
+        await engine.create_execution(NewExecution(execution_kind="work"))
+    command = (*COMMAND, "cancel", "--state", "waiting", "--url", url)
+    declined = run_on_terminal(command, typed="n\n")
+    assert declined.status == 130
+    assert "Cancel 2 executions? [y/N]" in declined.out
+    agreed = run_on_terminal(command, typed="y\n")
+    assert agreed.status == 0
+    assert "2 cancelled" in agreed.out
+
+
+async def test_schedules_fit_the_terminal(engine: Engine, url: str) -> None:
+    await engine.upsert_schedule(
+        ScheduleDefinition(
+            schedule_id="a_schedule_with_quite_a_long_name",
+            execution_kind="a_task_with_quite_a_long_name",
+            cron="0,15,30,45 6-18 1-15 * 1-5",
+            timezone="America/Argentina/Buenos_Aires",
+        )
+    )
+    ran = run_on_terminal((*COMMAND, "schedules", "list", "--url", url))
+    header, row = ran.lines
+    assert header.split() == ["SCHEDULE", "WHEN", "NEXT", "LAST", "FIRED", "KIND"]
+    assert len(row) <= 80
+
+
+async def test_an_empty_list_says_so(engine: Engine, url: str) -> None:
+    ran = run_on_terminal((*COMMAND, "ls", "--url", url))
+    assert (ran.status, ran.out.strip()) == (0, "No executions match.")
+
+
+COLUMNS = (fixed("ID"), flexible("KIND"), right("AGE"), REMARK)
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        pytest.param(100, [12, 30, 6, 40], id="everything fits"),
+        pytest.param(80, [12, 30, 6, 26], id="the remark gives way first"),
+        pytest.param(60, [12, 16, 6, 20], id="then other columns"),
+        pytest.param(40, [12, 5, 6, 0], id="at last the remark is left out"),
+    ],
+)
+def test_what_gives_way_when_room_is_short(width: int, expected: list[int]) -> None:
+    columns: tuple[Column, ...] = COLUMNS
+    assert fit(columns, [12, 30, 6, 40], width) == expected

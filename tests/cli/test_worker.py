@@ -1,0 +1,166 @@
+"""`flowfabric worker` and `dev`: real programs in real processes."""
+
+import asyncio
+import json
+import os
+import signal
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import COMMAND, environment, run
+
+PROGRAM = """
+from flowfabric import App, Context, Retry
+
+app = App("sqlite:///shop.db")
+
+@app.task
+async def greet(ctx: Context, name: str) -> str:
+    ctx.log.info("greeting %s", name)
+    return f"hello {name}"
+
+@app.task
+async def fail(ctx: Context) -> None:
+    raise ValueError("never")
+
+@app.schedule(every="1s")
+def tick() -> None: ...
+
+@app.schedule("0 6 * * *", timezone="Europe/Rome", catch_up="none")
+def morning_report(ctx: Context) -> None: ...
+
+app.add_schedule("nightly", greet("moon"), cron="0 3 * * *")
+"""
+WAIT_S = 30
+
+
+@pytest.fixture
+def folder(tmp_path: Path, exercised_store: Callable[[str], None]) -> Path:
+    exercised_store("sqlite file")
+    (tmp_path / "shop.py").write_text(PROGRAM)
+    return tmp_path
+
+
+class Running:
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.lines: list[str] = []
+
+    async def line(self, part: str) -> str:
+        """The next line of its log with `part` in it."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                line = (await self.process.stderr.readline()).decode()
+                assert line, self.lines
+                self.lines.append(line)
+                if part in line:
+                    return line
+
+    async def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        async with asyncio.timeout(WAIT_S):
+            await self.process.communicate()
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+
+@pytest.fixture
+async def processes() -> AsyncIterator[list[Process]]:
+    started: list[Process] = []
+    yield started
+    for process in started:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+async def start(processes: list[Process], folder: Path, *arguments: str) -> Running:
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, *arguments, stderr=PIPE, cwd=folder, env=environment({}), start_new_session=True
+    )
+    processes.append(process)
+    return Running(process)
+
+
+async def test_a_worker_runs_tasks_and_schedules_and_stops_when_told(
+    folder: Path, processes: list[Process]
+) -> None:
+    worker = await start(processes, folder, "worker", "shop:app")
+    await worker.line("starts")
+
+    done = await asyncio.to_thread(
+        run, "submit", "greet", '{"name": "Ada"}', "--app", "shop:app", "--wait", "20s", cwd=folder
+    )
+    assert (done.status, done.out) == (0, "hello Ada\n")
+    failed = await asyncio.to_thread(
+        run, "submit", "fail", "--app", "shop:app", "--wait", "20s", cwd=folder
+    )
+    assert failed.status == 1
+    assert "ValueError: never" in failed.err
+    logged = json.loads(await worker.line("handler failed"))
+    assert (logged["level"], logged["task"], logged["attempt_index"]) == ("warning", "fail", 0)
+    assert "Traceback" in logged["traceback"]
+
+    listed = await asyncio.to_thread(
+        run, "schedules", "list", "--json", cwd=folder, FLOWFABRIC_APP="shop:app"
+    )
+    assert [
+        (each["schedule_id"], each["expression"], each["timezone"], each["catch_up"])
+        for each in listed.documents
+    ] == [
+        ("morning_report", "0 6 * * *", "Europe/Rome", "none"),
+        ("nightly", "0 3 * * *", "UTC", "latest"),
+        ("tick", "1000", "UTC", "latest"),
+    ]
+    ticked = await asyncio.to_thread(
+        run, "schedules", "run", "tick", cwd=folder, FLOWFABRIC_APP="shop:app"
+    )
+    assert ticked.status == 0
+    assert await worker.end(signal.SIGTERM) == 0
+
+
+async def test_dev_starts_again_when_a_file_is_saved(
+    folder: Path, processes: list[Process]
+) -> None:
+    (folder / "shop.py").write_text("syntax error")
+    dev = await start(processes, folder, "dev", "shop:app")
+    await dev.line("SyntaxError")
+    await dev.line("waiting for a change")
+
+    (folder / "shop.py").write_text(PROGRAM)
+    await dev.line("shop.py changed, starting again")
+    await dev.line("starts")
+    (folder / "shop.py").write_text(PROGRAM.replace("hello", "goodbye"))
+    await dev.line("shop.py changed, starting again")
+    await dev.line("starts")
+    done = await asyncio.to_thread(
+        run, "submit", "greet", '{"name": "Ada"}', "--app", "shop:app", "--wait", "20s", cwd=folder
+    )
+    assert done.out == "goodbye Ada\n"
+    os.killpg(dev.process.pid, signal.SIGINT)
+    await dev.line("has stopped")
+    assert await dev.process.wait() == 0
+
+
+def test_what_cannot_be_run_is_refused(folder: Path) -> None:
+    (folder / "other.py").write_text("app = 5\n")
+    for reference in ("shop:missing", "missing:app", "shop", "other:app"):
+        ran = run("worker", reference, cwd=folder)
+        assert ran.status == 2, reference
+        assert "Traceback" not in ran.err
+    assert run("worker", "shop:app", "--lane", "a=b", cwd=folder).status == 2
+    assert run("worker", "shop:app", "--lane", "a=0", cwd=folder).status == 2
+
+
+def test_an_unmigrated_database_says_which_command_to_run(
+    folder: Path, empty_postgres_database: str
+) -> None:
+    program = PROGRAM.replace("sqlite:///shop.db", empty_postgres_database)
+    (folder / "shop.py").write_text(program)
+    ran = run("worker", "shop:app", cwd=folder)
+    assert ran.status == 5
+    assert f"run: flowfabric migrate --url {empty_postgres_database}" in ran.err
