@@ -41,6 +41,10 @@ WITH_HANDLE: dict[str, WithHandle] = {
     "fail_many": lambda engine, handle: the_only(call(engine, "fail_many", [report(handle)])),
     "delay": lambda engine, handle: call(engine, "delay", handle, 0),
     "wait_children": lambda engine, handle: call(engine, "wait_children", handle),
+    "hand_back": lambda engine, handle: call(engine, "hand_back", handle, reason="closing"),
+    "hand_back_many": lambda engine, handle: the_only(
+        call(engine, "hand_back_many", [handle], reason="closing")
+    ),
     "cancel": lambda engine, handle: call(engine, "cancel", handle, "enough"),
 }
 """Operations that take the handle a claim gave out. Values of other types are passed on too."""

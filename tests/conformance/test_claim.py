@@ -117,9 +117,19 @@ async def test_a_claim_gives_a_lease_and_all_a_worker_needs(
         last_transition_at_ms=now_ms,
         last_mutation_at_ms=now_ms,
     )
+
+
+async def test_a_claim_starts_an_attempt_and_tells_of_it(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    execution_id = await given.waiting(namespace="shop", tags={"cairn.instance_id": "i-1"})
+    now_ms = clock.advance("5s")
+    claimed = await engine.claim(**WORKER)
+    assert claimed is not None
+    lease_id, attempt_id = claimed.lease_id, claimed.attempt_id
     assert await engine.list_attempts(execution_id) == (
         Attempt(
-            partition_key=before.partition_key,
+            partition_key=86,
             execution_id=execution_id,
             attempt_index=0,
             attempt_id=attempt_id,
@@ -137,7 +147,7 @@ async def test_a_claim_gives_a_lease_and_all_a_worker_needs(
         Event(
             category=EventCategory.LEASE,
             event_type="acquired",
-            partition_key=before.partition_key,
+            partition_key=86,
             execution_id=execution_id,
             lease_id=lease_id,
             lease_epoch=1,

@@ -137,6 +137,12 @@ async def test_a_policy_may_delay_and_rank_a_new_execution(given: Given, engine:
     )
     assert (await execution_of(engine, overruled)).delay_until_ms == until_ms + 5
     assert (await execution_of(engine, overruled)).priority == 3
+    relative = await given.waiting(policy={"delay_until": until_ms}, delay_ms=20)
+    assert (await execution_of(engine, relative)).delay_until_ms == given.clock.now_ms() + 20
+    both = await given.waiting(delay_until_ms=until_ms, delay_ms=20)
+    assert (await execution_of(engine, both)).delay_until_ms == until_ms
+    at_once = await given.waiting(delay_ms=0)
+    assert (await execution_of(engine, at_once)).delay_until_ms is None
 
 
 async def test_a_priority_is_clamped(given: Given, engine: Engine) -> None:
@@ -362,6 +368,8 @@ BAD_FIELDS: list[tuple[str, dict[str, object]]] = [
     ("delay_until_ms", {"delay_until_ms": -1}),
     ("delay_until_ms", {"delay_until_ms": 253_402_300_800_000}),
     ("delay_until_ms", {"delay_until_ms": "soon"}),
+    ("delay_ms", {"delay_ms": -1}),
+    ("delay_ms", {"delay_ms": "1s"}),
     ("execution_deadline_at_ms", {"execution_deadline_at_ms": 1.5}),
     ("execution_deadline_at_ms", {"execution_deadline_at_ms": -1}),
     ("execution_id", {"execution_id": "550e8400-e29b-41d4-a716-446655440000"}),

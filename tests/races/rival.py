@@ -42,7 +42,8 @@ class Rival:
     async def until_waiting(self, count: int) -> None:
         """Return when so many others wait for a lock. The test's timeout bounds it."""
         while await self.count(WAITING) < count:
-            pass
+            # Within a transaction the view shows what it showed first, unless told otherwise.
+            await self.execute("select pg_stat_clear_snapshot()")
 
     async def queued(self, *calls: Coroutine[object, object, T]) -> "list[asyncio.Task[T]]":
         """Start the calls one after the other, each when the one before waits for a lock."""

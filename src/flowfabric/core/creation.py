@@ -116,6 +116,8 @@ def check_new(
     kind = parse_execution_kind(request.execution_kind)
     payload = check_bytes("input_payload", request.input_payload, payload_bytes_max)
     delay_until_ms = request.delay_until_ms
+    if delay_until_ms is None and request.delay_ms is None:
+        delay_until_ms = policy.delay_until
     return Checked(
         execution_id=_check_id(request, lane_id, new_uuid, partitions),
         namespace=parse_namespace(request.namespace),
@@ -143,9 +145,7 @@ def check_new(
         retention_ms=None
         if policy.stream_policy is None
         else policy.stream_policy.retention_ttl_ms,
-        delay_until_ms=check_optional_time(
-            "delay_until_ms", policy.delay_until if delay_until_ms is None else delay_until_ms
-        ),
+        delay_until_ms=check_optional_time("delay_until_ms", delay_until_ms),
         delay_ms=None
         if request.delay_ms is None
         else check_int("delay_ms", request.delay_ms, 0, DURATION_MAX_MS),

@@ -56,7 +56,9 @@ def combine(parts: Iterable[Changes]) -> Changes:
     events: list[Event] = []
     for part in parts:
         for record in part.inserts:
-            inserts[row_key(record)] = record
+            key = row_key(record)
+            # A row deleted before and inserted again is there all along.
+            (inserts if deletes.pop(key, None) is None else updates)[key] = record
         for record in part.updates:
             key = row_key(record)
             (inserts if key in inserts else updates)[key] = record

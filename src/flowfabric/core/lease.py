@@ -142,8 +142,13 @@ def compare_fence(execution: Execution, fence: Fence) -> None:
 
 
 def lease_is_dead(execution: Execution, now_ms: int) -> bool:
+    """From its end on; and once noticed for good, even if the clock is set back."""
     expires_at_ms = execution.lease_expires_at_ms
-    return expires_at_ms is None or expires_at_ms <= now_ms
+    return (
+        expires_at_ms is None
+        or expires_at_ms <= now_ms
+        or execution.ownership_state is OwnershipState.LEASE_EXPIRED_RECLAIMABLE
+    )
 
 
 # Granting -------------------------------------------------------------------

@@ -25,9 +25,11 @@ from flowfabric.core.model import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import LaneState
 from flowfabric.engine.unit import Operations, Route, hint_about, new_uuid
-from flowfabric.errors import IdempotencyConflict, InvalidInput, LaneNotAccepting
+from flowfabric.errors import IdempotencyConflict, InvalidInput, LaneNotAccepting, RetryExhausted
 from flowfabric.store.base import Key, Transaction
 
+GUARD_TRIES_MAX = 5
+"""How often a key that vanishes while it is looked at is tried."""
 ACCEPTING = (LaneState.ACTIVE, LaneState.PAUSED)
 
 
@@ -145,8 +147,7 @@ class CreateBody:
         for checked in keyed.values():
             guard = new_guard(checked, now_ms)
             guards.setdefault((guard.namespace, guard.idempotency_key), guard)
-        free = await tx.insert_new([guards[key] for key in sorted(guards)])
-        held = await tx.lock(IdempotencyGuard, sorted(guards.keys() - free))
+        held = await _insert_or_lock(tx, guards)
         live = {key: guard for key, guard in held.items() if guard.expires_at_ms > now_ms}
         expired = held.keys() - live.keys()
         await tx.save(Changes(updates=tuple(guards[key] for key in sorted(expired))))
@@ -181,6 +182,25 @@ class CreateBody:
                     Created(execution_id=checked.execution_id, public_state=execution.public_state)
                 )
         return answers
+
+
+async def _insert_or_lock(
+    tx: Transaction, guards: dict[Key, IdempotencyGuard]
+) -> dict[Key, IdempotencyGuard]:
+    """Insert guards whose key is free; lock and return those that others have set.
+
+    Retention may delete a guard after it stood in the way and before it is locked.
+    Its key is free then, and is tried again.
+    """
+    held: dict[Key, IdempotencyGuard] = {}
+    left = set(guards)
+    for _ in range(GUARD_TRIES_MAX):
+        left -= await tx.insert_new([guards[key] for key in sorted(left)])
+        held |= await tx.lock(IdempotencyGuard, sorted(left))
+        left -= held.keys()
+        if not left:
+            return held
+    raise RetryExhausted(f"idempotency keys were set and deleted {GUARD_TRIES_MAX} times over")
 
 
 def _losers(

@@ -1,0 +1,97 @@
+"""Renewals race with reconcilers in other processes: a lease is either kept or lost, never both."""
+
+import asyncio
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from flowfabric import Engine
+from flowfabric.core.events import Event, LeaseEventType
+from flowfabric.core.handles import Handle
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.results import Renewed
+from flowfabric.errors import LeaseExpired
+from tests.races.given import claim, create
+from tests.races.rival import DEADLOCKS, Rival
+
+SWEEPERS = 3
+KEPT = 30
+ABANDONED = 30
+LEASE_TTL_MS = 600
+ROOT = Path(__file__).parents[2]
+
+
+@asynccontextmanager
+async def sweepers(url: str) -> AsyncIterator[None]:
+    """Processes that expire leases for as long as this lasts."""
+    processes = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.races.sweeper", url),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+        )
+        for _ in range(SWEEPERS)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"ready\n"
+        yield
+    finally:
+        await asyncio.gather(*(process.communicate(b"") for process in processes))
+    assert [process.returncode for process in processes] == [0] * SWEEPERS
+
+
+async def lease_events(engine: Engine) -> dict[str, list[Event]]:
+    """What happened to each lease, in order."""
+    by_lease: dict[str, list[Event]] = defaultdict(list)
+    after = 0
+    while True:
+        page = await engine.read_events(after=after, limit=PAGE_MAX, category="lease")
+        for event in page.events:
+            assert event.lease_id is not None
+            by_lease[event.lease_id].append(event)
+        if page.cursor == after:
+            return by_lease
+        after = page.cursor
+
+
+async def renew_while_others_expire(engine: Engine, kept: list[Handle], rival: Rival) -> int:
+    """Renew over and over until every abandoned lease is gone; return how often it worked."""
+    expired = "select count(*) from event where event_type = 'expired'"
+    renewed = 0
+    while await rival.count(expired) < ABANDONED:
+        outcomes = await engine.renew_many(kept)
+        assert {type(outcome) for outcome in outcomes} <= {Renewed, LeaseExpired}
+        renewed += sum(isinstance(outcome, Renewed) for outcome in outcomes)
+    return renewed
+
+
+async def test_a_lease_that_was_renewed_is_not_expired_and_the_other_way_round(
+    engine: Engine, rival: Rival, postgres_database: str
+) -> None:
+    for _ in range(KEPT + ABANDONED):
+        await create(engine)
+    async with sweepers(postgres_database):
+        claimed = await claim(engine, "a", limit=KEPT + ABANDONED, lease_ttl_ms=LEASE_TTL_MS)
+        kept = [each.handle for each in claimed[:KEPT]]
+        abandoned = {each.lease_id for each in claimed[KEPT:]}
+        renewed = await renew_while_others_expire(engine, kept, rival)
+
+    events = await lease_events(engine)
+    told = [event for each in events.values() for event in each]
+    assert renewed == sum(event.event_type == LeaseEventType.RENEWED for event in told)
+    for lease_id, history in events.items():
+        types = [event.event_type for event in history]
+        middle, last = types[1:-1], types[-1]
+        assert types[0] == LeaseEventType.ACQUIRED
+        assert set(middle) <= {LeaseEventType.RENEWED}, "once it has expired, nothing more happens"
+        if lease_id in abandoned:
+            assert types == [LeaseEventType.ACQUIRED, LeaseEventType.EXPIRED]
+        if last == LeaseEventType.EXPIRED:
+            lasted_ms = history[-1].occurred_at_ms - history[-2].occurred_at_ms
+            assert lasted_ms >= LEASE_TTL_MS, "not before its time"
+    assert await rival.count(DEADLOCKS) == 0

@@ -1,0 +1,202 @@
+"""Executions in any state, made by the core alone: no store, no clock."""
+
+from collections.abc import Callable
+
+from msgspec import structs
+
+from flowfabric.core.creation import NewExecution, check_new, new_execution
+from flowfabric.core.decision import Changes
+from flowfabric.core.execution import (
+    Failure,
+    Timing,
+    decide_complete,
+    decide_deadline,
+    decide_delay,
+    decide_fail,
+    decide_promote,
+    decide_wait_children,
+)
+from flowfabric.core.ids import AttemptId, LeaseId, WorkerId, WorkerInstanceId
+from flowfabric.core.lease import (
+    Fence,
+    NewIds,
+    Worker,
+    decide_expire_lease,
+    decide_revoke,
+    grant_lease,
+)
+from flowfabric.core.model import Attempt, ClaimGrant, Execution
+from flowfabric.core.operator import CancelRequest, decide_cancel, decide_replay
+from flowfabric.core.partitions import PartitionConfig
+from flowfabric.core.states import FailureClass
+from flowfabric.core.transition import Subject
+
+NOW_MS = 1_000_000
+TTL_MS = 9_000
+RETENTION_MS = 500_000
+TIMING = Timing(now_ms=NOW_MS, retention_ms=RETENTION_MS)
+LATE = Timing(now_ms=NOW_MS + TTL_MS, retention_ms=RETENTION_MS)
+WORKER = Worker(worker_id=WorkerId("w"), worker_instance_id=WorkerInstanceId("w-1"))
+RETRY = {"retry_policy": {"backoff": {"type": "fixed", "delay_ms": 70}}}
+
+
+def ids(number: int) -> NewIds:
+    return NewIds(
+        lease_id=LeaseId(f"00000000-0000-4000-8000-00000000000{number}"),
+        attempt_id=AttemptId(f"00000000-0000-4000-8000-0000000000a{number}"),
+    )
+
+
+def applied(subject: Subject, changes: Changes) -> Subject:
+    """The subject once `changes` are saved."""
+    for record in (*changes.inserts, *changes.updates):
+        if isinstance(record, Execution):
+            subject = structs.replace(subject, execution=record)
+    index = subject.execution.current_attempt_index
+    for record in (*changes.inserts, *changes.updates):
+        if isinstance(record, Attempt) and record.attempt_index == index:
+            subject = structs.replace(subject, attempt=record)
+        if isinstance(record, ClaimGrant):
+            subject = structs.replace(subject, grant=record)
+    return subject
+
+
+def waiting(**fields: object) -> Subject:
+    request = structs.replace(NewExecution(execution_kind="work"), **fields)
+    checked = check_new(
+        request,
+        new_uuid="550e8400-e29b-41d4-a716-446655440000",
+        partitions=PartitionConfig(),
+        payload_bytes_max=100,
+    )
+    return Subject(execution=new_execution(checked, 1, NOW_MS), attempt=None)
+
+
+def delayed(**fields: object) -> Subject:
+    return waiting(delay_until_ms=NOW_MS + 50, **fields)
+
+
+def taken(subject: Subject, number: int = 1, now_ms: int = NOW_MS) -> Subject:
+    decision = grant_lease(subject, WORKER, TTL_MS, ids(number), now_ms)
+    return applied(subject, decision.changes)
+
+
+def running(**fields: object) -> Subject:
+    return taken(waiting(**fields))
+
+
+def fence_of(subject: Subject, **fields: object) -> Fence:
+    execution = subject.execution
+    assert execution.lease_id is not None
+    assert execution.current_attempt_id is not None
+    fence = Fence(
+        lease_id=execution.lease_id,
+        lease_epoch=execution.lease_epoch,
+        attempt_id=execution.current_attempt_id,
+    )
+    return structs.replace(fence, **fields)
+
+
+def retrying(**fields: object) -> Subject:
+    held = running(**{"policy": RETRY} | fields)
+    decision = decide_fail(held, fence_of(held), Failure(reason="flaky"), TIMING)
+    return applied(held, decision.changes)
+
+
+def parked(**fields: object) -> Subject:
+    held = running(**fields)
+    decision = decide_delay(held, fence_of(held), NOW_MS + 50, TIMING)
+    return applied(held, decision.changes)
+
+
+def resumable(**fields: object) -> Subject:
+    set_aside = parked(**fields)
+    return applied(set_aside, decide_promote(set_aside, NOW_MS + 50).changes)
+
+
+def waiting_children(**fields: object) -> Subject:
+    held = running(**fields)
+    return applied(held, decide_wait_children(held, fence_of(held), TIMING).changes)
+
+
+def expired_lease(**fields: object) -> Subject:
+    held = running(**fields)
+    return applied(held, decide_expire_lease(held, LATE.now_ms, RETENTION_MS).changes)
+
+
+def revoked(**fields: object) -> Subject:
+    held = running(**fields)
+    decision = decide_revoke(
+        held,
+        expected_lease_id="",
+        worker_instance_id="",
+        reason="drain",
+        now_ms=NOW_MS,
+        retention_ms=RETENTION_MS,
+    )
+    return applied(held, decision.changes)
+
+
+def completed(**fields: object) -> Subject:
+    held = running(**fields)
+    return applied(held, decide_complete(held, fence_of(held), b"r", "raw", TIMING).changes)
+
+
+def failed(**fields: object) -> Subject:
+    held = running(**fields)
+    failure = Failure(reason="broken", failure_class=FailureClass.PERMANENT)
+    return applied(held, decide_fail(held, fence_of(held), failure, TIMING).changes)
+
+
+def cancelled(**fields: object) -> Subject:
+    free = waiting(**fields)
+    return applied(free, decide_cancel(free, CancelRequest(reason="no"), TIMING).changes)
+
+
+def expired(**fields: object) -> Subject:
+    late = waiting(execution_deadline_at_ms=NOW_MS, **fields)
+    return applied(late, decide_deadline(late, TIMING).changes)
+
+
+def replayed(**fields: object) -> Subject:
+    done = completed(**fields)
+    return applied(done, decide_replay(done, "again", "ann", TIMING).changes)
+
+
+Life = Callable[..., Subject]
+LIVES: tuple[Life, ...] = (
+    waiting,
+    delayed,
+    running,
+    retrying,
+    parked,
+    resumable,
+    waiting_children,
+    expired_lease,
+    revoked,
+    completed,
+    failed,
+    cancelled,
+    expired,
+    replayed,
+)
+ENDED: tuple[Life, ...] = (completed, failed, cancelled, expired)
+
+
+def name_of(life: Life) -> str:
+    return life.__name__
+
+
+def vector(execution: Execution) -> str:
+    """The seven state columns as one line."""
+    return " ".join(
+        (
+            execution.lifecycle_phase,
+            execution.ownership_state,
+            execution.eligibility_state,
+            execution.blocking_reason,
+            execution.terminal_outcome,
+            execution.attempt_state,
+            execution.public_state,
+        )
+    )

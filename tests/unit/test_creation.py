@@ -1,0 +1,138 @@
+"""Checking a request to create, and what it becomes."""
+
+import pytest
+from msgspec import structs
+
+from flowfabric.core.creation import (
+    Checked,
+    NewExecution,
+    check_new,
+    fingerprint,
+    new_execution,
+    new_guard,
+    new_tags,
+)
+from flowfabric.core.ids import ExecutionId, LaneId, Namespace
+from flowfabric.core.model import ExecutionTag, IdempotencyGuard
+from flowfabric.core.partitions import PartitionConfig
+from flowfabric.errors import InvalidInput, PayloadTooLarge
+from tests.unit.lives import NOW_MS
+
+UUID = "550e8400-e29b-41d4-a716-446655440000"
+
+
+def checked(**fields: object) -> Checked:
+    return check_new(
+        structs.replace(NewExecution(execution_kind="work"), **fields),
+        new_uuid=UUID,
+        partitions=PartitionConfig(),
+        payload_bytes_max=8,
+    )
+
+
+def test_everything_left_out_has_a_default() -> None:
+    assert checked() == Checked(
+        execution_id=ExecutionId(f"{{fp:86}}:{UUID}"),
+        namespace=Namespace("default"),
+        lane_id=LaneId("default"),
+        execution_kind="work",
+        required_capabilities=(),
+        payload=b"",
+        payload_encoding=None,
+        priority=0,
+        creator_identity="",
+        idempotency_key=None,
+        strict=False,
+        fingerprint=b"",
+        idempotency_ttl_ms=86_400_000,
+        tags={},
+        policy="{}",
+        attempt_timeout_ms=None,
+        retention_ms=None,
+        delay_until_ms=None,
+        delay_ms=None,
+        deadline_at_ms=None,
+        deadline_after_ms=None,
+    )
+
+
+def test_the_policy_supplies_what_the_request_leaves_out() -> None:
+    policy = {
+        "priority": 5,
+        "delay_until": 7,
+        "dedup_window_ms": 9,
+        "timeout_policy": {"attempt_timeout_ms": 11, "execution_deadline_ms": 13},
+        "stream_policy": {"retention_ttl_ms": 15},
+        "routing_requirements": {"required_capabilities": ["b", "a", "b"]},
+    }
+    request = checked(policy=policy, idempotency_key="k")
+    assert (request.priority, request.delay_until_ms, request.idempotency_ttl_ms) == (5, 7, 9)
+    assert (request.attempt_timeout_ms, request.deadline_after_ms) == (11, 13)
+    assert (request.retention_ms, request.required_capabilities) == (15, ("a", "b"))
+    overruled = checked(policy=policy, priority=0, delay_until_ms=0)
+    assert (overruled.priority, overruled.delay_until_ms) == (0, 0)
+
+
+def test_a_fingerprint_is_of_lane_kind_and_payload() -> None:
+    prints = {
+        fingerprint(lane, kind, payload)
+        for lane in ("a", "ab")
+        for kind in ("c", "bc")
+        for payload in (b"", b"d")
+    }
+    assert len(prints) == 8
+    keyed = checked(idempotency_key="k", input_payload=b"x")
+    assert keyed.fingerprint == fingerprint("default", "work", b"x")
+
+
+def test_an_id_must_agree_with_its_partition() -> None:
+    mine = f"{{fp:7}}:{UUID}"
+    assert checked(execution_id=mine, partition_id=7).execution_id == mine
+    for fields in (
+        {"execution_id": mine, "partition_id": 8},
+        {"partition_id": 7},
+        {"execution_id": f"{{fp:256}}:{UUID}"},
+        {"execution_id": UUID},
+    ):
+        with pytest.raises(InvalidInput):
+            checked(**fields)
+
+
+def test_a_payload_has_a_limit() -> None:
+    assert checked(input_payload=b"12345678").payload == b"12345678"
+    with pytest.raises(PayloadTooLarge):
+        checked(input_payload=b"123456789")
+
+
+@pytest.mark.parametrize(
+    ("delay_until_ms", "delayed"), [(None, False), (NOW_MS, False), (NOW_MS + 1, True)]
+)
+def test_only_a_time_to_come_delays(delay_until_ms: int | None, delayed: bool) -> None:
+    execution = new_execution(checked(delay_until_ms=delay_until_ms), 3, NOW_MS)
+    assert (execution.public_state, execution.ready) == (
+        ("delayed", False) if delayed else ("waiting", True)
+    )
+    assert execution.delay_until_ms == (delay_until_ms if delayed else None)
+    assert (execution.route_id, execution.created_at_ms) == (3, NOW_MS)
+
+
+def test_tags_and_guards_belong_to_their_execution() -> None:
+    request = checked(idempotency_key="k", tags={"a.b": "c", "cairn.instance_id": "i"})
+    execution = new_execution(request, 1, NOW_MS)
+    assert execution.instance_tag == "i"
+    assert new_tags(execution, {"a.b": "c"}) == (
+        ExecutionTag(
+            partition_key=86,
+            execution_id=execution.execution_id,
+            tag_key="a.b",
+            tag_value="c",
+            created_at_ms=NOW_MS,
+        ),
+    )
+    assert new_guard(request, NOW_MS) == IdempotencyGuard(
+        namespace=Namespace("default"),
+        idempotency_key="k",
+        execution=execution.execution_id,
+        fingerprint=request.fingerprint,
+        expires_at_ms=NOW_MS + 86_400_000,
+    )

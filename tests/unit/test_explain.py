@@ -1,0 +1,88 @@
+"""Explanations: one cause for every situation."""
+
+import pytest
+from msgspec import structs
+
+from flowfabric.core.explain import Cause, Surroundings, explain
+from flowfabric.core.ids import LaneId
+from flowfabric.core.model import Lane
+from flowfabric.core.states import BlockingReason, LaneState, LifecyclePhase
+from flowfabric.core.transition import change
+from tests.unit.lives import LIVES, NOW_MS, TTL_MS, Life, name_of, running, waiting
+
+SERVED = Surroundings(lane=None, required=(), ahead=0, served=True, now_ms=NOW_MS)
+CAUSES = {
+    "waiting": Cause.QUEUED,
+    "delayed": Cause.DELAYED,
+    "running": Cause.RUNNING,
+    "retrying": Cause.DELAYED,
+    "parked": Cause.DELAYED,
+    "resumable": Cause.QUEUED,
+    "waiting_children": Cause.BLOCKED,
+    "expired_lease": Cause.LEASE_LOST,
+    "revoked": Cause.LEASE_LOST,
+    "completed": Cause.ENDED,
+    "failed": Cause.ENDED,
+    "cancelled": Cause.ENDED,
+    "expired": Cause.ENDED,
+    "replayed": Cause.QUEUED,
+}
+
+
+@pytest.mark.parametrize("life", LIVES, ids=name_of)
+def test_every_life_has_a_cause(life: Life) -> None:
+    explanation = explain(life().execution, SERVED)
+    assert explanation.cause is CAUSES[life.__name__]
+    assert explanation.sentence.endswith(".")
+
+
+def test_a_suspension_says_what_it_waits_for() -> None:
+    suspended = change(
+        running().execution,
+        NOW_MS,
+        lifecycle_phase=LifecyclePhase.SUSPENDED,
+        blocking_reason=BlockingReason.WAITING_FOR_SIGNAL,
+    )
+    explanation = explain(suspended, SERVED)
+    assert (explanation.cause, explanation.sentence) == (
+        Cause.SUSPENDED,
+        "It is suspended: waiting_for_signal.",
+    )
+    assert explanation.detail == {
+        "blocking_reason": "waiting_for_signal",
+        "blocking_detail": "",
+    }
+
+
+def test_a_lease_that_ended_unnoticed_is_lost() -> None:
+    late = structs.replace(SERVED, now_ms=NOW_MS + TTL_MS)
+    assert explain(running().execution, late).cause is Cause.LEASE_LOST
+
+
+@pytest.mark.parametrize("state", LaneState)
+def test_a_closed_lane_comes_before_everything_else(state: LaneState) -> None:
+    lane = Lane(lane_id=LaneId("default"), state=state, registered_at_ms=0, registered_by="x")
+    alone = structs.replace(SERVED, lane=lane, served=False)
+    closed = state in (LaneState.PAUSED, LaneState.DISABLED)
+    expected = Cause.LANE_CLOSED if closed else Cause.NO_WORKER
+    assert explain(waiting().execution, alone).cause is expected
+
+
+@pytest.mark.parametrize(
+    ("ahead", "sentence"),
+    [
+        (0, "It is next in line after 0 others of its kind."),
+        (3, "It is next in line after 3 others of its kind."),
+        (None, "It is next in line after many others of its kind."),
+    ],
+)
+def test_the_queue_is_counted(ahead: int | None, sentence: str) -> None:
+    around = structs.replace(SERVED, ahead=ahead, required=("cuda", "gpu"))
+    explanation = explain(waiting().execution, around)
+    assert explanation.sentence == sentence
+    assert explanation.detail == {
+        "lane_id": "default",
+        "execution_kind": "work",
+        "required_capabilities": "cuda,gpu",
+        "ahead": ahead,
+    }

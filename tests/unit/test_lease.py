@@ -1,0 +1,192 @@
+"""Leases: who may act, and how a lease is granted, kept and lost."""
+
+import pytest
+
+from flowfabric.core.decision import NO_CHANGES, Refusal
+from flowfabric.core.handles import HandleKind
+from flowfabric.core.lease import (
+    check_fence,
+    check_ttl,
+    decide_expire_lease,
+    decide_renew,
+    decide_revoke,
+    grant_lease,
+    lease_is_dead,
+)
+from flowfabric.core.results import AlreadySatisfied, Renewed, Revoked
+from flowfabric.core.states import AttemptType
+from flowfabric.core.transition import Subject
+from flowfabric.errors import (
+    ExecutionNotActive,
+    FlowFabricError,
+    InvalidInput,
+    LeaseConflict,
+    LeaseExpired,
+    LeaseRevoked,
+    StaleLease,
+)
+from tests.unit.lives import (
+    LATE,
+    LIVES,
+    NOW_MS,
+    RETENTION_MS,
+    TTL_MS,
+    WORKER,
+    Life,
+    applied,
+    expired_lease,
+    fence_of,
+    ids,
+    name_of,
+    replayed,
+    resumable,
+    retrying,
+    revoked,
+    running,
+    taken,
+    waiting,
+)
+
+HELD = running()
+
+
+def refusal_of(subject: Subject, now_ms: int = NOW_MS) -> type[Exception]:
+    with pytest.raises((FlowFabricError, Refusal)) as caught:
+        check_fence(subject, fence_of(HELD), now_ms, RETENTION_MS)
+    error = caught.value
+    return type(error.error if isinstance(error, Refusal) else error)
+
+
+def test_a_lease_is_dead_from_the_millisecond_it_ends() -> None:
+    execution = HELD.execution
+    assert [lease_is_dead(execution, NOW_MS + TTL_MS + step) for step in (-1, 0, 1)] == [
+        False,
+        True,
+        True,
+    ]
+    assert lease_is_dead(waiting().execution, 0)
+
+
+def test_the_live_lease_and_nothing_else_may_act() -> None:
+    check_fence(HELD, fence_of(HELD), NOW_MS + TTL_MS - 1, RETENTION_MS)
+    check_fence(HELD, fence_of(HELD, attempt_index=0), NOW_MS, RETENTION_MS)
+    check_fence(HELD, None, NOW_MS, RETENTION_MS)
+    wrong = (
+        {"lease_id": ids(2).lease_id},
+        {"lease_epoch": 2},
+        {"attempt_id": ids(2).attempt_id},
+        {"attempt_index": 1},
+    )
+    for fields in wrong:
+        for by_handle, error in ((False, StaleLease), (True, LeaseConflict)):
+            fence = fence_of(HELD, by_handle=by_handle, **fields)
+            with pytest.raises(error):
+                check_fence(HELD, fence, NOW_MS, RETENTION_MS)
+
+
+def test_phase_comes_before_revocation_before_expiry_before_the_fence() -> None:
+    assert refusal_of(waiting(), LATE.now_ms) is ExecutionNotActive
+    assert refusal_of(revoked(), LATE.now_ms) is LeaseRevoked
+    assert refusal_of(taken(expired_lease(), 2), LATE.now_ms) is LeaseExpired
+    assert refusal_of(taken(expired_lease(), 2)) is StaleLease
+
+
+def test_an_expired_lease_is_noted_with_the_refusal_once() -> None:
+    with pytest.raises(Refusal) as caught:
+        check_fence(HELD, None, LATE.now_ms, RETENTION_MS)
+    noted = decide_expire_lease(HELD, LATE.now_ms, RETENTION_MS)
+    assert caught.value.changes == noted.changes != NO_CHANGES
+    with pytest.raises(Refusal) as again:
+        check_fence(applied(HELD, noted.changes), None, LATE.now_ms, RETENTION_MS)
+    assert again.value.changes == NO_CHANGES
+
+
+@pytest.mark.parametrize(
+    ("life", "kind", "attempt_type", "index"),
+    [
+        (waiting, HandleKind.FRESH, AttemptType.INITIAL, 0),
+        (resumable, HandleKind.RESUMED, AttemptType.INITIAL, 0),
+        (expired_lease, HandleKind.RECLAIMED, AttemptType.RECLAIM, 1),
+        (revoked, HandleKind.RECLAIMED, AttemptType.RECLAIM, 1),
+        (replayed, HandleKind.FRESH, AttemptType.REPLAY, 1),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_grant_starts_continues_or_takes_over(
+    life: Life, kind: HandleKind, attempt_type: AttemptType, index: int
+) -> None:
+    before = life()
+    granted = grant_lease(before, WORKER, TTL_MS, ids(2), NOW_MS).answer
+    assert (granted.kind, granted.attempt.attempt_type) == (kind, attempt_type)
+    assert granted.attempt.attempt_index == granted.execution.current_attempt_index == index
+    assert granted.execution.lease_epoch == before.execution.lease_epoch + 1
+    assert granted.execution.total_attempt_count == index + 1
+    same = kind is HandleKind.RESUMED
+    assert granted.attempt.attempt_id == ids(1 if same else 2).attempt_id
+
+
+def test_what_is_not_ready_is_never_granted() -> None:
+    for life in LIVES:
+        subject = life()
+        if not subject.execution.ready:
+            with pytest.raises(AssertionError):
+                grant_lease(subject, WORKER, TTL_MS, ids(2), NOW_MS)
+
+
+def test_the_epoch_only_grows() -> None:
+    subject = running()
+    epochs = [subject.execution.lease_epoch]
+    for number in range(2, 6):
+        lost = decide_expire_lease(subject, NOW_MS + 10 * number * TTL_MS, RETENTION_MS)
+        subject = taken(applied(subject, lost.changes), number, NOW_MS + 10 * number * TTL_MS)
+        epochs.append(subject.execution.lease_epoch)
+    assert epochs == [1, 2, 3, 4, 5]
+    assert subject.execution.lease_reclaim_count == 4
+
+
+def test_renewing_counts_from_now_and_keeps_the_epoch() -> None:
+    decision = decide_renew(HELD, fence_of(HELD), 301, NOW_MS + 5, RETENTION_MS)
+    assert decision.answer == Renewed(expires_at_ms=NOW_MS + 306, lease_epoch=1)
+    after = applied(HELD, decision.changes).execution
+    assert after.lease_renewal_deadline_ms == NOW_MS + 5 + 200
+    assert [event.event_type for event in decision.changes.events] == ["renewed"]
+
+
+def why_not_expired(subject: Subject, now_ms: int) -> str:
+    decision = decide_expire_lease(subject, now_ms, RETENTION_MS)
+    assert isinstance(decision.answer, AlreadySatisfied)
+    assert decision.changes == NO_CHANGES
+    return decision.answer.reason
+
+
+def test_only_a_live_lease_can_expire() -> None:
+    assert why_not_expired(running(), NOW_MS) == "not_yet_expired"
+    assert why_not_expired(expired_lease(), LATE.now_ms) == "already_expired"
+    assert why_not_expired(revoked(), LATE.now_ms) == "already_revoked"
+    assert why_not_expired(retrying(), LATE.now_ms) == "not_active"
+
+
+@pytest.mark.parametrize("life", LIVES, ids=name_of)
+def test_revoking_answers_in_every_state(life: Life) -> None:
+    answers = {
+        "running": Revoked(lease_id=ids(1).lease_id, lease_epoch=2),
+        "expired_lease": AlreadySatisfied(reason="already_expired"),
+        "revoked": AlreadySatisfied(reason="already_revoked"),
+    }
+    decision = decide_revoke(
+        life(),
+        expected_lease_id="",
+        worker_instance_id="",
+        reason="x",
+        now_ms=NOW_MS,
+        retention_ms=RETENTION_MS,
+    )
+    assert decision.answer == answers.get(life.__name__, AlreadySatisfied(reason="no_active_lease"))
+
+
+def test_a_lease_lasts_a_millisecond_to_a_day() -> None:
+    assert [check_ttl(ttl_ms) for ttl_ms in (1, 86_400_000)] == [1, 86_400_000]
+    bad: list[object] = [0, 86_400_001, -1, 1.0, "1", None, True]
+    for ttl in bad:
+        with pytest.raises(InvalidInput, match="lease_ttl_ms"):
+            check_ttl(ttl)
