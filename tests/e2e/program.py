@@ -39,7 +39,7 @@ async def pipeline(ctx: Context, hold_after: int) -> list[str]:
 
 @app.task
 async def short(number: int) -> int:
-    await asyncio.sleep(0.005)
+    await asyncio.sleep(0)
     say("done")
     return number
 

@@ -32,7 +32,7 @@ def test_a_settable_clock_moves_by_text_and_by_units(
     assert clock.now_ms() == 1_000 + step_ms
 
 
-@pytest.mark.parametrize("duration", ["2w", "soon", "1.5h", "-1s", "10", "1h 30m"])
+@pytest.mark.parametrize("duration", ["soon", "-1s", "1h30", "5 parsecs"])
 def test_a_settable_clock_refuses_what_is_no_duration(duration: str) -> None:
     clock = SettableClock(1_000)
     with pytest.raises(InvalidInput, match="duration"):

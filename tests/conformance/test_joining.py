@@ -1,0 +1,127 @@
+"""Taking part in the caller's own transaction, and waking whoever waits for an execution."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import asyncpg
+import pytest
+
+from flowfabric import Engine
+from flowfabric.core.creation import NewExecution
+from flowfabric.core.results import Created
+from flowfabric.core.states import PublicState
+from flowfabric.engine.operators import Swept
+from flowfabric.errors import InvalidInput, LeaseExpired
+from flowfabric.testing import SettableClock
+from tests.conformance.given import Given
+
+Connected = Callable[
+    [], AbstractAsyncContextManager[tuple[object, Callable[[str], Awaitable[None]]]]
+]
+WORK = NewExecution(execution_kind="joined")
+
+
+@pytest.fixture
+def connected(store_url: str) -> Connected:
+    """A connection of the user's own, in a transaction, and a way to end it."""
+    if store_url.startswith("postgres"):
+        return lambda: _postgres(store_url)
+    return lambda: _sqlite(store_url.removeprefix("sqlite:///"))
+
+
+@asynccontextmanager
+async def _postgres(url: str) -> AsyncIterator[tuple[object, Callable[[str], Awaitable[None]]]]:
+    connection = await asyncpg.connect(url)
+
+    async def end(how: str) -> None:
+        await connection.execute(how)
+
+    try:
+        await connection.execute("begin")
+        yield connection, end
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def _sqlite(path: str) -> AsyncIterator[tuple[object, Callable[[str], Awaitable[None]]]]:
+    connection = sqlite3.connect(path, isolation_level=None)
+
+    async def end(how: str) -> None:
+        connection.execute(how)
+
+    try:
+        connection.execute("begin immediate")
+        yield connection, end
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(("how", "exists"), [("commit", True), ("rollback", False)])
+async def test_executions_exist_if_and_when_the_caller_commits(
+    engine: Engine, connected: Connected, store_url: str, how: str, exists: bool
+) -> None:
+    async with connected() as (connection, end):
+        if store_url.endswith(":memory:"):
+            with pytest.raises(InvalidInput, match="connection"):
+                await engine.create_executions_on(connection, [WORK])
+            return
+        (created,) = await engine.create_executions_on(connection, [WORK])
+        assert isinstance(created, Created)
+        assert await engine.read_execution_state(created.execution_id) is None
+        await end(how)
+    state = await engine.read_execution_state(created.execution_id)
+    assert state == (PublicState.WAITING if exists else None)
+
+
+async def test_the_fence_holds_inside_the_callers_transaction(
+    engine: Engine, given: Given, clock: SettableClock, connected: Connected, store_url: str
+) -> None:
+    held = await given.running(ttl_ms=1_000)
+    async with connected() as (connection, _):
+        if store_url.endswith(":memory:"):
+            with pytest.raises(InvalidInput, match="connection"):
+                await engine.check_fence_on(connection, held.handle)
+            return
+        await engine.check_fence_on(connection, held.handle)
+        clock.advance(ms=1_000)
+        with pytest.raises(LeaseExpired):
+            await engine.check_fence_on(connection, held.handle)
+
+
+async def test_a_connection_that_is_not_async_joins_on_the_calling_thread(
+    engine: Engine, given: Given, connected: Connected, store_url: str
+) -> None:
+    held = await given.running()
+    async with connected() as (connection, end):
+        if not store_url.startswith("sqlite") or store_url.endswith(":memory:"):
+            with pytest.raises(InvalidInput, match="connection"):
+                engine.create_executions_on_sync(connection, [WORK])
+            with pytest.raises(InvalidInput, match="connection"):
+                engine.check_fence_on_sync(connection, held.handle)
+            return
+        engine.check_fence_on_sync(connection, held.handle)
+        (created,) = engine.create_executions_on_sync(connection, [WORK])
+        await end("commit")
+    assert await engine.read_execution_state(created.execution_id) is PublicState.WAITING
+
+
+async def test_checked_requests_are_created_as_they_are(engine: Engine) -> None:
+    checked = engine.check_request(WORK)
+    assert await engine.create_checked([checked]) == [
+        Created(execution_id=checked.execution_id, public_state=PublicState.WAITING)
+    ]
+
+
+async def test_whoever_waits_is_woken_when_the_awaited_has_ended(
+    engine: Engine, given: Given
+) -> None:
+    parent = await given.running()
+    child = await given.running()
+    await engine.await_executions(parent.handle, [child.execution_id])
+    assert await engine.wake_awaiting() == Swept(acted=0, full=False)
+    await engine.complete(child.handle)
+    assert await engine.wake_awaiting() == Swept(acted=1, full=False)
+    assert await engine.read_execution_state(parent.execution_id) is PublicState.WAITING
+    assert await engine.wake_awaiting() == Swept(acted=0, full=False)
