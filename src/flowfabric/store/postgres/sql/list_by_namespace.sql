@@ -6,7 +6,7 @@ select *
    and (:lane_id::text is null or lane_id = :lane_id)
    and (:execution_kind::text is null or execution_kind = :execution_kind)
    and created_at_ms > :created_after_ms::bigint
-   and created_at_ms < :created_before_ms::bigint
-   and (created_at_ms, execution_id) < (:before_ms::bigint, :before_id::uuid)
+   and created_at_ms <= least(:before_ms::bigint, :created_before_ms::bigint - 1)
+   and (created_at_ms < :before_ms::bigint or execution_id < :before_id::uuid)
  order by created_at_ms desc, execution_id desc
  limit :limit::bigint;

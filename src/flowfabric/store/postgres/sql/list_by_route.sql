@@ -11,8 +11,8 @@ select e.*
      where x.route_id = route.route_id
        and x.public_state = wanted.public_state
        and x.created_at_ms > :created_after_ms::bigint
-       and x.created_at_ms < :created_before_ms::bigint
-       and (x.created_at_ms, x.execution_id) < (:before_ms::bigint, :before_id::uuid)
+       and x.created_at_ms <= least(:before_ms::bigint, :created_before_ms::bigint - 1)
+       and (x.created_at_ms < :before_ms::bigint or x.execution_id < :before_id::uuid)
      order by x.created_at_ms desc, x.execution_id desc
      limit :limit::bigint
  ) e

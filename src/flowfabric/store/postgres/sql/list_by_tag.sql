@@ -5,8 +5,8 @@ select e.*
  where t.tag_key = :tag_key
    and t.tag_value = :tag_value
    and t.created_at_ms > :created_after_ms::bigint
-   and t.created_at_ms < :created_before_ms::bigint
-   and (t.created_at_ms, t.execution_id) < (:before_ms::bigint, :before_id::uuid)
+   and t.created_at_ms <= least(:before_ms::bigint, :created_before_ms::bigint - 1)
+   and (t.created_at_ms < :before_ms::bigint or t.execution_id < :before_id::uuid)
    and e.public_state = any(:states::text[])
    and (:namespace::text is null or e.namespace = :namespace)
    and (:lane_id::text is null or e.lane_id = :lane_id)

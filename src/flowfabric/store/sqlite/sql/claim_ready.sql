@@ -122,8 +122,9 @@ update attempt
    and attempt.partition_key = c.partition_key
    and attempt.execution_id = c.execution_id
    and attempt.attempt_index = c.previous_index
-   and (attempt.partition_key, attempt.execution_id, attempt.attempt_index) in (
-        select partition_key, execution_id, previous_index
+   -- The uuid first: the other way round SQLite searches by the partition alone.
+   and (attempt.execution_id, attempt.partition_key, attempt.attempt_index) in (
+        select execution_id, partition_key, previous_index
           from temp.claiming
          where kind <> 'fresh');
 -- next

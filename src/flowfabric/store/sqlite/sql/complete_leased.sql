@@ -62,8 +62,9 @@ update attempt
        ended_at_ms = :clock,
        failure_reason = null,
        failure_category = null
- where (partition_key, execution_id, attempt_index) in (
-    select partition_key, execution_id, attempt_index from temp.completing);
+ -- The uuid first: the other way round SQLite searches by the partition alone.
+ where (execution_id, partition_key, attempt_index) in (
+    select execution_id, partition_key, attempt_index from temp.completing);
 -- next
 insert into event (
     category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,

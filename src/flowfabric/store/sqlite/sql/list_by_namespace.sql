@@ -6,7 +6,7 @@ select *
    and (:lane_id is null or lane_id = :lane_id)
    and (:execution_kind is null or execution_kind = :execution_kind)
    and created_at_ms > :created_after_ms
-   and created_at_ms < :created_before_ms
-   and (created_at_ms, execution_id) < (:before_ms, :before_id)
+   and created_at_ms <= min(:before_ms, :created_before_ms - 1)
+   and (created_at_ms < :before_ms or execution_id < :before_id)
  order by created_at_ms desc, execution_id desc
  limit :limit;

@@ -11,8 +11,8 @@ select e.*
      where x.route_id = route.route_id
        and x.public_state = wanted.value
        and x.created_at_ms > :created_after_ms
-       and x.created_at_ms < :created_before_ms
-       and (x.created_at_ms, x.execution_id) < (:before_ms, :before_id)
+       and x.created_at_ms <= min(:before_ms, :created_before_ms - 1)
+       and (x.created_at_ms < :before_ms or x.execution_id < :before_id)
      order by x.created_at_ms desc, x.execution_id desc
      limit :limit)
  where (:lane_id is null or route.lane_id = :lane_id)

@@ -6,8 +6,8 @@ select e.*
  where t.tag_key = :tag_key
    and t.tag_value = :tag_value
    and t.created_at_ms > :created_after_ms
-   and t.created_at_ms < :created_before_ms
-   and (t.created_at_ms, t.execution_id) < (:before_ms, :before_id)
+   and t.created_at_ms <= min(:before_ms, :created_before_ms - 1)
+   and (t.created_at_ms < :before_ms or t.execution_id < :before_id)
    and e.public_state in (select value from json_each(:states))
    and (:namespace is null or e.namespace = :namespace)
    and (:lane_id is null or e.lane_id = :lane_id)

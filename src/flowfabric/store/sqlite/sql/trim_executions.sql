@@ -1,4 +1,7 @@
 -- Delete ended executions past their keep time, with all that belongs to them.
+--
+-- The uuid comes first in each comparison: the other way round SQLite searches by the
+-- partition alone, and most executions share one.
 delete from temp.trimming;
 -- next
 insert into temp.trimming (execution_rowid, partition_key, execution_id)
@@ -10,34 +13,34 @@ select rowid, partition_key, execution_id
  limit :limit;
 -- next
 delete from attempt
- where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
 -- next
 delete from execution_tag
- where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
 -- next
 delete from claim_grant
- where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
 -- next
 delete from step
- where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
 -- next
 delete from waiter
- where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
 -- next
 delete from suspension
- where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
 -- next
 delete from waitpoint
- where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
 -- next
 delete from signal
- where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
 -- next
 delete from signal_dedup
- where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
 -- next
 delete from suspend_dedup
- where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
 -- next
 delete from execution where rowid in (select execution_rowid from temp.trimming);
 -- next
