@@ -120,6 +120,8 @@ class Execution(Record, frozen=True, kw_only=True):
 
     current_suspension_id: SuspensionId | None = None
     current_waitpoint_id: WaitpointId | None = None
+    cancel_requested: bool = False
+    """Its flow was cancelled and its own cancellation is on the way: nobody may claim it."""
     last_capability_mismatch_at_ms: int | None = None
     failure_reason: str | None = None
     cancellation_reason: str | None = None
