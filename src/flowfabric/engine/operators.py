@@ -28,7 +28,12 @@ from flowfabric.core.execution import (
 )
 from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.lease import OPERATOR_OVERRIDE, decide_expire_lease, decide_revoke
-from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX
+from flowfabric.core.limits import (
+    BATCH_MAX,
+    EDGE_APPLY_AFTER_MS,
+    SWEEP_BATCH,
+    TEXT_BYTES_MAX,
+)
 from flowfabric.core.operator import (
     CancelRequest,
     clamp_priority,
@@ -65,6 +70,8 @@ class Swept(Struct, frozen=True, kw_only=True):
     """Executions that changed."""
     full: bool
     """Whether the batch was full: there may be more."""
+    held: bool = False
+    """Whether there was something to do that somebody else is holding."""
 
 
 class Operators(Operations):
@@ -134,7 +141,7 @@ class Operators(Operations):
         self, execution_id: str, *, reason: str | None = None, requested_by: str | None = None
     ) -> Replayed:
         """Run an ended execution again as a new attempt; its history stays."""
-        ask = self._replay_ask(execution_id, reason, requested_by)
+        ask = self.replay_ask(execution_id, reason, requested_by)
         return await self.decide(ask)
 
     async def replay_executions(
@@ -147,10 +154,10 @@ class Operators(Operations):
         """Replay many; each gets its own answer or error."""
         check_list("execution_ids", execution_ids, 0, BATCH_MAX)
         return await self.decide_many(
-            [self._replay_ask(each, reason, requested_by) for each in execution_ids]
+            [self.replay_ask(each, reason, requested_by) for each in execution_ids]
         )
 
-    def _replay_ask(
+    def replay_ask(
         self, execution_id: str, reason: str | None, requested_by: str | None
     ) -> Ask[Replayed]:
         check_optional_text("reason", reason, bytes_max=TEXT_BYTES_MAX)
@@ -204,7 +211,9 @@ class Operators(Operations):
 
         async def body(reader: Reader) -> dict[str, int]:
             (row,) = await reader.select(
-                "next_due", event_retention_ms=self.config.event_retention_ms
+                "next_due",
+                event_retention_ms=self.config.event_retention_ms,
+                edge_apply_after_ms=EDGE_APPLY_AFTER_MS,
             )
             now_ms = await reader.now_ms()
             return {

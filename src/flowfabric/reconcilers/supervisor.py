@@ -5,6 +5,9 @@ decide each again under lock, repeat while the batch was full. The supervisor ru
 them all, then sleeps until the next due time the database reports, or until
 somebody makes something due sooner and says so. Any number of processes may run
 one: rows somebody else is handling are skipped.
+
+Work that others wait for right now (dependents of an execution that has ended) does
+not stand in line: a hint on its topic runs its sweeps at once, beside the others.
 """
 
 import asyncio
@@ -16,7 +19,12 @@ from typing import Self
 
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.operators import Swept
-from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC
+from flowfabric.engine.unit import (
+    DISPATCH_TOPIC,
+    DUE_HINT_WITHIN_MS,
+    DUE_TOPIC,
+    MEMBER_CANCEL_TOPIC,
+)
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +32,16 @@ ROUNDS_MAX = 1_000
 """Full batches one reconciler handles before the others get their turn."""
 LONGEST_SLEEP_S = DUE_HINT_WITHIN_MS / 1_000
 AFTER_ERROR_S = 1.0
+AFTER_HELD_S = 0.02
+"""How soon to look again at urgent work that somebody else was holding."""
 
 Sweep = Callable[[Engine], Awaitable[Swept]]
 
 
 SWEEPS: Mapping[str, Sweep] = {
+    "dispatch": Engine.dispatch_completions,
+    "member_cancel": Engine.cancel_pending_members,
+    "edge_apply": Engine.apply_due_edges,
     "lease_expiry": Engine.expire_due_leases,
     "schedules": Engine.fire_due_schedules,
     "delayed": Engine.promote_due_delays,
@@ -37,18 +50,22 @@ SWEEPS: Mapping[str, Sweep] = {
     "suspension_timeout": Engine.expire_due_suspensions,
     "waitpoint_expiry": Engine.expire_due_waitpoints,
     "retention": Engine.trim_retention,
+    "flow_retention": Engine.trim_flows,
     "event_retention": Engine.trim_events,
     "guard_retention": Engine.trim_guards,
     "awaited": Engine.wake_awaiting,
 }
 """Every reconciler by name, in the order they run. `next_due.sql` has a column for each."""
 
+URGENT: Mapping[str, str] = {DISPATCH_TOPIC: "dispatch", MEMBER_CANCEL_TOPIC: "member_cancel"}
+"""Those that also run at once, by the topic of the hint that says so."""
+
 
 async def run_due(engine: Engine) -> dict[str, int]:
     """Do everything that is due now; tell how much each reconciler did."""
     acted: dict[str, int] = {}
     for name in await due_now(engine):
-        acted[name] = await _run_one(engine, SWEEPS[name])
+        acted[name] = (await _run_one(engine, SWEEPS[name])).acted
     return acted
 
 
@@ -57,14 +74,14 @@ async def due_now(engine: Engine) -> list[str]:
     return [name for name in SWEEPS if waits.get(name, 1) <= 0]
 
 
-async def _run_one(engine: Engine, sweep: Sweep) -> int:
+async def _run_one(engine: Engine, sweep: Sweep) -> Swept:
     acted = 0
     for _ in range(ROUNDS_MAX):
         swept = await sweep(engine)
         acted += swept.acted
         if not swept.full or swept.acted == 0:
             break
-    return acted
+    return Swept(acted=acted, full=swept.full, held=swept.held)
 
 
 class Supervisor:
@@ -73,7 +90,7 @@ class Supervisor:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._stopping = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -88,27 +105,38 @@ class Supervisor:
         await self.stop()
 
     def start(self) -> None:
-        assert self._task is None, "a supervisor starts once"
-        self._task = asyncio.create_task(self._run(), name="flowfabric-reconcilers")
+        assert not self._tasks, "a supervisor starts once"
+        self._tasks = [
+            asyncio.create_task(self._run(), name="flowfabric-reconcilers"),
+            *(
+                asyncio.create_task(self._run_urgent(topic, name), name=f"flowfabric-{name}")
+                for topic, name in URGENT.items()
+            ),
+        ]
 
     async def drain(self) -> None:
         """Finish the sweep under way, start no other, and end."""
         self._stopping.set()
-        if self._task is not None:
-            await self._task
+        await asyncio.gather(*self._tasks)
 
     async def stop(self) -> None:
         """End now; an unfinished sweep is rolled back and left to the next process."""
         self._stopping.set()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self) -> None:
         with self._engine.store.hints([DUE_TOPIC]) as hints:
             while not self._stopping.is_set():
                 sleep_s = await self._round()
                 await self._either(hints.wait(sleep_s))
+
+    async def _run_urgent(self, topic: str, name: str) -> None:
+        with self._engine.store.hints([topic]) as hints:
+            while not self._stopping.is_set():
+                held = await self._sweep(name)
+                await self._either(hints.wait(AFTER_HELD_S if held else LONGEST_SLEEP_S))
 
     async def _round(self) -> float:
         """Run what is due and return how long to sleep. Nothing that fails here ends the loop."""
@@ -130,11 +158,13 @@ class Supervisor:
         # Processes that wait for the same row spread out a little.
         return min(soonest_s + random.uniform(0.001, 0.01), LONGEST_SLEEP_S)
 
-    async def _sweep(self, name: str) -> None:
+    async def _sweep(self, name: str) -> bool:
+        """Run one reconciler; tell whether somebody else held what it wanted to do."""
         try:
-            await _run_one(self._engine, SWEEPS[name])
+            return (await _run_one(self._engine, SWEEPS[name])).held
         except Exception:
             log.exception("reconciler %s failed; it tries again in %s s", name, AFTER_ERROR_S)
+            return False
 
     async def _either(self, waiting: Awaitable[bool]) -> None:
         """Wait for a hint or the end, whichever comes first."""
