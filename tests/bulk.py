@@ -1,8 +1,9 @@
 """Many executions at once, for tests of what a large database costs.
 
 One execution is created through the engine and then copied inside the database, which
-takes a second where a hundred thousand creations take minutes. Each copy gets an id of
-its own; columns named in `changes` get an expression in which `n` counts the copies.
+takes a second where a hundred thousand creations take minutes. Each copy gets a uuid of
+its own and stays in the partition of the first; columns named in `changes` get an
+expression in which `n` counts the copies.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ SQLITE_ID = "printf('%08x-0000-4000-8000-%012x', {salt}, n)"
 def postgres_copies(uuid: str, count: int, salt: int, changes: Mapping[str, str]) -> str:
     """A statement that copies the execution with this uuid; `salt` sets its copies apart."""
     rows = f"generate_series(1, {count}) as copies (n)"
-    identity = {"execution_id": POSTGRES_ID.format(salt=salt), "partition_key": "n % 256"}
+    identity = {"execution_id": POSTGRES_ID.format(salt=salt)}
     return _insert("flowfabric.execution", uuid, rows, identity | dict(changes))
 
 
@@ -27,7 +28,7 @@ def sqlite_copies(uuid: str, count: int, salt: int, changes: Mapping[str, str]) 
     """The same for SQLite."""
     counting = f"select 1 union all select n + 1 from copies where n < {count}"
     rows = f"(with recursive copies (n) as ({counting}) select n from copies)"
-    identity = {"execution_id": SQLITE_ID.format(salt=salt), "partition_key": "n % 256"}
+    identity = {"execution_id": SQLITE_ID.format(salt=salt)}
     return _insert("execution", uuid, rows, identity | dict(changes))
 
 

@@ -1,0 +1,302 @@
+"""A database that has been in use: a hundred thousand executions in every situation.
+
+The same rows for both dialects. Times are counted from `START_MS`; at `NOW_MS` five
+hundred rows of each kind are due. At the head of the lane `main` stand crowds that the
+worker in question cannot serve: work that needs `gpu`, and work of the kind `video`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from flowfabric import Engine
+from flowfabric.core.creation import NewExecution
+from flowfabric.core.ids import LaneId, partition_of, solo_execution_id, uuid_of
+from flowfabric.core.limits import TIME_MS_MAX
+from flowfabric.core.partitions import PartitionConfig
+from flowfabric.core.results import Created
+from flowfabric.core.states import PublicState
+from flowfabric.store.base import Parameter
+
+START_MS = 1_700_000_000_000
+NOW_MS = START_MS + 500_500
+EACH = 20_000
+LOST = 5_000
+READY = 1_000
+EVENTS = 100_000
+GUARDS = 20_000
+PAGE = 50
+BATCH = 100
+FENCES = 10
+LEASED_SALT, ENDED_SALT, LOST_SALT = 0x1EA5, 0xE4D, 0x1057
+
+LEASED = {
+    "lifecycle_phase": "'active'",
+    "ownership_state": "'leased'",
+    "eligibility_state": "'not_applicable'",
+    "blocking_reason": "'none'",
+    "attempt_state": "'running_attempt'",
+    "public_state": "'active'",
+    "ready": "false",
+    "lease_epoch": "1",
+    "total_attempt_count": "1",
+    "worker_id": "'ann'",
+    "worker_instance_id": "'ann-1'",
+    "lease_acquired_at_ms": "t.created_at_ms",
+    "lease_expires_at_ms": "t.created_at_ms + n * 1000",
+    "attempt_deadline_ms": "t.created_at_ms + n * 1000",
+}
+DELAYED = {
+    "eligibility_state": "'not_eligible_until_time'",
+    "blocking_reason": "'waiting_for_delay'",
+    "public_state": "'delayed'",
+    "ready": "false",
+    "delay_until_ms": "t.created_at_ms + n * 1000",
+    "deadline_at_ms": "t.created_at_ms + n * 1000",
+    "created_at_ms": "t.created_at_ms + n",
+}
+ENDED = {
+    "namespace": "'archive'",
+    "lifecycle_phase": "'terminal'",
+    "eligibility_state": "'not_applicable'",
+    "blocking_reason": "'none'",
+    "terminal_outcome": "'success'",
+    "attempt_state": "'attempt_terminal'",
+    "public_state": "'completed'",
+    "ready": "false",
+    "total_attempt_count": "1",
+    "completed_at_ms": "t.created_at_ms + n",
+    "retain_until_ms": "t.created_at_ms + n * 1000",
+    "created_at_ms": "t.created_at_ms + n",
+}
+LOST_LEASES = LEASED | {
+    "ownership_state": "'lease_expired_reclaimable'",
+    "blocking_reason": "'waiting_for_worker'",
+    "attempt_state": "'attempt_interrupted'",
+    "ready": "true",
+    "lease_expires_at_ms": "t.created_at_ms - n",
+    "lease_expired_at_ms": "t.created_at_ms",
+    "attempt_deadline_ms": "null",
+}
+WAITING = {"created_at_ms": "t.created_at_ms + n"}
+FIRST = WAITING | {"priority": "9000"}
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Copies of one execution."""
+
+    salt: int
+    count: int
+    kind: str
+    changes: Mapping[str, str]
+    lane: str = "main"
+    needs: tuple[str, ...] = ()
+
+    async def template(self, engine: Engine) -> str:
+        """The uuid of an execution like those of the group."""
+        created = await engine.create_execution(
+            NewExecution(
+                execution_kind=self.kind,
+                lane_id=self.lane,
+                policy={"routing_requirements": {"required_capabilities": list(self.needs)}},
+            )
+        )
+        assert isinstance(created, Created)
+        return uuid_of(created.execution_id)
+
+
+def groups(crowd: int) -> Iterator[Group]:
+    yield Group(LEASED_SALT, EACH, "mail", LEASED)
+    yield Group(ENDED_SALT, EACH, "mail", ENDED)
+    yield Group(LOST_SALT, LOST, "lost", LOST_LEASES)
+    yield Group(0xDE1, EACH, "mail", DELAYED)
+    yield Group(0xA, READY, "mail", WAITING)
+    yield Group(0xB, READY, "mail", WAITING, lane="quiet")
+    yield Group(0xC1, crowd, "mail", FIRST, needs=("gpu",))
+    yield Group(0xC2, crowd, "video", FIRST)
+
+
+BELONGINGS = (
+    """
+    insert into attempt (partition_key, execution_id, attempt_index, attempt_id, attempt_type,
+                         attempt_state, created_at_ms, lease_epoch)
+    select partition_key, execution_id, 0, execution_id, 'initial', 'started', 1, 1
+      from execution where total_attempt_count = 1
+    """,
+    """
+    update execution set lease_id = execution_id, current_attempt_id = execution_id
+     where public_state = 'active'
+    """,
+    """
+    insert into execution_tag (partition_key, execution_id, tag_key, tag_value, created_at_ms)
+    select partition_key, execution_id, 'app.tenant', 'acme', created_at_ms
+      from execution where public_state in ('delayed', 'completed')
+    """,
+)
+"""What else the executions have; the same words in both dialects."""
+
+
+def id_of(salt: int, n: int) -> tuple[int, str]:
+    """Partition and uuid of a copy in the lane `main`; see `tests.bulk`."""
+    uuid = f"{salt:08x}-0000-4000-8000-{n:012x}"
+    return partition_of(solo_execution_id(LaneId("main"), uuid, PartitionConfig())), uuid
+
+
+Parameters = dict[str, Parameter]
+READING = ("due_", "next_", "list_", "tags_", "read_", "event_", "count_")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A statement with parameters, how many rows it may look at and how many it returns."""
+
+    statement: str
+    parameters: Parameters
+    rows: int
+    returns: int
+    label: str = ""
+
+    @property
+    def writes(self) -> bool:
+        return not self.statement.startswith(READING)
+
+    def __str__(self) -> str:
+        return f"{self.statement} {self.label}".strip()
+
+
+def claim(lane: str, limit: int, kind: str = "mail") -> Question:
+    """What a worker asks that has no `gpu` and serves one kind."""
+    parameters: Parameters = {
+        "lanes": [lane],
+        "kinds": [kind],
+        "capabilities": [],
+        "worker_id": "bob",
+        "worker_instance_id": "bob-1",
+        "lease_ttl_ms": 1_000,
+        "limit": limit,
+        "clock": NOW_MS,
+    }
+    return Question("claim_ready", parameters, limit, limit, f"{limit} {kind} from {lane}")
+
+
+def fences() -> Parameters:
+    keys = [id_of(LEASED_SALT, EACH - n) for n in range(FENCES)]
+    uuids = [uuid for _, uuid in keys]
+    return {
+        "partition_keys": [partition for partition, _ in keys],
+        "execution_ids": uuids,
+        "lease_ids": uuids,
+        "lease_epochs": [1] * FENCES,
+        "attempt_ids": uuids,
+        "attempt_indexes": [0] * FENCES,
+        "clock": NOW_MS,
+    }
+
+
+LIST: Parameters = {
+    "lane_id": None,
+    "execution_kind": None,
+    "created_after_ms": -1,
+    "created_before_ms": TIME_MS_MAX,
+    "before_ms": TIME_MS_MAX,
+    "before_id": "ffffffff-ffff-ffff-ffff-ffffffffffff",
+    "limit": PAGE,
+}
+COMPLETED = [PublicState.COMPLETED.value]
+ANY_STATE = [state.value for state in PublicState]
+ROUTES = 5
+CROWDED_ROUTE = 5
+"""Of the kind `video`; routes are numbered in the order of `groups`."""
+
+
+def lists() -> Iterator[Question]:
+    page = LIST | {"states": COMPLETED}
+    every = LIST | {"states": ANY_STATE}
+    middle = {"before_ms": START_MS + EACH // 2}
+    yield Question("list_by_route", every, ROUTES * PAGE * 2, PAGE, "everything")
+    yield Question("list_by_route", page | {"lane_id": "main"}, ROUTES * PAGE, PAGE, "completed")
+    yield Question("list_by_route", every | middle, ROUTES * PAGE * 2, PAGE, "second page")
+    yield Question("list_by_namespace", page | {"namespace": "archive"}, PAGE, PAGE)
+    yield Question(
+        "list_by_namespace", page | middle | {"namespace": "archive"}, PAGE, PAGE, "second page"
+    )
+    tagged = {"tag_key": "app.tenant", "tag_value": "acme", "namespace": None}
+    yield Question("list_by_tag", every | tagged, PAGE, PAGE)
+    yield Question("list_by_tag", every | tagged | middle, PAGE, PAGE, "second page")
+    until = {"created_before_ms": START_MS + EACH // 2}
+    yield Question("list_by_tag", every | tagged | until, PAGE, PAGE, "until a time")
+    yield Question(
+        "list_by_namespace", page | until | {"namespace": "archive"}, PAGE, PAGE, "until a time"
+    )
+    yield Question(
+        "list_partition",
+        {"partition_key": id_of(0, 0)[0], "start": id_of(ENDED_SALT, 7)[1], "limit": PAGE},
+        PAGE,
+        PAGE,
+    )
+    yield Question("list_lanes", {"after": "", "limit": PAGE}, PAGE, 2)
+    partition_key, uuid = id_of(LEASED_SALT, 1)
+    one: Parameters = {"partition_key": partition_key, "execution_id": uuid}
+    yield Question("list_attempts", one, 1, 1)
+    keys = [id_of(ENDED_SALT, n + 1) for n in range(PAGE)]
+    several: Parameters = {
+        "partition_keys": [key[0] for key in keys],
+        "execution_ids": [key[1] for key in keys],
+    }
+    yield Question("tags_of_executions", several, PAGE, PAGE)
+    expired: Parameters = {
+        "as_of_ms": NOW_MS,
+        "after_ms": -1,
+        "after_partition": -1,
+        "after_id": "00000000-0000-0000-0000-000000000000",
+        "namespace": None,
+        "limit": BATCH,
+    }
+    yield Question("list_expired_leases", expired, 2 * BATCH, BATCH)
+    yield Question(
+        "list_expired_leases", expired | {"after_ms": START_MS + 1}, 2 * BATCH, BATCH, "second page"
+    )
+
+
+def questions() -> list[Question]:
+    due: Parameters = {"now_ms": NOW_MS, "limit": BATCH}
+    before: Parameters = {"before_ms": NOW_MS, "limit": BATCH}
+    completions: Parameters = {
+        "results": [b"done"] * FENCES,
+        "result_encodings": [None] * FENCES,
+        "retention_ms": 1_000,
+    }
+    return [
+        claim("main", 1),
+        claim("main", 10),
+        claim("quiet", 10),
+        claim("main", 10, "lost"),
+        Question("complete_leased", fences() | completions, FENCES, FENCES),
+        Question("renew_leased", fences() | {"lease_ttls_ms": [1_000] * FENCES}, FENCES, FENCES),
+        *(Question(f"due_{name}", due, BATCH, BATCH) for name in ("leases", "delays", "attempts")),
+        Question("due_deadlines", due, BATCH, BATCH),
+        Question("next_due", {"event_retention_ms": 1_000}, 10, 1),
+        *lists(),
+        Question(
+            "read_events", {"after": 50, "through": 150, "category": None, "limit": 100}, 100, 100
+        ),
+        Question("event_window", {"after": 50, "window": 100}, 100, 1),
+        Question("trim_executions", before, BATCH, 1),
+        Question("trim_events", before, BATCH, 1),
+        Question("trim_guards", before, BATCH, 1),
+        *queue_questions(),
+    ]
+
+
+def queue_questions() -> Iterator[Question]:
+    """How many go before the first of a crowd, one of its middle, and one of lower priority."""
+    places = (("first", 9_000, 1), ("middle", 9_000, READY), ("lower", 8_999, 1))
+    for label, priority, n in places:
+        place: Parameters = {
+            "route_id": CROWDED_ROUTE,
+            "priority": priority,
+            "created_at_ms": START_MS + n,
+            "execution_id": id_of(0xC2, n)[1],
+            "limit": PAGE,
+        }
+        yield Question("count_ahead", place, PAGE, 1, label)
