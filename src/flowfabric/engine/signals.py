@@ -239,7 +239,8 @@ async def _find_for(
     if request.idempotency_key is not None:
         key = (*at, request.waitpoint_id, request.idempotency_key)
         dedup = (await tx.lock(SignalDedup, [key])).get(key)
-    recorded = await tx.get(SignalFacts, [(*at, request.signal_id)])
+    chosen = [] if request.signal_id_is_new else [(*at, request.signal_id)]
+    recorded = await tx.get(SignalFacts, chosen)
     satisfiers: tuple[SignalFacts, ...] = ()
     if suspension is not None and isinstance(
         stored_condition(suspension.resume_condition), AllOf | Count
@@ -277,6 +278,7 @@ def check_signal(
     return SignalRequest(
         waitpoint_id=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
         signal_id=SignalId(new_uuid() if signal_id is None else parse_uuid("signal_id", signal_id)),
+        signal_id_is_new=signal_id is None,
         signal_name=check_text("signal_name", signal_name, empty=False),
         signal_category=check_text("signal_category", signal_category),
         source_type=check_text("source_type", source_type),
