@@ -2,8 +2,9 @@
 
 `finish` is the one terminal transition, whoever causes it: it ends the attempt,
 frees the lease, closes the suspension and every waitpoint, drops any claim grant,
-sets the time after which the row may be deleted, and appends the completion event
-that dependents wait for.
+sets the time after which the row may be deleted, and appends the completion event.
+The end of a flow's member is also queued for its dependents; the flow decides how
+long to keep it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +14,8 @@ from msgspec import structs
 
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import LeaseEventType, completion_event, lease_event
-from flowfabric.core.model import Attempt
+from flowfabric.core.flow_model import CompletionDispatch
+from flowfabric.core.model import Attempt, Execution
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,
@@ -66,8 +68,9 @@ def finish(
         "current_waitpoint_id": None,
         "open_waitpoint_count": 0,
         "completed_at_ms": now_ms,
-        "retain_until_ms": now_ms
-        + (retention_ms if before.retention_ms is None else before.retention_ms),
+        "retain_until_ms": None
+        if before.flow_id
+        else now_ms + (retention_ms if before.retention_ms is None else before.retention_ms),
     }
     after = change(before, now_ms, **(ended_fields | dict(fields)))
     released = (
@@ -76,6 +79,7 @@ def finish(
         else ()
     )
     return Changes(
+        inserts=dispatch_of(after, now_ms),
         updates=(
             after,
             *end_attempt(subject.attempt, attempt_end, now_ms, attempt_failure, attempt_category),
@@ -84,6 +88,22 @@ def finish(
         ),
         deletes=() if subject.grant is None else (subject.grant,),
         events=(*released, completion_event(after, outcome, now_ms)),
+    )
+
+
+def dispatch_of(ended: Execution, now_ms: int) -> tuple[CompletionDispatch, ...]:
+    """What tells the dispatcher that a member of a flow has ended."""
+    if ended.flow_id is None:
+        return ()
+    return (
+        CompletionDispatch(
+            partition_key=ended.partition_key,
+            flow_id=ended.flow_id,
+            execution_id=ended.execution_id,
+            replay_count=ended.replay_count,
+            outcome=ended.terminal_outcome,
+            enqueued_at_ms=now_ms,
+        ),
     )
 
 

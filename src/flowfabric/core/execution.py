@@ -222,20 +222,31 @@ def decide_delay(
     return Decision(answer=answer, changes=changes)
 
 
-def decide_wait_children(subject: Subject, fence: Fence | None, timing: Timing) -> Decision[Moved]:
-    """Put the attempt aside until the executions it depends on have ended."""
+def decide_wait_children(
+    subject: Subject, fence: Fence | None, timing: Timing, *, join_holds: bool = False
+) -> Decision[Moved]:
+    """Put the attempt aside until the executions it depends on have ended.
+
+    With `join_holds` they have: it is ready again at once, for nobody would wake it.
+    """
     execution = subject.execution
-    answer = Moved(execution_id=execution.execution_id, public_state=PublicState.WAITING_CHILDREN)
+    state = PublicState.WAITING if join_holds else PublicState.WAITING_CHILDREN
+    answer = Moved(execution_id=execution.execution_id, public_state=state)
     if _already_parked(subject, fence, WAITING_CHILDREN):
-        return Decision(answer=answer)
+        state = execution.public_state
+        return Decision(answer=Moved(execution_id=execution.execution_id, public_state=state))
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
     changes = park(
         subject,
         WAITING_CHILDREN,
         timing.now_ms,
-        eligibility_state=EligibilityState.BLOCKED_BY_DEPENDENCIES,
-        blocking_reason=BlockingReason.WAITING_FOR_CHILDREN,
-        blocking_detail="waiting for child executions to complete",
+        eligibility_state=EligibilityState.ELIGIBLE_NOW
+        if join_holds
+        else EligibilityState.BLOCKED_BY_DEPENDENCIES,
+        blocking_reason=BlockingReason.WAITING_FOR_WORKER
+        if join_holds
+        else BlockingReason.WAITING_FOR_CHILDREN,
+        blocking_detail="" if join_holds else "waiting for child executions to complete",
     )
     return Decision(answer=answer, changes=changes)
 

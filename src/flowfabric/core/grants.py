@@ -135,6 +135,7 @@ def check_leaseable(execution: Execution) -> None:
     if (
         execution.eligibility_state is not EligibilityState.ELIGIBLE_NOW
         or execution.terminal_outcome is not TerminalOutcome.NONE
+        or execution.cancel_requested
     ):
         raise ExecutionNotLeaseable(f"{execution.execution_id} is {execution.public_state}")
     if execution.attempt_state is AttemptState.RUNNING_ATTEMPT:

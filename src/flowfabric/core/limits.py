@@ -41,3 +41,20 @@ ROTATION_GRACE_MS = 24 * 60 * 60 * 1_000
 RETENTION_MS = 24 * 60 * 60 * 1_000
 TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999: no time beyond it is accepted."""
+
+FLOW_MEMBERS_MAX = 100_000
+FLOW_EDGES_MAX = 1_000_000
+JOIN_EDGES_MAX = 10_000
+"""Edges one call may add."""
+MEMBERS_SHOWN_MAX = 1_000
+"""Member ids an answer about a whole flow lists; it counts all of them."""
+DISPATCH_BATCH = 500
+"""Endings one transaction of the dispatcher works off."""
+DISPATCH_EDGES_MAX = 2_000
+"""Edges one transaction of the dispatcher resolves."""
+CANCEL_BATCH = 200
+"""Members one transaction cancels; a flow with no more is cancelled at once."""
+EDGE_APPLY_AFTER_MS = 60_000
+"""A staged edge nobody applied is applied after this long."""
+CANCEL_WAIT_MS_MAX = 300_000
+"""The longest a caller may wait for a flow's members to be cancelled."""

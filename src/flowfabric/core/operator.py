@@ -201,6 +201,7 @@ def _replayed(
         "failure_reason": None,
         "cancellation_reason": None,
         "cancelled_by": None,
+        "cancel_requested": False,
         "pending_replay_reason": reason,
         "pending_replay_requested_by": requested_by,
         "pending_previous_attempt_index": (

@@ -55,7 +55,7 @@ def is_ready(execution: Execution) -> bool:
 
     Work whose lease was lost is ready too: it needs nobody to release it first.
     """
-    if execution.terminal_outcome is not TerminalOutcome.NONE:
+    if execution.terminal_outcome is not TerminalOutcome.NONE or execution.cancel_requested:
         return False
     if execution.lifecycle_phase is LifecyclePhase.ACTIVE:
         return execution.ownership_state in LOST_LEASE

@@ -5,7 +5,7 @@ transaction: lanes and routes it is the first to use, idempotency guards,
 executions and tags. Routes never change once interned, so their ids are cached.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -72,11 +72,20 @@ class Creation(Operations):
 
 
 class CreateBody:
-    """One creating transaction. `interned` holds the routes it met, for the cache."""
+    """One creating transaction. `interned` holds the routes it met, for the cache.
 
-    def __init__(self, checked: Sequence[Checked], known_routes: dict[Route, int]) -> None:
+    `shape` may change each new execution before it is written.
+    """
+
+    def __init__(
+        self,
+        checked: Sequence[Checked],
+        known_routes: dict[Route, int],
+        shape: Callable[[Execution], Execution] | None = None,
+    ) -> None:
         self.checked = checked
         self.known_routes = known_routes
+        self.shape = shape
         self.interned: dict[Route, int] = {}
 
     async def run(self, tx: Transaction) -> list[CreateResult]:
@@ -85,7 +94,7 @@ class CreateBody:
         now_ms = await tx.now_ms()
         fresh = self._fresh(taken)
         executions = {
-            execution_id: new_execution(checked, self._route_id(checked), now_ms)
+            execution_id: self._new(checked, now_ms)
             for execution_id, checked in sorted(fresh.items(), key=lambda item: item[0])
         }
         inserted = await tx.insert_new(list(executions.values()))
@@ -128,6 +137,10 @@ class CreateBody:
                     f"lane {lane.lane_id!r} is {lane.state} and takes no new executions;"
                     " resume it or submit to another lane"
                 )
+
+    def _new(self, checked: Checked, now_ms: int) -> Execution:
+        execution = new_execution(checked, self._route_id(checked), now_ms)
+        return execution if self.shape is None else self.shape(execution)
 
     def _route_id(self, checked: Checked) -> int:
         route = route_of(checked)

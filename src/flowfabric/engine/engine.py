@@ -15,6 +15,12 @@ from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int
 from flowfabric.core.partitions import PartitionConfig
 from flowfabric.engine.bulk import Bulk
+from flowfabric.engine.flow_cancels import FlowCancels
+from flowfabric.engine.flow_dispatch import FlowDispatch
+from flowfabric.engine.flow_joins import FlowJoins
+from flowfabric.engine.flow_reads import FlowReads
+from flowfabric.engine.flow_replays import FlowReplays
+from flowfabric.engine.flow_retention import FlowRetention
 from flowfabric.engine.joining import Joining
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.leases import Leases
@@ -109,6 +115,7 @@ class Engine(
     Steps,
     Outcomes,
     Presence,
+    FlowReplays,
     Bulk,
     Reads,
     Lookup,
@@ -119,6 +126,11 @@ class Engine(
     Signals,
     SuspensionReads,
     WaitpointKeys,
+    FlowJoins,
+    FlowDispatch,
+    FlowCancels,
+    FlowReads,
+    FlowRetention,
 ):
     """Every operation of FlowFabric. Use as an async context, or `close` it."""
 

@@ -28,7 +28,12 @@ from flowfabric.core.execution import (
 )
 from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.lease import OPERATOR_OVERRIDE, decide_expire_lease, decide_revoke
-from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX
+from flowfabric.core.limits import (
+    BATCH_MAX,
+    EDGE_APPLY_AFTER_MS,
+    SWEEP_BATCH,
+    TEXT_BYTES_MAX,
+)
 from flowfabric.core.operator import (
     CancelRequest,
     clamp_priority,
@@ -204,7 +209,9 @@ class Operators(Operations):
 
         async def body(reader: Reader) -> dict[str, int]:
             (row,) = await reader.select(
-                "next_due", event_retention_ms=self.config.event_retention_ms
+                "next_due",
+                event_retention_ms=self.config.event_retention_ms,
+                edge_apply_after_ms=EDGE_APPLY_AFTER_MS,
             )
             now_ms = await reader.now_ms()
             return {

@@ -18,6 +18,7 @@ from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int
 from flowfabric.core.decision import NO_CHANGES, Changes, Decision, Refusal, combine
 from flowfabric.core.execution import Timing
+from flowfabric.core.flow_model import CompletionDispatch
 from flowfabric.core.handles import Handle, HandleKind, from_wire, verify
 from flowfabric.core.ids import (
     AttemptId,
@@ -47,6 +48,7 @@ DUE_HINT_WITHIN_MS = 5_000
 """Whatever becomes due sooner than this wakes the reconcilers; they look by themselves after it."""
 
 COMPLETION_TOPIC = "completion"
+DISPATCH_TOPIC = "dispatch"
 DUE_TOPIC = "due"
 LOST_TOPIC = "lost"
 
@@ -377,6 +379,8 @@ def hint_about(tx: Transaction, changes: Changes, now_ms: int) -> None:
     for record in (*changes.inserts, *changes.updates):
         if isinstance(record, Suspension | Waitpoint) and _open_until_ms(record) <= soon_ms:
             tx.hint(DUE_TOPIC)
+        if isinstance(record, CompletionDispatch):
+            tx.hint(DISPATCH_TOPIC)
         if not isinstance(record, Execution):
             continue
         if record.ready:

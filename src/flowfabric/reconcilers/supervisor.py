@@ -5,6 +5,9 @@ decide each again under lock, repeat while the batch was full. The supervisor ru
 them all, then sleeps until the next due time the database reports, or until
 somebody makes something due sooner and says so. Any number of processes may run
 one: rows somebody else is handling are skipped.
+
+Work that others wait for right now (dependents of an execution that has ended) does
+not stand in line: a hint on its topic runs its sweeps at once, beside the others.
 """
 
 import asyncio
@@ -16,7 +19,7 @@ from typing import Self
 
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.operators import Swept
-from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC
+from flowfabric.engine.unit import DISPATCH_TOPIC, DUE_HINT_WITHIN_MS, DUE_TOPIC
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +32,9 @@ Sweep = Callable[[Engine], Awaitable[Swept]]
 
 
 SWEEPS: Mapping[str, Sweep] = {
+    "dispatch": Engine.dispatch_completions,
+    "member_cancel": Engine.cancel_pending_members,
+    "edge_apply": Engine.apply_due_edges,
     "lease_expiry": Engine.expire_due_leases,
     "schedules": Engine.fire_due_schedules,
     "delayed": Engine.promote_due_delays,
@@ -37,11 +43,15 @@ SWEEPS: Mapping[str, Sweep] = {
     "suspension_timeout": Engine.expire_due_suspensions,
     "waitpoint_expiry": Engine.expire_due_waitpoints,
     "retention": Engine.trim_retention,
+    "flow_retention": Engine.trim_flows,
     "event_retention": Engine.trim_events,
     "guard_retention": Engine.trim_guards,
     "awaited": Engine.wake_awaiting,
 }
 """Every reconciler by name, in the order they run. `next_due.sql` has a column for each."""
+
+URGENT = ("dispatch", "member_cancel")
+"""Those that also run at once, when a hint on `DISPATCH_TOPIC` says so."""
 
 
 async def run_due(engine: Engine) -> dict[str, int]:
@@ -73,7 +83,7 @@ class Supervisor:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._stopping = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -88,27 +98,36 @@ class Supervisor:
         await self.stop()
 
     def start(self) -> None:
-        assert self._task is None, "a supervisor starts once"
-        self._task = asyncio.create_task(self._run(), name="flowfabric-reconcilers")
+        assert not self._tasks, "a supervisor starts once"
+        self._tasks = [
+            asyncio.create_task(self._run(), name="flowfabric-reconcilers"),
+            asyncio.create_task(self._run_urgent(), name="flowfabric-dispatcher"),
+        ]
 
     async def drain(self) -> None:
         """Finish the sweep under way, start no other, and end."""
         self._stopping.set()
-        if self._task is not None:
-            await self._task
+        await asyncio.gather(*self._tasks)
 
     async def stop(self) -> None:
         """End now; an unfinished sweep is rolled back and left to the next process."""
         self._stopping.set()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self) -> None:
         with self._engine.store.hints([DUE_TOPIC]) as hints:
             while not self._stopping.is_set():
                 sleep_s = await self._round()
                 await self._either(hints.wait(sleep_s))
+
+    async def _run_urgent(self) -> None:
+        with self._engine.store.hints([DISPATCH_TOPIC]) as hints:
+            while not self._stopping.is_set():
+                for name in URGENT:
+                    await self._sweep(name)
+                await self._either(hints.wait(LONGEST_SLEEP_S))
 
     async def _round(self) -> float:
         """Run what is due and return how long to sleep. Nothing that fails here ends the loop."""

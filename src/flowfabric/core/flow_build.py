@@ -1,0 +1,317 @@
+"""How a flow's graph grows, and when a flow has ended.
+
+Nothing here looks at the database: the caller has locked the flow and loaded what
+it names. Checks raise before anything is written.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct, structs
+
+from flowfabric.core.checks import check_optional_text, check_text
+from flowfabric.core.ending import retention_for
+from flowfabric.core.flow_model import (
+    Edge,
+    EdgeGroup,
+    EdgeState,
+    Flow,
+    FlowState,
+    GroupState,
+)
+from flowfabric.core.flow_policy import ALL_OF, EdgeDependencyPolicy, Rule, rule_of
+from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace, parse_uuid, uuid4_from
+from flowfabric.core.limits import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
+from flowfabric.core.model import Execution
+from flowfabric.core.states import LifecyclePhase, TerminalOutcome
+from flowfabric.core.transition import change
+from flowfabric.errors import (
+    CycleDetected,
+    ExecutionAlreadyInFlow,
+    ExecutionNotInFlow,
+    FlowAlreadyTerminal,
+    InvalidInput,
+    SelfReferencingEdge,
+    StaleGraphRevision,
+    Terminal,
+)
+
+SUCCESS_ONLY = "success_only"
+POLICY_FIXED = "edge_group_policy_already_fixed"
+
+
+class Dependency(Struct, frozen=True, kw_only=True):
+    """One upstream of a join."""
+
+    upstream_execution_id: str
+    data_passing_ref: str | None = None
+    """The name under which its result is passed on."""
+    replaces_payload: bool = True
+    """Whether a passed result also becomes the input payload."""
+    edge_id: str | None = None
+    """Derived from the two executions when not given, so that a repeat finds the same edge."""
+
+
+class Join(Struct, frozen=True, kw_only=True):
+    """Everything one execution waits for, and when it has waited enough."""
+
+    downstream_execution_id: str
+    dependencies: Sequence[Dependency]
+    policy: EdgeDependencyPolicy | Mapping[str, object] | None = None
+    """`AllOf` when not given."""
+
+
+class NewEdge(Struct, frozen=True, kw_only=True):
+    """A request for an edge, with every field valid."""
+
+    edge_id: EdgeId
+    upstream_id: ExecutionId
+    downstream_id: ExecutionId
+    data_passing_ref: str
+    replaces_payload: bool
+
+    @property
+    def pair(self) -> tuple[ExecutionId, ExecutionId]:
+        return self.upstream_id, self.downstream_id
+
+
+def check_edge(
+    edge_id: object,
+    upstream_id: ExecutionId,
+    downstream_id: ExecutionId,
+    data_passing_ref: object,
+    replaces_payload: bool = True,
+) -> NewEdge:
+    if upstream_id == downstream_id:
+        raise SelfReferencingEdge(f"{upstream_id} cannot depend on itself")
+    return NewEdge(
+        edge_id=EdgeId(parse_uuid("edge_id", edge_id)),
+        upstream_id=upstream_id,
+        downstream_id=downstream_id,
+        data_passing_ref=check_optional_text("data_passing_ref", data_passing_ref) or "",
+        replaces_payload=replaces_payload,
+    )
+
+
+def check_dependency_kind(kind: object) -> str:
+    if check_text("dependency_kind", kind) != SUCCESS_ONLY:
+        raise InvalidInput("dependency_kind", f"must be {SUCCESS_ONLY}", kind)
+    return SUCCESS_ONLY
+
+
+def derived_edge_id(flow_id: FlowId, upstream_id: str, downstream_id: str) -> str:
+    """The same id for the same pair, so that a repeated request adds nothing."""
+    digest = hashlib.sha256(f"{flow_id}\x00{upstream_id}\x00{downstream_id}".encode()).digest()
+    return uuid4_from(digest[:16])
+
+
+# The flow --------------------------------------------------------------------
+
+
+def new_flow(
+    flow_id: FlowId, partition_key: int, flow_kind: str, namespace: Namespace, now_ms: int
+) -> Flow:
+    return Flow(
+        partition_key=partition_key,
+        flow_id=flow_id,
+        namespace=namespace,
+        flow_kind=flow_kind,
+        public_flow_state=FlowState.OPEN,
+        derived_state=FlowState.OPEN,
+        created_at_ms=now_ms,
+        last_mutation_at_ms=now_ms,
+    )
+
+
+def check_open(flow: Flow) -> None:
+    if flow.public_flow_state is not FlowState.OPEN:
+        raise FlowAlreadyTerminal(f"flow {flow.flow_id} is {flow.public_flow_state}")
+
+
+def check_revision(flow: Flow, expected: int | None) -> None:
+    if expected is not None and expected != flow.graph_revision:
+        raise StaleGraphRevision(
+            f"flow {flow.flow_id} is at graph revision {flow.graph_revision}, not {expected}"
+        )
+
+
+def check_not_elsewhere(execution: Execution, flow: Flow) -> None:
+    if execution.flow_id not in (None, flow.flow_id):
+        raise ExecutionAlreadyInFlow(f"already_member_of_different_flow:{execution.flow_id}")
+
+
+def check_member(flow: Flow, execution_id: ExecutionId, flow_id: str | None) -> None:
+    if flow_id != flow.flow_id:
+        raise ExecutionNotInFlow(f"{execution_id} is not a member of flow {flow.flow_id}")
+
+
+def check_can_wait(execution: Execution, group: EdgeGroup | None) -> None:
+    """An execution that has ended, or whose join has fired, waits for nothing more."""
+    if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
+        raise Terminal(f"{execution.execution_id} has ended as {execution.public_state}")
+    if group is not None and group.group_state is not GroupState.PENDING:
+        raise Terminal(f"the join of {execution.execution_id} is {group.group_state} already")
+
+
+def with_members(flow: Flow, members: Sequence[Execution], now_ms: int) -> Flow:
+    """The flow with new members; those that had ended before count as ended."""
+    count = flow.node_count + len(members)
+    if count > FLOW_MEMBERS_MAX:
+        raise InvalidInput("members", f"a flow has at most {FLOW_MEMBERS_MAX} members", count)
+    kept_ms = [retention_for(each.policy, 0) for each in members if each.policy != "{}"]
+    return structs.replace(
+        count_endings(flow, (each.terminal_outcome for each in members)),
+        node_count=count,
+        graph_revision=flow.graph_revision + len(members),
+        member_retention_ms=max([flow.member_retention_ms, *kept_ms]),
+        last_mutation_at_ms=now_ms,
+    )
+
+
+def join_flow(execution: Execution, flow: Flow, now_ms: int) -> Execution:
+    """The execution as a member. From now on the flow decides how long it is kept."""
+    return change(execution, now_ms, flow_id=flow.flow_id, retain_until_ms=None)
+
+
+def with_edges(flow: Flow, count: int, now_ms: int) -> Flow:
+    total = flow.edge_count + count
+    if total > FLOW_EDGES_MAX:
+        raise InvalidInput("edges", f"a flow has at most {FLOW_EDGES_MAX} edges", total)
+    return structs.replace(
+        flow,
+        edge_count=total,
+        graph_revision=flow.graph_revision + count,
+        last_mutation_at_ms=now_ms,
+    )
+
+
+_COUNTERS = {
+    TerminalOutcome.SUCCESS: "members_completed",
+    TerminalOutcome.FAILED: "members_failed",
+    TerminalOutcome.CANCELLED: "members_cancelled",
+    TerminalOutcome.EXPIRED: "members_expired",
+    TerminalOutcome.SKIPPED: "members_skipped",
+}
+
+
+def count_endings(flow: Flow, outcomes: Iterable[TerminalOutcome], by: int = 1) -> Flow:
+    """The flow after members ended, or with `by=-1` after ended ones came back."""
+    counts: dict[str, int] = {}
+    for outcome in outcomes:
+        if outcome is not TerminalOutcome.NONE:
+            name = _COUNTERS[outcome]
+            counts[name] = counts.get(name, getattr(flow, name)) + by
+    return structs.replace(flow, **counts)
+
+
+def ended_count(flow: Flow) -> int:
+    return (
+        flow.members_completed
+        + flow.members_failed
+        + flow.members_cancelled
+        + flow.members_expired
+        + flow.members_skipped
+    )
+
+
+def settle_flow(flow: Flow, now_ms: int, retention_ms: int) -> Flow:
+    """The flow with its state derived from its members', and its keep time from its end."""
+    state = _derived_state(flow)
+    if state is FlowState.OPEN:
+        return structs.replace(flow, derived_state=state, ended_at_ms=None, retain_until_ms=None)
+    ended_at_ms = now_ms if flow.ended_at_ms is None else flow.ended_at_ms
+    return structs.replace(
+        flow,
+        derived_state=state,
+        ended_at_ms=ended_at_ms,
+        retain_until_ms=ended_at_ms + max(retention_ms, flow.member_retention_ms),
+    )
+
+
+def _derived_state(flow: Flow) -> FlowState:
+    cancelled = flow.public_flow_state is FlowState.CANCELLED
+    if ended_count(flow) < flow.node_count or (flow.node_count == 0 and not cancelled):
+        return FlowState.OPEN
+    if cancelled:
+        return FlowState.CANCELLED
+    if flow.members_failed or flow.members_cancelled or flow.members_expired:
+        return FlowState.FAILED
+    return FlowState.COMPLETED
+
+
+# Edges and groups --------------------------------------------------------------
+
+
+def new_group(flow: Flow, downstream_id: ExecutionId, rule: Rule = ALL_OF) -> EdgeGroup:
+    return EdgeGroup(
+        partition_key=flow.partition_key,
+        downstream_id=downstream_id,
+        flow_id=flow.flow_id,
+        policy_kind=rule.policy_kind,
+        k=rule.k,
+        on_satisfied=rule.on_satisfied,
+    )
+
+
+def with_rule(group: EdgeGroup, rule: Rule) -> EdgeGroup:
+    """The group under another policy, which is fixed once there is an edge."""
+    if rule == rule_of(group):
+        return group
+    if group.staged:
+        raise InvalidInput(
+            "policy",
+            f"{POLICY_FIXED}: {group.downstream_id} has dependencies; set the policy before them",
+        )
+    return structs.replace(
+        group, policy_kind=rule.policy_kind, k=rule.k, on_satisfied=rule.on_satisfied
+    )
+
+
+def new_edge(flow: Flow, wanted: NewEdge, now_ms: int, *, applied: bool) -> Edge:
+    return Edge(
+        partition_key=flow.partition_key,
+        flow_id=flow.flow_id,
+        edge_id=wanted.edge_id,
+        upstream_id=wanted.upstream_id,
+        downstream_id=wanted.downstream_id,
+        dependency_kind=SUCCESS_ONLY,
+        data_passing_ref=wanted.data_passing_ref,
+        replaces_payload=wanted.replaces_payload,
+        edge_state=EdgeState.APPLIED if applied else EdgeState.PENDING,
+        created_at_ms=now_ms,
+        applied_at_ms=now_ms if applied else None,
+    )
+
+
+def with_staged(group: EdgeGroup, edges: Sequence[NewEdge], *, applied: bool) -> EdgeGroup:
+    return structs.replace(
+        group,
+        staged=group.staged + len(edges),
+        applied=group.applied + (len(edges) if applied else 0),
+        named_inputs=group.named_inputs + sum(bool(edge.data_passing_ref) for edge in edges),
+    )
+
+
+Pair = tuple[str, str]
+
+
+def check_acyclic(pairs: Iterable[Pair]) -> None:
+    """Raise when following the edges ever leads back to where one started."""
+    downstreams: dict[str, list[str]] = {}
+    open_count: dict[str, int] = {}
+    for upstream, downstream in set(pairs):
+        downstreams.setdefault(upstream, []).append(downstream)
+        open_count.setdefault(upstream, 0)
+        open_count[downstream] = open_count.get(downstream, 0) + 1
+    free = [node for node, count in open_count.items() if count == 0]
+    seen = 0
+    while free:
+        node = free.pop()
+        seen += 1
+        for downstream in downstreams.get(node, ()):
+            open_count[downstream] -= 1
+            if open_count[downstream] == 0:
+                free.append(downstream)
+    if seen < len(open_count):
+        stuck = min(node for node, count in open_count.items() if count)
+        raise CycleDetected(f"the dependencies would lead from {stuck} back to itself")

@@ -1,0 +1,95 @@
+"""Cancelling a flow: which members go with it, and what the flow remembers of it."""
+
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric.core.checks import check_int
+from flowfabric.core.events import Event, EventCategory
+from flowfabric.core.flow_model import CancellationPolicy, Flow, FlowState
+from flowfabric.core.ids import make_execution_id
+from flowfabric.core.limits import CANCEL_WAIT_MS_MAX
+from flowfabric.errors import InvalidGraceMs, InvalidInput
+
+FLOW_CANCELLED = "flow_cancelled"
+"""The reason members are given when the flow's cancellation named none."""
+
+_ALIASES = {"cancel_flow_only": CancellationPolicy.FLOW_ONLY}
+
+
+class NoWait(Struct, frozen=True, tag=True):
+    """Return as soon as the cancellation is recorded."""
+
+
+class WaitTimeout(Struct, frozen=True, tag=True):
+    """Wait this long for the members to be cancelled."""
+
+    timeout_ms: int
+
+
+class WaitIndefinite(Struct, frozen=True, tag=True):
+    """Wait until the members are cancelled, within the engine's own limit."""
+
+
+CancelWait = NoWait | WaitTimeout | WaitIndefinite
+
+
+def check_cancellation_policy(policy: object) -> CancellationPolicy:
+    try:
+        return _ALIASES.get(str(policy)) or CancellationPolicy(str(policy))
+    except ValueError as error:
+        choices = ", ".join(CancellationPolicy)
+        raise InvalidInput("cancellation_policy", f"must be one of {choices}", policy) from error
+
+
+def check_grace(grace_ms: object) -> None:
+    """Cancelling waits for no grace period; a malformed one is refused all the same."""
+    if grace_ms is None:
+        return
+    if not isinstance(grace_ms, int) or isinstance(grace_ms, bool) or not 0 <= grace_ms < 2**53:
+        raise InvalidGraceMs(f"grace_ms: must be an integer from 0 to 2^53-1 (got {grace_ms!r})")
+
+
+def wait_ms(wait: object) -> int | None:
+    """How long to wait; none for not at all."""
+    match wait:
+        case NoWait():
+            return None
+        case WaitTimeout(timeout_ms=timeout_ms):
+            return check_int("wait.timeout_ms", timeout_ms, 0, CANCEL_WAIT_MS_MAX)
+        case WaitIndefinite():
+            return CANCEL_WAIT_MS_MAX
+        case _:
+            raise InvalidInput("wait", "must be NoWait, WaitTimeout or WaitIndefinite", wait)
+
+
+def cancelled_flow(flow: Flow, policy: CancellationPolicy, reason: str, now_ms: int) -> Flow:
+    return structs.replace(
+        flow,
+        public_flow_state=FlowState.CANCELLED,
+        cancelled_at_ms=now_ms,
+        cancel_reason=reason,
+        cancellation_policy=policy,
+        last_mutation_at_ms=now_ms,
+        # A flow whose members had all ended ends anew, as cancelled.
+        ended_at_ms=None,
+    )
+
+
+def flow_cancel_event(flow: Flow, member_count: int, now_ms: int) -> Event:
+    """Operators' log. An event about a whole flow carries the flow's uuid as its subject."""
+    details: dict[str, str | int | None] = {
+        "flow_id": flow.flow_id,
+        "cancellation_policy": flow.cancellation_policy,
+        "reason": flow.cancel_reason,
+        "member_count": member_count,
+    }
+    return Event(
+        category=EventCategory.OPERATOR,
+        event_type="flow_cancel_requested",
+        partition_key=flow.partition_key,
+        execution_id=make_execution_id(flow.partition_key, flow.flow_id),
+        flow_id=flow.flow_id,
+        namespace=flow.namespace,
+        details=msgspec.json.encode(details).decode(),
+        occurred_at_ms=now_ms,
+    )

@@ -1,0 +1,233 @@
+"""What the end of one flow member does to others.
+
+`resolve_edges` counts endings into the groups of the executions that wait for
+them; `release` lets an execution go whose group has fired: it becomes ready, or is
+skipped because what it waits for can no longer happen.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct, structs
+
+from flowfabric.core.decision import NO_CHANGES, Changes
+from flowfabric.core.ending import finish
+from flowfabric.core.execution import Timing
+from flowfabric.core.flow_model import (
+    DependencyState,
+    Edge,
+    EdgeGroup,
+    ExecutionInput,
+    GroupState,
+)
+from flowfabric.core.flow_policy import count_outcome
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.model import Execution
+from flowfabric.core.states import (
+    AttemptLifecycle,
+    BlockingReason,
+    EligibilityState,
+    LifecyclePhase,
+    OwnershipState,
+    TerminalOutcome,
+)
+from flowfabric.core.transition import Field, Subject, change
+
+DEPENDENCY_IMPOSSIBLE = "dependency_impossible"
+INPUTS_TOO_LARGE = "inputs_too_large"
+
+
+class Ending(Struct, frozen=True, kw_only=True):
+    """How an upstream ended, and what it left."""
+
+    outcome: TerminalOutcome
+    result: bytes | None = None
+    result_encoding: str | None = None
+
+
+class Resolution(Struct, frozen=True, kw_only=True):
+    edges: tuple[Edge, ...]
+    groups: tuple[EdgeGroup, ...]
+    fired: tuple[EdgeGroup, ...]
+    """Those of `groups` that fired now."""
+    inputs: tuple[ExecutionInput, ...]
+
+
+def resolve_edges(
+    edges: Iterable[Edge],
+    groups: Mapping[ExecutionId, EdgeGroup],
+    endings: Mapping[ExecutionId, Ending],
+    now_ms: int,
+) -> Resolution:
+    """Resolve applied edges whose upstream is among `endings`; each edge resolves once."""
+    current = dict(groups)
+    resolved: list[Edge] = []
+    inputs: list[ExecutionInput] = []
+    for edge in edges:
+        if edge.dep_state is not DependencyState.UNSATISFIED:
+            continue
+        ending = endings[edge.upstream_id]
+        before = current[edge.downstream_id]
+        current[edge.downstream_id] = count_outcome(before, ending.outcome, now_ms)
+        after = _resolved(edge, ending.outcome, now_ms)
+        resolved.append(after)
+        if after.dep_state is DependencyState.SATISFIED and before.fired_at_ms is None:
+            inputs += _input(after, ending)
+    changed = tuple(group for key, group in current.items() if group is not groups[key])
+    return Resolution(
+        edges=tuple(resolved),
+        groups=changed,
+        fired=tuple(
+            group
+            for group in changed
+            if group.fired_at_ms is not None and groups[group.downstream_id].fired_at_ms is None
+        ),
+        inputs=tuple(inputs),
+    )
+
+
+def _resolved(edge: Edge, outcome: TerminalOutcome, now_ms: int) -> Edge:
+    satisfied = outcome is TerminalOutcome.SUCCESS
+    return structs.replace(
+        edge,
+        dep_state=DependencyState.SATISFIED if satisfied else DependencyState.IMPOSSIBLE,
+        resolved_at_ms=now_ms,
+        resolved_outcome=outcome,
+    )
+
+
+def _input(edge: Edge, ending: Ending) -> tuple[ExecutionInput, ...]:
+    if not edge.data_passing_ref:
+        return ()
+    assert edge.resolved_at_ms is not None
+    return (
+        ExecutionInput(
+            partition_key=edge.partition_key,
+            execution_id=edge.downstream_id,
+            edge_id=edge.edge_id,
+            name=edge.data_passing_ref,
+            value=ending.result,
+            value_encoding=ending.result_encoding,
+            replaces_payload=edge.replaces_payload,
+            resolved_at_ms=edge.resolved_at_ms,
+        ),
+    )
+
+
+# Blocking and releasing ------------------------------------------------------
+
+
+def waits_for_worker(execution: Execution) -> bool:
+    """Runnable and held by nobody: only then may dependencies hold it back or let it go."""
+    return (
+        execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+        and execution.ownership_state is OwnershipState.UNOWNED
+    )
+
+
+def block(
+    execution: Execution, group: EdgeGroup, detail: str, now_ms: int
+) -> tuple[Execution, EdgeGroup]:
+    """Hold the execution back; what held it back before is kept in the group."""
+    if not waits_for_worker(execution):
+        return execution, group
+    if execution.eligibility_state is not EligibilityState.BLOCKED_BY_DEPENDENCIES:
+        group = structs.replace(
+            group,
+            prior_eligibility=execution.eligibility_state,
+            prior_blocking_reason=execution.blocking_reason,
+            prior_blocking_detail=execution.blocking_detail,
+        )
+    blocked = change(
+        execution,
+        now_ms,
+        eligibility_state=EligibilityState.BLOCKED_BY_DEPENDENCIES,
+        blocking_reason=BlockingReason.WAITING_FOR_CHILDREN,
+        blocking_detail=detail,
+    )
+    return blocked, group
+
+
+def release(
+    subject: Subject,
+    group: EdgeGroup,
+    inputs: Sequence[ExecutionInput],
+    timing: Timing,
+    inputs_bytes_max: int,
+) -> Changes:
+    """What a fired group does to its downstream.
+
+    One that has ended, or is about to be cancelled, is left alone. A satisfied
+    group changes only an execution that is really waiting for it.
+    """
+    execution = subject.execution
+    if execution.lifecycle_phase is LifecyclePhase.TERMINAL or execution.cancel_requested:
+        return NO_CHANGES
+    if group.group_state is GroupState.IMPOSSIBLE:
+        return _skip(subject, timing)
+    if (
+        not waits_for_worker(execution)
+        or execution.eligibility_state is not EligibilityState.BLOCKED_BY_DEPENDENCIES
+    ):
+        return NO_CHANGES
+    size = sum(len(each.value or b"") for each in inputs)
+    if size > inputs_bytes_max:
+        return _refuse_inputs(subject, size, inputs_bytes_max, timing)
+    fields = _unblocked(execution, group, timing.now_ms) | _payload(inputs)
+    return Changes(updates=(change(execution, timing.now_ms, **fields),))
+
+
+def _unblocked(execution: Execution, group: EdgeGroup, now_ms: int) -> dict[str, Field]:
+    prior = group.prior_eligibility
+    delayed = prior is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME
+    due = execution.delay_until_ms is None or execution.delay_until_ms <= now_ms
+    if prior in (None, EligibilityState.ELIGIBLE_NOW) or (delayed and due):
+        return {
+            "eligibility_state": EligibilityState.ELIGIBLE_NOW,
+            "blocking_reason": BlockingReason.WAITING_FOR_WORKER,
+            "blocking_detail": "",
+            "delay_until_ms": None,
+        }
+    return {
+        "eligibility_state": prior,
+        "blocking_reason": group.prior_blocking_reason,
+        "blocking_detail": group.prior_blocking_detail or "",
+    }
+
+
+def _payload(inputs: Sequence[ExecutionInput]) -> dict[str, Field]:
+    """The newest result that is meant to, as the new input payload."""
+    passed = [each for each in inputs if each.replaces_payload and each.value is not None]
+    if not passed:
+        return {}
+    newest = max(passed, key=lambda each: (each.resolved_at_ms, each.edge_id))
+    return {"payload": newest.value, "payload_encoding": newest.value_encoding}
+
+
+def _skip(subject: Subject, timing: Timing) -> Changes:
+    return finish(
+        subject,
+        TerminalOutcome.SKIPPED,
+        timing.now_ms,
+        retention_ms=timing.retention_ms,
+        attempt_end=AttemptLifecycle.ENDED_CANCELLED,
+        reason=DEPENDENCY_IMPOSSIBLE,
+        attempt_failure=DEPENDENCY_IMPOSSIBLE,
+        # Whoever runs it is fenced at once.
+        fields={"lease_epoch": subject.execution.lease_epoch + 1},
+    )
+
+
+def _refuse_inputs(subject: Subject, size: int, bytes_max: int, timing: Timing) -> Changes:
+    return finish(
+        subject,
+        TerminalOutcome.FAILED,
+        timing.now_ms,
+        retention_ms=timing.retention_ms,
+        attempt_end=AttemptLifecycle.ENDED_FAILURE,
+        reason=INPUTS_TOO_LARGE,
+        attempt_failure=INPUTS_TOO_LARGE,
+        fields={
+            "failure_reason": f"{INPUTS_TOO_LARGE}: the results of its dependencies are {size}"
+            f" bytes together, at most {bytes_max} are passed on"
+        },
+    )

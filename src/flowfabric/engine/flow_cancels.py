@@ -1,0 +1,266 @@
+"""Cancelling flows and their members.
+
+The flow is closed and its members are marked in one transaction: from then on nobody
+can claim them. A small flow's members are cancelled in the same transaction, those of
+a large one batch by batch, by whoever waits for it or by the dispatcher.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from flowfabric.core.checks import check_int, check_text, shorten
+from flowfabric.core.decision import Changes, Decision
+from flowfabric.core.execution import Timing
+from flowfabric.core.flow_cancel import (
+    FLOW_CANCELLED,
+    CancelWait,
+    NoWait,
+    cancelled_flow,
+    check_cancellation_policy,
+    check_grace,
+    flow_cancel_event,
+    wait_ms,
+)
+from flowfabric.core.flow_model import CancellationPolicy, Flow, FlowState, PendingCancel
+from flowfabric.core.flow_results import (
+    CancelFlowResult,
+    CancelHeaderResult,
+    CancellationScheduled,
+    FlowAlreadyEnded,
+    FlowCancelled,
+    PartiallyCancelled,
+)
+from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id
+from flowfabric.core.limits import BATCH_MAX, CANCEL_BATCH, MEMBERS_SHOWN_MAX, TEXT_BYTES_MAX
+from flowfabric.core.operator import CancelRequest, decide_cancel
+from flowfabric.core.results import Cancelled
+from flowfabric.core.states import LifecyclePhase, PublicState
+from flowfabric.core.transition import Subject
+from flowfabric.engine.flow_unit import FlowOperations
+from flowfabric.engine.operators import Swept
+from flowfabric.engine.unit import DISPATCH_TOPIC, Ask
+from flowfabric.errors import FlowFabricError, OperationTimeout
+from flowfabric.store.base import Key, Reader, Row, Transaction
+
+BUSY_PAUSE_S = 0.05
+"""How long a waiting caller leaves members alone that somebody else is cancelling."""
+DRAIN_ROUNDS_MAX = 100_000
+
+
+class FlowCancels(FlowOperations):
+    async def cancel_flow(
+        self,
+        flow_id: str,
+        *,
+        reason: str = "",
+        cancellation_policy: str = CancellationPolicy.CANCEL_ALL,
+        wait: CancelWait = NoWait(),  # noqa: B008
+    ) -> CancelFlowResult:
+        """Close a flow and cancel the members its policy names.
+
+        Cancelling a cancelled flow answers with what was decided first. With a
+        `wait`, returns once those members have ended, or raises `OperationTimeout`.
+        """
+        budget_ms = wait_ms(wait)
+        header = await self.cancel_flow_header(
+            flow_id, reason=reason, cancellation_policy=cancellation_policy
+        )
+        asked = self.check_flow_id(flow_id)
+        if isinstance(header, FlowAlreadyEnded):
+            header = FlowCancelled(
+                cancellation_policy=header.stored_cancellation_policy
+                or check_cancellation_policy(cancellation_policy),
+                member_execution_ids=header.member_execution_ids,
+                member_count=len(header.member_execution_ids),
+            )
+        if budget_ms is None:
+            left = await self._left_to_cancel(asked, 1)
+            return _scheduled(header) if left else header
+        return await self._drain(asked, header, budget_ms)
+
+    async def cancel_flow_header(
+        self,
+        flow_id: str,
+        *,
+        reason: str = "",
+        cancellation_policy: str = CancellationPolicy.CANCEL_ALL,
+        grace_ms: int | None = None,
+    ) -> CancelHeaderResult:
+        """Close a flow and queue its members' cancellation, without waiting for it."""
+        check_grace(grace_ms)
+        policy = check_cancellation_policy(cancellation_policy)
+        why = shorten(check_text("reason", reason, bytes_max=2**31), TEXT_BYTES_MAX)
+        asked = self.check_flow_id(flow_id)
+
+        async def body(tx: Transaction) -> CancelHeaderResult:
+            flow = await self.lock_flow(tx, asked)
+            if flow.public_flow_state is FlowState.CANCELLED:
+                return await self._already_ended(tx, flow)
+            now_ms = await tx.now_ms()
+            closed = cancelled_flow(flow, policy, why, now_ms)
+            members = await self._cancel_members(tx, closed)
+            event = flow_cancel_event(closed, len(members), now_ms)
+            closed = self.settled_flow(closed, now_ms)
+            await tx.save(Changes(updates=(closed,), events=(event,)))
+            return FlowCancelled(
+                cancellation_policy=policy,
+                member_execution_ids=tuple(members[:MEMBERS_SHOWN_MAX]),
+                member_count=len(members),
+            )
+
+        return await self.store.transact(body)
+
+    async def _already_ended(self, tx: Transaction, flow: Flow) -> FlowAlreadyEnded:
+        rows = await tx.select(
+            "list_flow_members",
+            flow_id=flow.flow_id,
+            after="00000000-0000-0000-0000-000000000000",
+            limit=MEMBERS_SHOWN_MAX,
+        )
+        return FlowAlreadyEnded(
+            stored_cancellation_policy=flow.cancellation_policy,
+            stored_cancel_reason=flow.cancel_reason,
+            member_execution_ids=tuple(_member_ids(flow, rows)),
+        )
+
+    async def _cancel_members(self, tx: Transaction, flow: Flow) -> list[ExecutionId]:
+        """Cancel the members the policy names, or mark them for it when they are many."""
+        if flow.cancellation_policy is CancellationPolicy.FLOW_ONLY:
+            return []
+        only_waiting = flow.cancellation_policy is CancellationPolicy.CANCEL_PENDING
+        rows = await tx.select(
+            "cancellable_members",
+            flow_id=flow.flow_id,
+            only_waiting=only_waiting,
+            limit=CANCEL_BATCH + 1,
+        )
+        reason = flow.cancel_reason or FLOW_CANCELLED
+        if len(rows) <= CANCEL_BATCH:
+            asks = [_cancel_ask(each, reason, only_waiting) for each in _member_ids(flow, rows)]
+            outcomes = await self.decide_in(tx, asks, [0.0] * len(asks))
+            return [
+                each.execution_id
+                for each in outcomes
+                if isinstance(each, Cancelled) and each.public_state is PublicState.CANCELLED
+            ]
+        # Queued before any member is locked: whoever cancels them locks in this order too.
+        await tx.select(
+            "enqueue_members",
+            flow_id=flow.flow_id,
+            only_waiting=only_waiting,
+            reason=reason,
+            now_ms=await tx.now_ms(),
+        )
+        tx.hint(DISPATCH_TOPIC)
+        marked = await tx.select(
+            "request_cancel",
+            flow_id=flow.flow_id,
+            only_waiting=only_waiting,
+            now_ms=await tx.now_ms(),
+        )
+        return sorted(_member_ids(flow, marked))
+
+    # Members
+
+    async def cancel_pending_members(
+        self, *, flow_id: str | None = None, limit: int = CANCEL_BATCH
+    ) -> Swept:
+        """Cancel members that a flow's cancellation or a join's policy has given up."""
+        check_int("limit", limit, 1, BATCH_MAX)
+        asked = None if flow_id is None else self.check_flow_id(flow_id)
+
+        async def body(tx: Transaction) -> Swept:
+            rows = await tx.select_records(
+                PendingCancel, "take_cancels", flow_id=asked, limit=limit
+            )
+            asks = [_cancel_ask(row.execution_id, row.reason, row.only_waiting) for row in rows]
+            if asks:
+                await self.decide_in(tx, asks, [0.0] * len(asks))
+                await tx.save(Changes(deletes=tuple(rows)))
+            return Swept(acted=len(rows), full=len(rows) == limit)
+
+        return await self.store.transact(body)
+
+    async def ack_cancel_member(self, flow_id: str, execution_id: str) -> None:
+        """Take one member off the queue of those to be cancelled; one that is not there is fine."""
+        asked = self.check_flow_id(flow_id)
+        member_id = self.check_execution_id(execution_id)
+
+        async def body(tx: Transaction) -> None:
+            key: Key = (self.flow_key(asked)[0], member_id)
+            row = (await tx.lock(PendingCancel, [key])).get(key)
+            if row is not None and row.flow_id == asked:
+                await tx.save(Changes(deletes=(row,)))
+
+        await self.store.transact(body)
+
+    # Waiting
+
+    async def _drain(
+        self, flow_id: FlowId, header: FlowCancelled, budget_ms: int
+    ) -> CancelFlowResult:
+        """Cancel what is queued until nothing is left, within the caller's time."""
+        deadline_s = time.monotonic() + budget_ms / 1_000
+        for _ in range(DRAIN_ROUNDS_MAX):
+            try:
+                swept = await self.cancel_pending_members(flow_id=flow_id)
+            except FlowFabricError:
+                failed = await self._left_to_cancel(flow_id, MEMBERS_SHOWN_MAX)
+                return _partial(header, failed)
+            if swept.acted == 0 and not await self._left_to_cancel(flow_id, 1):
+                return header
+            if time.monotonic() >= deadline_s:
+                break
+            if swept.acted == 0:
+                await asyncio.sleep(BUSY_PAUSE_S)
+        raise OperationTimeout("cancel_flow", budget_ms)
+
+    async def _left_to_cancel(self, flow_id: FlowId, limit: int) -> tuple[ExecutionId, ...]:
+        partition_key, _ = self.flow_key(flow_id)
+
+        async def body(reader: Reader) -> Sequence[Row]:
+            return await reader.select("list_cancels", flow_id=flow_id, limit=limit)
+
+        return tuple(
+            make_execution_id(partition_key, str(row["execution_id"]))
+            for row in await self.store.read(body)
+        )
+
+
+def _cancel_ask(execution_id: ExecutionId, reason: str, only_waiting: bool) -> Ask[Cancelled]:
+    def decide(subject: Subject, timing: Timing) -> Decision[Cancelled]:
+        execution = subject.execution
+        held = execution.lifecycle_phase in (LifecyclePhase.ACTIVE, LifecyclePhase.SUSPENDED)
+        if only_waiting and held:
+            return Decision(
+                answer=Cancelled(execution_id=execution_id, public_state=execution.public_state)
+            )
+        return decide_cancel(subject, CancelRequest(reason=reason), timing)
+
+    return Ask(execution_id, decide)
+
+
+def _member_ids(flow: Flow, rows: Sequence[Row]) -> list[ExecutionId]:
+    return [make_execution_id(flow.partition_key, str(row["execution_id"])) for row in rows]
+
+
+def _scheduled(header: FlowCancelled) -> CancellationScheduled:
+    return CancellationScheduled(
+        cancellation_policy=header.cancellation_policy,
+        member_execution_ids=header.member_execution_ids,
+        member_count=header.member_count,
+    )
+
+
+def _partial(
+    header: FlowCancelled, failed: tuple[ExecutionId, ...]
+) -> FlowCancelled | PartiallyCancelled:
+    if not failed:
+        return header
+    lost = set(failed)
+    return PartiallyCancelled(
+        cancellation_policy=header.cancellation_policy,
+        member_execution_ids=tuple(i for i in header.member_execution_ids if i not in lost),
+        failed_member_execution_ids=failed,
+    )

@@ -1,0 +1,361 @@
+"""Telling dependents that a flow member has ended.
+
+Each ending of a member leaves a row in the dispatch queue, written with it. The
+dispatcher takes the endings of a few flows at a time, resolves the edges they lead
+to, and deletes the rows in the same transaction: a crash in between leaves the row
+and no effect, or the effect and no row. A member with more dependents than one
+transaction handles keeps its row until the last of them is done.
+"""
+
+import random
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from flowfabric.core.checks import check_int
+from flowfabric.core.decision import Changes
+from flowfabric.core.flow_build import count_endings
+from flowfabric.core.flow_model import (
+    CompletionDispatch,
+    DependencyState,
+    Edge,
+    EdgeGroup,
+    EdgeState,
+    Flow,
+    GroupState,
+)
+from flowfabric.core.flow_resolve import Ending
+from flowfabric.core.flow_results import (
+    AlreadyFired,
+    AlreadyResolved,
+    CascadeOutcome,
+    Impossible,
+    Pending,
+    ResolveResult,
+    Satisfied,
+)
+from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, uuid_of
+from flowfabric.core.limits import (
+    BATCH_MAX,
+    DISPATCH_BATCH,
+    DISPATCH_EDGES_MAX,
+    EDGE_APPLY_AFTER_MS,
+    SWEEP_BATCH,
+)
+from flowfabric.core.model import Execution
+from flowfabric.core.states import TerminalOutcome
+from flowfabric.engine.flow_unit import (
+    Settled,
+    ending_of,
+    endings_of,
+    inputs_of,
+    skipped_among,
+)
+from flowfabric.engine.flows import Flows, check_edge_id, find_edge, find_group
+from flowfabric.engine.operators import Swept
+from flowfabric.engine.unit import DISPATCH_TOPIC, execution_key
+from flowfabric.errors import ExecutionNotTerminal, InvalidDependency, InvalidInput
+from flowfabric.store.base import Reader, Row, Transaction
+
+FLOWS_PER_BATCH = 64
+FLOWS_LOOKED_AT = 256
+CASCADE_ROUNDS_MAX = FLOWS_LOOKED_AT
+
+
+class Taken(Struct, frozen=True, kw_only=True):
+    """An ending from the queue."""
+
+    row: CompletionDispatch
+    ending: Ending
+    stale: bool
+    """The execution was replayed since: this ending no longer means anything."""
+
+
+class Dispatched(Struct, frozen=True, kw_only=True):
+    finished: int
+    """Endings whose effects are complete."""
+    settled: Settled | None
+    more: bool
+    """Whether dependents are left for another transaction."""
+
+
+class FlowDispatch(Flows):
+    async def dispatch_completions(self, *, limit: int = DISPATCH_BATCH) -> Swept:
+        """Work off endings of flow members that nobody else is working on."""
+        check_int("limit", limit, 1, BATCH_MAX)
+        partitions = self.deployment.partitions.num_flow
+        # Starting anywhere keeps busy flows from starving those behind them.
+        start = random.randrange(partitions)
+
+        async def body(tx: Transaction) -> Swept:
+            flows = await _lock_flows(tx, start, partitions)
+            if not flows:
+                flows = await _lock_flows(tx, 0, start)
+            if not flows:
+                return Swept(acted=0, full=False)
+            taken = await _take(tx, flows, limit)
+            done = await self._dispatch(tx, flows, taken)
+            edges = 0 if done.settled is None else len(done.settled.resolution.edges)
+            full = done.more or len(taken) == limit or len(flows) == FLOWS_PER_BATCH
+            if full:
+                tx.hint(DISPATCH_TOPIC)
+            return Swept(acted=done.finished + edges, full=full)
+
+        return await self.store.transact(body)
+
+    async def cascade_completion(self, execution_id: str) -> CascadeOutcome:
+        """Tell the dependents of one ended execution now, if they have not been told.
+
+        Dependents that are skipped have endings of their own, which follow by themselves.
+        """
+        asked = self.check_execution_id(execution_id)
+        resolved = cascaded = 0
+        for _ in range(CASCADE_ROUNDS_MAX):
+            done = await self._cascade(asked)
+            if done.settled is not None:
+                resolved += len(done.settled.resolution.edges)
+                cascaded += len(skipped_among(done.settled.children))
+            if not done.more:
+                break
+        return CascadeOutcome(resolved=resolved, cascaded_children=cascaded)
+
+    async def _cascade(self, execution_id: ExecutionId) -> Dispatched:
+        async def body(tx: Transaction) -> Dispatched:
+            nothing = Dispatched(finished=0, settled=None, more=False)
+            key = execution_key(execution_id)
+            execution = (await tx.get(Execution, [key])).get(key)
+            if execution is None or execution.flow_id is None:
+                return nothing
+            flow = await self.find_to_lock(tx, execution.flow_id)
+            if flow is None:
+                return nothing
+            row_key = (flow.partition_key, flow.flow_id, execution_id, execution.replay_count)
+            row = (await tx.lock(CompletionDispatch, [row_key])).get(row_key)
+            if row is None:
+                return nothing
+            endings = await endings_of(tx, flow.partition_key, [execution_id])
+            taken = Taken(
+                row=row,
+                ending=endings.get(execution_id, Ending(outcome=row.outcome)),
+                stale=execution_id not in endings,
+            )
+            return await self._dispatch(tx, [flow], [taken])
+
+        return await self.store.transact(body)
+
+    async def _dispatch(
+        self, tx: Transaction, flows: Sequence[Flow], taken: Sequence[Taken]
+    ) -> Dispatched:
+        fresh = {each.row.execution_id: each.ending for each in taken if not each.stale}
+        edges = await _open_edges(tx, list(fresh))
+        groups = await tx.lock(
+            EdgeGroup, sorted({execution_key(edge.downstream_id) for edge in edges})
+        )
+        more = len(edges) == DISPATCH_EDGES_MAX
+        finished = [each for each in taken if not more or _before(each.row, edges[-1])]
+        also = Changes(
+            updates=await self._count(tx, flows, finished),
+            deletes=tuple(each.row for each in finished),
+        )
+        settled = await self.settle_edges(
+            tx, edges, {group.downstream_id: group for group in groups.values()}, fresh, also
+        )
+        return Dispatched(finished=len(finished), settled=settled, more=more)
+
+    async def _count(
+        self, tx: Transaction, flows: Sequence[Flow], finished: Sequence[Taken]
+    ) -> tuple[Flow, ...]:
+        outcomes: dict[FlowId, list[TerminalOutcome]] = {}
+        for each in finished:
+            if not each.stale:
+                outcomes.setdefault(each.row.flow_id, []).append(each.row.outcome)
+        now_ms = await tx.now_ms()
+        return tuple(
+            self.settled_flow(count_endings(flow, outcomes[flow.flow_id]), now_ms)
+            for flow in flows
+            if flow.flow_id in outcomes
+        )
+
+    # One edge at a time
+
+    async def resolve_dependency(
+        self,
+        flow_id: str,
+        edge_id: str,
+        *,
+        upstream_execution_id: str,
+        downstream_execution_id: str,
+        upstream_outcome: str | None = None,
+    ) -> ResolveResult:
+        """Count one ended upstream into its dependent's join.
+
+        `upstream_outcome` is a check only: the upstream's own record says how it ended.
+        """
+        asked = self.check_flow_id(flow_id)
+        ends = (
+            self.check_member_id(asked, upstream_execution_id),
+            self.check_member_id(asked, downstream_execution_id),
+        )
+        wanted = check_edge_id(edge_id)
+        outcome = None if upstream_outcome is None else check_outcome(upstream_outcome)
+
+        async def body(tx: Transaction) -> ResolveResult:
+            flow = await self.lock_flow(tx, asked)
+            edge = await find_edge(tx, flow, wanted)
+            if (
+                edge is None
+                or edge.edge_state is not EdgeState.APPLIED
+                or (edge.upstream_id, edge.downstream_id) != ends
+            ):
+                raise InvalidDependency(f"flow {asked} has no applied edge {wanted} between these")
+            if edge.dep_state is not DependencyState.UNSATISFIED:
+                return AlreadyResolved()
+            ending = await self._known_ending(tx, edge, outcome)
+            return await self._resolve(tx, edge, ending)
+
+        return await self.store.transact(body)
+
+    async def _known_ending(
+        self, tx: Transaction, edge: Edge, outcome: TerminalOutcome | None
+    ) -> Ending:
+        endings = await endings_of(tx, edge.partition_key, [edge.upstream_id])
+        ending = endings.get(edge.upstream_id)
+        if ending is None:
+            raise ExecutionNotTerminal(f"{edge.upstream_id} has not ended")
+        if outcome not in (None, ending.outcome):
+            raise InvalidInput(
+                "upstream_outcome", f"{edge.upstream_id} ended as {ending.outcome}", outcome
+            )
+        return ending
+
+    async def _resolve(self, tx: Transaction, edge: Edge, ending: Ending) -> ResolveResult:
+        group = await find_group(tx, edge.downstream_id)
+        assert group is not None, "an applied edge has a group"
+        settled = await self.settle_edges(
+            tx, [edge], {edge.downstream_id: group}, {edge.upstream_id: ending}
+        )
+        if group.group_state is not GroupState.PENDING:
+            return AlreadyFired()
+        (after,) = settled.resolution.groups
+        if after.group_state is GroupState.PENDING:
+            return Pending()
+        if after.group_state is GroupState.IMPOSSIBLE:
+            return Impossible(child_skipped=bool(skipped_among(settled.children)))
+        return Satisfied(data_injected=await _injected(tx, settled, edge.downstream_id))
+
+    # Edges nobody applied
+
+    async def apply_due_edges(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Apply edges that were staged a while ago and then forgotten."""
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def due(reader: Reader) -> Sequence[Edge]:
+            before_ms = await reader.now_ms() - EDGE_APPLY_AFTER_MS
+            return await reader.select_records(Edge, "due_edges", before_ms=before_ms, limit=limit)
+
+        edges = await self.store.read(due)
+        acted = 0
+        for edge in edges:
+            acted += await self._apply_late(edge)
+        return Swept(acted=acted, full=len(edges) == limit)
+
+    async def _apply_late(self, found: Edge) -> bool:
+        async def body(tx: Transaction) -> bool:
+            flow = await self.find_to_lock(tx, found.flow_id)
+            edge = None if flow is None else await find_edge(tx, flow, found.edge_id)
+            if edge is None or edge.edge_state is EdgeState.APPLIED:
+                return False
+            await self.apply_edge(tx, edge)
+            return True
+
+        return await self.store.transact(body)
+
+    # What a worker gets from upstreams
+
+    async def read_execution_inputs(self, execution_id: str) -> dict[str, bytes | None]:
+        """Results passed along edges, by name; None for an upstream that left none."""
+        asked = self.check_execution_id(execution_id)
+
+        async def body(reader: Reader) -> dict[str, bytes | None]:
+            inputs = (await inputs_of(reader, [asked])).get(asked, {})
+            return {each.name: each.value for each in inputs.values()}
+
+        return await self.store.read(body)
+
+
+def check_outcome(outcome: object) -> TerminalOutcome:
+    try:
+        known = TerminalOutcome(str(outcome))
+    except ValueError:
+        known = TerminalOutcome.NONE
+    if known is TerminalOutcome.NONE:
+        raise InvalidInput("upstream_outcome", "must be a terminal outcome", outcome)
+    return known
+
+
+async def _lock_flows(tx: Transaction, from_partition: int, to_partition: int) -> Sequence[Flow]:
+    return await tx.select_records(
+        Flow,
+        "lock_dispatch_flows",
+        from_partition=from_partition,
+        to_partition=to_partition,
+        candidates=FLOWS_LOOKED_AT,
+        limit=FLOWS_PER_BATCH,
+    )
+
+
+async def _take(tx: Transaction, flows: Sequence[Flow], limit: int) -> list[Taken]:
+    rows = await tx.select(
+        "take_completions",
+        partition_keys=[flow.partition_key for flow in flows],
+        flow_ids=[flow.flow_id for flow in flows],
+        limit=limit,
+    )
+    return [_taken(row) for row in rows]
+
+
+def _taken(row: Row) -> Taken:
+    partition_key = int(str(row["partition_key"]))
+    replay_count = int(str(row["replay_count"]))
+    outcome = TerminalOutcome(str(row["outcome"]))
+    return Taken(
+        row=CompletionDispatch(
+            partition_key=partition_key,
+            flow_id=FlowId(str(row["flow_id"])),
+            execution_id=make_execution_id(partition_key, str(row["execution_id"])),
+            replay_count=replay_count,
+            outcome=outcome,
+            enqueued_at_ms=int(str(row["enqueued_at_ms"])),
+        ),
+        ending=ending_of(row, outcome),
+        stale=int(str(row["current_replay_count"])) != replay_count,
+    )
+
+
+async def _open_edges(tx: Transaction, upstream_ids: Sequence[ExecutionId]) -> Sequence[Edge]:
+    if not upstream_ids:
+        return []
+    keys = [execution_key(each) for each in upstream_ids]
+    return await tx.select_records(
+        Edge,
+        "open_edges",
+        partition_keys=[int(key[0]) for key in keys],
+        execution_ids=[uuid_of(each) for each in upstream_ids],
+        limit=DISPATCH_EDGES_MAX,
+    )
+
+
+def _before(row: CompletionDispatch, last: Edge) -> bool:
+    """Whether all edges of this ending come before `last`, in the order they are read."""
+    return (row.partition_key, uuid_of(row.execution_id)) < (
+        last.partition_key,
+        uuid_of(last.upstream_id),
+    )
+
+
+async def _injected(tx: Transaction, settled: Settled, child_id: ExecutionId) -> bool:
+    """Whether the child, now free to run, got its payload from an upstream."""
+    if not settled.children.updates:
+        return False
+    inputs = (await inputs_of(tx, [child_id])).get(child_id, {})
+    return any(each.replaces_payload and each.value is not None for each in inputs.values())

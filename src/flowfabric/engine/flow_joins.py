@@ -1,0 +1,395 @@
+"""Building a flow in bulk: new members with everything they wait for, in one transaction.
+
+A member that is created together with its join is never claimable before the join
+holds, and its join is never judged by half of its edges. What a call costs depends on
+what it adds, not on how large the flow is.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct, structs
+
+from flowfabric.core.checks import check_int
+from flowfabric.core.creation import Checked, NewExecution, check_new
+from flowfabric.core.decision import Changes
+from flowfabric.core.flow_build import (
+    Dependency,
+    Join,
+    NewEdge,
+    check_acyclic,
+    check_can_wait,
+    check_edge,
+    check_member,
+    check_not_elsewhere,
+    check_open,
+    derived_edge_id,
+    join_flow,
+    new_edge,
+    new_group,
+    with_edges,
+    with_members,
+    with_rule,
+    with_staged,
+)
+from flowfabric.core.flow_model import Edge, EdgeGroup, Flow
+from flowfabric.core.flow_policy import ALL_OF, Rule, check_policy
+from flowfabric.core.flow_resolve import Ending, block
+from flowfabric.core.flow_results import DependenciesAdded
+from flowfabric.core.flow_views import edge_snapshot
+from flowfabric.core.ids import (
+    ExecutionId,
+    FlowId,
+    flow_execution_id,
+    make_execution_id,
+    uuid_of,
+)
+from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX
+from flowfabric.core.model import Execution
+from flowfabric.core.results import Created
+from flowfabric.core.states import TerminalOutcome
+from flowfabric.engine.creation import CreateBody
+from flowfabric.engine.flow_unit import FlowOperations, endings_of
+from flowfabric.engine.unit import execution_key, new_uuid
+from flowfabric.errors import DependencyAlreadyExists, InvalidInput, NotFound
+from flowfabric.store.base import Transaction
+
+
+class CheckedJoin(Struct, frozen=True, kw_only=True):
+    downstream_id: ExecutionId
+    rule: Rule | None
+    """None: the one the group has, or `ALL_OF`."""
+    edges: tuple[NewEdge, ...]
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """A call with every field valid."""
+
+    flow_id: FlowId
+    created: tuple[Checked, ...]
+    adopted: tuple[ExecutionId, ...]
+    """Executions that exist and become members."""
+    joins: dict[ExecutionId, CheckedJoin]
+
+
+class FlowJoins(FlowOperations):
+    def new_member_id(self, flow_id: str) -> ExecutionId:
+        """A fresh id for an execution that is to become a member of the flow."""
+        return flow_execution_id(
+            self.check_flow_id(flow_id), new_uuid(), self.deployment.partitions
+        )
+
+    async def add_dependencies(
+        self,
+        flow_id: str,
+        joins: Sequence[Join] = (),
+        *,
+        members: Sequence[NewExecution | str] = (),
+    ) -> DependenciesAdded:
+        """Add members and everything they wait for, all at once or not at all.
+
+        `members` are executions to create, under ids of `new_member_id`, or ids of
+        executions that exist. Repeating a call adds nothing.
+        """
+        plan = self._check_plan(flow_id, joins, members)
+        building = _Building(self, plan)
+        answer = await self.store.transact(building.run)
+        self.routes.update(building.interned)
+        return answer
+
+    def _check_plan(
+        self, flow_id: object, joins: Sequence[Join], members: Sequence[NewExecution | str]
+    ) -> Plan:
+        asked = self.check_flow_id(flow_id)
+        check_int("members", len(members), 0, BATCH_MAX)
+        check_int("joins", len(joins), 0, JOIN_EDGES_MAX)
+        check_int("edges", sum(len(join.dependencies) for join in joins), 0, JOIN_EDGES_MAX)
+        checked = [self._check_join(asked, join) for join in joins]
+        by_downstream = {join.downstream_id: join for join in checked}
+        if len(by_downstream) < len(checked):
+            raise InvalidInput("joins", "must name each downstream execution once")
+        return Plan(
+            flow_id=asked,
+            created=tuple(
+                self._check_new_member(asked, each)
+                for each in members
+                if isinstance(each, NewExecution)
+            ),
+            adopted=tuple(
+                self.check_member_id(asked, each)
+                for each in members
+                if not isinstance(each, NewExecution)
+            ),
+            joins=by_downstream,
+        )
+
+    def _check_join(self, flow_id: FlowId, join: Join) -> CheckedJoin:
+        downstream_id = self.check_member_id(flow_id, join.downstream_execution_id)
+        if not join.dependencies:
+            raise InvalidInput("dependencies", "must not be empty")
+        rule = None if join.policy is None else check_policy(join.policy)
+        if rule is not None and rule.k > len(join.dependencies):
+            raise InvalidInput(
+                "policy.k", f"must be at most {len(join.dependencies)}, the dependencies", rule.k
+            )
+        edges = tuple(self._check_dependency(flow_id, downstream_id, d) for d in join.dependencies)
+        _check_distinct("upstream_execution_id", [edge.upstream_id for edge in edges])
+        _check_distinct("edge_id", [edge.edge_id for edge in edges])
+        _check_distinct(
+            "data_passing_ref", [e.data_passing_ref for e in edges if e.data_passing_ref]
+        )
+        return CheckedJoin(downstream_id=downstream_id, rule=rule, edges=edges)
+
+    def _check_dependency(
+        self, flow_id: FlowId, downstream_id: ExecutionId, dependency: Dependency
+    ) -> NewEdge:
+        upstream_id = self.check_member_id(flow_id, dependency.upstream_execution_id)
+        edge_id = dependency.edge_id or derived_edge_id(flow_id, upstream_id, downstream_id)
+        return check_edge(
+            edge_id,
+            upstream_id,
+            downstream_id,
+            dependency.data_passing_ref,
+            bool(dependency.replaces_payload),
+        )
+
+    def _check_new_member(self, flow_id: FlowId, request: NewExecution) -> Checked:
+        if request.idempotency_key:
+            raise InvalidInput(
+                "idempotency_key", "does not apply: a flow's member is known by its execution_id"
+            )
+        if request.execution_id is None:
+            raise InvalidInput("execution_id", "must be given: see new_member_id")
+        self.check_member_id(flow_id, request.execution_id)
+        return check_new(
+            request,
+            new_uuid=new_uuid(),
+            partitions=self.deployment.partitions,
+            payload_bytes_max=self.config.payload_bytes_max,
+        )
+
+
+def _check_distinct(field: str, values: Sequence[str]) -> None:
+    if len(set(values)) < len(values):
+        repeated = next(value for value in values if values.count(value) > 1)
+        raise InvalidInput(field, "must not repeat within a join", repeated)
+
+
+class _Building:
+    """One call of `add_dependencies` inside its transaction."""
+
+    def __init__(self, engine: FlowJoins, plan: Plan) -> None:
+        self.engine = engine
+        self.plan = plan
+        self.interned: dict[tuple[str, str, tuple[str, ...]], int] = {}
+
+    async def run(self, tx: Transaction) -> DependenciesAdded:
+        flow = await self.engine.lock_flow(tx, self.plan.flow_id)
+        check_open(flow)
+        self.groups: dict[ExecutionId, EdgeGroup] = {}
+        self.edges: list[Edge] = []
+        before = flow
+        flow = await self._adopt(tx, flow)
+        created = await self._create(tx, flow)
+        flow = with_members(flow, created, await tx.now_ms()) if created else flow
+        joins = await self._new_joins(tx, flow, {each.execution_id for each in created})
+        flow = await self._join(tx, flow, joins)
+        now_ms = await tx.now_ms()
+        await tx.save(Changes(updates=(self.engine.settled_flow(flow, now_ms),)))
+        return DependenciesAdded(
+            members_added=flow.node_count - before.node_count,
+            edges_added=flow.edge_count - before.edge_count,
+            node_count=flow.node_count,
+            edge_count=flow.edge_count,
+            graph_revision=flow.graph_revision,
+        )
+
+    # Members
+
+    async def _adopt(self, tx: Transaction, flow: Flow) -> Flow:
+        found = await tx.lock(Execution, [execution_key(each) for each in self.plan.adopted])
+        for each in self.plan.adopted:
+            if execution_key(each) not in found:
+                raise NotFound("execution", each)
+            check_not_elsewhere(found[execution_key(each)], flow)
+        fresh = [each for each in found.values() if each.flow_id is None]
+        if not fresh:
+            return flow
+        now_ms = await tx.now_ms()
+        await tx.save(Changes(updates=tuple(join_flow(each, flow, now_ms) for each in fresh)))
+        return with_members(flow, fresh, now_ms)
+
+    async def _create(self, tx: Transaction, flow: Flow) -> list[Execution]:
+        """Create new members, held back from the start where they have something to wait for."""
+        if not self.plan.created:
+            return []
+        now_ms = await tx.now_ms()
+        made: dict[ExecutionId, Execution] = {}
+
+        def shape(execution: Execution) -> Execution:
+            execution = structs.replace(execution, flow_id=flow.flow_id)
+            join = self.plan.joins.get(execution.execution_id)
+            if join is not None:
+                group = new_group(flow, join.downstream_id, join.rule or ALL_OF)
+                execution, group = block(execution, group, _detail(join), now_ms)
+                self.groups[join.downstream_id] = with_staged(group, join.edges, applied=True)
+            made[execution.execution_id] = execution
+            return execution
+
+        body = CreateBody(self.plan.created, self.engine.routes, shape)
+        results = await body.run(tx)
+        self.interned = body.interned
+        fresh = [each.execution_id for each in results if isinstance(each, Created)]
+        for execution_id in made.keys() - set(fresh):
+            self.groups.pop(execution_id, None)
+        return [made[execution_id] for execution_id in fresh]
+
+    # Joins
+
+    async def _new_joins(
+        self, tx: Transaction, flow: Flow, created: set[ExecutionId]
+    ) -> list[CheckedJoin]:
+        """The joins without the edges that exist, every end checked to be a member."""
+        joins = list(self.plan.joins.values())
+        old = [join for join in joins if join.downstream_id not in created]
+        known = await self._known_edges(tx, flow, old)
+        fresh = [join for join in joins if join.downstream_id in created]
+        for join in old:
+            edges = tuple(edge for edge in join.edges if edge.pair not in known)
+            if edges:
+                fresh.append(structs.replace(join, edges=edges))
+        await self._check_ends(tx, flow, fresh, created)
+        await self._check_graph(tx, flow, fresh, created)
+        return fresh
+
+    async def _known_edges(
+        self, tx: Transaction, flow: Flow, joins: Sequence[CheckedJoin]
+    ) -> set[tuple[ExecutionId, ExecutionId]]:
+        wanted = {edge.pair: edge for join in joins for edge in join.edges}
+        if not wanted:
+            return set()
+        found = await tx.select_records(
+            Edge,
+            "edges_between",
+            partition_key=flow.partition_key,
+            upstream_ids=[uuid_of(pair[0]) for pair in wanted],
+            downstream_ids=[uuid_of(pair[1]) for pair in wanted],
+        )
+        for edge in found:
+            same = wanted[(edge.upstream_id, edge.downstream_id)]
+            if (edge.edge_id, edge.data_passing_ref) != (same.edge_id, same.data_passing_ref):
+                raise DependencyAlreadyExists(
+                    f"{edge.downstream_id} depends on {edge.upstream_id} already",
+                    existing=edge_snapshot(edge),
+                )
+        return {(edge.upstream_id, edge.downstream_id) for edge in found}
+
+    async def _check_ends(
+        self,
+        tx: Transaction,
+        flow: Flow,
+        joins: Sequence[CheckedJoin],
+        created: set[ExecutionId],
+    ) -> None:
+        ends = {end for join in joins for edge in join.edges for end in edge.pair}
+        ends = (ends | {each.execution_id for each in self.plan.created}) - created
+        self.outcomes: dict[ExecutionId, TerminalOutcome] = {}
+        if not ends:
+            return
+        rows = await tx.select(
+            "member_facts",
+            partition_key=flow.partition_key,
+            execution_ids=[uuid_of(each) for each in sorted(ends)],
+        )
+        homes: dict[ExecutionId, str | None] = {}
+        for row in rows:
+            end = make_execution_id(flow.partition_key, str(row["execution_id"]))
+            homes[end] = None if row["flow_id"] is None else str(row["flow_id"])
+            self.outcomes[end] = TerminalOutcome(str(row["terminal_outcome"]))
+        for end in sorted(ends):
+            check_member(flow, end, homes.get(end))
+
+    async def _check_graph(
+        self,
+        tx: Transaction,
+        flow: Flow,
+        joins: Sequence[CheckedJoin],
+        created: set[ExecutionId],
+    ) -> None:
+        """A cycle can only close through new edges and what is reached from old downstreams."""
+        pairs: list[tuple[str, str]] = [edge.pair for join in joins for edge in join.edges]
+        starts = [join.downstream_id for join in joins if join.downstream_id not in created]
+        if starts:
+            rows = await tx.select(
+                "reachable_edges",
+                partition_key=flow.partition_key,
+                starts=[uuid_of(each) for each in starts],
+            )
+            pairs += [
+                (
+                    make_execution_id(flow.partition_key, str(row["upstream_id"])),
+                    make_execution_id(flow.partition_key, str(row["downstream_id"])),
+                )
+                for row in rows
+            ]
+        check_acyclic(pairs)
+
+    async def _join(self, tx: Transaction, flow: Flow, joins: Sequence[CheckedJoin]) -> Flow:
+        if not joins:
+            return flow
+        now_ms = await tx.now_ms()
+        old_groups, blocked = await self._hold_back(tx, flow, joins)
+        edges = tuple(
+            new_edge(flow, edge, now_ms, applied=True) for join in joins for edge in join.edges
+        )
+        added = {key: g for key, g in self.groups.items() if key not in old_groups}
+        await tx.save(
+            Changes(
+                inserts=(*added.values(), *edges),
+                updates=(*blocked, *(self.groups[key] for key in old_groups)),
+            )
+        )
+        await self._settle_ended(tx, flow, edges)
+        return with_edges(flow, len(edges), now_ms)
+
+    async def _hold_back(
+        self, tx: Transaction, flow: Flow, joins: Sequence[CheckedJoin]
+    ) -> tuple[set[ExecutionId], list[Execution]]:
+        """Block downstreams that existed before; tell whose groups did, too."""
+        keys = [execution_key(j.downstream_id) for j in joins if j.downstream_id not in self.groups]
+        executions = await tx.lock(Execution, keys)
+        known = {g.downstream_id: g for g in (await tx.lock(EdgeGroup, keys)).values()}
+        now_ms = await tx.now_ms()
+        blocked: list[Execution] = []
+        for join in joins:
+            execution = executions.get(execution_key(join.downstream_id))
+            if execution is None:
+                continue
+            group = known.get(join.downstream_id)
+            check_can_wait(execution, group)
+            group = group or new_group(flow, join.downstream_id)
+            group = group if join.rule is None else with_rule(group, join.rule)
+            group = with_staged(group, join.edges, applied=True)
+            execution, self.groups[join.downstream_id] = block(
+                execution, group, _detail(join), now_ms
+            )
+            blocked.append(execution)
+        return set(known), blocked
+
+    async def _settle_ended(self, tx: Transaction, flow: Flow, edges: Sequence[Edge]) -> None:
+        """Resolve at once what waits for members that have ended before."""
+        ended = {
+            each: Ending(outcome=outcome)
+            for each, outcome in self.outcomes.items()
+            if outcome is not TerminalOutcome.NONE
+        }
+        due = [edge for edge in edges if edge.upstream_id in ended]
+        if not due:
+            return
+        passing = {edge.upstream_id for edge in due if edge.data_passing_ref}
+        endings = ended | await endings_of(tx, flow.partition_key, sorted(passing))
+        groups = {key: self.groups[key] for key in {edge.downstream_id for edge in due}}
+        await self.engine.settle_edges(tx, due, groups, endings)
+
+
+def _detail(join: CheckedJoin) -> str:
+    return f"{len(join.edges)} dep(s) unresolved"

@@ -1,0 +1,347 @@
+"""Reading flows: one by id, lists page by page, tags, and summaries."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct, structs
+
+from flowfabric.core.checks import check_int
+from flowfabric.core.decision import Changes
+from flowfabric.core.flow_model import Edge, EdgeGroup, Flow, FlowState, FlowTag
+from flowfabric.core.flow_views import (
+    EdgeGroupSnapshot,
+    EdgeSnapshot,
+    EligibilityStatus,
+    FlowListItem,
+    FlowMember,
+    FlowSnapshot,
+    FlowSummary,
+    derive_flow_state,
+    edge_snapshot,
+    eligibility,
+    flow_summary,
+    group_snapshot,
+    status_of,
+)
+from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, parse_execution_id, uuid_of
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.model import Execution
+from flowfabric.core.partitions import PartitionKey, check_partition
+from flowfabric.core.states import PublicState
+from flowfabric.core.tags import check_tag_key, check_tag_value
+from flowfabric.engine.flow_unit import FlowOperations
+from flowfabric.engine.flows import check_edge_id
+from flowfabric.engine.unit import execution_key
+from flowfabric.errors import InvalidInput
+from flowfabric.store.base import Reader, Row, Transaction
+
+FIRST_UUID = "00000000-0000-0000-0000-000000000000"
+
+
+class Outgoing(Struct, frozen=True):
+    """Edges out of one execution."""
+
+    from_node: str
+
+
+class Incoming(Struct, frozen=True):
+    """Edges into one execution."""
+
+    to_node: str
+
+
+class FlowPage(Struct, frozen=True, kw_only=True):
+    flows: tuple[FlowListItem, ...]
+    next_cursor: FlowId | None
+
+
+class FlowMemberPage(Struct, frozen=True, kw_only=True):
+    members: tuple[FlowMember, ...]
+    next_cursor: ExecutionId | None
+
+
+class FlowReads(FlowOperations):
+    async def describe_flow(self, flow_id: str) -> FlowSnapshot | None:
+        asked = self.check_flow_id(flow_id)
+
+        async def body(reader: Reader) -> FlowSnapshot | None:
+            flow = await self.find_flow(reader, asked)
+            if flow is None:
+                return None
+            tags = await reader.select(
+                "list_flow_tags", partition_key=flow.partition_key, flow_id=asked
+            )
+            return _snapshot(
+                flow,
+                await self._state(reader, flow),
+                {str(row["tag_key"]): str(row["tag_value"]) for row in tags},
+                await _groups(reader, asked, FIRST_UUID, PAGE_MAX),
+            )
+
+        return await self.store.read(body)
+
+    async def _state(self, reader: Reader, flow: Flow) -> FlowState:
+        """Stored once every member has ended; until then what the members are doing now."""
+        if flow.derived_state is not FlowState.OPEN:
+            return flow.derived_state
+        return derive_flow_state(await _counts(reader, flow.flow_id), cancelled=_cancelled(flow))
+
+    async def list_flows(
+        self, partition: str | int | None = None, *, cursor: str | None = None, limit: int = 100
+    ) -> FlowPage:
+        """Flows by ascending id, of one partition or of all, after `cursor`."""
+        check_int("limit", limit, 0, PAGE_MAX)
+        after = FIRST_UUID if cursor is None else self.check_flow_id(cursor)
+        index = self._check_partition(partition)
+        if limit == 0:
+            return FlowPage(flows=(), next_cursor=None)
+
+        async def body(reader: Reader) -> Sequence[Flow]:
+            now_ms = await reader.now_ms()
+            if index is None:
+                return await reader.select_records(
+                    Flow, "list_flows", after=after, now_ms=now_ms, limit=limit + 1
+                )
+            return await reader.select_records(
+                Flow,
+                "list_partition_flows",
+                partition_key=index,
+                after=after,
+                now_ms=now_ms,
+                limit=limit + 1,
+            )
+
+        found = await self.store.read(body)
+        page = tuple(_list_item(flow) for flow in found[:limit])
+        return FlowPage(flows=page, next_cursor=page[-1].flow_id if len(found) > limit else None)
+
+    def _check_partition(self, partition: object) -> int | None:
+        if partition is None:
+            return None
+        if isinstance(partition, str):
+            partition = PartitionKey.parse(partition).index
+        index = check_int("partition", partition, 0, 65_535)
+        return check_partition(index, self.deployment.partitions)
+
+    async def list_flow_members(
+        self, flow_id: str, *, cursor: str | None = None, limit: int = 100
+    ) -> FlowMemberPage:
+        """Members by ascending id, with their states."""
+        check_int("limit", limit, 0, PAGE_MAX)
+        asked = self.check_flow_id(flow_id)
+        after = FIRST_UUID if cursor is None else uuid_of(parse_execution_id(cursor))
+        partition_key, _ = self.flow_key(asked)
+
+        async def body(reader: Reader) -> Sequence[Row]:
+            return await reader.select(
+                "list_flow_members", flow_id=asked, after=after, limit=limit + 1
+            )
+
+        rows = await self.store.read(body) if limit else []
+        page = tuple(_member(partition_key, row) for row in rows[:limit])
+        return FlowMemberPage(
+            members=page, next_cursor=page[-1].execution_id if len(rows) > limit else None
+        )
+
+    async def list_edge_groups(
+        self, flow_id: str, *, cursor: str | None = None, limit: int = 100
+    ) -> tuple[EdgeGroupSnapshot, ...]:
+        """Joins by ascending downstream id, after the downstream `cursor`."""
+        check_int("limit", limit, 0, PAGE_MAX)
+        asked = self.check_flow_id(flow_id)
+        after = FIRST_UUID if cursor is None else uuid_of(parse_execution_id(cursor))
+
+        async def body(reader: Reader) -> tuple[EdgeGroupSnapshot, ...]:
+            return await _groups(reader, asked, after, limit)
+
+        return await self.store.read(body)
+
+    # Edges
+
+    async def list_edges(
+        self,
+        flow_id: str,
+        direction: Outgoing | Incoming | None = None,
+        *,
+        cursor: str | None = None,
+        limit: int = PAGE_MAX,
+    ) -> tuple[EdgeSnapshot, ...]:
+        """Edges of a flow, or of one of its members, by ascending id after `cursor`."""
+        check_int("limit", limit, 0, PAGE_MAX)
+        asked = self.check_flow_id(flow_id)
+        after = FIRST_UUID if cursor is None else check_edge_id(cursor)
+        upstream, downstream = self._ends(direction)
+        partition_key, _ = self.flow_key(asked)
+
+        async def body(reader: Reader) -> Sequence[Edge]:
+            name, parameters = _edge_list(upstream, downstream)
+            return await reader.select_records(
+                Edge,
+                name,
+                partition_key=partition_key,
+                flow_id=asked,
+                after=after,
+                limit=limit,
+                **parameters,
+            )
+
+        return tuple(edge_snapshot(edge) for edge in await self.store.read(body))
+
+    def _ends(self, direction: object) -> tuple[ExecutionId | None, ExecutionId | None]:
+        match direction:
+            case None:
+                return None, None
+            case Outgoing(node):
+                return self.check_execution_id(node), None
+            case Incoming(node):
+                return None, self.check_execution_id(node)
+            case _:
+                raise InvalidInput("direction", "must be Outgoing or Incoming", direction)
+
+    async def describe_edge(self, flow_id: str, edge_id: str) -> EdgeSnapshot | None:
+        asked = self.check_flow_id(flow_id)
+        key = (*self.flow_key(asked), check_edge_id(edge_id))
+
+        async def body(reader: Reader) -> EdgeSnapshot | None:
+            edge = (await reader.get(Edge, [key])).get(key)
+            return None if edge is None else edge_snapshot(edge)
+
+        return await self.store.read(body)
+
+    async def evaluate_flow_eligibility(self, execution_id: str) -> EligibilityStatus:
+        """Whether dependencies let an execution run. Never raises for one that is missing."""
+        asked = self.check_execution_id(execution_id)
+        key = execution_key(asked)
+
+        async def body(reader: Reader) -> EligibilityStatus:
+            execution = (await reader.get(Execution, [key])).get(key)
+            group = (await reader.get(EdgeGroup, [key])).get(key)
+            return eligibility(execution, group)
+
+        return await self.store.read(body)
+
+    # Summaries
+
+    async def read_flow_summary(self, flow_id: str) -> FlowSummary | None:
+        """How many members are in which state, and what that makes of the flow."""
+        asked = self.check_flow_id(flow_id)
+
+        async def body(reader: Reader) -> FlowSummary | None:
+            flow = await self.find_flow(reader, asked)
+            return None if flow is None else flow_summary(flow, await _counts(reader, asked))
+
+        return await self.store.read(body)
+
+    async def project_flow_summary(self, flow_id: str) -> bool:
+        """Count the flow's ended members anew and store what they make of it.
+
+        The dispatcher keeps these counts right by itself; this mends them. False
+        for a flow without members, of which nothing is written.
+        """
+        asked = self.check_flow_id(flow_id)
+
+        async def body(tx: Transaction) -> bool:
+            flow = await self.lock_flow(tx, asked)
+            if flow.node_count == 0:
+                return False
+            rows = await tx.select("count_told_members", flow_id=asked)
+            counts = {f"members_{row['public_state']!s}": int(str(row["members"])) for row in rows}
+            names = [name for name in Flow.__struct_fields__ if name.startswith("members_")]
+            counted = structs.replace(flow, **{name: counts.get(name, 0) for name in names})
+            await tx.save(Changes(updates=(self.settled_flow(counted, await tx.now_ms()),)))
+            return True
+
+        return await self.store.transact(body)
+
+    # Tags
+
+    async def set_flow_tag(self, flow_id: str, key: str, value: str) -> None:
+        """Set one tag, replacing its value; on a cancelled flow, too."""
+        asked = self.check_flow_id(flow_id)
+        checked_key = check_tag_key(key)
+        checked_value = check_tag_value(checked_key, value)
+
+        async def body(tx: Transaction) -> None:
+            flow = await self.lock_flow(tx, asked)
+            tag = FlowTag(
+                partition_key=flow.partition_key,
+                flow_id=asked,
+                tag_key=checked_key,
+                tag_value=checked_value,
+            )
+            added = await tx.insert_new([tag])
+            touched = structs.replace(flow, last_mutation_at_ms=await tx.now_ms())
+            await tx.save(Changes(updates=(touched,) if added else (touched, tag)))
+
+        await self.store.transact(body)
+
+    async def get_flow_tag(self, flow_id: str, key: str) -> str | None:
+        """The tag's value, or None when the tag or the flow is missing."""
+        asked = self.check_flow_id(flow_id)
+        tag_key = (*self.flow_key(asked), check_tag_key(key))
+
+        async def body(reader: Reader) -> str | None:
+            tag = (await reader.get(FlowTag, [tag_key])).get(tag_key)
+            return None if tag is None else tag.tag_value
+
+        return await self.store.read(body)
+
+
+async def _counts(reader: Reader, flow_id: FlowId) -> dict[PublicState, int]:
+    rows = await reader.select("count_flow_members", flow_id=flow_id)
+    return {PublicState(str(row["public_state"])): int(str(row["members"])) for row in rows}
+
+
+async def _groups(
+    reader: Reader, flow_id: FlowId, after: str, limit: int
+) -> tuple[EdgeGroupSnapshot, ...]:
+    found = await reader.select_records(
+        EdgeGroup, "list_edge_groups", flow_id=flow_id, after=after, limit=limit
+    )
+    return tuple(group_snapshot(group) for group in found)
+
+
+def _edge_list(
+    upstream: ExecutionId | None, downstream: ExecutionId | None
+) -> tuple[str, dict[str, str]]:
+    """One indexed statement per direction."""
+    if upstream is not None:
+        return "list_edges_from", {"execution_id": uuid_of(upstream)}
+    if downstream is not None:
+        return "list_edges_into", {"execution_id": uuid_of(downstream)}
+    return "list_edges", {}
+
+
+def _cancelled(flow: Flow) -> bool:
+    return flow.public_flow_state is FlowState.CANCELLED
+
+
+def _member(partition_key: int, row: Row) -> FlowMember:
+    return FlowMember(
+        execution_id=make_execution_id(partition_key, str(row["execution_id"])),
+        execution_kind=str(row["execution_kind"]),
+        public_state=PublicState(str(row["public_state"])),
+    )
+
+
+def _list_item(flow: Flow) -> FlowListItem:
+    return FlowListItem(
+        flow_id=flow.flow_id,
+        flow_kind=flow.flow_kind,
+        namespace=flow.namespace,
+        created_at_ms=flow.created_at_ms,
+        status=status_of(flow),
+    )
+
+
+def _snapshot(
+    flow: Flow,
+    state: FlowState,
+    tags: dict[str, str],
+    groups: tuple[EdgeGroupSnapshot, ...],
+) -> FlowSnapshot:
+    shared = {
+        name: getattr(flow, name)
+        for name in FlowSnapshot.__struct_fields__
+        if name in Flow.__struct_fields__
+    }
+    return FlowSnapshot(**shared, state=state, tags=tags, edge_groups=groups)

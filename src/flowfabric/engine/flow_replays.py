@@ -1,0 +1,199 @@
+"""Replaying executions, those of flows with care for what they wait for.
+
+A replayed member takes its place in the flow again: it is no longer counted as ended,
+and waits for its join unless that was satisfied. Failures of its upstreams are
+forgotten; an upstream that has succeeded since counts at once.
+"""
+
+from collections.abc import Sequence
+
+from flowfabric.core.checks import check_int, check_optional_text
+from flowfabric.core.decision import Changes
+from flowfabric.core.execution import Timing
+from flowfabric.core.flow_model import CompletionDispatch, Edge, EdgeGroup, Flow, PendingCancel
+from flowfabric.core.flow_replay import (
+    Reopened,
+    check_replayable,
+    decide_member_replay,
+    must_wait_again,
+    reopen,
+    uncount,
+)
+from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
+from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX
+from flowfabric.core.model import Execution
+from flowfabric.core.results import Replayed
+from flowfabric.core.states import TerminalOutcome
+from flowfabric.core.transition import Subject
+from flowfabric.engine.flow_unit import FlowOperations, endings_of, forgotten
+from flowfabric.engine.operators import Operators
+from flowfabric.engine.unit import execution_key, hint_about, load_subjects
+from flowfabric.errors import FlowFabricError, NotFound, RetryExhausted
+from flowfabric.store.base import Key, Transaction
+
+TRIES_MAX = 3
+
+Answers = list[Replayed | FlowFabricError]
+
+
+class FlowReplays(FlowOperations, Operators):
+    async def replay_execution(
+        self, execution_id: str, *, reason: str | None = None, requested_by: str | None = None
+    ) -> Replayed:
+        """Run an ended execution again as a new attempt; its history stays."""
+        (answer,) = await self.replay_executions(
+            [execution_id], reason=reason, requested_by=requested_by
+        )
+        if isinstance(answer, FlowFabricError):
+            raise answer
+        return answer
+
+    async def replay_executions(
+        self,
+        execution_ids: Sequence[str],
+        *,
+        reason: str | None = None,
+        requested_by: str | None = None,
+    ) -> Answers:
+        """Replay many; each gets its own answer or error."""
+        check_int("execution_ids", len(execution_ids), 0, BATCH_MAX)
+        check_optional_text("reason", reason, bytes_max=TEXT_BYTES_MAX)
+        check_optional_text("requested_by", requested_by)
+        asked = [self.check_execution_id(each) for each in execution_ids]
+        if not asked:
+            return []
+        for _ in range(TRIES_MAX):
+            replaying = _Replaying(self, asked, reason, requested_by)
+            answers = await self.store.transact(replaying.run)
+            if answers is not None:
+                return answers
+        raise RetryExhausted("executions kept joining flows while they were replayed")
+
+
+class _Replaying:
+    """One call inside its transaction."""
+
+    def __init__(
+        self,
+        engine: FlowReplays,
+        asked: Sequence[ExecutionId],
+        reason: str | None,
+        requested_by: str | None,
+    ) -> None:
+        self.engine = engine
+        self.asked = asked
+        self.reason = reason
+        self.requested_by = requested_by
+
+    async def run(self, tx: Transaction) -> Answers | None:
+        """None when an execution joined a flow meanwhile, which is locked first: try again."""
+        keys = [execution_key(each) for each in self.asked]
+        seen = await tx.get(Execution, keys)
+        homes: dict[Key, Key] = {
+            key: (execution.partition_key, execution.flow_id)
+            for key, execution in seen.items()
+            if execution.flow_id is not None
+        }
+        self.flows = await tx.lock(Flow, sorted(set(homes.values())))
+        self.cancels = await tx.lock(PendingCancel, sorted(homes))
+        self.subjects = await load_subjects(tx, set(self.asked))
+        for key, subject in ((execution_key(i), s) for i, s in self.subjects.items()):
+            if (subject.execution.flow_id is not None) != (key in homes):
+                return None
+        return [await self._try(tx, each) for each in self.asked]
+
+    async def _try(self, tx: Transaction, execution_id: ExecutionId) -> Replayed | FlowFabricError:
+        subject = self.subjects.get(execution_id)
+        if subject is None:
+            return NotFound("execution", execution_id)
+        timing = self.engine.timing(await tx.now_ms())
+        try:
+            if subject.execution.flow_id is None:
+                return await self._replay(tx, subject, None, timing, Changes())
+            return await self._replay_member(tx, subject, timing)
+        except FlowFabricError as error:
+            return error
+
+    async def _replay(
+        self,
+        tx: Transaction,
+        subject: Subject,
+        reopened: Reopened | None,
+        timing: Timing,
+        also: Changes,
+    ) -> Replayed:
+        decision = decide_member_replay(subject, reopened, self.reason, self.requested_by, timing)
+        changes = decision.changes
+        await tx.save(
+            Changes(
+                updates=(*changes.updates, *also.updates),
+                deletes=also.deletes,
+                events=changes.events,
+            )
+        )
+        hint_about(tx, changes, timing.now_ms)
+        # A repeat within one call finds the execution replayed.
+        (self.subjects[subject.execution.execution_id],) = (
+            await load_subjects(tx, [subject.execution.execution_id])
+        ).values()
+        return decision.answer
+
+    async def _replay_member(self, tx: Transaction, subject: Subject, timing: Timing) -> Replayed:
+        execution = subject.execution
+        key = execution_key(execution.execution_id)
+        flow = self.flows.get((execution.partition_key, execution.flow_id or ""))
+        if flow is None or forgotten(flow, timing.now_ms):
+            raise NotFound("flow", execution.flow_id or "")
+        check_replayable(flow)
+        group = (await tx.lock(EdgeGroup, [key])).get(key)
+        reopened = None
+        if group is not None and must_wait_again(group):
+            reopened = reopen(group, await _edges_into(tx, execution.execution_id))
+        row_key = (*key[:1], flow.flow_id, execution.execution_id, execution.replay_count)
+        untold = (await tx.lock(CompletionDispatch, [row_key])).get(row_key)
+        after = self.engine.settled_flow(uncount(flow, execution, untold), timing.now_ms)
+        cancel = self.cancels.pop(key, None)
+        gone = tuple(row for row in (untold, cancel) if row is not None)
+        answer = await self._replay(
+            tx, subject, reopened, timing, Changes(updates=(after,), deletes=gone)
+        )
+        self.flows[(flow.partition_key, flow.flow_id)] = after
+        if reopened is None:
+            return answer
+        await tx.select(
+            "drop_siblings",
+            partition_key=execution.partition_key,
+            downstream_id=uuid_of(execution.execution_id),
+        )
+        return await self._count_successes(tx, execution.execution_id, answer)
+
+    async def _count_successes(
+        self, tx: Transaction, execution_id: ExecutionId, answer: Replayed
+    ) -> Replayed:
+        """Resolve what has succeeded since; what failed before waits for its own replay."""
+        key = execution_key(execution_id)
+        group = (await tx.lock(EdgeGroup, [key]))[key]
+        edges = await _edges_into(tx, execution_id)
+        endings = await endings_of(
+            tx, partition_of(execution_id), [edge.upstream_id for edge in edges]
+        )
+        succeeded = {
+            upstream: ending
+            for upstream, ending in endings.items()
+            if ending.outcome is TerminalOutcome.SUCCESS
+        }
+        due = [edge for edge in edges if edge.upstream_id in succeeded and edge.applied_at_ms]
+        settled = await self.engine.settle_edges(tx, due, {execution_id: group}, succeeded)
+        for record in settled.children.updates:
+            if isinstance(record, Execution):
+                return Replayed(public_state=record.public_state)
+        return answer
+
+
+async def _edges_into(tx: Transaction, execution_id: ExecutionId) -> Sequence[Edge]:
+    return await tx.select_records(
+        Edge,
+        "edges_into",
+        partition_key=partition_of(execution_id),
+        downstream_id=uuid_of(execution_id),
+    )

@@ -1,0 +1,216 @@
+"""What the operations on flows share: finding and locking a flow, and settling joins.
+
+The lock of a flow's row guards its edges and groups, so operations on one flow take
+turns and those on different flows do not meet. Members are locked after their flow.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from flowfabric.core.decision import NO_CHANGES, Changes, combine
+from flowfabric.core.flow_build import settle_flow
+from flowfabric.core.flow_model import Edge, EdgeGroup, ExecutionInput, Flow, GroupState
+from flowfabric.core.flow_resolve import Ending, Resolution, release, resolve_edges
+from flowfabric.core.ids import (
+    ExecutionId,
+    FlowId,
+    make_execution_id,
+    parse_uuid,
+    partition_of,
+    uuid_of,
+)
+from flowfabric.core.model import Execution
+from flowfabric.core.partitions import flow_partition
+from flowfabric.core.states import TerminalOutcome
+from flowfabric.engine.unit import (
+    DISPATCH_TOPIC,
+    Operations,
+    hint_about,
+    load_subjects,
+)
+from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.store.base import Reader, Row, Transaction
+
+
+class Settled(Struct, frozen=True, kw_only=True):
+    """What resolving some edges did."""
+
+    resolution: Resolution
+    children: Changes
+    """What became of the executions whose groups fired."""
+
+
+class FlowOperations(Operations):
+    # Input
+
+    def check_flow_id(self, flow_id: object) -> FlowId:
+        return FlowId(parse_uuid("flow_id", flow_id))
+
+    def flow_key(self, flow_id: FlowId) -> tuple[int, FlowId]:
+        return flow_partition(flow_id, self.deployment.partitions), flow_id
+
+    def check_member_id(self, flow_id: FlowId, execution_id: object) -> ExecutionId:
+        """An execution id that can belong to the flow: both live in one partition."""
+        asked = self.check_execution_id(execution_id)
+        partition_key, _ = self.flow_key(flow_id)
+        if partition_of(asked) != partition_key:
+            raise InvalidInput(
+                "execution_id",
+                f"is in another partition than flow {flow_id}, whose members are"
+                f" in {{fp:{partition_key}}}",
+                asked,
+            )
+        return asked
+
+    # Rows
+
+    async def lock_flow(self, tx: Transaction, flow_id: FlowId) -> Flow:
+        flow = await self.find_to_lock(tx, flow_id)
+        if flow is None:
+            raise NotFound("flow", flow_id)
+        return flow
+
+    async def find_to_lock(self, tx: Transaction, flow_id: FlowId) -> Flow | None:
+        key = self.flow_key(flow_id)
+        flow = (await tx.lock(Flow, [key])).get(key)
+        return None if flow is None or forgotten(flow, await tx.now_ms()) else flow
+
+    async def find_flow(self, reader: Reader, flow_id: FlowId) -> Flow | None:
+        key = self.flow_key(flow_id)
+        flow = (await reader.get(Flow, [key])).get(key)
+        return None if flow is None or forgotten(flow, await reader.now_ms()) else flow
+
+    def settled_flow(self, flow: Flow, now_ms: int) -> Flow:
+        return settle_flow(flow, now_ms, self.config.retention_ms)
+
+    # Joins
+
+    async def settle_edges(
+        self,
+        tx: Transaction,
+        edges: Iterable[Edge],
+        groups: Mapping[ExecutionId, EdgeGroup],
+        endings: Mapping[ExecutionId, Ending],
+        also: Changes = NO_CHANGES,
+    ) -> Settled:
+        """Resolve edges and let go whoever need not wait any longer; `also` is saved with it."""
+        resolution = resolve_edges(edges, groups, endings, await tx.now_ms())
+        own = Changes(inserts=resolution.inputs, updates=resolution.edges + resolution.groups)
+        children = await self.fire(tx, resolution.fired, resolution.inputs, combine([own, also]))
+        return Settled(resolution=resolution, children=children)
+
+    async def fire(
+        self,
+        tx: Transaction,
+        fired: Sequence[EdgeGroup],
+        new_inputs: Sequence[ExecutionInput],
+        also: Changes,
+    ) -> Changes:
+        """Let go the downstreams of groups that fired, and have what they spare cancelled."""
+        sparing = [group for group in fired if group.cancel_reason is not None]
+        if sparing:
+            # Before any member is locked: whoever cancels them locks in this order too.
+            await tx.save(also)
+            also = NO_CHANGES
+            await enqueue_siblings(tx, sparing)
+        children = await self._release(tx, fired, new_inputs) if fired else NO_CHANGES
+        await tx.save(combine([also, children]))
+        hint_about(tx, children, await tx.now_ms())
+        return children
+
+    async def _release(
+        self, tx: Transaction, fired: Sequence[EdgeGroup], new_inputs: Sequence[ExecutionInput]
+    ) -> Changes:
+        passing = [
+            group.downstream_id
+            for group in fired
+            if group.named_inputs and group.group_state is GroupState.SATISFIED
+        ]
+        inputs = await inputs_of(tx, passing)
+        for each in new_inputs:
+            inputs.setdefault(each.execution_id, {})[each.edge_id] = each
+        subjects = await load_subjects(tx, [group.downstream_id for group in fired])
+        timing = self.timing(await tx.now_ms())
+        return combine(
+            release(
+                subjects[group.downstream_id],
+                group,
+                list(inputs.get(group.downstream_id, {}).values()),
+                timing,
+                self.config.payload_bytes_max,
+            )
+            for group in fired
+            if group.downstream_id in subjects
+        )
+
+
+async def enqueue_siblings(tx: Transaction, fired: Sequence[EdgeGroup]) -> None:
+    await tx.select(
+        "enqueue_siblings",
+        partition_keys=[group.partition_key for group in fired],
+        downstream_ids=[uuid_of(group.downstream_id) for group in fired],
+        reasons=[group.cancel_reason or "" for group in fired],
+        now_ms=await tx.now_ms(),
+    )
+    tx.hint(DISPATCH_TOPIC)
+
+
+def forgotten(flow: Flow, now_ms: int) -> bool:
+    """Whether the flow is past its keep time: it is gone for everybody, deleted or not."""
+    return flow.retain_until_ms is not None and flow.retain_until_ms <= now_ms
+
+
+async def inputs_of(
+    reader: Reader, execution_ids: Sequence[ExecutionId]
+) -> dict[ExecutionId, dict[str, ExecutionInput]]:
+    """What upstreams passed to executions, by edge, in the order in which it arrived."""
+    if not execution_ids:
+        return {}
+    found = await reader.select_records(
+        ExecutionInput,
+        "inputs_of_executions",
+        partition_keys=[partition_of(each) for each in execution_ids],
+        execution_ids=[uuid_of(each) for each in execution_ids],
+    )
+    inputs: dict[ExecutionId, dict[str, ExecutionInput]] = {}
+    for each in found:
+        inputs.setdefault(each.execution_id, {})[each.edge_id] = each
+    return inputs
+
+
+async def endings_of(
+    reader: Reader, partition_key: int, execution_ids: Sequence[ExecutionId]
+) -> dict[ExecutionId, Ending]:
+    """How executions ended, those that have."""
+    if not execution_ids:
+        return {}
+    rows = await reader.select(
+        "results_of_executions",
+        partition_key=partition_key,
+        execution_ids=[uuid_of(each) for each in execution_ids],
+    )
+    return {
+        make_execution_id(partition_key, str(row["execution_id"])): ending_of(
+            row, str(row["terminal_outcome"])
+        )
+        for row in rows
+    }
+
+
+def ending_of(row: Row, outcome: str) -> Ending:
+    result, encoding = row["result"], row["result_encoding"]
+    assert result is None or isinstance(result, bytes)
+    return Ending(
+        outcome=TerminalOutcome(outcome),
+        result=result,
+        result_encoding=None if encoding is None else str(encoding),
+    )
+
+
+def skipped_among(changes: Changes) -> list[ExecutionId]:
+    return [
+        record.execution_id
+        for record in changes.updates
+        if isinstance(record, Execution) and record.terminal_outcome is TerminalOutcome.SKIPPED
+    ]

@@ -1,0 +1,7 @@
+-- Members to cancel that nobody else is busy with; of one flow, or of any.
+select *
+  from pending_cancel
+ where (:flow_id::uuid is null or flow_id = :flow_id::uuid)
+ order by partition_key, execution_id
+ limit :limit::bigint
+   for update skip locked;

@@ -1,0 +1,9 @@
+-- Members a cancellation takes along: all that have not ended, or those no worker has.
+select execution_id
+  from execution
+ where flow_id = :flow_id
+   and lifecycle_phase <> 'terminal'
+   and (not :only_waiting
+        or (lifecycle_phase in ('submitted', 'runnable') and ownership_state = 'unowned'))
+ order by execution_id
+ limit :limit;

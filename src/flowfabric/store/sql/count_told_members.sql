@@ -1,0 +1,13 @@
+-- How many members of a flow have ended in which state, dependents told.
+select public_state, count(*) as members
+  from execution e
+ where flow_id = :flow_id
+   and lifecycle_phase = 'terminal'
+   and not exists (
+        select 1
+          from completion_dispatch d
+         where d.partition_key = e.partition_key
+           and d.flow_id = e.flow_id
+           and d.execution_id = e.execution_id
+           and d.replay_count = e.replay_count)
+ group by public_state;

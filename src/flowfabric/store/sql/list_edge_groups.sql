@@ -1,0 +1,7 @@
+-- Joins of a flow by ascending downstream id.
+select *
+  from edge_group
+ where flow_id = :flow_id
+   and downstream_id > :after
+ order by downstream_id
+ limit :limit;

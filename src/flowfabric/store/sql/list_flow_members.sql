@@ -1,0 +1,7 @@
+-- Members of a flow, in ascending order.
+select execution_id, execution_kind, public_state
+  from execution
+ where flow_id = :flow_id
+   and execution_id > :after
+ order by execution_id
+ limit :limit;

@@ -1,0 +1,6 @@
+-- Every tag of a flow.
+select tag_key, tag_value
+  from flow_tag
+ where partition_key = :partition_key
+   and flow_id = :flow_id
+ order by tag_key;

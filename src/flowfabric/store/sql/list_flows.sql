@@ -1,0 +1,7 @@
+-- Flows by ascending id; those past their keep time are gone.
+select *
+  from flow
+ where flow_id > :after
+   and (retain_until_ms is null or retain_until_ms > :now_ms)
+ order by flow_id
+ limit :limit;

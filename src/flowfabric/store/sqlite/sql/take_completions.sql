@@ -1,0 +1,23 @@
+-- Endings of the given flows' members, and what their executions look like now. The result
+-- comes along only where an open edge passes it on.
+select d.partition_key, d.flow_id, d.execution_id, d.replay_count, d.outcome, d.enqueued_at_ms,
+       e.replay_count as current_replay_count,
+       case when d.passes then e.result end as result,
+       case when d.passes then e.result_encoding end as result_encoding
+  from (select c.*,
+               exists (
+                    select 1
+                      from edge
+                     where edge.partition_key = c.partition_key
+                       and edge.upstream_id = c.execution_id
+                       and edge.dep_state = 'unsatisfied'
+                       and edge.data_passing_ref <> '') as passes
+          from json_each(:flow_ids) as w
+         cross join json_each(:partition_keys) as p on p.key = w.key
+         cross join completion_dispatch as c
+            on c.partition_key = p.value and c.flow_id = w.value
+         order by c.partition_key, c.execution_id, c.replay_count
+         limit :limit) as d
+ cross join execution as e
+    on e.partition_key = d.partition_key and e.execution_id = d.execution_id
+ order by d.partition_key, d.execution_id, d.replay_count;

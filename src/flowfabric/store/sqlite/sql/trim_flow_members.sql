@@ -1,0 +1,31 @@
+-- Delete members of flows, with all that belongs to them.
+delete from temp.trimming;
+-- next
+insert into temp.trimming (execution_rowid, partition_key, execution_id)
+select e.rowid, e.partition_key, e.execution_id
+  from json_each(:flow_ids) as w
+ cross join json_each(:partition_keys) as p on p.key = w.key
+ cross join execution as e on e.flow_id = w.value and e.partition_key = p.value
+ limit :limit;
+-- next
+delete from attempt
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
+delete from execution_tag
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
+delete from claim_grant
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
+delete from execution_input
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
+delete from edge_group
+ where (partition_key, downstream_id) in (select partition_key, execution_id from temp.trimming);
+-- next
+delete from pending_cancel
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
+delete from execution where rowid in (select execution_rowid from temp.trimming);
+-- next
+select count(*) as trimmed from temp.trimming;
