@@ -86,7 +86,7 @@ class Graph:
     async def build(
         self,
         shape: dict[str, str],
-        policy: EdgeDependencyPolicy | None = None,
+        when: EdgeDependencyPolicy | None = None,
         *,
         passing: bool = False,
         replaces_payload: bool = True,
@@ -101,7 +101,7 @@ class Graph:
             self.join(
                 downstream,
                 upstreams.split(),
-                policy,
+                when,
                 passing=passing,
                 replaces_payload=replaces_payload,
             )
@@ -155,9 +155,7 @@ class Graph:
         await self.engine.fail(handle, "broken", failure_class=FailureClass.PERMANENT)
 
     async def claimed(self, name: str) -> Claimed:
-        await self.engine.issue_claim_grant(
-            self.ids[name], worker_id="w", worker_instance_id="w-1"
-        )
+        await self.engine.issue_claim_grant(self.ids[name], worker_id="w", worker_instance_id="w-1")
         return await self.engine.claim_execution(
             self.ids[name], worker_id="w", worker_instance_id="w-1", lease_ttl_ms=LEASE_MS
         )

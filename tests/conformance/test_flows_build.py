@@ -17,7 +17,7 @@ from flowfabric.core.flow_results import (
     Staged,
 )
 from flowfabric.core.flow_views import EdgeSnapshot
-from flowfabric.core.ids import EdgeId
+from flowfabric.core.ids import EdgeId, FlowId
 from flowfabric.errors import (
     CycleDetected,
     DependencyAlreadyExists,
@@ -46,7 +46,7 @@ async def graph(engine: Engine) -> Graph:
 
 
 async def test_a_new_flow_is_open_and_empty(engine: Engine, clock: SettableClock) -> None:
-    flow_id = new_id()
+    flow_id = FlowId(new_id())
 
     assert await engine.create_flow(flow_id, flow_kind="nightly", namespace="shop") == FlowCreated(
         flow_id=flow_id
@@ -62,7 +62,7 @@ async def test_a_new_flow_is_open_and_empty(engine: Engine, clock: SettableClock
 
 
 async def test_creating_a_flow_twice_finds_the_first(engine: Engine) -> None:
-    flow_id = new_id()
+    flow_id = FlowId(new_id())
     await engine.create_flow(flow_id, flow_kind="one")
 
     assert await engine.create_flow(flow_id, flow_kind="two") == FlowExists(flow_id=flow_id)

@@ -207,9 +207,7 @@ async def test_new_members_name_an_id_of_the_flows_partition(engine: Engine, gra
         ("input_payload", {"input_payload": "text"}),
     ):
         with pytest.raises(InvalidInput) as caught:
-            await engine.add_dependencies(
-                graph.flow_id, members=[graph.request("a", **fields)]
-            )
+            await engine.add_dependencies(graph.flow_id, members=[graph.request("a", **fields)])
         assert caught.value.field == field
     other = await new_graph(engine)
     other.new("x")

@@ -70,7 +70,11 @@ def resolve_edges(
         current[edge.downstream_id] = count_outcome(before, ending.outcome, now_ms)
         after = _resolved(edge, ending.outcome, now_ms)
         resolved.append(after)
-        if after.dep_state is DependencyState.SATISFIED and before.fired_at_ms is None:
+        # Kept for a join that can no longer hold, too: a replay may open it again.
+        if (
+            after.dep_state is DependencyState.SATISFIED
+            and before.group_state is not GroupState.SATISFIED
+        ):
             inputs += _input(after, ending)
     changed = tuple(group for key, group in current.items() if group is not groups[key])
     return Resolution(

@@ -1,0 +1,117 @@
+"""Flows are forgotten as a whole, after they have ended."""
+
+import pytest
+
+from flowfabric import Engine, EngineConfig
+from flowfabric.core.flow_policy import AnyOf
+from flowfabric.core.flow_results import FlowExists
+from flowfabric.errors import NotFound
+from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.testing import SettableClock
+from tests.conformance.graphs import Graph, new_graph
+
+DAY_MS = 24 * 60 * 60 * 1_000
+
+
+@pytest.fixture
+async def graph(engine: Engine) -> Graph:
+    return await new_graph(engine)
+
+
+async def test_ended_members_of_an_unfinished_flow_are_kept(
+    engine: Engine, graph: Graph, clock: SettableClock
+) -> None:
+    await graph.build({"b": "a"})
+    await graph.run("a")
+    await graph.settle()
+    clock.advance(days=3)
+
+    assert (await engine.trim_retention()).acted == 0
+    assert "retention" not in await engine.next_due()
+    assert "flow_retention" not in await engine.next_due()
+
+    await graph.run("b")
+    assert await graph.states() == {"a": "completed", "b": "completed"}
+
+
+async def test_an_ending_nobody_was_told_of_keeps_the_flow(
+    engine: Engine, graph: Graph, clock: SettableClock
+) -> None:
+    await graph.build({"a": ""})
+    await graph.run("a")
+    clock.advance(days=3)
+    assert (await engine.trim_flows()).acted == 0
+    await graph.settle()
+    assert (await engine.next_due())["flow_retention"] == DAY_MS
+
+
+async def test_an_ended_flow_goes_with_everything_that_belongs_to_it(
+    engine: Engine, graph: Graph, clock: SettableClock
+) -> None:
+    await graph.build({"d": "a b"}, AnyOf(), passing=True, tags={"app.kind": "x"})
+    await engine.set_flow_tag(graph.flow_id, "app.run", "1")
+    await graph.run("a")
+    await graph.settle()
+    await graph.run("d")
+    await graph.settle()
+    other = await new_graph(engine)
+    await other.build({"b": "a"})
+
+    clock.advance(ms=DAY_MS - 1)
+    assert (await engine.trim_flows()).acted == 0
+    clock.advance(ms=1)
+    assert await engine.describe_flow(graph.flow_id) is None
+    acted = await run_due(engine)
+
+    assert acted["flow_retention"] == 3 + 2 + 1
+    assert await engine.list_edges(graph.flow_id) == ()
+    assert (await engine.list_flow_members(graph.flow_id)).members == ()
+    assert await engine.get_flow_tag(graph.flow_id, "app.run") is None
+    assert await engine.read_execution_inputs(graph["d"]) == {}
+    assert await engine.describe_execution(graph["a"]) is None
+    assert (await engine.trim_flows()).acted == 0
+    assert set((await other.states()).values()) == {"waiting", "waiting_children"}
+
+
+async def test_a_large_flow_goes_in_batches_and_is_gone_from_the_first(
+    engine: Engine, graph: Graph, clock: SettableClock
+) -> None:
+    names = [f"m{number}" for number in range(25)]
+    await graph.build({"last": " ".join(names)})
+    await engine.cancel_flow(graph.flow_id)
+    await graph.settle()
+    clock.advance(days=1)
+
+    assert (await engine.trim_flows(limit=10)).acted == 10
+
+    assert await engine.describe_flow(graph.flow_id) is None
+    assert (await engine.list_flows()).flows == ()
+    with pytest.raises(NotFound):
+        await engine.add_dependencies(graph.flow_id, members=graph.new("more"))
+    while (await engine.trim_flows(limit=10)).full:
+        pass
+    assert await engine.create_flow(graph.flow_id, flow_kind="again") != FlowExists(
+        flow_id=graph.flow_id
+    )
+
+
+async def test_a_flow_that_opens_again_is_kept(
+    engine: Engine, graph: Graph, clock: SettableClock
+) -> None:
+    await graph.build({"a": ""})
+    await graph.run("a")
+    await graph.settle()
+    await graph.member("b")
+    clock.advance(days=2)
+    assert (await engine.trim_flows()).acted == 0
+    assert await graph.states() == {"a": "completed", "b": "waiting"}
+
+
+@pytest.mark.parametrize("config", [EngineConfig(retention_ms=1_000)])
+async def test_the_longest_keep_time_a_member_asks_for_holds_for_the_flow(
+    engine: Engine, graph: Graph, clock: SettableClock, config: EngineConfig
+) -> None:
+    await graph.build({"a": ""}, policy={"stream_policy": {"retention_ttl_ms": 5_000}})
+    await graph.run("a")
+    await graph.settle()
+    assert (await engine.next_due())["flow_retention"] == 5_000
