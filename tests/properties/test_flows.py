@@ -7,7 +7,6 @@ transaction; what comes next runs on a fresh engine.
 """
 
 import random
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -20,7 +19,7 @@ from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_build import Dependency, Join
 from flowfabric.core.flow_model import FlowState, OnSatisfied
 from flowfabric.core.flow_policy import AllOf, AnyOf, EdgeDependencyPolicy, Quorum
-from flowfabric.core.ids import ExecutionId, FlowId
+from flowfabric.core.ids import ExecutionId, FlowId, flow_execution_id, uuid4_from
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import FailureClass
 from flowfabric.store.base import Body, Parameter, Row
@@ -61,8 +60,10 @@ class Model:
             self.resolved[node.name] = {}
             if not node.upstreams:
                 self.ready.add(node.name)
+        # A member skipped by this very step is told of later, like any other ending.
+        ended_before = set(self.ended)
         for node in nodes:
-            self.resolve(node.name, {u for u in node.upstreams if u in self.ended})
+            self.resolve(node.name, ended_before & set(node.upstreams))
 
     def claim(self) -> set[int]:
         claimed, self.ready = self.ready, set()
@@ -179,12 +180,16 @@ class Driver:
 
     async def open(self) -> None:
         self.engine = await Engine.open(self.store, EngineConfig())
-        self.flow_id = FlowId(str(uuid.UUID(int=self.chance.getrandbits(128), version=4)))
+        self.flow_id = FlowId(self.new_uuid())
         await self.engine.create_flow(self.flow_id, flow_kind="random")
-        self.ids: dict[int, ExecutionId] = {
-            node.name: self.engine.new_member_id(self.flow_id) for node in self.waiting
-        }
+        self.ids: dict[int, ExecutionId] = {node.name: self.new_id() for node in self.waiting}
         self.names = {execution_id: name for name, execution_id in self.ids.items()}
+
+    def new_id(self) -> ExecutionId:
+        return flow_execution_id(self.flow_id, self.new_uuid(), self.engine.deployment.partitions)
+
+    def new_uuid(self) -> str:
+        return uuid4_from(self.chance.randbytes(16))
 
     async def attempt(self, operation: Callable[[], Awaitable[object]]) -> bool:
         """Run one operation, perhaps losing the process; tell whether it happened.
@@ -306,7 +311,7 @@ class Driver:
 
     def possible(self) -> list[Callable[[], Awaitable[None]]]:
         model = self.model
-        steps = [self.build] * 2 if self.waiting else []
+        steps: list[Callable[[], Awaitable[None]]] = [self.build] * 2 if self.waiting else []
         if model.ready:
             steps.append(self.claim)
         steps += [self.finish] * 3 if model.running else []
@@ -367,9 +372,7 @@ def random_nodes(chance: random.Random, count: int, on_satisfied: list[OnSatisfi
     return nodes
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 200), meddles=st.booleans())
 def test_every_member_ends_as_the_model_says(seed: int, count: int, meddles: bool) -> None:
     chance = random.Random(seed)
@@ -387,9 +390,7 @@ def test_every_member_ends_as_the_model_says(seed: int, count: int, meddles: boo
     run(go())
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 200))
 def test_where_nothing_is_cancelled_the_order_makes_no_difference(seed: int, count: int) -> None:
     chance = random.Random(seed)
