@@ -1,9 +1,11 @@
 """Executions with a past: random histories that end in any state an execution can be in."""
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
+from msgspec import structs
 
 from flowfabric import Engine, FlowFabricError
 from flowfabric.core.creation import NewExecution
@@ -49,6 +51,7 @@ class Past:
     attempt_timeout_ms: int | None
     retention_ms: int | None
     instance_tag: str | None
+    in_flow: bool
     lease_ttl_ms: int
     steps: tuple[str, ...]
 
@@ -96,6 +99,7 @@ def pasts(kinds: tuple[str, ...]) -> st.SearchStrategy[list[Past]]:
             attempt_timeout_ms=st.sampled_from((None, 0, 150)),
             retention_ms=st.sampled_from((None, 0, 70)),
             instance_tag=st.sampled_from((None, "blue")),
+            in_flow=st.booleans(),
             lease_ttl_ms=st.sampled_from((LONG_MS, SHORT_MS)),
             steps=st.lists(st.sampled_from(CHAPTERS), max_size=4).map(joined),
         ),
@@ -106,9 +110,16 @@ def pasts(kinds: tuple[str, ...]) -> st.SearchStrategy[list[Past]]:
 
 
 async def grow(engine: Engine, clock: SettableClock, past: Past) -> Grown:
-    created = await engine.create_execution(past.request())
+    request = past.request()
+    flow_id = str(uuid.uuid4())
+    if past.in_flow:
+        request = structs.replace(request, execution_id=engine.new_member_id(flow_id))
+    created = await engine.create_execution(request)
     assert isinstance(created, Created)
     grown = Grown(created.execution_id, past)
+    if past.in_flow:
+        await engine.create_flow(flow_id, flow_kind="past")
+        await engine.add_execution_to_flow(flow_id, grown.execution_id)
     for step in past.steps:
         try:
             await _take(step, engine, clock, grown)

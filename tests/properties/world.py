@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 from flowfabric import Engine, EngineConfig, connect
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import Event, StoredEvent
+from flowfabric.core.flow_model import CompletionDispatch
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Attempt, ClaimGrant, Execution
@@ -40,6 +41,8 @@ delete from flowfabric.attempt;
 delete from flowfabric.execution_tag;
 delete from flowfabric.claim_grant;
 delete from flowfabric.idempotency_guard;
+delete from flowfabric.flow;
+delete from flowfabric.completion_dispatch;
 """
 
 
@@ -49,6 +52,8 @@ class Life(Struct, frozen=True, kw_only=True):
     execution: Execution
     attempts: tuple[Attempt, ...]
     grant: ClaimGrant | None
+    dispatches: tuple[CompletionDispatch, ...] = ()
+    """Endings its dependents have not been told of."""
 
     @property
     def subject(self) -> Subject:
@@ -68,6 +73,8 @@ class Life(Struct, frozen=True, kw_only=True):
                     attempts[record.attempt_index] = record
                 case ClaimGrant():
                     life = structs.replace(life, grant=record)
+                case CompletionDispatch():
+                    life = structs.replace(life, dispatches=(*life.dispatches, record))
                 case _:
                     raise AssertionError(f"no place for a {type(record).__name__}")
         if any(isinstance(record, ClaimGrant) for record in changes.deletes):
@@ -158,7 +165,10 @@ class World:
                     execution_id=execution.execution_id[-36:],
                 )
                 lives[execution.execution_id] = Life(
-                    execution=execution, attempts=tuple(attempts), grant=grants.get(key)
+                    execution=execution,
+                    attempts=tuple(attempts),
+                    grant=grants.get(key),
+                    dispatches=await _dispatches(reader, execution),
                 )
             return lives
 
@@ -172,6 +182,16 @@ class World:
             found += page.events
             if len(page.events) < PAGE_MAX:
                 return [_without_id(event) for event in found]
+
+
+async def _dispatches(reader: Reader, execution: Execution) -> tuple[CompletionDispatch, ...]:
+    if execution.flow_id is None:
+        return ()
+    home = (execution.partition_key, execution.flow_id, execution.execution_id)
+    found = await reader.get(
+        CompletionDispatch, [(*home, life) for life in range(execution.replay_count + 1)]
+    )
+    return tuple(found[key] for key in sorted(found))
 
 
 def _without_id(event: StoredEvent) -> Event:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_optional_text, check_text
-from flowfabric.core.ending import retention_for
 from flowfabric.core.flow_model import (
     Edge,
     EdgeGroup,
@@ -158,7 +157,7 @@ def with_members(flow: Flow, members: Sequence[Execution], now_ms: int) -> Flow:
     count = flow.node_count + len(members)
     if count > FLOW_MEMBERS_MAX:
         raise InvalidInput("members", f"a flow has at most {FLOW_MEMBERS_MAX} members", count)
-    kept_ms = [retention_for(each.policy, 0) for each in members if each.policy != "{}"]
+    kept_ms = [each.retention_ms or 0 for each in members]
     return structs.replace(
         count_endings(flow, (each.terminal_outcome for each in members)),
         node_count=count,

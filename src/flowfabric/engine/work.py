@@ -42,6 +42,7 @@ from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.transition import Subject
 from flowfabric.engine.unit import (
     COMPLETION_TOPIC,
+    DISPATCH_TOPIC,
     DUE_TOPIC,
     Ask,
     Operations,
@@ -141,6 +142,8 @@ class Work(Operations):
             self.store.hint(COMPLETION_TOPIC)
         if any(row["awaited"] for row in rows):
             self.store.hint(DUE_TOPIC)
+        if any(row["in_flow"] for row in rows):
+            self.store.hint(DISPATCH_TOPIC)
         done = msgspec.convert(rows, list[Position])
         return {
             places[each.position]: Completed(

@@ -58,7 +58,9 @@ with given as materialized (
            completed_at_ms = clock.now_ms,
            last_transition_at_ms = clock.now_ms,
            last_mutation_at_ms = clock.now_ms,
-           retain_until_ms = clock.now_ms + coalesce(e.retention_ms, :retention_ms::bigint),
+           -- A member is kept as long as its flow, which knows nothing of its end yet.
+           retain_until_ms = case when e.flow_id is null
+               then clock.now_ms + coalesce(e.retention_ms, :retention_ms::bigint) end,
            result = l.result,
            result_encoding = l.result_encoding
       from locked l, clock
@@ -70,8 +72,8 @@ with given as materialized (
        and l.open_waitpoint_count = 0
        and l.lease_expires_at_ms > clock.now_ms
     returning e.partition_key, e.execution_id, e.flow_id, e.lease_epoch, e.current_attempt_index,
-              e.namespace, e.instance_tag, e.awaited, l.lease_id, l.worker_instance_id, l.position,
-              clock.now_ms
+              e.replay_count, e.namespace, e.instance_tag, e.awaited, l.lease_id,
+              l.worker_instance_id, l.position, clock.now_ms
 ), attempts as (
     update attempt a
        set attempt_state = 'ended_success',
@@ -95,5 +97,11 @@ with given as materialized (
                         ('completion', 'success', null, false, 1)
                 ) as kind (category, event_type, reason, is_lease, place)
      order by position, kind.place
+), queued as (
+    insert into completion_dispatch (
+        partition_key, flow_id, execution_id, replay_count, outcome, enqueued_at_ms)
+    select partition_key, flow_id, execution_id, replay_count, 'success', now_ms
+      from ended
+     where flow_id is not null
 )
-select position - 1 as position, awaited from ended;
+select position - 1 as position, awaited, flow_id is not null as in_flow from ended;

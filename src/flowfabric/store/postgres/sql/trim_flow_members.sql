@@ -14,6 +14,12 @@ with doomed as materialized (
 ), grants as (
     delete from claim_grant g using doomed d
      where g.partition_key = d.partition_key and g.execution_id = d.execution_id
+), steps as (
+    delete from step s using doomed d
+     where s.partition_key = d.partition_key and s.execution_id = d.execution_id
+), waiters as (
+    delete from waiter w using doomed d
+     where w.partition_key = d.partition_key and w.execution_id = d.execution_id
 ), inputs as (
     delete from execution_input i using doomed d
      where i.partition_key = d.partition_key and i.execution_id = d.execution_id

@@ -50,7 +50,9 @@ update execution
        completed_at_ms = :clock,
        last_transition_at_ms = :clock,
        last_mutation_at_ms = :clock,
-       retain_until_ms = :clock + coalesce(retention_ms, :retention_ms),
+       -- A member is kept as long as its flow, which knows nothing of its end yet.
+       retain_until_ms = case when flow_id is null
+           then :clock + coalesce(retention_ms, :retention_ms) end,
        result = c.result,
        result_encoding = c.result_encoding
   from temp.completing as c
@@ -80,6 +82,13 @@ select kind.category, kind.event_type, e.partition_key, e.execution_id, e.flow_i
     select 'completion', 'success', null, 0) as kind
  order by c.position, kind.is_lease desc;
 -- next
-select c.position, e.awaited
+insert into completion_dispatch (
+    partition_key, flow_id, execution_id, replay_count, outcome, enqueued_at_ms)
+select e.partition_key, e.flow_id, e.execution_id, e.replay_count, 'success', :clock
+  from temp.completing as c
+ cross join execution as e on e.rowid = c.execution_rowid
+ where e.flow_id is not null;
+-- next
+select c.position, e.awaited, e.flow_id is not null as in_flow
   from temp.completing as c
  cross join execution as e on e.rowid = c.execution_rowid;

@@ -12,10 +12,10 @@ select d.partition_key, d.flow_id, d.execution_id, d.replay_count, d.outcome, d.
                        and edge.upstream_id = c.execution_id
                        and edge.dep_state = 'unsatisfied'
                        and edge.data_passing_ref <> '') as passes
-          from json_each(:flow_ids) as w
-         cross join json_each(:partition_keys) as p on p.key = w.key
+          from json_each(:rows)
          cross join completion_dispatch as c
-            on c.partition_key = p.value and c.flow_id = w.value
+            on c.partition_key = value ->> 'partition_keys'
+           and c.flow_id = value ->> 'flow_ids'
          order by c.partition_key, c.execution_id, c.replay_count
          limit :limit) as d
  cross join execution as e

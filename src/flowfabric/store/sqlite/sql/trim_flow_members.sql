@@ -3,9 +3,9 @@ delete from temp.trimming;
 -- next
 insert into temp.trimming (execution_rowid, partition_key, execution_id)
 select e.rowid, e.partition_key, e.execution_id
-  from json_each(:flow_ids) as w
- cross join json_each(:partition_keys) as p on p.key = w.key
- cross join execution as e on e.flow_id = w.value and e.partition_key = p.value
+  from json_each(:rows)
+ cross join execution as e
+    on e.flow_id = value ->> 'flow_ids' and e.partition_key = value ->> 'partition_keys'
  limit :limit;
 -- next
 delete from attempt
@@ -24,6 +24,12 @@ delete from edge_group
  where (partition_key, downstream_id) in (select partition_key, execution_id from temp.trimming);
 -- next
 delete from pending_cancel
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
+delete from step
+ where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+-- next
+delete from waiter
  where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
 -- next
 delete from execution where rowid in (select execution_rowid from temp.trimming);
