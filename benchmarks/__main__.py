@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import flowfabric
-from benchmarks import executions
+from benchmarks import executions, flows
 from benchmarks.floor import PostgresFloor, SqliteFloor
 from benchmarks.report import console
 from tests.postgres import create_database, drop_database, server_version, start_server
@@ -27,6 +27,7 @@ async def on_postgres(url: str) -> None:
         await executions.measure(f"Postgres {version}", engine, floor, COUNTS)
         await executions.create(engine, 1_000)
         await executions.claim_cost(engine, url, BACKLOGS)
+        await flows.measure(f"Postgres {version}", engine)
     await floor.close()
 
 
@@ -34,6 +35,7 @@ async def on_sqlite(directory: Path) -> None:
     floor = SqliteFloor(str(directory / "floor.db"))
     async with await flowfabric.connect(f"sqlite:///{directory}/engine.db") as engine:
         await executions.measure("SQLite, file", engine, floor, COUNTS)
+        await flows.measure("SQLite, file", engine)
     await floor.close()
 
 

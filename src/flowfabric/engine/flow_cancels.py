@@ -39,7 +39,7 @@ from flowfabric.core.states import LifecyclePhase, PublicState
 from flowfabric.core.transition import Subject
 from flowfabric.engine.flow_unit import FlowOperations
 from flowfabric.engine.operators import Swept
-from flowfabric.engine.unit import DISPATCH_TOPIC, Ask
+from flowfabric.engine.unit import MEMBER_CANCEL_TOPIC, Ask
 from flowfabric.errors import FlowFabricError, OperationTimeout
 from flowfabric.store.base import Key, Reader, Row, Transaction
 
@@ -152,7 +152,7 @@ class FlowCancels(FlowOperations):
             reason=reason,
             now_ms=await tx.now_ms(),
         )
-        tx.hint(DISPATCH_TOPIC)
+        tx.hint(MEMBER_CANCEL_TOPIC)
         marked = await tx.select(
             "request_cancel",
             flow_id=flow.flow_id,

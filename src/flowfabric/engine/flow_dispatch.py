@@ -83,14 +83,17 @@ class FlowDispatch(Flows):
     async def dispatch_completions(self, *, limit: int = DISPATCH_BATCH) -> Swept:
         """Work off endings of flow members that nobody else is working on."""
         check_int("limit", limit, 1, BATCH_MAX)
-        partitions = self.deployment.partitions.num_flow
         # Starting anywhere keeps busy flows from starving those behind them.
-        start = random.randrange(partitions)
+        start = random.randrange(self.deployment.partitions.num_flow)
 
         async def body(tx: Transaction) -> Swept:
-            flows = await _lock_flows(tx, start, partitions)
-            if not flows:
-                flows = await _lock_flows(tx, 0, start)
+            flows = await tx.select_records(
+                Flow,
+                "lock_dispatch_flows",
+                start=start,
+                candidates=FLOWS_LOOKED_AT,
+                limit=FLOWS_PER_BATCH,
+            )
             if not flows:
                 return Swept(acted=0, full=False)
             taken = await _take(tx, flows, limit)
@@ -291,17 +294,6 @@ def check_outcome(outcome: object) -> TerminalOutcome:
     if known is TerminalOutcome.NONE:
         raise InvalidInput("upstream_outcome", "must be a terminal outcome", outcome)
     return known
-
-
-async def _lock_flows(tx: Transaction, from_partition: int, to_partition: int) -> Sequence[Flow]:
-    return await tx.select_records(
-        Flow,
-        "lock_dispatch_flows",
-        from_partition=from_partition,
-        to_partition=to_partition,
-        candidates=FLOWS_LOOKED_AT,
-        limit=FLOWS_PER_BATCH,
-    )
 
 
 async def _take(tx: Transaction, flows: Sequence[Flow], limit: int) -> list[Taken]:

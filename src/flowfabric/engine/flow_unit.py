@@ -23,9 +23,11 @@ from flowfabric.core.ids import (
 from flowfabric.core.model import Execution
 from flowfabric.core.partitions import flow_partition
 from flowfabric.core.states import TerminalOutcome
+from flowfabric.core.transition import Subject
 from flowfabric.engine.unit import (
-    DISPATCH_TOPIC,
+    MEMBER_CANCEL_TOPIC,
     Operations,
+    execution_key,
     hint_about,
     load_subjects,
 )
@@ -130,7 +132,7 @@ class FlowOperations(Operations):
         inputs = await inputs_of(tx, passing)
         for each in new_inputs:
             inputs.setdefault(each.execution_id, {})[each.edge_id] = each
-        subjects = await load_subjects(tx, [group.downstream_id for group in fired])
+        subjects = await self._waiting(tx, fired, ending=bool(passing))
         timing = self.timing(await tx.now_ms())
         return combine(
             release(
@@ -144,6 +146,16 @@ class FlowOperations(Operations):
             if group.downstream_id in subjects
         )
 
+    async def _waiting(
+        self, tx: Transaction, fired: Sequence[EdgeGroup], *, ending: bool
+    ) -> dict[ExecutionId, Subject]:
+        """Lock downstreams; their attempts and grants too where one may end."""
+        ids = [group.downstream_id for group in fired]
+        if ending or any(group.group_state is GroupState.IMPOSSIBLE for group in fired):
+            return await load_subjects(tx, ids)
+        found = await tx.lock(Execution, [execution_key(each) for each in sorted(ids)])
+        return {each.execution_id: Subject(execution=each, attempt=None) for each in found.values()}
+
 
 async def enqueue_siblings(tx: Transaction, fired: Sequence[EdgeGroup]) -> None:
     await tx.select(
@@ -153,7 +165,7 @@ async def enqueue_siblings(tx: Transaction, fired: Sequence[EdgeGroup]) -> None:
         reasons=[group.cancel_reason or "" for group in fired],
         now_ms=await tx.now_ms(),
     )
-    tx.hint(DISPATCH_TOPIC)
+    tx.hint(MEMBER_CANCEL_TOPIC)
 
 
 def forgotten(flow: Flow, now_ms: int) -> bool:

@@ -49,6 +49,7 @@ DUE_HINT_WITHIN_MS = 5_000
 
 COMPLETION_TOPIC = "completion"
 DISPATCH_TOPIC = "dispatch"
+MEMBER_CANCEL_TOPIC = "member_cancel"
 DUE_TOPIC = "due"
 LOST_TOPIC = "lost"
 

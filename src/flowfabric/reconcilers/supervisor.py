@@ -19,7 +19,12 @@ from typing import Self
 
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.operators import Swept
-from flowfabric.engine.unit import DISPATCH_TOPIC, DUE_HINT_WITHIN_MS, DUE_TOPIC
+from flowfabric.engine.unit import (
+    DISPATCH_TOPIC,
+    DUE_HINT_WITHIN_MS,
+    DUE_TOPIC,
+    MEMBER_CANCEL_TOPIC,
+)
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +55,8 @@ SWEEPS: Mapping[str, Sweep] = {
 }
 """Every reconciler by name, in the order they run. `next_due.sql` has a column for each."""
 
-URGENT = ("dispatch", "member_cancel")
-"""Those that also run at once, when a hint on `DISPATCH_TOPIC` says so."""
+URGENT: Mapping[str, str] = {DISPATCH_TOPIC: "dispatch", MEMBER_CANCEL_TOPIC: "member_cancel"}
+"""Those that also run at once, by the topic of the hint that says so."""
 
 
 async def run_due(engine: Engine) -> dict[str, int]:
@@ -101,7 +106,10 @@ class Supervisor:
         assert not self._tasks, "a supervisor starts once"
         self._tasks = [
             asyncio.create_task(self._run(), name="flowfabric-reconcilers"),
-            asyncio.create_task(self._run_urgent(), name="flowfabric-dispatcher"),
+            *(
+                asyncio.create_task(self._run_urgent(topic, name), name=f"flowfabric-{name}")
+                for topic, name in URGENT.items()
+            ),
         ]
 
     async def drain(self) -> None:
@@ -122,11 +130,10 @@ class Supervisor:
                 sleep_s = await self._round()
                 await self._either(hints.wait(sleep_s))
 
-    async def _run_urgent(self) -> None:
-        with self._engine.store.hints([DISPATCH_TOPIC]) as hints:
+    async def _run_urgent(self, topic: str, name: str) -> None:
+        with self._engine.store.hints([topic]) as hints:
             while not self._stopping.is_set():
-                for name in URGENT:
-                    await self._sweep(name)
+                await self._sweep(name)
                 await self._either(hints.wait(LONGEST_SLEEP_S))
 
     async def _round(self) -> float:

@@ -1,26 +1,45 @@
--- Flows that have endings to tell dependents about and nobody else is busy with.
+-- Flows that have endings to tell dependents about and nobody else is busy with, starting
+-- from some partition and coming round to it again.
 --
 -- Steps from flow to flow through the primary key, however many rows each has.
-with recursive waiting as (
+with recursive later as (
     (select partition_key, flow_id
        from completion_dispatch
-      where partition_key >= :from_partition::int
-        and partition_key < :to_partition::int
+      where partition_key >= :start::int
       order by partition_key, flow_id
       limit 1)
     union all
     select next.partition_key, next.flow_id
-      from waiting
+      from later
      cross join lateral (
         select d.partition_key, d.flow_id
           from completion_dispatch d
-         where (d.partition_key, d.flow_id) > (waiting.partition_key, waiting.flow_id)
-           and d.partition_key < :to_partition::int
+         where (d.partition_key, d.flow_id) > (later.partition_key, later.flow_id)
+         order by d.partition_key, d.flow_id
+         limit 1
+     ) next
+), earlier as (
+    (select partition_key, flow_id
+       from completion_dispatch
+      where partition_key < :start::int
+      order by partition_key, flow_id
+      limit 1)
+    union all
+    select next.partition_key, next.flow_id
+      from earlier
+     cross join lateral (
+        select d.partition_key, d.flow_id
+          from completion_dispatch d
+         where (d.partition_key, d.flow_id) > (earlier.partition_key, earlier.flow_id)
+           and d.partition_key < :start::int
          order by d.partition_key, d.flow_id
          limit 1
      ) next
 ), few as (
-    select partition_key, flow_id from waiting limit :candidates::bigint
+    select partition_key, flow_id from later
+    union all
+    select partition_key, flow_id from earlier
+     limit :candidates::bigint
 )
 select f.*
   from few
