@@ -1,6 +1,7 @@
 """Flows: what a node costs to build, run and cancel by the size of its flow; wide joins; hops."""
 
 import asyncio
+import itertools
 import time
 import uuid
 from collections.abc import Awaitable
@@ -103,7 +104,7 @@ async def hop_latency(store: str, engine: Engine, hops: int) -> None:
             downstream_execution_id=child,
             dependencies=[Dependency(upstream_execution_id=parent)],
         )
-        for parent, child in zip(chain, chain[1:], strict=False)
+        for parent, child in itertools.pairwise(chain)
     ]
     await engine.add_dependencies(flow_id, joins, members=[member(each) for each in chain])
     samples: list[float] = []
