@@ -95,7 +95,9 @@ class FlowDispatch(Flows):
                 limit=FLOWS_PER_BATCH,
             )
             if not flows:
-                return Swept(acted=0, full=False)
+                # Whoever builds a flow holds it too, and tells nobody of endings.
+                held = bool(await tx.select("any_completion"))
+                return Swept(acted=0, full=False, held=held)
             taken = await _take(tx, flows, limit)
             done = await self._dispatch(tx, flows, taken)
             edges = 0 if done.settled is None else len(done.settled.resolution.edges)

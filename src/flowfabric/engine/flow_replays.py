@@ -100,7 +100,13 @@ class _Replaying:
         for key, subject in ((execution_key(i), s) for i, s in self.subjects.items()):
             if (subject.execution.flow_id is not None) != (key in homes):
                 return None
-        return [await self._try(tx, each) for each in self.asked]
+        alone = [each for each in self.asked if execution_key(each) not in homes]
+        asks = [self.engine.replay_ask(each, self.reason, self.requested_by) for each in alone]
+        answers = iter(await self.engine.decide_in(tx, asks, [0.0] * len(asks)) if asks else [])
+        return [
+            await self._try(tx, each) if execution_key(each) in homes else next(answers)
+            for each in self.asked
+        ]
 
     async def _try(self, tx: Transaction, execution_id: ExecutionId) -> Replayed | FlowFabricError:
         subject = self.subjects.get(execution_id)
@@ -108,8 +114,6 @@ class _Replaying:
             return NotFound("execution", execution_id)
         timing = self.engine.timing(await tx.now_ms())
         try:
-            if subject.execution.flow_id is None:
-                return await self._replay(tx, subject, None, timing, Changes())
             return await self._replay_member(tx, subject, timing)
         except FlowFabricError as error:
             return error

@@ -70,6 +70,8 @@ class Swept(Struct, frozen=True, kw_only=True):
     """Executions that changed."""
     full: bool
     """Whether the batch was full: there may be more."""
+    held: bool = False
+    """Whether there was something to do that somebody else is holding."""
 
 
 class Operators(Operations):
@@ -139,7 +141,7 @@ class Operators(Operations):
         self, execution_id: str, *, reason: str | None = None, requested_by: str | None = None
     ) -> Replayed:
         """Run an ended execution again as a new attempt; its history stays."""
-        ask = self._replay_ask(execution_id, reason, requested_by)
+        ask = self.replay_ask(execution_id, reason, requested_by)
         return await self.decide(ask)
 
     async def replay_executions(
@@ -152,10 +154,10 @@ class Operators(Operations):
         """Replay many; each gets its own answer or error."""
         check_list("execution_ids", execution_ids, 0, BATCH_MAX)
         return await self.decide_many(
-            [self._replay_ask(each, reason, requested_by) for each in execution_ids]
+            [self.replay_ask(each, reason, requested_by) for each in execution_ids]
         )
 
-    def _replay_ask(
+    def replay_ask(
         self, execution_id: str, reason: str | None, requested_by: str | None
     ) -> Ask[Replayed]:
         check_optional_text("reason", reason, bytes_max=TEXT_BYTES_MAX)

@@ -32,6 +32,8 @@ ROUNDS_MAX = 1_000
 """Full batches one reconciler handles before the others get their turn."""
 LONGEST_SLEEP_S = DUE_HINT_WITHIN_MS / 1_000
 AFTER_ERROR_S = 1.0
+AFTER_HELD_S = 0.02
+"""How soon to look again at urgent work that somebody else was holding."""
 
 Sweep = Callable[[Engine], Awaitable[Swept]]
 
@@ -63,7 +65,7 @@ async def run_due(engine: Engine) -> dict[str, int]:
     """Do everything that is due now; tell how much each reconciler did."""
     acted: dict[str, int] = {}
     for name in await due_now(engine):
-        acted[name] = await _run_one(engine, SWEEPS[name])
+        acted[name] = (await _run_one(engine, SWEEPS[name])).acted
     return acted
 
 
@@ -72,14 +74,14 @@ async def due_now(engine: Engine) -> list[str]:
     return [name for name in SWEEPS if waits.get(name, 1) <= 0]
 
 
-async def _run_one(engine: Engine, sweep: Sweep) -> int:
+async def _run_one(engine: Engine, sweep: Sweep) -> Swept:
     acted = 0
     for _ in range(ROUNDS_MAX):
         swept = await sweep(engine)
         acted += swept.acted
         if not swept.full or swept.acted == 0:
             break
-    return acted
+    return Swept(acted=acted, full=swept.full, held=swept.held)
 
 
 class Supervisor:
@@ -133,8 +135,8 @@ class Supervisor:
     async def _run_urgent(self, topic: str, name: str) -> None:
         with self._engine.store.hints([topic]) as hints:
             while not self._stopping.is_set():
-                await self._sweep(name)
-                await self._either(hints.wait(LONGEST_SLEEP_S))
+                held = await self._sweep(name)
+                await self._either(hints.wait(AFTER_HELD_S if held else LONGEST_SLEEP_S))
 
     async def _round(self) -> float:
         """Run what is due and return how long to sleep. Nothing that fails here ends the loop."""
@@ -156,11 +158,13 @@ class Supervisor:
         # Processes that wait for the same row spread out a little.
         return min(soonest_s + random.uniform(0.001, 0.01), LONGEST_SLEEP_S)
 
-    async def _sweep(self, name: str) -> None:
+    async def _sweep(self, name: str) -> bool:
+        """Run one reconciler; tell whether somebody else held what it wanted to do."""
         try:
-            await _run_one(self._engine, SWEEPS[name])
+            return (await _run_one(self._engine, SWEEPS[name])).held
         except Exception:
             log.exception("reconciler %s failed; it tries again in %s s", name, AFTER_ERROR_S)
+            return False
 
     async def _either(self, waiting: Awaitable[bool]) -> None:
         """Wait for a hint or the end, whichever comes first."""

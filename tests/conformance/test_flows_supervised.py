@@ -1,0 +1,101 @@
+"""Flows move on by themselves, woken and not polled."""
+
+import pytest
+
+from flowfabric import Engine
+from flowfabric.core.flow_policy import AnyOf
+from flowfabric.core.flow_results import CancellationScheduled
+from flowfabric.core.results import Claimed
+from flowfabric.engine.unit import COMPLETION_TOPIC
+from flowfabric.reconcilers.supervisor import LONGEST_SLEEP_S, Supervisor
+from tests.conformance.graphs import LEASE_MS, Graph, new_graph
+
+WAIT_MS = 4_000
+"""Less than the supervisor sleeps, so that only a hint can be in time."""
+
+assert WAIT_MS < LONGEST_SLEEP_S * 1_000
+
+
+@pytest.fixture
+async def graph(engine: Engine) -> Graph:
+    return await new_graph(engine)
+
+
+async def next_claim(graph: Graph) -> Claimed:
+    claimed = await graph.engine.claim(
+        worker_id="w",
+        worker_instance_id="w-1",
+        lease_ttl_ms=LEASE_MS,
+        max_wait_ms=WAIT_MS,
+    )
+    assert claimed is not None, "nobody told the dependents in time"
+    return claimed
+
+
+async def ended(graph: Graph, count: int) -> None:
+    """Wait until that many members have ended."""
+    with graph.engine.store.hints([COMPLETION_TOPIC]) as hints:
+        while sum(state in ENDED for state in (await graph.states()).values()) < count:
+            assert await hints.wait(WAIT_MS / 1_000), "nothing has ended in time"
+
+
+ENDED = ("completed", "failed", "cancelled", "skipped")
+
+
+async def test_a_chain_runs_as_fast_as_its_worker(engine: Engine, graph: Graph) -> None:
+    await graph.build({"b": "a", "c": "b", "d": "c"})
+    async with Supervisor(engine):
+        order = []
+        for _ in range(4):
+            claimed = await next_claim(graph)
+            order.append(graph.name(claimed.execution_id))
+            await engine.complete(claimed.handle)
+    assert order == ["a", "b", "c", "d"]
+
+
+async def test_failures_run_down_the_chain(engine: Engine, graph: Graph) -> None:
+    await graph.build({"b": "a", "c": "b", "d": "c"})
+    async with Supervisor(engine):
+        await graph.fail("a")
+        await ended(graph, 4)
+    assert (await graph.state("d")) == "skipped"
+
+
+async def test_what_a_join_gives_up_is_cancelled(engine: Engine, graph: Graph) -> None:
+    await graph.build({"d": "a b c"}, AnyOf())
+    async with Supervisor(engine):
+        await graph.run("b")
+        await ended(graph, 3)
+    assert await graph.states() == {
+        "d": "waiting",
+        "a": "cancelled",
+        "b": "completed",
+        "c": "cancelled",
+    }
+
+
+async def test_a_large_flows_members_are_cancelled(engine: Engine, graph: Graph) -> None:
+    names = [f"m{number}" for number in range(220)]
+    await graph.build(dict.fromkeys(names, ""))
+    async with Supervisor(engine):
+        scheduled = await engine.cancel_flow(graph.flow_id)
+        assert isinstance(scheduled, CancellationScheduled)
+        await ended(graph, 220)
+    assert set((await graph.states()).values()) == {"cancelled"}
+
+
+async def test_endings_left_by_a_dead_process_are_told_on_start(
+    engine: Engine, graph: Graph
+) -> None:
+    await graph.build({"b": "a"})
+    await graph.run("a")
+    async with Supervisor(engine):
+        claimed = await next_claim(graph)
+    assert graph.name(claimed.execution_id) == "b"
+
+
+async def test_draining_ends_every_part_of_the_supervisor(engine: Engine) -> None:
+    supervisor = Supervisor(engine)
+    supervisor.start()
+    await supervisor.drain()
+    await supervisor.stop()

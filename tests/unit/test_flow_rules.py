@@ -1,0 +1,172 @@
+"""Rules of flows that need no database: graphs, derived states, cancellation requests."""
+
+import itertools
+
+import pytest
+from msgspec import structs
+
+from flowfabric.core.flow_build import (
+    check_acyclic,
+    count_endings,
+    derived_edge_id,
+    new_flow,
+    settle_flow,
+    with_edges,
+    with_members,
+)
+from flowfabric.core.flow_cancel import (
+    NoWait,
+    WaitIndefinite,
+    WaitTimeout,
+    check_cancellation_policy,
+    check_grace,
+    wait_ms,
+)
+from flowfabric.core.flow_model import CancellationPolicy, Flow, FlowState
+from flowfabric.core.flow_views import derive_flow_state
+from flowfabric.core.ids import FlowId, Namespace, parse_uuid
+from flowfabric.core.limits import CANCEL_WAIT_MS_MAX, FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
+from flowfabric.core.states import PublicState, TerminalOutcome
+from flowfabric.errors import CycleDetected, InvalidGraceMs, InvalidInput
+from tests.store.records import an_execution
+
+FLOW_ID = FlowId("00000000-0000-4000-8000-000000000002")
+DAY_MS = 86_400_000
+
+
+def a_flow(**fields: object) -> Flow:
+    return structs.replace(new_flow(FLOW_ID, 7, "kind", Namespace("n"), 1_000), **fields)
+
+
+# Graphs
+
+
+@pytest.mark.parametrize("edges", ["", "ab", "ab bc ac", "ab ab", "ab cd", "ac bc cd ce"])
+def test_graphs_without_a_way_back_are_fine(edges: str) -> None:
+    check_acyclic([(edge[0], edge[1]) for edge in edges.split()])
+
+
+@pytest.mark.parametrize("edges", ["aa", "ab ba", "ab bc ca", "ab bc cd db", "xy ab bc ca"])
+def test_a_way_back_is_a_cycle(edges: str) -> None:
+    with pytest.raises(CycleDetected):
+        check_acyclic([(edge[0], edge[1]) for edge in edges.split()])
+
+
+def test_a_chain_of_any_length_is_walked() -> None:
+    nodes = [str(number) for number in range(50_000)]
+    chain = list(itertools.pairwise(nodes))
+    check_acyclic(chain)
+    with pytest.raises(CycleDetected):
+        check_acyclic([*chain, (nodes[-1], nodes[0])])
+
+
+def test_the_same_pair_has_the_same_edge_id() -> None:
+    first = derived_edge_id(FLOW_ID, "a", "b")
+    assert first == derived_edge_id(FLOW_ID, "a", "b") == parse_uuid("edge_id", first)
+    assert len({first, derived_edge_id(FLOW_ID, "b", "a"), derived_edge_id(FLOW_ID, "a", "c")}) == 3
+
+
+def test_a_flow_has_limits() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        with_members(a_flow(node_count=FLOW_MEMBERS_MAX), [an_execution()], 5)
+    assert caught.value.field == "members"
+    with pytest.raises(InvalidInput) as caught:
+        with_edges(a_flow(edge_count=FLOW_EDGES_MAX), 1, 5)
+    assert caught.value.field == "edges"
+
+
+# States
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "node_count", "state"),
+    [
+        ([], 0, FlowState.OPEN),
+        (["success"], 2, FlowState.OPEN),
+        (["success", "skipped"], 2, FlowState.COMPLETED),
+        (["success", "failed"], 2, FlowState.FAILED),
+        (["success", "expired"], 2, FlowState.FAILED),
+        (["cancelled"], 1, FlowState.FAILED),
+    ],
+)
+def test_a_flow_ends_with_its_last_member(
+    outcomes: list[str], node_count: int, state: FlowState
+) -> None:
+    flow = count_endings(a_flow(node_count=node_count), map(TerminalOutcome, outcomes))
+    settled = settle_flow(flow, 5_000, DAY_MS)
+    assert settled.derived_state is state
+    ended = state is not FlowState.OPEN
+    assert settled.retain_until_ms == (5_000 + DAY_MS if ended else None)
+    assert settled.ended_at_ms == (5_000 if ended else None)
+    closed = structs.replace(flow, public_flow_state=FlowState.CANCELLED)
+    expected = FlowState.CANCELLED if ended or node_count == 0 else FlowState.OPEN
+    assert settle_flow(closed, 5_000, DAY_MS).derived_state is expected
+
+
+def test_a_member_that_comes_back_opens_the_flow() -> None:
+    ended = settle_flow(
+        count_endings(a_flow(node_count=1), [TerminalOutcome.FAILED]), 5_000, DAY_MS
+    )
+    back = settle_flow(count_endings(ended, [TerminalOutcome.FAILED], by=-1), 6_000, DAY_MS)
+    assert back == a_flow(node_count=1)
+
+
+def test_a_settled_flow_keeps_the_time_of_its_end_and_the_longest_keep_time() -> None:
+    flow = a_flow(node_count=1, members_completed=1, ended_at_ms=4_000, member_retention_ms=9_000)
+    settled = settle_flow(flow, 5_000, 2_000)
+    assert (settled.ended_at_ms, settled.retain_until_ms) == (4_000, 13_000)
+
+
+@pytest.mark.parametrize(
+    ("states", "cancelled", "state"),
+    [
+        ("", False, FlowState.OPEN),
+        ("", True, FlowState.CANCELLED),
+        ("completed skipped", False, FlowState.COMPLETED),
+        ("completed failed", False, FlowState.FAILED),
+        ("completed cancelled", False, FlowState.FAILED),
+        ("completed expired", False, FlowState.FAILED),
+        ("completed failed", True, FlowState.CANCELLED),
+        ("active failed", False, FlowState.RUNNING),
+        ("active suspended", True, FlowState.RUNNING),
+        ("waiting suspended", False, FlowState.BLOCKED),
+        ("waiting delayed", False, FlowState.BLOCKED),
+        ("rate_limited", False, FlowState.BLOCKED),
+        ("waiting_children completed", False, FlowState.BLOCKED),
+        ("waiting completed", False, FlowState.OPEN),
+    ],
+)
+def test_the_first_rule_that_matches_names_the_flows_state(
+    states: str, cancelled: bool, state: FlowState
+) -> None:
+    counts = dict.fromkeys(map(PublicState, states.split()), 1)
+    assert derive_flow_state(counts, cancelled=cancelled) is state
+
+
+# Cancellation requests
+
+
+def test_cancellation_policies_have_one_name_and_one_alias() -> None:
+    assert [check_cancellation_policy(policy) for policy in CancellationPolicy] == list(
+        CancellationPolicy
+    )
+    assert check_cancellation_policy("cancel_flow_only") is CancellationPolicy.FLOW_ONLY
+    with pytest.raises(InvalidInput):
+        check_cancellation_policy("")
+
+
+def test_how_long_to_wait() -> None:
+    assert wait_ms(NoWait()) is None
+    assert wait_ms(WaitTimeout(5)) == 5
+    assert wait_ms(WaitIndefinite()) == CANCEL_WAIT_MS_MAX
+    for wrong in (WaitTimeout(-1), WaitTimeout(CANCEL_WAIT_MS_MAX + 1), None):
+        with pytest.raises(InvalidInput):
+            wait_ms(wrong)
+
+
+@pytest.mark.parametrize("grace_ms", [-1, 1.5, 2**53, "abc", True])
+def test_a_malformed_grace_is_refused(grace_ms: object) -> None:
+    check_grace(None)
+    check_grace(30_000)
+    with pytest.raises(InvalidGraceMs):
+        check_grace(grace_ms)
