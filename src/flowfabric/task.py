@@ -175,7 +175,12 @@ class Task(Generic[P, R_co]):
             ) from error
 
     def decode_result(self, data: bytes | None) -> R_co:
-        result: R_co = result_codec(self.function).decoder.decode(data or b"null")
+        try:
+            result: R_co = result_codec(self.function).decoder.decode(data or b"null")
+        except msgspec.DecodeError as error:
+            raise InvalidInput(
+                f"the result of {self.name}", f"does not fit its return annotation: {error}"
+            ) from error
         return result
 
 

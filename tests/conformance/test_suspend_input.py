@@ -90,6 +90,7 @@ SAME_ID = new_id()
         ),
         (APPROVED, [FRESH, FRESH], "duplicate_waitpoint_key: each must occur once"),
         (APPROVED, "gate", "must be a list of bindings"),
+        (APPROVED, 7, "must be a list of bindings"),
         (APPROVED, ["gate"], "must be FreshWaitpoint or UsePending"),
         (
             APPROVED,

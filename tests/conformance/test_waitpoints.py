@@ -14,12 +14,13 @@ from flowfabric.core.conditions import (
 from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.lease import OPERATOR_OVERRIDE
 from flowfabric.core.limits import WAITPOINT_TTL_MS_MAX
-from flowfabric.core.results import Claimed
+from flowfabric.core.results import Claimed, Completed
 from flowfabric.core.states import LifecyclePhase, OwnershipState, PublicState
 from flowfabric.core.suspend_request import UsePending
 from flowfabric.core.suspension_model import SignalEffect, Waitpoint, WaitpointState
 from flowfabric.core.tokens import fingerprint
 from flowfabric.engine.suspensions import Suspended, SuspendSatisfied
+from flowfabric.engine.work import Completion
 from flowfabric.errors import (
     ExecutionNotActive,
     InvalidInput,
@@ -448,8 +449,10 @@ async def test_a_batch_of_completions_closes_waitpoints_too(engine: Engine, give
     plain = await given.running()
     claimed = await given.running()
     pending = await create(engine, claimed)
-    for each in (plain, claimed):
-        await engine.complete(each.handle)
+    answers = await engine.complete_many(
+        [Completion(handle=plain.handle), Completion(handle=claimed.handle)]
+    )
+    assert [type(answer) for answer in answers] == [Completed, Completed]
     waitpoint = await waitpoint_of(engine, claimed.execution_id, pending.waitpoint_id)
     assert waitpoint.state is WaitpointState.CLOSED
 

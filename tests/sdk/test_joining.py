@@ -158,6 +158,20 @@ async def test_on_sqlite_a_connection_to_the_same_file_takes_part(tmp_path: Path
         other.close()
 
 
+def test_on_sqlite_the_first_use_may_be_inside_the_transaction(tmp_path: Path) -> None:
+    first, app = made(f"sqlite:///{tmp_path}/shop.db"), made(f"sqlite:///{tmp_path}/shop.db")
+    first.blocking.submit(greeting(first, "sets the file up"))
+    first.blocking.close()
+    connection = sqlite3.connect(tmp_path / "shop.db")
+    connection.execute("create table article (id integer)")
+    connection.execute("insert into article values (1)")
+    run = app.blocking.submit(greeting(app, "x"), connection=connection)
+    connection.commit()
+    connection.close()
+    assert run.state() == "waiting"
+    app.blocking.close()
+
+
 @pytest.mark.parametrize("taken", [False, True])
 async def test_a_worker_that_lost_its_lease_cannot_commit_business_rows(
     app: App, taken: bool

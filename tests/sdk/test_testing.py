@@ -1,13 +1,12 @@
 """The testing kit: nothing happens by itself, time included."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from flowfabric import App, Context, Retry, testing
 from flowfabric.core.states import PublicState
-from flowfabric.testing import LocalApp, SettableClock
+from flowfabric.testing import SettableClock
 
 pytest_plugins = ["pytester"]
 
@@ -80,13 +79,5 @@ async def test_the_plugin_offers_an_app_and_its_clock(pytester: pytest.Pytester)
             assert flowfabric_clock.now_ms() == before_ms
         """
     )
-    result = pytester.runpytest_subprocess(
-        "-p", "no:randomly", "-p", "flowfabric.pytest_plugin", "-o", "asyncio_mode=auto"
-    )
+    result = pytester.runpytest_subprocess("-p", "no:randomly", "-o", "asyncio_mode=auto")
     result.assert_outcomes(passed=1)
-
-
-def test_the_plugin_is_found_by_pytest_itself() -> None:
-    text = (Path(__file__).parent.parent.parent / "pyproject.toml").read_text()
-    assert 'flowfabric = "flowfabric.pytest_plugin"' in text
-    assert issubclass(LocalApp, App)

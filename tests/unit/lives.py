@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from msgspec import structs
 
+from flowfabric.core.conditions import ByName, Condition, Single
 from flowfabric.core.creation import NewExecution, check_new, new_execution
 from flowfabric.core.decision import Changes
 from flowfabric.core.execution import (
@@ -29,6 +30,9 @@ from flowfabric.core.model import Attempt, ClaimGrant, Execution
 from flowfabric.core.operator import CancelRequest, decide_cancel, decide_replay
 from flowfabric.core.partitions import PartitionConfig
 from flowfabric.core.states import FailureClass
+from flowfabric.core.suspend_request import NORMAL, SuspendRequest, check_suspend
+from flowfabric.core.suspension import SuspendFindings, decide_suspend
+from flowfabric.core.suspension_model import HmacKey, Suspension, Waitpoint, WaitpointState
 from flowfabric.core.transition import Subject
 
 NOW_MS = 1_000_000
@@ -37,6 +41,8 @@ RETENTION_MS = 500_000
 TIMING = Timing(now_ms=NOW_MS, retention_ms=RETENTION_MS)
 LATE = Timing(now_ms=NOW_MS + TTL_MS, retention_ms=RETENTION_MS)
 WORKER = Worker(worker_id=WorkerId("w"), worker_instance_id=WorkerInstanceId("w-1"))
+KEY = HmacKey(kid="k1", secret=b"s" * 32, activated_at_ms=0)
+APPROVED = Single("gate", ByName("approved"))
 RETRY = {"retry_policy": {"backoff": {"type": "fixed", "delay_ms": 70}}}
 
 
@@ -58,6 +64,14 @@ def applied(subject: Subject, changes: Changes) -> Subject:
             subject = structs.replace(subject, attempt=record)
         if isinstance(record, ClaimGrant):
             subject = structs.replace(subject, grant=record)
+        if isinstance(record, Suspension):
+            still_open = record if record.closed_at_ms is None else None
+            subject = structs.replace(subject, suspension=still_open)
+        if isinstance(record, Waitpoint):
+            others = {each.waitpoint_id: each for each in subject.waitpoints}
+            others[record.waitpoint_id] = record
+            left = (each for each in others.values() if each.state is not WaitpointState.CLOSED)
+            subject = structs.replace(subject, waitpoints=tuple(left))
     return subject
 
 
@@ -119,6 +133,33 @@ def waiting_children(**fields: object) -> Subject:
     return applied(held, decide_wait_children(held, fence_of(held), TIMING).changes)
 
 
+def suspended(**fields: object) -> Subject:
+    held = running(**fields)
+    found = SuspendFindings(keys=[KEY])
+    decision = decide_suspend(held, fence_of(held), asking(), found, TIMING)
+    return applied(held, decision.changes)
+
+
+def asking(condition: Condition = APPROVED, **options: object) -> SuspendRequest:
+    """A checked request to suspend."""
+    plain: dict[str, object] = {
+        "suspension_id": None,
+        "waitpoints": None,
+        "resume_policy": NORMAL,
+        "reason_code": "waiting_for_signal",
+        "requested_by": "worker",
+        "timeout_at_ms": None,
+        "timeout_behavior": None,
+        "continuation_metadata_pointer": None,
+        "idempotency_key": None,
+    }
+    return check_suspend(
+        resume_condition=condition,
+        new_ids=[f"00000000-0000-4000-8000-0000000000b{number}" for number in range(9)],
+        **plain | options,
+    )
+
+
 def expired_lease(**fields: object) -> Subject:
     held = running(**fields)
     return applied(held, decide_expire_lease(held, LATE.now_ms, RETENTION_MS).changes)
@@ -172,6 +213,7 @@ LIVES: tuple[Life, ...] = (
     parked,
     resumable,
     waiting_children,
+    suspended,
     expired_lease,
     revoked,
     completed,

@@ -19,6 +19,7 @@ CAUSES = {
     "parked": Cause.DELAYED,
     "resumable": Cause.QUEUED,
     "waiting_children": Cause.BLOCKED,
+    "suspended": Cause.SUSPENDED,
     "expired_lease": Cause.LEASE_LOST,
     "revoked": Cause.LEASE_LOST,
     "completed": Cause.ENDED,

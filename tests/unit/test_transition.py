@@ -17,6 +17,9 @@ VECTORS = {
     "retrying": f"{UNTIL_TIME} waiting_for_retry_backoff none pending_retry_attempt delayed",
     "parked": f"{UNTIL_TIME} waiting_for_delay none attempt_interrupted delayed",
     "resumable": f"{NOW} none attempt_interrupted waiting",
+    "suspended": (
+        "suspended unowned not_applicable waiting_for_signal none attempt_interrupted suspended"
+    ),
     "waiting_children": (
         "runnable unowned blocked_by_dependencies waiting_for_children none attempt_interrupted"
         " waiting_children"

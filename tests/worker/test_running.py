@@ -260,6 +260,29 @@ async def test_lanes_and_capabilities_decide_who_runs_what(app: App) -> None:
     assert ran == ["tidy", "train"]
 
 
+async def test_a_few_free_slots_are_used_while_long_handlers_hold_the_others(app: App) -> None:
+    holding, finish = asyncio.Semaphore(0), asyncio.Event()
+
+    @app.task
+    async def hold() -> None:
+        holding.release()
+        await finish.wait()
+
+    @app.task
+    async def quick() -> str:
+        return "done"
+
+    async with working(app, concurrency=20):
+        held = await app.submit_many([hold() for _ in range(18)])
+        for _ in held:
+            await holding.acquire()
+        for _ in range(5):
+            assert await (await app.submit(quick)).result(timeout="20s") == "done"
+        finish.set()
+        for run in held:
+            await run.result(timeout="20s")
+
+
 async def test_many_submissions_and_results_go_through_together(app: App) -> None:
     @app.task
     async def double(number: int) -> int:

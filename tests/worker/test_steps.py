@@ -56,6 +56,19 @@ async def test_a_step_of_a_plain_handler_runs_once_too(app: App) -> None:
     assert ran == {"a": 1, "b": 1}
 
 
+async def test_plain_handlers_that_fill_every_thread_still_get_their_steps_done(
+    app: App,
+) -> None:
+    @app.task
+    def pipeline(ctx: Context, name: str) -> str:
+        return ctx.blocking.step("upper", str.upper, name)
+
+    async with working(app, concurrency=2):
+        runs = await app.submit_many([pipeline(name) for name in "abcdef"])
+        results = [await run.result(timeout="20s") for run in runs]
+    assert results == list("ABCDEF")
+
+
 async def test_time_chance_and_uuids_are_the_same_in_every_run(app: App) -> None:
     seen: list[tuple[float, UUID, float]] = []
 

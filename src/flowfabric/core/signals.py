@@ -47,6 +47,8 @@ class SignalRequest(Struct, frozen=True, kw_only=True):
 
     waitpoint_id: WaitpointId
     signal_id: SignalId
+    signal_id_is_new: bool
+    """Made up just now: no row can have it."""
     signal_name: str
     signal_category: str
     source_type: str

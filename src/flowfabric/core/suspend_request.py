@@ -65,12 +65,15 @@ class BoundWaitpoint(Struct, frozen=True, kw_only=True):
 
     waitpoint_id: WaitpointId
     waitpoint_key: WaitpointKey
+    id_is_new: bool
+    """Made up just now: no row can have it."""
 
 
 class SuspendRequest(Struct, frozen=True, kw_only=True):
     """A suspension as it was asked for, checked."""
 
     suspension_id: SuspensionId
+    suspension_id_is_new: bool
     fresh: tuple[BoundWaitpoint, ...]
     pending: UsePending | None
     condition: Condition
@@ -133,10 +136,11 @@ def _check_extra(extra: object, index: int) -> None:
 def _bind(binding: object, new_id: str) -> BoundWaitpoint:
     if not isinstance(binding, FreshWaitpoint):
         raise InvalidInput("waitpoints", "must be FreshWaitpoint or UsePending", binding)
-    waitpoint_id = binding.waitpoint_id or new_id
+    waitpoint_id = new_id if binding.waitpoint_id is None else binding.waitpoint_id
     key = binding.waitpoint_key
     return BoundWaitpoint(
         waitpoint_id=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
+        id_is_new=binding.waitpoint_id is None,
         waitpoint_key=WaitpointKey(
             f"wpk:{waitpoint_id}" if key is None else check_text("waitpoint_key", key, empty=False)
         ),
@@ -189,14 +193,20 @@ def check_suspend(
     idempotency_key: object,
     new_ids: Sequence[str],
 ) -> SuspendRequest:
-    """Everything about a request that can be refused without looking at the execution."""
+    """Everything about a request that can be refused without looking at the execution.
+
+    `new_ids` are for what the caller leaves unnamed: the suspension and each waitpoint.
+    """
     condition = check_condition(resume_condition)
     chosen = default_bindings(condition) if waitpoints is None else check_sequence(waitpoints)
-    fresh, pending = check_bindings(chosen, condition, new_ids)
+    fresh, pending = check_bindings(chosen, condition, new_ids[1:])
     if isinstance(condition, TimeoutOnly) and timeout_at_ms is None:
         raise InvalidInput("timeout_at_ms", "timeout_only_without_deadline")
     return SuspendRequest(
-        suspension_id=SuspensionId(parse_uuid("suspension_id", suspension_id)),
+        suspension_id=SuspensionId(
+            parse_uuid("suspension_id", new_ids[0] if suspension_id is None else suspension_id)
+        ),
+        suspension_id_is_new=suspension_id is None,
         fresh=fresh,
         pending=pending,
         condition=condition,

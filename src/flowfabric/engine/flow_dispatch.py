@@ -95,16 +95,15 @@ class FlowDispatch(Flows):
                 limit=FLOWS_PER_BATCH,
             )
             if not flows:
-                # Whoever builds a flow holds it too, and tells nobody of endings.
-                held = bool(await tx.select("any_completion"))
-                return Swept(acted=0, full=False, held=held)
+                return Swept(acted=0, full=False, held=await _any_left(tx))
             taken = await _take(tx, flows, limit)
             done = await self._dispatch(tx, flows, taken)
             edges = 0 if done.settled is None else len(done.settled.resolution.edges)
             full = done.more or len(taken) == limit or len(flows) == FLOWS_PER_BATCH
             if full:
                 tx.hint(DISPATCH_TOPIC)
-            return Swept(acted=done.finished + edges, full=full)
+            acted = done.finished + edges
+            return Swept(acted=acted, full=full, held=not full and await _any_left(tx))
 
         return await self.store.transact(body)
 
@@ -296,6 +295,11 @@ def check_outcome(outcome: object) -> TerminalOutcome:
     if known is TerminalOutcome.NONE:
         raise InvalidInput("upstream_outcome", "must be a terminal outcome", outcome)
     return known
+
+
+async def _any_left(tx: Transaction) -> bool:
+    """Whether others hold flows with endings. A dispatcher tells of them; a builder does not."""
+    return bool(await tx.select("any_completion"))
 
 
 async def _take(tx: Transaction, flows: Sequence[Flow], limit: int) -> list[Taken]:

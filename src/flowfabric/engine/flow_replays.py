@@ -102,7 +102,7 @@ class _Replaying:
                 return None
         alone = [each for each in self.asked if execution_key(each) not in homes]
         asks = [self.engine.replay_ask(each, self.reason, self.requested_by) for each in alone]
-        decided = await self.engine.decide_in(tx, asks, [0.0] * len(asks))
+        decided: Answers = await self.engine.decide_in(tx, asks, [0.0] * len(asks))
         answers = iter(decided)
         return [
             await self._try(tx, each) if execution_key(each) in homes else next(answers)

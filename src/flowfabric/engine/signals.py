@@ -5,6 +5,8 @@ What a wrong token is answered depends on the token and the keys alone, never on
 whether the execution or the waitpoint exists.
 """
 
+from typing import TypedDict, Unpack
+
 from msgspec import Struct
 
 from flowfabric.core.checks import (
@@ -56,7 +58,7 @@ from flowfabric.engine.unit import (
 )
 from flowfabric.engine.waitpoint_keys import load_keys
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, NotFound
-from flowfabric.store.base import Transaction
+from flowfabric.store.base import Body, Transaction
 
 SIGNAL_TOPIC = "signal"
 FAILURE_NOTED_EVERY_MS = 1_000
@@ -73,6 +75,23 @@ class Delivery(Struct, frozen=True, kw_only=True):
     lane_id: str | None = None
 
 
+class SignalOptions(TypedDict, total=False):
+    """What may be said about a signal beside its name."""
+
+    signal_id: str | None
+    """Made up when left out."""
+    signal_category: str
+    source_type: str
+    source_identity: str
+    payload: bytes | None
+    payload_encoding: str
+    correlation_id: str
+    idempotency_key: str | None
+    target_scope: str
+    created_at_ms: int | None
+    dedup_ttl_ms: int
+
+
 class Signals(Operations):
     async def deliver_signal(
         self,
@@ -81,44 +100,43 @@ class Signals(Operations):
         *,
         waitpoint_token: str | WaitpointToken,
         signal_name: str,
-        signal_id: str | None = None,
-        signal_category: str = "default",
-        source_type: str = "external",
-        source_identity: str = "",
-        payload: bytes | None = None,
-        payload_encoding: str = "json",
-        correlation_id: str = "",
-        idempotency_key: str | None = None,
-        target_scope: str = "waitpoint",
-        created_at_ms: int | None = None,
-        dedup_ttl_ms: int = SIGNAL_DEDUP_TTL_MS,
+        **options: Unpack[SignalOptions],
     ) -> SignalResult:
         """Deliver to one waitpoint; the token must be the one made for it.
 
         A pending waitpoint keeps the signal for the suspension to come. Repeats, by
         `idempotency_key` or by `signal_id`, are told which signal was accepted first.
         """
-        request = check_signal(
-            waitpoint_id=waitpoint_id,
-            signal_name=signal_name,
-            signal_id=signal_id,
-            signal_category=signal_category,
-            source_type=source_type,
-            source_identity=source_identity,
-            payload=payload,
-            payload_encoding=payload_encoding,
-            correlation_id=correlation_id,
-            idempotency_key=idempotency_key,
-            target_scope=target_scope,
-            created_at_ms=created_at_ms,
-            dedup_ttl_ms=dedup_ttl_ms,
-        )
-        delivery = Delivery(
-            execution_id=self.check_execution_id(execution_id),
-            request=request,
-            token=check_token(waitpoint_token),
-        )
-        return await self._deliver(delivery)
+        delivery = self._delivery(execution_id, waitpoint_id, waitpoint_token, signal_name, options)
+        return delivered(await self.store.transact(self._delivering(delivery)))
+
+    async def deliver_signal_on(
+        self,
+        connection: object,
+        execution_id: str,
+        waitpoint_id: str,
+        *,
+        waitpoint_token: str | WaitpointToken,
+        signal_name: str,
+        **options: Unpack[SignalOptions],
+    ) -> SignalResult:
+        """The same inside the caller's own transaction: see `create_executions_on`."""
+        delivery = self._delivery(execution_id, waitpoint_id, waitpoint_token, signal_name, options)
+        return delivered(await self.store.transact_on(connection, self._delivering(delivery)))
+
+    def deliver_signal_on_sync(
+        self,
+        connection: object,
+        execution_id: str,
+        waitpoint_id: str,
+        *,
+        waitpoint_token: str | WaitpointToken,
+        signal_name: str,
+        **options: Unpack[SignalOptions],
+    ) -> SignalResult:
+        """The same for a connection that is not async, on the calling thread."""
+        delivery = self._delivery(execution_id, waitpoint_id, waitpoint_token, signal_name, options)
+        return delivered(self.store.transact_on_sync(connection, self._delivering(delivery)))
 
     async def deliver_approval_signal(
         self,
@@ -139,18 +157,13 @@ class Signals(Operations):
         check_text("signal_name", signal_name, empty=False)
         check_text("idempotency_suffix", idempotency_suffix)
         request = check_signal(
-            waitpoint_id=waitpoint_id,
-            signal_name=signal_name,
-            signal_id=None,
+            waitpoint_id,
+            signal_name,
             signal_category="approval",
             source_type="operator",
             source_identity=operator_identity,
-            payload=None,
-            payload_encoding="json",
-            correlation_id="",
             idempotency_key=f"approval:{signal_name}:{idempotency_suffix}",
             target_scope="execution",
-            created_at_ms=None,
             dedup_ttl_ms=signal_dedup_ttl_ms,
         )
         delivery = Delivery(
@@ -159,9 +172,23 @@ class Signals(Operations):
             token=None,
             lane_id=None if lane_id is None else parse_lane_id(lane_id),
         )
-        return await self._deliver(delivery)
+        return delivered(await self.store.transact(self._delivering(delivery)))
 
-    async def _deliver(self, delivery: Delivery) -> SignalResult:
+    def _delivery(
+        self,
+        execution_id: str,
+        waitpoint_id: str,
+        waitpoint_token: str | WaitpointToken,
+        signal_name: str,
+        options: SignalOptions,
+    ) -> Delivery:
+        return Delivery(
+            execution_id=self.check_execution_id(execution_id),
+            request=check_signal(waitpoint_id, signal_name, **options),
+            token=check_token(waitpoint_token),
+        )
+
+    def _delivering(self, delivery: Delivery) -> Body[SignalResult | FlowFabricError]:
         async def body(tx: Transaction) -> SignalResult | FlowFabricError:
             key: HmacKey | None = None
             if delivery.token is not None:
@@ -177,10 +204,7 @@ class Signals(Operations):
                     return error
             return await self._deliver_in(tx, delivery, key)
 
-        outcome = await self.store.transact(body)
-        if isinstance(outcome, FlowFabricError):
-            raise outcome
-        return outcome
+        return body
 
     async def _deliver_in(
         self, tx: Transaction, delivery: Delivery, key: HmacKey | None
@@ -239,7 +263,8 @@ async def _find_for(
     if request.idempotency_key is not None:
         key = (*at, request.waitpoint_id, request.idempotency_key)
         dedup = (await tx.lock(SignalDedup, [key])).get(key)
-    recorded = await tx.get(SignalFacts, [(*at, request.signal_id)])
+    chosen = [] if request.signal_id_is_new else [(*at, request.signal_id)]
+    recorded = await tx.get(SignalFacts, chosen)
     satisfiers: tuple[SignalFacts, ...] = ()
     if suspension is not None and isinstance(
         stored_condition(suspension.resume_condition), AllOf | Count
@@ -258,25 +283,32 @@ async def _find_for(
     )
 
 
+def delivered(outcome: SignalResult | FlowFabricError) -> SignalResult:
+    if isinstance(outcome, FlowFabricError):
+        raise outcome
+    return outcome
+
+
 def check_signal(
-    *,
     waitpoint_id: object,
     signal_name: object,
-    signal_id: object,
-    signal_category: object,
-    source_type: object,
-    source_identity: object,
-    payload: object,
-    payload_encoding: object,
-    correlation_id: object,
-    idempotency_key: object,
-    target_scope: object,
-    created_at_ms: object,
-    dedup_ttl_ms: object,
+    *,
+    signal_id: object = None,
+    signal_category: object = "default",
+    source_type: object = "external",
+    source_identity: object = "",
+    payload: object = None,
+    payload_encoding: object = "json",
+    correlation_id: object = "",
+    idempotency_key: object = None,
+    target_scope: object = "waitpoint",
+    created_at_ms: object = None,
+    dedup_ttl_ms: object = SIGNAL_DEDUP_TTL_MS,
 ) -> SignalRequest:
     return SignalRequest(
         waitpoint_id=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
         signal_id=SignalId(new_uuid() if signal_id is None else parse_uuid("signal_id", signal_id)),
+        signal_id_is_new=signal_id is None,
         signal_name=check_text("signal_name", signal_name, empty=False),
         signal_category=check_text("signal_category", signal_category),
         source_type=check_text("source_type", source_type),

@@ -54,7 +54,6 @@ from flowfabric.engine.unit import (
     check_fence_given,
     fence_of,
     load_subjects,
-    new_random_uuid,
     new_uuid,
     settle_in,
 )
@@ -113,7 +112,7 @@ class Suspensions(Operations):
         with the same `idempotency_key` gets the first answer, whatever else it asks for.
         """
         request = check_suspend(
-            suspension_id=new_random_uuid() if suspension_id is None else suspension_id,
+            suspension_id=suspension_id,
             waitpoints=waitpoints,
             resume_condition=resume_condition,
             resume_policy=resume_policy,
@@ -123,7 +122,7 @@ class Suspensions(Operations):
             timeout_behavior=timeout_behavior,
             continuation_metadata_pointer=continuation_metadata_pointer,
             idempotency_key=idempotency_key,
-            new_ids=[new_uuid() for _ in range(WAITPOINTS_PER_SUSPENSION_MAX)],
+            new_ids=new_ids_for(waitpoints),
         )
         opened = self.open_handle(handle)
         parked, _ = await self._suspend(opened.execution_id, fence_of(opened), request)
@@ -147,7 +146,7 @@ class Suspensions(Operations):
     ) -> SuspendOutcome:
         """The same for who knows the lease but has no handle."""
         request = check_suspend(
-            suspension_id=new_random_uuid() if suspension_id is None else suspension_id,
+            suspension_id=suspension_id,
             waitpoints=waitpoints,
             resume_condition=resume_condition,
             resume_policy=resume_policy,
@@ -157,7 +156,7 @@ class Suspensions(Operations):
             timeout_behavior=timeout_behavior,
             continuation_metadata_pointer=continuation_metadata_pointer,
             idempotency_key=idempotency_key,
-            new_ids=[new_uuid() for _ in range(WAITPOINTS_PER_SUSPENSION_MAX)],
+            new_ids=new_ids_for(waitpoints),
         )
         given = check_fence_given(fence, source="worker")
         assert given is not None
@@ -179,6 +178,7 @@ class Suspensions(Operations):
         bound = BoundWaitpoint(
             waitpoint_id=waitpoint_id,
             waitpoint_key=WaitpointKey(check_text("waitpoint_key", key, empty=False)),
+            id_is_new=True,
         )
 
         async def body(tx: Transaction) -> PendingWaitpoint | FlowFabricError:
@@ -344,11 +344,12 @@ async def _find_for(
     execution = subject.execution
     at = (execution.partition_key, execution.execution_id)
     pending = request.pending
-    named = [bound.waitpoint_id for bound in request.fresh]
+    named = [bound.waitpoint_id for bound in request.fresh if not bound.id_is_new]
     if pending is not None:
         named = [WaitpointId(pending.waitpoint_id)]
     rows = await tx.lock(Waitpoint, [(*at, waitpoint_id) for waitpoint_id in named])
-    taken = await tx.get(Suspension, [(*at, request.suspension_id)])
+    chosen = [] if request.suspension_id_is_new else [(*at, request.suspension_id)]
+    taken = await tx.get(Suspension, chosen)
     buffered: Sequence[SignalFacts] = ()
     if pending is not None:
         buffered = await tx.select_records(
@@ -365,6 +366,14 @@ async def _find_for(
         suspension_id_taken=bool(taken),
         expired_dedup=expired,
     )
+
+
+def new_ids_for(waitpoints: object) -> list[str]:
+    """As many as a request may need: one for the suspension, one for each waitpoint."""
+    count = (
+        len(waitpoints) if isinstance(waitpoints, list | tuple) else WAITPOINTS_PER_SUSPENSION_MAX
+    )
+    return [new_uuid() for _ in range(1 + min(count, WAITPOINTS_PER_SUSPENSION_MAX))]
 
 
 def answered(outcome: T | FlowFabricError) -> T:

@@ -135,8 +135,7 @@ class Supervisor:
     async def _run_urgent(self, topic: str, name: str) -> None:
         with self._engine.store.hints([topic]) as hints:
             while not self._stopping.is_set():
-                held = await self._sweep(name)
-                await self._either(hints.wait(AFTER_HELD_S if held else LONGEST_SLEEP_S))
+                await self._either(hints.wait(await self._sweep(name)))
 
     async def _round(self) -> float:
         """Run what is due and return how long to sleep. Nothing that fails here ends the loop."""
@@ -158,13 +157,14 @@ class Supervisor:
         # Processes that wait for the same row spread out a little.
         return min(soonest_s + random.uniform(0.001, 0.01), LONGEST_SLEEP_S)
 
-    async def _sweep(self, name: str) -> bool:
-        """Run one reconciler; tell whether somebody else held what it wanted to do."""
+    async def _sweep(self, name: str) -> float:
+        """Run one reconciler; tell how soon to look again if nothing is heard until then."""
         try:
-            return (await _run_one(self._engine, SWEEPS[name])).held
+            swept = await _run_one(self._engine, SWEEPS[name])
         except Exception:
             log.exception("reconciler %s failed; it tries again in %s s", name, AFTER_ERROR_S)
-            return False
+            return AFTER_ERROR_S
+        return AFTER_HELD_S if swept.held else LONGEST_SLEEP_S
 
     async def _either(self, waiting: Awaitable[bool]) -> None:
         """Wait for a hint or the end, whichever comes first."""

@@ -183,12 +183,12 @@ class Attempt:
     # What became of it
 
     def _after_stop(self) -> Callable[[], Awaitable[object]] | None:
-        handle, engine = self.lease.handle, self._shared.engine
+        handle = self.lease.handle
         match self.stopping:
             case Stop.TIMEOUT:
                 return self._expire
             case Stop.DRAIN:
-                return lambda: engine.hand_back(handle, reason="the worker stops")
+                return lambda: self._shared.reports.returns.add(handle)
             case Stop.PARK:
                 return self._park
             case _:

@@ -141,15 +141,13 @@ class Context(HandlerContext):
         decoder = result_codec(function).decoder
         stored = await services.steps.find(place)
         if stored is not None:
-            found: object = decoder.decode(stored.result or b"null")
-            return found
+            return decode_step(place.key, decoder.decode, stored.result or b"null")
         services.check()
         with services.parking.working():
             value = await self._tried(place, function, args, kwargs, retry)
             data = encode_step(place.key, value)
             await services.steps.store(place, result=data)
-        result: object = decode_step(place.key, decoder.decode, data)
-        return result
+        return decode_step(place.key, decoder.decode, data)
 
     async def _tried(
         self,

@@ -28,17 +28,19 @@ class Functions:
 
     def __init__(self, threads: int, processes: int) -> None:
         self._threads = ThreadPoolExecutor(threads, "flowfabric-handler")
+        # Apart from the handlers: those that wait for a step must not keep it from running.
+        self._step_threads = ThreadPoolExecutor(threads, "flowfabric-step")
         self._processes = min(processes, PROCESSES_MAX)
         self._pool: ProcessPoolExecutor | None = None
 
     async def call(
         self, function: Callable[..., object], *args: object, **kwargs: object
     ) -> object:
-        """Call an async function here, a plain one in a thread."""
+        """Call an async function here, a plain one in a thread: steps, and async handlers."""
         if inspect.iscoroutinefunction(function):
             result: object = await function(*args, **kwargs)
             return result
-        made = await self.in_thread(partial(function, *args, **kwargs))
+        made = await _in(self._step_threads, partial(function, *args, **kwargs))
         # A plain function may return a coroutine, as a lambda around an async one does.
         if inspect.isawaitable(made):
             awaited: object = await made
@@ -46,8 +48,7 @@ class Functions:
         return made
 
     def in_thread(self, call: Callable[[], object]) -> "asyncio.Future[object]":
-        run = partial(contextvars.copy_context().run, call)
-        return asyncio.get_running_loop().run_in_executor(self._threads, run)
+        return _in(self._threads, call)
 
     async def in_process(self, task: Task[..., object], payload: bytes) -> bytes:
         """Run a task elsewhere and return its encoded result."""
@@ -68,9 +69,16 @@ class Functions:
 
     def close(self) -> None:
         """Let threads and processes end by themselves; abandoned ones are not waited for."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._step_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _in(threads: ThreadPoolExecutor, call: Callable[[], object]) -> "asyncio.Future[object]":
+    """Run `call` in a thread, with the caller's context variables."""
+    run = partial(contextvars.copy_context().run, call)
+    return asyncio.get_running_loop().run_in_executor(threads, run)
 
 
 def _run_here(module: str, name: str, payload: bytes) -> bytes:

@@ -87,7 +87,12 @@ class Heartbeat:
     # On the heartbeat's own loop
 
     def _run_thread(self) -> None:
-        asyncio.run(self._beat_with_own_engine())
+        while not self._stopping:
+            try:
+                asyncio.run(self._beat_with_own_engine())
+            except Exception:
+                log.exception("the heartbeat failed; it starts again in %s s", RETRY_S)
+                time.sleep(RETRY_S)
 
     async def _beat_with_own_engine(self) -> None:
         assert self._connect is not None

@@ -11,7 +11,8 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-from flowfabric.core.results import Completed, FailResult
+from flowfabric.core.handles import Handle
+from flowfabric.core.results import Completed, FailResult, HandedBack
 from flowfabric.core.steps import StepStored
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.steps import StepReport
@@ -36,9 +37,10 @@ class Reports:
         self.completions = GroupCommit[Completion, Completed](self._complete)
         self.failures = GroupCommit[FailureReport, FailResult](self._fail)
         self.steps = GroupCommit[StepReport, StepStored](self._record)
+        self.returns = GroupCommit[Handle, HandedBack](self._hand_back)
 
     async def close(self) -> None:
-        for group in (self.completions, self.failures, self.steps):
+        for group in (self.completions, self.failures, self.steps, self.returns):
             await group.close()
 
     async def send(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:
@@ -67,6 +69,9 @@ class Reports:
         self, reports: Sequence[FailureReport]
     ) -> Sequence[FailResult | FlowFabricError]:
         return await self._engine.fail_many(reports)
+
+    async def _hand_back(self, handles: Sequence[Handle]) -> Sequence[HandedBack | FlowFabricError]:
+        return await self._engine.hand_back_many(handles, reason="the worker stops")
 
     async def _record(
         self, reports: Sequence[StepReport]

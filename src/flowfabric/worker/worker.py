@@ -44,6 +44,8 @@ BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
 QUICK_S: Final = 0.5
 """Work is claimed ahead while handlers take less than this on average."""
+GATHER_S: Final = 0.005
+"""How long a busy worker lets room gather before it asks for a few executions only."""
 UNREPORTED_PER_SLOT: Final = 4
 """Results in hand that may wait to be reported, per slot, before claiming pauses."""
 
@@ -135,6 +137,10 @@ class Worker:
                     await self._either(self._slot_freed)
                     self._slot_freed.clear()
                     continue
+                if wanted < self.settings.concurrency // 4 and self._average_s < QUICK_S:
+                    # Handlers end all the time: soon there is room for more at once.
+                    await asyncio.sleep(GATHER_S)
+                    wanted = self._wanted() or wanted
                 try:
                     found = await self._claim(wanted)
                 except FlowFabricError as error:
@@ -149,15 +155,13 @@ class Worker:
                     await self._idle(hints)
 
     def _wanted(self) -> int:
-        """How many executions to ask for; none while there is too little room to bother."""
+        """How many executions there is room for."""
         settings = self.settings
         ahead = settings.ahead if self._average_s < QUICK_S else 0
         reporting = len(self._attempts) - len(self._running)
         if reporting > UNREPORTED_PER_SLOT * settings.concurrency:
             return 0
         room = settings.concurrency + ahead - len(self._running) - len(self._waiting)
-        if room < settings.concurrency // 4 and self._running:
-            return 0
         return max(0, min(room, BATCH_MAX))
 
     async def _claim(self, wanted: int) -> int:

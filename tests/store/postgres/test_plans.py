@@ -22,7 +22,10 @@ from flowfabric.store.postgres.transaction import STATEMENTS
 from flowfabric.store.statements import numbered
 from tests.store.records import an_event, an_execution, save
 
-LARGE = {"execution", "attempt", "event", "execution_tag", "idempotency_guard"}
+LARGE = {
+    "execution", "attempt", "event", "execution_tag", "idempotency_guard",
+    "suspension", "waitpoint", "signal", "signal_dedup", "suspend_dedup",
+}  # fmt: skip
 ROWS = 2_000
 
 BELONGINGS = """
@@ -33,6 +36,30 @@ insert into execution_tag
 select execution_id, created_at_ms, partition_key, 'some.tag', 'some value' from execution;
 insert into idempotency_guard
 select 'tests', execution_id::text, execution_id::text, '', 1 from execution;
+insert into suspension (partition_key, execution_id, suspension_id, waitpoint_id, created_at_ms,
+                        attempt_index, reason_code, requested_by, resume_condition, resume_policy)
+select partition_key, execution_id, execution_id, execution_id, created_at_ms, 0,
+       'waiting_for_signal', 'worker', '"OperatorOnly"', '{}' from execution;
+insert into waitpoint (partition_key, execution_id, waitpoint_id, suspension_id, created_at_ms,
+                       attempt_index, ordinal, signal_count, matched_signal_count, state,
+                       waitpoint_key, token_kid, token_fingerprint, required_signal_names)
+select partition_key, execution_id, execution_id, execution_id, created_at_ms, 0, 0, 0, 0,
+       'active', 'gate', 'k1', '', '[]' from execution;
+insert into signal (partition_key, execution_id, signal_id, waitpoint_id, suspension_id, sequence,
+                    created_at_ms, accepted_at_ms, matched, satisfier, waitpoint_key, signal_name,
+                    signal_category, source_type, source_identity, correlation_id, target_scope,
+                    observed_effect, payload_encoding)
+select partition_key, execution_id, execution_id, execution_id, execution_id, 0, 1, 1, true, true,
+       'gate', 'x', 'default', 'external', '', '', 'waitpoint', 'appended_to_waitpoint', 'json'
+  from execution;
+insert into signal_dedup (partition_key, execution_id, waitpoint_id, signal_id, expires_at_ms,
+                          idempotency_key)
+select partition_key, execution_id, execution_id, execution_id, 1, 'key' from execution;
+insert into suspend_dedup (partition_key, execution_id, suspension_id, lease_id, attempt_id,
+                           lease_epoch, lease_ttl_ms, expires_at_ms, attempt_index,
+                           already_satisfied, idempotency_key, worker_instance_id)
+select partition_key, execution_id, execution_id, execution_id, execution_id, 1, 1, 1, 0, false,
+       'key', 'worker' from execution;
 """
 
 

@@ -23,6 +23,8 @@ create table if not exists schema_migration (
 
 def apply_pending(connection: sqlite3.Connection) -> list[str]:
     """Apply what is missing, all or nothing, and check the result; return the names."""
+    if _up_to_date(connection):
+        return []
     connection.execute("begin exclusive")
     try:
         connection.execute(_LEDGER)
@@ -35,6 +37,21 @@ def apply_pending(connection: sqlite3.Connection) -> list[str]:
         raise
     connection.execute("commit")
     return [migration.name for migration in migrations]
+
+
+def _up_to_date(connection: sqlite3.Connection) -> bool:
+    """Whether there is nothing to apply: then opening the file needs no lock on it.
+
+    Somebody may open it for the first time while their own transaction holds the lock.
+    """
+    known = "select 1 from sqlite_master where type = 'table' and name = 'schema_migration'"
+    if connection.execute(known).fetchone() is None:
+        return False
+    applied = read_ledger(connection)
+    if pending(load(MIGRATIONS), applied):
+        return False
+    check(load(MIGRATIONS), applied)
+    return True
 
 
 def read_ledger(connection: sqlite3.Connection) -> list[Applied]:

@@ -37,6 +37,15 @@ with doomed as materialized (
 ), suspend_dedups as (
     delete from suspend_dedup x using doomed d
      where x.partition_key = d.partition_key and x.execution_id = d.execution_id
+), inputs as (
+    delete from execution_input x using doomed d
+     where x.partition_key = d.partition_key and x.execution_id = d.execution_id
+), joins as (
+    delete from edge_group x using doomed d
+     where x.partition_key = d.partition_key and x.downstream_id = d.execution_id
+), cancels as (
+    delete from pending_cancel x using doomed d
+     where x.partition_key = d.partition_key and x.execution_id = d.execution_id
 ), gone as (
     delete from execution e using doomed d
      where e.partition_key = d.partition_key and e.execution_id = d.execution_id

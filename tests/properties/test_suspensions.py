@@ -1,0 +1,273 @@
+"""Invented conditions and signals: the engine agrees with a count by hand.
+
+Some signals come before the pause, to a waitpoint made beforehand, some after it.
+Some are sent twice, under the same id or idempotency key. Whatever comes, the
+execution resumes with the first signal that completes the condition, the worker
+sees exactly the signals that brought it forward, and none is lost.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from flowfabric import Engine, connect
+from flowfabric.core.conditions import (
+    AllOf,
+    ByName,
+    Condition,
+    Count,
+    CountKind,
+    Single,
+    Wildcard,
+)
+from flowfabric.core.creation import NewExecution
+from flowfabric.core.ids import WaitpointId
+from flowfabric.core.results import Claimed
+from flowfabric.core.signals import SignalAccepted, SignalDuplicate
+from flowfabric.core.states import PublicState
+from flowfabric.core.suspend_request import UsePending
+from flowfabric.core.tokens import WaitpointToken
+from flowfabric.engine.suspensions import SuspendSatisfied
+from flowfabric.errors import WaitpointClosed
+from flowfabric.testing import SettableClock
+
+NAMES = st.sampled_from("xyz")
+SOURCES = st.sampled_from(["alice", "bob", "carol"])
+
+
+class Sent(Struct, frozen=True):
+    """One signal; two with the same number are the same signal sent twice."""
+
+    key: str
+    name: str
+    source: str
+    number: int
+    by_idempotency_key: bool
+
+    @property
+    def signal_id(self) -> str:
+        return f"00000000-0000-4000-8000-{self.number:012x}"
+
+
+# By hand ----------------------------------------------------------------------------
+
+
+def tally(node: Single | Count, heard: Sequence[Sent]) -> set[tuple[str, ...]]:
+    """What one part of a condition has counted."""
+    keys = (node.waitpoint_key,) if isinstance(node, Single) else node.waitpoints
+    wanted = None if isinstance(node.matcher, Wildcard) else node.matcher.signal_name
+    fitting = [each for each in heard if each.key in keys and wanted in (None, each.name)]
+    if isinstance(node, Single):
+        return {() for _ in fitting}
+    if node.count_kind is CountKind.DISTINCT_SIGNALS:
+        return {(each.signal_id,) for each in fitting}
+    if node.count_kind is CountKind.DISTINCT_WAITPOINTS:
+        return {(each.key,) for each in fitting}
+    return {(each.source,) for each in fitting}
+
+
+def parts(condition: Condition) -> list[Single | Count]:
+    if isinstance(condition, AllOf):
+        return [part for member in condition.members for part in parts(member)]
+    assert isinstance(condition, Single | Count)
+    return [condition]
+
+
+def is_met(condition: Condition, heard: Sequence[Sent]) -> bool:
+    """An all-of holds when all its parts hold, however they are nested."""
+    return all(
+        len(tally(part, heard)) >= (part.n if isinstance(part, Count) else 1)
+        for part in parts(condition)
+    )
+
+
+def forward(condition: Condition, heard: Sequence[Sent]) -> list[Sent]:
+    """The signals that added to some tally, up to the one that completed the condition."""
+    kept: list[Sent] = []
+    for position, each in enumerate(heard):
+        before = [tally(part, heard[:position]) for part in parts(condition)]
+        after = [tally(part, heard[: position + 1]) for part in parts(condition)]
+        if before != after:
+            kept.append(each)
+        if is_met(condition, heard[: position + 1]):
+            break
+    return kept
+
+
+def first_deliveries(sent: Sequence[Sent]) -> list[Sent]:
+    """What remains when repeats are dropped."""
+    return list({each.number: each for each in reversed(sent)}.values())[::-1]
+
+
+# Through the engine -----------------------------------------------------------------
+
+
+class Mailbox(Struct, frozen=True, kw_only=True):
+    engine: Engine
+    claimed: Claimed
+    addresses: dict[str, tuple[WaitpointId, WaitpointToken]]
+
+    async def send(self, each: Sent) -> str:
+        """What became of it: its effect, `duplicate` or `closed`."""
+        waitpoint_id, token = self.addresses[each.key]
+        try:
+            answer = await self.engine.deliver_signal(
+                self.claimed.execution_id,
+                waitpoint_id,
+                waitpoint_token=token,
+                signal_name=each.name,
+                source_identity=each.source,
+                signal_id=None if each.by_idempotency_key else each.signal_id,
+                idempotency_key=f"{each.number}" if each.by_idempotency_key else None,
+            )
+        except WaitpointClosed:
+            return "closed"
+        if isinstance(answer, SignalDuplicate):
+            return "duplicate"
+        assert isinstance(answer, SignalAccepted)
+        return answer.effect.value
+
+
+async def claimed_on(engine: Engine) -> Claimed:
+    await engine.create_execution(NewExecution(execution_kind="work"))
+    claimed = await engine.claim("default", worker_id="w", worker_instance_id="w-1")
+    assert claimed is not None
+    return claimed
+
+
+async def compare(condition: Condition, early: list[Sent], late: list[Sent]) -> None:
+    async with await connect("sqlite:///:memory:", clock=SettableClock()) as engine:
+        claimed = await claimed_on(engine)
+        first = await engine.create_waitpoint(claimed.handle, "a", expires_in_ms=1_000)
+        here = {"a": (first.waitpoint_id, first.waitpoint_token)}
+        box = Mailbox(engine=engine, claimed=claimed, addresses=here)
+        effects = [await box.send(each) for each in early]
+        assert set(effects) <= {"buffered_for_pending_waitpoint", "duplicate"}
+        outcome = await engine.suspend(
+            claimed.handle,
+            resume_condition=condition,
+            waitpoints=[UsePending(waitpoint_id=first.waitpoint_id)],
+        )
+        at_once = is_met(condition, first_deliveries(early))
+        assert isinstance(outcome, SuspendSatisfied) is at_once
+        await follow(box, condition, early, late, at_once)
+
+
+async def follow(
+    box: Mailbox, condition: Condition, early: list[Sent], late: list[Sent], met: bool
+) -> None:
+    """Send what comes late, and compare after each signal."""
+    engine, execution_id = box.engine, box.claimed.execution_id
+    heard = list(early)
+    for each in late:
+        known = {other.number for other in heard}
+        effect = await box.send(each)
+        if each.number in known:
+            assert effect == "duplicate"
+            continue
+        assert (effect == "closed") is met
+        if met:
+            continue
+        heard.append(each)
+        met = is_met(condition, first_deliveries(heard))
+        assert (effect == "resume_condition_satisfied") is met
+        state = await engine.read_execution_state(execution_id)
+        assert state is (PublicState.WAITING if met else PublicState.SUSPENDED)
+    if met:
+        seen = await engine.observe_signals(box.claimed.handle)
+        counted = forward(condition, first_deliveries(heard))
+        assert [(signal.signal_name, signal.source_identity) for signal in seen] == [
+            (each.name, each.source) for each in counted
+        ]
+
+
+MATCHERS = st.one_of(st.just(Wildcard()), st.builds(ByName, NAMES))
+LEAVES = st.one_of(
+    st.builds(Single, st.just("a"), MATCHERS),
+    st.builds(
+        Count,
+        st.integers(1, 3),
+        st.sampled_from([CountKind.DISTINCT_SIGNALS, CountKind.DISTINCT_SOURCES]),
+        st.just(("a",)),
+        MATCHERS,
+    ),
+    st.builds(Count, st.just(1), st.just(CountKind.DISTINCT_WAITPOINTS), st.just(("a",)), MATCHERS),
+)
+
+
+def nested(depth: int) -> st.SearchStrategy[Condition]:
+    if depth == 0:
+        return LEAVES
+    members = st.lists(nested(depth - 1), min_size=1, max_size=3).map(tuple)
+    return st.one_of(LEAVES, st.builds(AllOf, members))
+
+
+def signals() -> st.SearchStrategy[list[Sent]]:
+    # A number stands for everything else about a signal, so that a repeat is one.
+    every = st.lists(st.tuples(NAMES, SOURCES, st.booleans()), min_size=1, max_size=6)
+    order = st.lists(st.integers(0, 5), max_size=10)
+    return st.builds(spelled_out, every, order)
+
+
+def spelled_out(kinds: list[tuple[str, str, bool]], numbers: list[int]) -> list[Sent]:
+    found = []
+    for number in numbers:
+        name, source, by_idempotency_key = kinds[number % len(kinds)]
+        found.append(Sent("a", name, source, number, by_idempotency_key))
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(nested(3), signals(), st.integers(0, 10))
+def test_conditions_on_one_waitpoint_with_early_signals(
+    condition: Condition, sent: list[Sent], split: int
+) -> None:
+    asyncio.run(compare(condition, sent[:split], sent[split:]))
+
+
+# Several waitpoints: all of them fresh, nothing comes early. ------------------------------
+
+SEVERAL = st.one_of(
+    st.builds(Single, st.sampled_from("abc"), MATCHERS),
+    st.builds(
+        Count,
+        st.integers(1, 3),
+        st.sampled_from(CountKind),
+        st.just(("a", "b", "c")),
+        MATCHERS,
+    ),
+)
+SPREAD = st.lists(st.tuples(st.sampled_from("abc"), NAMES, SOURCES), max_size=10)
+
+
+async def compare_fresh(condition: Condition, sent: list[Sent]) -> None:
+    async with await connect("sqlite:///:memory:", clock=SettableClock()) as engine:
+        claimed = await claimed_on(engine)
+        outcome = await engine.suspend(claimed.handle, resume_condition=condition)
+        details = outcome.details
+        addresses = {
+            str(details.waitpoint_key): (details.waitpoint_id, details.waitpoint_token)
+        } | {
+            str(extra.waitpoint_key): (extra.waitpoint_id, extra.waitpoint_token)
+            for extra in details.additional_waitpoints
+        }
+        reachable = [each for each in sent if each.key in addresses]
+        box = Mailbox(engine=engine, claimed=claimed, addresses=addresses)
+        await follow(box, condition, [], reachable, met=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.one_of(SEVERAL, st.builds(AllOf, st.lists(SEVERAL, min_size=1, max_size=4).map(tuple))),
+    SPREAD,
+)
+def test_conditions_over_several_waitpoints(
+    condition: Condition, spread: list[tuple[str, str, str]]
+) -> None:
+    numbers = itertools.count()
+    sent = [Sent(key, name, source, next(numbers), False) for key, name, source in spread]
+    asyncio.run(compare_fresh(condition, sent))

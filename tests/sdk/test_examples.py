@@ -1,0 +1,79 @@
+"""Every example runs, and says what it promises."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = ROOT / "examples"
+
+SAYS = {
+    "hello.py": ["Hello, world!"],
+    "retries.py": [
+        "https://example.com answered at try 3",
+        "failed for good: there is nothing to charge",
+        "ran out of time: attempt_timeout",
+    ],
+    "pipeline.py": ["the first worker ended with -9", "the order went out as parcel-7"],
+    "sync_views.py": [
+        "no order and no job: an order costs something",
+        "receipt for order 1 sent",
+    ],
+}
+
+
+def run(name: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_the_example_says_what_it_promises(name: str, tmp_path: Path) -> None:
+    said = [line for line in run(name, tmp_path).splitlines() if not line.startswith("  [")]
+    assert said == SAYS[name]
+
+
+def test_the_killed_pipeline_takes_each_step_once(tmp_path: Path) -> None:
+    steps = [line.partition("] ")[2] for line in run("pipeline.py", tmp_path).splitlines()]
+    assert [step for step in steps if step] == [
+        "pricing order 7",
+        "charging 4200 cents",
+        "killing myself with signal 9, in the middle of it",
+        "shipping order 7 (receipt-7)",
+    ]
+
+
+async def test_the_web_example_submits_and_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    web = importlib.import_module("web")
+
+    transport = httpx.ASGITransport(app=web.web)
+    async with (
+        web.lifespan(web.web),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
+        greeted = await client.post("/greet", json={"name": "Ada"})
+        assert (greeted.status_code, greeted.json()) == (200, {"result": "Hello, Ada!"})
+        (done,) = (await web.app.engine.find_executions()).executions
+        seen = await client.get(f"/runs/{done.execution_id}")
+        assert seen.json()["state"] == "completed"
+
+
+def test_every_example_is_run_here() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*SAYS, "web.py"}

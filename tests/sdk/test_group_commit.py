@@ -1,0 +1,71 @@
+"""Concurrent single calls are made together."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from flowfabric.errors import FlowFabricError, InvalidInput, Transport
+from flowfabric.group_commit import GroupCommit
+
+
+async def test_calls_of_one_moment_share_a_batch_of_bounded_size() -> None:
+    batches: list[int] = []
+
+    async def commit(items: Sequence[int]) -> Sequence[int]:
+        batches.append(len(items))
+        await asyncio.sleep(0)
+        return [item * 2 for item in items]
+
+    group = GroupCommit[int, int](commit, count_max=100, parallel=1)
+    answers = await asyncio.gather(*(group.add(number) for number in range(250)))
+    assert answers == [2 * number for number in range(250)]
+    assert batches == [100, 100, 50]
+    await group.close()
+
+
+async def test_one_bad_item_does_not_spoil_its_batch() -> None:
+    async def commit(items: Sequence[int]) -> Sequence[int]:
+        if 3 in items:
+            raise InvalidInput("item", "is three")
+        return items
+
+    group = GroupCommit[int, int](commit)
+    outcomes = await asyncio.gather(*(group.add(n) for n in range(5)), return_exceptions=True)
+    assert [o for o in outcomes if isinstance(o, int)] == [0, 1, 2, 4]
+    assert isinstance(outcomes[3], InvalidInput)
+
+
+async def test_an_outage_is_everybody_s_error_and_asked_about_once() -> None:
+    calls: list[int] = []
+
+    async def commit(items: Sequence[int]) -> Sequence[int | FlowFabricError]:
+        calls.append(len(items))
+        raise Transport("test", "away")
+
+    group = GroupCommit[int, int](commit, parallel=1)
+    outcomes = await asyncio.gather(*(group.add(n) for n in range(4)), return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {Transport}
+    assert calls == [4]
+
+
+async def test_whoever_gave_up_is_left_out() -> None:
+    seen: list[int] = []
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def commit(items: Sequence[int]) -> Sequence[int]:
+        seen.extend(items)
+        begun.set()
+        await gate.wait()
+        return items
+
+    group = GroupCommit[int, int](commit, count_max=1, parallel=1)
+    first, second = (asyncio.create_task(group.add(number)) for number in (1, 2))
+    await begun.wait()
+    second.cancel()
+    gate.set()
+    assert await first == 1
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    await group.close()
+    assert seen == [1]
