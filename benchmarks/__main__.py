@@ -1,16 +1,20 @@
 """`make bench`: every figure of this project, from one run against one Postgres.
 
 Read the ratios: floor and engine run one after the other on the same machine, so
-what else the machine is doing hits both. `FLOWFABRIC_TEST_POSTGRES_URL` names
+what else the machine is doing hits both. Name sections to run only those, as in
+`python -m benchmarks executions flows`. `FLOWFABRIC_TEST_POSTGRES_URL` names
 another server to measure.
 """
 
 import asyncio
+import sys
 import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import flowfabric
-from benchmarks import executions, flows
+from benchmarks import executions, flows, sdk, suspension
 from benchmarks.floor import PostgresFloor, SqliteFloor
 from benchmarks.report import console
 from tests.postgres import create_database, drop_database, server_version, start_server
@@ -18,38 +22,80 @@ from tests.postgres import create_database, drop_database, server_version, start
 COUNTS = {1: 1_000, 10: 5_000, 100: 20_000}
 BACKLOGS = (1_000, 1_000_000)
 
+Section = Callable[[str, Path], Awaitable[None]]
+"""Given the URL of a server and a directory of its own."""
 
-async def on_postgres(url: str) -> None:
-    await flowfabric.migrate(url)
-    floor = await PostgresFloor.open(url)
-    async with await flowfabric.connect(url) as engine:
+
+async def measure_executions(server: str, directory: Path) -> None:
+    async with database(server) as url, await flowfabric.connect(url) as engine:
+        floor = await PostgresFloor.open(url)
         version = await server_version(url)
         await executions.measure(f"Postgres {version}", engine, floor, COUNTS)
+        await floor.close()
         await executions.create(engine, 1_000)
         await executions.claim_cost(engine, url, BACKLOGS)
-        await flows.measure(f"Postgres {version}", engine)
-    await floor.close()
+    floor_file = SqliteFloor(str(directory / "floor.db"))
+    async with await flowfabric.connect(f"sqlite:///{directory}/executions.db") as engine:
+        await executions.measure("SQLite", engine, floor_file, COUNTS)
+    await floor_file.close()
 
 
-async def on_sqlite(directory: Path) -> None:
-    floor = SqliteFloor(str(directory / "floor.db"))
-    async with await flowfabric.connect(f"sqlite:///{directory}/engine.db") as engine:
-        await executions.measure("SQLite, file", engine, floor, COUNTS)
-        await flows.measure("SQLite, file", engine)
-    await floor.close()
+async def measure_worker(server: str, directory: Path) -> None:
+    async with database(server) as url:
+        await sdk.measure("Postgres", url)
+    await sdk.measure("SQLite", f"sqlite:///{directory}/worker.db")
 
 
-async def main() -> None:
+async def measure_flows(server: str, directory: Path) -> None:
+    async with database(server) as url, await flowfabric.connect(url) as engine:
+        await flows.measure("Postgres", engine)
+    async with await flowfabric.connect(f"sqlite:///{directory}/flows.db") as engine:
+        await flows.measure("SQLite", engine)
+
+
+async def measure_suspension(server: str, directory: Path) -> None:
+    async with database(server) as url, await flowfabric.connect(url) as engine:
+        await suspension.resume_latency("Postgres", engine)
+        await suspension.idle_cost_on_postgres(engine, url)
+    path = str(directory / "suspension.db")
+    async with await flowfabric.connect(f"sqlite:///{path}") as engine:
+        await suspension.resume_latency("SQLite", engine)
+        await suspension.idle_cost_on_sqlite(engine, path)
+
+
+SECTIONS: dict[str, Section] = {
+    "executions": measure_executions,
+    "worker": measure_worker,
+    "flows": measure_flows,
+    "suspension": measure_suspension,
+}
+
+
+@asynccontextmanager
+async def database(server: str) -> AsyncIterator[str]:
+    """A fresh database with the current schema."""
+    url = await create_database(server)
+    try:
+        await flowfabric.migrate(url)
+        yield url
+    finally:
+        await drop_database(server, url)
+
+
+async def main(names: list[str]) -> None:
+    unknown = [name for name in names if name not in SECTIONS]
+    if unknown:
+        sys.exit(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
     server = start_server(durable=True)
     try:
-        url = await create_database(server.url)
-        await on_postgres(url)
-        await drop_database(server.url, url)
+        with tempfile.TemporaryDirectory() as directory:
+            for name in names or SECTIONS:
+                console.rule(name)
+                await SECTIONS[name](server.url, Path(directory))
     finally:
         server.stop()
-    with tempfile.TemporaryDirectory() as directory:
-        await on_sqlite(Path(directory))
-    console.print("Every row compares with its own floor; absolute figures depend on the machine.")
+    console.print("Compare ratios, not absolutes: each row shares its machine with its own floor.")
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))

@@ -9,10 +9,10 @@ from benchmarks.floor import PAYLOAD, Floor
 from benchmarks.report import figures, percentile, rates
 from flowfabric import Engine
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.results import Claimed
 from flowfabric.engine.work import Completion
 
 CREATE_BATCH = 1_000
-WORKER = {"worker_id": "bench", "worker_instance_id": "bench-1"}
 KIND = "bench"
 
 
@@ -48,11 +48,17 @@ async def create(engine: Engine, count: int) -> float:
 async def claim_and_complete(engine: Engine, count: int, batch: int) -> float:
     started = time.perf_counter()
     for _ in range(count // batch):
-        claimed = await engine.claim_many(["default"], limit=batch, **WORKER)
+        claimed = await claim(engine, batch)
         await engine.complete_many(
             [Completion(handle=each.handle, result=b"ok") for each in claimed]
         )
     return count / (time.perf_counter() - started)
+
+
+async def claim(engine: Engine, limit: int) -> list[Claimed]:
+    return await engine.claim_many(
+        ["default"], limit=limit, worker_id="bench", worker_instance_id="bench-1"
+    )
 
 
 async def claim_cost(engine: Engine, url: str, waiting: Sequence[int]) -> None:
@@ -77,7 +83,7 @@ async def _claim_ms(engine: Engine, limit: int, samples: int = 15) -> float:
     taken = []
     for _ in range(samples):
         started = time.perf_counter()
-        claimed = await engine.claim_many(["default"], limit=limit, **WORKER)
+        claimed = await claim(engine, limit)
         taken.append((time.perf_counter() - started) * 1_000)
         await engine.complete_many([Completion(handle=each.handle) for each in claimed])
         # Put as many back, so that the backlog stays what it is said to be.
@@ -88,7 +94,7 @@ async def _claim_ms(engine: Engine, limit: int, samples: int = 15) -> float:
 
 
 async def fill(url: str, count: int) -> None:
-    """Copy one waiting execution until `count` wait; the engine would take minutes for a million."""
+    """Copy one waiting execution until `count` wait: a million would take the engine minutes."""
     connection = await asyncpg.connect(url, server_settings={"search_path": "flowfabric"})
     try:
         columns = [

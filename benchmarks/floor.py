@@ -33,7 +33,9 @@ class PostgresFloor:
 
     @classmethod
     async def open(cls, url: str) -> "PostgresFloor":
-        connection = await asyncpg.connect(url)
+        # Without these, a plan made while the table is small scans it when it has grown.
+        settings = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+        connection = await asyncpg.connect(url, server_settings=settings)
         await connection.execute("drop table if exists job")
         await connection.execute(SCHEMA.format(blob="bytea"))
         await connection.execute(READY)
@@ -61,9 +63,10 @@ class PostgresFloor:
         started = time.perf_counter()
         for _ in range(count // batch):
             rows = await self._connection.fetch(
-                "update job set state = 'running', worker = 'w' where id in ("
-                " select id from job where state = 'ready' order by id limit $1"
-                " for update skip locked) returning id, payload",
+                "with best as materialized (select id from job where state = 'ready'"
+                " order by id limit $1 for update skip locked)"
+                " update job set state = 'running', worker = 'w' from best"
+                " where job.id = best.id returning job.id, job.payload",
                 batch,
             )
             await self._connection.execute(
