@@ -43,6 +43,8 @@ from flowfabric.core.states import AttemptType
 from flowfabric.core.transition import Subject
 from flowfabric.engine.routes import required_capabilities
 from flowfabric.engine.unit import (
+    DUE_HINT_WITHIN_MS,
+    DUE_TOPIC,
     Ask,
     Operations,
     attempt,
@@ -92,6 +94,13 @@ class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     created_at_ms: int
     deadline_at_ms: int | None
     attempt_deadline_ms: int | None
+
+    def ends_within_ms(self, lease_ttl_ms: int) -> int:
+        """How soon the lease or the attempt runs out."""
+        if self.attempt_deadline_ms is None:
+            return lease_ttl_ms
+        claimed_at_ms = self.lease_expires_at_ms - lease_ttl_ms
+        return min(lease_ttl_ms, self.attempt_deadline_ms - claimed_at_ms)
 
 
 class Leases(Operations):
@@ -162,6 +171,8 @@ class Leases(Operations):
             limit=limit,
         )
         leases = msgspec.convert(rows, list[ClaimRow])
+        if any(lease.ends_within_ms(lease_ttl_ms) <= DUE_HINT_WITHIN_MS for lease in leases):
+            self.store.hint(DUE_TOPIC)
         return [self._read_claim(lease, lease_ttl_ms) for lease in leases]
 
     async def issue_claim_grant(
