@@ -1,11 +1,13 @@
 """Claiming one execution by id, with a grant."""
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 from msgspec import structs
 
 from flowfabric import Engine, FlowFabricError
 from flowfabric.core.handles import HandleKind
-from flowfabric.core.ids import WorkerId, WorkerInstanceId
+from flowfabric.core.ids import ExecutionId, WorkerId, WorkerInstanceId
 from flowfabric.core.model import ClaimGrant
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.states import AttemptType
@@ -21,7 +23,7 @@ from flowfabric.errors import (
     UseClaimResumedExecution,
 )
 from flowfabric.testing import SettableClock
-from tests.conformance.given import ENDED, OTHER_WORKER, SET_ASIDE, WORKER, Given
+from tests.conformance.given import BACKOFF_MS, ENDED, OTHER_WORKER, SET_ASIDE, WORKER, Given
 from tests.conformance.observed import (
     call,
     events_since,
@@ -81,26 +83,51 @@ async def test_a_grant_becomes_a_lease_and_is_used_up(engine: Engine, given: Giv
     await engine.renew(claimed.handle)
 
 
-async def test_a_claim_by_id_is_the_same_as_any_other_claim(engine: Engine, given: Given) -> None:
-    by_id = await given.running(tags={"cairn.instance_id": "i"})
-    execution_id = await given.waiting(tags={"cairn.instance_id": "i"})
+async def fresh(given: Given) -> ExecutionId:
+    return await given.waiting(tags={"cairn.instance_id": "i"})
+
+
+async def to_retry(given: Given) -> ExecutionId:
+    retrying = await given.retrying("flaky", tags={"cairn.instance_id": "i"})
+    given.clock.advance(ms=BACKOFF_MS)
+    await given.engine.promote_delayed(retrying.execution_id)
+    return retrying.execution_id
+
+
+async def to_replay(given: Given) -> ExecutionId:
+    ended = await given.completed(tags={"cairn.instance_id": "i"})
+    await given.engine.replay_execution(ended.execution_id, reason="again", requested_by="ann")
+    return ended.execution_id
+
+
+@pytest.mark.parametrize("life", [fresh, to_retry, to_replay])
+async def test_a_claim_by_id_is_the_same_as_any_other_claim(
+    engine: Engine, given: Given, life: Callable[[Given], Awaitable[ExecutionId]]
+) -> None:
+    start_ms = given.clock.now_ms()
+    by_id = await given.claimed(await life(given))
+    held = await execution_of(engine, by_id.execution_id)
+    *_, attempt = await engine.list_attempts(by_id.execution_id)
+    *_, event = await events_since(engine)
+
+    given.clock.set_ms(start_ms)
+    execution_id = await life(given)
     by_lane = await given.taken()
     assert by_lane.execution_id == execution_id
-    same = {
-        "execution_id": by_id.execution_id,
-        "lease_id": by_id.lease_id,
-        "current_attempt_id": by_id.attempt_id,
-        "worker_id": "worker-1",
-        "worker_instance_id": "worker-1-instance",
-    }
-    assert structs.replace(await execution_of(engine, execution_id), **same) == (
-        await execution_of(engine, by_id.execution_id)
+    assert by_lane == structs.replace(by_id, handle=by_lane.handle)
+    assert by_lane.handle.kind is by_id.handle.kind
+    who = {"execution_id": execution_id, "lease_id": by_lane.lease_id}
+    instance = {"worker_instance_id": by_lane.handle.worker_instance_id}
+    worker = {"worker_id": instance["worker_instance_id"].removesuffix("-instance")}
+    assert await execution_of(engine, execution_id) == structs.replace(
+        held, current_attempt_id=by_lane.attempt_id, **who, **instance, **worker
     )
-    one, other = await events_since(engine)
-    same.pop("worker_id")
-    same.pop("current_attempt_id")
-    assert structs.replace(other, **same) == one
-    assert structs.replace(by_lane, handle=by_id.handle, created_at_ms=by_id.created_at_ms) == by_id
+    *_, same_attempt = await engine.list_attempts(execution_id)
+    assert same_attempt == structs.replace(
+        attempt, attempt_id=by_lane.attempt_id, **who, **instance, **worker
+    )
+    *_, same_event = await events_since(engine)
+    assert same_event == structs.replace(event, **who, **instance)
 
 
 async def test_a_worker_that_asks_again_gets_its_grant_back(engine: Engine, given: Given) -> None:

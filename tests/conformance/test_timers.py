@@ -334,10 +334,14 @@ async def test_each_sweep_does_what_its_single_form_does(
     leases = [(await given.running(ttl_ms=5)).execution_id for _ in range(3)]
     timed = [(await given.running(policy=TIMED, ttl_ms=9_000)).execution_id for _ in range(2)]
     doomed = [await given.waiting(execution_deadline_at_ms=clock.now_ms() + 5)]
+    for _ in range(2):
+        later = {"timeout_policy": {"attempt_timeout_ms": 2_001, "execution_deadline_ms": 2_001}}
+        await given.running(policy=later, ttl_ms=2_001)
     clock.advance(ms=2_000)
-    assert await engine.expire_due_leases() == Swept(acted=3, full=False)
-    assert await engine.expire_due_attempts() == Swept(acted=2, full=False)
-    assert await engine.expire_due_deadlines() == Swept(acted=1, full=False)
+    # A limit of one more than are due: what is not due yet must not fill the batch.
+    assert await engine.expire_due_leases(limit=4) == Swept(acted=3, full=False)
+    assert await engine.expire_due_attempts(limit=3) == Swept(acted=2, full=False)
+    assert await engine.expire_due_deadlines(limit=2) == Swept(acted=1, full=False)
     found = [(await execution_of(engine, each)) for each in (*leases, *timed, *doomed)]
     assert [each.ownership_state for each in found[:3]] == [
         OwnershipState.LEASE_EXPIRED_RECLAIMABLE
