@@ -1,6 +1,7 @@
 """Leases: who may act, and how a lease is granted, kept and lost."""
 
 import pytest
+from msgspec import structs
 
 from flowfabric.core.decision import NO_CHANGES, Refusal
 from flowfabric.core.handles import HandleKind
@@ -13,8 +14,9 @@ from flowfabric.core.lease import (
     grant_lease,
     lease_is_dead,
 )
+from flowfabric.core.model import Attempt
 from flowfabric.core.results import AlreadySatisfied, Renewed, Revoked
-from flowfabric.core.states import AttemptType
+from flowfabric.core.states import AttemptLifecycle, AttemptType
 from flowfabric.core.transition import Subject
 from flowfabric.errors import (
     ExecutionNotActive,
@@ -123,6 +125,56 @@ def test_a_grant_starts_continues_or_takes_over(
     assert granted.execution.total_attempt_count == index + 1
     same = kind is HandleKind.RESUMED
     assert granted.attempt.attempt_id == ids(1 if same else 2).attempt_id
+
+
+def test_a_continued_attempt_changes_hands_and_nothing_else() -> None:
+    before = resumable()
+    assert before.attempt is not None
+    later_ms = NOW_MS + 99
+    granted = grant_lease(before, WORKER, TTL_MS, ids(2), later_ms).answer
+    assert granted.attempt == structs.replace(
+        before.attempt,
+        attempt_state=AttemptLifecycle.STARTED,
+        resumed_at_ms=later_ms,
+        suspended_at_ms=None,
+        suspension_id=None,
+        lease_id=ids(2).lease_id,
+        lease_epoch=2,
+    )
+
+
+def test_a_taken_over_attempt_ends_and_another_starts() -> None:
+    before = expired_lease()
+    assert before.attempt is not None
+    later_ms = LATE.now_ms + 99
+    decision = grant_lease(before, WORKER, TTL_MS, ids(2), later_ms)
+    ended = structs.replace(
+        before.attempt,
+        attempt_state=AttemptLifecycle.INTERRUPTED_RECLAIMED,
+        ended_at_ms=later_ms,
+        failure_reason="lease_expired_reclaimable",
+    )
+    started = Attempt(
+        partition_key=before.execution.partition_key,
+        execution_id=before.execution.execution_id,
+        attempt_index=1,
+        attempt_id=ids(2).attempt_id,
+        attempt_type=AttemptType.RECLAIM,
+        attempt_state=AttemptLifecycle.STARTED,
+        created_at_ms=later_ms,
+        started_at_ms=later_ms,
+        lease_id=ids(2).lease_id,
+        lease_epoch=2,
+        worker_id=WORKER.worker_id,
+        worker_instance_id=WORKER.worker_instance_id,
+        previous_attempt_index=0,
+        reclaim_reason="lease_expired_reclaimable",
+    )
+    assert decision.changes.inserts == (started,)
+    assert decision.changes.updates == (decision.answer.execution, ended)
+    assert [(event.event_type, event.reason) for event in decision.changes.events] == [
+        ("reclaimed", "lease_expired_reclaimable")
+    ]
 
 
 def test_what_is_not_ready_is_never_granted() -> None:
