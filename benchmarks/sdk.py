@@ -93,7 +93,7 @@ async def start_latency(url: str) -> list[tuple[str, str]]:
 
 
 async def idle_queries(url: str) -> str:
-    """Statements a second. A look at a SQLite file's version is none: it runs no query."""
+    """Statements a second on Postgres, transactions on SQLite, where none of them travels."""
     app = App(url)
 
     @app.task
@@ -122,8 +122,12 @@ def counted_statements() -> Iterator[Callable[[], int]]:
         path: str, synchronous: Synchronous, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS
     ) -> sqlite3.Connection:
         connection = connect(path, synchronous, busy_timeout_ms=busy_timeout_ms)
-        connection.set_trace_callback(seen.append)
+        connection.set_trace_callback(noted_begin)
         return connection
+
+    def noted_begin(statement: str) -> None:
+        if statement.startswith("begin"):
+            seen.append(statement)
 
     def noted(call: Callable[..., object]) -> Callable[..., object]:
         def noting(connection: object, query: str, *args: object, **kwargs: object) -> object:
@@ -136,7 +140,7 @@ def counted_statements() -> Iterator[Callable[[], int]]:
     setattr(asyncpg.Connection, "fetch", noted(fetch))  # noqa: B010
     setattr(asyncpg.Connection, "execute", noted(execute))  # noqa: B010
     try:
-        yield lambda: sum("data_version" not in statement for statement in seen)
+        yield lambda: len(seen)
     finally:
         setattr(sqlite_store, "connect", connect)  # noqa: B010
         setattr(asyncpg.Connection, "fetch", fetch)  # noqa: B010
