@@ -8,7 +8,7 @@ have equal texts, and nothing is ever spelled `null`.
 """
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -143,6 +143,16 @@ def parse_policy(
     """
     if value is None or value is DEFAULT_POLICY or value == "{}":
         return DEFAULT_POLICY
+    return _parse_text(value) if isinstance(value, str) else _parse(value)
+
+
+@lru_cache(maxsize=1024)
+def _parse_text(text: str) -> ExecutionPolicy:
+    """The executions of a task all have the same text, and every failure reads it again."""
+    return _parse(text)
+
+
+def _parse(value: ExecutionPolicy | str | bytes | Mapping[str, object]) -> ExecutionPolicy:
     document = _decode_text(value) if isinstance(value, str | bytes) else _decode_object(value)
     if not document:
         return DEFAULT_POLICY
