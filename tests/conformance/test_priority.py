@@ -37,7 +37,9 @@ async def test_a_changed_priority_is_stored_and_told(
 async def test_a_raised_execution_overtakes_the_others(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:
-    first, second = await given.waiting(), await given.waiting()
+    first = await given.waiting()
+    clock.advance("1s")
+    second = await given.waiting()
     clock.advance("1s")
     late = await given.waiting()
     await engine.change_priority(late, 1)

@@ -100,7 +100,10 @@ def forward(condition: Condition, heard: Sequence[Sent]) -> list[Sent]:
 
 def first_deliveries(sent: Sequence[Sent]) -> list[Sent]:
     """What remains when repeats are dropped."""
-    return list({each.number: each for each in reversed(sent)}.values())[::-1]
+    first: dict[int, Sent] = {}
+    for each in sent:
+        first.setdefault(each.number, each)
+    return list(first.values())
 
 
 # Through the engine -----------------------------------------------------------------
