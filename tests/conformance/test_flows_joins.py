@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.flow_build import Dependency, Join
@@ -22,7 +23,7 @@ from flowfabric.errors import (
     Terminal,
 )
 from tests.conformance.graphs import Graph, new_graph, new_id
-from tests.conformance.observed import execution_of, refused, unchanged
+from tests.conformance.observed import execution_of, refused, refuses, unchanged
 
 
 @pytest.fixture
@@ -228,6 +229,20 @@ async def test_a_call_has_limits(engine: Engine, graph: Graph) -> None:
             graph.flow_id, [Join(downstream_execution_id=graph["b"], dependencies=edges)]
         )
     assert caught.value.field == "edges"
+
+
+async def test_a_call_takes_lists_of_joins_and_dependencies(engine: Engine, graph: Graph) -> None:
+    graph.new("a", "b")
+    malformed = structs.replace(graph.join("b", "a"), dependencies=[graph["a"]])
+    bad: list[tuple[str, object]] = [
+        ("joins", "ab"),
+        ("joins", ["ab"]),
+        ("dependencies", [malformed]),
+        ("dependencies", [structs.replace(malformed, dependencies="ab")]),
+    ]
+    async with unchanged(engine):
+        for field, joins in bad:
+            await refuses(engine, field, "add_dependencies", graph.flow_id, joins)
 
 
 async def test_members_come_from_nowhere_else(engine: Engine, graph: Graph) -> None:

@@ -13,7 +13,7 @@ from flowfabric.core.limits import SWEEP_BATCH
 from flowfabric.core.model import Execution
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.engine.filters import ExecutionFilter, ListCursor, check_filter
-from flowfabric.engine.operators import Operators
+from flowfabric.engine.flow_replays import FlowReplays
 from flowfabric.engine.reads import select_matching
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.store.base import Reader
@@ -33,7 +33,7 @@ class BulkResult(Struct, frozen=True, kw_only=True):
 Act = Callable[[Sequence[str]], Awaitable[Sequence[object]]]
 
 
-class Bulk(Operators):
+class Bulk(FlowReplays):
     async def cancel_matching(
         self, matching: ExecutionFilter, *, reason: str, limit: int = BULK_MAX
     ) -> BulkResult:

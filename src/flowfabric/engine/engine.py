@@ -19,7 +19,6 @@ from flowfabric.engine.flow_cancels import FlowCancels
 from flowfabric.engine.flow_dispatch import FlowDispatch
 from flowfabric.engine.flow_joins import FlowJoins
 from flowfabric.engine.flow_reads import FlowReads
-from flowfabric.engine.flow_replays import FlowReplays
 from flowfabric.engine.flow_retention import FlowRetention
 from flowfabric.engine.joining import Joining
 from flowfabric.engine.lanes import Lanes
@@ -115,7 +114,6 @@ class Engine(
     Steps,
     Outcomes,
     Presence,
-    FlowReplays,
     Bulk,
     Reads,
     Lookup,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_int, check_list
 from flowfabric.core.creation import Checked, NewExecution, check_new
 from flowfabric.core.decision import Changes
 from flowfabric.core.flow_build import (
@@ -100,9 +100,10 @@ class FlowJoins(FlowOperations):
         self, flow_id: object, joins: Sequence[Join], members: Sequence[NewExecution | str]
     ) -> Plan:
         asked = self.check_flow_id(flow_id)
-        check_int("members", len(members), 0, BATCH_MAX)
-        check_int("joins", len(joins), 0, JOIN_EDGES_MAX)
-        check_int("edges", sum(len(join.dependencies) for join in joins), 0, JOIN_EDGES_MAX)
+        check_list("members", members, 0, BATCH_MAX)
+        check_list("joins", joins, 0, JOIN_EDGES_MAX)
+        edges = sum(len(check_join(join).dependencies) for join in joins)
+        check_int("edges", edges, 0, JOIN_EDGES_MAX)
         checked = [self._check_join(asked, join) for join in joins]
         by_downstream = {join.downstream_id: join for join in checked}
         if len(by_downstream) < len(checked):
@@ -166,6 +167,15 @@ class FlowJoins(FlowOperations):
             partitions=self.deployment.partitions,
             payload_bytes_max=self.config.payload_bytes_max,
         )
+
+
+def check_join(join: object) -> Join:
+    if not isinstance(join, Join):
+        raise InvalidInput("joins", "must be a list of Join", join)
+    for each in check_list("dependencies", join.dependencies, 0, JOIN_EDGES_MAX + 1):
+        if not isinstance(each, Dependency):
+            raise InvalidInput("dependencies", "must be a list of Dependency", each)
+    return join
 
 
 def _check_distinct(field: str, values: Sequence[str]) -> None:

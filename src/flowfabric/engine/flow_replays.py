@@ -7,7 +7,7 @@ forgotten; an upstream that has succeeded since counts at once.
 
 from collections.abc import Sequence
 
-from flowfabric.core.checks import check_int, check_optional_text
+from flowfabric.core.checks import check_list, check_optional_text
 from flowfabric.core.decision import Changes
 from flowfabric.core.execution import Timing
 from flowfabric.core.flow_model import CompletionDispatch, Edge, EdgeGroup, Flow, PendingCancel
@@ -56,7 +56,7 @@ class FlowReplays(FlowOperations, Operators):
         requested_by: str | None = None,
     ) -> Answers:
         """Replay many; each gets its own answer or error."""
-        check_int("execution_ids", len(execution_ids), 0, BATCH_MAX)
+        check_list("execution_ids", execution_ids, 0, BATCH_MAX)
         check_optional_text("reason", reason, bytes_max=TEXT_BYTES_MAX)
         check_optional_text("requested_by", requested_by)
         asked = [self.check_execution_id(each) for each in execution_ids]

@@ -137,26 +137,6 @@ class Operators(Operations):
 
         return await self.decide(Ask(self.check_execution_id(execution_id), decide))
 
-    async def replay_execution(
-        self, execution_id: str, *, reason: str | None = None, requested_by: str | None = None
-    ) -> Replayed:
-        """Run an ended execution again as a new attempt; its history stays."""
-        ask = self.replay_ask(execution_id, reason, requested_by)
-        return await self.decide(ask)
-
-    async def replay_executions(
-        self,
-        execution_ids: Sequence[str],
-        *,
-        reason: str | None = None,
-        requested_by: str | None = None,
-    ) -> list[Replayed | FlowFabricError]:
-        """Replay many; each gets its own answer or error."""
-        check_list("execution_ids", execution_ids, 0, BATCH_MAX)
-        return await self.decide_many(
-            [self.replay_ask(each, reason, requested_by) for each in execution_ids]
-        )
-
     def replay_ask(
         self, execution_id: str, reason: str | None, requested_by: str | None
     ) -> Ask[Replayed]:
