@@ -1,8 +1,7 @@
 """An engine that synchronous properties can drive, and everything it has stored.
 
-`World` owns an event loop, a clock that stands still and one engine at a time. Each
-example of a property starts in an empty store: SQLite gets a new database in memory,
-Postgres keeps its database and loses its rows.
+`World` owns an event loop, a clock that stands still and an engine. Each example of a
+property starts in a store without executions; routes and past events stay.
 """
 
 import asyncio
@@ -10,7 +9,6 @@ import os
 from collections.abc import Coroutine, Iterable
 from typing import TypeVar
 
-import asyncpg
 from msgspec import Struct, structs
 
 from flowfabric import Engine, EngineConfig, connect
@@ -19,10 +17,10 @@ from flowfabric.core.events import Event, StoredEvent
 from flowfabric.core.flow_model import CompletionDispatch
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX
-from flowfabric.core.model import Attempt, ClaimGrant, Execution
+from flowfabric.core.model import Attempt, ClaimGrant, Execution, Record
 from flowfabric.core.transition import Subject
 from flowfabric.engine.unit import execution_key
-from flowfabric.store.base import Reader
+from flowfabric.store.base import Reader, Transaction
 from flowfabric.testing import SettableClock
 
 T = TypeVar("T")
@@ -34,16 +32,6 @@ THOROUGH_TIMES = 20
 POSTGRES_COSTS = 5
 """How many examples in memory take as long as one over a connection."""
 IN_MEMORY = "sqlite:///:memory:"
-
-EMPTY = """
-delete from flowfabric.execution;
-delete from flowfabric.attempt;
-delete from flowfabric.execution_tag;
-delete from flowfabric.claim_grant;
-delete from flowfabric.idempotency_guard;
-delete from flowfabric.flow;
-delete from flowfabric.completion_dispatch;
-"""
 
 
 class Life(Struct, frozen=True, kw_only=True):
@@ -122,26 +110,28 @@ class World:
         return self._loop.run_until_complete(work)
 
     def begin(self) -> None:
-        """Start from an empty store at `START_MS`."""
+        """Start from a store without executions, at `START_MS`."""
         self.clock.set_ms(START_MS)
         self.run(self._begin())
 
     async def _begin(self) -> None:
-        if self._engine is not None and self.url == IN_MEMORY:
-            await self._engine.close()
-            self._engine, self._cursor = None, 0
         if self._engine is None:
             self._engine = await connect(self.url, config=self.config, clock=self.clock)
-        if self.url != IN_MEMORY:
-            await self._empty()
+        page = await self._engine.find_executions(limit=PAGE_MAX)
+        assert page.next_cursor is None
+        await self._delete([snapshot.execution_id for snapshot in page.executions])
         await self._read_new_events()
 
-    async def _empty(self) -> None:
-        connection = await asyncpg.connect(self.url)
-        try:
-            await connection.execute(EMPTY)
-        finally:
-            await connection.close()
+    async def _delete(self, execution_ids: list[ExecutionId]) -> None:
+        lives = (await self._lives(execution_ids)).values()
+        rows: list[Record] = [life.execution for life in lives]
+        rows += [attempt for life in lives for attempt in life.attempts]
+        rows += [life.grant for life in lives if life.grant is not None]
+
+        async def body(tx: Transaction) -> None:
+            await tx.save(Changes(deletes=tuple(rows)))
+
+        await self.engine.store.transact(body)
 
     def look(self, execution_ids: Iterable[ExecutionId]) -> tuple[Lives, list[Event]]:
         """Every row of the executions that exist, and the events since the last look."""

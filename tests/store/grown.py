@@ -16,6 +16,8 @@ from flowfabric.core.partitions import PartitionConfig
 from flowfabric.core.results import Created
 from flowfabric.core.states import PublicState
 from flowfabric.store.base import Parameter
+from flowfabric.store.postgres.transaction import STATEMENTS
+from flowfabric.store.statements import numbered
 
 START_MS = 1_700_000_000_000
 NOW_MS = START_MS + 500_500
@@ -143,6 +145,7 @@ def id_of(salt: int, n: int) -> tuple[int, str]:
 
 
 Parameters = dict[str, Parameter]
+NEXT_DUE = numbered("next_due", STATEMENTS)
 READING = ("due_", "next_", "list_", "tags_", "read_", "event_", "count_")
 
 
@@ -275,7 +278,7 @@ def questions() -> list[Question]:
         Question("renew_leased", fences() | {"lease_ttls_ms": [1_000] * FENCES}, FENCES, FENCES),
         *(Question(f"due_{name}", due, BATCH, BATCH) for name in ("leases", "delays", "attempts")),
         Question("due_deadlines", due, BATCH, BATCH),
-        Question("next_due", {"event_retention_ms": 1_000}, 10, 1),
+        Question("next_due", dict.fromkeys(NEXT_DUE.parameters, 1_000), 20, 1),
         *lists(),
         Question(
             "read_events", {"after": 50, "through": 150, "category": None, "limit": 100}, 100, 100
