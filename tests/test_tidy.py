@@ -175,6 +175,16 @@ def test_every_statement_exists_in_both_dialects_or_is_shared_or_set_apart() -> 
     assert {name for name in postgres & sqlite if name.startswith("only/")} == set()
 
 
+def test_every_statement_is_asked_for() -> None:
+    code = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    names = {
+        Path(name).stem
+        for folder in (STORE / "sql", *(STORE / dialect / "sql" for dialect in DIALECTS))
+        for name in statement_names(folder)
+    }
+    assert sorted(name for name in names if f'"{name}"' not in code) == []
+
+
 def test_migrations_have_the_same_numbers_without_gaps_in_both_dialects() -> None:
     postgres, sqlite = (
         sorted(int(path.name.partition("_")[0]) for path in folder.glob("*.sql"))
