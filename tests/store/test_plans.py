@@ -236,6 +236,9 @@ async def test_crowds_at_the_head_of_a_lane_do_not_slow_a_postgres_worker_they_a
 ) -> None:
     connection = await as_the_store_does(grown_postgres)
     try:
+        # The first claims find out where tables have room; that is not what is compared.
+        for lane in ("quiet", "main"):
+            await explain(connection, claim(lane, limit))
         quiet = await explain(connection, claim("quiet", limit))
         crowded = await explain(connection, claim("main", limit))
     finally:
