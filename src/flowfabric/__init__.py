@@ -4,8 +4,9 @@ from flowfabric.app import App
 from flowfabric.config import EngineConfig
 from flowfabric.connection import connect, migrate
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import DoNotRetry, FlowFabricError
+from flowfabric.errors import DoNotRetry, FlowFabricError, SignalTimeout
 from flowfabric.run import Run
+from flowfabric.signals import Signal, SignalToken, all_of, any_of, count
 from flowfabric.task import Retry, Task
 from flowfabric.version import __version__
 from flowfabric.worker.context import Context
@@ -20,9 +21,15 @@ __all__ = [
     "FlowFabricError",
     "Retry",
     "Run",
+    "Signal",
+    "SignalTimeout",
+    "SignalToken",
     "Task",
     "WorkerSettings",
     "__version__",
+    "all_of",
+    "any_of",
     "connect",
+    "count",
     "migrate",
 ]
