@@ -32,6 +32,7 @@ class SuspendOptions(TypedDict, total=False):
     reason_code: str
     requested_by: str
     timeout_at_ms: int
+    timeout_in_ms: int
     timeout_behavior: str
     continuation_metadata_pointer: str
     idempotency_key: str

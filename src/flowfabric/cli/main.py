@@ -18,6 +18,7 @@ from flowfabric.cli.executions import ls, show, submit, why
 from flowfabric.cli.lanes import lanes
 from flowfabric.cli.operate import cancel, priority, replay, revoke
 from flowfabric.cli.schedules import schedules
+from flowfabric.cli.signals import signal, waitpoints
 from flowfabric.cli.worker import dev, develop_once, worker
 from flowfabric.errors import FlowFabricError
 from flowfabric.version import __version__
@@ -38,8 +39,11 @@ class Sections(click.Group):
 
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Run": ("worker", "dev"),
-        "See": ("ls", "show", "why", "events"),
-        "Steer": ("submit", "cancel", "replay", "priority", "revoke", "lanes", "schedules"),
+        "See": ("ls", "show", "why", "events", "waitpoints"),
+        "Steer": (
+            *("submit", "signal", "cancel", "replay", "priority", "revoke"),
+            *("lanes", "schedules"),
+        ),
         "Keep": ("migrate", "doctor", "bench", "completion"),
     }
 
@@ -78,6 +82,7 @@ def completion(shell: str) -> None:
 
 for command in (
     ls, show, why, submit, cancel, replay, priority, revoke, lanes, schedules, events,
+    signal, waitpoints,
     migrate_command, doctor, bench, worker, dev, develop_once,
 ):  # fmt: skip
     cli.add_command(command)
