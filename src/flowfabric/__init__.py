@@ -4,12 +4,13 @@ from flowfabric.app import App
 from flowfabric.config import EngineConfig
 from flowfabric.connection import connect, migrate
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import DoNotRetry, FlowFabricError
+from flowfabric.errors import DoNotRetry, FlowFabricError, SignalTimeout
 from flowfabric.flows.builder import Flow
 from flowfabric.flows.node import Node
 from flowfabric.flows.policies import AllOf, AnyOf, Quorum
 from flowfabric.flows.run import FlowRun
 from flowfabric.run import Run
+from flowfabric.signals import Signal, SignalToken, all_of, any_of, count
 from flowfabric.task import Retry, Task
 from flowfabric.version import __version__
 from flowfabric.worker.context import Context
@@ -30,9 +31,15 @@ __all__ = [
     "Quorum",
     "Retry",
     "Run",
+    "Signal",
+    "SignalTimeout",
+    "SignalToken",
     "Task",
     "WorkerSettings",
     "__version__",
+    "all_of",
+    "any_of",
     "connect",
+    "count",
     "migrate",
 ]

@@ -32,6 +32,7 @@ from flowfabric.flows.builder import Flow
 from flowfabric.flows.run import FlowRun
 from flowfabric.registry import Registry
 from flowfabric.run import Endings, Run
+from flowfabric.signals import Signals
 from flowfabric.store.base import Clock
 from flowfabric.submission import Submissions, check_options, read_submission, request_of
 from flowfabric.task import Call, Executor, Retry, SubmitOptions, Task, TaskSettings
@@ -246,6 +247,11 @@ class App(Registry):
         """The same without an event loop, for scripts and web frameworks like Django."""
         return Blocking(self._connect)
 
+    @cached_property
+    def signals(self) -> Signals:
+        """Signals for executions that wait, and the list of what they wait for."""
+        return Signals(self._open_engine)
+
     # Opening and closing
 
     @property
@@ -267,6 +273,9 @@ class App(Registry):
         if self._opened.loop is not asyncio.get_running_loop():
             raise Unavailable("app", "it was opened on another event loop; close it there first")
         return self._opened
+
+    async def _open_engine(self) -> Engine:
+        return (await self.open()).engine
 
     async def close(self) -> None:
         """Send what is underway and disconnect. Opening it again is fine."""

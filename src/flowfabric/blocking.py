@@ -16,9 +16,12 @@ from typing import Generic, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, over
 from flowfabric.core.durations import Duration
 from flowfabric.core.explain import Explanation
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.suspension_reads import Inbox
 from flowfabric.run import Endings, Run
+from flowfabric.signals import SignalToken, deliver, send, token_for
 from flowfabric.submission import Submissions, check_options, read_submission, request_of
 from flowfabric.task import Call, SubmitOptions, Task
 
@@ -91,6 +94,15 @@ class Blocking:
         """The run of an execution submitted elsewhere."""
         opened = self._open()
         return self._run(opened, task, opened.engine.check_execution_id(execution_id))
+
+    @property
+    def signals(self) -> "BlockingSignals":
+        """Signals for what waits; see `App.signals`."""
+        return BlockingSignals(self)
+
+    def open(self) -> Engine:
+        """The engine on the background loop, connected if it was not yet."""
+        return self._open().engine
 
     def wait(self, work: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the background loop and wait for it."""
@@ -174,5 +186,70 @@ class BlockingRun(Generic[R_co]):
     def cancel(self, reason: str = "cancelled by its submitter") -> None:
         self._blocking.wait(self._run.cancel(reason))
 
+    def signal(
+        self,
+        name: str,
+        payload: object = None,
+        *,
+        token: SignalToken | str | None = None,
+        source: str = "",
+        idempotency_key: str | None = None,
+    ) -> SignalResult:
+        """Send what it waits for; see `Run.signal`."""
+        return self._blocking.wait(
+            self._run.signal(
+                name, payload, token=token, source=source, idempotency_key=idempotency_key
+            )
+        )
+
     def why(self) -> Explanation:
         return self._blocking.wait(self._run.why())
+
+
+class BlockingSignals:
+    """Signals, for code without an event loop."""
+
+    def __init__(self, blocking: Blocking) -> None:
+        self._blocking = blocking
+
+    def deliver(
+        self,
+        token: SignalToken | str,
+        name: str,
+        payload: object = None,
+        *,
+        source: str = "",
+        idempotency_key: str | None = None,
+    ) -> SignalResult:
+        """Send a signal to whatever the token was made for; see `Signals.deliver`."""
+        engine = self._blocking.open()
+        return self._blocking.wait(
+            deliver(engine, token, name, payload, source=source, idempotency_key=idempotency_key)
+        )
+
+    def send(
+        self,
+        execution_id: str,
+        name: str,
+        payload: object = None,
+        *,
+        source: str = "",
+        idempotency_key: str | None = None,
+    ) -> SignalResult:
+        """Send a signal as an operator, without a token; see `Signals.send`."""
+        engine = self._blocking.open()
+        return self._blocking.wait(
+            send(
+                engine, execution_id, name, payload, source=source, idempotency_key=idempotency_key
+            )
+        )
+
+    def token(self, execution_id: str, name: str) -> SignalToken:
+        """The token of what an execution waits for under a name, to hand out."""
+        engine = self._blocking.open()
+        return self._blocking.wait(token_for(engine, execution_id, name))
+
+    def pending(self, *, cursor: str | None = None, limit: int = 100) -> Inbox:
+        """What suspended executions wait for; see `Signals.pending`."""
+        engine = self._blocking.open()
+        return self._blocking.wait(engine.list_inbox(cursor=cursor, limit=limit))

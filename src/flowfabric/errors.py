@@ -14,6 +14,7 @@
     │   └── ExecutionFailed, ExecutionCancelled, ExecutionExpired, ExecutionSkipped
     ├── StepsChanged        the code no longer takes the steps it has stored       409
     ├── DoNotRetry          raised by handlers: trying again cannot help           422
+    │   └── SignalTimeout   what a handler waited for did not come in time
     ├── Bug                 the engine broke one of its own rules                  500
     ├── Transport           the database or the connection to it failed            500
     ├── Unavailable         this cannot be served here or now                      503
@@ -218,6 +219,10 @@ class StepsChanged(FlowFabricError, http_status=409):
 
 class DoNotRetry(FlowFabricError, http_status=422):
     """Trying again cannot help. A handler raises it to fail for good, whatever its retries."""
+
+
+class SignalTimeout(DoNotRetry, TimeoutError):
+    """What the handler waited for did not come in time. Later runs of it are told the same."""
 
 
 class Validation(FlowFabricError, code="validation_error", http_status=400):

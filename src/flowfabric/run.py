@@ -15,6 +15,7 @@ from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.explain import Explanation
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
@@ -30,6 +31,7 @@ from flowfabric.errors import (
     OperationTimeout,
     Unsuccessful,
 )
+from flowfabric.signals import SignalToken, send
 from flowfabric.task import Task
 
 R_co = TypeVar("R_co", covariant=True)
@@ -169,6 +171,30 @@ class Run(Generic[R_co]):
 
     async def cancel(self, reason: str = "cancelled by its submitter") -> None:
         await self._engine.cancel_execution(self.execution_id, reason=reason)
+
+    async def signal(
+        self,
+        name: str,
+        payload: object = None,
+        *,
+        token: SignalToken | str | None = None,
+        source: str = "",
+        idempotency_key: str | None = None,
+    ) -> SignalResult:
+        """Send what it waits for: with a token, or without one as an operator.
+
+        `source` says who sends, which is what waits for distinct sources count. Raises
+        `WaitpointNotFound` when nothing waits for `name`.
+        """
+        return await send(
+            self._engine,
+            self.execution_id,
+            name,
+            payload,
+            token=token,
+            source=source,
+            idempotency_key=idempotency_key,
+        )
 
     async def why(self) -> Explanation:
         """Why it is not running, or how it ended, in one sentence."""

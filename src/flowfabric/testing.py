@@ -117,7 +117,11 @@ class LocalApp(App):
     async def _skip_to_next(self) -> bool:
         """Move the clock to what is due next among the work itself; tell whether there is any."""
         waits = await self.engine.next_due()
-        work = [waits[name] for name in ("delayed", "awaited", "deadline") if name in waits]
+        work = [
+            waits[name]
+            for name in ("delayed", "awaited", "deadline", "suspension_timeout")
+            if name in waits
+        ]
         if not work:
             return False
         self.clock.advance(ms=max(0, min(work)))

@@ -9,7 +9,7 @@ from msgspec import Struct
 from flowfabric import Engine
 from flowfabric.core.conditions import ByName, Condition, Single
 from flowfabric.core.handles import Handle
-from flowfabric.core.handouts import SuspensionDetails
+from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails
 from flowfabric.core.ids import ExecutionId, WaitpointId
 from flowfabric.core.results import Claimed
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate, SignalResult
@@ -23,6 +23,8 @@ from tests.conformance.given import Given
 
 APPROVED = Single("gate", ByName("approved"))
 """The condition of a pause whose condition does not matter."""
+TTL_MS = 10_000
+"""How long a waitpoint made by `create` waits to be taken over."""
 
 
 class SuspendOptions(TypedDict, total=False):
@@ -32,6 +34,7 @@ class SuspendOptions(TypedDict, total=False):
     reason_code: str
     requested_by: str
     timeout_at_ms: int
+    timeout_in_ms: int
     timeout_behavior: str
     continuation_metadata_pointer: str
     idempotency_key: str
@@ -136,3 +139,7 @@ def duplicate_of(answer: SignalResult) -> str:
 
 def new_id() -> str:
     return str(uuid.uuid4())
+
+
+async def create(engine: Engine, claimed: Claimed, key: str = "gate") -> PendingWaitpoint:
+    return await engine.create_waitpoint(claimed.handle, key, expires_in_ms=TTL_MS)

@@ -54,6 +54,7 @@ from tests.conformance.observed import (
     events_since,
     execution_of,
     refused,
+    refuses,
     unchanged,
 )
 from tests.conformance.pausing import (
@@ -280,6 +281,24 @@ async def test_a_suspension_without_a_timeout_takes_the_one_of_the_policy(
         given.clock.now_ms() + 7_000,
         TimeoutBehavior.ESCALATE,
     )
+
+
+async def test_a_timeout_may_count_from_when_the_execution_suspends(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    pause = await paused(given, timeout_in_ms=5_000)
+    stored = await suspension_of(engine, pause.execution_id, pause.details.suspension_id)
+    assert stored.timeout_at_ms == clock.now_ms() + 5_000
+    claimed = await given.running()
+    for wrong in ({"timeout_in_ms": -1}, {"timeout_in_ms": 1, "timeout_at_ms": clock.now_ms()}):
+        await refuses(
+            engine,
+            "timeout_in_ms",
+            "suspend",
+            claimed.handle,
+            resume_condition=APPROVED,
+            **wrong,
+        )
 
 
 async def test_a_timeout_that_has_just_passed_is_accepted_and_due(

@@ -14,17 +14,17 @@ from flowfabric.core.conditions import (
 from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.lease import OPERATOR_OVERRIDE
 from flowfabric.core.limits import WAITPOINT_TTL_MS_MAX
-from flowfabric.core.results import Claimed, Completed
+from flowfabric.core.results import Claimed
 from flowfabric.core.states import LifecyclePhase, OwnershipState, PublicState
 from flowfabric.core.suspend_request import UsePending
 from flowfabric.core.suspension_model import SignalEffect, Waitpoint, WaitpointState
 from flowfabric.core.tokens import fingerprint
 from flowfabric.engine.suspensions import Suspended, SuspendSatisfied
-from flowfabric.engine.work import Completion
 from flowfabric.errors import (
     ExecutionNotActive,
     InvalidInput,
     InvalidWaitpointForExecution,
+    InvalidWaitpointKey,
     LeaseExpired,
     NotFound,
     PendingWaitpointExpired,
@@ -46,16 +46,15 @@ from tests.conformance.observed import (
 )
 from tests.conformance.pausing import (
     APPROVED,
+    TTL_MS,
+    create,
     duplicate_of,
     effect_of,
     new_id,
     pause,
     paused,
-    suspension_of,
     waitpoint_of,
 )
-
-TTL_MS = 10_000
 
 
 async def send(
@@ -73,10 +72,6 @@ async def send(
         source_identity=source,
     )
     return effect_of(answer)
-
-
-async def create(engine: Engine, claimed: Claimed, key: str = "gate") -> PendingWaitpoint:
-    return await engine.create_waitpoint(claimed.handle, key, expires_in_ms=TTL_MS)
 
 
 def using(pending: PendingWaitpoint, any_attempt: bool = False) -> list[UsePending]:
@@ -116,6 +111,38 @@ async def test_each_call_makes_another_waitpoint(engine: Engine, given: Given) -
     one, other = await create(engine, claimed), await create(engine, claimed)
     assert one.waitpoint_id != other.waitpoint_id
     assert one.waitpoint_token != other.waitpoint_token
+
+
+async def test_a_named_waitpoint_is_made_once_and_found_in_whatever_state(
+    engine: Engine, given: Given
+) -> None:
+    claimed = await given.running()
+    named = new_id()
+
+    async def make(key: str = "gate") -> PendingWaitpoint:
+        return await engine.create_waitpoint(
+            claimed.handle, key, expires_in_ms=TTL_MS, waitpoint_id=named
+        )
+
+    pending = await make()
+    assert pending.waitpoint_id == named
+    async with unchanged(engine):
+        assert await make() == pending
+    async with refused(engine, InvalidWaitpointKey):
+        await make("other")
+    await refuses(
+        engine,
+        "waitpoint_id",
+        "create_waitpoint",
+        claimed.handle,
+        expires_in_ms=TTL_MS,
+        waitpoint_id="x",
+    )
+    await engine.close_waitpoint(claimed.execution_id, named, source=OPERATOR_OVERRIDE)
+    assert (await make()).waitpoint_token == pending.waitpoint_token
+    given.clock.advance(ms=claimed.handle.lease_ttl_ms)
+    with pytest.raises(LeaseExpired):
+        await make()
 
 
 async def test_a_waitpoint_needs_the_live_lease(engine: Engine, given: Given) -> None:
@@ -409,86 +436,3 @@ async def test_a_waitpoint_nobody_took_over_is_closed_in_time(
     assert (waitpoint.state, waitpoint.close_reason) == (WaitpointState.CLOSED, "never_committed")
     assert (await execution_of(engine, claimed.execution_id)).open_waitpoint_count == 0
     assert "waitpoint_expiry" not in await engine.next_due()
-
-
-# What ends with the execution -------------------------------------------------------
-
-
-async def test_every_end_of_an_execution_closes_what_is_open(
-    engine: Engine, given: Given, clock: SettableClock
-) -> None:
-    async def open_both() -> tuple[Claimed, PendingWaitpoint]:
-        claimed = await given.running(execution_deadline_at_ms=clock.now_ms() + 60_000)
-        return claimed, await create(engine, claimed)
-
-    completed, one = await open_both()
-    await engine.complete(completed.handle)
-    failed, two = await open_both()
-    await engine.fail(failed.handle, "broken")
-    cancelled, three = await open_both()
-    await engine.cancel_execution(cancelled.execution_id, reason="enough")
-    given_up, four = await open_both()
-    await engine.cancel(given_up.handle, "mine")
-    late, five = await open_both()
-    clock.advance(ms=60_000)
-    await engine.expire_execution(late.execution_id, "execution_deadline")
-    for claimed, pending, reason in (
-        (completed, one, "completed"),
-        (failed, two, "failed_terminal"),
-        (cancelled, three, "cancelled"),
-        (given_up, four, "cancelled"),
-        (late, five, "expired:execution_deadline"),
-    ):
-        waitpoint = await waitpoint_of(engine, claimed.execution_id, pending.waitpoint_id)
-        assert (waitpoint.state, waitpoint.close_reason) == (WaitpointState.CLOSED, reason)
-        execution = await execution_of(engine, claimed.execution_id)
-        assert execution.open_waitpoint_count == 0
-
-
-async def test_a_batch_of_completions_closes_waitpoints_too(engine: Engine, given: Given) -> None:
-    plain = await given.running()
-    claimed = await given.running()
-    pending = await create(engine, claimed)
-    answers = await engine.complete_many(
-        [Completion(handle=plain.handle), Completion(handle=claimed.handle)]
-    )
-    assert [type(answer) for answer in answers] == [Completed, Completed]
-    waitpoint = await waitpoint_of(engine, claimed.execution_id, pending.waitpoint_id)
-    assert waitpoint.state is WaitpointState.CLOSED
-
-
-async def test_ending_a_suspended_execution_closes_pause_and_waitpoints(
-    engine: Engine, given: Given, clock: SettableClock
-) -> None:
-    fields: dict[str, object] = {"execution_deadline_at_ms": clock.now_ms() + 1_000}
-    cancelled = await paused(given, all_of_waitpoints(["a", "b"]))
-    await engine.cancel_execution(cancelled.execution_id, reason="enough")
-    late = await paused(given, fields=fields)
-    clock.advance(ms=1_000)
-    assert (await run_due(engine))["deadline"] == 1
-    for taken, reason in ((cancelled, "cancelled"), (late, "expired:execution_deadline")):
-        stored = await suspension_of(engine, taken.execution_id, taken.details.suspension_id)
-        assert (stored.close_reason, stored.closed_at_ms is None) == (reason, False)
-        for key in [taken.details.waitpoint_key] + [
-            extra.waitpoint_key for extra in taken.details.additional_waitpoints
-        ]:
-            waitpoint = await waitpoint_of(engine, taken.execution_id, taken.waitpoint(key)[0])
-            assert (waitpoint.state, waitpoint.close_reason) == (WaitpointState.CLOSED, reason)
-        assert await engine.observe_signals(taken.handle) == ()
-    execution = await execution_of(engine, cancelled.execution_id)
-    assert (execution.current_suspension_id, execution.current_waitpoint_id) == (None, None)
-
-
-async def test_all_of_it_is_deleted_with_the_execution(
-    engine: Engine, given: Given, clock: SettableClock
-) -> None:
-    taken = await paused(given, idempotency_key="once")
-    await taken.signal("noise")
-    await taken.signal()
-    await engine.complete((await given.taken()).handle)
-    clock.advance(days=2)
-    assert (await run_due(engine))["retention"] == 1
-    assert await engine.describe_suspension(taken.execution_id, taken.details.suspension_id) is None
-    assert await engine.observe_signals(taken.handle, include_unmatched=True) == ()
-    with pytest.raises(KeyError):
-        await waitpoint_of(engine, taken.execution_id, taken.waitpoint_id)

@@ -19,6 +19,7 @@ from flowfabric.cli.flows import flow
 from flowfabric.cli.lanes import lanes
 from flowfabric.cli.operate import cancel, priority, replay, revoke
 from flowfabric.cli.schedules import schedules
+from flowfabric.cli.signals import signal, waitpoints
 from flowfabric.cli.worker import dev, develop_once, worker
 from flowfabric.errors import FlowFabricError
 from flowfabric.version import __version__
@@ -39,8 +40,11 @@ class Sections(click.Group):
 
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Run": ("worker", "dev"),
-        "See": ("ls", "show", "why", "events"),
-        "Steer": ("submit", "cancel", "replay", "priority", "revoke", "flow", "lanes", "schedules"),
+        "See": ("ls", "show", "why", "events", "waitpoints"),
+        "Steer": (
+            *("submit", "signal", "cancel", "replay", "priority", "revoke"),
+            *("flow", "lanes", "schedules"),
+        ),
         "Keep": ("migrate", "doctor", "bench", "completion"),
     }
 
@@ -79,6 +83,7 @@ def completion(shell: str) -> None:
 
 for command in (
     ls, show, why, submit, cancel, replay, priority, revoke, flow, lanes, schedules, events,
+    signal, waitpoints,
     migrate_command, doctor, bench, worker, dev, develop_once,
 ):  # fmt: skip
     cli.add_command(command)

@@ -16,6 +16,7 @@ class StepKind(StrEnum):
     RANDOM = "random"
     UUID = "uuid"
     CHILD = "child"
+    SIGNAL = "signal"
 
 
 class Step(Record, frozen=True, kw_only=True):

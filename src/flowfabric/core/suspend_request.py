@@ -82,6 +82,8 @@ class SuspendRequest(Struct, frozen=True, kw_only=True):
     requested_by: Requester
     timeout_at_ms: int | None
     timeout_behavior: TimeoutBehavior | None
+    timeout_in_ms: int | None = None
+    """The timeout counted from when the execution suspends, by the store's clock."""
     continuation_metadata_pointer: str | None
     idempotency_key: str | None
 
@@ -192,6 +194,7 @@ def check_suspend(
     continuation_metadata_pointer: object,
     idempotency_key: object,
     new_ids: Sequence[str],
+    timeout_in_ms: object = None,
 ) -> SuspendRequest:
     """Everything about a request that can be refused without looking at the execution.
 
@@ -200,7 +203,9 @@ def check_suspend(
     condition = check_condition(resume_condition)
     chosen = default_bindings(condition) if waitpoints is None else check_sequence(waitpoints)
     fresh, pending = check_bindings(chosen, condition, new_ids[1:])
-    if isinstance(condition, TimeoutOnly) and timeout_at_ms is None:
+    if timeout_at_ms is not None and timeout_in_ms is not None:
+        raise InvalidInput("timeout_in_ms", "give either timeout_at_ms or timeout_in_ms")
+    if isinstance(condition, TimeoutOnly) and timeout_at_ms is None and timeout_in_ms is None:
         raise InvalidInput("timeout_at_ms", "timeout_only_without_deadline")
     return SuspendRequest(
         suspension_id=SuspensionId(
@@ -215,6 +220,9 @@ def check_suspend(
         requested_by=_one_of(Requester, "requested_by", requested_by),
         timeout_at_ms=None if timeout_at_ms is None else check_time("timeout_at_ms", timeout_at_ms),
         timeout_behavior=check_behavior(timeout_behavior),
+        timeout_in_ms=None
+        if timeout_in_ms is None
+        else check_int("timeout_in_ms", timeout_in_ms, 0, DURATION_MAX_MS),
         continuation_metadata_pointer=check_optional_text(
             "continuation_metadata_pointer",
             continuation_metadata_pointer,

@@ -23,7 +23,7 @@ from flowfabric.core.conditions import (
 )
 from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.execution import Timing, park, repeats
-from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails, details_of
+from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails, details_of, token_of
 from flowfabric.core.ids import SignalId, WaitpointId
 from flowfabric.core.lease import Fence, check_fence
 from flowfabric.core.limits import (
@@ -63,6 +63,7 @@ from flowfabric.errors import (
     InvalidInput,
     InvalidLeaseForSuspend,
     InvalidWaitpointForExecution,
+    InvalidWaitpointKey,
     PendingWaitpointExpired,
     SignalLimitExceeded,
     WaitpointAlreadyExists,
@@ -133,6 +134,29 @@ def decide_create_waitpoint(
     return Decision(answer=answer, changes=Changes(inserts=(waitpoint,), updates=(after,)))
 
 
+def decide_repeat_waitpoint(
+    subject: Subject,
+    fence: Fence,
+    bound: BoundWaitpoint,
+    made: Waitpoint,
+    keys: Sequence[HmacKey],
+    timing: Timing,
+) -> Decision[PendingWaitpoint]:
+    """Give whoever holds the execution the waitpoint it made before, open or closed."""
+    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    if made.waitpoint_key != bound.waitpoint_key:
+        raise InvalidWaitpointKey(
+            f"waitpoint {made.waitpoint_id} was made as {made.waitpoint_key!r}"
+        )
+    answer = PendingWaitpoint(
+        waitpoint_id=made.waitpoint_id,
+        waitpoint_key=made.waitpoint_key,
+        waitpoint_token=token_of(made, keys, timing.now_ms),
+        expires_at_ms=TIME_MS_MAX if made.expires_at_ms is None else made.expires_at_ms,
+    )
+    return Decision(answer=answer)
+
+
 def decide_suspend(
     subject: Subject,
     fence: Fence,
@@ -184,6 +208,8 @@ def with_default_timeout(
     """The request with the execution's own policy for what it leaves open."""
     policy = parse_policy(execution.policy).suspension_policy
     timeout_at_ms = request.timeout_at_ms
+    if request.timeout_in_ms is not None:
+        timeout_at_ms = min(now_ms + request.timeout_in_ms, TIME_MS_MAX)
     behavior = request.timeout_behavior or TimeoutBehavior.FAIL
     if policy is not None:
         behavior = request.timeout_behavior or TimeoutBehavior(policy.timeout_behavior)

@@ -121,6 +121,24 @@ class SuspendedPage(Struct, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
+class InboxEntry(Struct, frozen=True, kw_only=True):
+    """One thing an execution waits for. Its token is not here."""
+
+    execution_id: ExecutionId
+    execution_kind: str
+    lane_id: str
+    waitpoint_id: WaitpointId
+    name: WaitpointKey
+    required_signal_names: tuple[str, ...]
+    suspended_at_ms: int
+    timeout_at_ms: int | None
+
+
+class Inbox(Struct, frozen=True, kw_only=True):
+    entries: tuple[InboxEntry, ...]
+    next_cursor: str | None
+
+
 class SuspendedCursor(Struct, frozen=True):
     """Where a page of suspended executions ended."""
 
@@ -139,7 +157,7 @@ class SuspendedCursor(Struct, frozen=True):
         )
 
     @staticmethod
-    def after(last: SuspendedExecution) -> str:
+    def after(last: "SuspendedExecution | InboxEntry") -> str:
         return f"{last.suspended_at_ms}-{uuid_of(last.execution_id)}"
 
 
@@ -247,6 +265,25 @@ class SuspensionReads(Operations):
             executions=page, next_cursor=SuspendedCursor.after(page[-1]) if more else None
         )
 
+    async def list_inbox(self, *, cursor: str | None = None, limit: int = 100) -> Inbox:
+        """What suspended executions wait for, longest first; `limit` counts executions."""
+        check_int("limit", limit, 1, PAGE_MAX)
+        start = SuspendedCursor.parse(cursor)
+
+        async def body(reader: Reader) -> Sequence[Row]:
+            return await reader.select(
+                "list_inbox",
+                after_ms=start.suspended_at_ms,
+                after_id=start.execution_uuid,
+                limit=limit + 1,
+            )
+
+        entries = [_inbox_entry(row) for row in await self.store.read(body)]
+        shown = list(dict.fromkeys(entry.execution_id for entry in entries))[:limit]
+        page = tuple(entry for entry in entries if entry.execution_id in shown)
+        more = len(page) < len(entries)
+        return Inbox(entries=page, next_cursor=SuspendedCursor.after(page[-1]) if more else None)
+
     async def read_waitpoint_token(
         self, execution_id: str, waitpoint_id: str
     ) -> WaitpointToken | None:
@@ -322,6 +359,20 @@ def _waitpoint_view(waitpoint: Waitpoint) -> WaitpointView:
     names = msgspec.json.decode(waitpoint.required_signal_names, type=tuple[str, ...])
     fields = structs.asdict(waitpoint) | {"required_signal_names": names}
     return WaitpointView(**{name: fields[name] for name in WaitpointView.__struct_fields__})
+
+
+def _inbox_entry(row: Row) -> InboxEntry:
+    names = msgspec.json.decode(str(row["required_signal_names"]), type=tuple[str, ...])
+    return InboxEntry(
+        execution_id=make_execution_id(int(str(row["partition_key"])), str(row["execution_id"])),
+        execution_kind=str(row["execution_kind"]),
+        lane_id=str(row["lane_id"]),
+        waitpoint_id=WaitpointId(str(row["waitpoint_id"])),
+        name=WaitpointKey(str(row["waitpoint_key"])),
+        required_signal_names=names,
+        suspended_at_ms=int(str(row["suspended_at_ms"])),
+        timeout_at_ms=None if row["timeout_at_ms"] is None else int(str(row["timeout_at_ms"])),
+    )
 
 
 def _suspended(row: Row) -> SuspendedExecution:

@@ -34,6 +34,7 @@ from flowfabric.core.suspension import (
     Parked,
     SuspendFindings,
     decide_create_waitpoint,
+    decide_repeat_waitpoint,
     decide_suspend,
     lease_ttl_of,
     may_repeat,
@@ -101,6 +102,7 @@ class Suspensions(Operations):
         reason_code: str = SuspensionReason.WAITING_FOR_SIGNAL,
         requested_by: str = Requester.WORKER,
         timeout_at_ms: int | None = None,
+        timeout_in_ms: int | None = None,
         timeout_behavior: str | TimeoutBehavior | None = None,
         continuation_metadata_pointer: str | None = None,
         idempotency_key: str | None = None,
@@ -119,6 +121,7 @@ class Suspensions(Operations):
             reason_code=reason_code,
             requested_by=requested_by,
             timeout_at_ms=timeout_at_ms,
+            timeout_in_ms=timeout_in_ms,
             timeout_behavior=timeout_behavior,
             continuation_metadata_pointer=continuation_metadata_pointer,
             idempotency_key=idempotency_key,
@@ -140,6 +143,7 @@ class Suspensions(Operations):
         reason_code: str = SuspensionReason.WAITING_FOR_SIGNAL,
         requested_by: str = Requester.WORKER,
         timeout_at_ms: int | None = None,
+        timeout_in_ms: int | None = None,
         timeout_behavior: str | TimeoutBehavior | None = None,
         continuation_metadata_pointer: str | None = None,
         idempotency_key: str | None = None,
@@ -153,6 +157,7 @@ class Suspensions(Operations):
             reason_code=reason_code,
             requested_by=requested_by,
             timeout_at_ms=timeout_at_ms,
+            timeout_in_ms=timeout_in_ms,
             timeout_behavior=timeout_behavior,
             continuation_metadata_pointer=continuation_metadata_pointer,
             idempotency_key=idempotency_key,
@@ -164,19 +169,25 @@ class Suspensions(Operations):
         return self._outcome(parked, handle)
 
     async def create_waitpoint(
-        self, handle: Handle | bytes, waitpoint_key: str | None = None, *, expires_in_ms: int
+        self,
+        handle: Handle | bytes,
+        waitpoint_key: str | None = None,
+        *,
+        expires_in_ms: int,
+        waitpoint_id: str | None = None,
     ) -> PendingWaitpoint:
         """A waitpoint whose token can be handed out before the execution suspends.
 
-        Signals that arrive before the suspension are kept for it. Each call makes
-        another waitpoint; one that no suspension takes over in time is closed.
+        Signals that arrive before the suspension are kept for it; a waitpoint that no
+        suspension takes over in time is closed. Each call makes another one, unless it
+        names a `waitpoint_id`: a repeat gets the one there is, in whatever state it is.
         """
         opened = self.open_handle(handle)
         check_int("expires_in_ms", expires_in_ms, 1, WAITPOINT_TTL_MS_MAX)
-        waitpoint_id = WaitpointId(new_uuid())
-        key = f"wpk:{waitpoint_id}" if waitpoint_key is None else waitpoint_key
+        named = new_uuid() if waitpoint_id is None else parse_uuid("waitpoint_id", waitpoint_id)
+        key = f"wpk:{named}" if waitpoint_key is None else waitpoint_key
         bound = BoundWaitpoint(
-            waitpoint_id=waitpoint_id,
+            waitpoint_id=WaitpointId(named),
             waitpoint_key=WaitpointKey(check_text("waitpoint_key", key, empty=False)),
             id_is_new=True,
         )
@@ -185,8 +196,15 @@ class Suspensions(Operations):
             subject = await load_subject(tx, opened.execution_id)
             keys = await ensure_keys(tx)
             timing = self.timing(await tx.now_ms())
+            made = None
+            if waitpoint_id is not None:
+                made = await find_waitpoint(tx, subject, bound.waitpoint_id)
 
             def decide() -> Decision[PendingWaitpoint]:
+                if made is not None:
+                    return decide_repeat_waitpoint(
+                        subject, fence_of(opened), bound, made, keys, timing
+                    )
                 return decide_create_waitpoint(
                     subject, fence_of(opened), bound, expires_in_ms, signing_key(keys), timing
                 )

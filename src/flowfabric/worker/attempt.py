@@ -18,13 +18,24 @@ from typing import Final
 from flowfabric.core.execution import ATTEMPT_TIMEOUT
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import FailureClass
+from flowfabric.core.suspend_request import Binding
+from flowfabric.core.suspension_model import TimeoutBehavior
+from flowfabric.engine.suspensions import SuspendOutcome, SuspendSatisfied
 from flowfabric.engine.work import Completion, FailureReport
-from flowfabric.errors import DoNotRetry, FlowFabricError, StepsChanged, Validation
+from flowfabric.errors import (
+    DoNotRetry,
+    FlowFabricError,
+    PendingWaitpointExpired,
+    StepsChanged,
+    Validation,
+    WaitpointNotFound,
+    WaitpointNotPending,
+)
 from flowfabric.passing import JSON_WITH_INPUTS, complete
 from flowfabric.task import JSON, Bound, Retry, Task
 from flowfabric.worker.context import Context
 from flowfabric.worker.held import HeldLease
-from flowfabric.worker.parking import Parking
+from flowfabric.worker.parking import Parking, Pause
 from flowfabric.worker.services import Services, Shared
 
 log = logging.getLogger(__name__)
@@ -35,6 +46,8 @@ Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[obje
 TIMEOUT_GRACE_S: Final = 0.05
 """Waited after the deadline: the store, whose clock decides, should agree that it has passed."""
 TIMEOUT_TRIES: Final = 20
+UNUSABLE: Final = (PendingWaitpointExpired, WaitpointNotFound, WaitpointNotPending)
+"""Why a waitpoint made beforehand cannot be waited at."""
 
 
 class Stop(StrEnum):
@@ -236,16 +249,47 @@ class Attempt:
             await asyncio.sleep(TIMEOUT_GRACE_S)
 
     async def _park(self) -> None:
-        assert self._parking is not None
+        parking = self._parking
+        assert parking is not None
         handle, engine = self.lease.handle, self._shared.engine
-        until_ms = min(self._parking.until_ms, default=None)
-        if self._parking.executions:
-            await engine.await_executions(
-                handle, sorted(self._parking.executions), until_ms=until_ms
-            )
+        until_ms = min(parking.until_ms, default=None)
+        try:
+            if parking.conflict is not None:
+                raise parking.conflict
+            if parking.pause is not None:
+                await self._suspend(parking.pause)
+                return
+        except Validation as error:
+            # Every later attempt would ask for the same, and be refused the same.
+            await self._failure(str(error), FailureClass.PERMANENT, error.code)()
+            return
+        if parking.executions:
+            await engine.await_executions(handle, sorted(parking.executions), until_ms=until_ms)
         else:
             assert until_ms is not None
             await engine.delay(handle, until_ms)
+
+    async def _suspend(self, pause: Pause) -> None:
+        try:
+            outcome = await self._open_pause(pause, pause.bindings())
+        except UNUSABLE as error:
+            # Its token is lost for good; an operator can still send the signal.
+            log.warning("waiting without it: %s", error, extra=self.log_fields)
+            outcome = await self._open_pause(pause, pause.fresh)
+        if isinstance(outcome, SuspendSatisfied):
+            # The handler is unwound already: it runs again at once, and finds the signals.
+            await self._shared.engine.delay(self.lease.handle, self.lease.store_now_ms())
+
+    async def _open_pause(self, pause: Pause, waitpoints: Sequence[Binding]) -> SuspendOutcome:
+        return await self._shared.engine.suspend(
+            self.lease.handle,
+            resume_condition=pause.condition,
+            waitpoints=waitpoints,
+            suspension_id=pause.suspension_id,
+            timeout_in_ms=pause.timeout_in_ms,
+            timeout_behavior=None if pause.timeout_in_ms is None else TimeoutBehavior.AUTO_RESUME,
+            idempotency_key=pause.suspension_id,
+        )
 
     async def _send(self, report: Callable[[], Awaitable[object]] | None) -> None:
         if report is None:

@@ -26,9 +26,10 @@ from flowfabric.core.states import FailureClass
 from flowfabric.core.step_model import StepKind
 from flowfabric.errors import DoNotRetry, InvalidInput
 from flowfabric.run import result_of
-from flowfabric.task import Call, HandlerContext, Retry, SubmitOptions, Task, result_codec
+from flowfabric.task import Call, Retry, SubmitOptions, Task, result_codec
 from flowfabric.worker.fence import Fence
 from flowfabric.worker.services import Services
+from flowfabric.worker.signalling import BlockingSignalVerbs, SignalVerbs
 from flowfabric.worker.steps import Place
 
 P = ParamSpec("P")
@@ -41,7 +42,7 @@ IN_PROCESS_SLEEP_MS: Final = 5_000
 """Shorter sleeps keep the worker; unwinding and claiming again would cost more than it frees."""
 
 
-class Context(HandlerContext):
+class Context(SignalVerbs):
     """The execution a handler works on, and the verbs it has."""
 
     def __init__(self, services: Services) -> None:
@@ -185,7 +186,9 @@ class Context(HandlerContext):
         stored = await services.steps.find(place)
         if stored is None:
             services.check()
-            wake_at_ms = (await services.steps.store(place, sleep_ms=sleep_ms)).at_ms + sleep_ms
+            with services.parking.working():
+                stored_at_ms = (await services.steps.store(place, sleep_ms=sleep_ms)).at_ms
+            wake_at_ms = stored_at_ms + sleep_ms
         else:
             wake_at_ms = stored.wake_at_ms or 0
         left_ms = wake_at_ms - services.lease.store_now_ms()
@@ -309,10 +312,11 @@ def decode_step(key: str, decode: Callable[[bytes], object], data: bytes) -> obj
         ) from error
 
 
-class BlockingContext:
+class BlockingContext(BlockingSignalVerbs):
     """A context's verbs for plain functions. Call it from the handler's own thread."""
 
     def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._context = context
 
     @overload

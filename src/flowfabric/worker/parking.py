@@ -9,7 +9,25 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from msgspec import Struct
+
+from flowfabric.core.conditions import Condition
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.suspend_request import Binding, FreshWaitpoint, UsePending
+from flowfabric.errors import InvalidInput
+
+
+class Pause(Struct, frozen=True, kw_only=True):
+    """A suspension as a handler wants it."""
+
+    suspension_id: str
+    condition: Condition
+    timeout_in_ms: int | None
+    pending: UsePending | None
+    fresh: tuple[FreshWaitpoint, ...]
+
+    def bindings(self) -> tuple[Binding, ...]:
+        return self.fresh if self.pending is None else (self.pending,)
 
 
 class Parking:
@@ -21,10 +39,13 @@ class Parking:
         self._loop = asyncio.get_running_loop()
         self.until_ms: list[int] = []
         self.executions: set[ExecutionId] = set()
+        self.pause: Pause | None = None
+        self.conflict: InvalidInput | None = None
+        """Why what the branches wait for cannot be waited for at once."""
 
     @property
     def wanted(self) -> bool:
-        return bool(self.until_ms or self.executions)
+        return bool(self.until_ms or self.executions or self.pause)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -38,13 +59,31 @@ class Parking:
 
     async def until(self, time_ms: int) -> None:
         """Stop here until a time. Does not return: the handler is unwound and runs again."""
+        self._check_alone(self.pause is not None)
         self.until_ms.append(time_ms)
         await self._stop_here()
 
     async def until_ended(self, execution_id: ExecutionId) -> None:
         """Stop here until another execution has ended. Does not return either."""
+        self._check_alone(self.pause is not None)
         self.executions.add(execution_id)
         await self._stop_here()
+
+    async def until_signalled(self, pause: Pause) -> None:
+        """Stop here until signals end the pause. Does not return either."""
+        self._check_alone(self.wanted)
+        self.pause = pause
+        await self._stop_here()
+
+    def _check_alone(self, taken: bool) -> None:
+        # An execution has one open suspension, which ends for one reason.
+        if taken:
+            self.conflict = InvalidInput(
+                "wait",
+                "while one branch of a handler waits for signals, no other can wait long;"
+                " wait for several signals with ctx.wait_for(all_of(…)), or submit a child",
+            )
+            raise self.conflict
 
     async def _stop_here(self) -> None:
         self._look_soon()

@@ -9,12 +9,14 @@ from typing import Final, TypeVar
 from msgspec import structs
 
 from flowfabric.core.handles import HandleKind
+from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.step_model import Step
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.outcomes import Outcome
 from flowfabric.engine.steps import StepReport
+from flowfabric.engine.suspension_reads import SuspensionView
 from flowfabric.errors import (
     ExecutionNotActive,
     InvalidInput,
@@ -80,6 +82,8 @@ class Services:
             "task": claimed.execution_kind,
         }
         first = claimed.handle.kind is HandleKind.FRESH and claimed.attempt_index == 0
+        self.waitpoints: dict[str, str] = {}
+        """Waitpoints made for waits the handler has not come to yet, by name."""
         self.steps = StepLog(self._store_step, None if first else self._load_steps)
 
     def check(self) -> None:
@@ -122,6 +126,24 @@ class Services:
 
     async def outcome_of(self, execution_id: ExecutionId) -> Outcome | None:
         return (await self._shared.engine.read_outcomes([execution_id])).get(execution_id)
+
+    async def create_waitpoint(
+        self, name: str, *, waitpoint_id: str, expires_in_ms: int
+    ) -> PendingWaitpoint:
+        engine, handle = self._shared.engine, self.lease.handle
+        making = self._shared.reports.send(
+            self.lease,
+            lambda: engine.create_waitpoint(
+                handle, name, expires_in_ms=expires_in_ms, waitpoint_id=waitpoint_id
+            ),
+        )
+        return await self._fenced(making)
+
+    async def describe_suspension(self, suspension_id: str) -> SuspensionView | None:
+        engine, execution_id = self._shared.engine, self.lease.claimed.execution_id
+        return await self._shared.reports.send(
+            self.lease, lambda: engine.describe_suspension(execution_id, suspension_id)
+        )
 
     async def check_fence(self, connection: object) -> None:
         await self._fenced(self._shared.engine.check_fence_on(connection, self.lease.handle))

@@ -1,0 +1,124 @@
+"""`signal` and `waitpoints`: what executions wait for, and giving it to them."""
+
+import getpass
+from typing import Final
+
+import click
+import msgspec
+from rich.text import Text
+
+from flowfabric.cli import documents, screen
+from flowfabric.cli.tables import fixed, flexible, right
+from flowfabric.cli.target import Target, options, with_engine
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.signals import SignalDuplicate
+from flowfabric.core.suspension_model import SignalEffect
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.suspension_reads import InboxEntry
+from flowfabric.signals import send
+
+TOKEN_VARIABLE: Final = "FLOWFABRIC_SIGNAL_TOKEN"
+
+_EFFECTS: Final = {
+    SignalEffect.SATISFIED: "accepted; the execution goes on",
+    SignalEffect.APPENDED: "accepted; it waits for more",
+    SignalEffect.APPENDED_DUPLICATE: "accepted, but the same has counted before; it still waits",
+    SignalEffect.BUFFERED: "kept until it waits for it",
+    SignalEffect.MATCHER_FAILED: "ignored: it waits for a signal of another name",
+    SignalEffect.NOT_IN_CONDITION: "ignored: it does not wait for this",
+}
+
+
+@click.command("signal", short_help="Send an execution what it waits for.")
+@click.argument("execution_id", metavar="ID")
+@click.argument("name")
+@click.option("--payload", metavar="JSON", help="What to send along.")
+@click.option(
+    "--token",
+    envvar=TOKEN_VARIABLE,
+    show_envvar=True,
+    help="Send with this token, instead of as an operator.",
+)
+@click.option("--source", help="Who sends it.  [default: you]")
+@click.option("--key", help="Idempotency key: the same key is accepted once.")
+@options
+@with_engine
+async def signal(
+    engine: Engine,
+    target: Target,
+    execution_id: str,
+    name: str,
+    payload: str | None,
+    token: str | None,
+    source: str | None,
+    key: str | None,
+) -> None:
+    """Send a signal NAME to the execution ID, which waits for it."""
+    document = _json(payload)
+    found = await engine.resolve_execution_id(execution_id)
+    answer = await send(
+        engine,
+        found,
+        name,
+        document,
+        token=token,
+        source=_user() if source is None else source,
+        idempotency_key=key,
+    )
+    if isinstance(answer, SignalDuplicate):
+        signal_id, effect, sentence = answer.existing_signal_id, "duplicate", "was accepted before"
+    else:
+        signal_id, effect = answer.signal_id, answer.effect.value
+        sentence = _EFFECTS[answer.effect]
+    if target.json:
+        documents.emit({"execution_id": found, "signal_id": signal_id, "effect": effect})
+    else:
+        screen.out().print(Text(f"{name} to {found}: {sentence}"))
+
+
+@click.command("waitpoints", short_help="See what suspended executions wait for.")
+@click.option("--limit", type=click.IntRange(1, PAGE_MAX), default=100, show_default=True)
+@options
+@with_engine
+async def waitpoints(engine: Engine, target: Target, limit: int) -> None:
+    """List what suspended executions wait for, longest first. Tokens are never shown."""
+    entries = (await engine.list_inbox(limit=limit)).entries
+    if target.json:
+        for entry in entries:
+            documents.emit(entry)
+        return
+    if not entries:
+        screen.err().print("[dim]Nothing waits for a signal.[/]")
+        return
+    now_ms = await engine.server_time_ms()
+    columns = [fixed("ID"), flexible("KIND"), flexible("WAITS FOR"), right("SINCE"), right("UNTIL")]
+    screen.out().print(screen.table(columns, [_row(entry, now_ms) for entry in entries]))
+
+
+def _row(entry: InboxEntry, now_ms: int) -> tuple[str, ...]:
+    until_ms = entry.timeout_at_ms
+    left = "" if until_ms is None else f"in {screen.span(max(0, until_ms - now_ms))}"
+    return (
+        screen.short_id(entry.execution_id),
+        entry.execution_kind,
+        str(entry.name),
+        screen.ago(entry.suspended_at_ms, now_ms),
+        left,
+    )
+
+
+def _json(text: str | None) -> object:
+    if text is None:
+        return None
+    try:
+        document: object = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise click.BadParameter(f"is not JSON: {error}", param_hint="--payload") from None
+    return document
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "cli"

@@ -1,0 +1,317 @@
+"""Signals: messages from outside to an execution that waits for them.
+
+    run = await app.submit(deploy, "v2")
+    await run.signal("approved", {"tag": "v2.1"})       # who has the database needs no token
+    await app.signals.deliver(token, "approved", source="Ada")    # everybody else has one
+
+A token is good for one waitpoint of one execution. It is never stored and never
+shown: `reveal` is the only way to its text.
+"""
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Generic, Literal, Self, TypeVar
+
+import msgspec
+
+from flowfabric.core.checks import check_text
+from flowfabric.core.conditions import (
+    AllOf,
+    ByName,
+    Condition,
+    Count,
+    CountKind,
+    Matcher,
+    Single,
+    Wildcard,
+    check_condition,
+)
+from flowfabric.core.ids import parse_execution_id, parse_uuid
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.signals import SignalResult
+from flowfabric.core.suspension_model import WaitpointState
+from flowfabric.core.tokens import INVALID, WaitpointToken, check_token
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.suspension_reads import Inbox, WaitpointView
+from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, WaitpointNotFound
+
+T_co = TypeVar("T_co", covariant=True)
+
+NAME_BYTES_MAX: Final = 200
+TOKEN_PREFIX: Final = "fft_"
+TOKEN_TEXT_MAX: Final = 1_024
+EXTERNAL: Final = "external"
+OPERATOR: Final = "operator"
+
+Distinct = Literal["signals", "sources", "waitpoints"]
+
+_KINDS: Final[dict[str, CountKind]] = {
+    "signals": CountKind.DISTINCT_SIGNALS,
+    "sources": CountKind.DISTINCT_SOURCES,
+    "waitpoints": CountKind.DISTINCT_WAITPOINTS,
+}
+
+
+@dataclass(frozen=True)
+class Signal(Generic[T_co]):
+    """A message as the handler gets it."""
+
+    name: str
+    payload: T_co
+    source: str
+    """Who sent it, as the sender says."""
+    source_type: str
+    """`external` with a token, `operator` without one."""
+    signal_id: str
+    received_at: datetime
+
+
+# What to wait for ------------------------------------------------------------------
+
+
+def check_name(name: object) -> str:
+    return check_text("name", name, bytes_max=NAME_BYTES_MAX, empty=False)
+
+
+def all_of(*members: str | Condition) -> AllOf:
+    """Every one of these: names of signals, or conditions."""
+    return AllOf(tuple(condition_of(member) for member in members))
+
+
+def count(n: int, *names: str, distinct: Distinct = "signals") -> Count:
+    """So many signals, whichever of the names they come by.
+
+    `distinct` says which count as different: every signal, those of different
+    sources, or those of different waitpoints.
+    """
+    if distinct not in _KINDS:
+        raise InvalidInput("distinct", f"must be one of {', '.join(_KINDS)}", distinct)
+    if not names:
+        raise InvalidInput("count", "needs the name of at least one signal")
+    checked = tuple(check_name(name) for name in names)
+    matcher: Matcher = ByName(checked[0]) if len(checked) == 1 else Wildcard()
+    return Count(n, _KINDS[distinct], checked, matcher)
+
+
+def any_of(*names: str) -> Count:
+    """The first signal that comes by any of these names."""
+    return count(1, *names)
+
+
+def condition_of(*members: object) -> Condition:
+    """One condition of what a caller gave: names, conditions, or several of them."""
+    if len(members) == 1:
+        (only,) = members
+        if isinstance(only, str):
+            return Single(check_name(only), ByName(only))
+        return check_condition(only)
+    return check_condition(AllOf(tuple(condition_of(member) for member in members)))
+
+
+# Tokens ----------------------------------------------------------------------------
+
+
+class SignalToken:
+    """The right to send to one waitpoint. Hand out what `reveal` returns."""
+
+    __slots__ = ("_token", "execution_id", "waitpoint_id")
+
+    def __init__(self, execution_id: str, waitpoint_id: str, token: WaitpointToken) -> None:
+        self.execution_id = execution_id
+        self.waitpoint_id = waitpoint_id
+        self._token = token
+
+    @classmethod
+    def parse(cls, given: object) -> Self:
+        """Read a token's text. What is no token is refused without being repeated."""
+        if isinstance(given, cls):
+            return given
+        if not isinstance(given, str) or len(given) > TOKEN_TEXT_MAX:
+            raise InvalidToken(INVALID)
+        try:
+            encoded = given.removeprefix(TOKEN_PREFIX)
+            padding = "=" * (-len(encoded) % 4)
+            text = base64.b64decode(encoded + padding, altchars=b"-_", validate=True).decode()
+            execution_id, waitpoint_id, token = text.split(" ", 2)
+            return cls(
+                parse_execution_id(execution_id),
+                parse_uuid("waitpoint_id", waitpoint_id),
+                check_token(token),
+            )
+        except (binascii.Error, ValueError, FlowFabricError):
+            raise InvalidToken(INVALID) from None
+
+    @property
+    def secret(self) -> WaitpointToken:
+        return self._token
+
+    def reveal(self) -> str:
+        """The token as text, safe in links. Whoever has it can send the signal."""
+        text = f"{self.execution_id} {self.waitpoint_id} {self._token.reveal()}"
+        return TOKEN_PREFIX + base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+    def __repr__(self) -> str:
+        return f"<signal token for waitpoint {self.waitpoint_id}>"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SignalToken):
+            return NotImplemented
+        return (
+            self.execution_id == other.execution_id
+            and self.waitpoint_id == other.waitpoint_id
+            and self._token == other._token
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.execution_id, self.waitpoint_id))
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        raise TypeError("a signal token is not pickled; reveal it where it is needed")
+
+
+# Sending ---------------------------------------------------------------------------
+
+
+def encode_payload(payload: object) -> bytes | None:
+    if payload is None:
+        return None
+    try:
+        return msgspec.json.encode(payload)
+    except Exception as error:
+        raise InvalidInput("payload", f"cannot be sent as JSON: {error}") from error
+
+
+async def deliver(
+    engine: Engine,
+    token: SignalToken | str,
+    name: str,
+    payload: object = None,
+    *,
+    source: str = "",
+    source_type: str = EXTERNAL,
+    idempotency_key: str | None = None,
+    execution_id: str | None = None,
+) -> SignalResult:
+    """Send with a token; with `execution_id` only to that execution."""
+    parsed = SignalToken.parse(token)
+    check_name(name)
+    if execution_id not in (None, parsed.execution_id):
+        raise InvalidToken(INVALID)
+    return await engine.deliver_signal(
+        parsed.execution_id,
+        parsed.waitpoint_id,
+        waitpoint_token=parsed.secret,
+        signal_name=name,
+        payload=encode_payload(payload),
+        source_type=source_type,
+        source_identity=source,
+        idempotency_key=idempotency_key,
+    )
+
+
+async def token_for(engine: Engine, execution_id: str, name: str) -> SignalToken:
+    """The token of the waitpoint an execution has open under a name."""
+    check_name(name)
+    found = await _open_waitpoints(engine, execution_id)
+    fitting = [each for each in found if each.waitpoint_key == name]
+    # What is waited for now comes before what was made for later.
+    fitting.sort(key=lambda each: (each.state is not WaitpointState.ACTIVE, each.created_at_ms))
+    for each in fitting:
+        token = await engine.read_waitpoint_token(execution_id, each.waitpoint_id)
+        if token is not None:
+            return SignalToken(each.execution_id, each.waitpoint_id, token)
+    others = ", ".join(dict.fromkeys(repr(str(each.waitpoint_key)) for each in found))
+    awaited = f"it waits for {others}" if others else "it waits for no signal"
+    raise WaitpointNotFound(
+        f"{execution_id} does not wait for {name!r} now: {awaited}. A handler that makes its"
+        " waitpoint first, with ctx.waitpoint, can be signalled before it waits"
+    )
+
+
+async def _open_waitpoints(engine: Engine, execution_id: str) -> tuple[WaitpointView, ...]:
+    # More than a page is impossible: an execution has fewer waitpoints than that.
+    return (await engine.list_pending_waitpoints(execution_id, limit=PAGE_MAX)).waitpoints
+
+
+async def send(
+    engine: Engine,
+    execution_id: str,
+    name: str,
+    payload: object = None,
+    *,
+    token: SignalToken | str | None = None,
+    source: str = "",
+    idempotency_key: str | None = None,
+) -> SignalResult:
+    """Send to an execution: with a token, or without one as an operator."""
+    encode_payload(payload)
+    return await deliver(
+        engine,
+        await token_for(engine, execution_id, name) if token is None else token,
+        name,
+        payload,
+        source=source,
+        source_type=OPERATOR if token is None else EXTERNAL,
+        idempotency_key=idempotency_key,
+        execution_id=execution_id,
+    )
+
+
+class Signals:
+    """An app's way to signal executions, and to see what waits for one."""
+
+    def __init__(self, engine: Callable[[], Awaitable[Engine]]) -> None:
+        self._engine = engine
+
+    async def deliver(
+        self,
+        token: SignalToken | str,
+        name: str,
+        payload: object = None,
+        *,
+        source: str = "",
+        idempotency_key: str | None = None,
+    ) -> SignalResult:
+        """Send a signal to whatever the token was made for.
+
+        For code that faces the outside: the token alone decides what may be reached.
+        A repeat with the same `idempotency_key` is told which signal was accepted.
+        """
+        engine = await self._engine()
+        return await deliver(
+            engine, token, name, payload, source=source, idempotency_key=idempotency_key
+        )
+
+    async def send(
+        self,
+        execution_id: str,
+        name: str,
+        payload: object = None,
+        *,
+        source: str = "",
+        idempotency_key: str | None = None,
+    ) -> SignalResult:
+        """Send a signal as an operator, without a token; see `Run.signal`."""
+        engine = await self._engine()
+        return await send(
+            engine, execution_id, name, payload, source=source, idempotency_key=idempotency_key
+        )
+
+    async def token(self, execution_id: str, name: str) -> SignalToken:
+        """The token of what an execution waits for under a name, to hand out."""
+        return await token_for(await self._engine(), execution_id, name)
+
+    async def pending(self, *, cursor: str | None = None, limit: int = 100) -> Inbox:
+        """The inbox: what suspended executions wait for, longest first, without tokens.
+
+        `limit` counts executions; `next_cursor` continues.
+        """
+        return await (await self._engine()).list_inbox(cursor=cursor, limit=limit)

@@ -1,0 +1,201 @@
+"""The verbs by which a handler waits for signals."""
+
+from collections.abc import Coroutine
+from typing import Final, TypeVar, overload
+
+from flowfabric.core.conditions import Condition, referenced_waitpoint_keys
+from flowfabric.core.durations import Duration, duration_ms, optional_duration_ms
+from flowfabric.core.step_model import StepKind
+from flowfabric.errors import InvalidInput, SignalTimeout
+from flowfabric.signals import Signal, SignalToken, check_name, condition_of
+from flowfabric.task import HandlerContext
+from flowfabric.worker.services import Services
+from flowfabric.worker.steps import Place
+from flowfabric.worker.waiting import (
+    Wait,
+    make_waitpoint,
+    outcome_of,
+    signals_of,
+    waitpoint_id_of,
+)
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+WAITPOINT_TTL: Final = "30d"
+_NONE_GIVEN: Final = object()
+
+
+class SignalVerbs(HandlerContext):
+    """What a context can do about signals."""
+
+    _services: Services
+
+    @overload
+    def wait_for_signal(
+        self, name: str, *, timeout: Duration | None = None
+    ) -> Coroutine[object, object, Signal[object]]: ...
+    @overload
+    def wait_for_signal(
+        self, name: str, *, timeout: Duration | None = None, type: type[T]
+    ) -> Coroutine[object, object, Signal[T]]: ...
+    @overload
+    def wait_for_signal(
+        self, name: str, *, timeout: Duration | None = None, default: D
+    ) -> Coroutine[object, object, Signal[object] | D]: ...
+    @overload
+    def wait_for_signal(
+        self, name: str, *, timeout: Duration | None = None, default: D, type: type[T]
+    ) -> Coroutine[object, object, Signal[T] | D]: ...
+    def wait_for_signal(
+        self,
+        name: str,
+        *,
+        timeout: Duration | None = None,
+        default: object = _NONE_GIVEN,
+        type: object = object,  # noqa: A002
+    ) -> Coroutine[object, object, object]:
+        """Wait for a signal without holding a worker; return it where the function left off.
+
+        `type` is what its payload is decoded to. When it does not come in time:
+        `default`, if there is one, else `SignalTimeout`.
+        """
+        wait = self._wait(f"signal {check_name(name)}", condition_of(name), timeout)
+        return self._one(wait, f"signal {name!r}", default, type)
+
+    @overload
+    def wait_for(
+        self, *conditions: str | Condition, timeout: Duration | None = None
+    ) -> Coroutine[object, object, tuple[Signal[object], ...]]: ...
+    @overload
+    def wait_for(
+        self, *conditions: str | Condition, timeout: Duration | None = None, type: type[T]
+    ) -> Coroutine[object, object, tuple[Signal[T], ...]]: ...
+    @overload
+    def wait_for(
+        self, *conditions: str | Condition, timeout: Duration | None = None, default: D
+    ) -> Coroutine[object, object, tuple[Signal[object], ...] | D]: ...
+    @overload
+    def wait_for(
+        self,
+        *conditions: str | Condition,
+        timeout: Duration | None = None,
+        default: D,
+        type: type[T],
+    ) -> Coroutine[object, object, tuple[Signal[T], ...] | D]: ...
+    def wait_for(
+        self,
+        *conditions: str | Condition,
+        timeout: Duration | None = None,
+        default: object = _NONE_GIVEN,
+        type: object = object,  # noqa: A002
+    ) -> Coroutine[object, object, object]:
+        """Wait until all conditions are met: names, `all_of`, `any_of`, `count`.
+
+        Returns the signals that counted, in the order they came.
+        """
+        if not conditions:
+            raise InvalidInput("wait_for", "needs a name or a condition")
+        wait = self._wait("signals", condition_of(*conditions), timeout)
+        names = ", ".join(referenced_waitpoint_keys(wait.condition))
+        return self._many(wait, f"signals {names}", default, type)
+
+    def waitpoint(
+        self, name: str, *, expires: Duration = WAITPOINT_TTL
+    ) -> Coroutine[object, object, SignalToken]:
+        """A token to hand out before waiting; the next wait for `name` takes what came early.
+
+        One that no wait takes over before it `expires` is closed.
+        """
+        expires_in_ms = duration_ms("expires", expires)
+        place = self._services.steps.take(f"waitpoint {check_name(name)}", StepKind.SIGNAL)
+        self._services.waitpoints[name] = waitpoint_id_of(self._services, place)
+        return make_waitpoint(self._services, place, name, expires_in_ms)
+
+    # Shared
+
+    def _wait(self, step_name: str, condition: Condition, timeout: Duration | None) -> Wait:
+        # All of this happens when the verb is called: places are taken in the order of the code.
+        timeout_ms = optional_duration_ms("timeout", timeout)
+        names = referenced_waitpoint_keys(condition)
+        made = {name: self._services.waitpoints.get(name) for name in names}
+        if len(names) > 1 and any(made.values()):
+            raise InvalidInput(
+                "wait_for",
+                "a waitpoint made beforehand serves a wait for its own name alone; a wait for"
+                " several makes its own, whose tokens app.signals.token gives out",
+            )
+        for name in names:
+            self._services.waitpoints.pop(name, None)
+        place: Place = self._services.steps.take(step_name, StepKind.SIGNAL)
+        return Wait(
+            place=place,
+            condition=condition,
+            timeout_ms=timeout_ms,
+            pending_id=next(iter(made.values()), None),
+        )
+
+    async def _one(self, wait: Wait, what: str, default: object, kind: object) -> object:
+        found = await self._found(wait, what, default, kind)
+        return default if found is None else found[0]
+
+    async def _many(self, wait: Wait, what: str, default: object, kind: object) -> object:
+        found = await self._found(wait, what, default, kind)
+        return default if found is None else found
+
+    async def _found(
+        self, wait: Wait, what: str, default: object, kind: object
+    ) -> tuple[Signal[object], ...] | None:
+        stored = await outcome_of(self._services, wait)
+        try:
+            return signals_of(stored, what, kind)
+        except SignalTimeout:
+            if default is _NONE_GIVEN:
+                raise
+            return None
+
+
+class BlockingSignalVerbs:
+    """The same for plain functions, which run in a thread."""
+
+    def __init__(self, verbs: SignalVerbs) -> None:
+        self._verbs = verbs
+
+    @overload
+    def wait_for_signal(self, name: str, *, timeout: Duration | None = None) -> Signal[object]: ...
+    @overload
+    def wait_for_signal(
+        self, name: str, *, timeout: Duration | None = None, type: type[T]
+    ) -> Signal[T]: ...
+    @overload
+    def wait_for_signal(
+        self, name: str, *, timeout: Duration | None = None, default: D
+    ) -> Signal[object] | D: ...
+    @overload
+    def wait_for_signal(
+        self, name: str, *, timeout: Duration | None = None, default: D, type: type[T]
+    ) -> Signal[T] | D: ...
+    def wait_for_signal(
+        self,
+        name: str,
+        *,
+        timeout: Duration | None = None,
+        default: object = _NONE_GIVEN,
+        type: object = object,  # noqa: A002
+    ) -> object:
+        """Wait for a signal without holding a worker; see `Context.wait_for_signal`."""
+        verbs = self._verbs
+        wait = verbs._wait(f"signal {check_name(name)}", condition_of(name), timeout)
+        return verbs._services.wait(verbs._one(wait, f"signal {name!r}", default, type))
+
+    def wait_for(
+        self, *conditions: str | Condition, timeout: Duration | None = None
+    ) -> tuple[Signal[object], ...]:
+        """Wait until all conditions are met; see `Context.wait_for`."""
+        verbs = self._verbs
+        return verbs._services.wait(verbs.wait_for(*conditions, timeout=timeout))
+
+    def waitpoint(self, name: str, *, expires: Duration = WAITPOINT_TTL) -> SignalToken:
+        """A token to hand out before waiting; see `Context.waitpoint`."""
+        verbs = self._verbs
+        return verbs._services.wait(verbs.waitpoint(name, expires=expires))

@@ -1,0 +1,188 @@
+"""How a handler waits for signals.
+
+A wait is known by its place among the steps. Its pause in the database has an id
+made from that place, so every run of the handler finds out how the pause ended,
+whoever started it and however often the worker died in between. Only then the
+outcome is stored as a step, and later runs take it from there.
+"""
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from flowfabric.core.conditions import Condition, referenced_waitpoint_keys
+from flowfabric.core.ids import ExecutionId, uuid4_from
+from flowfabric.core.suspend_request import FreshWaitpoint, UsePending
+from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
+from flowfabric.errors import InvalidInput, MaxReplaysExhausted, SignalTimeout
+from flowfabric.signals import Signal, SignalToken
+from flowfabric.worker.parking import Pause
+from flowfabric.worker.services import Services
+from flowfabric.worker.steps import Place
+
+PAUSES_MAX: Final = 1_000
+"""Pauses one wait may have had; each but the last ended with its execution, which was replayed."""
+RESUMED_BY: Final = "resumed_by_"
+
+
+class StoredSignal(Struct, frozen=True, kw_only=True):
+    signal_id: str
+    name: str
+    source: str
+    source_type: str
+    received_at_ms: int
+    payload: Raw
+
+
+class StoredWait(Struct, frozen=True, kw_only=True):
+    """How a wait ended, as its step holds it."""
+
+    ended: Literal["signals", "timeout", "operator"]
+    signals: tuple[StoredSignal, ...] = ()
+
+
+class Wait(Struct, frozen=True, kw_only=True):
+    """A wait where the code asks for it."""
+
+    place: Place
+    condition: Condition
+    timeout_ms: int | None
+    pending_id: str | None
+    """The waitpoint made for it beforehand."""
+
+
+def named_id(execution_id: ExecutionId, *position: str) -> str:
+    """The same id in every run of the handler."""
+    text = "\x00".join((execution_id, *position))
+    return uuid4_from(hashlib.sha256(text.encode()).digest()[:16])
+
+
+async def make_waitpoint(
+    services: Services, place: Place, name: str, expires_in_ms: int
+) -> SignalToken:
+    execution_id = services.lease.claimed.execution_id
+    services.check()
+    with services.parking.working():
+        made = await services.create_waitpoint(
+            name, waitpoint_id=waitpoint_id_of(services, place), expires_in_ms=expires_in_ms
+        )
+    return SignalToken(execution_id, made.waitpoint_id, made.waitpoint_token)
+
+
+def waitpoint_id_of(services: Services, place: Place) -> str:
+    return named_id(services.lease.claimed.execution_id, "waitpoint", place.key)
+
+
+async def outcome_of(services: Services, wait: Wait) -> StoredWait:
+    """How the wait ended; while it has not, the handler is unwound here."""
+    place = wait.place
+    stored = await services.steps.find(place)
+    if stored is not None:
+        return msgspec.json.decode(stored.result or b"null", type=StoredWait)
+    services.check()
+    with services.parking.working():
+        suspension_id, view = await _last_pause(services, place)
+        if view is not None:
+            ended = _stored(view)
+            await services.steps.store(place, result=msgspec.json.encode(ended))
+            return ended
+    await services.parking.until_signalled(_pause(services, wait, suspension_id))
+    raise AssertionError("a suspended handler is unwound")
+
+
+async def _last_pause(services: Services, place: Place) -> tuple[str, SuspensionView | None]:
+    """The pause that ended this wait; or the id for the next one."""
+    for number in range(PAUSES_MAX):
+        suspension_id = named_id(
+            services.lease.claimed.execution_id, "suspension", place.key, str(number)
+        )
+        view = await services.describe_suspension(suspension_id)
+        if view is None or view.resumed or (view.close_reason or "").startswith(RESUMED_BY):
+            return suspension_id, view
+    raise MaxReplaysExhausted(f"{place.key} was waited for {PAUSES_MAX} times")
+
+
+def _pause(services: Services, wait: Wait, suspension_id: str) -> Pause:
+    execution_id = services.lease.claimed.execution_id
+    keys = referenced_waitpoint_keys(wait.condition)
+    return Pause(
+        suspension_id=suspension_id,
+        condition=wait.condition,
+        timeout_in_ms=wait.timeout_ms,
+        # An earlier attempt may have made it: its token is handed out already.
+        pending=None
+        if wait.pending_id is None
+        else UsePending(waitpoint_id=wait.pending_id, any_attempt=True),
+        fresh=tuple(
+            FreshWaitpoint(
+                waitpoint_key=key, waitpoint_id=named_id(execution_id, suspension_id, key)
+            )
+            for key in keys
+        ),
+    )
+
+
+def _stored(view: SuspensionView) -> StoredWait:
+    if not view.resumed:
+        return StoredWait(ended="operator")
+    if view.satisfied_at_ms is None:
+        return StoredWait(ended="timeout")
+    return StoredWait(ended="signals", signals=tuple(_stored_signal(s) for s in view.signals))
+
+
+def _stored_signal(signal: ResumeSignal) -> StoredSignal:
+    return StoredSignal(
+        signal_id=signal.signal_id,
+        name=signal.signal_name,
+        source=signal.source_identity,
+        source_type=signal.source_type,
+        received_at_ms=signal.accepted_at_ms,
+        payload=_as_json(signal),
+    )
+
+
+def _as_json(signal: ResumeSignal) -> Raw:
+    """The payload as JSON; what is none, as text in base64, which `type=bytes` reads."""
+    if not signal.payload:
+        return Raw(b"null")
+    if signal.payload_encoding == "json":
+        try:
+            msgspec.json.decode(signal.payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+        else:
+            return Raw(signal.payload)
+    return Raw(msgspec.json.encode(signal.payload))
+
+
+def signals_of(stored: StoredWait, what: str, kind: object) -> tuple[Signal[object], ...]:
+    """The signals with their payloads decoded; raise when there are none."""
+    if stored.ended == "timeout":
+        raise SignalTimeout(f"{what}: nothing met it in time")
+    if stored.ended == "operator":
+        raise SignalTimeout(f"{what}: an operator ended the wait without it")
+    return tuple(_signal(each, kind) for each in stored.signals)
+
+
+def _signal(stored: StoredSignal, kind: object) -> Signal[object]:
+    return Signal(
+        name=stored.name,
+        payload=_payload(stored, kind),
+        source=stored.source,
+        source_type=stored.source_type,
+        signal_id=stored.signal_id,
+        received_at=datetime.fromtimestamp(stored.received_at_ms / 1_000, UTC),
+    )
+
+
+def _payload(stored: StoredSignal, kind: object) -> object:
+    decoder: msgspec.json.Decoder[object] = msgspec.json.Decoder(type=kind)
+    try:
+        return decoder.decode(stored.payload)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(
+            f"payload of signal {stored.name}", f"does not fit the type asked for: {error}"
+        ) from error
