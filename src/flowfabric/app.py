@@ -16,7 +16,7 @@ and closes it explicitly.
 import asyncio
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import TracebackType
@@ -28,6 +28,8 @@ from flowfabric.connection import connect
 from flowfabric.core.durations import Duration
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import Unavailable
+from flowfabric.flows.builder import Flow
+from flowfabric.flows.run import FlowRun
 from flowfabric.registry import Registry
 from flowfabric.run import Endings, Run
 from flowfabric.store.base import Clock
@@ -213,6 +215,25 @@ class App(Registry):
             Run(opened.endings, opened.engine, call.task, each.execution_id)
             for call, each in zip(calls, created, strict=True)
         ]
+
+    def flow(
+        self,
+        kind: str,
+        *,
+        namespace: str = "default",
+        tags: Mapping[str, str] | None = None,
+        flow_id: str | None = None,
+    ) -> Flow:
+        """A flow to build: tasks that wait for each other's results; see `Flow.add`.
+
+        With a `flow_id` of your own, building and starting the same flow again adds nothing.
+        """
+        return Flow(self.open, kind, namespace=namespace, tags=tags, flow_id=flow_id)
+
+    def flow_run(self, flow_id: str) -> FlowRun:
+        """A flow started elsewhere. The app must be open."""
+        opened = self._require()
+        return FlowRun(opened.engine, opened.endings, opened.engine.check_flow_id(flow_id))
 
     def run(self, task: Task[..., R], execution_id: str) -> Run[R]:
         """The run of an execution submitted elsewhere. The app must be open."""

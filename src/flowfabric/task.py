@@ -205,7 +205,10 @@ class Arguments:
             parameters = parameters[1:]
         self._signature = inspect.Signature(parameters)
         self.names = tuple(parameter.name for parameter in parameters)
+        self.required = tuple(each.name for each in parameters if _is_required(each))
+        self._hints = hints
         self._decoder = _decoder(name, parameters, hints)
+        self._decoders: dict[frozenset[str], msgspec.json.Decoder[msgspec.Struct]] = {}
 
     def encode(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
         try:
@@ -220,6 +223,50 @@ class Arguments:
             ) from error
         self.decode(payload)
         return payload
+
+    def bind_some(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
+        """Arguments by parameter; others may follow."""
+        try:
+            return dict(self._signature.bind_partial(*args, **kwargs).arguments)
+        except TypeError as error:
+            raise InvalidInput(f"arguments of {self._name}", str(error)) from None
+
+    def encode_some(self, values: Mapping[str, object]) -> bytes:
+        """Some arguments, checked by themselves; the others are not known yet."""
+        names = frozenset(values)
+        if names not in self._decoders:
+            parameters = [
+                each for each in self._signature.parameters.values() if each.name in names
+            ]
+            self._decoders[names] = _decoder(self._name, parameters, self._hints)
+        try:
+            payload = msgspec.json.encode(values)
+        except Exception as error:
+            raise InvalidInput(
+                f"arguments of {self._name}", f"cannot be stored: {error}"
+            ) from error
+        try:
+            self._decoders[names].decode(payload)
+        except msgspec.DecodeError as error:
+            raise self._refusal(str(error)) from None
+        return payload
+
+    def rest(self) -> str | None:
+        """The parameter that takes any number of arguments, as in `*pages`."""
+        for parameter in self._signature.parameters.values():
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                return parameter.name
+        return None
+
+    def takes_none(self, name: str) -> bool:
+        """Whether a parameter may be left out or be None."""
+        if name not in self.required:
+            return True
+        try:
+            msgspec.convert(None, _as_type(self._hints.get(name, object)))
+        except msgspec.ValidationError:
+            return False
+        return True
 
     def decode(self, payload: bytes) -> Bound:
         """Raises `InvalidInput` that names the argument."""
@@ -261,6 +308,11 @@ class Arguments:
         where = path.rstrip("`").removeprefix("$").removeprefix(".")
         field_name = f"argument {where} of {self._name}" if where else f"payload of {self._name}"
         return InvalidInput(field_name, problem[:1].lower() + problem[1:])
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return parameter.default is inspect.Parameter.empty and parameter.kind not in variable
 
 
 def _decoder(

@@ -118,6 +118,7 @@ class FlowMember(Struct, frozen=True, kw_only=True):
     execution_id: ExecutionId
     execution_kind: str
     public_state: PublicState
+    tags: dict[str, str] = {}
 
 
 class EligibilityStatus(StrEnum):

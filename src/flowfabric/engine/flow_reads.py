@@ -30,6 +30,7 @@ from flowfabric.core.states import PublicState
 from flowfabric.core.tags import check_tag_key, check_tag_value
 from flowfabric.engine.flow_unit import FlowOperations
 from flowfabric.engine.flows import check_edge_id
+from flowfabric.engine.reads import tags_of_many
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Reader, Row, Transaction
@@ -125,21 +126,26 @@ class FlowReads(FlowOperations):
     async def list_flow_members(
         self, flow_id: str, *, cursor: str | None = None, limit: int = 100
     ) -> FlowMemberPage:
-        """Members by ascending id, with their states."""
+        """Members by ascending id, with their states and tags."""
         check_int("limit", limit, 0, PAGE_MAX)
         asked = self.check_flow_id(flow_id)
         after = FIRST_UUID if cursor is None else uuid_of(parse_execution_id(cursor))
         partition_key, _ = self.flow_key(asked)
 
-        async def body(reader: Reader) -> Sequence[Row]:
-            return await reader.select(
+        async def body(reader: Reader) -> tuple[FlowMember, ...]:
+            rows = await reader.select(
                 "list_flow_members", flow_id=asked, after=after, limit=limit + 1
             )
+            found = [_member(partition_key, row) for row in rows]
+            tags = await tags_of_many(reader, [each.execution_id for each in found])
+            return tuple(
+                structs.replace(each, tags=tags.get(each.execution_id, {})) for each in found
+            )
 
-        rows = await self.store.read(body) if limit else []
-        page = tuple(_member(partition_key, row) for row in rows[:limit])
+        found = await self.store.read(body) if limit else ()
+        page = found[:limit]
         return FlowMemberPage(
-            members=page, next_cursor=page[-1].execution_id if len(rows) > limit else None
+            members=page, next_cursor=page[-1].execution_id if len(found) > limit else None
         )
 
     async def list_edge_groups(

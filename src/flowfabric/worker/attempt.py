@@ -20,7 +20,8 @@ from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import FailureClass
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import DoNotRetry, FlowFabricError, StepsChanged, Validation
-from flowfabric.task import JSON, Retry, Task
+from flowfabric.passing import JSON_WITH_INPUTS, complete
+from flowfabric.task import JSON, Bound, Retry, Task
 from flowfabric.worker.context import Context
 from flowfabric.worker.held import HeldLease
 from flowfabric.worker.parking import Parking
@@ -136,11 +137,10 @@ class Attempt:
 
     async def _handle(self, services: Services) -> bytes:
         """The handler's encoded result."""
-        bound = self.task.arguments.decode(self.lease.claimed.payload)
+        payload = await self._payload()
+        bound = self.task.arguments.decode(payload)
         context = Context(services)
-        call: Callable[[], Awaitable[object]] = partial(
-            self._call, context, bound.args, bound.kwargs
-        )
+        call: Callable[[], Awaitable[object]] = partial(self._call, context, bound, payload)
         for around in reversed(self._middleware):
             call = partial(around, context, call)
         value = await call()
@@ -148,6 +148,14 @@ class Attempt:
             assert isinstance(value, bytes)
             return self._checked(value)
         return self._checked(self.task.encode_result(value))
+
+    async def _payload(self) -> bytes:
+        """The arguments, with results of the nodes it waited for put in."""
+        claimed = self.lease.claimed
+        if claimed.payload_encoding != JSON_WITH_INPUTS:
+            return claimed.payload
+        results = await self._shared.engine.read_execution_inputs(claimed.execution_id)
+        return complete(self.task, claimed.payload, results)
 
     def _checked(self, result: bytes) -> bytes:
         limit = self._shared.engine.config.payload_bytes_max
@@ -158,16 +166,14 @@ class Attempt:
             )
         return result
 
-    async def _call(
-        self, context: Context, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> object:
+    async def _call(self, context: Context, bound: Bound, payload: bytes) -> object:
         first = (context,) if self.task.takes_context else ()
+        args, kwargs = (*first, *bound.args), bound.kwargs
         if self.task.is_async:
-            return await self._shared.functions.call(self.task.function, *first, *args, **kwargs)
+            return await self._shared.functions.call(self.task.function, *args, **kwargs)
         if self.task.settings.executor == "process":
-            payload = self.lease.claimed.payload
             return await self._shared.functions.in_process(self.task, payload)
-        call = partial(self.task.function, *first, *args, **kwargs)
+        call = partial(self.task.function, *args, **kwargs)
         return await self._until_thread_ends(self._shared.functions.in_thread(call))
 
     async def _until_thread_ends(self, thread: "asyncio.Future[object]") -> object:

@@ -1,0 +1,1 @@
+"""Flows as programs build and watch them."""

@@ -1,0 +1,388 @@
+"""Building a flow: tasks, and whose results they need.
+
+    flow = app.flow("nightly")
+    pages = [flow.add(fetch, url) for url in urls]
+    report = flow.add(summarise, join=pages, when=Quorum(3, cancel_remaining=True))
+    run = await flow.start()
+    print(await run.result(report))
+
+Nothing is stored before `start`.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+
+from msgspec import structs
+
+from flowfabric.core.checks import check_int, check_text
+from flowfabric.core.creation import NewExecution
+from flowfabric.core.durations import Duration
+from flowfabric.core.flow_build import Dependency, Join
+from flowfabric.core.ids import ExecutionId, FlowId, parse_namespace, parse_uuid
+from flowfabric.core.limits import BATCH_MAX, FLOW_MEMBERS_MAX, JOIN_EDGES_MAX
+from flowfabric.core.partitions import PartitionConfig
+from flowfabric.core.tags import check_tags
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.unit import new_uuid
+from flowfabric.errors import InvalidInput
+from flowfabric.flows.node import NAME_TAG, Node, NodeNames
+from flowfabric.flows.policies import AllOf, AnyOf, Quorum, When
+from flowfabric.flows.run import FlowRun
+from flowfabric.passing import Composed, compose
+from flowfabric.run import Endings
+from flowfabric.submission import Options, check_options, request_of
+from flowfabric.task import JSON, Call, Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+T = TypeVar("T")
+
+NodeList = Sequence[Node[object]]
+
+
+class NodeOptions(TypedDict, total=False):
+    """What may be said about one node; the task's own settings serve otherwise."""
+
+    name: str
+    """How graphs show it; the task's name otherwise."""
+    when: When
+    """How many of those it waits for must succeed; `AllOf()` otherwise."""
+    priority: int
+    lane: str
+    tags: Mapping[str, str]
+    delay: Duration
+    """Do not start before this long from the flow's start."""
+    deadline: Duration
+    """Expire unless it has ended this long from the flow's start."""
+
+
+SUBMIT_NAMES: Final = frozenset({"priority", "lane", "tags", "delay", "deadline"})
+OWN_NAMES: Final = frozenset(NodeOptions.__annotations__) | {"join", "inputs"}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A node with everything needed to create it."""
+
+    node: Node[object]
+    call: Call[object]
+    payload_encoding: str
+    options: Options
+    waits_for: Mapping[Node[object], bool]
+    """Those it waits for, and whether their result is passed on."""
+    when: When
+
+
+class OpenedApp(Protocol):
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def endings(self) -> Endings: ...
+
+
+class Flow:
+    """A flow that is being built."""
+
+    def __init__(
+        self,
+        open_app: Callable[[], Awaitable[OpenedApp]],
+        kind: str,
+        *,
+        namespace: str = "default",
+        tags: Mapping[str, str] | None = None,
+        flow_id: str | None = None,
+    ) -> None:
+        self.kind = check_text("flow", kind, empty=False)
+        self.namespace = parse_namespace(namespace)
+        self.tags = check_tags(tags or {})
+        self.flow_id = FlowId(parse_uuid("flow_id", flow_id or new_uuid()))
+        self._open_app = open_app
+        self._plan: list[Planned] = []
+        self._names = NodeNames()
+        self._started = False
+
+    def __repr__(self) -> str:
+        return f"<flow {self.kind}, {len(self._plan)} nodes>"
+
+    # One overload for each number of arguments: nothing else can say that each of them
+    # may be a value or a node that returns one.
+
+    @overload
+    def add(
+        self, call: Call[R], /, *, join: NodeList = ..., **options: Unpack[NodeOptions]
+    ) -> Node[R]: ...
+    @overload
+    def add(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Node[R]: ...
+    @overload
+    def add(
+        self,
+        task: Callable[[], Call[R]],
+        /,
+        *,
+        join: NodeList = ...,
+        **options: Unpack[NodeOptions],
+    ) -> Node[R]: ...
+    @overload
+    def add(
+        self,
+        task: Callable[[list[T]], Call[R]],
+        /,
+        *,
+        join: Sequence[Node[T]],
+        **options: Unpack[NodeOptions],
+    ) -> Node[R]: ...
+    @overload
+    def add(
+        self,
+        task: Callable[[A], Call[R]],
+        first: A | Node[A],
+        /,
+        *,
+        join: NodeList = ...,
+        **options: Unpack[NodeOptions],
+    ) -> Node[R]: ...
+    @overload
+    def add(
+        self,
+        task: Callable[[A, list[T]], Call[R]],
+        first: A | Node[A],
+        /,
+        *,
+        join: Sequence[Node[T]],
+        **options: Unpack[NodeOptions],
+    ) -> Node[R]: ...
+    @overload
+    def add(
+        self,
+        task: Callable[[A, B], Call[R]],
+        first: A | Node[A],
+        second: B | Node[B],
+        /,
+        *,
+        join: NodeList = ...,
+        **options: Unpack[NodeOptions],
+    ) -> Node[R]: ...
+    @overload
+    def add(
+        self,
+        task: Callable[[A, B, list[T]], Call[R]],
+        first: A | Node[A],
+        second: B | Node[B],
+        /,
+        *,
+        join: Sequence[Node[T]],
+        **options: Unpack[NodeOptions],
+    ) -> Node[R]: ...
+    @overload
+    def add(
+        self,
+        task: Callable[[A, B, C], Call[R]],
+        first: A | Node[A],
+        second: B | Node[B],
+        third: C | Node[C],
+        /,
+        *,
+        join: NodeList = ...,
+        **options: Unpack[NodeOptions],
+    ) -> Node[R]: ...
+    @overload
+    def add(
+        self,
+        task: Callable[[A, B, C, D], Call[R]],
+        first: A | Node[A],
+        second: B | Node[B],
+        third: C | Node[C],
+        fourth: D | Node[D],
+        /,
+        *,
+        join: NodeList = ...,
+        **options: Unpack[NodeOptions],
+    ) -> Node[R]: ...
+    @overload
+    def add(
+        self,
+        task: Task[..., R],
+        /,
+        *args: object,
+        inputs: Mapping[str, Node[object]],
+        join: NodeList = ...,
+        **options: Unpack[NodeOptions],
+    ) -> Node[R]: ...
+    def add(self, what: object, /, *args: object, **given: object) -> Node[object]:
+        """Add a task with its arguments, or a call of it; see `NodeOptions`.
+
+        A node given as an argument is waited for, and its result is the argument.
+        `inputs` does the same by the names of parameters. The nodes of `join` are
+        waited for, too; their results go as a list to the first required parameter
+        without an argument, if there is one.
+        """
+        if self._started:
+            raise InvalidInput("flow", "has been started; nodes are added before that")
+        if len(self._plan) >= FLOW_MEMBERS_MAX:
+            raise InvalidInput("flow", f"a flow has at most {FLOW_MEMBERS_MAX} nodes")
+        task = _task_of(what, args, given)
+        own = {name: value for name, value in given.items() if name in OWN_NAMES}
+        when = _check_when(own.get("when"))
+        join = None if "join" not in own else self._check_nodes("join", own["join"])
+        composed = _compose(what, task, args, given, join, when)
+        waits_for = self._upstreams(composed, join or ())
+        _check_join(when, "when" in own, len(waits_for))
+        options = check_options({n: value for n, value in own.items() if n in SUBMIT_NAMES})
+        name = self._name(own.get("name"), task)
+        node = Node(self.flow_id, task, name, len(self._plan))
+        if "name" in own:
+            options = structs.replace(options, tags=options.tags | {NAME_TAG: name})
+        options = structs.replace(options, namespace=self.namespace)
+        call = Call(task, composed.payload)
+        self._plan.append(Planned(node, call, composed.payload_encoding, options, waits_for, when))
+        return node
+
+    async def start(self) -> FlowRun:
+        """Store the flow; from then on it runs.
+
+        All of it appears at once, up to a thousand nodes and ten thousand edges. A larger
+        one appears part by part, each node after those it waits for. Starting again,
+        after an error say, adds what is missing.
+        """
+        if not self._plan:
+            raise InvalidInput("flow", "has no nodes; add some first")
+        opened = await self._open_app()
+        engine = opened.engine
+        partitions = engine.deployment.partitions
+        requests = [_request(each, partitions) for each in self._plan]
+        for request in requests:
+            engine.check_request(request)
+        self._started = True
+        await engine.create_flow(self.flow_id, flow_kind=self.kind, namespace=self.namespace)
+        for key, value in self.tags.items():
+            await engine.set_flow_tag(self.flow_id, key, value)
+        for part in self._parts():
+            joins = [_join(each, partitions) for each in part if each.waits_for]
+            members = [requests[each.node.index] for each in part]
+            await engine.add_dependencies(self.flow_id, joins, members=members)
+        return FlowRun(engine, opened.endings, self.flow_id)
+
+    def _parts(self) -> Iterator[list[Planned]]:
+        part: list[Planned] = []
+        edges = 0
+        for each in self._plan:
+            edges += len(each.waits_for)
+            if len(part) == BATCH_MAX or edges > JOIN_EDGES_MAX:
+                yield part
+                part, edges = [], len(each.waits_for)
+            part.append(each)
+        yield part
+
+    def _upstreams(
+        self, composed: Composed, join: Sequence[Node[object]]
+    ) -> dict[Node[object], bool]:
+        passed = self._check_nodes("argument", composed.passed)
+        return dict.fromkeys(passed, True) | {each: each in passed for each in join}
+
+    def _check_nodes(self, field: str, nodes: object) -> list[Node[object]]:
+        if not isinstance(nodes, Sequence):
+            raise InvalidInput(field, "must be a list of nodes", nodes)
+        checked: list[Node[object]] = []
+        for each in nodes:
+            if not isinstance(each, Node):
+                raise InvalidInput(field, "must hold nodes, as flow.add returns them", each)
+            if each.flow_id != self.flow_id:
+                raise InvalidInput(field, "must be a node of this flow", each)
+            checked.append(each)
+        return checked
+
+    def _name(self, given: object, task: Task[..., object]) -> str:
+        if given is None:
+            return self._names.next_for(task.name)
+        name = check_text("name", given, empty=False)
+        if name in self._names.taken:
+            raise InvalidInput("name", "is the name of another node of this flow", name)
+        self._names.taken.add(name)
+        return name
+
+
+def _task_of(
+    what: object, args: Sequence[object], given: Mapping[str, object]
+) -> Task[..., object]:
+    if isinstance(what, Call):
+        unknown = sorted(given.keys() - OWN_NAMES)
+        if args or unknown or "inputs" in given:
+            raise InvalidInput("add", "a call has its arguments already")
+        return what.task
+    if not isinstance(what, Task):
+        raise InvalidInput("add", "takes what @app.task made, or a call of it", what)
+    both = sorted(given.keys() & OWN_NAMES & set(what.arguments.names))
+    if both:
+        raise InvalidInput(
+            both[0],
+            f"is both an argument of {what.name} and an option of add; give the argument"
+            " by its place, or by `inputs`, or write add(task(…), …)",
+        )
+    return what
+
+
+def _compose(
+    what: object,
+    task: Task[..., object],
+    args: Sequence[object],
+    given: Mapping[str, object],
+    join: Sequence[Node[object]] | None,
+    when: When,
+) -> Composed:
+    if isinstance(what, Call):
+        return Composed(what.payload, JSON, ())
+    kwargs = {name: value for name, value in given.items() if name not in OWN_NAMES}
+    inputs = given.get("inputs", {})
+    if not isinstance(inputs, Mapping):
+        raise InvalidInput("inputs", "must map parameters to nodes", inputs)
+    return compose(
+        task, args, kwargs | dict(inputs), join, some_may_be_missing=not isinstance(when, AllOf)
+    )
+
+
+def _check_when(when: object) -> When:
+    if when is None:
+        return AllOf()
+    if not isinstance(when, AllOf | AnyOf | Quorum):
+        raise InvalidInput("when", "must be AllOf(), AnyOf() or Quorum(k)", when)
+    return when
+
+
+def _check_join(when: When, given: bool, count: int) -> None:
+    if given and not isinstance(when, AllOf) and count == 0:
+        raise InvalidInput("when", "is about other nodes; this one waits for none", when)
+    if isinstance(when, Quorum):
+        check_int("when.k", when.k, 1, count)
+    if count > JOIN_EDGES_MAX:
+        raise InvalidInput("join", f"a node waits for at most {JOIN_EDGES_MAX} others", count)
+
+
+def _request(planned: Planned, partitions: PartitionConfig) -> NewExecution:
+    return structs.replace(
+        request_of(planned.call, planned.options),
+        payload_encoding=planned.payload_encoding,
+        execution_id=planned.node.execution_id(partitions),
+    )
+
+
+def _join(planned: Planned, partitions: PartitionConfig) -> Join:
+    def execution_id(node: Node[object]) -> ExecutionId:
+        return node.execution_id(partitions)
+
+    return Join(
+        downstream_execution_id=execution_id(planned.node),
+        dependencies=[
+            Dependency(
+                upstream_execution_id=execution_id(node),
+                data_passing_ref=node.name if passed else None,
+                replaces_payload=False,
+            )
+            for node, passed in planned.waits_for.items()
+        ],
+        policy=planned.when.policy,
+    )

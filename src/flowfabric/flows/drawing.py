@@ -1,0 +1,231 @@
+"""A flow drawn as a tree of lines, for terminals.
+
+Each node hangs below the one it waits for that is furthest from the start; when it
+waits for several, they are named behind it. In a large flow nodes that look alike,
+being of one kind and waiting for and awaited by alike ones, share a line that counts
+their states.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from rich.text import Text
+
+from flowfabric.core.flow_model import FlowState, OnSatisfied
+from flowfabric.core.flow_policy import AllOf, AnyOf, EdgeDependencyPolicy
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.states import TERMINAL_STATES, PublicState
+from flowfabric.flows.graph import FlowGraph, GraphNode
+
+NODES_APART_MAX: Final = 30
+"""Up to here every node has its own line."""
+ROUNDS_MAX: Final = 16
+"""How far from a node its surroundings make it look different."""
+LINES_MAX: Final = 500
+NAMES_SHOWN_MAX: Final = 4
+
+_MARKS: Final = {
+    PublicState.WAITING: ("○", "yellow"),
+    PublicState.DELAYED: ("○", "blue"),
+    PublicState.RATE_LIMITED: ("○", "yellow"),
+    PublicState.WAITING_CHILDREN: ("·", "blue"),
+    PublicState.ACTIVE: ("●", "bold cyan"),
+    PublicState.SUSPENDED: ("◌", "magenta"),
+    PublicState.RESUMABLE: ("○", "yellow"),
+    PublicState.COMPLETED: ("✓", "green"),
+    PublicState.FAILED: ("✗", "bold red"),
+    PublicState.CANCELLED: ("⊘", "dim"),
+    PublicState.EXPIRED: ("✗", "red"),
+    PublicState.SKIPPED: ("↷", "dim"),
+}
+_FLOW_STYLES: Final = {
+    FlowState.OPEN: "yellow",
+    FlowState.RUNNING: "bold cyan",
+    FlowState.BLOCKED: "blue",
+    FlowState.COMPLETED: "green",
+    FlowState.FAILED: "bold red",
+    FlowState.CANCELLED: "dim",
+}
+_ORDER: Final = {state: place for place, state in enumerate(_MARKS)}
+
+
+@dataclass
+class Branch:
+    """One line: a node, or several that look alike."""
+
+    nodes: list[GraphNode]
+    depth: int
+    upstreams: list["Branch"] = field(default_factory=list)
+    below: list["Branch"] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        if len(self.nodes) == 1:
+            return self.nodes[0].name
+        return f"{self.nodes[0].execution_kind} ×{len(self.nodes)}"
+
+
+def draw(graph: FlowGraph, *, every_node: bool = False) -> Text:
+    """The flow's headline and its tree."""
+    apart = every_node or len(graph.nodes) <= NODES_APART_MAX
+    lines = [headline(graph)]
+    branches = _branches(graph, apart=apart)
+    rows: list[tuple[Text, Branch]] = []
+    roots = [each for each in branches if not each.upstreams]
+    _lay_out(roots, rows)
+    width = max((left.cell_len for left, _ in rows), default=0)
+    for left, branch in rows[: None if every_node else LINES_MAX]:
+        left.append(" " * (width - left.cell_len + 2))
+        lines.append(left.append_text(_states(branch)).append_text(_after(branch)))
+    if len(lines) - 1 < len(rows):
+        lines.append(Text(f"… and {len(rows) - len(lines) + 1} more lines", style="dim"))
+    return Text("\n").join(lines)
+
+
+def headline(graph: FlowGraph) -> Text:
+    flow = graph.flow
+    ended = sum(each.public_state in TERMINAL_STATES for each in graph.nodes)
+    return Text.assemble(
+        (flow.flow_kind, "bold"),
+        "  ",
+        flow_state(flow.state),
+        f"  {ended} of {len(graph.nodes)} ended",
+        (f"  {flow.flow_id}", "dim"),
+    )
+
+
+def flow_state(state: FlowState) -> Text:
+    return Text(state, style=_FLOW_STYLES[state])
+
+
+def _branches(graph: FlowGraph, *, apart: bool) -> list[Branch]:
+    depths = _depths(graph.nodes)
+    looks: Mapping[ExecutionId, object] = (
+        {each.execution_id: each.execution_id for each in graph.nodes}
+        if apart
+        else _looks(graph.nodes, depths)
+    )
+    found: dict[object, Branch] = {}
+    for node in graph.nodes:
+        look = looks[node.execution_id]
+        branch = found.setdefault(look, Branch([], depths[node.execution_id]))
+        branch.nodes.append(node)
+    for branch in found.values():
+        upstreams = {looks[each]: None for node in branch.nodes for each in node.upstreams}
+        branch.upstreams = [found[look] for look in upstreams]
+        if branch.upstreams:
+            max(branch.upstreams, key=lambda each: each.depth).below.append(branch)
+    return list(found.values())
+
+
+def _depths(nodes: Sequence[GraphNode]) -> dict[ExecutionId, int]:
+    """How many edges the longest way from a start has."""
+    downstreams: dict[ExecutionId, list[ExecutionId]] = {}
+    open_count = {each.execution_id: len(each.upstreams) for each in nodes}
+    for node in nodes:
+        for upstream in node.upstreams:
+            downstreams.setdefault(upstream, []).append(node.execution_id)
+    depths = dict.fromkeys(open_count, 0)
+    free = [each for each, count in open_count.items() if count == 0]
+    while free:
+        node_id = free.pop()
+        for downstream in downstreams.get(node_id, ()):
+            depths[downstream] = max(depths[downstream], depths[node_id] + 1)
+            open_count[downstream] -= 1
+            if open_count[downstream] == 0:
+                free.append(downstream)
+    return depths
+
+
+def _looks(nodes: Sequence[GraphNode], depths: Mapping[ExecutionId, int]) -> dict[ExecutionId, int]:
+    """Numbers that are equal for nodes that look alike.
+
+    Nodes at different depths never do, so that lines cannot wait for each other in a
+    circle.
+    """
+    keys: dict[ExecutionId, object] = {
+        each.execution_id: (depths[each.execution_id], each.execution_kind, each.policy)
+        for each in nodes
+    }
+    looks = _numbered(keys)
+    for _ in range(ROUNDS_MAX):
+        above: dict[ExecutionId, set[int]] = {each.execution_id: set() for each in nodes}
+        below: dict[ExecutionId, set[int]] = {each.execution_id: set() for each in nodes}
+        for node in nodes:
+            for upstream in node.upstreams:
+                above[node.execution_id].add(looks[upstream])
+                below[upstream].add(looks[node.execution_id])
+        finer = _numbered(
+            {each: (looks[each], frozenset(above[each]), frozenset(below[each])) for each in looks}
+        )
+        if len(set(finer.values())) == len(set(looks.values())):
+            break
+        looks = finer
+    return looks
+
+
+def _numbered(keys: Mapping[ExecutionId, object]) -> dict[ExecutionId, int]:
+    numbers: dict[object, int] = {}
+    return {each: numbers.setdefault(key, len(numbers)) for each, key in keys.items()}
+
+
+def _lay_out(roots: Sequence[Branch], rows: list[tuple[Text, Branch]]) -> None:
+    """Lines in the order they are read. A flow may be deeper than Python's stack."""
+    stack = [("", "", each) for each in reversed(roots)]
+    while stack:
+        guide, below_guide, branch = stack.pop()
+        mark, style = _MARKS[_telling(branch)]
+        rows.append((Text.assemble((guide, "dim"), (f"{mark} ", style), branch.label), branch))
+        last = branch.below[-1:]
+        for each in reversed(branch.below):
+            end = each in last
+            stack.append(
+                (
+                    below_guide + ("└─ " if end else "├─ "),
+                    below_guide + ("   " if end else "│  "),
+                    each,
+                )
+            )
+
+
+def _telling(branch: Branch) -> PublicState:
+    """The state whose mark a line shows: trouble before work before rest."""
+    states = {each.public_state for each in branch.nodes}
+    for state in (PublicState.FAILED, PublicState.EXPIRED, PublicState.ACTIVE):
+        if state in states:
+            return state
+    return min(states, key=_ORDER.__getitem__)
+
+
+def _states(branch: Branch) -> Text:
+    counts = Counter(each.public_state for each in branch.nodes)
+    text = Text()
+    for state in sorted(counts, key=_ORDER.__getitem__):
+        number = f"{counts[state]} " if len(branch.nodes) > 1 else ""
+        text.append(", " if text else "")
+        text.append(number + state.replace("_", " "), style=_MARKS[state][1])
+    return text
+
+
+def _after(branch: Branch) -> Text:
+    """Which others a line waits for, where the tree does not say it."""
+    policy = branch.nodes[0].policy
+    if policy is None:
+        return Text()
+    alone = len(branch.upstreams) == 1 and len(branch.upstreams[0].nodes) == 1
+    if isinstance(policy, AllOf) and (alone or len(branch.nodes[0].upstreams) == 1):
+        return Text()
+    shown = [each.label for each in branch.upstreams[:NAMES_SHOWN_MAX]]
+    left = len(branch.upstreams) - len(shown)
+    names = ", ".join(shown) + (f" and {left} more" if left else "")
+    return Text(f"  ← {needs(policy)}{names}", style="dim")
+
+
+def needs(policy: EdgeDependencyPolicy) -> str:
+    if isinstance(policy, AllOf):
+        return ""
+    spares = policy.on_satisfied is OnSatisfied.CANCEL_REMAINING
+    count = 1 if isinstance(policy, AnyOf) else policy.k
+    return f"{count} of{', sparing the rest,' if spares else ''} "

@@ -1,0 +1,107 @@
+"""A flow's nodes and edges as they are in the database."""
+
+from msgspec import Struct
+
+from flowfabric.core.flow_policy import EdgeDependencyPolicy
+from flowfabric.core.flow_views import (
+    EdgeGroupSnapshot,
+    EdgeSnapshot,
+    FlowMember,
+    FlowSnapshot,
+)
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.states import PublicState
+from flowfabric.engine.engine import Engine
+from flowfabric.flows.node import NAME_TAG, NodeNames
+
+
+class GraphNode(Struct, frozen=True, kw_only=True):
+    execution_id: ExecutionId
+    name: str
+    execution_kind: str
+    public_state: PublicState
+    policy: EdgeDependencyPolicy | None
+    """When it may run; none for a node that waits for nothing."""
+    upstreams: tuple[ExecutionId, ...]
+    """Those it waits for, in the order of the graph's nodes."""
+
+
+class FlowGraph(Struct, frozen=True, kw_only=True):
+    flow: FlowSnapshot
+    nodes: tuple[GraphNode, ...]
+    """In the order they were added, if `App.flow` built them."""
+    edges: tuple[EdgeSnapshot, ...]
+
+
+async def read_graph(engine: Engine, flow_id: str) -> FlowGraph | None:
+    """None when there is no such flow."""
+    flow = await engine.describe_flow(flow_id)
+    if flow is None:
+        return None
+    members = await _members(engine, flow_id)
+    edges = await _edges(engine, flow_id)
+    groups = {each.downstream_execution_id: each for each in await _groups(engine, flow)}
+    places = {each.execution_id: place for place, each in enumerate(members)}
+    upstreams: dict[ExecutionId, list[ExecutionId]] = {}
+    for edge in sorted(edges, key=lambda edge: places.get(edge.upstream_execution_id, -1)):
+        upstreams.setdefault(edge.downstream_execution_id, []).append(edge.upstream_execution_id)
+    names = _names(members)
+    return FlowGraph(
+        flow=flow,
+        nodes=tuple(
+            GraphNode(
+                execution_id=each.execution_id,
+                name=names[each.execution_id],
+                execution_kind=each.execution_kind,
+                public_state=each.public_state,
+                policy=groups[each.execution_id].policy if each.execution_id in groups else None,
+                upstreams=tuple(upstreams.get(each.execution_id, ())),
+            )
+            for each in members
+        ),
+        edges=tuple(edges),
+    )
+
+
+def _names(members: list[FlowMember]) -> dict[ExecutionId, str]:
+    given = {each.execution_id: each.tags[NAME_TAG] for each in members if NAME_TAG in each.tags}
+    names = NodeNames()
+    names.taken.update(given.values())
+    return {
+        each.execution_id: given.get(each.execution_id) or names.next_for(each.execution_kind)
+        for each in members
+    }
+
+
+async def _members(engine: Engine, flow_id: str) -> list[FlowMember]:
+    members: list[FlowMember] = []
+    cursor: str | None = None
+    while True:
+        page = await engine.list_flow_members(flow_id, cursor=cursor, limit=PAGE_MAX)
+        members += page.members
+        cursor = page.next_cursor
+        if cursor is None:
+            return members
+
+
+async def _edges(engine: Engine, flow_id: str) -> list[EdgeSnapshot]:
+    edges: list[EdgeSnapshot] = []
+    while True:
+        cursor = edges[-1].edge_id if edges else None
+        page = await engine.list_edges(flow_id, cursor=cursor, limit=PAGE_MAX)
+        edges += page
+        if len(page) < PAGE_MAX:
+            return edges
+
+
+async def _groups(engine: Engine, flow: FlowSnapshot) -> list[EdgeGroupSnapshot]:
+    groups = list(flow.edge_groups)
+    while groups and len(groups) % PAGE_MAX == 0:
+        page = await engine.list_edge_groups(
+            flow.flow_id, cursor=groups[-1].downstream_execution_id, limit=PAGE_MAX
+        )
+        if not page:
+            break
+        groups += page
+    return groups

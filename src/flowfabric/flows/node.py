@@ -1,0 +1,57 @@
+"""Nodes: tasks with arguments inside a flow, before and while it runs."""
+
+import hashlib
+from typing import Final, Generic, TypeVar
+
+from flowfabric.core.ids import ExecutionId, FlowId, flow_execution_id
+from flowfabric.core.partitions import PartitionConfig
+from flowfabric.passing import Source
+from flowfabric.task import Task
+
+R_co = TypeVar("R_co", covariant=True)
+
+NAME_TAG: Final = "flow.node"
+"""Holds the name of a node that was given one."""
+
+
+class Node(Source, Generic[R_co]):
+    """A task in a flow. As an argument of another node it stands for its result."""
+
+    def __init__(self, flow_id: FlowId, task: Task[..., R_co], name: str, index: int) -> None:
+        super().__init__(name)
+        self.flow_id = flow_id
+        self.task = task
+        self.index = index
+
+    def __repr__(self) -> str:
+        return f"<node {self.name} of flow {self.flow_id}>"
+
+    def execution_id(self, partitions: PartitionConfig) -> ExecutionId:
+        return flow_execution_id(self.flow_id, member_uuid(self.flow_id, self.index), partitions)
+
+
+def member_uuid(flow_id: FlowId, index: int) -> str:
+    """The same uuid for the same node, so that starting a flow again adds nothing.
+
+    The uuids of a flow's nodes are ordered as the nodes were added, and differ at
+    the end, which is what lists show where room is short.
+    """
+    common = hashlib.sha256(flow_id.encode()).hexdigest()[:12]
+    own = hashlib.sha256(f"{flow_id}\x00{index}".encode()).hexdigest()[:12]
+    return f"{common[:8]}-{common[8:]}-4{index >> 12:03x}-{0x8000 | (index & 0xFFF):04x}-{own}"
+
+
+class NodeNames:
+    """Names of nodes: those given, or the task's, with a number from the second on."""
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set()
+        self._counts: dict[str, int] = {}
+
+    def next_for(self, kind: str) -> str:
+        while True:
+            count = self._counts[kind] = self._counts.get(kind, 0) + 1
+            name = kind if count == 1 else f"{kind}-{count}"
+            if name not in self.taken:
+                self.taken.add(name)
+                return name

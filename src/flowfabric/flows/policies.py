@@ -1,0 +1,45 @@
+"""When a node of a flow may run, by how those it waits for ended."""
+
+from dataclasses import dataclass
+
+from flowfabric.core import flow_policy
+from flowfabric.core.flow_model import OnSatisfied
+
+
+@dataclass(frozen=True)
+class AllOf:
+    """Every one must succeed."""
+
+    @property
+    def policy(self) -> flow_policy.EdgeDependencyPolicy:
+        return flow_policy.AllOf()
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """One must succeed. The others run on unless `cancel_remaining`."""
+
+    cancel_remaining: bool = False
+
+    @property
+    def policy(self) -> flow_policy.EdgeDependencyPolicy:
+        return flow_policy.AnyOf(_on_satisfied(self.cancel_remaining))
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """`k` must succeed. The others run on unless `cancel_remaining`."""
+
+    k: int
+    cancel_remaining: bool = False
+
+    @property
+    def policy(self) -> flow_policy.EdgeDependencyPolicy:
+        return flow_policy.Quorum(self.k, _on_satisfied(self.cancel_remaining))
+
+
+When = AllOf | AnyOf | Quorum
+
+
+def _on_satisfied(cancel_remaining: bool) -> OnSatisfied:
+    return OnSatisfied.CANCEL_REMAINING if cancel_remaining else OnSatisfied.LET_RUN

@@ -1,0 +1,117 @@
+"""A started flow, seen by whoever started it."""
+
+import asyncio
+import time
+from typing import Final, Literal, TypeVar
+
+from rich.console import Console
+
+from flowfabric.core.durations import Duration, duration_ms
+from flowfabric.core.flow_cancel import NoWait, WaitTimeout
+from flowfabric.core.flow_model import FlowState
+from flowfabric.core.flow_results import CancelFlowResult
+from flowfabric.core.flow_views import FlowSummary
+from flowfabric.core.ids import FlowId
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.unit import COMPLETION_TOPIC
+from flowfabric.errors import InvalidInput, NotFound, OperationTimeout
+from flowfabric.flows.drawing import draw
+from flowfabric.flows.graph import FlowGraph, read_graph
+from flowfabric.flows.node import Node
+from flowfabric.run import Endings, Run
+
+R = TypeVar("R")
+
+LOOK_AGAIN_S: Final = 1.0
+READ_GAP_S: Final = 0.02
+"""Between two looks at a flow: a burst of endings costs few of them."""
+ENDED: Final = (FlowState.COMPLETED, FlowState.FAILED, FlowState.CANCELLED)
+
+CancelPolicy = Literal["cancel_all", "cancel_pending", "flow_only"]
+
+
+class FlowRun:
+    """A flow in the database."""
+
+    def __init__(self, engine: Engine, endings: Endings, flow_id: FlowId) -> None:
+        self.flow_id = flow_id
+        self._engine = engine
+        self._endings = endings
+
+    def __repr__(self) -> str:
+        return f"<run of flow {self.flow_id}>"
+
+    def run(self, node: Node[R]) -> Run[R]:
+        """The execution of one node."""
+        if node.flow_id != self.flow_id:
+            raise InvalidInput("node", f"is of another flow than {self.flow_id}", node)
+        execution_id = node.execution_id(self._engine.deployment.partitions)
+        return Run(self._endings, self._engine, node.task, execution_id)
+
+    async def result(self, node: Node[R], timeout: Duration | None = None) -> R:
+        """Wait for a node's end and return what its task returned; see `Run.result`.
+
+        A node that never ran, because of how others ended, raises `ExecutionSkipped`.
+        """
+        return await self.run(node).result(timeout)
+
+    async def wait(self, timeout: Duration | None = None) -> FlowState:
+        """Wait until every node has ended; `completed`, `failed` or `cancelled`."""
+        timeout_s = None if timeout is None else duration_ms("timeout", timeout) / 1_000
+        started_s = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._until_ended()
+        except TimeoutError:
+            elapsed_ms = round((time.monotonic() - started_s) * 1_000)
+            raise OperationTimeout(f"waiting for flow {self.flow_id}", elapsed_ms) from None
+
+    async def _until_ended(self) -> FlowState:
+        with self._engine.store.hints([COMPLETION_TOPIC]) as hints:
+            while True:
+                state = await self.state()
+                if state in ENDED:
+                    return state
+                await hints.wait(LOOK_AGAIN_S)
+                await asyncio.sleep(READ_GAP_S)
+
+    async def state(self) -> FlowState:
+        return (await self.summary()).public_flow_state
+
+    async def summary(self) -> FlowSummary:
+        """How many nodes are in which state."""
+        found = await self._engine.read_flow_summary(self.flow_id)
+        if found is None:
+            raise NotFound("flow", self.flow_id)
+        return found
+
+    async def cancel(
+        self,
+        reason: str = "cancelled by its submitter",
+        *,
+        policy: CancelPolicy = "cancel_all",
+        wait: Duration | None = None,
+    ) -> CancelFlowResult:
+        """Close the flow and cancel its nodes: all, those no worker has yet, or none.
+
+        With `wait`, return once they have ended; raises `OperationTimeout` otherwise.
+        """
+        mode = NoWait() if wait is None else WaitTimeout(duration_ms("wait", wait))
+        return await self._engine.cancel_flow(
+            self.flow_id, reason=reason, cancellation_policy=policy, wait=mode
+        )
+
+    async def view(self) -> FlowGraph:
+        """Every node and edge, as they are now."""
+        found = await read_graph(self._engine, self.flow_id)
+        if found is None:
+            raise NotFound("flow", self.flow_id)
+        return found
+
+    async def graph(self, *, every_node: bool = False, console: Console | None = None) -> None:
+        """Print the flow as a tree, with the state of each node.
+
+        Nodes of a large flow that look alike share a line, unless `every_node`.
+        """
+        console = console or Console(highlight=False, emoji=False)
+        console.print(draw(await self.view(), every_node=every_node))
