@@ -12,7 +12,7 @@ from flowfabric.core.checks import check_int, check_time
 from flowfabric.core.durations import duration_ms
 from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.errors import OperationTimeout
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers.supervisor import URGENT, run_due
 from flowfabric.task import Task
 from flowfabric.worker.inline import InlineWorker
 
@@ -91,10 +91,12 @@ class LocalApp(App):
         ran = 0
         try:
             for _ in range(ROUNDS_MAX):
-                await run_due(opened.engine)
+                acted = await run_due(opened.engine)
                 now = await worker.run_ready()
                 ran += now
-                if now == 0 and not (skip_time and await self._skip_to_next()):
+                # What a flow's endings do to others ends others in turn.
+                settled = not any(acted.get(name) for name in URGENT.values())
+                if now == 0 and settled and not (skip_time and await self._skip_to_next()):
                     return ran
         finally:
             await worker.close()
