@@ -220,7 +220,7 @@ async def test_results_too_large_together_fail_the_node_that_would_get_them() ->
         nodes = [flow.add(fetch, "x" * 60) for _ in range(3)]
         best = flow.add(longest, join=nodes)
         run = await flow.start()
-        with pytest.raises(ExecutionFailed, match="inputs_too_large: .* at most 200"):
+        with pytest.raises(ExecutionFailed, match=r"inputs_too_large: .* at most 200"):
             await run.result(best, "20s")
         assert [await run.result(each, "20s") for each in pages] == [40] * 3
 

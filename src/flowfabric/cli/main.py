@@ -15,6 +15,7 @@ from flowfabric.cli.bench import bench
 from flowfabric.cli.database import doctor, migrate_command
 from flowfabric.cli.events import events
 from flowfabric.cli.executions import ls, show, submit, why
+from flowfabric.cli.flows import flow
 from flowfabric.cli.lanes import lanes
 from flowfabric.cli.operate import cancel, priority, replay, revoke
 from flowfabric.cli.schedules import schedules
@@ -39,7 +40,7 @@ class Sections(click.Group):
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Run": ("worker", "dev"),
         "See": ("ls", "show", "why", "events"),
-        "Steer": ("submit", "cancel", "replay", "priority", "revoke", "lanes", "schedules"),
+        "Steer": ("submit", "cancel", "replay", "priority", "revoke", "flow", "lanes", "schedules"),
         "Keep": ("migrate", "doctor", "bench", "completion"),
     }
 
@@ -77,7 +78,7 @@ def completion(shell: str) -> None:
 
 
 for command in (
-    ls, show, why, submit, cancel, replay, priority, revoke, lanes, schedules, events,
+    ls, show, why, submit, cancel, replay, priority, revoke, flow, lanes, schedules, events,
     migrate_command, doctor, bench, worker, dev, develop_once,
 ):  # fmt: skip
     cli.add_command(command)

@@ -1,0 +1,217 @@
+"""`flow`: list, show, cancel."""
+
+from collections import deque
+from typing import Final
+
+import click
+from rich.text import Text
+
+from flowfabric.cli import documents, exits, screen
+from flowfabric.cli.tables import fixed, flexible, right
+from flowfabric.cli.target import Target, options, with_engine
+from flowfabric.core.durations import duration_ms
+from flowfabric.core.flow_cancel import CancelWait, NoWait, WaitTimeout
+from flowfabric.core.flow_model import CancellationPolicy, FlowState
+from flowfabric.core.flow_results import CancellationScheduled, PartiallyCancelled
+from flowfabric.core.flow_views import FlowListItem, FlowStatus
+from flowfabric.core.ids import UUID_CHARS
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.states import PublicState
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.flows.drawing import draw, flow_state
+from flowfabric.flows.graph import FlowGraph, read_graph
+
+ID_PART_CHARS_MIN: Final = 4
+REASONS_SHOWN_MAX: Final = 5
+"""How many failed nodes `flow show` explains."""
+
+COLUMNS: Final = (fixed("ID"), fixed("STATE"), flexible("FLOW"), right("AGE"))
+_STATES: Final = {
+    FlowStatus.ACTIVE: FlowState.RUNNING,
+    FlowStatus.COMPLETED: FlowState.COMPLETED,
+    FlowStatus.FAILED: FlowState.FAILED,
+    FlowStatus.CANCELLED: FlowState.CANCELLED,
+}
+
+
+@click.group("flow")
+def flow() -> None:
+    """See and cancel flows: executions that wait for each other."""
+
+
+@flow.command("ls")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([each.value for each in FlowStatus]),
+    help="Only these.",
+)
+@click.option(
+    "--limit",
+    "-n",
+    default=50,
+    show_default=True,
+    type=click.IntRange(1, 1_000_000),
+    help="At most this many.",
+)
+@options
+@with_engine
+async def list_flows(engine: Engine, target: Target, states: tuple[str, ...], limit: int) -> None:
+    """List flows, newest first. With --json: one per line."""
+    found, more = await _newest(engine, states, limit)
+    if target.json:
+        for each in found:
+            documents.emit(each)
+        return
+    if not found:
+        screen.err().print("[dim]No flows match.[/]")
+        return
+    now_ms = await engine.server_time_ms()
+    screen.out().print(
+        screen.table(
+            COLUMNS,
+            [
+                (
+                    screen.short_id(each.flow_id),
+                    Text(each.status, style=flow_state(_STATES[each.status]).style),
+                    each.flow_kind,
+                    screen.span(now_ms - each.created_at_ms),
+                )
+                for each in found
+            ],
+        )
+    )
+    if more:
+        screen.err().print(f"[dim]The newest {limit}; there are more: --limit[/]")
+
+
+async def _newest(
+    engine: Engine, states: tuple[str, ...], limit: int
+) -> tuple[list[FlowListItem], bool]:
+    """Flows are kept by id; new ids are larger than old ones, unless given by a program."""
+    kept: deque[FlowListItem] = deque(maxlen=limit)
+    count, cursor = 0, None
+    while True:
+        page = await engine.list_flows(cursor=cursor, limit=PAGE_MAX)
+        matching = [each for each in page.flows if not states or each.status in states]
+        count += len(matching)
+        kept.extend(matching)
+        cursor = page.next_cursor
+        if cursor is None:
+            newest = sorted(kept, key=lambda each: (each.created_at_ms, each.flow_id))
+            return newest[::-1], count > limit
+
+
+async def resolve_flow_id(engine: Engine, text: str) -> str:
+    """The flow a uuid stands for, or the beginning or end of one that fits no other."""
+    part = text.lower()
+    if len(part) == UUID_CHARS:
+        return engine.check_flow_id(part)
+    if len(part) < ID_PART_CHARS_MIN:
+        raise InvalidInput("flow_id", f"give at least {ID_PART_CHARS_MIN} characters of it", text)
+    found: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = await engine.list_flows(cursor=cursor, limit=PAGE_MAX)
+        ids = [each.flow_id for each in page.flows]
+        found += [each for each in ids if each.startswith(part) or each.endswith(part)]
+        cursor = page.next_cursor
+        if cursor is None or len(found) > 1:
+            break
+    if not found:
+        raise NotFound("flow", text)
+    if len(found) > 1:
+        raise InvalidInput("flow_id", f"fits several flows: {', '.join(found)}", text)
+    return found[0]
+
+
+@flow.command("show")
+@click.argument("flow_id", metavar="ID")
+@click.option("--all", "every_node", is_flag=True, help="A line for every node, however many.")
+@options
+@with_engine
+async def show_flow(engine: Engine, target: Target, flow_id: str, every_node: bool) -> None:
+    """Show a flow: its nodes, who waits for whom, and how they are doing.
+
+    ID may be shortened to the beginning or end of the uuid.
+    """
+    graph = await read_graph(engine, await resolve_flow_id(engine, flow_id))
+    if graph is None:
+        raise NotFound("flow", flow_id)
+    if target.json:
+        document = documents.plain(graph.flow)
+        assert isinstance(document, dict)
+        documents.emit(document | {"nodes": graph.nodes, "edges": graph.edges})
+        return
+    console = screen.out()
+    console.print(draw(graph, every_node=every_node), no_wrap=True, overflow="ellipsis")
+    await _print_failures(engine, graph)
+    if graph.flow.cancel_reason:
+        console.print(Text(f"\ncancelled: {graph.flow.cancel_reason}", style="dim"))
+
+
+async def _print_failures(engine: Engine, graph: FlowGraph) -> None:
+    failed = [
+        each
+        for each in graph.nodes
+        if each.public_state in (PublicState.FAILED, PublicState.EXPIRED)
+    ]
+    if failed:
+        screen.out().print()
+    for each in failed[:REASONS_SHOWN_MAX]:
+        execution = await engine.describe_execution(each.execution_id)
+        reason = None if execution is None else execution.failure_reason
+        line = Text.assemble(
+            (f"{each.name} ", "red"),
+            (f"{screen.short_id(each.execution_id)}  ", "dim"),
+            screen.one_line(reason),
+        )
+        screen.out().print(line, soft_wrap=True)
+    if len(failed) > REASONS_SHOWN_MAX:
+        left = len(failed) - REASONS_SHOWN_MAX
+        screen.out().print(Text(f"and {left} more: --all", style="dim"))
+
+
+@flow.command("cancel")
+@click.argument("flow_id", metavar="ID")
+@click.option(
+    "--policy",
+    type=click.Choice([each.value for each in CancellationPolicy]),
+    default=CancellationPolicy.CANCEL_ALL.value,
+    show_default=True,
+    help="Cancel every member, those no worker has yet, or none.",
+)
+@click.option("--reason", default="cancelled from the command line", show_default=True)
+@click.option("--wait", metavar="DURATION", help="Until the members have ended, as in 30s.")
+@options
+@with_engine
+async def cancel_flow(
+    engine: Engine, target: Target, flow_id: str, policy: str, reason: str, wait: str | None
+) -> int:
+    """Close a flow and cancel its members."""
+    mode: CancelWait = NoWait() if wait is None else WaitTimeout(duration_ms("wait", wait))
+    found = await resolve_flow_id(engine, flow_id)
+    answer = await engine.cancel_flow(found, reason=reason, cancellation_policy=policy, wait=mode)
+    refused = answer.failed_member_execution_ids if isinstance(answer, PartiallyCancelled) else ()
+    count = len(answer.member_execution_ids)
+    if not isinstance(answer, PartiallyCancelled):
+        count = answer.member_count
+    underway = isinstance(answer, CancellationScheduled)
+    if target.json:
+        documents.emit(
+            {
+                "flow_id": found,
+                "cancellation_policy": answer.cancellation_policy,
+                "members": count,
+                "underway": underway,
+                "refused": refused,
+            }
+        )
+    else:
+        how = "are being cancelled" if underway else "cancelled"
+        screen.out().print(Text(f"flow {found} closed, {count} members {how}"))
+        for each in refused:
+            screen.err().print(Text(f"  {screen.short_id(each)} was not cancelled", style="red"))
+    return exits.REFUSED if refused else exits.OK
