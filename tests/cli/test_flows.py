@@ -54,8 +54,8 @@ async def test_a_flow_is_shown_as_a_graph(flow: FlowRun, url: str) -> None:
     assert ran.lines == [
         f"nightly  blocked  0 of 3 ended  {flow.flow_id}",
         "○ page a      waiting",
-        "└─ · collect  waiting children  ← page a, page b",
         "○ page b      waiting",
+        "└─ · collect  waiting children  ← page a, page b",
     ]
     document = run("flow", "show", flow.flow_id, "--json", url=url).document
     nodes = json.loads(json.dumps(document["nodes"]))

@@ -56,6 +56,22 @@ def test_the_killed_pipeline_takes_each_step_once(tmp_path: Path) -> None:
     ]
 
 
+def test_the_flow_goes_on_with_three_pages_of_four(tmp_path: Path) -> None:
+    said = [line.rpartition("  0")[0] or line for line in run("flow.py", tmp_path).splitlines()]
+    report = "today: the news page, the weather page, the sport page"
+    assert said[7:] == [
+        f"sending “{report}”",
+        f"{len(report)} characters sent",
+        "morning  failed  6 of 6 ended",
+        "✓ news          completed",
+        "✓ weather       completed",
+        "✓ sport         completed",
+        "⊘ stocks        cancelled",
+        "└─ ✓ summarise  completed  ← 3 of news, weather, sport, stocks; cancels the rest",
+        "   └─ ✓ send    completed",
+    ]
+
+
 async def test_the_web_example_submits_and_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,4 +92,4 @@ async def test_the_web_example_submits_and_answers(
 
 
 def test_every_example_is_run_here() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*SAYS, "web.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*SAYS, "flow.py", "web.py"}

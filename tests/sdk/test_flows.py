@@ -335,9 +335,9 @@ async def test_a_small_graph_shows_every_node(local: LocalApp) -> None:
         f"nightly  failed  5 of 5 ended  {run.flow_id}",
         "✓ get a        completed",
         "└─ ✓ words     completed",
-        "   └─ ✓ total  completed  ← 1 of words, words-2",
         "✗ get missing  failed",
         "└─ ↷ words-2   skipped",
+        "   └─ ✓ total  completed  ← 1 of words, words-2",
     ]
 
 

@@ -116,7 +116,8 @@ def _branches(graph: FlowGraph, *, apart: bool) -> list[Branch]:
         upstreams = {looks[each]: None for node in branch.nodes for each in node.upstreams}
         branch.upstreams = [found[look] for look in upstreams]
         if branch.upstreams:
-            max(branch.upstreams, key=lambda each: each.depth).below.append(branch)
+            # The last of them, so that whatever it waits for stands above it.
+            max(reversed(branch.upstreams), key=lambda each: each.depth).below.append(branch)
     return list(found.values())
 
 
@@ -220,12 +221,12 @@ def _after(branch: Branch) -> Text:
     shown = [each.label for each in branch.upstreams[:NAMES_SHOWN_MAX]]
     left = len(branch.upstreams) - len(shown)
     names = ", ".join(shown) + (f" and {left} more" if left else "")
-    return Text(f"  ← {needs(policy)}{names}", style="dim")
+    return Text(f"  ← {_needed(policy, names)}", style="dim")
 
 
-def needs(policy: EdgeDependencyPolicy) -> str:
+def _needed(policy: EdgeDependencyPolicy, names: str) -> str:
     if isinstance(policy, AllOf):
-        return ""
+        return names
     spares = policy.on_satisfied is OnSatisfied.CANCEL_REMAINING
     count = 1 if isinstance(policy, AnyOf) else policy.k
-    return f"{count} of{', sparing the rest,' if spares else ''} "
+    return f"{count} of {names}{'; cancels the rest' if spares else ''}"

@@ -1,6 +1,7 @@
 """A started flow, seen by whoever started it."""
 
 import asyncio
+import sys
 import time
 from typing import Final, Literal, TypeVar
 
@@ -25,6 +26,7 @@ R = TypeVar("R")
 LOOK_AGAIN_S: Final = 1.0
 READ_GAP_S: Final = 0.02
 """Between two looks at a flow: a burst of endings costs few of them."""
+PIPED_COLUMNS: Final = 160
 ENDED: Final = (FlowState.COMPLETED, FlowState.FAILED, FlowState.CANCELLED)
 
 CancelPolicy = Literal["cancel_all", "cancel_pending", "flow_only"]
@@ -113,5 +115,7 @@ class FlowRun:
 
         Nodes of a large flow that look alike share a line, unless `every_node`.
         """
-        console = console or Console(highlight=False, emoji=False)
-        console.print(draw(await self.view(), every_node=every_node))
+        width = None if sys.stdout.isatty() else PIPED_COLUMNS
+        console = console or Console(width=width, highlight=False, emoji=False)
+        drawn = draw(await self.view(), every_node=every_node)
+        console.print(drawn, no_wrap=True, overflow="ellipsis")
