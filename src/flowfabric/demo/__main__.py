@@ -39,7 +39,7 @@ async def play(path: Path, console: Console) -> None:
     console.rule(Text("What is left", style="bold"), align="left", style="dim")
     took_s = time.monotonic() - started
     console.print(f"Done in {took_s:.0f} s. The file is yours to look at:")
-    for command in ("ls", "ls --kind publish --json", "events", "doctor"):
+    for command in ("ls", "ls --kind publish --json", "flow ls", "events", "doctor"):
         line = f"  {command_name()} {command} --url {url}"
         console.print(Text(line, style="cyan"), soft_wrap=True)
 

@@ -73,6 +73,22 @@ async def resize_photo(ctx: Context, number: int) -> str:
     return f"photo-{number}-small.jpg"
 
 
+@app.task
+async def count_letters(ctx: Context, section: str) -> int:
+    await asyncio.sleep(PHOTO_S)
+    return len(section)
+
+
+@app.task
+async def make_issue(ctx: Context, title: str, sections: list[int]) -> str:
+    return f"{title}: {len(sections)} sections, {sum(sections)} letters"
+
+
+@app.task
+def announce(ctx: Context, issue: str) -> str:
+    return f"out now, {issue}"
+
+
 async def work() -> None:
     async with app:
         await app.run_worker(settings=WorkerSettings(concurrency=4, lease_ttl=LEASE_TTL))

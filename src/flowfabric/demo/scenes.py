@@ -8,10 +8,21 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from flowfabric.demo.program import LEASE_TTL, STEPS, app, fetch_weather, publish, resize_photo
+from flowfabric.demo.program import (
+    LEASE_TTL,
+    STEPS,
+    announce,
+    app,
+    count_letters,
+    fetch_weather,
+    make_issue,
+    publish,
+    resize_photo,
+)
 from flowfabric.demo.stage import Stage, ended, started
 
 PHOTOS: Final = 12
+SECTIONS: Final = ("politics", "science", "sport")
 KILLED_IN: Final = STEPS[2]
 
 Scene = Callable[[Stage], Awaitable[None]]
@@ -83,4 +94,22 @@ async def retry(stage: Stage) -> None:
     stage.say("Every try is kept, with its reason; how often and when is the task's policy.")
 
 
-SCENES: Final[tuple[Scene, ...]] = (survive_a_crash, retry)
+async def flow(stage: Stage) -> None:
+    """Tasks that need each other's results."""
+    stage.title("3  Tasks that wait for each other")
+    stage.say(
+        "A flow: every section is counted, [bold]make_issue[/] gets the list of counts,"
+        " [bold]announce[/] gets the issue. Who waits for whom is stored with them, at once."
+    )
+    magazine = app.flow("magazine")
+    sections = [magazine.add(count_letters, name, name=name) for name in SECTIONS]
+    issue = magazine.add(make_issue, "May", join=sections)
+    announced = magazine.add(announce, issue)
+    run = await magazine.start()
+    await run.graph(console=stage.console)
+    await stage.follow(ended, {"announce": run.run(announced).execution_id})
+    await run.graph(console=stage.console)
+    stage.happened("✓", await run.result(announced), "bold green")
+
+
+SCENES: Final[tuple[Scene, ...]] = (survive_a_crash, retry, flow)
