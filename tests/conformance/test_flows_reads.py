@@ -291,3 +291,13 @@ async def test_malformed_tags_and_missing_flows_are_refused(engine: Engine, grap
     with pytest.raises(NotFound):
         await engine.set_flow_tag(new_id(), "a.b", "x")
     assert (await graph.flow()).tags == {}
+
+
+async def test_members_are_listed_with_their_tags(engine: Engine, graph: Graph) -> None:
+    tagged = await graph.member("a", tags={"app.team": "sport"})
+    plain = await graph.member("b")
+    page = await engine.list_flow_members(graph.flow_id)
+    assert {each.execution_id: each.tags for each in page.members} == {
+        tagged: {"app.team": "sport"},
+        plain: {},
+    }
