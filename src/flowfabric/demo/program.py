@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from flowfabric import App, Context, Retry, WorkerSettings
+from flowfabric import App, Context, Retry, WorkerSettings, count
 
 URL_VARIABLE: Final = "FLOWFABRIC_DEMO_URL"
 JOURNAL_VARIABLE: Final = "FLOWFABRIC_DEMO_JOURNAL"
@@ -71,6 +71,13 @@ async def fetch_weather(ctx: Context, city: str) -> str:
 async def resize_photo(ctx: Context, number: int) -> str:
     await asyncio.sleep(PHOTO_S)
     return f"photo-{number}-small.jpg"
+
+
+@app.task
+async def launch(ctx: Context, name: str) -> list[str]:
+    """Goes live when two different people have said so."""
+    signals = await ctx.wait_for(count(2, "approved", distinct="sources"), timeout="2d")
+    return [signal.source for signal in signals]
 
 
 async def work() -> None:

@@ -8,8 +8,16 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from flowfabric.demo.program import LEASE_TTL, STEPS, app, fetch_weather, publish, resize_photo
-from flowfabric.demo.stage import Stage, ended, started
+from flowfabric.demo.program import (
+    LEASE_TTL,
+    STEPS,
+    app,
+    fetch_weather,
+    launch,
+    publish,
+    resize_photo,
+)
+from flowfabric.demo.stage import PATIENCE_S, Stage, ended, started, suspended
 
 PHOTOS: Final = 12
 KILLED_IN: Final = STEPS[2]
@@ -83,4 +91,27 @@ async def retry(stage: Stage) -> None:
     stage.say("Every try is kept, with its reason; how often and when is the task's policy.")
 
 
-SCENES: Final[tuple[Scene, ...]] = (survive_a_crash, retry)
+async def ask_people(stage: Stage) -> None:
+    """A task waits for two people while no worker exists at all."""
+    stage.title("3  Two people approve, and nobody waits meanwhile")
+    stage.say(
+        "[bold]launch[/] waits for two signals from different people: one line,"
+        ' [cyan]await ctx.wait_for(count(2, "approved", distinct="sources"))[/].'
+    )
+    run = await app.submit(launch, "the summer issue")
+    await stage.follow(suspended, {"launch": run.execution_id})
+    stage.stop_workers()
+    stage.happened("○", "it is suspended; every worker is stopped: nothing runs", "cyan")
+    for person, outcome in (("Ada", "one is not enough"), ("Ada", "already counted")):
+        await run.signal("approved", source=person)
+        stage.happened("✉", f"{person} approves: {outcome}", "yellow")
+    await run.signal("approved", source="Bob")
+    stage.happened("✉", "Bob approves: the condition is met", "yellow")
+    stage.happened("●", f"worker started: process {stage.start_worker()}", "cyan")
+    await stage.follow(ended, {"launch": run.execution_id})
+    approvers = await run.result(timeout=PATIENCE_S)
+    stage.happened("✓", f"launched, approved by {' and '.join(approvers)}", "bold green")
+    stage.say("It could have waited for months: a waiting task is a row in the database.")
+
+
+SCENES: Final[tuple[Scene, ...]] = (survive_a_crash, retry, ask_people)
