@@ -24,7 +24,6 @@ from flowfabric.errors import (
     ExecutionNotActive,
     InvalidInput,
     InvalidWaitpointForExecution,
-    InvalidWaitpointKey,
     LeaseExpired,
     NotFound,
     PendingWaitpointExpired,
@@ -111,38 +110,6 @@ async def test_each_call_makes_another_waitpoint(engine: Engine, given: Given) -
     one, other = await create(engine, claimed), await create(engine, claimed)
     assert one.waitpoint_id != other.waitpoint_id
     assert one.waitpoint_token != other.waitpoint_token
-
-
-async def test_a_named_waitpoint_is_made_once_and_found_in_whatever_state(
-    engine: Engine, given: Given
-) -> None:
-    claimed = await given.running()
-    named = new_id()
-
-    async def make(key: str = "gate") -> PendingWaitpoint:
-        return await engine.create_waitpoint(
-            claimed.handle, key, expires_in_ms=TTL_MS, waitpoint_id=named
-        )
-
-    pending = await make()
-    assert pending.waitpoint_id == named
-    async with unchanged(engine):
-        assert await make() == pending
-    async with refused(engine, InvalidWaitpointKey):
-        await make("other")
-    await refuses(
-        engine,
-        "waitpoint_id",
-        "create_waitpoint",
-        claimed.handle,
-        expires_in_ms=TTL_MS,
-        waitpoint_id="x",
-    )
-    await engine.close_waitpoint(claimed.execution_id, named, source=OPERATOR_OVERRIDE)
-    assert (await make()).waitpoint_token == pending.waitpoint_token
-    given.clock.advance(ms=claimed.handle.lease_ttl_ms)
-    with pytest.raises(LeaseExpired):
-        await make()
 
 
 async def test_a_waitpoint_needs_the_live_lease(engine: Engine, given: Given) -> None:

@@ -27,6 +27,7 @@ async def test_the_demonstration_survives_its_own_crash(tmp_path: Path) -> None:
         "12 photos resized",
         "magazine completed 5 of 5 ended",
         "out now, May: 3 sections, 20 letters",
+        "launched, approved by Ada and Bob",
     ):
         assert expected in text, ran.out
     assert "\x1b[" in ran.err, "a terminal gets colours"
@@ -35,7 +36,7 @@ async def test_the_demonstration_survives_its_own_crash(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/flowfabric-demo.db"
     listed = run("ls", "--json", url=url).documents
     assert {each["public_state"] for each in listed} == {"completed"}
-    assert len(listed) == 1 + 1 + 12 + 5
+    assert len(listed) == 1 + 1 + 12 + 5 + 1
     (published,) = (each for each in listed if each["execution_kind"] == "publish")
     assert (published["lease_reclaim_count"], published["total_attempt_count"]) == (1, 2)
     (weather,) = (each for each in listed if each["execution_kind"] == "fetch_weather")

@@ -11,6 +11,7 @@ from flowfabric import (
     App,
     Context,
     Retry,
+    Run,
     Signal,
     SignalTimeout,
     SignalToken,
@@ -22,12 +23,14 @@ from flowfabric import (
 from flowfabric.core.signals import SignalAccepted
 from flowfabric.core.states import PublicState
 from flowfabric.core.suspension_model import SignalEffect
+from flowfabric.engine.suspension_reads import SuspensionView
 from flowfabric.errors import (
     ExecutionFailed,
     FlowFabricError,
     InvalidInput,
 )
 from flowfabric.testing import SettableClock
+from flowfabric.worker.waiting import named_id
 from tests.apps import reached, working
 from tests.sdk.gates import gate_of
 
@@ -243,6 +246,31 @@ async def test_a_recorded_signal_is_the_same_in_every_later_run() -> None:
         await run.signal("go", 2)
         await app.drain()
         assert await run.result(timeout=1) == 2
+
+
+async def test_a_signal_is_not_lost_when_the_worker_that_resumed_dies(clock: SettableClock) -> None:
+    async with testing.engine(clock) as app:
+        gate_of(app)
+        run = await app.submit(app.tasks["gate"]())
+        await app.drain()
+        await run.signal("go", 7)
+        doomed = await app.engine.claim(worker_id="w", worker_instance_id="w-1", kinds=["gate"])
+        assert doomed is not None
+        clock.advance(ms=doomed.handle.lease_ttl_ms)
+        await app.drain()
+        assert await run.result(timeout=1) == 7
+        assert (await run.snapshot()).lease_reclaim_count == 1
+        assert [each.resumed for each in await pauses(app, run)] == [True]
+
+
+async def pauses(app: App, run: Run[object]) -> list[SuspensionView]:
+    """Every pause of the first wait of a run."""
+    found: list[SuspensionView] = []
+    for number in range(9):
+        named = named_id(run.execution_id, "suspension", "signal go", str(number))
+        view = await app.engine.describe_suspension(run.execution_id, named)
+        found += [] if view is None else [view]
+    return found
 
 
 async def test_a_payload_of_another_type_is_refused_by_name_and_the_handler_may_go_on() -> None:

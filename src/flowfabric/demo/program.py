@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from flowfabric import App, Context, Retry, WorkerSettings
+from flowfabric import App, Context, Retry, WorkerSettings, count
 
 URL_VARIABLE: Final = "FLOWFABRIC_DEMO_URL"
 JOURNAL_VARIABLE: Final = "FLOWFABRIC_DEMO_JOURNAL"
@@ -87,6 +87,13 @@ async def make_issue(ctx: Context, title: str, sections: list[int]) -> str:
 @app.task
 def announce(ctx: Context, issue: str) -> str:
     return f"out now, {issue}"
+
+
+@app.task
+async def launch(ctx: Context, name: str) -> list[str]:
+    """Goes live when two different people have said so."""
+    signals = await ctx.wait_for(count(2, "approved", distinct="sources"), timeout="2d")
+    return [signal.source for signal in signals]
 
 
 async def work() -> None:

@@ -15,11 +15,12 @@ from flowfabric.demo.program import (
     app,
     count_letters,
     fetch_weather,
+    launch,
     make_issue,
     publish,
     resize_photo,
 )
-from flowfabric.demo.stage import Stage, ended, started
+from flowfabric.demo.stage import PATIENCE_S, Stage, ended, started, suspended
 
 PHOTOS: Final = 12
 SECTIONS: Final = ("politics", "science", "sport")
@@ -112,4 +113,27 @@ async def flow(stage: Stage) -> None:
     stage.happened("✓", await run.result(announced), "bold green")
 
 
-SCENES: Final[tuple[Scene, ...]] = (survive_a_crash, retry, flow)
+async def ask_people(stage: Stage) -> None:
+    """A task waits for two people while no worker exists at all."""
+    stage.title("4  Two people approve, and nobody waits meanwhile")
+    stage.say(
+        "[bold]launch[/] waits for two signals from different people: one line,"
+        ' [cyan]await ctx.wait_for(count(2, "approved", distinct="sources"))[/].'
+    )
+    run = await app.submit(launch, "the summer issue")
+    await stage.follow(suspended, {"launch": run.execution_id})
+    stage.stop_workers()
+    stage.happened("○", "it is suspended; every worker is stopped: nothing runs", "cyan")
+    for person, outcome in (("Ada", "one is not enough"), ("Ada", "already counted")):
+        await run.signal("approved", source=person)
+        stage.happened("✉", f"{person} approves: {outcome}", "yellow")
+    await run.signal("approved", source="Bob")
+    stage.happened("✉", "Bob approves: the condition is met", "yellow")
+    stage.happened("●", f"worker started: process {stage.start_worker()}", "cyan")
+    await stage.follow(ended, {"launch": run.execution_id})
+    approvers = await run.result(timeout=PATIENCE_S)
+    stage.happened("✓", f"launched, approved by {' and '.join(approvers)}", "bold green")
+    stage.say("It could have waited for months: a waiting task is a row in the database.")
+
+
+SCENES: Final[tuple[Scene, ...]] = (survive_a_crash, retry, flow, ask_people)

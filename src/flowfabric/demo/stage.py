@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flowfabric.core.states import TERMINAL_STATES
+from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.demo.program import JOURNAL_VARIABLE, URL_VARIABLE, Note
 from flowfabric.engine.engine import Engine
@@ -141,6 +141,11 @@ def started(step: str) -> Until:
         return any(each.step == step for each in notes)
 
     return until
+
+
+def suspended(notes: list[Note], snapshots: Snapshots) -> bool:
+    """Goes on once everything watched waits for a signal."""
+    return all(each.public_state is PublicState.SUSPENDED for each in snapshots.values())
 
 
 def ended(notes: list[Note], snapshots: Snapshots) -> bool:

@@ -1,0 +1,89 @@
+"""Waitpoints whose maker names them, so that making one can be repeated; and the inbox."""
+
+import pytest
+
+from flowfabric import Engine
+from flowfabric.core.conditions import all_of_waitpoints
+from flowfabric.core.handouts import PendingWaitpoint
+from flowfabric.core.ids import WaitpointKey
+from flowfabric.core.lease import OPERATOR_OVERRIDE
+from flowfabric.engine.suspension_reads import Inbox, InboxEntry
+from flowfabric.errors import InvalidWaitpointKey, LeaseExpired
+from flowfabric.testing import SettableClock
+from tests.conformance.given import Given
+from tests.conformance.observed import refused, refuses, unchanged
+from tests.conformance.pausing import Pause, new_id, paused
+
+TTL_MS = 10_000
+
+
+async def test_a_named_waitpoint_is_made_once_and_found_in_whatever_state(
+    engine: Engine, given: Given
+) -> None:
+    claimed = await given.running()
+    named = new_id()
+
+    async def make(key: str = "gate") -> PendingWaitpoint:
+        return await engine.create_waitpoint(
+            claimed.handle, key, expires_in_ms=TTL_MS, waitpoint_id=named
+        )
+
+    pending = await make()
+    assert pending.waitpoint_id == named
+    async with unchanged(engine):
+        assert await make() == pending
+    async with refused(engine, InvalidWaitpointKey):
+        await make("other")
+    await refuses(
+        engine,
+        "waitpoint_id",
+        "create_waitpoint",
+        claimed.handle,
+        expires_in_ms=TTL_MS,
+        waitpoint_id="x",
+    )
+    await engine.close_waitpoint(claimed.execution_id, named, source=OPERATOR_OVERRIDE)
+    assert (await make()).waitpoint_token == pending.waitpoint_token
+    given.clock.advance(ms=claimed.handle.lease_ttl_ms)
+    with pytest.raises(LeaseExpired):
+        await make()
+
+
+def entry_of(pause: Pause, key: str, at_ms: int, names: tuple[str, ...] = ()) -> InboxEntry:
+    waitpoint_id, _ = pause.waitpoint(key)
+    return InboxEntry(
+        execution_id=pause.claimed.execution_id,
+        execution_kind=pause.claimed.execution_kind,
+        lane_id=pause.claimed.lane_id,
+        waitpoint_id=waitpoint_id,
+        name=WaitpointKey(key),
+        required_signal_names=names,
+        suspended_at_ms=at_ms,
+        timeout_at_ms=None,
+    )
+
+
+async def test_the_inbox_lists_what_suspended_executions_wait_for_longest_first(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    assert await engine.list_inbox() == Inbox(entries=(), next_cursor=None)
+    started_ms = clock.now_ms()
+    pauses = []
+    for _ in range(3):
+        pauses.append(await paused(given, all_of_waitpoints(["one", "two"])))
+        clock.advance(ms=1)
+    running = await given.running()
+    await engine.create_waitpoint(running.handle, "later", expires_in_ms=TTL_MS)
+    expected = [
+        entry_of(pause, key, started_ms + late_ms)
+        for late_ms, pause in enumerate(pauses)
+        for key in ("one", "two")
+    ]
+    first = await engine.list_inbox(limit=2)
+    assert first.entries == tuple(expected[:4])
+    rest = await engine.list_inbox(cursor=first.next_cursor, limit=2)
+    assert rest == Inbox(entries=tuple(expected[4:]), next_cursor=None)
+    await engine.cancel_execution(pauses[0].execution_id, reason="x")
+    assert (await engine.list_inbox()).entries == tuple(expected[2:])
+    await refuses(engine, "limit", "list_inbox", limit=0)
+    await refuses(engine, "cursor", "list_inbox", cursor="x")
