@@ -163,8 +163,9 @@ class App(Registry):
         return tuple(self._middleware)
 
     def adopt(self, other: "App") -> None:
-        """Take over another app's tasks, middleware and resources, on this app's database."""
+        """Take over another app's tasks, schedules, middleware and resources."""
         self.tasks |= other.tasks
+        self.schedules += other.schedules
         self._middleware += other.middlewares
         self.resources.adopt(other.resources)
 

@@ -81,9 +81,11 @@ class LocalApp(App):
         """Run everything that is ready, and what becomes ready by that; return how much ran.
 
         Retries, sleeps and timeouts wait for the clock, unless `skip_time` moves it to
-        whatever is due next until nothing is left.
+        whatever is due next until nothing is left. Schedules count from the first `drain`
+        and always wait for the clock: they never end.
         """
         opened = await self.open()
+        await self.store_schedules(opened.engine)
         await self.resources.open()
         worker = InlineWorker(
             opened.engine, self.tasks, opened.submissions, self.resources, self.middlewares
