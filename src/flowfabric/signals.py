@@ -129,7 +129,11 @@ class SignalToken:
         """Read a token's text. What is no token is refused without being repeated."""
         if isinstance(given, cls):
             return given
-        if not isinstance(given, str) or len(given) > TOKEN_TEXT_MAX:
+        if not (
+            isinstance(given, str)
+            and given.startswith(TOKEN_PREFIX)
+            and len(given) <= TOKEN_TEXT_MAX
+        ):
             raise InvalidToken(INVALID)
         try:
             encoded = given.removeprefix(TOKEN_PREFIX)
@@ -252,6 +256,7 @@ async def send(
     idempotency_key: str | None = None,
 ) -> SignalResult:
     """Send to an execution: with a token, or without one as an operator."""
+    # What cannot be sent is refused before anybody's token is looked up.
     encode_payload(payload)
     return await deliver(
         engine,

@@ -85,5 +85,11 @@ async def test_the_inbox_lists_what_suspended_executions_wait_for_longest_first(
     assert rest == Inbox(entries=tuple(expected[4:]), next_cursor=None)
     await engine.cancel_execution(pauses[0].execution_id, reason="x")
     assert (await engine.list_inbox()).entries == tuple(expected[2:])
+    for key in ("one", "two"):
+        waitpoint_id, _ = pauses[1].waitpoint(key)
+        await engine.close_waitpoint(pauses[1].execution_id, waitpoint_id, source=OPERATOR_OVERRIDE)
+    nothing = await engine.list_inbox(limit=1)
+    assert nothing.entries == ()
+    assert (await engine.list_inbox(cursor=nothing.next_cursor)).entries == tuple(expected[4:])
     await refuses(engine, "limit", "list_inbox", limit=0)
     await refuses(engine, "cursor", "list_inbox", cursor="x")

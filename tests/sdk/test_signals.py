@@ -78,8 +78,14 @@ async def test_a_plain_function_waits_too(waiting_app: App) -> None:
         token = ctx.blocking.waitpoint("go")
         first = ctx.blocking.wait_for_signal("go", type=int)
         both = ctx.blocking.wait_for(all_of("a", "b"))
+        none = ctx.blocking.wait_for("never", timeout="1ms", default=())
         missed = ctx.blocking.wait_for_signal("never", timeout="1ms", default="nobody")
-        return [token.waitpoint_id != "", first.payload, [each.name for each in both], missed]
+        return [
+            token.waitpoint_id != "",
+            first.payload,
+            [each.name for each in both + none],
+            missed,
+        ]
 
     async with working(app):
         run = await app.submit(gate)
@@ -370,6 +376,25 @@ async def test_a_waitpoint_that_expired_is_replaced_and_an_operator_can_signal(
         await app.drain()
         assert await run.result(timeout=1) == 3
         assert len(set(told)) == 1
+
+
+async def test_a_token_outlives_the_attempt_that_made_it() -> None:
+    async with testing.engine() as app:
+        told: list[SignalToken] = []
+
+        @app.task(retry=Retry(max_retries=1, delay=0))
+        async def gate(ctx: Context) -> object:
+            told.append(await ctx.waitpoint("go"))
+            if ctx.retry_count == 0:
+                raise ConnectionError("after the token was handed out")
+            return (await ctx.wait_for_signal("go")).payload
+
+        run = await app.submit(gate)
+        await app.drain()
+        await app.signals.deliver(told[0], "go", 3)
+        await app.drain()
+        assert await run.result(timeout=1) == 3
+        assert (len(told), len(set(told))) == (3, 1)
 
 
 async def test_two_branches_cannot_wait_long_at_once_when_one_waits_for_a_signal() -> None:

@@ -157,7 +157,7 @@ class SuspendedCursor(Struct, frozen=True):
         )
 
     @staticmethod
-    def after(last: "SuspendedExecution | InboxEntry") -> str:
+    def after(last: SuspendedExecution) -> str:
         return f"{last.suspended_at_ms}-{uuid_of(last.execution_id)}"
 
 
@@ -278,11 +278,15 @@ class SuspensionReads(Operations):
                 limit=limit + 1,
             )
 
-        entries = [_inbox_entry(row) for row in await self.store.read(body)]
-        shown = list(dict.fromkeys(entry.execution_id for entry in entries))[:limit]
-        page = tuple(entry for entry in entries if entry.execution_id in shown)
-        more = len(page) < len(entries)
-        return Inbox(entries=page, next_cursor=SuspendedCursor.after(page[-1]) if more else None)
+        rows = await self.store.read(body)
+        listed = list(dict.fromkeys(str(row["execution_id"]) for row in rows))
+        shown = set(listed[:limit])
+        page = [row for row in rows if str(row["execution_id"]) in shown]
+        cursor = None
+        if len(listed) > limit:
+            cursor = f"{int(str(page[-1]['suspended_at_ms']))}-{listed[limit - 1]}"
+        entries = tuple(_inbox_entry(row) for row in page if row["waitpoint_id"] is not None)
+        return Inbox(entries=entries, next_cursor=cursor)
 
     async def read_waitpoint_token(
         self, execution_id: str, waitpoint_id: str

@@ -94,11 +94,8 @@ class SignalVerbs(HandlerContext):
 
         Returns the signals that counted, in the order they came.
         """
-        if not conditions:
-            raise InvalidInput("wait_for", "needs a name or a condition")
-        wait = self._wait("signals", condition_of(*conditions), timeout)
-        names = ", ".join(referenced_waitpoint_keys(wait.condition))
-        return self._many(wait, f"signals {names}", default, type)
+        wait, what = self._wait_for(conditions, timeout)
+        return self._many(wait, what, default, type)
 
     def waitpoint(
         self, name: str, *, expires: Duration = WAITPOINT_TTL
@@ -134,6 +131,14 @@ class SignalVerbs(HandlerContext):
             timeout_ms=timeout_ms,
             pending_id=next(iter(made.values()), None),
         )
+
+    def _wait_for(
+        self, conditions: tuple[str | Condition, ...], timeout: Duration | None
+    ) -> tuple[Wait, str]:
+        if not conditions:
+            raise InvalidInput("wait_for", "needs a name or a condition")
+        wait = self._wait("signals", condition_of(*conditions), timeout)
+        return wait, f"signals {', '.join(referenced_waitpoint_keys(wait.condition))}"
 
     async def _one(self, wait: Wait, what: str, default: object, kind: object) -> object:
         found = await self._found(wait, what, default, kind)
@@ -188,12 +193,37 @@ class BlockingSignalVerbs:
         wait = verbs._wait(f"signal {check_name(name)}", condition_of(name), timeout)
         return verbs._services.wait(verbs._one(wait, f"signal {name!r}", default, type))
 
+    @overload
     def wait_for(
         self, *conditions: str | Condition, timeout: Duration | None = None
-    ) -> tuple[Signal[object], ...]:
+    ) -> tuple[Signal[object], ...]: ...
+    @overload
+    def wait_for(
+        self, *conditions: str | Condition, timeout: Duration | None = None, type: type[T]
+    ) -> tuple[Signal[T], ...]: ...
+    @overload
+    def wait_for(
+        self, *conditions: str | Condition, timeout: Duration | None = None, default: D
+    ) -> tuple[Signal[object], ...] | D: ...
+    @overload
+    def wait_for(
+        self,
+        *conditions: str | Condition,
+        timeout: Duration | None = None,
+        default: D,
+        type: type[T],
+    ) -> tuple[Signal[T], ...] | D: ...
+    def wait_for(
+        self,
+        *conditions: str | Condition,
+        timeout: Duration | None = None,
+        default: object = _NONE_GIVEN,
+        type: object = object,  # noqa: A002
+    ) -> object:
         """Wait until all conditions are met; see `Context.wait_for`."""
         verbs = self._verbs
-        return verbs._services.wait(verbs.wait_for(*conditions, timeout=timeout))
+        wait, what = verbs._wait_for(conditions, timeout)
+        return verbs._services.wait(verbs._many(wait, what, default, type))
 
     def waitpoint(self, name: str, *, expires: Duration = WAITPOINT_TTL) -> SignalToken:
         """A token to hand out before waiting; see `Context.waitpoint`."""

@@ -1,5 +1,6 @@
--- What the longest suspended executions wait for; the limit counts executions.
-select w.partition_key, w.execution_id, e.execution_kind, e.lane_id, w.waitpoint_id, w.waitpoint_key,
+-- What the longest suspended executions wait for; the limit counts executions, of which one
+-- without open waitpoints has a row of its own.
+select s.partition_key, s.execution_id, e.execution_kind, e.lane_id, w.waitpoint_id, w.waitpoint_key,
        w.required_signal_names, s.created_at_ms as suspended_at_ms, s.timeout_at_ms
   from (select partition_key, execution_id, suspension_id, created_at_ms, timeout_at_ms
           from suspension
@@ -8,7 +9,9 @@ select w.partition_key, w.execution_id, e.execution_kind, e.lane_id, w.waitpoint
          order by created_at_ms, execution_id
          limit :limit) as s
   join execution e on e.partition_key = s.partition_key and e.execution_id = s.execution_id
-  join waitpoint w on w.partition_key = s.partition_key and w.execution_id = s.execution_id
- where w.suspension_id = s.suspension_id
+  left join waitpoint w
+    on w.partition_key = s.partition_key
+   and w.execution_id = s.execution_id
+   and w.suspension_id = s.suspension_id
    and w.state <> 'closed'
  order by s.created_at_ms, s.execution_id, w.ordinal;
