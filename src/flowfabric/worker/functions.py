@@ -57,15 +57,25 @@ class Functions:
                 self._processes, mp_context=multiprocessing.get_context("spawn")
             )
         module, name = task.function.__module__, task.function.__qualname__
-        loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._pool, _run_here, module, name, payload)
+            return await self._submit(self._pool, module, name, payload)
         except BrokenProcessPool:
             # The pool is of no use any more once one of its processes has died.
             pool, self._pool = self._pool, None
             if pool is not None:
                 pool.shutdown(wait=False)
             raise
+
+    @staticmethod
+    def _submit(
+        pool: ProcessPoolExecutor, module: str, name: str, payload: bytes
+    ) -> "asyncio.Future[bytes]":
+        loop = asyncio.get_running_loop()
+        try:
+            return loop.run_in_executor(pool, _run_here, module, name, payload)
+        except OSError as error:
+            # A process died while the pool was starting another: its pipes are closed.
+            raise BrokenProcessPool("a process of the pool ended abruptly") from error
 
     def close(self) -> None:
         """Let threads and processes end by themselves; abandoned ones are not waited for."""
