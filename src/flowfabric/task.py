@@ -145,6 +145,8 @@ class Task(Generic[P, R_co]):
         self.function = function
         self.settings = settings
         self.is_async = inspect.iscoroutinefunction(function)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise InvalidInput("task", f"{name} is a generator; return a list of what it yields")
         parse_lane_id(settings.lane)
         if settings.executor == "process" and self.is_async:
             raise InvalidInput("executor", "a process runs plain functions, not async ones")

@@ -1,6 +1,6 @@
 """How functions become tasks, and how their arguments travel."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from decimal import Decimal
 
 import pytest
@@ -139,3 +139,17 @@ def test_a_process_runs_plain_functions_only() -> None:
 
         @app.task(executor="process")
         async def slow() -> None: ...
+
+
+def test_a_generator_is_no_task() -> None:
+    app = App("sqlite:///:memory:")
+
+    def numbers() -> Iterator[int]:
+        yield 1
+
+    async def later_numbers() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (numbers, later_numbers):
+        with pytest.raises(InvalidInput, match="is a generator; return a list"):
+            app.task(function)

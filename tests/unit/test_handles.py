@@ -230,3 +230,20 @@ def test_the_signature_is_not_shown() -> None:
             " worker_instance_id=worker-1)"
         )
     )
+
+
+@pytest.mark.parametrize("field", sorted(set(Handle.__struct_fields__) - {"backend_tag"}))
+@pytest.mark.parametrize("value", [None, 1.5, [], {}, b"bytes", "\ud800"], ids=repr)
+def test_a_handle_made_up_of_other_types_is_refused(field: str, value: object) -> None:
+    forged = msgspec.structs.replace(sign(OURS, KEY), **{field: value})
+
+    with pytest.raises(Corruption, match="handle_codec"):
+        verify(forged, KEY, backend_tag=SQLITE_TAG)
+
+
+@pytest.mark.parametrize("tag", [None, "19", 1.5, []])
+def test_a_backend_tag_that_is_no_number_is_refused(tag: object) -> None:
+    forged = msgspec.structs.replace(sign(OURS, KEY), backend_tag=tag)
+
+    with pytest.raises(Corruption, match="malformed field"):
+        verify(forged, KEY, backend_tag=SQLITE_TAG)

@@ -226,3 +226,48 @@ async def test_what_was_not_started_is_handed_back_at_once_and_the_rest_after_th
     assert {s.public_state for s in snapshots} == {PublicState.WAITING}
     assert {s.current_lease for s in snapshots} == {None}
     assert {(s.retry_count, s.lease_reclaim_count) for s in snapshots} == {(0, 0)}
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+async def test_an_exception_that_cannot_say_what_it_is_fails_like_another(app: App) -> None:
+    @app.task
+    async def mumble() -> None:
+        raise Speechless
+
+    async with working(app):
+        with pytest.raises(ExecutionFailed, match="Speechless: <its text cannot be had"):
+            await (await app.submit(mumble)).result(timeout="20s")
+        assert await works(app)
+
+
+async def test_an_exception_with_an_endless_name_fails_like_another(app: App) -> None:
+    endless = type("E" * 1_000, (Exception,), {})
+
+    @app.task
+    async def raise_it() -> None:
+        raise endless("why")
+
+    async with working(app):
+        with pytest.raises(ExecutionFailed, match="EEE: why"):
+            await (await app.submit(raise_it)).result(timeout="20s")
+        assert await works(app)
+
+
+async def test_a_plain_function_that_raises_stop_iteration_has_failed(app: App) -> None:
+    @app.task
+    def exhausted() -> None:
+        next(iter([]))
+
+    @app.task
+    async def exhausted_step(ctx: Context) -> None:
+        await ctx.step("next", lambda: next(iter([])))
+
+    async with working(app):
+        for task in (exhausted, exhausted_step):
+            with pytest.raises(ExecutionFailed, match="function raised StopIteration"):
+                await (await app.submit(task)).result(timeout="20s")
+        assert await works(app)

@@ -3,12 +3,13 @@
 import asyncio
 import importlib
 import os
+import re
 import sys
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote
 
 import click
 from msgspec import Struct
@@ -23,6 +24,7 @@ T = TypeVar("T")
 URL_VARIABLE: Final = "FLOWFABRIC_URL"
 APP_VARIABLE: Final = "FLOWFABRIC_APP"
 SQLITE: Final = "sqlite:///"
+_PASSWORD: Final = re.compile(r"(password=)[^&]*")
 NEEDED: Final = (
     "which database? Give --url sqlite:///path.db or --url postgresql://…, set"
     f" {URL_VARIABLE}, or name an app: --app module:app"
@@ -100,7 +102,7 @@ def with_engine(
 
 def check_file(url: str) -> None:
     """A mistyped path would otherwise leave an empty database behind."""
-    path = url.removeprefix(SQLITE)
+    path = unquote(url.removeprefix(SQLITE))
     if url.startswith(SQLITE) and path != ":memory:" and not Path(path).exists():
         raise Unavailable(
             "sqlite",
@@ -109,12 +111,14 @@ def check_file(url: str) -> None:
 
 
 def redact(url: str) -> str:
-    """The URL without its password."""
-    parts = urlsplit(url)
-    if not parts.password:
+    """The URL without its password, also when the password is not encoded as it should be."""
+    if url.startswith(SQLITE):
         return url
-    user, _, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}"))
+    scheme, separator, rest = url.partition("://")
+    login, at, place = rest.rpartition("@")
+    user, colon, _ = login.partition(":")
+    place = _PASSWORD.sub(r"\1***", place)
+    return f"{scheme}{separator}{user}{':***' if colon else ''}{at}{place}"
 
 
 def load_app(reference: str) -> object:

@@ -132,7 +132,7 @@ def weights(lanes: tuple[str, ...]) -> Mapping[str, int]:
     found: dict[str, int] = {}
     for text in lanes:
         name, _, weight = text.partition("=")
-        if weight and not weight.isdigit():
+        if weight and not (weight.isascii() and weight.isdigit()):
             raise click.BadParameter("must look like NAME or NAME=WEIGHT", param_hint="--lane")
         found[name] = int(weight or 1)
     return found

@@ -1,9 +1,14 @@
 """Checks of plain input values: each refusal names the field, the limit and the value."""
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from flowfabric.core.limits import NAME_BYTES_MAX, TIME_MS_MAX
 from flowfabric.errors import InvalidInput, PayloadTooLarge
+
+UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
+"""Characters no store takes as text: NUL, and surrogates that are half of nothing."""
 
 
 def check_int(field: str, value: object, low: int, high: int) -> int:

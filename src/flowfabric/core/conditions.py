@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import UNSTORABLE, check_int
 from flowfabric.core.ids import WaitpointKey
 from flowfabric.core.limits import NAME_BYTES_MAX
 from flowfabric.core.suspension_model import SignalEffect, SignalFacts
@@ -281,6 +281,7 @@ def _check_key(key: object, place: str) -> None:
         raise InvalidInput(FIELD, f"waitpoint_key must be a non-empty string at path {place}", key)
     if len(key.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
         raise InvalidInput(FIELD, f"waitpoint_key over {NAME_BYTES_MAX} bytes at path {place}", key)
+    _check_storable(key, place)
 
 
 def _check_matcher(matcher: object, place: str) -> None:
@@ -292,10 +293,16 @@ def _check_matcher(matcher: object, place: str) -> None:
                 raise InvalidInput(
                     FIELD, f"signal name over {NAME_BYTES_MAX} bytes at path {place}"
                 )
+            _check_storable(name, place)
         case ByName(str()):
             raise InvalidInput(FIELD, f"empty signal name (use Wildcard instead) at path {place}")
         case _:
             raise InvalidInput(FIELD, f"must be ByName or Wildcard at path {place}", matcher)
+
+
+def _check_storable(text: str, place: str) -> None:
+    if UNSTORABLE.search(text):
+        raise InvalidInput(FIELD, f"NUL character or lone surrogate at path {place}", text)
 
 
 # JSON -------------------------------------------------------------------------

@@ -101,12 +101,17 @@ def sign(handle: Handle, key: bytes) -> Handle:
 
 def verify(handle: Handle, key: bytes, *, backend_tag: int) -> None:
     """Raise unless the handle was issued by this backend, with this key, and is unaltered."""
-    if handle.backend_tag != backend_tag:
-        raise HandleFromOtherBackend(
-            f"expected={backend_tag:#04x} actual={handle.backend_tag:#04x}"
-        )
-    if not hmac.compare_digest(_signature(handle, key), handle.signature):
-        raise Corruption("handle_codec: signature mismatch")
+    try:
+        if handle.backend_tag != backend_tag:
+            raise HandleFromOtherBackend(
+                f"expected={backend_tag:#04x} actual={handle.backend_tag:#04x}"
+            )
+        genuine = hmac.compare_digest(_signature(handle, key), handle.signature)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        # Made up by hand: the engine gives out no handle with fields of other types.
+        raise _failure("malformed field") from None
+    if not genuine:
+        raise _failure("signature mismatch")
 
 
 def encode_opaque(handle: Handle) -> bytes:

@@ -29,6 +29,8 @@ COUNT_MAX: Final = 2**32 - 1
 MULTIPLIER_MAX: Final = 1_000_000.0
 LIST_MAX: Final = 64
 TEXT_MAX_CHARS: Final = 256
+EXPLAINED_MAX_CHARS: Final = 256
+"""How much is said about what is wrong; the names of unknown fields are part of it."""
 
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 DurationMs = Annotated[int, Meta(ge=0, le=DURATION_MAX_MS)]
@@ -159,8 +161,13 @@ def _parse(value: ExecutionPolicy | str | bytes | Mapping[str, object]) -> Execu
     _check_routing(document)
     try:
         policy = msgspec.convert(document, ExecutionPolicy)
+        size_bytes = len(msgspec.json.encode(policy))
     except msgspec.ValidationError as error:
         raise InvalidPolicyJson(_explain(error)) from None
+    except UnicodeEncodeError:
+        raise InvalidPolicyJson("malformed") from None
+    if size_bytes > POLICY_MAX_BYTES:
+        raise PayloadTooLarge("policy", POLICY_MAX_BYTES, size_bytes)
     _check_budget_ids(policy.budget_ids)
     return policy
 
@@ -217,7 +224,7 @@ def _explain(error: msgspec.ValidationError) -> str:
     if not problem:
         problem, path = str(error), ""
     field = path.removesuffix("`").removeprefix("$").removeprefix(".") or "policy"
-    return f"{field}: {problem[:1].lower()}{problem[1:]}"
+    return f"{field}: {problem[:1].lower()}{problem[1:EXPLAINED_MAX_CHARS]}"
 
 
 @cache

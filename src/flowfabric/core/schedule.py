@@ -92,9 +92,12 @@ def check_definition(
     Raises on the first field that is wrong. Whether cron and time zone make sense
     is found out by whoever knows calendars.
     """
+    if not isinstance(definition, ScheduleDefinition):
+        raise InvalidInput("definition", "must be a ScheduleDefinition", definition)
     kind, expression = _check_timing(definition)
-    if len(definition.tags) > TAGS_MAX - 2:
-        raise InvalidInput("tags", f"must be at most {TAGS_MAX - 2}", len(definition.tags))
+    tags = check_tags(definition.tags)
+    if len(tags) > TAGS_MAX - 2:
+        raise InvalidInput("tags", f"must be at most {TAGS_MAX - 2}", len(tags))
     policy = definition.policy
     if definition.catch_up not in list(CatchUp):
         raise InvalidInput("catch_up", f"must be one of {', '.join(CatchUp)}", definition.catch_up)
@@ -114,7 +117,7 @@ def check_definition(
         priority=None
         if definition.priority is None
         else check_int("priority", definition.priority, -(2**31), 2**31 - 1),
-        tags=msgspec.json.encode(dict(sorted(check_tags(definition.tags).items()))).decode(),
+        tags=msgspec.json.encode(dict(sorted(tags.items()))).decode(),
         next_due_at_ms=None,
         created_at_ms=now_ms,
         updated_at_ms=now_ms,

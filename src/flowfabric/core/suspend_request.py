@@ -5,7 +5,13 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from flowfabric.core.checks import check_int, check_optional_text, check_text, check_time
+from flowfabric.core.checks import (
+    check_bool,
+    check_int,
+    check_optional_text,
+    check_text,
+    check_time,
+)
 from flowfabric.core.conditions import (
     Condition,
     Single,
@@ -58,6 +64,12 @@ class ResumePolicy(
 
 
 NORMAL: Final = ResumePolicy()
+RESUME_TARGET: Final = NORMAL.resume_target
+RESUME_FLAGS: Final = (
+    "consume_matched_signals",
+    "retain_signal_buffer_until_closed",
+    "close_waitpoint_on_resume",
+)
 
 
 class BoundWaitpoint(Struct, frozen=True, kw_only=True):
@@ -240,6 +252,12 @@ def check_resume_policy(policy: object) -> ResumePolicy:
         raise InvalidInput("resume_policy", "must be a ResumePolicy", policy)
     if policy.resume_delay_ms is not None:
         check_int("resume_policy.resume_delay_ms", policy.resume_delay_ms, 0, DURATION_MAX_MS)
+    if policy.resume_target != RESUME_TARGET:
+        raise InvalidInput(
+            "resume_policy.resume_target", f"must be {RESUME_TARGET}", policy.resume_target
+        )
+    for flag in RESUME_FLAGS:
+        check_bool(f"resume_policy.{flag}", getattr(policy, flag))
     return policy
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from flowfabric.core.checks import UNSTORABLE
 from flowfabric.errors import InvalidInput
 
 INSTANCE_TAG_KEY: Final = "cairn.instance_id"
@@ -18,7 +19,6 @@ TAG_KEY_MAX_BYTES: Final = 256
 TAG_VALUE_MAX_BYTES: Final = 4096
 
 _KEY: Final = re.compile(r"[a-z][a-z0-9_]*\.[a-z0-9_][a-z0-9_.]*")
-_UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
 
 def check_tag_key(key: object) -> str:
@@ -35,7 +35,7 @@ def check_tag_value(key: str, value: object) -> str:
     field = f"tags[{key}]"
     if not isinstance(value, str):
         raise InvalidInput(field, "must be a string", value)
-    if _UNSTORABLE.search(value):
+    if UNSTORABLE.search(value):
         raise InvalidInput(field, "must not contain null characters or lone surrogates", value)
     if len(value.encode()) > TAG_VALUE_MAX_BYTES:
         raise InvalidInput(field, f"must be at most {TAG_VALUE_MAX_BYTES} bytes", value)

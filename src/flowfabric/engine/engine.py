@@ -136,7 +136,11 @@ class Engine(
     async def open(cls, store: Store, config: EngineConfig | None = None) -> Self:
         """Open the store and read what its database was set up with."""
         await store.open()
-        return cls(store, config or EngineConfig(), await read_deployment(store))
+        try:
+            return cls(store, config or EngineConfig(), await read_deployment(store))
+        except BaseException:
+            await store.close()
+            raise
 
     async def __aenter__(self) -> Self:
         return self

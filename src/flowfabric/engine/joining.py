@@ -6,7 +6,7 @@ here: what was written exists if and when the caller commits.
 
 from collections.abc import Sequence
 
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_list
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.decision import Refusal
 from flowfabric.core.handles import Handle
@@ -40,7 +40,7 @@ class Joining(Creation):
         return self.store.transact_on_sync(connection, self._creation(requests))
 
     def _creation(self, requests: Sequence[NewExecution]) -> Body[list[CreateResult]]:
-        check_int("requests", len(requests), 0, BATCH_MAX)
+        check_list("requests", requests, 0, BATCH_MAX)
         # Routes interned here may be rolled back, so the cache must not learn of them.
         return CreateBody([self.check_request(each) for each in requests], self.routes).run
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from flowfabric.core.checks import check_text
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.model import WorkerPresence
 from flowfabric.engine.reads import PRESENCE_MS
@@ -26,7 +27,7 @@ class Lookup(Operations):
         The part must fit one execution alone. Parts are looked for in the index of
         all ids: for people, not for programs.
         """
-        if text.startswith("{"):
+        if check_text("execution_id", text).startswith("{"):
             return self.check_execution_id(text)
         part = text.lower()
         if len(part) < UUID_PART_CHARS_MIN or _HEXADECIMAL.fullmatch(part) is None:

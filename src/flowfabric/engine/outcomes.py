@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_list
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.states import PublicState
@@ -25,7 +25,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 class Outcomes(Operations):
     async def read_outcomes(self, execution_ids: Sequence[str]) -> dict[ExecutionId, Outcome]:
         """How the given executions ended; those that have not, or do not exist, are left out."""
-        check_int("execution_ids", len(execution_ids), 0, BATCH_MAX)
+        check_list("execution_ids", execution_ids, 0, BATCH_MAX)
         asked = [self.check_execution_id(each) for each in execution_ids]
         if not asked:
             return {}

@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from flowfabric.core import schedule as rules
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_int, check_list, check_text
 from flowfabric.core.creation import Checked
 from flowfabric.core.decision import Changes
 from flowfabric.core.ids import parse_namespace
@@ -145,7 +145,7 @@ class Schedules(Creation):
         """Schedules by namespace and name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
         wanted = None if namespace is None else parse_namespace(namespace)
-        after_namespace, after_id = ("", "") if cursor is None else cursor
+        after_namespace, after_id = ("", "") if cursor is None else check_cursor(cursor)
 
         async def body(reader: Reader) -> Sequence[Schedule]:
             return await reader.select_records(
@@ -226,6 +226,11 @@ class Schedules(Creation):
 
 def check_key(schedule_id: str, namespace: str) -> Key:
     return (parse_namespace(namespace), check_schedule_id(schedule_id))
+
+
+def check_cursor(cursor: object) -> tuple[str, str]:
+    namespace, schedule_id = check_list("cursor", cursor, 2, 2)
+    return check_text("cursor", namespace), check_text("cursor", schedule_id)
 
 
 async def lock_schedule(tx: Transaction, key: Key) -> Schedule:

@@ -2,9 +2,17 @@
 
 from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from flowfabric.core.checks import check_bytes, check_int, check_optional_time, check_text, shorten
+from flowfabric.core.checks import (
+    check_int,
+    check_list,
+    check_optional_bytes,
+    check_optional_text,
+    check_optional_time,
+    check_text,
+    shorten,
+)
 from flowfabric.core.decision import Changes, Decision, combine
 from flowfabric.core.execution import Timing
 from flowfabric.core.hand_back import decide_hand_back
@@ -12,6 +20,7 @@ from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX
 from flowfabric.core.model import Execution
+from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.results import HandedBack, Moved
 from flowfabric.core.step_model import Step, StepKind, Waiter
 from flowfabric.core.steps import (
@@ -55,7 +64,7 @@ class Steps(Operations):
         self, reports: Sequence[StepReport]
     ) -> list[StepStored | FlowFabricError]:
         """Store finished steps, each under its handle's fence. Safe to repeat."""
-        check_int("reports", len(reports), 0, BATCH_MAX)
+        check_list("reports", reports, 0, BATCH_MAX)
         checked = [attempt(self._check_report, report) for report in reports]
         given = {i: each for i, each in enumerate(checked) if isinstance(each, StepReport)}
         sure = await self._record_sure(list(given), list(given.values())) if given else {}
@@ -70,15 +79,12 @@ class Steps(Operations):
         return answers
 
     def _check_report(self, report: StepReport) -> StepReport:
-        self.open_handle(report.handle)
-        step = report.step
-        check_text("step_key", step.step_key, bytes_max=STEP_KEY_BYTES_MAX, empty=False)
-        StepKind(step.kind)
-        if step.result is not None:
-            check_bytes(
-                f"the result of {step.step_key}", step.result, self.config.payload_bytes_max
-            )
-        return report
+        if not isinstance(report, StepReport):
+            raise InvalidInput("report", "must be a StepReport", report)
+        handle = self.open_handle(report.handle)
+        return StepReport(
+            handle=handle, step=check_step(report.step, self.config.payload_bytes_max)
+        )
 
     async def _record_sure(
         self, places: Sequence[int], reports: Sequence[StepReport]
@@ -132,7 +138,7 @@ class Steps(Operations):
     ) -> Moved:
         """Release the worker until any of the executions has ended, or a time has come."""
         opened = self.open_handle(handle)
-        check_int("execution_ids", len(execution_ids), 1, AWAITED_MAX)
+        check_list("execution_ids", execution_ids, 1, AWAITED_MAX)
         check_optional_time("until_ms", until_ms)
         asked = {self.check_execution_id(each) for each in execution_ids}
         if opened.execution_id in asked:
@@ -207,11 +213,24 @@ class Steps(Operations):
         self, handles: Sequence[Handle | bytes], *, reason: str
     ) -> list[HandedBack | FlowFabricError]:
         """Return many leases at once; each gets its own answer or error."""
-        check_int("handles", len(handles), 0, BATCH_MAX)
+        check_list("handles", handles, 0, BATCH_MAX)
         why = shorten(check_text("reason", reason, bytes_max=2**31), TEXT_BYTES_MAX)
-        return await self.decide_many(
-            [_hand_back_ask(self.open_handle(handle), why) for handle in handles]
-        )
+        opened = [attempt(self.open_handle, handle) for handle in handles]
+        nothing: dict[int, HandedBack] = {}
+        return await self.decide_rest(opened, nothing, lambda handle: _hand_back_ask(handle, why))
+
+
+def check_step(step: object, result_bytes_max: int) -> NewStep:
+    if not isinstance(step, NewStep):
+        raise InvalidInput("step", "must be a NewStep", step)
+    key = check_text("step_key", step.step_key, bytes_max=STEP_KEY_BYTES_MAX, empty=False)
+    check_optional_text("after_key", step.after_key, bytes_max=STEP_KEY_BYTES_MAX)
+    if step.kind not in list(StepKind):
+        raise InvalidInput("kind", f"must be one of {', '.join(StepKind)}", step.kind)
+    check_optional_bytes(f"the result of {key}", step.result, result_bytes_max)
+    if step.sleep_ms is not None:
+        check_int("sleep_ms", step.sleep_ms, 0, DURATION_MAX_MS)
+    return structs.replace(step, kind=StepKind(step.kind))
 
 
 def _hand_back_ask(handle: Handle, reason: str) -> Ask[HandedBack]:

@@ -16,7 +16,7 @@ from flowfabric.store.base import Reader, Transaction
 class Tags(Operations):
     async def set_execution_tag(self, execution_id: str, key: str, value: str) -> None:
         """Set one tag, replacing its value."""
-        await self.set_execution_tags(execution_id, {key: value})
+        await self.set_execution_tags(execution_id, {check_tag_key(key): value})
 
     async def set_execution_tags(self, execution_id: str, tags: Mapping[str, str]) -> int:
         """Set several tags, all or none; return how many."""

@@ -36,7 +36,7 @@ from flowfabric.core.lease import Fence
 from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX
 from flowfabric.core.model import Execution
 from flowfabric.core.operator import decide_worker_cancel
-from flowfabric.core.policies import RetryPolicy
+from flowfabric.core.policies import ExecutionPolicy, RetryPolicy, parse_policy
 from flowfabric.core.results import Cancelled, Completed, Delayed, FailResult, Moved, Updated
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.transition import Subject
@@ -323,6 +323,8 @@ def check_failure(reason: object, failure_class: object, category: object) -> Fa
 
 
 def check_retry_policy(retry_policy: object) -> RetryPolicy | None:
-    if retry_policy is None or isinstance(retry_policy, RetryPolicy):
-        return retry_policy
-    raise InvalidInput("retry_policy", "must be a RetryPolicy", retry_policy)
+    if retry_policy is None:
+        return None
+    if not isinstance(retry_policy, RetryPolicy):
+        raise InvalidInput("retry_policy", "must be a RetryPolicy", retry_policy)
+    return parse_policy(ExecutionPolicy(retry_policy=retry_policy)).retry_policy

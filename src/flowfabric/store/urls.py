@@ -6,10 +6,12 @@
 """
 
 import importlib
+import re
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import unquote
 
+from flowfabric.core.checks import UNSTORABLE
 from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.store.base import Clock, Store
 from flowfabric.store.sqlite.connection import Synchronous
@@ -18,6 +20,8 @@ from flowfabric.store.sqlite.store import SqliteStore
 SQLITE: Final = "sqlite:///"
 POSTGRES: Final = ("postgresql://", "postgres://")
 EMBEDDED: Final = "postgresql+embedded:///"
+
+_SCHEME: Final = re.compile(r"[a-zA-Z+]*(?=://)")
 
 
 def open_store(
@@ -32,6 +36,10 @@ def open_store(
 
     `pool_max` and `statement_cache_size` concern Postgres, `synchronous` SQLite.
     """
+    if not isinstance(url, str):
+        raise InvalidInput("url", "must be a string", type(url).__name__)
+    if UNSTORABLE.search(url):
+        raise InvalidInput("url", "must not contain NUL characters or lone surrogates")
     if url.startswith(SQLITE) and url != SQLITE:
         return SqliteStore(unquote(url[len(SQLITE) :]), clock=clock, synchronous=synchronous)
     if url.startswith(EMBEDDED) and url != EMBEDDED:
@@ -39,7 +47,9 @@ def open_store(
     if url.startswith(POSTGRES):
         return _postgres(url, clock, pool_max, statement_cache_size)
     known = ", ".join(f"{start}…" for start in (SQLITE, *POSTGRES, EMBEDDED))
-    raise InvalidInput("url", f"must look like one of {known}", url.partition("://")[0])
+    # No more of it is shown than surely holds no password.
+    start = _SCHEME.match(url)
+    raise InvalidInput("url", f"must look like one of {known}", start.group() if start else "")
 
 
 def _postgres(

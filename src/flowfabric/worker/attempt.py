@@ -15,7 +15,9 @@ from enum import StrEnum
 from functools import partial
 from typing import Final
 
+from flowfabric.core.checks import shorten
 from flowfabric.core.execution import ATTEMPT_TIMEOUT
+from flowfabric.core.limits import NAME_BYTES_MAX
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import FailureClass
 from flowfabric.core.suspend_request import Binding
@@ -333,13 +335,22 @@ def classify(error: BaseException, task: Task[..., object]) -> FailureClass:
 
 
 def category(error: BaseException) -> str:
-    return error.code if isinstance(error, FlowFabricError) else type(error).__name__
+    named = error.code if isinstance(error, FlowFabricError) else type(error).__name__
+    return shorten(named, NAME_BYTES_MAX)
 
 
 def describe(error: BaseException) -> str:
     """The exception in one line, and where the handler raised it."""
     if isinstance(error, FlowFabricError):
-        return str(error)
+        return _text(error)
     frames = traceback.extract_tb(error.__traceback__)
     where = f" (in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return f"{type(error).__name__}: {_text(error)}{where}"
+
+
+def _text(error: BaseException) -> str:
+    """What the exception says of itself; its `__str__` is the user's and may fail as well."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"<its text cannot be had: {type(failure).__name__}>"

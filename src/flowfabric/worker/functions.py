@@ -87,7 +87,7 @@ class Functions:
 
 def _in(threads: ThreadPoolExecutor, call: Callable[[], object]) -> "asyncio.Future[object]":
     """Run `call` in a thread, with the caller's context variables."""
-    run = partial(contextvars.copy_context().run, call)
+    run = partial(contextvars.copy_context().run, _contained, call)
     return asyncio.get_running_loop().run_in_executor(threads, run)
 
 
@@ -99,4 +99,12 @@ def _run_here(module: str, name: str, payload: bytes) -> bytes:
     if not isinstance(found, Task):
         raise InvalidInput("task", f"{module}.{name} is not a task at the top of its module")
     bound = found.arguments.decode(payload)
-    return found.encode_result(found.function(*bound.args, **bound.kwargs))
+    return found.encode_result(_contained(partial(found.function, *bound.args, **bound.kwargs)))
+
+
+def _contained(call: Callable[[], object]) -> object:
+    """As in a coroutine, a StopIteration ends nothing but `call`: no future can carry one."""
+    try:
+        return call()
+    except StopIteration as error:
+        raise RuntimeError("function raised StopIteration") from error

@@ -7,12 +7,19 @@ each transaction sets what it needs itself and nothing is prepared ahead.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
-from flowfabric.errors import ResourceExhausted, Unavailable
-from flowfabric.store.postgres.driver import Connection, Pool, PostgresError, connect, create_pool
+from flowfabric.errors import InvalidInput, ResourceExhausted, Unavailable
+from flowfabric.store.postgres.driver import (
+    Connection,
+    InterfaceError,
+    Pool,
+    PostgresError,
+    connect,
+    create_pool,
+)
 from flowfabric.store.postgres.generated import SCHEMA
 
 ACQUIRE_TIMEOUT_S: Final = 30.0
@@ -61,19 +68,20 @@ class Connections:
     async def open(self) -> None:
         if not self.behind_pooler:
             self.behind_pooler = await self._settings_are_refused()
-        self._pool = await create_pool(
-            self._url,
-            min_size=1,
-            max_size=self.pool_max,
-            max_queries=QUERIES_MAX,
-            max_inactive_connection_lifetime=IDLE_LIFETIME_S,
-            timeout=CONNECT_TIMEOUT_S,
-            command_timeout=COMMAND_TIMEOUT_S,
-            statement_cache_size=0 if self.behind_pooler else self._statement_cache_size,
-            max_cached_statement_lifetime=0,
-            server_settings=self._server_settings(),
-            reset=_clean_up,
-        )
+        with _readable_url():
+            self._pool = await create_pool(
+                self._url,
+                min_size=1,
+                max_size=self.pool_max,
+                max_queries=QUERIES_MAX,
+                max_inactive_connection_lifetime=IDLE_LIFETIME_S,
+                timeout=CONNECT_TIMEOUT_S,
+                command_timeout=COMMAND_TIMEOUT_S,
+                statement_cache_size=0 if self.behind_pooler else self._statement_cache_size,
+                max_cached_statement_lifetime=0,
+                server_settings=self._server_settings(),
+                reset=_clean_up,
+            )
 
     async def close(self) -> None:
         if self._pool is not None:
@@ -86,31 +94,38 @@ class Connections:
 
     async def connect(self) -> Connection:
         """A connection outside the pool."""
-        return await connect(
-            self._url,
-            timeout=CONNECT_TIMEOUT_S,
-            command_timeout=COMMAND_TIMEOUT_S,
-            statement_cache_size=0,
-            server_settings=self._server_settings(),
-        )
+        with _readable_url():
+            return await connect(
+                self._url,
+                timeout=CONNECT_TIMEOUT_S,
+                command_timeout=COMMAND_TIMEOUT_S,
+                statement_cache_size=0,
+                server_settings=self._server_settings(),
+            )
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Connection]:
         """A pooled connection, returned outside any transaction."""
-        if self._pool is None:
+        # Kept, because the store may be closed while the connection is out.
+        pool = self._pool
+        if pool is None:
             raise Unavailable("store", "it is not open")
         # The driver starts a task for a timeout, which an idle connection does not need.
-        timeout_s = None if self._pool.get_idle_size() else self._acquire_timeout_s
+        timeout_s = None if pool.get_idle_size() else self._acquire_timeout_s
         try:
-            connection = await self._pool.acquire(timeout=timeout_s)
+            connection = await pool.acquire(timeout=timeout_s)
+        except InterfaceError as error:
+            if self._pool is None:
+                raise Unavailable("store", "it is not open") from error
+            raise
         except TimeoutError as error:
-            if self._pool.get_idle_size() == 0 and self._pool.get_size() >= self.pool_max:
+            if pool.get_idle_size() == 0 and pool.get_size() >= self.pool_max:
                 raise ResourceExhausted("postgres connections", self.pool_max) from error
             raise
         try:
             yield connection
         finally:
-            await self._pool.release(connection)
+            await pool.release(connection)
 
     async def distrust(self) -> None:
         """Replace every connection before its next use: one was found dead, others may be."""
@@ -141,6 +156,21 @@ class Connections:
             return rows[0][0] != _SETTINGS["search_path"]
         finally:
             await connection.close(timeout=CONNECT_TIMEOUT_S)
+
+
+@contextmanager
+def _readable_url() -> Iterator[None]:
+    """Refuse a URL the driver makes nothing of. What it says may repeat the password."""
+    try:
+        yield
+    except InterfaceError:
+        raise
+    except (ValueError, OverflowError):
+        raise InvalidInput(
+            "url",
+            "must be postgresql://user:password@host:port/database, with"
+            " / ? # [ ] @ : % in user and password percent-encoded",
+        ) from None
 
 
 def _literal(value: str) -> str:

@@ -198,13 +198,18 @@ class PostgresStore:
             if connection_lost(error):
                 raise _Stale from error
             raise
+        except asyncio.CancelledError:
+            # It may have begun all the same.
+            await _roll_back(connection)
+            raise
         try:
             yield
+            ended = await connection.execute("commit")
         except BaseException:
             await _roll_back(connection)
             raise
         # The server answers ROLLBACK when a statement had failed and the body went on.
-        if await connection.execute("commit") == "ROLLBACK":
+        if ended == "ROLLBACK":
             raise Bug("a transaction went on after one of its statements had failed")
 
     async def _retried(self, once: Callable[[], Awaitable[T]]) -> T:

@@ -6,6 +6,7 @@ import time
 from typing import Final, Literal
 
 from flowfabric.core.ids import uuid4_from
+from flowfabric.store.sqlite.failures import busy
 
 Synchronous = Literal["off", "normal", "full", "extra"]
 
@@ -76,8 +77,8 @@ def _use_wal(connection: sqlite3.Connection) -> None:
     while True:
         try:
             connection.execute("pragma journal_mode = wal")
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
+        except sqlite3.OperationalError as error:
+            if not busy(error) or time.monotonic() > deadline:
                 raise
             time.sleep(_WAL_PAUSE_S)
         else:

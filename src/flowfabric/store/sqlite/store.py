@@ -184,11 +184,7 @@ class SqliteStore:
 
     def _read(self, body: ReadBody[T]) -> T:
         """Run `body` on a reader's thread, in one snapshot."""
-        try:
-            connection = self._idle.get_nowait()
-        except queue.Empty:
-            connection = self._connect()
-            connection.execute("pragma query_only = on")
+        connection = self._reader()
         try:
             connection.execute("begin")
             return drive(body(SqliteReader(connection, self._clock)))
@@ -198,3 +194,15 @@ class SqliteStore:
             if connection.in_transaction:
                 connection.execute("rollback")
             self._idle.put(connection)
+
+    def _reader(self) -> sqlite3.Connection:
+        try:
+            return self._idle.get_nowait()
+        except queue.Empty:
+            pass
+        try:
+            connection = self._connect()
+            connection.execute("pragma query_only = on")
+        except sqlite3.Error as error:
+            raise translate(error) from error
+        return connection
