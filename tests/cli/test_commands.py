@@ -51,6 +51,13 @@ def test_a_missing_file_is_not_created(tmp_path: Path) -> None:
     assert "Traceback" not in ran.err
 
 
+def test_a_path_with_encoded_characters_is_found_once_it_exists(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/two%20words.db"
+    assert run("migrate", "--url", url).status == 0
+
+    assert run("ls", "--url", url).status == 0
+
+
 def test_a_url_of_an_unknown_kind_is_bad_usage() -> None:
     ran = run("ls", "--url", "mysql://localhost/x")
     assert (ran.status, ran.out) == (2, "")

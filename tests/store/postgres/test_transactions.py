@@ -319,3 +319,33 @@ async def test_everything_works_without_session_state(postgres_database: str) ->
 def test_an_unknown_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput, match="url"):
         open_store(url)
+
+
+async def test_who_waits_for_a_connection_of_a_store_that_is_closed_is_told_so(
+    postgres_database: str,
+) -> None:
+    store = open_store(postgres_database, pool_max=1)
+    await store.open()
+    held, may_end = asyncio.Event(), asyncio.Event()
+
+    async def hold(reader: Reader) -> int:
+        held.set()
+        await may_end.wait()
+        return await reader.now_ms()
+
+    async def ask(reader: Reader) -> int:
+        return await reader.now_ms()
+
+    holding = asyncio.create_task(store.read(hold))
+    await held.wait()
+    waiting = asyncio.create_task(store.read(ask))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(store.close())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    may_end.set()
+
+    assert await holding > 0
+    with pytest.raises(Unavailable, match="not open"):
+        await waiting
+    await closing

@@ -123,6 +123,9 @@ class Connections:
                 raise ResourceExhausted("postgres connections", self.pool_max) from error
             raise
         try:
+            if self._pool is not pool:
+                # Closed while we waited for our turn; the driver closes it under our hands.
+                raise Unavailable("store", "it is not open")
             yield connection
         finally:
             await pool.release(connection)

@@ -257,6 +257,10 @@ async def _roll_back(connection: Connection) -> None:
         await connection.execute("rollback", timeout=ROLLBACK_TIMEOUT_S)
     except DRIVER_ERRORS:
         _drop(connection)
+    except asyncio.CancelledError:
+        # Cancelled again: nobody is left to wait for the answer.
+        _drop(connection)
+        raise
 
 
 def _drop(connection: Connection) -> None:
