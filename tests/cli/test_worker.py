@@ -164,3 +164,38 @@ def test_an_unmigrated_database_says_which_command_to_run(
     ran = run("worker", "shop:app", cwd=folder)
     assert ran.status == 5
     assert f"run: flowfabric migrate --url {empty_postgres_database}" in ran.err
+
+
+STUBBORN = """
+import asyncio, sys, time
+from flowfabric import App
+
+app = App("sqlite:///shop.db")
+
+@app.task
+async def wait_on() -> None:
+    print("begun", file=sys.stderr, flush=True)
+    while True:
+        try:
+            await asyncio.sleep(3_600)
+        except asyncio.CancelledError:
+            pass
+
+@app.task
+def block() -> None:
+    print("begun", file=sys.stderr, flush=True)
+    time.sleep(3_600)
+"""
+
+
+@pytest.mark.parametrize("task", ["wait_on", "block"])
+async def test_a_handler_that_never_ends_does_not_keep_the_process_that_is_told_to_stop(
+    folder: Path, processes: list[Process], task: str
+) -> None:
+    (folder / "shop.py").write_text(STUBBORN)
+    worker = await start(processes, folder, "worker", "shop:app", "--drain-timeout", "1s")
+    await worker.line("starts")
+    await asyncio.to_thread(run, "submit", task, "--app", "shop:app", cwd=folder)
+    await worker.line("begun")
+
+    assert await worker.end(signal.SIGTERM) == 1

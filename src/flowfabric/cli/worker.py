@@ -1,6 +1,7 @@
 """`worker` and `dev`: running a program's tasks."""
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import click
 from rich.text import Text
 
 from flowfabric.app import App
-from flowfabric.cli import logs, screen
+from flowfabric.cli import exits, logs, screen
 from flowfabric.cli.reload import run_reloading
 from flowfabric.cli.target import APP_VARIABLE, load_app, redact
 from flowfabric.connection import migrate
@@ -20,6 +21,8 @@ from flowfabric.worker.settings import WorkerSettings
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 DEV_DRAIN_TIMEOUT: Final = "3s"
+LEAVE_S: Final = 1.0
+"""How long what is still running after the worker has stopped is waited for."""
 
 
 @click.command("worker", short_help="Run a program's tasks.")
@@ -78,6 +81,20 @@ async def _work(app: App, settings: WorkerSettings) -> None:
         ) from error
     finally:
         await app.close()
+    await _leave()
+
+
+async def _leave() -> None:
+    """End the process even if a handler never ends: its lease expires, and others take over."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        _, stuck = await asyncio.wait(left, timeout=LEAVE_S)
+        if stuck:
+            # Returning would wait for it: the event loop for a coroutine, Python for a thread.
+            logging.shutdown()
+            os._exit(exits.FAILED)
 
 
 @click.command("dev", short_help="Run a program's tasks, and start again when a file changes.")

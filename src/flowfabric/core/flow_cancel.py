@@ -8,7 +8,6 @@ from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.flow_model import CancellationPolicy, Flow, FlowState
 from flowfabric.core.ids import make_execution_id
 from flowfabric.core.limits import CANCEL_WAIT_MS_MAX
-from flowfabric.error_kinds import abbreviated
 from flowfabric.errors import InvalidGraceMs, InvalidInput
 
 FLOW_CANCELLED = "flow_cancelled"
@@ -47,9 +46,7 @@ def check_grace(grace_ms: object) -> None:
     if grace_ms is None:
         return
     if not isinstance(grace_ms, int) or isinstance(grace_ms, bool) or not 0 <= grace_ms < 2**53:
-        raise InvalidGraceMs(
-            f"grace_ms: must be an integer from 0 to 2^53-1 (got {abbreviated(grace_ms)})"
-        )
+        raise InvalidGraceMs("grace_ms: must be an integer from 0 to 2^53-1")
 
 
 def wait_ms(wait: object) -> int | None:
