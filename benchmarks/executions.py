@@ -101,16 +101,18 @@ async def fill(url: str, count: int) -> None:
             row["attname"]
             for row in await connection.fetch(
                 "select attname from pg_attribute where attrelid = 'execution'::regclass"
-                " and attnum > 0 and not attisdropped and attname <> 'execution_id'"
+                " and attnum > 0 and not attisdropped"
+                " and attname not in ('execution_id', 'created_at_ms')"
             )
         ]
         listed = ", ".join(columns)
         waiting = await connection.fetchval("select count(*) from execution where ready")
         await connection.execute(
-            f"insert into execution (execution_id, {listed})"
-            f" select gen_random_uuid(), {listed}"
+            # Rows arrive in the order of time, as they do in life.
+            f"insert into execution (execution_id, created_at_ms, {listed})"
+            f" select gen_random_uuid(), created_at_ms + number, {listed}"
             "  from (select * from execution where ready limit 1) as one,"
-            "       generate_series(1, $1::bigint)",
+            "       generate_series(1, $1::bigint) as number",
             count - waiting,
         )
         await connection.execute("vacuum analyze execution")

@@ -1,6 +1,7 @@
 """Suspending and resuming: how long a signal takes to a worker, and what waiting costs."""
 
 import asyncio
+import re
 import sqlite3
 import time
 from typing import Final
@@ -127,11 +128,9 @@ async def _asking_ms(engine: Engine) -> float:
 async def _blocks(connection: "asyncpg.Connection[asyncpg.Record]") -> int:
     """Pages of the database that `next_due` touches."""
     statement = numbered("next_due", STATEMENTS)
-    rows = await connection.fetch(
-        f"explain (analyze, buffers, timing off) {statement.text.replace('$1', '1')}"
-    )
-    text = "\n".join(str(row[0]) for row in rows)
-    line = next(line for line in text.splitlines() if "Buffers:" in line)
+    text = re.sub(r"\$\d+", "1", statement.text)
+    rows = await connection.fetch(f"explain (analyze, buffers, timing off) {text}")
+    line = next(str(row[0]) for row in rows if "Buffers:" in str(row[0]))
     return sum(
         int(part.partition("=")[2]) for part in line.split() if part.startswith(("hit=", "read="))
     )

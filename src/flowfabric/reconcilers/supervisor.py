@@ -32,6 +32,8 @@ ROUNDS_MAX = 1_000
 """Full batches one reconciler handles before the others get their turn."""
 LONGEST_SLEEP_S = DUE_HINT_WITHIN_MS / 1_000
 AFTER_ERROR_S = 1.0
+URGENT_SLEEP_S = 60.0
+"""How long an urgent sweep waits for its hint: a lost one is made up for by the regular round."""
 AFTER_HELD_S = 0.02
 """How soon to look again at urgent work that somebody else was holding."""
 
@@ -64,13 +66,13 @@ URGENT: Mapping[str, str] = {DISPATCH_TOPIC: "dispatch", MEMBER_CANCEL_TOPIC: "m
 async def run_due(engine: Engine) -> dict[str, int]:
     """Do everything that is due now; tell how much each reconciler did."""
     acted: dict[str, int] = {}
-    for name in await due_now(engine):
+    for name in due_among(await engine.next_due()):
         acted[name] = (await _run_one(engine, SWEEPS[name])).acted
     return acted
 
 
-async def due_now(engine: Engine) -> list[str]:
-    waits = await engine.next_due()
+def due_among(waits: Mapping[str, int]) -> list[str]:
+    """The reconcilers that have something to do, in the order they run."""
     return [name for name in SWEEPS if waits.get(name, 1) <= 0]
 
 
@@ -140,11 +142,14 @@ class Supervisor:
     async def _round(self) -> float:
         """Run what is due and return how long to sleep. Nothing that fails here ends the loop."""
         try:
-            for name in await due_now(self._engine):
+            waits = await self._engine.next_due()
+            due = due_among(waits)
+            for name in due:
                 if self._stopping.is_set():
                     break
                 await self._sweep(name)
-            waits = await self._engine.next_due()
+            if due:
+                waits = await self._engine.next_due()
         except Exception:
             log.exception("could not ask what is due; asking again in %s s", AFTER_ERROR_S)
             return AFTER_ERROR_S
@@ -164,7 +169,7 @@ class Supervisor:
         except Exception:
             log.exception("reconciler %s failed; it tries again in %s s", name, AFTER_ERROR_S)
             return AFTER_ERROR_S
-        return AFTER_HELD_S if swept.held else LONGEST_SLEEP_S
+        return AFTER_HELD_S if swept.held else URGENT_SLEEP_S
 
     async def _either(self, waiting: Awaitable[bool]) -> None:
         """Wait for a hint or the end, whichever comes first."""

@@ -60,11 +60,12 @@ create table edge (
     applied_at_ms     integer,
     resolved_at_ms    integer,
     resolved_outcome  text,
-    primary key (partition_key, flow_id, edge_id),
-    constraint edge_pair unique (partition_key, upstream_id, downstream_id)
+    -- The uuid first: the other way round SQLite searches by the partition alone.
+    primary key (flow_id, edge_id, partition_key),
+    constraint edge_pair unique (upstream_id, downstream_id, partition_key)
 ) strict, without rowid;
 
-create index edge_by_downstream on edge (partition_key, downstream_id);
+create index edge_by_downstream on edge (downstream_id, partition_key);
 create index edge_unapplied on edge (created_at_ms) where edge_state = 'pending';
 
 create table edge_group (
@@ -100,7 +101,7 @@ create table execution_input (
     name              text not null,
     value             blob,
     value_encoding    text,
-    primary key (partition_key, execution_id, edge_id)
+    primary key (execution_id, edge_id, partition_key)
 ) strict;
 
 create table completion_dispatch (

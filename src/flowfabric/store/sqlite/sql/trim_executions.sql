@@ -43,13 +43,13 @@ delete from suspend_dedup
  where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
 -- next
 delete from execution_input
- where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
 -- next
 delete from edge_group
- where (partition_key, downstream_id) in (select partition_key, execution_id from temp.trimming);
+ where (downstream_id, partition_key) in (select execution_id, partition_key from temp.trimming);
 -- next
 delete from pending_cancel
- where (partition_key, execution_id) in (select partition_key, execution_id from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
 -- next
 delete from execution where rowid in (select execution_rowid from temp.trimming);
 -- next

@@ -1,7 +1,7 @@
 -- Delete edges of flows.
 delete from edge
- where (partition_key, flow_id, edge_id) in (
-    select edge.partition_key, edge.flow_id, edge.edge_id
+ where (flow_id, edge_id, partition_key) in (
+    select edge.flow_id, edge.edge_id, edge.partition_key
       from json_each(:rows)
      cross join edge on edge.partition_key = value ->> 'partition_keys'
                     and edge.flow_id = value ->> 'flow_ids'
