@@ -108,10 +108,9 @@ async def _report(store: str, engine: Engine, before: str, after: str) -> None:
     figures(
         f"{SUSPENDED:,} suspended executions on {store}, none with a timeout",
         [
-            ("statements while idle, each 5 s", "1"),
-            ("it reads, with none suspended", before),
-            ("it reads, with all suspended", after),
-            ("it takes", f"{await _asking_ms(engine):.2f} ms"),
+            ("asking what is due, with none suspended", before),
+            ("asking what is due, with all suspended", after),
+            ("asking takes, with all suspended", f"{await _asking_ms(engine):.2f} ms"),
         ],
     )
 
