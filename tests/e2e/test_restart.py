@@ -11,7 +11,7 @@ from flowfabric.core.states import PublicState
 from tests import postgres
 from tests.apps import working
 
-RUNNING = 1_000
+RUNNING = 5_000
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])

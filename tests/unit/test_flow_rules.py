@@ -18,13 +18,15 @@ from flowfabric.core.flow_cancel import (
     NoWait,
     WaitIndefinite,
     WaitTimeout,
+    all_but,
     check_cancellation_policy,
     check_grace,
     wait_ms,
 )
 from flowfabric.core.flow_model import CancellationPolicy, Flow, FlowState
+from flowfabric.core.flow_results import FlowCancelled, PartiallyCancelled
 from flowfabric.core.flow_views import derive_flow_state
-from flowfabric.core.ids import FlowId, Namespace, parse_uuid
+from flowfabric.core.ids import FlowId, Namespace, make_execution_id, parse_uuid
 from flowfabric.core.limits import CANCEL_WAIT_MS_MAX, FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
 from flowfabric.core.states import PublicState, TerminalOutcome
 from flowfabric.errors import CycleDetected, InvalidGraceMs, InvalidInput
@@ -170,3 +172,18 @@ def test_a_malformed_grace_is_refused(grace_ms: object) -> None:
     check_grace(30_000)
     with pytest.raises(InvalidGraceMs):
         check_grace(grace_ms)
+
+
+def test_members_that_could_not_be_cancelled_are_told_apart() -> None:
+    one, two = (make_execution_id(7, f"00000000-0000-4000-8000-00000000000{n}") for n in (1, 2))
+    header = FlowCancelled(
+        cancellation_policy=CancellationPolicy.CANCEL_ALL,
+        member_execution_ids=(one, two),
+        member_count=2,
+    )
+    assert all_but(header, ()) is header
+    assert all_but(header, (two,)) == PartiallyCancelled(
+        cancellation_policy=CancellationPolicy.CANCEL_ALL,
+        member_execution_ids=(one,),
+        failed_member_execution_ids=(two,),
+    )

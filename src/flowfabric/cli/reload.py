@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Final
 
 LOOK_EVERY_S: Final = 0.3
+SETTLE_S: Final = 0.05
+SETTLE_LOOKS_MAX: Final = 40
 STOP_TIMEOUT_S: Final = 10.0
 FILES_MAX: Final = 20_000
 SUFFIXES: Final = (".py", ".toml", ".env")
@@ -62,19 +64,28 @@ def run_reloading(command: Sequence[str], folder: Path, say: Say) -> int:
             if process.poll() is not None and not told_of_end:
                 say(f"it ended with status {process.returncode}; waiting for a change")
                 told_of_end = True
-            now = snapshot(folder)
-            path = changed(seen, now)
+            path = changed(seen, snapshot(folder))
             if path is not None:
-                seen = now
+                seen = settled(folder)
                 say(f"{_relative(path, folder)} changed, starting again")
                 stop(process)
                 process = subprocess.Popen(command)
                 told_of_end = False
     except KeyboardInterrupt:
-        # The terminal has sent the signal to the command as well.
         return _wait_out(process)
     finally:
         stop(process)
+
+
+def settled(folder: Path) -> dict[Path, int]:
+    """The files once nothing is being written: an editor empties a file before it fills it."""
+    now = snapshot(folder)
+    for _ in range(SETTLE_LOOKS_MAX):
+        time.sleep(SETTLE_S)
+        before, now = now, snapshot(folder)
+        if before == now:
+            break
+    return now
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -90,11 +101,20 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait_out(process: subprocess.Popen[bytes]) -> int:
-    while True:
+    """Let the command finish: the terminal has sent the signal to it as well.
+
+    One that had only just been started may have missed it, so the wait has an end.
+    """
+    deadline_s = time.monotonic() + STOP_TIMEOUT_S
+    while (left_s := deadline_s - time.monotonic()) > 0:
         try:
-            return process.wait()
+            return process.wait(left_s)
         except KeyboardInterrupt:
             continue
+        except subprocess.TimeoutExpired:
+            break
+    stop(process)
+    return process.returncode
 
 
 def _relative(path: Path, folder: Path) -> Path:

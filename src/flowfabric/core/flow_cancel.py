@@ -6,7 +6,8 @@ from msgspec import Struct, structs
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.flow_model import CancellationPolicy, Flow, FlowState
-from flowfabric.core.ids import make_execution_id
+from flowfabric.core.flow_results import FlowCancelled, PartiallyCancelled
+from flowfabric.core.ids import ExecutionId, make_execution_id
 from flowfabric.core.limits import CANCEL_WAIT_MS_MAX
 from flowfabric.errors import InvalidGraceMs, InvalidInput
 
@@ -92,4 +93,18 @@ def flow_cancel_event(flow: Flow, member_count: int, now_ms: int) -> Event:
         namespace=flow.namespace,
         details=msgspec.json.encode(details).decode(),
         occurred_at_ms=now_ms,
+    )
+
+
+def all_but(
+    header: FlowCancelled, failed: tuple[ExecutionId, ...]
+) -> FlowCancelled | PartiallyCancelled:
+    """The answer when some members could not be cancelled yet; they stay queued."""
+    if not failed:
+        return header
+    lost = set(failed)
+    return PartiallyCancelled(
+        cancellation_policy=header.cancellation_policy,
+        member_execution_ids=tuple(i for i in header.member_execution_ids if i not in lost),
+        failed_member_execution_ids=failed,
     )

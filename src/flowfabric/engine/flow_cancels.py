@@ -16,6 +16,7 @@ from flowfabric.core.flow_cancel import (
     FLOW_CANCELLED,
     CancelWait,
     NoWait,
+    all_but,
     cancelled_flow,
     check_cancellation_policy,
     check_grace,
@@ -29,7 +30,6 @@ from flowfabric.core.flow_results import (
     CancellationScheduled,
     FlowAlreadyEnded,
     FlowCancelled,
-    PartiallyCancelled,
 )
 from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id
 from flowfabric.core.limits import BATCH_MAX, CANCEL_BATCH, MEMBERS_SHOWN_MAX, TEXT_BYTES_MAX
@@ -207,7 +207,7 @@ class FlowCancels(FlowOperations):
                 swept = await self.cancel_pending_members(flow_id=flow_id)
             except FlowFabricError:
                 failed = await self._left_to_cancel(flow_id, MEMBERS_SHOWN_MAX)
-                return _partial(header, failed)
+                return all_but(header, failed)
             if swept.acted == 0 and not await self._left_to_cancel(flow_id, 1):
                 return header
             if time.monotonic() >= deadline_s:
@@ -250,17 +250,4 @@ def _scheduled(header: FlowCancelled) -> CancellationScheduled:
         cancellation_policy=header.cancellation_policy,
         member_execution_ids=header.member_execution_ids,
         member_count=header.member_count,
-    )
-
-
-def _partial(
-    header: FlowCancelled, failed: tuple[ExecutionId, ...]
-) -> FlowCancelled | PartiallyCancelled:
-    if not failed:
-        return header
-    lost = set(failed)
-    return PartiallyCancelled(
-        cancellation_policy=header.cancellation_policy,
-        member_execution_ids=tuple(i for i in header.member_execution_ids if i not in lost),
-        failed_member_execution_ids=failed,
     )
