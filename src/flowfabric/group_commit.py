@@ -54,9 +54,7 @@ class GroupCommit(Generic[Item, Answer]):
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if len(self._flushes) < self._parallel:
-            flush = asyncio.create_task(self._flush())
-            self._flushes.add(flush)
-            flush.add_done_callback(self._flushes.discard)
+            self._flushes.add(asyncio.create_task(self._flush()))
         return await future
 
     async def close(self) -> None:
@@ -65,6 +63,17 @@ class GroupCommit(Generic[Item, Answer]):
             await asyncio.wait(self._flushes)
 
     async def _flush(self) -> None:
+        """Commit batches until nothing waits.
+
+        It counts as ended the moment it finds nothing: an item that comes between that
+        and the end of the task would otherwise wait for a flush that never looks again.
+        """
+        try:
+            await self._flush_waiting()
+        finally:
+            self._flushes = {task for task in self._flushes if task is not asyncio.current_task()}
+
+    async def _flush_waiting(self) -> None:
         # Even without a delay: whoever is about to run joins in.
         await asyncio.sleep(self._delay_s)
         while batch := self._take():

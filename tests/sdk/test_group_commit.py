@@ -69,3 +69,19 @@ async def test_whoever_gave_up_is_left_out() -> None:
         await second
     await group.close()
     assert seen == [1]
+
+
+async def test_an_item_handed_in_while_the_last_flush_ends_is_not_left_behind() -> None:
+    async def double(items: Sequence[int]) -> Sequence[int]:
+        return [2 * item for item in items]
+
+    group: GroupCommit[int, int] = GroupCommit(double, parallel=1)
+
+    async def chain(item: int) -> int:
+        # The answer arrives in the very step of the loop in which the flush finds nothing more.
+        return await group.add(await group.add(item))
+
+    async with asyncio.timeout(20):
+        assert await asyncio.gather(*(chain(item) for item in range(20))) == [
+            4 * item for item in range(20)
+        ]

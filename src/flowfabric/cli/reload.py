@@ -55,6 +55,8 @@ def changed(before: Mapping[Path, int], after: Mapping[Path, int]) -> Path | Non
 
 def run_reloading(command: Sequence[str], folder: Path, say: Say) -> int:
     """Run until it is interrupted; a command that ends by itself waits for a change."""
+    # A shell that starts a command in the background has it ignore interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     seen = snapshot(folder)
     process = subprocess.Popen(command)
     told_of_end = False
