@@ -18,6 +18,7 @@ async def test_an_ended_execution_is_deleted_with_all_that_belongs_to_it(
     running = await given.running(tags={"a.b": "c"})
     events = (await state_of(engine)).events
     ended = await given.completed(tags={"a.b": "c"})
+    kept = await engine.list_attempts(running.execution_id)
     clock.advance(ms=DAY_MS - 1)
     async with unchanged(engine):
         assert await engine.trim_retention() == Swept(acted=0, full=False)
@@ -25,7 +26,7 @@ async def test_an_ended_execution_is_deleted_with_all_that_belongs_to_it(
     assert await engine.trim_retention() == Swept(acted=1, full=False)
     state = await state_of(engine)
     assert list(state.tags) == [running.execution_id]
-    assert len(state.attempts) == 1
+    assert await engine.list_attempts(running.execution_id) == kept
     assert len(state.events) == len(events) + 3
     assert await engine.describe_execution(ended.execution_id) is None
     assert await engine.list_attempts(ended.execution_id) == ()
@@ -85,8 +86,10 @@ async def test_events_are_forgotten_by_age_oldest_first(
     await given.running()
     before = (await state_of(engine)).events
     clock.advance(ms=999)
-    assert await engine.trim_events(limit=2) == Swept(acted=2, full=True)
-    assert await engine.trim_events(limit=2) == Swept(acted=1, full=False)
+    trimmed = await engine.trim_events(limit=1)
+    assert trimmed == Swept(acted=1, full=True)
+    while trimmed.full:
+        trimmed = await engine.trim_events(limit=1)
     page = await engine.read_events()
     assert (page.events, page.cursor) == (before[3:], before[3].event_id)
     clock.advance(ms=1)

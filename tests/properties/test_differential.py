@@ -20,11 +20,11 @@ from flowfabric.core.decision import Changes, Refusal
 from flowfabric.core.events import Event
 from flowfabric.core.execution import Timing, decide_complete
 from flowfabric.core.handles import Handle
-from flowfabric.core.ids import AttemptId, ExecutionId, LeaseId, WorkerId, WorkerInstanceId
+from flowfabric.core.ids import ExecutionId, LeaseId, WorkerId, WorkerInstanceId
 from flowfabric.core.lease import Granted, NewIds, Worker, decide_renew, grant_lease
 from flowfabric.core.results import Claimed
 from flowfabric.core.transition import Subject
-from flowfabric.engine.unit import fence_columns, fence_of
+from flowfabric.engine.unit import fence_of, lease_columns
 from flowfabric.store.base import Parameter, Row
 from tests.properties.pasts import LANES, Grown, Past, grow, pasts
 from tests.properties.world import RETENTION_MS, Life, Lives, World
@@ -65,10 +65,7 @@ BROKEN_FENCES: tuple[Callable[[Handle], Handle], ...] = (
     lambda handle: handle,
     lambda handle: handle,
     lambda handle: handle,
-    lambda handle: structs.replace(handle, lease_epoch=handle.lease_epoch + 1),
-    lambda handle: structs.replace(handle, attempt_index=handle.attempt_index + 1),
     lambda handle: structs.replace(handle, lease_id=LeaseId(str(uuid.UUID(int=1)))),
-    lambda handle: structs.replace(handle, attempt_id=AttemptId(str(uuid.UUID(int=2)))),
 )
 
 
@@ -255,7 +252,7 @@ def check_complete(world: World, histories: list[Past], held: list[Grip]) -> Non
         results=[grip.result or None for _, grip in pairs],
         result_encodings=[grip.result_encoding for _, grip in pairs],
         retention_ms=RETENTION_MS,
-        **fence_columns(handles),
+        **lease_columns(handles),
     )
     sure, decided = decide_each(world, before, handles, decide)
     assert sorted(int(str(row["position"])) for row in rows) == sure
@@ -276,7 +273,7 @@ def check_renew(world: World, histories: list[Past], held: list[Grip]) -> None:
         world,
         "renew_leased",
         lease_ttls_ms=[grip.ttl_ms for _, grip in pairs],
-        **fence_columns(handles),
+        **lease_columns(handles),
     )
     sure, decided = decide_each(world, before, handles, decide)
     assert sorted((row["position"], row["expires_at_ms"], row["lease_epoch"]) for row in rows) == [

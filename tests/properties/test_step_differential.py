@@ -9,7 +9,7 @@ from flowfabric.core.execution import Timing
 from flowfabric.core.step_model import Step, StepKind
 from flowfabric.core.steps import NewStep, decide_record
 from flowfabric.core.transition import Subject
-from flowfabric.engine.unit import fence_columns, fence_of
+from flowfabric.engine.unit import fence_of, lease_columns
 from tests.properties.pasts import Past
 from tests.properties.test_differential import (
     KINDS,
@@ -62,7 +62,7 @@ def check_record(
             kinds=[step.kind.value for step in given_steps],
             results=[step.result for step in given_steps],
             sleeps_ms=[step.sleep_ms for step in given_steps],
-            **fence_columns(handles),
+            **lease_columns(handles),
         )
         sure, decided = decide_each(world, before, handles, decide)
         assert sorted((row["position"], row["now_ms"]) for row in rows) == [

@@ -12,6 +12,7 @@ from typing import TypeVar
 from msgspec import Struct, structs
 
 from flowfabric import Engine, EngineConfig, connect
+from flowfabric.core.attempts import first_attempt
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import Event, StoredEvent
 from flowfabric.core.flow_model import CompletionDispatch
@@ -67,7 +68,14 @@ class Life(Struct, frozen=True, kw_only=True):
                     raise AssertionError(f"no place for a {type(record).__name__}")
         if any(isinstance(record, ClaimGrant) for record in changes.deletes):
             life = structs.replace(life, grant=None)
-        return structs.replace(life, attempts=tuple(attempts[i] for i in sorted(attempts)))
+        stored = tuple(attempts[i] for i in sorted(attempts))
+        return structs.replace(life, attempts=stored or implied(life.execution))
+
+
+def implied(execution: Execution) -> tuple[Attempt, ...]:
+    """The attempt that has no row of its own, if there is one."""
+    first = first_attempt(execution)
+    return () if first is None else (first,)
 
 
 Lives = dict[ExecutionId, Life]
@@ -156,7 +164,7 @@ class World:
                 )
                 lives[execution.execution_id] = Life(
                     execution=execution,
-                    attempts=tuple(attempts),
+                    attempts=tuple(attempts) or implied(execution),
                     grant=grants.get(key),
                     dispatches=await _dispatches(reader, execution),
                 )

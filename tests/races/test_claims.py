@@ -47,12 +47,13 @@ async def test_each_of_5000_executions_goes_to_one_of_16_claimers(
     assert len(claimed) == EXECUTIONS
     assert set(claimed.values()) == {1}
     assert await rival.count("select count(*) from execution where lease_epoch = 1") == EXECUTIONS
-    assert await rival.count("select count(*) from attempt where attempt_index = 0") == EXECUTIONS
-    assert await rival.count("select count(*) from attempt") == EXECUTIONS
-    acquired = "select count(*) from event where event_type = 'acquired'"
+    once = "select count(*) from execution where total_attempt_count = 1"
+    assert await rival.count(once) == EXECUTIONS
+    assert await rival.count("select count(*) from attempt") == 0
+    acquired = "select count(*) from event_log where event_type = 'acquired'"
     assert await rival.count(acquired) == EXECUTIONS
     completed = await rival.count("select count(*) from execution where public_state = 'completed'")
-    assert await rival.count("select count(*) from event where category = 'completion'") == (
+    assert await rival.count("select count(*) from event_log where category = 'completion'") == (
         completed
     )
     assert await rival.count("select count(*) from execution where ready") == 0

@@ -15,8 +15,8 @@ from tests.races.rival import DEADLOCKS, Rival
 CANCELLERS = 8
 ROUNDS = 40
 
-COMPLETIONS = "select count(*) from event where category = 'completion'"
-REVOCATIONS = "select count(*) from event where category = 'lease' and event_type = 'revoked'"
+COMPLETIONS = "select count(*) from event_log where category = 'completion'"
+REVOCATIONS = "select count(*) from event_log where category = 'lease' and event_type = 'revoked'"
 LOCK_ALL = "select 1 from execution for update"
 
 Ending = Completed | Cancelled | FlowFabricError
@@ -122,7 +122,9 @@ async def test_whoever_wins_there_is_one_end(engine: Engine, rival: Rival) -> No
     }
     assert await rival.count(COMPLETIONS) == ROUNDS
     assert await rival.count(REVOCATIONS) == ROUNDS
-    twice = "select count(*) from (select 1 from event group by execution_id having count(*) <> 3)"
+    twice = (
+        "select count(*) from (select 1 from event_log group by execution_id having count(*) <> 3)"
+    )
     assert await rival.count(f"{twice} as odd") == 0
     assert await rival.count(DEADLOCKS) == 0
 

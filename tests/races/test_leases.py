@@ -61,7 +61,7 @@ async def lease_events(engine: Engine) -> dict[str, list[Event]]:
 
 async def renew_while_others_expire(engine: Engine, kept: list[Handle], rival: Rival) -> int:
     """Renew over and over until every abandoned lease is gone; return how often it worked."""
-    expired = "select count(*) from event where event_type = 'expired'"
+    expired = "select count(*) from event_log where event_type = 'expired'"
     renewed = 0
     while await rival.count(expired) < ABANDONED:
         outcomes = await engine.renew_many(kept)

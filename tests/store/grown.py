@@ -177,6 +177,7 @@ def claim(lane: str, limit: int, kind: str = "mail") -> Question:
         "worker_instance_id": "bob-1",
         "lease_ttl_ms": 1_000,
         "limit": limit,
+        "uuids": bytes(range(32)) * limit,
         "clock": NOW_MS,
     }
     return Question("claim_ready", parameters, limit, limit, f"{limit} {kind} from {lane}")
@@ -189,9 +190,6 @@ def fences() -> Parameters:
         "partition_keys": [partition for partition, _ in keys],
         "execution_ids": uuids,
         "lease_ids": uuids,
-        "lease_epochs": [1] * FENCES,
-        "attempt_ids": uuids,
-        "attempt_indexes": [0] * FENCES,
         "clock": NOW_MS,
     }
 
@@ -261,7 +259,7 @@ def lists() -> Iterator[Question]:
     )
 
 
-def questions() -> list[Question]:
+def questions(event_ids: int = 1) -> list[Question]:
     due: Parameters = {"now_ms": NOW_MS, "limit": BATCH}
     before: Parameters = {"before_ms": NOW_MS, "limit": BATCH}
     completions: Parameters = {
@@ -281,9 +279,17 @@ def questions() -> list[Question]:
         Question("next_due", dict.fromkeys(NEXT_DUE.parameters, 1_000), 20, 1),
         *lists(),
         Question(
-            "read_events", {"after": 50, "through": 150, "category": None, "limit": 100}, 100, 100
+            "read_events",
+            {
+                "after": 50 * event_ids,
+                "through": 150 * event_ids,
+                "category": None,
+                "limit": 100,
+            },
+            100,
+            100,
         ),
-        Question("event_window", {"after": 50, "window": 100}, 100, 1),
+        Question("event_window", {"after": 50 * event_ids, "window": 100}, 100, 1),
         Question("trim_executions", before, BATCH, 1),
         Question("trim_events", before, BATCH, 1),
         Question("trim_guards", before, BATCH, 1),

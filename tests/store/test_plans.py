@@ -21,6 +21,7 @@ from flowfabric import connect
 from flowfabric.store.base import Parameter
 from flowfabric.store.drive import drive
 from flowfabric.store.postgres.driver import Connection
+from flowfabric.store.postgres.generated import EVENTS_PER_ROW
 from flowfabric.store.postgres.pool import SEARCH_PATH, Connections
 from flowfabric.store.postgres.transaction import STATEMENTS as POSTGRES_STATEMENTS
 from flowfabric.store.sqlite.connection import connect as connect_sqlite
@@ -55,18 +56,24 @@ STEPS_FOR_NOTHING = 500
 
 LARGE = {"execution", "attempt", "event", "execution_tag", "idempotency_guard"}
 QUESTIONS = questions()
+POSTGRES_QUESTIONS = questions(EVENTS_PER_ROW)
 
-EVENTS_AND_GUARDS = (
-    """
+POSTGRES_EVENTS = """
     insert into event (occurred_at_ms, execution_id, partition_key, category, event_type, namespace)
-    select {start} + n, {id}, n % 256, 'lease', 'acquired', 'default' from {rows}
-    """,
+    select {start} + n, array[gen_random_uuid()], array[n % 256], array['lease'],
+           array['acquired'], array['default']
+      from {rows}
     """
+SQLITE_EVENTS = """
+    insert into event (occurred_at_ms, execution_id, partition_key, category, event_type, namespace)
+    select {start} + n, uuid_at(randomblob(16), 0), n % 256, 'lease', 'acquired', 'default'
+      from {rows}
+    """
+MANY_GUARDS = """
     insert into idempotency_guard (namespace, idempotency_key, execution, fingerprint,
                                    expires_at_ms)
     select 'default', 'key-' || n, '', {empty}, {start} + n * 1000 from {rows}
-    """,
-)
+    """
 
 
 # Postgres -------------------------------------------------------------------
@@ -135,12 +142,9 @@ async def fill_postgres(url: str) -> None:
                 await connection.execute(
                     postgres_copies(uuid, group.count, group.salt, group.changes)
                 )
-        events, guards = EVENTS_AND_GUARDS
-        for text, count in ((events, EVENTS), (guards, GUARDS)):
+        for text, count in ((POSTGRES_EVENTS, EVENTS), (MANY_GUARDS, GUARDS)):
             rows = f"generate_series(1, {count}) as numbers (n)"
-            await connection.execute(
-                text.format(rows=rows, id="gen_random_uuid()", empty="''::bytea", start=START_MS)
-            )
+            await connection.execute(text.format(rows=rows, empty="''::bytea", start=START_MS))
         for text in BELONGINGS:
             await connection.execute(text)
         await connection.execute(f"vacuum analyze {', '.join(sorted(LARGE))}")
@@ -152,7 +156,9 @@ def literal(value: Parameter) -> str:
     """A parameter as an untyped literal."""
     if value is None:
         return "null"
-    if isinstance(value, str | int | float | bytes):
+    if isinstance(value, bytes):
+        return f"'\\x{value.hex()}'"
+    if isinstance(value, str | int | float):
         return "'" + str(value).replace("'", "''") + "'"
     items = (f'"\\\\x{v.hex()}"' if isinstance(v, bytes) else _item(v) for v in value)
     return "'{" + ",".join(items) + "}'"
@@ -197,7 +203,7 @@ async def explain(connection: Connection, question: Question) -> Node:
     return plan.root
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=str)
+@pytest.mark.parametrize("question", POSTGRES_QUESTIONS, ids=str)
 async def test_postgres_looks_at_little_more_than_it_is_asked_for(
     question: Question, grown_postgres: str
 ) -> None:
@@ -213,7 +219,7 @@ async def test_postgres_looks_at_little_more_than_it_is_asked_for(
     assert plan.pages <= PAGES_PER_ROW * question.rows + PAGES_FOR_NOTHING
 
 
-@pytest.mark.parametrize("question", [q for q in QUESTIONS if not q.writes], ids=str)
+@pytest.mark.parametrize("question", [q for q in POSTGRES_QUESTIONS if not q.writes], ids=str)
 async def test_postgres_reads_by_the_same_ways_when_it_is_free_to_scan(
     question: Question, grown_postgres: str
 ) -> None:
@@ -259,13 +265,10 @@ async def fill_sqlite(path: Path) -> None:
         connection.execute("begin")
         for group, uuid in uuids.items():
             connection.execute(sqlite_copies(uuid, group.count, group.salt, group.changes))
-        events, guards = EVENTS_AND_GUARDS
-        for text, count in ((events, EVENTS), (guards, GUARDS)):
+        for text, count in ((SQLITE_EVENTS, EVENTS), (MANY_GUARDS, GUARDS)):
             counting = f"select 1 union all select n + 1 from numbers where n < {count}"
             rows = f"(with recursive numbers (n) as ({counting}) select n from numbers)"
-            connection.execute(
-                text.format(rows=rows, id="gen_random_uuid()", empty="x''", start=START_MS)
-            )
+            connection.execute(text.format(rows=rows, empty="x''", start=START_MS))
         for text in BELONGINGS:
             connection.execute(text)
         connection.execute("commit")

@@ -92,7 +92,8 @@ def delayed(**fields: object) -> Subject:
 
 def taken(subject: Subject, number: int = 1, now_ms: int = NOW_MS) -> Subject:
     decision = grant_lease(subject, WORKER, TTL_MS, ids(number), now_ms)
-    return applied(subject, decision.changes)
+    held = applied(subject, decision.changes)
+    return structs.replace(held, attempt=decision.answer.attempt)
 
 
 def running(**fields: object) -> Subject:

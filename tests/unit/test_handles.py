@@ -216,6 +216,8 @@ def test_a_handle_of_another_backend_is_refused_before_its_signature_is_looked_a
 def test_a_number_too_large_for_the_byte_form_is_corruption() -> None:
     oversized = msgspec.structs.replace(OURS, lease_epoch=2**64)
     with pytest.raises(Corruption, match=r"^handle_codec: number out of range"):
+        encode_opaque(oversized)
+    with pytest.raises(Corruption, match=r"^handle_codec: malformed field"):
         verify(oversized, KEY, backend_tag=SQLITE_TAG)
 
 

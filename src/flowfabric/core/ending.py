@@ -26,7 +26,7 @@ from flowfabric.core.states import (
     TerminalOutcome,
 )
 from flowfabric.core.suspension_model import Suspension, Waitpoint, WaitpointState
-from flowfabric.core.transition import NO_LEASE, Field, Subject, change
+from flowfabric.core.transition import NO_LEASE, Field, Subject, change, final_lease
 
 NOTHING_MORE: Mapping[str, Field] = MappingProxyType({})
 
@@ -55,6 +55,7 @@ def finish(
     had_attempt = before.total_attempt_count > 0
     ended_fields: dict[str, Field] = {
         **NO_LEASE,
+        **final_lease(before),
         "lifecycle_phase": LifecyclePhase.TERMINAL,
         "ownership_state": OwnershipState.UNOWNED,
         "eligibility_state": EligibilityState.NOT_APPLICABLE,

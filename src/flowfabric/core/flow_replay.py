@@ -95,7 +95,7 @@ def decide_member_replay(
     decision = decide_replay(subject, reason, requested_by, timing)
     if reopened is None:
         return decision
-    (after,) = decision.changes.updates
+    after, *attempts = decision.changes.updates
     (event,) = decision.changes.events
     assert isinstance(after, Execution)
     waiting, group = block(
@@ -109,5 +109,5 @@ def decide_member_replay(
     told = structs.replace(event, details=msgspec.json.encode(details).decode())
     return Decision(
         answer=Replayed(public_state=waiting.public_state),
-        changes=Changes(updates=(waiting, group, *reopened.edges), events=(told,)),
+        changes=Changes(updates=(waiting, *attempts, group, *reopened.edges), events=(told,)),
     )

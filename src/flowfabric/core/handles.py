@@ -47,6 +47,7 @@ _V1: Final = 0x01
 _V2: Final = 0x02
 _V2_WIRE_VERSION: Final = 0x01
 
+_encode: Final = msgspec.msgpack.Encoder().encode
 _HEAD: Final = struct.Struct("<BBBI")
 _U32: Final = struct.Struct("<I")
 _U32_U32: Final = struct.Struct("<II")
@@ -107,7 +108,7 @@ def verify(handle: Handle, key: bytes, *, backend_tag: int) -> None:
                 f"expected={backend_tag:#04x} actual={handle.backend_tag:#04x}"
             )
         genuine = hmac.compare_digest(_signature(handle, key), handle.signature)
-    except (AttributeError, LookupError, TypeError, ValueError):
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
         # Made up by hand: the engine gives out no handle with fields of other types.
         raise _failure("malformed field") from None
     if not genuine:
@@ -185,8 +186,21 @@ def from_wire(data: bytes) -> Handle:
 
 
 def _signature(handle: Handle, key: bytes) -> bytes:
+    message = _encode(
+        (
+            handle.kind,
+            handle.backend_tag,
+            handle.execution_id,
+            handle.attempt_index,
+            handle.attempt_id,
+            handle.lease_id,
+            handle.lease_epoch,
+            handle.lease_ttl_ms,
+            handle.lane_id,
+            handle.worker_instance_id,
+        )
+    )
     # Keyed BLAKE2 is a message authentication code by itself and a sixth of HMAC's price.
-    message = _KIND_BYTE[handle.kind] + encode_opaque(handle)
     return hashlib.blake2s(message, key=key, digest_size=SIGNATURE_BYTES).digest()
 
 

@@ -40,10 +40,13 @@ QuotaPolicyId = NewType("QuotaPolicyId", str)
 LANE_ID_MAX_BYTES: Final = 64
 NAME_MAX_BYTES: Final = 256
 UUID_CHARS: Final = 36
+UUID_BYTES: Final = 16
 FIRST_UUID: Final = "00000000-0000-0000-0000-000000000000"
 LAST_UUID: Final = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_VERSION_4: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
+_VARIANT_1: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
 _TAG_OPEN: Final = "{fp:"
 _TAG_CLOSE: Final = "}:"
 
@@ -157,13 +160,22 @@ def uuid7(now_ms: int, entropy: bytes) -> str:
     return _hyphenate(f"{now_ms:012x}{high:04x}{low:016x}")
 
 
+def uuids_from(entropy: bytes) -> bytes:
+    """Random bytes as random uuids, sixteen bytes each."""
+    made = bytearray(entropy)
+    made[6::UUID_BYTES] = made[6::UUID_BYTES].translate(_VERSION_4)
+    made[8::UUID_BYTES] = made[8::UUID_BYTES].translate(_VARIANT_1)
+    return bytes(made)
+
+
 def uuid4_from(entropy: bytes) -> str:
     """A random uuid from sixteen random bytes."""
-    assert len(entropy) == 16, "a version 4 uuid takes sixteen bytes of entropy"
-    number = int.from_bytes(entropy)
-    number = number & ~(0xF000 << 64) | (0x4000 << 64)
-    number = number & ~(0xC000 << 48) | (0x8000 << 48)
-    return _hyphenate(f"{number:032x}")
+    assert len(entropy) == UUID_BYTES, "a version 4 uuid takes sixteen bytes of entropy"
+    return uuid_text(uuids_from(entropy))
+
+
+def uuid_text(sixteen: bytes) -> str:
+    return _hyphenate(sixteen.hex())
 
 
 def redact_token(token: str) -> str:

@@ -20,6 +20,7 @@ from types import MappingProxyType
 
 from msgspec import Struct, structs
 
+from flowfabric.core.attempts import FIRST_EPOCH
 from flowfabric.core.decision import Changes, Decision, Refusal
 from flowfabric.core.ending import finish
 from flowfabric.core.events import LeaseEventType, lease_event
@@ -39,7 +40,7 @@ from flowfabric.core.states import (
     OwnershipState,
     TerminalOutcome,
 )
-from flowfabric.core.transition import LOST_LEASE, NO_LEASE, Field, Subject, change
+from flowfabric.core.transition import LOST_LEASE, NO_LEASE, Field, Subject, change, final_lease
 from flowfabric.errors import (
     ExecutionNotActive,
     InvalidInput,
@@ -189,9 +190,11 @@ def _start(
     leased = _leased(before, worker, lease_ttl_ms, ids, now_ms, **timers)
     attempt = _new_attempt(before, leased, now_ms)
     event = lease_event(leased, LeaseEventType.ACQUIRED, now_ms)
+    # The first attempt follows from the execution; see `core.attempts`.
+    stored = () if leased.lease_epoch == FIRST_EPOCH else (attempt,)
     return Decision(
         answer=Granted(kind=HandleKind.FRESH, execution=leased, attempt=attempt),
-        changes=Changes(inserts=(attempt,), updates=(leased,), events=(event,)),
+        changes=Changes(inserts=stored, updates=(leased,), events=(event,)),
     )
 
 
@@ -478,7 +481,9 @@ def _capped(
     """
     cap = parse_policy(lost.policy).max_reclaim_count
     if lost.lease_reclaim_count < cap:
-        return Changes(updates=(lost,), events=event_changes.events)
+        # The attempt may have had no row so far; what follows must find one.
+        attempt = () if subject.attempt is None else (subject.attempt,)
+        return Changes(updates=(lost, *attempt), events=event_changes.events)
     ended = finish(
         structs.replace(subject, execution=lost),
         TerminalOutcome.FAILED,
@@ -487,6 +492,6 @@ def _capped(
         attempt_end=AttemptLifecycle.INTERRUPTED_RECLAIMED,
         reason="max_reclaims_exceeded",
         attempt_failure="max_reclaims_exceeded",
-        fields={"failure_reason": "max_reclaims_exceeded"},
+        fields={"failure_reason": "max_reclaims_exceeded", **final_lease(subject.execution)},
     )
     return structs.replace(ended, events=event_changes.events + ended.events)

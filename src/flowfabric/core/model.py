@@ -94,6 +94,10 @@ class Execution(Record, frozen=True, kw_only=True):
     lease_expired_at_ms: int | None = None
     lease_revoked_at_ms: int | None = None
     lease_revoke_reason: str | None = None
+    final_lease_id: LeaseId | None = None
+    final_worker_id: WorkerId | None = None
+    final_worker_instance_id: WorkerInstanceId | None = None
+    """The lease under which the execution ended, and who held it."""
 
     created_at_ms: int
     started_at_ms: int | None = None

@@ -170,7 +170,11 @@ def decide_replay(
     )
     return Decision(
         answer=Replayed(public_state=after.public_state),
-        changes=Changes(updates=(after,), events=(event,)),
+        # The attempt may have had no row so far, and follows from the execution no longer.
+        changes=Changes(
+            updates=(after,) if subject.attempt is None else (after, subject.attempt),
+            events=(event,),
+        ),
     )
 
 
@@ -193,6 +197,9 @@ def _replayed(
         "lease_reclaim_count": 0,
         "replay_count": execution.replay_count + 1,
         "completed_at_ms": None,
+        "final_lease_id": None,
+        "final_worker_id": None,
+        "final_worker_instance_id": None,
         "retain_until_ms": None,
         "delay_until_ms": None,
         "deadline_at_ms": _rearmed_deadline(execution, now_ms),

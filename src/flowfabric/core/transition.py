@@ -39,6 +39,15 @@ NO_LEASE: dict[str, Field] = {
 """What releasing a lease clears. Epoch and attempt id stay: repeats are recognised by them."""
 
 
+def final_lease(execution: Execution) -> dict[str, Field]:
+    """The lease an execution holds, as it is remembered when the execution ends."""
+    return {
+        "final_lease_id": execution.lease_id,
+        "final_worker_id": execution.worker_id,
+        "final_worker_instance_id": execution.worker_instance_id,
+    }
+
+
 class Subject(Struct, frozen=True, kw_only=True):
     execution: Execution
     attempt: Attempt | None

@@ -6,6 +6,7 @@ and takes up to `limit` of them in one round trip. The statement behind it
 holds the two together.
 """
 
+import os
 import time
 from collections.abc import Sequence
 
@@ -23,6 +24,7 @@ from flowfabric.core.grants import (
 )
 from flowfabric.core.handles import Handle, HandleKind, sign
 from flowfabric.core.ids import (
+    UUID_BYTES,
     AttemptId,
     ExecutionId,
     FlowId,
@@ -31,9 +33,11 @@ from flowfabric.core.ids import (
     Namespace,
     WorkerId,
     WorkerInstanceId,
+    make_execution_id,
     parse_execution_kind,
     parse_lane_id,
     parse_worker_id,
+    uuids_from,
 )
 from flowfabric.core.lease import Fence, Granted, Worker, check_ttl, decide_renew
 from flowfabric.core.limits import BATCH_MAX, GRANT_TTL_MS_MAX
@@ -49,8 +53,8 @@ from flowfabric.engine.unit import (
     Operations,
     attempt,
     check_fence_given,
-    fence_columns,
     fence_of,
+    lease_columns,
     load_subjects,
     new_lease_ids,
     new_random_uuid,
@@ -74,7 +78,8 @@ class ClaimQuery(msgspec.Struct, frozen=True, kw_only=True):
 class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A row of `claim_ready`."""
 
-    execution_id: ExecutionId
+    partition_key: int
+    execution_id: str
     kind: HandleKind
     lease_id: LeaseId
     lease_epoch: int
@@ -82,7 +87,6 @@ class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attempt_index: int
     attempt_id: AttemptId
     attempt_type: AttemptType
-    worker_instance_id: WorkerInstanceId
     lease_expires_at_ms: int
     namespace: Namespace
     execution_kind: str
@@ -169,11 +173,12 @@ class Leases(Operations):
             worker_instance_id=worker.worker_instance_id,
             lease_ttl_ms=lease_ttl_ms,
             limit=limit,
+            uuids=uuids_from(os.urandom(2 * UUID_BYTES * limit)),
         )
         leases = msgspec.convert(rows, list[ClaimRow])
         if any(lease.ends_within_ms(lease_ttl_ms) <= DUE_HINT_WITHIN_MS for lease in leases):
             self.store.hint(DUE_TOPIC)
-        return [self._read_claim(lease, lease_ttl_ms) for lease in leases]
+        return [self._read_claim(lease, worker, lease_ttl_ms) for lease in leases]
 
     async def issue_claim_grant(
         self,
@@ -257,7 +262,7 @@ class Leases(Operations):
         rows = await self.store.execute_alone(
             "renew_leased",
             lease_ttls_ms=[handle.lease_ttl_ms for handle in handles],
-            **fence_columns(handles),
+            **lease_columns(handles),
         )
         return {
             places[int(str(row["position"]))]: Renewed(
@@ -315,18 +320,18 @@ class Leases(Operations):
             attempt_deadline_ms=execution.attempt_deadline_ms,
         )
 
-    def _read_claim(self, row: ClaimRow, lease_ttl_ms: int) -> Claimed:
+    def _read_claim(self, row: ClaimRow, worker: Worker, lease_ttl_ms: int) -> Claimed:
         handle = Handle(
             backend_tag=self.store.backend_tag,
             kind=row.kind,
-            execution_id=row.execution_id,
+            execution_id=make_execution_id(row.partition_key, row.execution_id),
             attempt_index=row.attempt_index,
             attempt_id=row.attempt_id,
             lease_id=row.lease_id,
             lease_epoch=row.lease_epoch,
             lease_ttl_ms=lease_ttl_ms,
             lane_id=row.lane_id,
-            worker_instance_id=row.worker_instance_id,
+            worker_instance_id=worker.worker_instance_id,
         )
         return Claimed(
             handle=sign(handle, self.deployment.handle_key),

@@ -6,6 +6,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from flowfabric.core.attempts import first_attempt
 from flowfabric.core.checks import check_int, check_list, check_optional_time, check_text
 from flowfabric.core.events import EventCategory
 from flowfabric.core.explain import Explanation, Surroundings, explain
@@ -135,13 +136,18 @@ class Reads(Operations):
     async def list_attempts(self, execution_id: str) -> tuple[Attempt, ...]:
         """Every attempt, oldest first."""
         asked = self.check_execution_id(execution_id)
-        partition_key, _ = execution_key(asked)
+        key = partition_key, _ = execution_key(asked)
 
         async def body(reader: Reader) -> tuple[Attempt, ...]:
+            # In this order: what no longer follows from the execution has a row by then.
+            execution = (await reader.get(Execution, [key])).get(key)
             found = await reader.select_records(
                 Attempt, "list_attempts", partition_key=partition_key, execution_id=asked[-36:]
             )
-            return tuple(found)
+            if found or execution is None:
+                return tuple(found)
+            first = first_attempt(execution)
+            return () if first is None else (first,)
 
         return await self.store.read(body)
 

@@ -38,9 +38,9 @@ from flowfabric.engine.unit import (
     Operations,
     attempt,
     execution_key,
-    fence_columns,
     fence_of,
     hint_about,
+    lease_columns,
     load_subjects,
     row_execution_id,
 )
@@ -97,7 +97,7 @@ class Steps(Operations):
             kinds=[step.kind.value for step in steps],
             results=[step.result for step in steps],
             sleeps_ms=[step.sleep_ms for step in steps],
-            **fence_columns([report.handle for report in reports]),
+            **lease_columns([report.handle for report in reports]),
         )
         return {
             places[int(str(row["position"]))]: StepStored(at_ms=int(str(row["now_ms"])))

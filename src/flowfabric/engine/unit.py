@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct, structs
 
 from flowfabric.config import EngineConfig
+from flowfabric.core.attempts import first_attempt
 from flowfabric.core.checks import check_int
 from flowfabric.core.decision import NO_CHANGES, Changes, Decision, Refusal, combine
 from flowfabric.core.execution import Timing
@@ -199,15 +200,15 @@ def fence_of(handle: Handle) -> Fence:
     )
 
 
-def fence_columns(handles: Sequence[Handle]) -> dict[str, Parameter]:
-    """The handles' fences as the parameters of a set-based statement."""
+def lease_columns(handles: Sequence[Handle]) -> dict[str, Parameter]:
+    """The handles' leases as the parameters of a set-based statement.
+
+    A lease id is never used twice and the handle is signed: epoch and attempt follow from it.
+    """
     return {
         "partition_keys": [partition_of(handle.execution_id) for handle in handles],
         "execution_ids": [uuid_of(handle.execution_id) for handle in handles],
         "lease_ids": [handle.lease_id for handle in handles],
-        "lease_epochs": [handle.lease_epoch for handle in handles],
-        "attempt_ids": [handle.attempt_id for handle in handles],
-        "attempt_indexes": [handle.attempt_index for handle in handles],
     }
 
 
@@ -300,7 +301,8 @@ async def load_subjects(
     return {
         execution.execution_id: Subject(
             execution=execution,
-            attempt=attempts.get((*key, execution.current_attempt_index)),
+            attempt=attempts.get((*key, execution.current_attempt_index))
+            or first_attempt(execution),
             grant=grants.get(key),
             suspension=opened.suspensions.get(execution.execution_id),
             waitpoints=opened.waitpoints.get(execution.execution_id, ()),

@@ -49,8 +49,8 @@ from flowfabric.engine.unit import (
     attempt,
     check_fence_given,
     execution_key,
-    fence_columns,
     fence_of,
+    lease_columns,
 )
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.store.base import Transaction
@@ -136,7 +136,7 @@ class Work(Operations):
             results=[each.result for each in completions],
             result_encodings=[each.result_encoding for each in completions],
             retention_ms=self.config.retention_ms,
-            **fence_columns([each.handle for each in completions]),
+            **lease_columns([each.handle for each in completions]),
         )
         if rows:
             self.store.hint(COMPLETION_TOPIC)

@@ -91,7 +91,10 @@ class Transaction(Reader, Protocol):
         ...
 
     async def save(self, changes: Changes) -> None:
-        """Write changes: inserts, then updates, deletes, and events."""
+        """Write changes: inserts, then updates, deletes, and events.
+
+        An update of a row that `lock` looked for and did not find inserts it.
+        """
         ...
 
     def hint(self, topic: str) -> None:
@@ -176,6 +179,7 @@ class Store(Protocol):
     async def execute_alone(self, name: str, **parameters: Parameter) -> Sequence[Row]:
         """Run the statement `sql/<name>.sql` as a transaction of its own, in one round trip.
 
+        It returns numbers, texts and bytes; uuids are cast to text in the file.
         A file for SQLite may hold several statements, separated by lines `-- next`;
         the rows are those of the last one.
         """

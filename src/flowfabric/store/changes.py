@@ -1,6 +1,6 @@
 """Changes as a store writes them: grouped by table, one write per row."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from flowfabric.core.decision import Changes
@@ -22,8 +22,11 @@ def place_of(record: Record) -> Place:
     return type(record), key_of(record)
 
 
-def settle(changes: Changes) -> Writes:
-    """One write per row: of several changes to a row in one decision, the last one counts."""
+def settle(changes: Changes, absent: Collection[Place] = ()) -> Writes:
+    """One write per row: of several changes to a row in one decision, the last one counts.
+
+    An update of a row that `lock` looked for and did not find is an insert.
+    """
     writes = Writes({}, {}, {})
     for record in changes.inserts:
         place = place_of(record)
@@ -31,7 +34,8 @@ def settle(changes: Changes) -> Writes:
         writes.inserts[place] = record
     for record in changes.updates:
         place = place_of(record)
-        target = writes.inserts if place in writes.inserts else writes.updates
+        is_new = place in writes.inserts or place in absent
+        target = writes.inserts if is_new else writes.updates
         target[place] = record
     for record in changes.deletes:
         place = place_of(record)

@@ -10,13 +10,15 @@ import pytest
 from flowfabric.core.decision import Changes
 from flowfabric.store.base import EventPage, Transaction
 from flowfabric.store.postgres.events import WRITERS, EventLog
+from flowfabric.store.postgres.generated import EVENTS_PER_ROW
 from flowfabric.store.postgres.store import PostgresStore
 from tests.store.records import an_event, an_execution, change_postgres, save
 
 INSERT = """
 insert into flowfabric.event
        (occurred_at_ms, execution_id, partition_key, category, event_type, namespace, reason)
-values (1, gen_random_uuid(), 7, 'completion', 'success', 'tests', $1)
+values (1, array[gen_random_uuid()], array[7], array['completion'], array['success'],
+        array['tests'], array[$1])
 """
 
 
@@ -53,7 +55,8 @@ async def append(store: PostgresStore, *reasons: str) -> None:
 
 
 def seen(page: EventPage) -> tuple[list[str | None], int]:
-    return [event.reason for event in page.events], page.cursor
+    """What the page holds, and how many rows of the log it has come to the end of."""
+    return [event.reason for event in page.events], page.cursor // EVENTS_PER_ROW
 
 
 async def test_an_event_of_a_slow_writer_is_waited_for(
@@ -75,9 +78,12 @@ async def test_events_before_the_missing_one_are_not_held_back(
     await writer.begin("slow")
     await append(postgres_store, "after")
     assert seen(await postgres_store.read_events(after=0, limit=10, wait_s=60)) == (["before"], 1)
-    assert seen(await postgres_store.read_events(after=1, limit=10)) == ([], 1)
+    assert seen(await postgres_store.read_events(after=EVENTS_PER_ROW, limit=10)) == ([], 1)
     await writer.transaction.commit()
-    assert seen(await postgres_store.read_events(after=1, limit=10)) == (["slow", "after"], 3)
+    assert seen(await postgres_store.read_events(after=EVENTS_PER_ROW, limit=10)) == (
+        ["slow", "after"],
+        3,
+    )
 
 
 async def test_a_rolled_back_event_is_passed(postgres_store: PostgresStore, writer: Writer) -> None:
@@ -136,12 +142,35 @@ async def test_writers_that_begin_later_are_not_waited_for(
 async def test_what_retention_deleted_is_passed(
     postgres_store: PostgresStore, postgres_database: str
 ) -> None:
-    await append(postgres_store, *"abcde")
+    for reason in "abcde":
+        await append(postgres_store, reason)
+    deleted = ", ".join(str(row * EVENTS_PER_ROW) for row in (1, 2, 4))
     await change_postgres(
-        postgres_database, "delete from flowfabric.event where event_id in (1, 2, 4)"
+        postgres_database, f"delete from flowfabric.event where event_id in ({deleted})"
     )
     first = await postgres_store.read_events(after=0, limit=10)
     assert seen(first) == (["c", "e"], 5)
+
+
+async def test_a_page_may_end_within_a_row(postgres_store: PostgresStore) -> None:
+    await append(postgres_store, *"abc")
+    await append(postgres_store, *"de")
+    pages = []
+    cursor = 0
+    for _ in range(4):
+        page = await postgres_store.read_events(after=cursor, limit=2)
+        pages.append([event.reason for event in page.events])
+        cursor = page.cursor
+    assert pages == [["a", "b"], ["c", "d"], ["e"], []]
+    assert cursor == 2 * EVENTS_PER_ROW + 1
+
+
+async def test_more_events_than_a_row_holds_take_several(postgres_store: PostgresStore) -> None:
+    reasons = [str(number) for number in range(EVENTS_PER_ROW + 1)]
+    await append(postgres_store, *reasons)
+    page = await postgres_store.read_events(after=0, limit=10_000)
+    assert [event.reason for event in page.events] == reasons
+    assert page.cursor == 2 * EVENTS_PER_ROW
 
 
 async def test_a_reader_beside_many_writers_sees_each_committed_event_once(

@@ -103,7 +103,7 @@ def statements() -> dict[str, str]:
             Part("update", Execution, table_of(Execution).names, alone),
             Part("insert", Attempt, table_of(Attempt).names, alone),
             Part("delete", ClaimGrant, table_of(ClaimGrant).key, alone),
-            Part("insert", Event, table_of(Event).names, alone),
+            Part("append", Event, table_of(Event).names, alone),
         )
         generated[name] = save_text(changes)
     return texts | generated

@@ -12,12 +12,14 @@ plan would stay in use while the table grows.
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 
+from flowfabric.core.events import Event
 from flowfabric.store.base import Value
-from flowfabric.store.mapping import Kind, Table, table_of
+from flowfabric.store.mapping import Kind, Table, table_of, to_values
 
 SCHEMA: Final = "flowfabric"
 
@@ -33,7 +35,12 @@ _TYPES: Final = {
     Kind.UUID: "uuid",
 }
 
-Verb = Literal["insert", "update", "delete"]
+OCCURRED_AT: Final = "occurred_at_ms"
+
+EVENTS_PER_ROW: Final = 4096
+"""How many ids the event log hands out at a time; the statements that read it know it too."""
+
+Verb = Literal["insert", "update", "delete", "append"]
 
 
 class Part(NamedTuple):
@@ -67,6 +74,28 @@ class Batch:
         self.values += rows[0] if alone else arrays(rows)
         if verb == "update":
             self.updated += len(rows)
+
+    def append(self, events: Sequence[Event]) -> None:
+        """Add a row to the event log."""
+        table = table_of(Event)
+        columns = arrays(to_values(event, table) for event in events)
+        self.parts.append(Part("append", Event, table.names, alone=False))
+        self.values += [
+            events[0].occurred_at_ms if name == OCCURRED_AT else column
+            for name, column in zip(table.names, columns, strict=True)
+        ]
+
+
+def rows_of_events(events: Iterable[Event]) -> list[list[Event]]:
+    """Events as the log holds them: those of one time in one row, as many as it has ids for."""
+    rows: list[list[Event]] = []
+    for _, together in groupby(events, key=lambda event: event.occurred_at_ms):
+        same_time = list(together)
+        rows += (
+            same_time[first : first + EVENTS_PER_ROW]
+            for first in range(0, len(same_time), EVENTS_PER_ROW)
+        )
+    return rows
 
 
 def arrays(rows: Iterable[Sequence[Value]]) -> list[Sequence[Value]]:
@@ -125,6 +154,8 @@ def save_text(parts: tuple[Part, ...]) -> str:
 
 def _write(part: Part, first: int) -> str:
     table = table_of(part.record)
+    if part.verb == "append":
+        return _append(table, first)
     if part.verb == "insert":
         return _insert(table, part.columns, first, alone=part.alone)
     names = [name for name in part.columns if name not in table.key]
@@ -142,6 +173,16 @@ def _write(part: Part, first: int) -> str:
         return f"delete from {SCHEMA}.{table.name} as t{using} where {where}"
     source = f" from {rows}" if rows else ""
     return f"update {SCHEMA}.{table.name} as t set {changes}{source} where {where} returning 1"
+
+
+def _append(table: Table, first: int) -> str:
+    """A row of the event log. What no event of it has stays null instead of an empty array."""
+    values = [
+        place if name == OCCURRED_AT else f"nullif({place}[], '{{}}')"
+        for name, place in zip(table.names, _places(table, table.names, first), strict=True)
+    ]
+    names = ", ".join(table.names)
+    return f"insert into {SCHEMA}.{table.name} ({names}) values ({', '.join(values)})"
 
 
 def _insert(table: Table, columns: tuple[str, ...], first: int, *, alone: bool) -> str:

@@ -40,7 +40,6 @@ from flowfabric.store.postgres.transaction import (
     STATEMENTS,
     PostgresReader,
     PostgresTransaction,
-    plain,
 )
 from flowfabric.store.statements import numbered, ordered
 
@@ -151,7 +150,9 @@ class PostgresStore:
 
         async def once() -> Sequence[Row]:
             async with self._connections.acquire() as connection, self._scope(connection):
-                return [plain(row) for row in await connection.fetch(statement.text, *values)]
+                return [
+                    dict(row.items()) for row in await connection.fetch(statement.text, *values)
+                ]
 
         return await self._retried(once)
 

@@ -7,7 +7,6 @@ from typing import Final, TypeVar
 import msgspec
 
 from flowfabric.core.decision import Changes
-from flowfabric.core.events import Event
 from flowfabric.core.model import Record
 from flowfabric.errors import Corruption
 from flowfabric.store.base import Clock, Key, Parameter, Row, Value
@@ -21,6 +20,7 @@ from flowfabric.store.postgres.generated import (
     get_text,
     insert_new_text,
     lock_text,
+    rows_of_events,
     save_text,
 )
 from flowfabric.store.statements import numbered, ordered
@@ -95,6 +95,7 @@ class PostgresTransaction(PostgresReader):
         super().__init__(connection, clock)
         self.hinted: set[str] = set()
         self._loaded: dict[Place, Record] = {}
+        self._absent: set[Place] = set()
 
     async def lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         if not keys:
@@ -105,7 +106,9 @@ class PostgresTransaction(PostgresReader):
             self._now_ms = _int(rows[-1][-1]) if injected is None else injected
         records = [from_values(record, row) for row in rows]
         self._remember(records)
-        return _by_key(records)
+        found = _by_key(records)
+        self._absent.update((record, key) for key in keys if key not in found)
+        return found
 
     async def insert_new(self, records: Sequence[R]) -> set[Key]:
         inserted: set[Key] = set()
@@ -120,7 +123,7 @@ class PostgresTransaction(PostgresReader):
         return inserted
 
     async def save(self, changes: Changes) -> None:
-        writes = settle(changes)
+        writes = settle(changes, self._absent)
         batch = Batch()
         for kind, group in by_type(writes.inserts.values()).items():
             _add_insert(batch, kind, group)
@@ -130,10 +133,16 @@ class PostgresTransaction(PostgresReader):
             table = table_of(kind)
             keys = [stored_key(table, key_of(record)) for record in group]
             batch.add("delete", kind, table.key, keys)
-        if changes.events:
-            _add_insert(batch, Event, changes.events)
+        first, *others = rows_of_events(changes.events) or [[]]
+        if first:
+            batch.append(first)
         if batch.parts:
             await self._write(batch)
+        # One after the other: within a statement the order of writes is not ours.
+        for events in others:
+            following = Batch()
+            following.append(events)
+            await self._write(following)
         self._remember(writes.inserts.values())
         self._remember(writes.updates.values())
         for place in writes.deletes:
@@ -143,7 +152,10 @@ class PostgresTransaction(PostgresReader):
         self.hinted.add(topic)
 
     def _remember(self, records: Iterable[Record]) -> None:
-        self._loaded.update((place_of(record), record) for record in records)
+        for record in records:
+            place = place_of(record)
+            self._loaded[place] = record
+            self._absent.discard(place)
 
     def _add_update(self, batch: Batch, kind: type[Record], group: list[Record]) -> None:
         """Write what changed in any of the rows, for all of them."""
@@ -170,11 +182,7 @@ class PostgresTransaction(PostgresReader):
             raise Corruption(f"{missing} rows to update are gone: {kinds}")
 
 
-def _add_insert(
-    batch: Batch,
-    kind: type[Record] | type[Event],
-    group: Sequence[Record] | Sequence[Event],
-) -> None:
+def _add_insert(batch: Batch, kind: type[Record], group: Sequence[Record]) -> None:
     table = table_of(kind)
     batch.add("insert", kind, table.names, [to_values(record, table) for record in group])
 

@@ -1,6 +1,6 @@
 -- Leases past their end, noticed or not, longest overdue first.
 --
--- Two selects, because each half has an index of its own, and each with its own limit, so
+-- Two selects, because each half is a range of the index of its own, and each with its own limit, so
 -- that neither reads further than the page.
 select partition_key, execution_id, namespace, lane_id, lease_id, lease_epoch, attempt_index,
        worker_instance_id, expires_at_ms
@@ -9,7 +9,8 @@ select partition_key, execution_id, namespace, lane_id, lease_id, lease_epoch, a
                        current_attempt_index as attempt_index, worker_instance_id,
                        lease_expires_at_ms as expires_at_ms
                   from execution
-                 where ownership_state = 'leased'
+                 where lifecycle_phase = 'active'
+                   and ownership_state = 'leased'
                    and lease_expires_at_ms <= :as_of_ms
                    and lease_expires_at_ms >= :after_ms
                    and (lease_expires_at_ms, partition_key, execution_id)
@@ -23,7 +24,8 @@ select partition_key, execution_id, namespace, lane_id, lease_id, lease_epoch, a
                        current_attempt_index as attempt_index, worker_instance_id,
                        lease_expires_at_ms as expires_at_ms
                   from execution
-                 where ownership_state = 'lease_expired_reclaimable'
+                 where lifecycle_phase = 'active'
+                   and ownership_state = 'lease_expired_reclaimable'
                    and lease_expires_at_ms <= :as_of_ms
                    and lease_expires_at_ms >= :after_ms
                    and (lease_expires_at_ms, partition_key, execution_id)

@@ -1,6 +1,6 @@
 -- When each reconciler has something to do next; null for never.
 select (select min(lease_expires_at_ms) from execution
-         where ownership_state = 'leased') as lease_expiry,
+         where lifecycle_phase = 'active' and ownership_state = 'leased') as lease_expiry,
        (select min(delay_until_ms) from execution
          where eligibility_state = 'not_eligible_until_time') as delayed,
        (select min(attempt_deadline_ms) from execution

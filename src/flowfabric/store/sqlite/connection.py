@@ -1,11 +1,10 @@
 """Opening a database file the way we want it."""
 
-import os
 import sqlite3
 import time
 from typing import Final, Literal
 
-from flowfabric.core.ids import uuid4_from
+from flowfabric.core.ids import UUID_BYTES, uuid_text
 from flowfabric.store.sqlite.failures import busy
 
 Synchronous = Literal["off", "normal", "full", "extra"]
@@ -19,17 +18,16 @@ _WAL_PAUSE_S: Final = 0.01
 
 _CLAIMING: Final = """
 create temp table claiming (
-    execution_rowid integer primary key, partition_key, execution_id, lease_id, attempt_id, kind,
-    reclaim_reason, attempt_state, pending_retry_reason, pending_replay_reason,
-    pending_replay_requested_by,
+    execution_rowid integer primary key, partition_key, execution_id, place, kind, reclaim_reason,
+    attempt_type, pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
     pending_previous_attempt_index, previous_index
 )"""
 """Where a claim notes the rows it took, as they were; see `claim_ready.sql`."""
 
 _COMPLETING: Final = """
 create temp table completing (
-    execution_rowid integer primary key, partition_key, execution_id, attempt_index, position,
-    lease_id, worker_instance_id, result, result_encoding
+    execution_rowid integer primary key, partition_key, execution_id, attempt_index, lease_epoch,
+    position, result, result_encoding
 )"""
 """What `complete_leased.sql` ends."""
 
@@ -65,7 +63,7 @@ def connect(
         connection.execute(f"pragma {setting}")
     # Newer SQLite has it built in; lists of bytes travel to statements as hexadecimal.
     connection.create_function("unhex", 1, _unhex, deterministic=True)
-    connection.create_function("gen_random_uuid", 0, _random_uuid)
+    connection.create_function("uuid_at", 2, _uuid_at, deterministic=True)
     for scratch_table in (_CLAIMING, _COMPLETING, _RENEWING, _TRIMMING):
         connection.execute(scratch_table)
     return connection
@@ -85,8 +83,8 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             return
 
 
-def _random_uuid() -> str:
-    return uuid4_from(os.urandom(16))
+def _uuid_at(uuids: bytes, place: int) -> str:
+    return uuid_text(uuids[place * UUID_BYTES : (place + 1) * UUID_BYTES])
 
 
 def _unhex(text: str | None) -> bytes | None:

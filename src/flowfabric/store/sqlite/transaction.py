@@ -107,10 +107,12 @@ class SqliteTransaction(SqliteReader):
         super().__init__(connection, clock)
         self.hinted: set[str] = set()
         self._loaded: dict[Place, Record] = {}
+        self._absent: set[Place] = set()
 
     async def lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         found = self._get(record, keys)
         self._remember(found.values())
+        self._absent.update((record, key) for key in keys if key not in found)
         return found
 
     async def insert_new(self, records: Sequence[R]) -> set[Key]:
@@ -123,7 +125,7 @@ class SqliteTransaction(SqliteReader):
         return inserted
 
     async def save(self, changes: Changes) -> None:
-        writes = settle(changes)
+        writes = settle(changes, self._absent)
         for record in writes.inserts.values():
             values = to_values(record, table_of(type(record)))
             self._connection.execute(insert_text(type(record)), values)
@@ -144,7 +146,10 @@ class SqliteTransaction(SqliteReader):
         self.hinted.add(topic)
 
     def _remember(self, records: Iterable[Record]) -> None:
-        self._loaded.update((place_of(record), record) for record in records)
+        for record in records:
+            place = place_of(record)
+            self._loaded[place] = record
+            self._absent.discard(place)
 
     def _update(self, record: Record) -> None:
         table = table_of(type(record))

@@ -1,7 +1,6 @@
 -- backward-compatible: no
 --
--- Executions and what belongs to them. Fixed-width columns come first, so that
--- the columns every claim reads are found at fixed offsets.
+-- Executions and what belongs to them.
 --
 -- Hot tables are vacuumed early but not analyzed while they are tiny: statements are
 -- planned once, and a plan for ten rows must not be in use when there are thousands.
@@ -39,74 +38,84 @@ create table route (
     constraint route_key unique (lane_id, execution_kind, required_capabilities)
 );
 
+-- Columns that indexes hold come first, those of fixed width before the others: every update
+-- compares them, and finds what stands behind a text or a null only by walking there.
 create table execution (
-    execution_id                    uuid not null,
-    route_id                        bigint not null,
-    created_at_ms                   bigint not null,
-    last_transition_at_ms           bigint not null,
-    last_mutation_at_ms             bigint not null,
-    lease_epoch                     bigint not null,
-    partition_key                   smallint not null,
-    ready                           boolean not null,
-    priority                        integer not null,
-    total_attempt_count             integer not null,
-    current_attempt_index           integer not null,
-    retry_count                     integer not null,
-    replay_count                    integer not null,
-    lease_reclaim_count             integer not null,
-    lifecycle_phase                 text not null,
-    ownership_state                 text not null,
-    eligibility_state               text not null,
-    blocking_reason                 text not null,
-    blocking_detail                 text not null,
-    terminal_outcome                text not null,
-    attempt_state                   text not null,
-    public_state                    text not null,
-    namespace                       text not null,
-    lane_id                         text not null,
-    execution_kind                  text not null,
-    creator_identity                text not null,
-    policy                          text not null,
-    payload                         bytea not null,
-    payload_encoding                text,
-    idempotency_key                 text,
-    instance_tag                    text,
-    flow_id                         uuid,
-    current_attempt_id              uuid,
-    lease_id                        uuid,
-    worker_id                       text,
-    worker_instance_id              text,
-    lease_acquired_at_ms            bigint,
-    lease_expires_at_ms             bigint,
-    lease_last_renewed_at_ms        bigint,
-    lease_renewal_deadline_ms       bigint,
-    lease_expired_at_ms             bigint,
-    lease_revoked_at_ms             bigint,
-    lease_revoke_reason             text,
-    started_at_ms                   bigint,
-    completed_at_ms                 bigint,
-    delay_until_ms                  bigint,
-    deadline_at_ms                  bigint,
-    attempt_timeout_ms              bigint,
-    retention_ms                    bigint,
-    attempt_deadline_ms             bigint,
-    attempt_time_left_ms            bigint,
-    retain_until_ms                 bigint,
-    pending_retry_reason            text,
-    pending_replay_reason           text,
-    pending_replay_requested_by     text,
-    pending_previous_attempt_index  integer,
-    progress_pct                    integer check (progress_pct between 0 and 100),
-    progress_message                text,
-    progress_updated_at_ms          bigint,
-    current_suspension_id           uuid,
-    current_waitpoint_id            uuid,
-    last_capability_mismatch_at_ms  bigint,
-    failure_reason                  text,
-    cancellation_reason             text,
-    cancelled_by                    text,
-    result                          bytea,
-    result_encoding                 text,
+    execution_id                       uuid not null,
+    route_id                           bigint not null,
+    created_at_ms                      bigint not null,
+    priority                           integer not null,
+    partition_key                      smallint not null,
+    ready                              boolean not null,
+    awaited                            boolean not null default false,
+    lifecycle_phase                    text collate "C" not null,
+    ownership_state                    text collate "C" not null,
+    eligibility_state                  text collate "C" not null,
+    public_state                       text collate "C" not null,
+    namespace                          text collate "C" not null,
+    lease_expires_at_ms                bigint,
+    retain_until_ms                    bigint,
+    completed_at_ms                    bigint,
+    attempt_deadline_ms                bigint,
+    deadline_at_ms                     bigint,
+    delay_until_ms                     bigint,
+    flow_id                            uuid,
+    last_transition_at_ms              bigint not null,
+    last_mutation_at_ms                bigint not null,
+    lease_epoch                        bigint not null,
+    total_attempt_count                integer not null,
+    current_attempt_index              integer not null,
+    retry_count                        integer not null,
+    replay_count                       integer not null,
+    lease_reclaim_count                integer not null,
+    open_waitpoint_count               integer not null default 0,
+    signal_count                       integer not null default 0,
+    cancel_requested                   boolean not null default false,
+    blocking_reason                    text not null,
+    blocking_detail                    text not null,
+    terminal_outcome                   text not null,
+    attempt_state                      text not null,
+    lane_id                            text not null,
+    execution_kind                     text not null,
+    creator_identity                   text not null,
+    policy                             text not null,
+    payload                            bytea not null,
+    payload_encoding                   text,
+    idempotency_key                    text,
+    instance_tag                       text,
+    current_attempt_id                 uuid,
+    lease_id                           uuid,
+    worker_id                          text,
+    worker_instance_id                 text,
+    lease_acquired_at_ms               bigint,
+    lease_last_renewed_at_ms           bigint,
+    lease_renewal_deadline_ms          bigint,
+    lease_expired_at_ms                bigint,
+    lease_revoked_at_ms                bigint,
+    lease_revoke_reason                text,
+    final_lease_id                     uuid,
+    final_worker_id                    text,
+    final_worker_instance_id           text,
+    started_at_ms                      bigint,
+    attempt_timeout_ms                 bigint,
+    retention_ms                       bigint,
+    attempt_time_left_ms               bigint,
+    pending_retry_reason               text,
+    pending_replay_reason              text,
+    pending_replay_requested_by        text,
+    pending_previous_attempt_index     integer,
+    progress_pct                       integer,
+    progress_message                   text,
+    progress_updated_at_ms             bigint,
+    current_suspension_id              uuid,
+    current_waitpoint_id               uuid,
+    last_hmac_validation_failed_at_ms  bigint,
+    last_capability_mismatch_at_ms     bigint,
+    failure_reason                     text,
+    cancellation_reason                text,
+    cancelled_by                       text,
+    result                             bytea,
+    result_encoding                    text,
     primary key (partition_key, execution_id)
 ) with (
     fillfactor = 80,
@@ -122,10 +131,8 @@ create index execution_ready on execution (route_id, priority desc, created_at_m
     where ready;
 
 -- What time makes due. All partial: a row that waits for nothing is in none of them.
-create index execution_lease_due on execution (lease_expires_at_ms)
-    where ownership_state = 'leased';
-create index execution_lease_expired on execution (lease_expires_at_ms)
-    where ownership_state = 'lease_expired_reclaimable';
+create index execution_active on execution (ownership_state, lease_expires_at_ms)
+    where lifecycle_phase = 'active';
 create index execution_delay_due on execution (delay_until_ms)
     where eligibility_state = 'not_eligible_until_time';
 create index execution_attempt_due on execution (attempt_deadline_ms)
@@ -135,9 +142,11 @@ create index execution_deadline_due on execution (deadline_at_ms)
 create index execution_retention_due on execution (retain_until_ms)
     where retain_until_ms is not null;
 
--- Lists, newest or oldest first, page by page.
+-- Lists, newest or oldest first, page by page. What runs is little and changes often: lists of
+-- a namespace find it by its route, so that a claim has less to write.
 create index execution_by_route on execution (route_id, public_state, created_at_ms, execution_id);
-create index execution_by_namespace on execution (namespace, created_at_ms, execution_id);
+create index execution_by_namespace on execution (namespace, created_at_ms, execution_id)
+    where public_state <> 'active';
 create index execution_by_flow on execution (flow_id) where flow_id is not null;
 
 create table attempt (
@@ -224,26 +233,44 @@ create table worker_presence (
     last_seen_ms        bigint not null
 ) with (fillfactor = 70);
 
+-- One row holds the events of one transaction: each column of arrays one value per event. So a
+-- batch of work costs one row however many events it has. The identity hands out ids for as
+-- many events as a row may hold: `event_id` is that of the first, the others follow.
 create table event (
-    event_id            bigint generated always as identity primary key,
+    event_id            bigint generated always as identity (start with 4096 increment by 4096)
+                        primary key,
     occurred_at_ms      bigint not null,
-    execution_id        uuid not null,
-    lease_epoch         bigint,
-    attempt_index       integer,
-    partition_key       smallint not null,
-    category            text not null,
-    event_type          text not null,
-    namespace           text not null,
-    flow_id             uuid,
-    lease_id            uuid,
-    worker_instance_id  text,
-    instance_tag        text,
-    reason              text,
-    details             text
+    category            text[] not null,
+    event_type          text[] not null,
+    partition_key       smallint[] not null,
+    execution_id        uuid[] not null,
+    flow_id             uuid[],
+    lease_id            uuid[],
+    lease_epoch         bigint[],
+    attempt_index       integer[],
+    worker_instance_id  text[],
+    reason              text[],
+    details             text[],
+    namespace           text[] not null,
+    instance_tag        text[]
 ) with (
     autovacuum_vacuum_insert_scale_factor = 0.1,
     autovacuum_vacuum_scale_factor = 0.05,
     autovacuum_analyze_threshold = 500
 );
 
-create index event_by_time on event using brin (occurred_at_ms);
+-- Random by nature: trying to compress them only takes time.
+alter table event
+    alter column execution_id set storage external,
+    alter column lease_id set storage external;
+
+-- The log, an event a row, for people.
+create view event_log as
+select event.event_id + each.place - 1 as event_id, event.occurred_at_ms, each.*
+  from event
+ cross join lateral unnest(
+    category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
+    attempt_index, worker_instance_id, reason, details, namespace, instance_tag
+ ) with ordinality as each (
+    category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
+    attempt_index, worker_instance_id, reason, details, namespace, instance_tag, place);

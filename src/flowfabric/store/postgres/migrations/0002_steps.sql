@@ -22,7 +22,5 @@ create table waiter (
     primary key (partition_key, execution_id, waiting)
 );
 
-alter table execution add column awaited boolean not null default false;
-
 create index execution_awaited_due on execution (completed_at_ms)
     where awaited and lifecycle_phase = 'terminal';

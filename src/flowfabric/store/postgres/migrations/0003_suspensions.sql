@@ -2,11 +2,6 @@
 --
 -- Suspensions, the waitpoints they wait at, and the signals delivered there.
 
-alter table execution
-    add column open_waitpoint_count               integer not null default 0,
-    add column signal_count                       integer not null default 0,
-    add column last_hmac_validation_failed_at_ms  bigint;
-
 create table suspension (
     sequence                       bigint generated always as identity,
     execution_id                   uuid not null,

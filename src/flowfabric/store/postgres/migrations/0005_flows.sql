@@ -2,8 +2,6 @@
 --
 -- Flows: their members' dependencies, and the work that endings and cancellations leave behind.
 
-alter table execution add column cancel_requested boolean not null default false;
-
 drop index execution_by_flow;
 create index execution_by_flow on execution (flow_id, execution_id) where flow_id is not null;
 

@@ -6,59 +6,53 @@
 --
 -- One round trip stands in for `core.lease.grant_lease`: an interrupted attempt is
 -- resumed, a lost lease is reclaimed with a new attempt, all else starts one.
-with clock as materialized (
+--
+-- `uuids` holds the lease's and the attempt's id for each of the rows: the server may
+-- have to open a file for each random number it makes itself.
+with clock as (
     select coalesce(:clock::bigint, floor(extract(epoch from clock_timestamp()) * 1000)::bigint)
                as now_ms
 ), candidate as materialized (
-    select best.*
-      from route
-      join lane using (lane_id)
-     cross join lateral (
-        select e.ctid as row_version, e.partition_key, e.execution_id, e.priority, e.created_at_ms, e.lifecycle_phase,
-               e.ownership_state, e.attempt_state, e.pending_retry_reason, e.pending_replay_reason,
-               e.pending_replay_requested_by, e.pending_previous_attempt_index,
-               e.current_attempt_index as previous_index
-          from execution e
-         where e.route_id = route.route_id
-           and e.ready
-         order by e.priority desc, e.created_at_ms, e.execution_id
-         limit :limit::bigint
-           for update skip locked
-     ) best
-     where route.lane_id = any(:lanes::text[])
-       and (:kinds::text[] is null or route.execution_kind = any(:kinds::text[]))
-       and route.required_capabilities <@ :capabilities::text[]
-       and lane.state in ('active', 'draining')
-     order by best.priority desc, best.created_at_ms, best.execution_id
-     limit :limit::bigint
-), interrupted as materialized (
-    select candidate.*,
-           case when attempt_state = 'attempt_interrupted' then (
-               select attempt_type
-                 from attempt
-                where attempt.partition_key = candidate.partition_key
-                  and attempt.execution_id = candidate.execution_id
-                  and attempt.attempt_index = candidate.previous_index)
-           end as previous_type
-      from candidate
-), chosen as materialized (
-    select interrupted.*,
+    select best.*, row_number() over () as place,
+           case when lifecycle_phase = 'active' then ownership_state end as reclaim_reason,
            case when lifecycle_phase = 'active' then 'reclaimed'
                 when attempt_state = 'attempt_interrupted' then 'resumed'
                 else 'fresh'
            end as kind,
-           case when lifecycle_phase = 'active' then ownership_state end as reclaim_reason,
            case when lifecycle_phase = 'active' then 'reclaim'
-                when attempt_state = 'attempt_interrupted' then previous_type
+                when attempt_state = 'attempt_interrupted' then (
+                    select attempt_type
+                      from attempt
+                     where attempt.partition_key = best.partition_key
+                       and attempt.execution_id = best.execution_id
+                       and attempt.attempt_index = best.previous_index)
                 when attempt_state = 'pending_retry_attempt' then 'retry'
                 when attempt_state = 'pending_replay_attempt' then 'replay'
                 else 'initial'
            end as attempt_type
-      from interrupted
-     -- Another worker's whole turn may have passed since this statement began. Its attempt
-     -- is invisible here and could not be continued; the next claim sees it.
-     where attempt_state <> 'attempt_interrupted'
-        or previous_type is not null
+      from (
+        select best.*
+          from route
+          join lane using (lane_id)
+         cross join lateral (
+            select e.ctid as row_version, e.partition_key, e.execution_id, e.priority,
+                   e.created_at_ms, e.lifecycle_phase, e.ownership_state, e.attempt_state,
+                   e.pending_retry_reason, e.pending_replay_reason, e.pending_replay_requested_by,
+                   e.pending_previous_attempt_index, e.current_attempt_index as previous_index
+              from execution e
+             where e.route_id = route.route_id
+               and e.ready
+             order by e.priority desc, e.created_at_ms, e.execution_id
+             limit :limit::bigint
+               for update skip locked
+         ) best
+         where route.lane_id = any(:lanes::text[])
+           and (:kinds::text[] is null or route.execution_kind = any(:kinds::text[]))
+           and route.required_capabilities <@ :capabilities::text[]
+           and lane.state in ('active', 'draining')
+         order by best.priority desc, best.created_at_ms, best.execution_id
+         limit :limit::bigint
+      ) as best
 ), leased as (
     update execution e
        set lifecycle_phase = 'active',
@@ -69,53 +63,59 @@ with clock as materialized (
            attempt_state = 'running_attempt',
            public_state = 'active',
            ready = false,
-           lease_id = gen_random_uuid(),
+           lease_id = encode(substr(:uuids::bytea, 32 * c.place::int - 31, 16), 'hex')::uuid,
            lease_epoch = e.lease_epoch + 1,
            worker_id = :worker_id,
            worker_instance_id = :worker_instance_id,
-           lease_acquired_at_ms = clock.now_ms,
-           lease_expires_at_ms = clock.now_ms + :lease_ttl_ms::bigint,
-           lease_last_renewed_at_ms = clock.now_ms,
-           lease_renewal_deadline_ms = clock.now_ms + :lease_ttl_ms::bigint * 2 / 3,
+           lease_acquired_at_ms = (select now_ms from clock),
+           lease_expires_at_ms = (select now_ms from clock) + :lease_ttl_ms::bigint,
+           lease_last_renewed_at_ms = (select now_ms from clock),
+           lease_renewal_deadline_ms = (select now_ms from clock) + :lease_ttl_ms::bigint * 2 / 3,
            lease_expired_at_ms = null,
            lease_revoked_at_ms = null,
            lease_revoke_reason = null,
-           current_attempt_id = case when c.kind = 'resumed' then e.current_attempt_id
-                                     else gen_random_uuid() end,
+           current_attempt_id = case
+               when c.kind = 'resumed' then e.current_attempt_id
+               else encode(substr(:uuids::bytea, 32 * c.place::int - 15, 16), 'hex')::uuid
+           end,
            current_attempt_index = case when c.kind = 'resumed' then e.current_attempt_index
                                         else e.total_attempt_count end,
            total_attempt_count = e.total_attempt_count + (c.kind <> 'resumed')::int,
            lease_reclaim_count = e.lease_reclaim_count + (c.kind = 'reclaimed')::int,
-           attempt_deadline_ms = clock.now_ms + nullif(
+           attempt_deadline_ms = (select now_ms from clock) + nullif(
                case when c.kind = 'resumed' then e.attempt_time_left_ms
                     else e.attempt_timeout_ms end, 0),
            attempt_time_left_ms = null,
-           started_at_ms = coalesce(e.started_at_ms, clock.now_ms),
+           started_at_ms = coalesce(e.started_at_ms, (select now_ms from clock)),
            pending_retry_reason = null,
            pending_replay_reason = null,
            pending_replay_requested_by = null,
            pending_previous_attempt_index = null,
            last_transition_at_ms = case when c.kind = 'reclaimed' then e.last_transition_at_ms
-                                        else clock.now_ms end,
-           last_mutation_at_ms = clock.now_ms
-      from chosen c, clock
+                                        else (select now_ms from clock) end,
+           last_mutation_at_ms = (select now_ms from clock)
+      from candidate c
      -- The row is locked, so its version cannot change under us: no need to look it up again.
      where e.ctid = c.row_version
+       -- Another worker's whole turn may have passed since this statement began. Its attempt
+       -- is invisible here and could not be continued; the next claim sees it.
+       and c.attempt_type is not null
     returning e.partition_key, e.execution_id, e.namespace, e.instance_tag, e.flow_id, e.lane_id,
               e.execution_kind, e.priority, e.payload, e.payload_encoding, e.retry_count,
               e.created_at_ms, e.deadline_at_ms, e.attempt_deadline_ms, e.lease_id, e.lease_epoch,
-              e.lease_expires_at_ms, e.worker_instance_id, e.current_attempt_id,
-              e.current_attempt_index, c.kind, c.reclaim_reason, c.attempt_type,
-              c.pending_retry_reason, c.pending_replay_reason, c.pending_replay_requested_by,
-              c.pending_previous_attempt_index, c.previous_index, clock.now_ms
+              e.current_attempt_id, e.current_attempt_index, c.place, c.kind, c.reclaim_reason,
+              c.attempt_type, c.pending_retry_reason, c.pending_replay_reason,
+              c.pending_replay_requested_by, c.pending_previous_attempt_index, c.previous_index
 ), started as (
+    -- All but the first attempt under its first lease, which follows from the execution.
     insert into attempt (
         partition_key, execution_id, attempt_index, attempt_id, attempt_type, attempt_state,
         created_at_ms, started_at_ms, lease_id, lease_epoch, worker_id, worker_instance_id,
         retry_reason, previous_attempt_index, replay_reason, replay_requested_by,
         replayed_from_attempt_index, reclaim_reason)
     select partition_key, execution_id, current_attempt_index, current_attempt_id, attempt_type,
-           'started', now_ms, now_ms, lease_id, lease_epoch, :worker_id, worker_instance_id,
+           'started', (select now_ms from clock), (select now_ms from clock), lease_id,
+           lease_epoch, :worker_id, :worker_instance_id,
            case when attempt_type = 'retry' then pending_retry_reason end,
            case when attempt_type = 'reclaim' then previous_index
                 when attempt_type = 'retry' then pending_previous_attempt_index
@@ -126,40 +126,53 @@ with clock as materialized (
            reclaim_reason
       from leased
      where kind <> 'resumed'
+       and lease_epoch > 1
 ), continued as (
     update attempt a
        set attempt_state = case when l.kind = 'resumed' then 'started'
                                 else 'interrupted_reclaimed' end,
-           ended_at_ms = case when l.kind = 'reclaimed' then l.now_ms else a.ended_at_ms end,
+           ended_at_ms = case when l.kind = 'reclaimed' then (select now_ms from clock)
+                              else a.ended_at_ms end,
            failure_reason = coalesce(l.reclaim_reason, a.failure_reason),
-           resumed_at_ms = case when l.kind = 'resumed' then l.now_ms else a.resumed_at_ms end,
+           resumed_at_ms = case when l.kind = 'resumed' then (select now_ms from clock)
+                                else a.resumed_at_ms end,
            suspended_at_ms = case when l.kind = 'resumed' then null else a.suspended_at_ms end,
            suspension_id = case when l.kind = 'resumed' then null else a.suspension_id end,
            lease_id = case when l.kind = 'resumed' then l.lease_id else a.lease_id end,
            lease_epoch = case when l.kind = 'resumed' then l.lease_epoch else a.lease_epoch end,
            worker_id = case when l.kind = 'resumed' then :worker_id else a.worker_id end,
-           worker_instance_id = case when l.kind = 'resumed' then l.worker_instance_id
+           worker_instance_id = case when l.kind = 'resumed' then :worker_instance_id
                                      else a.worker_instance_id end
       from leased l
+     -- Looked up one by one: as a plain join this may be planned as a walk over the table.
+     cross join lateral (
+        select x.ctid as row_version
+          from attempt x
+         where x.partition_key = l.partition_key
+           and x.execution_id = l.execution_id
+           and x.attempt_index = l.previous_index
+         limit 1) as former
      where l.kind <> 'fresh'
-       and a.partition_key = l.partition_key
-       and a.execution_id = l.execution_id
-       and a.attempt_index = l.previous_index
+       and a.ctid = former.row_version
 ), told as (
     insert into event (
-        category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
-        attempt_index, worker_instance_id, reason, namespace, instance_tag, occurred_at_ms)
-    select 'lease', case when kind = 'reclaimed' then 'reclaimed' else 'acquired' end,
-           partition_key, execution_id, flow_id, lease_id, lease_epoch, current_attempt_index,
-           worker_instance_id,
-           case when kind = 'resumed' then 'claim_resumed' else reclaim_reason end,
-           namespace, instance_tag, now_ms
+        occurred_at_ms, category, event_type, partition_key, execution_id, flow_id, lease_id,
+        lease_epoch, attempt_index, worker_instance_id, reason, namespace, instance_tag)
+    select (select now_ms from clock), array_fill('lease'::text, array[count(*)::int]),
+           array_agg(case when kind = 'reclaimed' then 'reclaimed' else 'acquired' end),
+           array_agg(partition_key), array_agg(execution_id), array_agg(flow_id),
+           array_agg(lease_id), array_agg(lease_epoch), array_agg(current_attempt_index),
+           array_fill(:worker_instance_id::text, array[count(*)::int]),
+           array_agg(case when kind = 'resumed' then 'claim_resumed' else reclaim_reason end),
+           array_agg(namespace), array_agg(instance_tag)
       from leased
+    having count(*) > 0
 )
-select '{fp:' || partition_key || '}:' || execution_id as execution_id, kind,
-       lease_id::text as lease_id, lease_epoch, lane_id, current_attempt_index as attempt_index,
-       current_attempt_id::text as attempt_id, worker_instance_id, lease_expires_at_ms, namespace,
+select partition_key, execution_id::text as execution_id, kind, lease_id::text as lease_id,
+       lease_epoch, lane_id, current_attempt_index as attempt_index,
+       current_attempt_id::text as attempt_id,
+       (select now_ms from clock) + :lease_ttl_ms::bigint as lease_expires_at_ms, namespace,
        execution_kind, priority, payload, payload_encoding, flow_id::text as flow_id, retry_count,
        created_at_ms, deadline_at_ms, attempt_deadline_ms, attempt_type
   from leased
- order by priority desc, created_at_ms, leased.execution_id;
+ order by place;

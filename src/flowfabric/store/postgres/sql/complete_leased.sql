@@ -1,36 +1,21 @@
--- Complete the given executions whose fence holds; return the positions of those.
+-- Complete the given executions whose lease is live; return the positions of those.
 --
--- One round trip stands in for `core.execution.decide_complete` in the sure case: the
--- lease is live, every part of the fence matches, and no waitpoint is left to close. All
--- others are left alone, for the caller to decide one by one.
+-- One round trip stands in for `core.execution.decide_complete` in the sure case: the lease
+-- is the one given, has not ended, and no waitpoint is left to close. A lease id is never
+-- used twice and is cleared when the lease is released, so the rest of the fence follows
+-- from it. All others are left alone, for the caller to decide one by one.
 with given as materialized (
     select *
       from unnest(
-          :partition_keys::int[], :execution_ids::uuid[], :lease_ids::uuid[],
-          :lease_epochs::bigint[], :attempt_ids::uuid[], :attempt_indexes::int[],
-          :results::bytea[], :result_encodings::text[]
+          :partition_keys::int[], :execution_ids::uuid[], :lease_ids::uuid[], :results::bytea[],
+          :result_encodings::text[]
       ) with ordinality as g (
-          partition_key, execution_id, lease_id, lease_epoch, attempt_id, attempt_index,
-          result, result_encoding, position)
-), locked as materialized (
-    -- By key alone: a condition on the state would invite the planner to walk one of the
-    -- partial indexes, which looks empty to it and may hold every running execution.
-    select e.ctid as row_version, e.lifecycle_phase, e.ownership_state,
-           e.lease_expires_at_ms, e.lease_id, e.worker_instance_id, e.open_waitpoint_count,
-           g.result, g.result_encoding, g.position,
-           e.lease_id = g.lease_id
-               and e.lease_epoch = g.lease_epoch
-               and e.current_attempt_id = g.attempt_id
-               and e.current_attempt_index = g.attempt_index as fence_matches
-      from given g
-      join execution e on e.partition_key = g.partition_key and e.execution_id = g.execution_id
-     order by e.partition_key, e.execution_id
-       for update of e
-), clock as materialized (
-    -- Reading `locked` first: the time of a decision is taken after its locks.
+          partition_key, execution_id, lease_id, result, result_encoding, position)
+     -- Rows are locked in the order of their keys.
+     order by partition_key, execution_id
+), clock as (
     select coalesce(:clock::bigint, floor(extract(epoch from clock_timestamp()) * 1000)::bigint)
                as now_ms
-      from (select count(*) from locked) as after_locking
 ), ended as (
     update execution e
        set lifecycle_phase = 'terminal',
@@ -42,6 +27,9 @@ with given as materialized (
            attempt_state = 'attempt_terminal',
            public_state = 'completed',
            ready = false,
+           final_lease_id = e.lease_id,
+           final_worker_id = e.worker_id,
+           final_worker_instance_id = e.worker_instance_id,
            lease_id = null,
            worker_id = null,
            worker_instance_id = null,
@@ -55,52 +43,71 @@ with given as materialized (
            attempt_deadline_ms = null,
            attempt_time_left_ms = null,
            delay_until_ms = null,
-           completed_at_ms = clock.now_ms,
-           last_transition_at_ms = clock.now_ms,
-           last_mutation_at_ms = clock.now_ms,
+           completed_at_ms = (select now_ms from clock),
+           last_transition_at_ms = (select now_ms from clock),
+           last_mutation_at_ms = (select now_ms from clock),
            -- A member is kept as long as its flow, which knows nothing of its end yet.
-           retain_until_ms = case when e.flow_id is null
-               then clock.now_ms + coalesce(e.retention_ms, :retention_ms::bigint) end,
-           result = l.result,
-           result_encoding = l.result_encoding
-      from locked l, clock
-     -- The row is locked, so its version cannot change under us: no need to look it up again.
-     where e.ctid = l.row_version
-       and l.lifecycle_phase = 'active'
-       and l.ownership_state = 'leased'
-       and l.fence_matches
-       and l.open_waitpoint_count = 0
-       and l.lease_expires_at_ms > clock.now_ms
+           retain_until_ms = case when e.flow_id is null then
+               (select now_ms from clock) + coalesce(e.retention_ms, :retention_ms::bigint) end,
+           result = g.result,
+           result_encoding = g.result_encoding
+      from given g
+     -- By key and lease alone: a condition on the state would invite the planner to walk one of
+     -- the partial indexes, which looks empty to it and may hold every running execution.
+     where e.partition_key = g.partition_key
+       and e.execution_id = g.execution_id
+       and e.lease_id = g.lease_id
+       and e.lease_expires_at_ms > (select now_ms from clock)
+       and e.lease_expired_at_ms is null
+       and e.open_waitpoint_count = 0
     returning e.partition_key, e.execution_id, e.flow_id, e.lease_epoch, e.current_attempt_index,
-              e.replay_count, e.namespace, e.instance_tag, e.awaited, l.lease_id,
-              l.worker_instance_id, l.position, clock.now_ms
+              e.replay_count, e.namespace, e.instance_tag, e.awaited, e.final_lease_id,
+              e.final_worker_instance_id, g.position
 ), attempts as (
+    -- All but the first attempt under its first lease, which follows from the execution.
     update attempt a
        set attempt_state = 'ended_success',
-           ended_at_ms = ended.now_ms,
+           ended_at_ms = (select now_ms from clock),
            failure_reason = null,
            failure_category = null
       from ended
-     where a.partition_key = ended.partition_key
-       and a.execution_id = ended.execution_id
-       and a.attempt_index = ended.current_attempt_index
+     -- Looked up one by one: as a plain join this may be planned as a walk over the table.
+     cross join lateral (
+        select x.ctid as row_version
+          from attempt x
+         where x.partition_key = ended.partition_key
+           and x.execution_id = ended.execution_id
+           and x.attempt_index = ended.current_attempt_index
+         limit 1) as current
+     where ended.lease_epoch > 1
+       and a.ctid = current.row_version
 ), told as (
+    -- First that the leases ended, then that the executions did. What only the former have
+    -- is left out at the end of its array.
     insert into event (
-        category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
-        attempt_index, worker_instance_id, reason, namespace, instance_tag, occurred_at_ms)
-    select kind.category, kind.event_type, partition_key, execution_id, flow_id,
-           case when kind.is_lease then lease_id end, lease_epoch, current_attempt_index,
-           case when kind.is_lease then worker_instance_id end, kind.reason, namespace,
-           instance_tag, now_ms
-      from ended
-     cross join (values ('lease', 'revoked', 'completed', true, 0),
-                        ('completion', 'success', null, false, 1)
-                ) as kind (category, event_type, reason, is_lease, place)
-     order by position, kind.place
+        occurred_at_ms, category, event_type, partition_key, execution_id, flow_id, lease_id,
+        lease_epoch, attempt_index, worker_instance_id, reason, namespace, instance_tag)
+    select (select now_ms from clock),
+           array_fill('lease'::text, array[number]) || array_fill('completion'::text, array[number]),
+           array_fill('revoked'::text, array[number]) || array_fill('success'::text, array[number]),
+           partition_keys || partition_keys, execution_ids || execution_ids,
+           flow_ids || flow_ids, lease_ids, lease_epochs || lease_epochs,
+           attempt_indexes || attempt_indexes, worker_instance_ids,
+           array_fill('completed'::text, array[number]), namespaces || namespaces,
+           instance_tags || instance_tags
+      from (select count(*)::int as number, array_agg(partition_key) as partition_keys,
+                   array_agg(execution_id) as execution_ids, array_agg(flow_id) as flow_ids,
+                   array_agg(final_lease_id) as lease_ids, array_agg(lease_epoch) as lease_epochs,
+                   array_agg(current_attempt_index) as attempt_indexes,
+                   array_agg(final_worker_instance_id) as worker_instance_ids,
+                   array_agg(namespace) as namespaces, array_agg(instance_tag) as instance_tags
+              from ended) as all_ended
+     where number > 0
 ), queued as (
     insert into completion_dispatch (
         partition_key, flow_id, execution_id, replay_count, outcome, enqueued_at_ms)
-    select partition_key, flow_id, execution_id, replay_count, 'success', now_ms
+    select partition_key, flow_id, execution_id, replay_count, 'success',
+           (select now_ms from clock)
       from ended
      where flow_id is not null
 )

@@ -1,12 +1,38 @@
 -- Executions of one namespace, newest first.
-select *
-  from execution
- where namespace = :namespace
-   and public_state = any(:states::text[])
-   and (:lane_id::text is null or lane_id = :lane_id)
-   and (:execution_kind::text is null or execution_kind = :execution_kind)
-   and created_at_ms > :created_after_ms::bigint
-   and created_at_ms <= least(:before_ms::bigint, :created_before_ms::bigint - 1)
-   and (created_at_ms < :before_ms::bigint or execution_id < :before_id::uuid)
- order by created_at_ms desc, execution_id desc
+--
+-- Two selects: the list index of namespaces leaves out what runs, which is found by its route.
+select e.*
+  from (
+    (select *
+       from execution
+      where namespace = :namespace
+        and public_state <> 'active'
+        and public_state = any(:states::text[])
+        and (:lane_id::text is null or lane_id = :lane_id)
+        and (:execution_kind::text is null or execution_kind = :execution_kind)
+        and created_at_ms > :created_after_ms::bigint
+        and created_at_ms <= least(:before_ms::bigint, :created_before_ms::bigint - 1)
+        and (created_at_ms < :before_ms::bigint or execution_id < :before_id::uuid)
+      order by created_at_ms desc, execution_id desc
+      limit :limit::bigint)
+    union all
+    (select x.*
+       from route
+      cross join lateral (
+         select *
+           from execution
+          where execution.route_id = route.route_id
+            and public_state = 'active'
+            and namespace = :namespace
+            and created_at_ms > :created_after_ms::bigint
+            and created_at_ms <= least(:before_ms::bigint, :created_before_ms::bigint - 1)
+            and (created_at_ms < :before_ms::bigint or execution_id < :before_id::uuid)
+          order by created_at_ms desc, execution_id desc
+          limit :limit::bigint
+      ) as x
+      where 'active' = any(:states::text[])
+        and (:lane_id::text is null or route.lane_id = :lane_id)
+        and (:execution_kind::text is null or route.execution_kind = :execution_kind))
+  ) as e
+ order by e.created_at_ms desc, e.execution_id desc
  limit :limit::bigint;

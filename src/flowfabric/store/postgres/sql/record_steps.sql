@@ -1,30 +1,25 @@
--- Store finished steps of executions whose fence holds; return which those are, and the time.
+-- Store finished steps of executions whose lease is live; return which those are, and the time.
 --
 -- One round trip stands in for `core.steps.decide_record` in the sure case: the lease
--- is live and every part of the fence matches. All others are left to the caller.
+-- is live. All others are left to the caller.
 -- A step that is stored already stays as it is: the same report came twice.
 with given as materialized (
     select *
       from unnest(
           :partition_keys::int[], :execution_ids::uuid[], :lease_ids::uuid[],
-          :lease_epochs::bigint[], :attempt_ids::uuid[], :attempt_indexes::int[],
           :step_keys::text[], :after_keys::text[], :kinds::text[], :results::bytea[],
           :sleeps_ms::bigint[]
       ) with ordinality as g (
-          partition_key, execution_id, lease_id, lease_epoch, attempt_id, attempt_index,
-          step_key, after_key, kind, result, sleep_ms, position)
+          partition_key, execution_id, lease_id, step_key, after_key, kind, result, sleep_ms, position)
 ), locked as materialized (
     -- Shared: several steps of one execution may be stored at once, but nobody may take
     -- the lease away before they are.
-    select g.*, e.lease_expires_at_ms
+    select g.*, e.current_attempt_index as attempt_index, e.lease_expires_at_ms
       from given g
       join execution e on e.partition_key = g.partition_key and e.execution_id = g.execution_id
      where e.lifecycle_phase = 'active'
        and e.ownership_state = 'leased'
        and e.lease_id = g.lease_id
-       and e.lease_epoch = g.lease_epoch
-       and e.current_attempt_id = g.attempt_id
-       and e.current_attempt_index = g.attempt_index
      order by e.partition_key, e.execution_id
        for share of e
 ), clock as materialized (

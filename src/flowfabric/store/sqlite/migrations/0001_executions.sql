@@ -76,6 +76,9 @@ create table execution (
     lease_expired_at_ms             integer,
     lease_revoked_at_ms             integer,
     lease_revoke_reason             text,
+    final_lease_id                  text,
+    final_worker_id                 text,
+    final_worker_instance_id        text,
     started_at_ms                   integer,
     completed_at_ms                 integer,
     delay_until_ms                  integer,
@@ -111,10 +114,8 @@ create index execution_ready on execution (route_id, priority desc, created_at_m
     where ready;
 
 -- What time makes due. All partial: a row that waits for nothing is in none of them.
-create index execution_lease_due on execution (lease_expires_at_ms)
-    where ownership_state = 'leased';
-create index execution_lease_expired on execution (lease_expires_at_ms)
-    where ownership_state = 'lease_expired_reclaimable';
+create index execution_active on execution (ownership_state, lease_expires_at_ms)
+    where lifecycle_phase = 'active';
 create index execution_delay_due on execution (delay_until_ms)
     where eligibility_state = 'not_eligible_until_time';
 create index execution_attempt_due on execution (attempt_deadline_ms)

@@ -6,19 +6,33 @@
 --
 -- Together these stand in for `core.lease.grant_lease`: an interrupted attempt is
 -- resumed, a lost lease is reclaimed with a new attempt, all else starts one.
+--
+-- `uuids` holds the lease's and the attempt's id for each of the rows.
 delete from temp.claiming;
 -- next
 insert into temp.claiming (
-    execution_rowid, partition_key, execution_id, lease_id, attempt_id, kind, reclaim_reason, attempt_state,
+    execution_rowid, partition_key, execution_id, place, kind, reclaim_reason, attempt_type,
     pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
     pending_previous_attempt_index, previous_index)
-select e.rowid, e.partition_key, e.execution_id, gen_random_uuid(), gen_random_uuid(),
+select e.rowid, e.partition_key, e.execution_id,
+       row_number() over (order by e.priority desc, e.created_at_ms, e.execution_id) - 1 as place,
        case when e.lifecycle_phase = 'active' then 'reclaimed'
             when e.attempt_state = 'attempt_interrupted' then 'resumed'
             else 'fresh'
        end,
        case when e.lifecycle_phase = 'active' then e.ownership_state end,
-       e.attempt_state, e.pending_retry_reason, e.pending_replay_reason,
+       case when e.lifecycle_phase = 'active' then 'reclaim'
+            when e.attempt_state = 'attempt_interrupted' then (
+                select attempt_type
+                  from attempt
+                 where attempt.partition_key = e.partition_key
+                   and attempt.execution_id = e.execution_id
+                   and attempt.attempt_index = e.current_attempt_index)
+            when e.attempt_state = 'pending_retry_attempt' then 'retry'
+            when e.attempt_state = 'pending_replay_attempt' then 'replay'
+            else 'initial'
+       end,
+       e.pending_retry_reason, e.pending_replay_reason,
        e.pending_replay_requested_by, e.pending_previous_attempt_index, e.current_attempt_index
   from route
  cross join lane on lane.lane_id = route.lane_id and lane.state in ('active', 'draining')
@@ -34,7 +48,7 @@ select e.rowid, e.partition_key, e.execution_id, gen_random_uuid(), gen_random_u
    and not exists (
         select 1 from json_each(route.required_capabilities) as need
          where need.value not in (select value from json_each(:capabilities)))
- order by e.priority desc, e.created_at_ms, e.execution_id
+ order by place
  limit :limit;
 -- next
 update execution
@@ -46,7 +60,7 @@ update execution
        attempt_state = 'running_attempt',
        public_state = 'active',
        ready = 0,
-       lease_id = c.lease_id,
+       lease_id = uuid_at(:uuids, 2 * c.place),
        lease_epoch = lease_epoch + 1,
        worker_id = :worker_id,
        worker_instance_id = :worker_instance_id,
@@ -58,7 +72,7 @@ update execution
        lease_revoked_at_ms = null,
        lease_revoke_reason = null,
        current_attempt_id = case when c.kind = 'resumed' then execution.current_attempt_id
-                                 else c.attempt_id end,
+                                 else uuid_at(:uuids, 2 * c.place + 1) end,
        current_attempt_index = case when c.kind = 'resumed' then current_attempt_index
                                     else total_attempt_count end,
        total_attempt_count = total_attempt_count + (c.kind <> 'resumed'),
@@ -78,30 +92,27 @@ update execution
  where execution.rowid = c.execution_rowid
    and execution.rowid in (select execution_rowid from temp.claiming);
 -- next
+-- All but the first attempt under its first lease, which follows from the execution.
 insert into attempt (
     partition_key, execution_id, attempt_index, attempt_id, attempt_type, attempt_state,
     created_at_ms, started_at_ms, lease_id, lease_epoch, worker_id, worker_instance_id,
     retry_reason, previous_attempt_index, replay_reason, replay_requested_by,
     replayed_from_attempt_index, reclaim_reason)
 select e.partition_key, e.execution_id, e.current_attempt_index, e.current_attempt_id,
-       case when c.kind = 'reclaimed' then 'reclaim'
-            when c.attempt_state = 'pending_retry_attempt' then 'retry'
-            when c.attempt_state = 'pending_replay_attempt' then 'replay'
-            else 'initial'
+       c.attempt_type, 'started', :clock, :clock, e.lease_id, e.lease_epoch, e.worker_id,
+       e.worker_instance_id,
+       case when c.attempt_type = 'retry' then c.pending_retry_reason end,
+       case when c.attempt_type = 'reclaim' then c.previous_index
+            when c.attempt_type = 'retry' then c.pending_previous_attempt_index
        end,
-       'started', :clock, :clock, e.lease_id, e.lease_epoch, e.worker_id, e.worker_instance_id,
-       case when c.attempt_state = 'pending_retry_attempt' then c.pending_retry_reason end,
-       case when c.kind = 'reclaimed' then c.previous_index
-            when c.attempt_state = 'pending_retry_attempt' then c.pending_previous_attempt_index
-       end,
-       case when c.attempt_state = 'pending_replay_attempt' then c.pending_replay_reason end,
-       case when c.attempt_state = 'pending_replay_attempt' then c.pending_replay_requested_by end,
-       case when c.attempt_state = 'pending_replay_attempt' then c.pending_previous_attempt_index
-       end,
+       case when c.attempt_type = 'replay' then c.pending_replay_reason end,
+       case when c.attempt_type = 'replay' then c.pending_replay_requested_by end,
+       case when c.attempt_type = 'replay' then c.pending_previous_attempt_index end,
        c.reclaim_reason
   from temp.claiming as c
  cross join execution as e on e.rowid = c.execution_rowid
- where c.kind <> 'resumed';
+ where c.kind <> 'resumed'
+   and e.lease_epoch > 1;
 -- next
 update attempt
    set attempt_state = case when c.kind = 'resumed' then 'started'
@@ -139,14 +150,11 @@ select 'lease', case when c.kind = 'reclaimed' then 'reclaimed' else 'acquired' 
   from temp.claiming as c
  cross join execution as e on e.rowid = c.execution_rowid;
 -- next
-select '{fp:' || e.partition_key || '}:' || e.execution_id as execution_id, c.kind, e.lease_id,
-       e.lease_epoch, e.lane_id, e.current_attempt_index as attempt_index,
-       e.current_attempt_id as attempt_id, e.worker_instance_id, e.lease_expires_at_ms,
-       e.namespace, e.execution_kind, e.priority, e.payload, e.payload_encoding, e.flow_id,
-       e.retry_count, e.created_at_ms, e.deadline_at_ms, e.attempt_deadline_ms, a.attempt_type
+select e.partition_key, e.execution_id, c.kind, e.lease_id, e.lease_epoch, e.lane_id,
+       e.current_attempt_index as attempt_index, e.current_attempt_id as attempt_id,
+       e.lease_expires_at_ms, e.namespace, e.execution_kind, e.priority, e.payload,
+       e.payload_encoding, e.flow_id, e.retry_count, e.created_at_ms, e.deadline_at_ms,
+       e.attempt_deadline_ms, c.attempt_type
   from temp.claiming as c
  cross join execution as e on e.rowid = c.execution_rowid
- cross join attempt as a
-    on a.partition_key = e.partition_key and a.execution_id = e.execution_id
-   and a.attempt_index = e.current_attempt_index
- order by e.priority desc, e.created_at_ms, e.execution_id;
+ order by c.place;

@@ -1,15 +1,16 @@
--- Complete the given executions whose fence holds; return the positions of those.
+-- Complete the given executions whose lease is live; return the positions of those.
 --
 -- Together these stand in for `core.execution.decide_complete` in the sure case: the
--- lease is live, every part of the fence matches, and no waitpoint is left to close. All
--- others are left alone, for the caller to decide one by one.
+-- lease is the one given, has not ended, and no waitpoint is left to close. A lease id is
+-- never used twice and is cleared when the lease is released, so the rest of the fence
+-- follows from it. All others are left alone, for the caller to decide one by one.
 delete from temp.completing;
 -- next
 insert into temp.completing (
-    execution_rowid, partition_key, execution_id, attempt_index, position, lease_id,
-    worker_instance_id, result, result_encoding)
-select e.rowid, e.partition_key, e.execution_id, e.current_attempt_index, g.key, e.lease_id,
-       e.worker_instance_id, unhex(g.value ->> 'results'), g.value ->> 'result_encodings'
+    execution_rowid, partition_key, execution_id, attempt_index, lease_epoch, position, result,
+    result_encoding)
+select e.rowid, e.partition_key, e.execution_id, e.current_attempt_index, e.lease_epoch, g.key,
+       unhex(g.value ->> 'results'), g.value ->> 'result_encodings'
   from json_each(:rows) as g
  cross join execution as e
     on e.partition_key = g.value ->> 'partition_keys'
@@ -17,9 +18,6 @@ select e.rowid, e.partition_key, e.execution_id, e.current_attempt_index, g.key,
  where e.lifecycle_phase = 'active'
    and e.ownership_state = 'leased'
    and e.lease_id = g.value ->> 'lease_ids'
-   and e.lease_epoch = g.value ->> 'lease_epochs'
-   and e.current_attempt_id = g.value ->> 'attempt_ids'
-   and e.current_attempt_index = g.value ->> 'attempt_indexes'
    and e.open_waitpoint_count = 0
    and e.lease_expires_at_ms > :clock
     on conflict (execution_rowid) do nothing;
@@ -34,6 +32,9 @@ update execution
        attempt_state = 'attempt_terminal',
        public_state = 'completed',
        ready = 0,
+       final_lease_id = lease_id,
+       final_worker_id = worker_id,
+       final_worker_instance_id = worker_instance_id,
        lease_id = null,
        worker_id = null,
        worker_instance_id = null,
@@ -59,6 +60,7 @@ update execution
  where execution.rowid = c.execution_rowid
    and execution.rowid in (select execution_rowid from temp.completing);
 -- next
+-- All but the first attempt under its first lease, which follows from the execution.
 update attempt
    set attempt_state = 'ended_success',
        ended_at_ms = :clock,
@@ -66,14 +68,14 @@ update attempt
        failure_category = null
  -- The uuid first: the other way round SQLite searches by the partition alone.
  where (execution_id, partition_key, attempt_index) in (
-    select execution_id, partition_key, attempt_index from temp.completing);
+    select execution_id, partition_key, attempt_index from temp.completing where lease_epoch > 1);
 -- next
 insert into event (
     category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
     attempt_index, worker_instance_id, reason, namespace, instance_tag, occurred_at_ms)
 select kind.category, kind.event_type, e.partition_key, e.execution_id, e.flow_id,
-       case when kind.is_lease then c.lease_id end, e.lease_epoch, e.current_attempt_index,
-       case when kind.is_lease then c.worker_instance_id end, kind.reason, e.namespace,
+       case when kind.is_lease then e.final_lease_id end, e.lease_epoch, e.current_attempt_index,
+       case when kind.is_lease then e.final_worker_instance_id end, kind.reason, e.namespace,
        e.instance_tag, :clock
   from temp.completing as c
  cross join execution as e on e.rowid = c.execution_rowid

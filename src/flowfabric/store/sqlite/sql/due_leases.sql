@@ -1,7 +1,8 @@
 -- Executions whose lease is past its end, longest overdue first.
 select partition_key, execution_id
   from execution
- where ownership_state = 'leased'
+ where lifecycle_phase = 'active'
+   and ownership_state = 'leased'
    and lease_expires_at_ms <= :now_ms
  order by lease_expires_at_ms
  limit :limit;

@@ -1,8 +1,8 @@
--- Store finished steps of executions whose fence holds; return which those are, and the time.
+-- Store finished steps of executions whose lease is live; return which those are, and the time.
 --
--- Stands in for `core.steps.decide_record` in the sure case: the lease is live and every
--- part of the fence matches. All others are left to the caller. A step that is stored
--- already stays as it is: the same report came twice.
+-- Stands in for `core.steps.decide_record` in the sure case: the lease is live. All others
+-- are left to the caller. A step that is stored already stays as it is: the same report
+-- came twice.
 insert into step (
     partition_key, execution_id, step_key, after_key, kind, result, wake_at_ms,
     attempt_index, recorded_at_ms)
@@ -16,9 +16,6 @@ select e.partition_key, e.execution_id, g.value ->> 'step_keys', g.value ->> 'af
  where e.lifecycle_phase = 'active'
    and e.ownership_state = 'leased'
    and e.lease_id = g.value ->> 'lease_ids'
-   and e.lease_epoch = g.value ->> 'lease_epochs'
-   and e.current_attempt_id = g.value ->> 'attempt_ids'
-   and e.current_attempt_index = g.value ->> 'attempt_indexes'
    and e.lease_expires_at_ms > :clock
     on conflict (partition_key, execution_id, step_key) do nothing;
 -- next
@@ -30,7 +27,4 @@ select g.key as position, :clock as now_ms
  where e.lifecycle_phase = 'active'
    and e.ownership_state = 'leased'
    and e.lease_id = g.value ->> 'lease_ids'
-   and e.lease_epoch = g.value ->> 'lease_epochs'
-   and e.current_attempt_id = g.value ->> 'attempt_ids'
-   and e.current_attempt_index = g.value ->> 'attempt_indexes'
    and e.lease_expires_at_ms > :clock;

@@ -1,4 +1,4 @@
--- Renew the given leases whose fence holds; return the positions of those and their new end.
+-- Renew the given leases whose lease is live; return the positions of those and their new end.
 --
 -- Stands in for `core.lease.decide_renew` in the sure case, as `complete_leased` does.
 delete from temp.renewing;
@@ -12,9 +12,6 @@ select e.rowid, g.key, g.value ->> 'lease_ttls_ms'
  where e.lifecycle_phase = 'active'
    and e.ownership_state = 'leased'
    and e.lease_id = g.value ->> 'lease_ids'
-   and e.lease_epoch = g.value ->> 'lease_epochs'
-   and e.current_attempt_id = g.value ->> 'attempt_ids'
-   and e.current_attempt_index = g.value ->> 'attempt_indexes'
    and e.lease_expires_at_ms > :clock
     on conflict (execution_rowid) do nothing;
 -- next
