@@ -242,6 +242,8 @@ class Reference:
         return "Renewed"
 
     def progress(self, known: Known, handle: Handle) -> Answer:
+        if known.overdue(self.now_ms):
+            return errors.LeaseExpired
         return self.refusal(known, handle) or "Updated"
 
     def complete(self, known: Known, handle: Handle) -> Answer:
