@@ -6,12 +6,14 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.decision import Changes
 from flowfabric.core.ids import LaneId
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Lane
 from flowfabric.core.states import LaneState, PublicState
 from flowfabric.engine.lanes import LanePage
-from flowfabric.errors import LaneNotAccepting, NotFound
+from flowfabric.errors import Corruption, LaneNotAccepting, NotFound
+from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock
 from tests.conformance.given import WORKER, Given, new
 from tests.conformance.observed import refused, refuses, unchanged
@@ -137,6 +139,26 @@ async def test_one_paused_lane_does_not_hold_up_the_others(engine: Engine, given
     await engine.pause_lane("paused")
     claimed = await engine.claim_many(["paused", "open"], limit=5, **WORKER)
     assert [each.execution_id for each in claimed] == [other]
+
+
+@pytest.mark.parametrize("operation", STATES)
+async def test_a_state_may_be_asked_for_twice(engine: Engine, operation: str) -> None:
+    await engine.register_lane("mail")
+    once = await getattr(engine, operation)("mail")
+    assert once.state is STATES[operation]
+    async with unchanged(engine):
+        assert await getattr(engine, operation)("mail") == once
+
+
+async def test_a_lane_nobody_could_have_registered_is_corruption(engine: Engine) -> None:
+    bad = structs.replace(await engine.register_lane("mail"), lane_id=LaneId("bad\nlane"))
+
+    async def body(tx: Transaction) -> None:
+        await tx.save(Changes(inserts=(bad,)))
+
+    await engine.store.transact(body)
+    with pytest.raises(Corruption, match="lane_id"):
+        await engine.list_lanes()
 
 
 async def test_bad_lanes_are_refused(engine: Engine) -> None:

@@ -203,6 +203,7 @@ LIST: Parameters = {
     "created_before_ms": TIME_MS_MAX,
     "before_ms": TIME_MS_MAX,
     "before_id": "ffffffff-ffff-ffff-ffff-ffffffffffff",
+    "before_partition": 65_535,
     "limit": PAGE,
 }
 COMPLETED = [PublicState.COMPLETED.value]

@@ -7,6 +7,7 @@ select *
    and (:execution_kind::text is null or execution_kind = :execution_kind)
    and created_at_ms > :created_after_ms::bigint
    and created_at_ms <= least(:before_ms::bigint, :created_before_ms::bigint - 1)
-   and (created_at_ms < :before_ms::bigint or execution_id < :before_id::uuid)
- order by created_at_ms desc, execution_id desc
+   and (created_at_ms < :before_ms::bigint
+        or (execution_id, partition_key) < (:before_id::uuid, :before_partition::int))
+ order by created_at_ms desc, execution_id desc, partition_key desc
  limit :limit::bigint;
