@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec import structs
 
-from flowfabric import Engine
+from flowfabric import Engine, EngineConfig, connect
 from flowfabric.core.decision import Changes
 from flowfabric.core.ids import LaneId
 from flowfabric.core.limits import PAGE_MAX
@@ -41,6 +41,22 @@ async def test_a_lane_may_be_known_before_its_first_execution(
         assert await engine.register_lane("mail", registered_by="bob") == lane
         assert await engine.register_lane("mail") == lane
     assert await engine.list_lanes() == LanePage(lanes=(lane,), next_cursor=None)
+
+
+@pytest.mark.parametrize("config", [EngineConfig(lanes=("video", "mail", "mail"))])
+async def test_lanes_of_the_settings_are_known_from_the_start(
+    engine: Engine, clock: SettableClock, config: EngineConfig, store_url: str
+) -> None:
+    paused = await engine.pause_lane("mail")
+    lanes = (await engine.list_lanes()).lanes
+    assert [(lane.lane_id, lane.registered_by) for lane in lanes] == [
+        ("mail", "configuration"),
+        ("video", "configuration"),
+    ]
+    if not store_url.endswith(":memory:"):
+        clock.advance("1s")
+        async with await connect(store_url, config=config, clock=clock) as again:
+            assert (await again.list_lanes()).lanes == (paused, lanes[1])
 
 
 async def test_registering_leaves_the_state_of_a_lane_alone(engine: Engine) -> None:

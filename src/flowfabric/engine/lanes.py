@@ -38,6 +38,16 @@ class Lanes(Operations):
 
         return await self.store.transact(body)
 
+    async def register_configured_lanes(self) -> None:
+        """Make the lanes of the settings known."""
+        if not self.config.lanes:
+            return
+
+        async def body(tx: Transaction) -> None:
+            await register_lanes(tx, self.config.lanes, "configuration")
+
+        await self.store.transact(body)
+
     async def list_lanes(self, *, cursor: str | None = None, limit: int = 100) -> LanePage:
         """Lanes by name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
