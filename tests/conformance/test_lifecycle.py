@@ -162,7 +162,7 @@ async def test_a_bad_grace_closes_nothing(engine: Engine) -> None:
 def test_bad_settings_are_refused() -> None:
     for field in ("retention_ms", "event_retention_ms", "payload_bytes_max"):
         with pytest.raises(InvalidInput) as caught:
-            EngineConfig(**{field: -1})
+            structs.replace(EngineConfig(), **{field: -1})
         assert caught.value.field == field
     bad: list[object] = ["default", None, [5], [""], ["bad\nlane"], ["a"] * (BATCH_MAX + 1)]
     for lanes in bad:
