@@ -99,6 +99,23 @@ def set_aside(
     return structs.replace(before, **changes | fields)
 
 
+def to_be_retried(before: Execution, reason: str, until_ms: int, now_ms: int) -> Execution:
+    """`before` after its first failure, waiting until the next attempt."""
+    return set_aside(
+        before,
+        EligibilityState.NOT_ELIGIBLE_UNTIL_TIME,
+        BlockingReason.WAITING_FOR_RETRY_BACKOFF,
+        AttemptState.PENDING_RETRY_ATTEMPT,
+        now_ms,
+        blocking_detail=f"retry backoff until {until_ms}",
+        current_attempt_id=None,
+        retry_count=1,
+        delay_until_ms=until_ms,
+        pending_retry_reason=reason,
+        pending_previous_attempt_index=0,
+    )
+
+
 def attempt_ended(
     before: Attempt,
     state: AttemptLifecycle,

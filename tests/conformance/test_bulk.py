@@ -132,3 +132,7 @@ async def test_bad_bulk_requests_are_refused(engine: Engine, given: Given) -> No
         await refuses(engine, "reason", "replay_matching", ended, reason=5)
         await refuses(engine, "requested_by", "replay_matching", ended, requested_by=5)
         await refuses(engine, "matching.states", "replay_matching", EVERYTHING)
+        # Also when nothing can match, or nothing does.
+        await refuses(engine, "reason", "cancel_matching", ended, reason=5)
+        nowhere = ExecutionFilter(states=(PublicState.FAILED,), lane_id="nowhere")
+        await refuses(engine, "reason", "replay_matching", nowhere, reason=5)

@@ -225,6 +225,11 @@ async def test_an_idempotency_key_is_free_again_after_its_window(
     assert await engine.create_execution(repeat) == Duplicate(execution_id=second)
 
 
+async def test_a_window_of_no_time_finds_nothing_again(given: Given) -> None:
+    windowless = {"idempotency_key": "k", "policy": {"dedup_window_ms": 0}}
+    assert len({await given.waiting(**windowless) for _ in range(3)}) == 3
+
+
 async def test_a_strict_repeat_must_have_the_same_content(given: Given, engine: Engine) -> None:
     first = await given.waiting(idempotency_key="k", strict=True, input_payload=b"1")
     same = new(idempotency_key="k", strict=True, input_payload=b"1", priority=5)

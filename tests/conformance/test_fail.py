@@ -8,9 +8,6 @@ from flowfabric.core.policies import FixedBackoff, RetryPolicy
 from flowfabric.core.results import RetryScheduled, TerminalFailed
 from flowfabric.core.states import (
     AttemptLifecycle,
-    AttemptState,
-    BlockingReason,
-    EligibilityState,
     FailureClass,
     PublicState,
 )
@@ -22,7 +19,7 @@ from tests.conformance.expected import (
     completion_event,
     ended,
     lease_event,
-    set_aside,
+    to_be_retried,
 )
 from tests.conformance.given import BACKOFF_MS, RETRYING, Given, fence_of
 from tests.conformance.observed import (
@@ -94,18 +91,8 @@ async def test_with_retries_left_a_failure_waits_for_the_next_attempt(
     assert failed == RetryScheduled(
         execution_id=execution_id, delay_until_ms=until_ms, next_attempt_index=1
     )
-    assert await execution_of(engine, execution_id) == set_aside(
-        before,
-        EligibilityState.NOT_ELIGIBLE_UNTIL_TIME,
-        BlockingReason.WAITING_FOR_RETRY_BACKOFF,
-        AttemptState.PENDING_RETRY_ATTEMPT,
-        now_ms,
-        blocking_detail=f"retry backoff until {until_ms}",
-        current_attempt_id=None,
-        retry_count=1,
-        delay_until_ms=until_ms,
-        pending_retry_reason="flaky",
-        pending_previous_attempt_index=0,
+    assert await execution_of(engine, execution_id) == to_be_retried(
+        before, "flaky", until_ms, now_ms
     )
     assert await engine.list_attempts(execution_id) == (
         attempt_ended(attempt, AttemptLifecycle.ENDED_FAILURE, now_ms, "flaky", "transient"),

@@ -137,7 +137,7 @@ async def test_who_lost_the_lease_is_told_how_and_changes_nothing(
             await WITH_HANDLE[operation](engine, handle)
 
 
-@pytest.mark.parametrize("operation", [*WITH_HANDLE, *WITH_FENCE])
+@pytest.mark.parametrize("operation", [*(WITH_HANDLE.keys() - {"progress"}), *WITH_FENCE])
 async def test_an_overdue_lease_is_noted_by_whoever_meets_it(
     engine: Engine, given: Given, operation: str
 ) -> None:
@@ -164,6 +164,14 @@ async def test_an_overdue_lease_is_noted_by_whoever_meets_it(
     )
     (event,) = await events_since(engine, cursor)
     assert (event.event_type, event.lease_id) == ("expired", claimed.lease_id)
+
+
+async def test_who_only_reports_progress_leaves_no_trace_of_an_overdue_lease(
+    engine: Engine, given: Given
+) -> None:
+    claimed = await given.overdue_lease()
+    async with refused(engine, LeaseExpired):
+        await engine.progress(claimed.handle, percent=5)
 
 
 async def test_an_execution_that_is_not_running_says_what_became_of_it(

@@ -5,13 +5,15 @@ import asyncio
 import pytest
 from msgspec import structs
 
-from flowfabric import Engine
+from flowfabric import Engine, EngineConfig, connect
+from flowfabric.core.decision import Changes
 from flowfabric.core.ids import LaneId
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Lane
 from flowfabric.core.states import LaneState, PublicState
 from flowfabric.engine.lanes import LanePage
-from flowfabric.errors import LaneNotAccepting, NotFound
+from flowfabric.errors import Corruption, LaneNotAccepting, NotFound
+from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock
 from tests.conformance.given import WORKER, Given, new
 from tests.conformance.observed import refused, refuses, unchanged
@@ -39,6 +41,22 @@ async def test_a_lane_may_be_known_before_its_first_execution(
         assert await engine.register_lane("mail", registered_by="bob") == lane
         assert await engine.register_lane("mail") == lane
     assert await engine.list_lanes() == LanePage(lanes=(lane,), next_cursor=None)
+
+
+@pytest.mark.parametrize("config", [EngineConfig(lanes=("video", "mail", "mail"))])
+async def test_lanes_of_the_settings_are_known_from_the_start(
+    engine: Engine, clock: SettableClock, config: EngineConfig, store_url: str
+) -> None:
+    paused = await engine.pause_lane("mail")
+    lanes = (await engine.list_lanes()).lanes
+    assert [(lane.lane_id, lane.registered_by) for lane in lanes] == [
+        ("mail", "configuration"),
+        ("video", "configuration"),
+    ]
+    if not store_url.endswith(":memory:"):
+        clock.advance("1s")
+        async with await connect(store_url, config=config, clock=clock) as again:
+            assert (await again.list_lanes()).lanes == (paused, lanes[1])
 
 
 async def test_registering_leaves_the_state_of_a_lane_alone(engine: Engine) -> None:
@@ -137,6 +155,26 @@ async def test_one_paused_lane_does_not_hold_up_the_others(engine: Engine, given
     await engine.pause_lane("paused")
     claimed = await engine.claim_many(["paused", "open"], limit=5, **WORKER)
     assert [each.execution_id for each in claimed] == [other]
+
+
+@pytest.mark.parametrize("operation", STATES)
+async def test_a_state_may_be_asked_for_twice(engine: Engine, operation: str) -> None:
+    await engine.register_lane("mail")
+    once = await getattr(engine, operation)("mail")
+    assert once.state is STATES[operation]
+    async with unchanged(engine):
+        assert await getattr(engine, operation)("mail") == once
+
+
+async def test_a_lane_nobody_could_have_registered_is_corruption(engine: Engine) -> None:
+    bad = structs.replace(await engine.register_lane("mail"), lane_id=LaneId("bad\nlane"))
+
+    async def body(tx: Transaction) -> None:
+        await tx.save(Changes(inserts=(bad,)))
+
+    await engine.store.transact(body)
+    with pytest.raises(Corruption, match="lane_id"):
+        await engine.list_lanes()
 
 
 async def test_bad_lanes_are_refused(engine: Engine) -> None:

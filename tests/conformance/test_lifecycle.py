@@ -3,8 +3,10 @@
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from flowfabric import Engine, EngineConfig, __version__, connect
+from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.partitions import PartitionConfig
 from flowfabric.engine.engine import FLAGS, Identity, Prepared
 from flowfabric.errors import (
@@ -160,8 +162,13 @@ async def test_a_bad_grace_closes_nothing(engine: Engine) -> None:
 def test_bad_settings_are_refused() -> None:
     for field in ("retention_ms", "event_retention_ms", "payload_bytes_max"):
         with pytest.raises(InvalidInput) as caught:
-            EngineConfig(**{field: -1})
+            structs.replace(EngineConfig(), **{field: -1})
         assert caught.value.field == field
+    bad: list[object] = ["default", None, [5], [""], ["bad\nlane"], ["a"] * (BATCH_MAX + 1)]
+    for lanes in bad:
+        with pytest.raises(InvalidInput) as caught:
+            structs.replace(EngineConfig(), lanes=lanes)
+        assert caught.value.field == "lanes"
 
 
 async def test_a_url_nobody_knows_is_refused() -> None:

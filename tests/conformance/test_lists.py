@@ -8,7 +8,7 @@ from flowfabric.core.ids import ExecutionId, LaneId, LeaseId, Namespace, WorkerI
 from flowfabric.core.limits import EXPIRED_LEASES_PAGE_MAX, PAGE_MAX
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import PublicState
-from flowfabric.engine.filters import ExecutionFilter
+from flowfabric.engine.filters import EVERYTHING, ExecutionFilter
 from flowfabric.engine.reads import (
     ExecutionPage,
     ExpiredLease,
@@ -176,6 +176,27 @@ async def test_what_is_found_comes_in_pages_newest_first(
     )
 
 
+@pytest.mark.parametrize(
+    "matching",
+    [EVERYTHING, ExecutionFilter(namespace="n"), ExecutionFilter(tag=("a.b", "c"))],
+    ids=["by route", "by namespace", "by tag"],
+)
+async def test_of_one_millisecond_and_one_uuid_the_partition_decides(
+    engine: Engine, given: Given, matching: ExecutionFilter
+) -> None:
+    for partition in (3, 20, 1):
+        await given.waiting(
+            execution_id=f"{{fp:{partition}}}:{FIRST}", namespace="n", tags={"a.b": "c"}
+        )
+    seen: list[ExecutionId] = []
+    cursor = None
+    for _ in range(3):
+        page = await engine.find_executions(matching, cursor=cursor, limit=1)
+        seen += [each.execution_id for each in page.executions]
+        cursor = page.next_cursor
+    assert (seen, cursor) == ([f"{{fp:{each}}}:{FIRST}" for each in (20, 3, 1)], None)
+
+
 async def test_what_is_found_is_described(engine: Engine, given: Given) -> None:
     running = await given.running(tags={"a.b": "c"})
     page = await engine.find_executions()
@@ -213,7 +234,9 @@ async def test_bad_filters_are_refused(engine: Engine) -> None:
             await refuses(engine, "matching", "replay_matching", given_filter)
         for limit in (-1, PAGE_MAX + 1, "5"):
             await refuses(engine, "limit", "find_executions", limit=limit)
-        cursors: list[object] = ["", "next", "5", "5-x", f"-{FIRST}", f"{'9' * 16}-{FIRST}", 5]
+        last = f"{{fp:7}}:{LAST}"
+        cursors: list[object] = ["", "next", "5", "5-x", f"5-{LAST}", f"-{last}"]
+        cursors += [f"{'9' * 16}-{last}", f"٥-{last}", f"5-{last} ", 5]
         for cursor in cursors:
             await refuses(engine, "cursor", "find_executions", cursor=cursor)
 

@@ -34,6 +34,14 @@ async def test_a_changed_priority_is_stored_and_told(
     ]
 
 
+async def test_the_same_priority_may_be_asked_for_again(engine: Engine, given: Given) -> None:
+    execution_id = await given.waiting()
+    first = await engine.change_priority(execution_id, 70)
+    after = await execution_of(engine, execution_id)
+    assert await engine.change_priority(execution_id, 70) == first
+    assert await execution_of(engine, execution_id) == after
+
+
 async def test_a_raised_execution_overtakes_the_others(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:

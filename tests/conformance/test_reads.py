@@ -1,9 +1,14 @@
 """Reading one execution."""
 
+from collections.abc import Mapping, Sequence
+
+import pytest
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.decision import Changes
 from flowfabric.core.ids import LaneId, Namespace, WorkerInstanceId
+from flowfabric.core.model import Execution
 from flowfabric.core.states import (
     AttemptState,
     BlockingReason,
@@ -21,9 +26,11 @@ from flowfabric.core.views import (
     LeaseSummary,
     StateVector,
 )
+from flowfabric.errors import Corruption, NotFound
+from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock
 from tests.conformance.given import BACKOFF_MS, ENDED, UNKNOWN_ID, WORKER, Given
-from tests.conformance.observed import execution_of, refuses, unchanged
+from tests.conformance.observed import call, execution_of, refused, refuses, unchanged
 
 
 async def test_a_fresh_execution_is_described_whole(
@@ -350,6 +357,51 @@ async def test_a_missing_execution_is_none_or_refused(engine: Engine) -> None:
             "read_total_attempt_count",
         ):
             await refuses(engine, "execution_id", name, UNKNOWN_ID)
+
+
+async def test_nothing_is_done_to_a_missing_execution(engine: Engine) -> None:
+    calls: list[tuple[str, tuple[object, ...], Mapping[str, object]]] = [
+        ("cancel_execution", (), {"reason": "x"}),
+        ("revoke_lease", (), {"reason": "x"}),
+        ("change_priority", (1,), {}),
+        ("replay_execution", (), {}),
+        ("issue_claim_grant", (), WORKER),
+        ("claim_execution", (), WORKER),
+        ("complete_execution", (), {"source": "operator_override"}),
+        ("fail_execution", (), {"source": "operator_override", "reason": "x"}),
+        ("promote_delayed", (), {}),
+        ("expire_execution", ("execution_deadline",), {}),
+        ("set_execution_tags", ({"a.b": "c"},), {}),
+        ("explain_execution", (), {}),
+    ]
+    for name, arguments, named in calls:
+        async with refused(engine, NotFound) as caught:
+            await call(engine, name, UNKNOWN_ID, *arguments, **named)
+        assert (caught.value.entity, caught.value.id) == ("execution", UNKNOWN_ID), name
+
+
+async def test_what_no_operation_could_have_written_is_corruption_and_named(
+    engine: Engine, given: Given
+) -> None:
+    running = await execution_of(engine, (await given.running()).execution_id)
+    bad: dict[str, tuple[object, Sequence[str]]] = {
+        "lane_id": ("bad\nlane", ["describe_execution"]),
+        "lease_id": (None, ["describe_execution"]),
+        "public_state": ("dancing", ["describe_execution", "read_execution_state"]),
+    }
+    if engine.backend_label() == "sqlite":
+        # Elsewhere the column's type keeps it out.
+        bad["flow_id"] = ("no flow", ["describe_execution", "resolve_execution_flow_id"])
+    for field, (value, readers) in bad.items():
+        spoilt = structs.replace(running, **{field: value})
+
+        async def body(tx: Transaction, spoilt: Execution = spoilt) -> None:
+            await tx.save(Changes(updates=(spoilt,)))
+
+        await engine.store.transact(body)
+        for reader in readers:
+            with pytest.raises(Corruption, match=field):
+                await call(engine, reader, running.execution_id)
 
 
 async def test_every_operation_refuses_an_id_it_cannot_read(engine: Engine) -> None:

@@ -25,7 +25,7 @@ from tests.conformance.expected import (
     completion_event,
     ended,
     lease_event,
-    set_aside,
+    to_be_retried,
 )
 from tests.conformance.given import BACKOFF_MS, ENDED, RETRYING, SET_ASIDE, UNKNOWN_ID, Given
 from tests.conformance.observed import (
@@ -193,18 +193,8 @@ async def test_an_attempt_that_takes_too_long_is_retried_if_the_policy_says_so(
         execution_id=execution_id, public_state=PublicState.DELAYED
     )
     until_ms = now_ms + BACKOFF_MS
-    assert await execution_of(engine, execution_id) == set_aside(
-        before,
-        EligibilityState.NOT_ELIGIBLE_UNTIL_TIME,
-        BlockingReason.WAITING_FOR_RETRY_BACKOFF,
-        AttemptState.PENDING_RETRY_ATTEMPT,
-        now_ms,
-        blocking_detail=f"retry backoff until {until_ms}",
-        current_attempt_id=None,
-        retry_count=1,
-        delay_until_ms=until_ms,
-        pending_retry_reason="attempt_timeout",
-        pending_previous_attempt_index=0,
+    assert await execution_of(engine, execution_id) == to_be_retried(
+        before, "attempt_timeout", until_ms, now_ms
     )
     assert await engine.list_attempts(execution_id) == (
         attempt_ended(

@@ -41,6 +41,8 @@ class ClaimGranted:
     which: int
     worker: str
     ttl_ms: int
+    asks_first: bool
+    """Whether the worker asks for its grant right before."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,15 @@ class Work:
     verb: str
     which: int
     wait_ms: int
+    late: bool
+    """Done by one whose lease is gone while the execution still runs, if there is one."""
 
 
 @dataclass(frozen=True)
 class WorkMany:
     verb: str
     which: tuple[int, ...]
+    late: bool
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ class Operate:
     which: int
     worker: str
     offered: tuple[str, ...]
+    on_ended: bool
+    """Done to one that has ended, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ creations = st.builds(
     priority=st.sampled_from((0, 5, 9_001)),
     rules=rules,
     delay_ms=st.sampled_from((None, None, 0, 50)),
-    deadline_ms=st.sampled_from((None, None, None, 500)),
+    deadline_ms=st.sampled_from((None, None, 500)),
 )
 claims = st.builds(
     Claim,
@@ -108,7 +115,9 @@ claims = st.builds(
     ttl_ms=ttls_ms,
     limit=st.integers(1, 3),
 )
-grant_claims = st.builds(ClaimGranted, which=whiches, worker=workers, ttl_ms=ttls_ms)
+grant_claims = st.builds(
+    ClaimGranted, which=whiches, worker=workers, ttl_ms=ttls_ms, asks_first=st.booleans()
+)
 works = st.builds(
     Work,
     verb=st.sampled_from(
@@ -118,6 +127,7 @@ works = st.builds(
             "fail",
             "complete",
             "delay",
+            "complete",
             "break",
             "progress",
             "fail",
@@ -127,11 +137,13 @@ works = st.builds(
     ),
     which=whiches,
     wait_ms=st.sampled_from((0, 0, 50, 1_000)),
+    late=st.booleans(),
 )
 batches = st.builds(
     WorkMany,
     verb=st.sampled_from(("renew", "complete")),
     which=st.lists(whiches, min_size=2, max_size=4).map(tuple),
+    late=st.booleans(),
 )
 operations = st.builds(
     Operate,
@@ -145,17 +157,21 @@ operations = st.builds(
             "replay",
             "cancel",
             "look_at_lease",
+            "look_at_attempt",
+            "look_at_deadline",
+            "look_at_delay",
             "create_again",
         )
     ),
     which=whiches,
     worker=workers,
     offered=offers,
+    on_ended=st.sampled_from((False, False, True)),
 )
 passings = st.builds(
     Pass,
     step_ms=st.sampled_from((0, 1, 49, 50, 50, 100, 100, 100, 900, RETENTION_MS)),
-    sweeps=st.sampled_from((SWEEPS, SWEEPS[::-1], ("delays",), ("leases",), ())),
+    sweeps=st.sampled_from((SWEEPS, SWEEPS[::-1], ("delays",), ("leases",), (), ())),
 )
 
 # Often enough a worker gets something and does something with it.

@@ -242,6 +242,8 @@ class Reference:
         return "Renewed"
 
     def progress(self, known: Known, handle: Handle) -> Answer:
+        if known.overdue(self.now_ms):
+            return errors.LeaseExpired
         return self.refusal(known, handle) or "Updated"
 
     def complete(self, known: Known, handle: Handle) -> Answer:
@@ -335,8 +337,7 @@ class Reference:
 
     def expire_leases(self) -> None:
         for known in self.known.values():
-            if known.overdue(self.now_ms):
-                self.notice_expiry(known)
+            self.look_at_lease(known)
 
     def look_at_lease(self, known: Known) -> Answer:
         if not known.overdue(self.now_ms):
@@ -346,22 +347,37 @@ class Reference:
 
     def promote(self) -> None:
         for known in self.known.values():
-            if known.delay_until_ms is not None and known.delay_until_ms <= self.now_ms:
-                known.state, known.delay_until_ms = Public.WAITING, None
+            self.look_at_delay(known)
+
+    def look_at_delay(self, known: Known) -> Answer:
+        if not self.has_come(known.delay_until_ms):
+            return "AlreadySatisfied"
+        known.state, known.delay_until_ms = Public.WAITING, None
+        return "Marked"
 
     def expire_attempts(self) -> None:
         for known in self.known.values():
-            due_ms = known.attempt_deadline_ms
-            if due_ms is None or due_ms > self.now_ms:
-                continue
-            if not self.retry(known):
-                self.end(known, Public.EXPIRED, Attempted.ENDED_FAILURE)
+            self.look_at_attempt(known)
+
+    def look_at_attempt(self, known: Known) -> Answer:
+        if not self.has_come(known.attempt_deadline_ms):
+            return "AlreadySatisfied"
+        if not self.retry(known):
+            self.end(known, Public.EXPIRED, Attempted.ENDED_FAILURE)
+        return "Marked"
 
     def expire_deadlines(self) -> None:
         for known in self.known.values():
-            due_ms = known.deadline_at_ms
-            if known.state not in ENDED and due_ms is not None and due_ms <= self.now_ms:
-                self.end(known, Public.EXPIRED, Attempted.ENDED_FAILURE)
+            self.look_at_deadline(known)
+
+    def look_at_deadline(self, known: Known) -> Answer:
+        if known.state in ENDED or not self.has_come(known.deadline_at_ms):
+            return "AlreadySatisfied"
+        self.end(known, Public.EXPIRED, Attempted.ENDED_FAILURE)
+        return "Marked"
+
+    def has_come(self, time_ms: int | None) -> bool:
+        return time_ms is not None and time_ms <= self.now_ms
 
     def trim(self) -> None:
         for known in list(self.known.values()):

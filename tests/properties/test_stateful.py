@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     rule,
     run_state_machine_as_test,
@@ -22,6 +23,7 @@ from hypothesis.stateful import (
 
 from flowfabric import Engine, FlowFabricError
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.decision import NO_CHANGES
 from flowfabric.core.events import Event
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
@@ -40,6 +42,7 @@ from tests.properties.actions import (
     Work,
     WorkMany,
     actions,
+    creations,
 )
 from tests.properties.invariants import check_rows, check_step, holds
 from tests.properties.reference import Answer, Known, Reference, view_of
@@ -97,6 +100,11 @@ class Executions(RuleBasedStateMachine):
         self.lives: Lives = {}
         self.told: dict[ExecutionId, list[Event]] = {}
 
+    @initialize(first=creations, second=creations)
+    def begin(self, first: Create, second: Create) -> None:
+        self.create(first)
+        self.create(second)
+
     @rule(action=actions)
     def step(self, action: Action) -> None:
         match action:
@@ -107,11 +115,12 @@ class Executions(RuleBasedStateMachine):
             case ClaimGranted() if self.ids:
                 self.claim_granted(action, back(self.ids, action.which))
             case Work() if self.handles:
-                self.work(action, back(self.handles, action.which))
+                self.work(action, back(self.holders(late=action.late), action.which))
             case WorkMany() if self.handles:
-                self.work_many(action, [back(self.handles, which) for which in action.which])
+                holders = self.holders(late=action.late)
+                self.work_many(action, [back(holders, which) for which in action.which])
             case Operate() if self.ids:
-                self.operate(action, back(self.ids, action.which))
+                self.operate(action, back(self.targets(ended=action.on_ended), action.which))
             case Pass():
                 self.pass_time(action)
             case _:
@@ -131,6 +140,25 @@ class Executions(RuleBasedStateMachine):
     def is_live(self, handle: Handle) -> bool:
         life = self.lives.get(handle.execution_id)
         return life is not None and holds(life, handle, self.world.now_ms)
+
+    def holders(self, *, late: bool) -> list[Handle]:
+        """Everybody who ever held a lease, or those without who may not know it yet."""
+        running = {
+            execution_id
+            for execution_id, life in self.lives.items()
+            if life.execution.lifecycle_phase is LifecyclePhase.ACTIVE
+        }
+        gone = [h for h in self.handles if h.execution_id in running and not self.is_live(h)]
+        return gone if late and gone else self.handles
+
+    def targets(self, *, ended: bool) -> list[ExecutionId]:
+        """Every execution there ever was, or those that have ended."""
+        over = [
+            execution_id
+            for execution_id, life in self.lives.items()
+            if life.execution.lifecycle_phase is LifecyclePhase.TERMINAL
+        ]
+        return over if ended and over else self.ids
 
     # Doing something and looking at what it did
 
@@ -177,14 +205,24 @@ class Executions(RuleBasedStateMachine):
         self.observe(replayed=execution_id if replay else None)
 
     def by_holder(
-        self, handle: Handle, call: Awaitable[object], expectation: HolderExpectation
+        self,
+        handle: Handle,
+        call: Awaitable[object],
+        expectation: HolderExpectation,
+        *,
+        only_reports: bool = False,
     ) -> None:
-        """A worker does. If its lease is gone, that is all that may be written down."""
+        """A worker does. If its lease is gone, that is all that may be written down.
+
+        Who only reports writes not even that.
+        """
         before, live = self.lives.get(handle.execution_id), self.is_live(handle)
         self.about(handle.execution_id, call, partial(expectation, handle=handle))
         if before is None or live:
             return
         noticed = decide_expire_lease(before.subject, self.world.now_ms, RETENTION_MS).changes
+        if only_reports:
+            noticed = NO_CHANGES
         assert self.lives[handle.execution_id] == before.after(noticed)
         assert self.told[handle.execution_id] == list(noticed.events)
 
@@ -237,6 +275,8 @@ class Executions(RuleBasedStateMachine):
         self.observe()
 
     def claim_granted(self, action: ClaimGranted, execution_id: ExecutionId) -> None:
+        if action.asks_first:
+            self.grant(action.worker, ("cpu", "gpu"), execution_id)
         granted = partial(self.reference.claim_granted, worker=action.worker)
         expected = self.expect(execution_id, granted)
         outcome = self.perform(
@@ -266,7 +306,8 @@ class Executions(RuleBasedStateMachine):
             case "renew":
                 self.by_holder(handle, engine.renew(handle), reference.renew)
             case "progress":
-                self.by_holder(handle, engine.progress(handle, percent=50), reference.progress)
+                call = engine.progress(handle, percent=50)
+                self.by_holder(handle, call, reference.progress, only_reports=True)
             case "complete":
                 self.by_holder(handle, engine.complete(handle, b"done"), reference.complete)
             case "fail":
@@ -329,28 +370,38 @@ class Executions(RuleBasedStateMachine):
             case "look_at_lease":
                 call = engine.mark_lease_expired_if_due(execution_id)
                 self.about(execution_id, call, reference.look_at_lease, missing="AlreadySatisfied")
+            case "look_at_attempt":
+                call = engine.expire_execution(execution_id, "attempt_timeout")
+                self.about(execution_id, call, reference.look_at_attempt)
+            case "look_at_deadline":
+                call = engine.expire_execution(execution_id, "execution_deadline")
+                self.about(execution_id, call, reference.look_at_deadline)
+            case "look_at_delay":
+                self.about(
+                    execution_id, engine.promote_delayed(execution_id), reference.look_at_delay
+                )
             case "create_again":
                 if execution_id in reference.known:
                     again = NewExecution(execution_kind="other", execution_id=execution_id)
                     call = engine.create_execution(again)
                     self.about(execution_id, call, lambda known: "Duplicate")
             case "grant":
-                self.grant(action, execution_id)
+                self.grant(action.worker, action.offered, execution_id)
             case _:
                 raise AssertionError(action)
 
-    def grant(self, action: Operate, execution_id: ExecutionId) -> None:
+    def grant(self, worker: str, offered: tuple[str, ...], execution_id: ExecutionId) -> None:
         call = self.engine.issue_claim_grant(
             execution_id,
-            worker_id=action.worker,
-            worker_instance_id=f"{action.worker}-1",
-            capabilities=action.offered,
+            worker_id=worker,
+            worker_instance_id=f"{worker}-1",
+            capabilities=offered,
             grant_ttl_ms=GRANT_TTL_MS,
         )
         expectation = partial(
             self.reference.issue_grant,
-            worker=action.worker,
-            offered=action.offered,
+            worker=worker,
+            offered=offered,
             ttl_ms=GRANT_TTL_MS,
         )
         self.about(execution_id, call, expectation)

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 
 from flowfabric import Engine
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.ids import LaneId, partition_of, solo_execution_id, uuid_of
+from flowfabric.core.ids import (
+    FIRST_UUID,
+    LaneId,
+    partition_of,
+    solo_execution_id,
+    uuid_of,
+)
 from flowfabric.core.limits import TIME_MS_MAX
 from flowfabric.core.partitions import PartitionConfig
 from flowfabric.core.results import Created
@@ -29,7 +35,7 @@ GUARDS = 20_000
 PAGE = 50
 BATCH = 100
 FENCES = 10
-LEASED_SALT, ENDED_SALT, LOST_SALT = 0x1EA5, 0xE4D, 0x1057
+LEASED_SALT, ENDED_SALT, LOST_SALT, DELAYED_SALT = 0x1EA5, 0xE4D, 0x1057, 0xDE1
 
 LEASED = {
     "lifecycle_phase": "'active'",
@@ -111,7 +117,7 @@ def groups(crowd: int) -> Iterator[Group]:
     yield Group(LEASED_SALT, EACH, "mail", LEASED)
     yield Group(ENDED_SALT, EACH, "mail", ENDED)
     yield Group(LOST_SALT, LOST, "lost", LOST_LEASES)
-    yield Group(0xDE1, EACH, "mail", DELAYED)
+    yield Group(DELAYED_SALT, EACH, "mail", DELAYED)
     yield Group(0xA, READY, "mail", WAITING)
     yield Group(0xB, READY, "mail", WAITING, lane="quiet")
     yield Group(0xC1, crowd, "mail", FIRST, needs=("gpu",))
@@ -133,6 +139,27 @@ BELONGINGS = (
     insert into execution_tag (partition_key, execution_id, tag_key, tag_value, created_at_ms)
     select partition_key, execution_id, 'app.tenant', 'acme', created_at_ms
       from execution where public_state in ('delayed', 'completed')
+    """,
+    """
+    update execution set awaited = true where public_state = 'completed' and created_at_ms % 8 = 0
+    """,
+    """
+    insert into suspension (partition_key, execution_id, suspension_id, waitpoint_id, created_at_ms,
+                            attempt_index, reason_code, requested_by, resume_condition,
+                            resume_policy, timeout_at_ms)
+    select partition_key, execution_id, execution_id, execution_id, created_at_ms, 0,
+           'waiting_for_signal', 'worker', '"OperatorOnly"', '{}',
+           coalesce(delay_until_ms, created_at_ms + 600000)
+      from execution where public_state in ('delayed', 'waiting')
+    """,
+    """
+    insert into waitpoint (partition_key, execution_id, waitpoint_id, suspension_id, created_at_ms,
+                           attempt_index, ordinal, signal_count, matched_signal_count, state,
+                           waitpoint_key, token_kid, token_fingerprint, required_signal_names,
+                           expires_at_ms)
+    select partition_key, execution_id, suspension_id, suspension_id, created_at_ms, 0, 0, 0, 0,
+           'pending', 'gate', 'k1', '', '[]', timeout_at_ms
+      from suspension
     """,
 )
 """What else the executions have; the same words in both dialects."""
@@ -201,6 +228,7 @@ LIST: Parameters = {
     "created_before_ms": TIME_MS_MAX,
     "before_ms": TIME_MS_MAX,
     "before_id": "ffffffff-ffff-ffff-ffff-ffffffffffff",
+    "before_partition": 65_535,
     "limit": PAGE,
 }
 COMPLETED = [PublicState.COMPLETED.value]
@@ -239,6 +267,13 @@ def lists() -> Iterator[Question]:
     partition_key, uuid = id_of(LEASED_SALT, 1)
     one: Parameters = {"partition_key": partition_key, "execution_id": uuid}
     yield Question("list_attempts", one, 1, 1)
+    partition_key, uuid = id_of(DELAYED_SALT, 1)
+    waiting: Parameters = {"partition_key": partition_key, "execution_id": uuid, "limit": PAGE}
+    yield Question("list_open_waitpoints", waiting | {"after": FIRST_UUID}, 1, 1)
+    suspended: Parameters = {"after_ms": -1, "after_id": FIRST_UUID, "limit": PAGE}
+    yield Question("list_suspended", suspended | {"partition_key": None}, PAGE, PAGE)
+    later = {"partition_key": partition_key, "after_ms": START_MS + EACH // 2}
+    yield Question("list_suspended", suspended | later, PAGE, PAGE, "second page")
     keys = [id_of(ENDED_SALT, n + 1) for n in range(PAGE)]
     several: Parameters = {
         "partition_keys": [key[0] for key in keys],
@@ -249,7 +284,7 @@ def lists() -> Iterator[Question]:
         "as_of_ms": NOW_MS,
         "after_ms": -1,
         "after_partition": -1,
-        "after_id": "00000000-0000-0000-0000-000000000000",
+        "after_id": FIRST_UUID,
         "namespace": None,
         "limit": BATCH,
     }
@@ -275,7 +310,11 @@ def questions(event_ids: int = 1) -> list[Question]:
         Question("complete_leased", fences() | completions, FENCES, FENCES),
         Question("renew_leased", fences() | {"lease_ttls_ms": [1_000] * FENCES}, FENCES, FENCES),
         *(Question(f"due_{name}", due, BATCH, BATCH) for name in ("leases", "delays", "attempts")),
-        Question("due_deadlines", due, BATCH, BATCH),
+        *(
+            Question(f"due_{name}", due, BATCH, BATCH)
+            for name in ("deadlines", "suspensions", "waitpoints")
+        ),
+        Question("due_awaited", {"limit": BATCH}, BATCH, BATCH),
         Question("next_due", dict.fromkeys(NEXT_DUE.parameters, 1_000), 20, 1),
         *lists(),
         Question(

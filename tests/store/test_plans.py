@@ -54,7 +54,10 @@ READ_STEPS_PER_ROW = 110
 WRITE_STEPS_PER_ROW = 700
 STEPS_FOR_NOTHING = 500
 
-LARGE = {"execution", "attempt", "event", "execution_tag", "idempotency_guard"}
+LARGE = {
+    "execution", "attempt", "event", "execution_tag", "idempotency_guard",
+    "suspension", "waitpoint",
+}  # fmt: skip
 QUESTIONS = questions()
 POSTGRES_QUESTIONS = questions(EVENTS_PER_ROW)
 
@@ -252,6 +255,17 @@ async def test_crowds_at_the_head_of_a_lane_do_not_slow_a_postgres_worker_they_a
     assert (crowded.actual_rows, quiet.actual_rows) == (limit, limit)
     assert crowded.examined <= 2 * quiet.examined
     assert crowded.pages <= 2 * quiet.pages
+
+
+async def test_a_postgres_worker_gets_its_next_execution_past_the_crowds_in_one_call(
+    grown_postgres: str,
+) -> None:
+    async with await connect(grown_postgres, clock=SettableClock(NOW_MS)) as engine:
+        claimed = await engine.claim(
+            "main", kinds=["mail"], worker_id="bob", worker_instance_id="bob-1"
+        )
+    assert claimed is not None
+    assert (claimed.execution_kind, claimed.priority, claimed.lane_id) == ("mail", 0, "main")
 
 
 # SQLite ----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.ending import end_attempt, finish
 from flowfabric.core.events import LeaseEventType, lease_event
-from flowfabric.core.lease import Fence, check_fence
+from flowfabric.core.lease import Fence, check_fence, check_holder
 from flowfabric.core.model import Execution
 from flowfabric.core.policies import RetryPolicy, parse_policy
 from flowfabric.core.results import (
@@ -307,7 +307,7 @@ def decide_progress(
 ) -> Decision[Updated]:
     """Overwrite what is given, keep what is not; nothing given writes nothing."""
     execution = subject.execution
-    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    check_holder(execution, fence, timing.now_ms)
     answer = Updated(execution_id=execution.execution_id)
     if percent is None and message is None:
         return Decision(answer=answer)

@@ -6,7 +6,7 @@ attempt) with every request. A worker that was paused, cut off or replaced
 still holds the old fence, so its writes are refused whatever its own clock
 says.
 
-`check_fence` is the only place ownership is decided. A lease is dead from
+`check_holder` is the only place ownership is decided. A lease is dead from
 `lease_expires_at_ms` on, whether or not anybody has noticed; whoever notices
 first writes it down.
 
@@ -113,16 +113,22 @@ def check_fence(subject: Subject, fence: Fence | None, now_ms: int, retention_ms
     Without a fence (an operator acting for the worker) only the comparison is
     left out. An expired lease is noted on the way: the refusal carries it.
     """
-    execution = subject.execution
+    try:
+        check_holder(subject.execution, fence, now_ms)
+    except LeaseExpired as error:
+        raise Refusal(error, note_expired(subject, now_ms, retention_ms)) from error
+
+
+def check_holder(execution: Execution, fence: Fence | None, now_ms: int) -> None:
+    """The same for those who only report: an expired lease is left for others to note."""
     if execution.lifecycle_phase is not LifecyclePhase.ACTIVE:
         raise not_active(execution)
     if execution.ownership_state is OwnershipState.LEASE_REVOKED:
         raise LeaseRevoked(f"the lease of {execution.execution_id} was revoked")
     if lease_is_dead(execution, now_ms):
-        error = LeaseExpired(
+        raise LeaseExpired(
             f"the lease of {execution.execution_id} expired at {execution.lease_expires_at_ms}"
         )
-        raise Refusal(error, note_expired(subject, now_ms, retention_ms))
     if fence is not None:
         compare_fence(execution, fence)
 

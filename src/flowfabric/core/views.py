@@ -1,4 +1,7 @@
-"""What readers see of an execution: pure views over its record."""
+"""What readers see of an execution: pure views over its record.
+
+A stored value that no operation could have written is corruption, and named as such.
+"""
 
 from msgspec import Struct
 
@@ -11,6 +14,8 @@ from flowfabric.core.ids import (
     Namespace,
     WaitpointId,
     WorkerInstanceId,
+    parse_lane_id,
+    parse_uuid,
 )
 from flowfabric.core.model import Execution
 from flowfabric.core.policies import parse_policy
@@ -23,6 +28,7 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
+from flowfabric.errors import Corruption, InvalidInput
 
 
 class AttemptSummary(Struct, frozen=True, kw_only=True):
@@ -117,6 +123,8 @@ def snapshot(execution: Execution, tags: dict[str, str]) -> ExecutionSnapshot:
     return ExecutionSnapshot(
         **shared
         | {
+            "flow_id": stored_flow_id(execution),
+            "lane_id": stored_lane_id(execution.lane_id),
             "blocking_reason": None if reason is BlockingReason.NONE else reason,
             "blocking_detail": execution.blocking_detail or None,
             "current_attempt": attempt_summary(execution),
@@ -136,12 +144,10 @@ def attempt_summary(execution: Execution) -> AttemptSummary | None:
 
 
 def lease_summary(execution: Execution) -> LeaseSummary | None:
-    if (
-        execution.lease_id is None
-        or execution.worker_instance_id is None
-        or execution.lease_expires_at_ms is None
-    ):
+    if execution.worker_instance_id is None or execution.lease_expires_at_ms is None:
         return None
+    if execution.lease_id is None:
+        raise Corruption(f"lease_id: {execution.execution_id} has a holder and no lease")
     return LeaseSummary(
         lease_id=execution.lease_id,
         lease_epoch=execution.lease_epoch,
@@ -150,6 +156,22 @@ def lease_summary(execution: Execution) -> LeaseSummary | None:
         expires_at_ms=execution.lease_expires_at_ms,
         last_heartbeat_at_ms=execution.lease_last_renewed_at_ms,
     )
+
+
+def stored_lane_id(lane_id: str) -> LaneId:
+    try:
+        return parse_lane_id(lane_id)
+    except InvalidInput as error:
+        raise Corruption(f"a stored lane is none: {error}") from error
+
+
+def stored_flow_id(execution: Execution) -> FlowId | None:
+    if execution.flow_id is None:
+        return None
+    try:
+        return FlowId(parse_uuid("flow_id", execution.flow_id))
+    except InvalidInput as error:
+        raise Corruption(f"{execution.execution_id} is of no flow: {error}") from error
 
 
 def info(execution: Execution) -> ExecutionInfo:

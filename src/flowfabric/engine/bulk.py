@@ -69,6 +69,8 @@ class Bulk(FlowReplays):
     ) -> BulkResult:
         check_int("limit", limit, 1, BULK_MAX)
         checked = check_filter(matching)
+        # Bad arguments are refused also when nothing matches.
+        await act([])
         states = possible & set(checked.states) if checked.states else possible
         if not states:
             return BulkResult(touched=0, refused={}, more=False)
@@ -80,7 +82,7 @@ class Bulk(FlowReplays):
             if not batch:
                 return BulkResult(touched=touched, refused=refused, more=False)
             seen += len(batch)
-            cursor = ListCursor.parse(ListCursor.after(batch[-1]))
+            cursor = ListCursor.after(batch[-1])
             for outcome in await act([execution.execution_id for execution in batch]):
                 if isinstance(outcome, FlowFabricError):
                     refused[outcome.code] = refused.get(outcome.code, 0) + 1

@@ -137,7 +137,9 @@ class Engine(
         """Open the store and read what its database was set up with."""
         await store.open()
         try:
-            return cls(store, config or EngineConfig(), await read_deployment(store))
+            engine = cls(store, config or EngineConfig(), await read_deployment(store))
+            await engine.register_configured_lanes()
+            return engine
         except BaseException:
             await store.close()
             raise

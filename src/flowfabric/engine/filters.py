@@ -15,11 +15,10 @@ from flowfabric.core.ids import (
     parse_execution_kind,
     parse_lane_id,
     parse_namespace,
-    parse_uuid,
-    uuid_of,
 )
 from flowfabric.core.limits import TIME_MS_MAX
 from flowfabric.core.model import Execution
+from flowfabric.core.partitions import INDEX_MAX
 from flowfabric.core.states import PublicState
 from flowfabric.core.tags import check_tag_key, check_tag_value
 from flowfabric.errors import InvalidInput
@@ -90,18 +89,21 @@ class ListCursor(Struct, frozen=True):
     """Where a newest-first page ended."""
 
     created_at_ms: int = TIME_MS_MAX
-    execution_uuid: str = LAST_UUID
+    execution_id: ExecutionId = make_execution_id(INDEX_MAX, LAST_UUID)
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
         if text is None:
             return cls()
-        time_ms, uuid = split_cursor(text)
-        return cls(time_ms, parse_uuid("cursor", uuid))
+        time_ms, execution_id = split_cursor(text)
+        return cls(time_ms, parse_execution_id(execution_id, "cursor"))
 
-    @staticmethod
-    def after(execution: Execution) -> str:
-        return f"{execution.created_at_ms}-{uuid_of(execution.execution_id)}"
+    @classmethod
+    def after(cls, execution: Execution) -> Self:
+        return cls(execution.created_at_ms, execution.execution_id)
+
+    def text(self) -> str:
+        return f"{self.created_at_ms}-{self.execution_id}"
 
 
 class LeaseCursor(Struct, frozen=True):

@@ -14,6 +14,7 @@ from flowfabric.core.ids import LaneId, parse_lane_id
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Lane
 from flowfabric.core.states import LaneState
+from flowfabric.core.views import stored_lane_id
 from flowfabric.engine.creation import register_lanes
 from flowfabric.engine.unit import Operations, ready_topic
 from flowfabric.errors import NotFound
@@ -37,6 +38,16 @@ class Lanes(Operations):
 
         return await self.store.transact(body)
 
+    async def register_configured_lanes(self) -> None:
+        """Make the lanes of the settings known."""
+        if not self.config.lanes:
+            return
+
+        async def body(tx: Transaction) -> None:
+            await register_lanes(tx, self.config.lanes, "configuration")
+
+        await self.store.transact(body)
+
     async def list_lanes(self, *, cursor: str | None = None, limit: int = 100) -> LanePage:
         """Lanes by name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
@@ -47,6 +58,8 @@ class Lanes(Operations):
 
         found = await self.store.read(body) if limit else []
         page = tuple(found[:limit])
+        for lane in page:
+            stored_lane_id(lane.lane_id)
         more = len(found) > limit
         return LanePage(lanes=page, next_cursor=page[-1].lane_id if more else None)
 

@@ -109,7 +109,7 @@ class Operators(Operations):
     ) -> RevokeResult:
         """Take the lease from its holder; the execution is ready for another worker at once."""
         why = shorten(check_text("reason", reason, bytes_max=2**31), TEXT_BYTES_MAX)
-        if expected_lease_id:
+        if expected_lease_id != "":
             parse_uuid("expected_lease_id", expected_lease_id)
         check_text("worker_instance_id", worker_instance_id)
 
@@ -240,12 +240,16 @@ def check_cancel(
     return CancelRequest(
         reason=shorten(check_text("reason", reason, bytes_max=2**31), TEXT_BYTES_MAX),
         source=check_text("source", source),
-        lease_id=parse_uuid("lease_id", lease_id) if lease_id else None,
+        lease_id=_optional_uuid("lease_id", lease_id),
         lease_epoch=None
         if lease_epoch is None
         else check_int("lease_epoch", lease_epoch, 0, 2**62),
-        attempt_id=parse_uuid("attempt_id", attempt_id) if attempt_id else None,
+        attempt_id=_optional_uuid("attempt_id", attempt_id),
     )
+
+
+def _optional_uuid(field: str, value: object) -> str | None:
+    return None if value in (None, "") else parse_uuid(field, value)
 
 
 def _cancel_ask(execution_id: ExecutionId, request: CancelRequest) -> Ask[Cancelled]:

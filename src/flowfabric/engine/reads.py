@@ -36,6 +36,7 @@ from flowfabric.core.views import (
     core_fields,
     info,
     snapshot,
+    stored_flow_id,
 )
 from flowfabric.engine.filters import (
     EVERYTHING,
@@ -123,7 +124,7 @@ class Reads(Operations):
         return await self._read(execution_id, lambda execution: execution.result)
 
     async def resolve_execution_flow_id(self, execution_id: str) -> FlowId | None:
-        return await self._read(execution_id, lambda execution: execution.flow_id)
+        return await self._read(execution_id, stored_flow_id)
 
     async def read_current_attempt_index(self, execution_id: str) -> int:
         """The attempt that exists now; 0 before the first claim."""
@@ -222,7 +223,7 @@ class Reads(Operations):
             tags = await tags_of_many(reader, [e.execution_id for e in page])
             return SnapshotPage(
                 executions=tuple(snapshot(e, tags.get(e.execution_id, {})) for e in page),
-                next_cursor=ListCursor.after(page[-1]) if len(found) > limit else None,
+                next_cursor=ListCursor.after(page[-1]).text() if len(found) > limit else None,
             )
 
         return await self.store.read(body)
@@ -335,7 +336,8 @@ async def select_matching(
         Execution,
         name,
         before_ms=after.created_at_ms,
-        before_id=after.execution_uuid,
+        before_id=uuid_of(after.execution_id),
+        before_partition=partition_of(after.execution_id),
         limit=limit,
         **parameters,
     )

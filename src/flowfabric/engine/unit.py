@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from flowfabric.config import EngineConfig
 from flowfabric.core.attempts import first_attempt
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_int, check_text
 from flowfabric.core.decision import NO_CHANGES, Changes, Decision, Refusal, combine
 from flowfabric.core.execution import Timing
 from flowfabric.core.flow_model import CompletionDispatch
@@ -214,6 +214,7 @@ def lease_columns(handles: Sequence[Handle]) -> dict[str, Parameter]:
 
 def check_fence_given(fence: Fence | None, source: str) -> Fence | None:
     """A fence may be left out only by an operator acting for the worker."""
+    check_text("source", source)
     if fence is None:
         if source != OPERATOR_OVERRIDE:
             raise InvalidInput("fence", "fence_required")

@@ -144,8 +144,10 @@ create index execution_retention_due on execution (retain_until_ms)
 
 -- Lists, newest or oldest first, page by page. What runs is little and changes often: lists of
 -- a namespace find it by its route, so that a claim has less to write.
-create index execution_by_route on execution (route_id, public_state, created_at_ms, execution_id);
-create index execution_by_namespace on execution (namespace, created_at_ms, execution_id)
+create index execution_by_route on execution (
+    route_id, public_state, created_at_ms, execution_id, partition_key);
+create index execution_by_namespace on execution (
+    namespace, created_at_ms, execution_id, partition_key)
     where public_state <> 'active';
 create index execution_by_flow on execution (flow_id) where flow_id is not null;
 
@@ -195,7 +197,7 @@ create table execution_tag (
 );
 
 create index execution_tag_by_value
-    on execution_tag (tag_key, tag_value, created_at_ms, execution_id);
+    on execution_tag (tag_key, tag_value, created_at_ms, execution_id, partition_key);
 
 create table claim_grant (
     execution_id        uuid not null,

@@ -12,8 +12,9 @@ select e.*
         and (:execution_kind::text is null or execution_kind = :execution_kind)
         and created_at_ms > :created_after_ms::bigint
         and created_at_ms <= least(:before_ms::bigint, :created_before_ms::bigint - 1)
-        and (created_at_ms < :before_ms::bigint or execution_id < :before_id::uuid)
-      order by created_at_ms desc, execution_id desc
+        and (created_at_ms < :before_ms::bigint
+             or (execution_id, partition_key) < (:before_id::uuid, :before_partition::int))
+      order by created_at_ms desc, execution_id desc, partition_key desc
       limit :limit::bigint)
     union all
     (select x.*
@@ -26,13 +27,14 @@ select e.*
             and namespace = :namespace
             and created_at_ms > :created_after_ms::bigint
             and created_at_ms <= least(:before_ms::bigint, :created_before_ms::bigint - 1)
-            and (created_at_ms < :before_ms::bigint or execution_id < :before_id::uuid)
-          order by created_at_ms desc, execution_id desc
+            and (created_at_ms < :before_ms::bigint
+                 or (execution_id, partition_key) < (:before_id::uuid, :before_partition::int))
+          order by created_at_ms desc, execution_id desc, partition_key desc
           limit :limit::bigint
       ) as x
       where 'active' = any(:states::text[])
         and (:lane_id::text is null or route.lane_id = :lane_id)
         and (:execution_kind::text is null or route.execution_kind = :execution_kind))
   ) as e
- order by e.created_at_ms desc, e.execution_id desc
+ order by e.created_at_ms desc, e.execution_id desc, e.partition_key desc
  limit :limit::bigint;

@@ -6,10 +6,11 @@ select e.*
    and t.tag_value = :tag_value
    and t.created_at_ms > :created_after_ms::bigint
    and t.created_at_ms <= least(:before_ms::bigint, :created_before_ms::bigint - 1)
-   and (t.created_at_ms < :before_ms::bigint or t.execution_id < :before_id::uuid)
+   and (t.created_at_ms < :before_ms::bigint
+        or (t.execution_id, t.partition_key) < (:before_id::uuid, :before_partition::int))
    and e.public_state = any(:states::text[])
    and (:namespace::text is null or e.namespace = :namespace)
    and (:lane_id::text is null or e.lane_id = :lane_id)
    and (:execution_kind::text is null or e.execution_kind = :execution_kind)
- order by t.created_at_ms desc, t.execution_id desc
+ order by t.created_at_ms desc, t.execution_id desc, t.partition_key desc
  limit :limit::bigint;

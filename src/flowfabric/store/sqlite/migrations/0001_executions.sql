@@ -126,8 +126,10 @@ create index execution_retention_due on execution (retain_until_ms)
     where retain_until_ms is not null;
 
 -- Lists, newest or oldest first, page by page.
-create index execution_by_route on execution (route_id, public_state, created_at_ms, execution_id);
-create index execution_by_namespace on execution (namespace, created_at_ms, execution_id);
+create index execution_by_route on execution (
+    route_id, public_state, created_at_ms, execution_id, partition_key);
+create index execution_by_namespace on execution (
+    namespace, created_at_ms, execution_id, partition_key);
 create index execution_by_flow on execution (flow_id) where flow_id is not null;
 
 create table attempt (
@@ -168,7 +170,7 @@ create table execution_tag (
 ) strict, without rowid;
 
 create index execution_tag_by_value
-    on execution_tag (tag_key, tag_value, created_at_ms, execution_id);
+    on execution_tag (tag_key, tag_value, created_at_ms, execution_id, partition_key);
 
 create table claim_grant (
     partition_key       integer not null,

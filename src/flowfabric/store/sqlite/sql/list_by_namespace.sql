@@ -7,6 +7,7 @@ select *
    and (:execution_kind is null or execution_kind = :execution_kind)
    and created_at_ms > :created_after_ms
    and created_at_ms <= min(:before_ms, :created_before_ms - 1)
-   and (created_at_ms < :before_ms or execution_id < :before_id)
- order by created_at_ms desc, execution_id desc
+   and (created_at_ms < :before_ms
+        or (execution_id, partition_key) < (:before_id, :before_partition))
+ order by created_at_ms desc, execution_id desc, partition_key desc
  limit :limit;

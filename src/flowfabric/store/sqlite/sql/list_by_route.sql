@@ -12,10 +12,11 @@ select e.*
        and x.public_state = wanted.value
        and x.created_at_ms > :created_after_ms
        and x.created_at_ms <= min(:before_ms, :created_before_ms - 1)
-       and (x.created_at_ms < :before_ms or x.execution_id < :before_id)
-     order by x.created_at_ms desc, x.execution_id desc
+       and (x.created_at_ms < :before_ms
+            or (x.execution_id, x.partition_key) < (:before_id, :before_partition))
+     order by x.created_at_ms desc, x.execution_id desc, x.partition_key desc
      limit :limit)
  where (:lane_id is null or route.lane_id = :lane_id)
    and (:execution_kind is null or route.execution_kind = :execution_kind)
- order by e.created_at_ms desc, e.execution_id desc
+ order by e.created_at_ms desc, e.execution_id desc, e.partition_key desc
  limit :limit;

@@ -1,0 +1,121 @@
+"""Every operation on executions with arguments it accepts, by name."""
+
+from collections.abc import Mapping
+
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.results import Claimed
+from flowfabric.core.states import FailureClass, PublicState
+from flowfabric.engine.filters import EVERYTHING, ExecutionFilter
+from flowfabric.engine.work import Completion, FailureReport
+from tests.conformance.given import WORKER, Given, fence_of, new
+
+Arguments = Mapping[str, object]
+
+BY_ID = (
+    "describe_execution", "explain_execution", "get_execution_namespace", "get_execution_result",
+    "list_attempts", "mark_lease_expired_if_due", "promote_delayed", "read_current_attempt_index",
+    "read_execution_context", "read_execution_info", "read_execution_state",
+    "read_total_attempt_count", "resolve_execution_flow_id",
+)  # fmt: skip
+BY_LANE = ("pause_lane", "resume_lane", "drain_lane", "disable_lane")
+SWEEPS = (
+    "expire_due_attempts", "expire_due_deadlines", "expire_due_leases", "promote_due_delays",
+    "trim_events", "trim_guards", "trim_retention",
+)  # fmt: skip
+FAILED = ExecutionFilter(states=(PublicState.FAILED,))
+
+
+async def valid_calls(given: Given) -> dict[str, Arguments]:
+    running, waiting = await given.running(), await given.waiting()
+    ended = (await given.completed()).execution_id
+    return (
+        claiming(waiting) | holding(running) | operating(running, waiting, ended) | reading(waiting)
+    )
+
+
+def claiming(waiting: ExecutionId) -> dict[str, Arguments]:
+    claim: Arguments = {
+        **WORKER,
+        "capabilities": ["gpu"],
+        "kinds": ["none"],
+        "lease_ttl_ms": 1_000,
+        "max_wait_ms": 0,
+    }
+    one: Arguments = {"execution_id": waiting, **WORKER}
+    timers = {"attempt_timeout_ms": 5, "execution_deadline_at_ms": 5}
+    return {
+        "create_execution": {"request": new()},
+        "create_executions": {"requests": [new()]},
+        "claim": {"lane_id": "default", **claim},
+        "claim_many": {"lane_ids": ["default"], "limit": 1, **claim},
+        "issue_claim_grant": {**one, "capabilities": [], "grant_ttl_ms": 5},
+        "claim_execution": {**one, "lease_ttl_ms": 1_000, **timers},
+    }
+
+
+def holding(running: Claimed) -> dict[str, Arguments]:
+    by_handle: Arguments = {"handle": running.handle}
+    by_fence: Arguments = {"execution_id": running.execution_id, "fence": fence_of(running)}
+    result: Arguments = {"result": b"done", "result_encoding": "json"}
+    failure: Arguments = {
+        "reason": "broken",
+        "failure_class": FailureClass.TRANSIENT,
+        "category": "disk",
+    }
+    return {
+        "renew": by_handle,
+        "renew_many": {"handles": [running.handle]},
+        "renew_lease": {**by_fence, "lease_ttl_ms": 1_000},
+        "progress": {**by_handle, "percent": 5, "message": "on it"},
+        "complete": {**by_handle, **result},
+        "complete_many": {"completions": [Completion(handle=running.handle)]},
+        "complete_execution": {**by_fence, **result, "source": "worker"},
+        "fail": {**by_handle, **failure},
+        "fail_many": {"reports": [FailureReport(handle=running.handle, reason="broken")]},
+        "fail_execution": {**by_fence, **failure, "retry_policy": None, "source": "worker"},
+        "delay": {**by_handle, "delay_until_ms": 5},
+        "wait_children": by_handle,
+        "cancel": {**by_handle, "reason": "no"},
+    }
+
+
+def operating(running: Claimed, waiting: ExecutionId, ended: ExecutionId) -> dict[str, Arguments]:
+    fence: Arguments = {"lease_id": None, "lease_epoch": None, "attempt_id": None}
+    source = "operator_override"
+    again: Arguments = {"reason": "again", "requested_by": "ann"}
+    return {
+        "cancel_execution": {"execution_id": waiting, "reason": "no", "source": source, **fence},
+        "cancel_executions": {"execution_ids": [waiting], "reason": "no"},
+        "cancel_matching": {"matching": FAILED, "reason": "no", "limit": 5},
+        "revoke_lease": {
+            "execution_id": running.execution_id,
+            "reason": "no",
+            "expected_lease_id": "",
+            "worker_instance_id": "",
+        },
+        "change_priority": {"execution_id": waiting, "new_priority": 5, "any_runnable": False},
+        "replay_execution": {"execution_id": ended, **again},
+        "replay_executions": {"execution_ids": [ended], **again},
+        "replay_matching": {"matching": FAILED, **again, "limit": 5},
+        "expire_execution": {"execution_id": waiting, "phase": "attempt_timeout"},
+        "set_execution_tag": {"execution_id": waiting, "key": "a.b", "value": "c"},
+        "set_execution_tags": {"execution_id": waiting, "tags": {"a.b": "c"}},
+        "register_lane": {"lane_id": "default", "registered_by": "ann"},
+        **{name: {"lane_id": "default"} for name in BY_LANE},
+        **{name: {"limit": 5} for name in SWEEPS},
+    }
+
+
+def reading(waiting: ExecutionId) -> dict[str, Arguments]:
+    page: Arguments = {"cursor": None, "limit": 5}
+    return {
+        **{name: {"execution_id": waiting} for name in BY_ID},
+        "get_execution_tag": {"execution_id": waiting, "key": "a.b"},
+        "read_exec_core_fields": {"execution_id": waiting, "names": ["lane_id"], "partition": None},
+        "resolve_execution_id": {"text": waiting},
+        "list_executions": {"partition": 5, **page},
+        "find_executions": {"matching": EVERYTHING, **page},
+        "list_lanes": page,
+        "list_expired_leases": {"as_of_ms": 5, "namespace": "n", **page},
+        "read_events": {"after": 0, "limit": 5, "category": None},
+    }
