@@ -81,10 +81,11 @@ class Services:
             "worker_instance_id": claimed.handle.worker_instance_id,
             "task": claimed.execution_kind,
         }
-        first = claimed.handle.kind is HandleKind.FRESH and claimed.attempt_index == 0
+        self.first_run = claimed.handle.kind is HandleKind.FRESH and claimed.attempt_index == 0
+        """No run of the handler came before this one: it has left nothing to be found."""
         self.waitpoints: dict[str, str] = {}
         """Waitpoints made for waits the handler has not come to yet, by name."""
-        self.steps = StepLog(self._store_step, None if first else self._load_steps)
+        self.steps = StepLog(self._store_step, None if self.first_run else self._load_steps)
 
     def check(self) -> None:
         """Stop here if the handler has been told to stop."""

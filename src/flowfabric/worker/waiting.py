@@ -99,7 +99,9 @@ async def _last_pause(services: Services, place: Place) -> tuple[str, Suspension
         suspension_id = named_id(
             services.lease.claimed.execution_id, "suspension", place.key, str(number)
         )
-        view = await services.describe_suspension(suspension_id)
+        view = None
+        if not services.first_run:
+            view = await services.describe_suspension(suspension_id)
         if view is None or view.resumed or (view.close_reason or "").startswith(RESUMED_BY):
             return suspension_id, view
     raise MaxReplaysExhausted(f"{place.key} was waited for {PAUSES_MAX} times")
