@@ -118,6 +118,7 @@ class Attempt:
             if self._timer is not None:
                 self._timer.cancel()
             self._on_handler_ended(self)
+        await self._services.settle()
         await self._send(report)
 
     def _start_timer(self) -> None:

@@ -2,8 +2,9 @@
 
 A wait is known by its place among the steps. Its pause in the database has an id
 made from that place, so every run of the handler finds out how the pause ended,
-whoever started it and however often the worker died in between. Only then the
-outcome is stored as a step, and later runs take it from there.
+whoever started it and however often the worker died in between. The outcome is
+stored as a step too, from which later runs take it with all the others; since the
+pause keeps it anyway, the handler goes on without waiting for that.
 """
 
 import hashlib
@@ -87,7 +88,7 @@ async def outcome_of(services: Services, wait: Wait) -> StoredWait:
         suspension_id, view = await _last_pause(services, place)
         if view is not None:
             ended = _stored(view)
-            await services.steps.store(place, result=msgspec.json.encode(ended))
+            services.steps.store_later(place, result=msgspec.json.encode(ended))
             return ended
     await services.parking.until_signalled(_pause(services, wait, suspension_id))
     raise AssertionError("a suspended handler is unwound")
