@@ -118,7 +118,7 @@ async def test_a_name_nothing_waits_for_is_answered_with_what_is(
         await send(engine, claimed.execution_id)
     taken = await paused(given)
     async with unchanged(engine):
-        with pytest.raises(WaitpointNotFound, match="does not wait for 'other' now: .* 'gate'"):
+        with pytest.raises(WaitpointNotFound, match=r"does not wait for 'other' now: .* 'gate'"):
             await send(engine, taken.execution_id, "other")
     await engine.cancel_execution(taken.execution_id, reason="enough")
     async with refused(engine, WaitpointNotFound):

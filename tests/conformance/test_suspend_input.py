@@ -43,6 +43,7 @@ for _ in range(3):
 
 FRESH = FreshWaitpoint(waitpoint_key="gate")
 SAME_ID = new_id()
+PENDING = UsePending(waitpoint_id=SAME_ID)
 
 
 @pytest.mark.parametrize(
@@ -56,15 +57,11 @@ SAME_ID = new_id()
             "additional_waitpoint_binding_empty_key at waitpoints[1]",
         ),
         (
-            APPROVED,
-            [FRESH, UsePending(waitpoint_id=SAME_ID)],
-            "additional_waitpoint_binding_must_be_fresh at waitpoints[1]",
+            all_of_waitpoints(["gate", "b"]),
+            [FreshWaitpoint(waitpoint_key="gate", waitpoint_id=SAME_ID), PENDING],
+            "duplicate_waitpoint_id: each must occur once",
         ),
-        (
-            APPROVED,
-            [UsePending(waitpoint_id=SAME_ID), FRESH],
-            "use_pending_with_extras_unsupported",
-        ),
+        (APPROVED, [PENDING, PENDING], "duplicate_waitpoint_id: each must occur once"),
         (
             all_of_waitpoints(["gate", "b"]),
             [FRESH],

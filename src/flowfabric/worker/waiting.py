@@ -8,6 +8,7 @@ pause keeps it anyway, the handler goes on without waiting for that.
 """
 
 import hashlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final, Literal
 
@@ -51,8 +52,8 @@ class Wait(Struct, frozen=True, kw_only=True):
     place: Place
     condition: Condition
     timeout_ms: int | None
-    pending_id: str | None
-    """The waitpoint made for it beforehand."""
+    pending: Mapping[str, str]
+    """The waitpoints made for it beforehand: their ids by name."""
 
 
 def named_id(execution_id: ExecutionId, *position: str) -> str:
@@ -116,9 +117,10 @@ def _pause(services: Services, wait: Wait, suspension_id: str) -> Pause:
         condition=wait.condition,
         timeout_in_ms=wait.timeout_ms,
         # An earlier attempt may have made it: its token is handed out already.
-        pending=None
-        if wait.pending_id is None
-        else UsePending(waitpoint_id=wait.pending_id, any_attempt=True),
+        pending={
+            name: UsePending(waitpoint_id=waitpoint_id, any_attempt=True)
+            for name, waitpoint_id in wait.pending.items()
+        },
         fresh=tuple(
             FreshWaitpoint(
                 waitpoint_key=key, waitpoint_id=named_id(execution_id, suspension_id, key)
