@@ -10,6 +10,7 @@ shown: `reveal` is the only way to its text.
 
 import base64
 import binascii
+import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -140,11 +141,15 @@ class SignalToken:
             padding = "=" * (-len(encoded) % 4)
             text = base64.b64decode(encoded + padding, altchars=b"-_", validate=True).decode()
             execution_id, waitpoint_id, token = text.split(" ", 2)
-            return cls(
+            parsed = cls(
                 parse_execution_id(execution_id),
                 parse_uuid("waitpoint_id", waitpoint_id),
                 check_token(token),
             )
+            # Base64 and ids can be spelled in several ways; a token has one spelling.
+            if hmac.compare_digest(parsed.reveal().encode(), given.encode()):
+                return parsed
+            raise InvalidToken(INVALID)
         except (binascii.Error, ValueError, FlowFabricError):
             raise InvalidToken(INVALID) from None
 

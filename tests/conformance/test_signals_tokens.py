@@ -1,15 +1,18 @@
 """Tokens and their keys: who may deliver, and what nobody finds out."""
 
+import asyncio
 import hashlib
 import hmac
 import logging
-import random
 import string
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
+from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.tokens import EXPIRED, INVALID, MISSING, WaitpointToken, matching_key
+from flowfabric.core.tokens import EXPIRED, INVALID, MISSING, WaitpointToken
 from flowfabric.engine.waitpoint_keys import (
     AlreadySeeded,
     Rotated,
@@ -18,7 +21,6 @@ from flowfabric.engine.waitpoint_keys import (
     Seeded,
     VerifyingKid,
     WaitpointKids,
-    load_keys,
 )
 from flowfabric.errors import (
     InvalidGraceMs,
@@ -30,8 +32,9 @@ from flowfabric.errors import (
 )
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
-from tests.conformance.observed import call, execution_of, state_of
+from tests.conformance.observed import call, cursor_of, events_since, execution_of, state_of
 from tests.conformance.pausing import APPROVED, Pause, new_id, paused
+from tests.mutations import mutations
 
 SECRET = "ab" * 32
 OTHER_SECRET = "cd" * 32
@@ -144,48 +147,42 @@ async def test_a_wrong_token_leaves_a_trace_but_not_one_per_try(
     assert await noted() == first_ms + 1_000
 
 
-async def test_ten_thousand_mutations_of_a_token_are_refused(given: Given) -> None:
-    """The engine's own check, without the round trips: keys and ids are those of a real pause."""
+async def test_ten_thousand_mutations_of_a_token_are_refused(engine: Engine, given: Given) -> None:
     taken = await paused(given)
-    keys = await given.engine.store.read(load_keys)
     good = taken.token.reveal()
-    assert matching_key(taken.token, taken.execution_id, taken.waitpoint_id, keys).kid == "k1"
-    generator = random.Random(20_240_607)
-    alphabet = string.hexdigits + ":kK \x00-é"
-    for _ in range(10_000):
-        bad = _mutated(good, generator, alphabet)
-        if bad == good:
-            continue
+    # What the check looks up is the same everywhere; where each look travels, fewer will do.
+    count = 2_000 if engine.store.label == "postgres" else 10_000
+    bad = mutations(good, count, string.hexdigits + ":kK \x00-é")
+
+    async def present(token: str) -> None:
         with pytest.raises(InvalidToken):
-            matching_key(WaitpointToken(bad), taken.execution_id, taken.waitpoint_id, keys)
+            await engine.deliver_signal(
+                taken.execution_id,
+                taken.waitpoint_id,
+                waitpoint_token=token,
+                signal_name="approved",
+            )
+
+    async with unchanged_but_for_the_trace(engine, taken):
+        # In one go: a store that commits many together has few commits to make.
+        for start in range(0, len(bad), 500):
+            await asyncio.gather(*map(present, bad[start : start + 500]))
+    assert (await taken.signal()).value == "resume_condition_satisfied"
 
 
-async def test_mutations_are_refused_by_the_operation_too(engine: Engine, given: Given) -> None:
-    taken = await paused(given)
-    good = taken.token.reveal()
-    generator = random.Random(7)
-    for _ in range(100):
-        bad = _mutated(good, generator, string.hexdigits + ":")
-        if bad != good:
-            assert await mine(engine, taken, bad) in (INVALID, MISSING)
-
-
-def _mutated(good: str, generator: random.Random, alphabet: str) -> str:
-    text = list(good)
-    for _ in range(generator.randint(1, 3)):
-        at = generator.randrange(len(text) + 1)
-        match generator.randrange(4):
-            case 0 if at < len(text):
-                text[at] = generator.choice(alphabet)
-            case 1:
-                text.insert(at, generator.choice(alphabet))
-            case 2 if at < len(text):
-                del text[at]
-            case _:
-                other = generator.randrange(len(text)) if text else 0
-                if at < len(text):
-                    text[at], text[other] = text[other], text[at]
-    return "".join(text)
+@asynccontextmanager
+async def unchanged_but_for_the_trace(engine: Engine, pause: Pause) -> AsyncIterator[None]:
+    """Nothing is written inside but when a wrong token was last presented."""
+    before = await execution_of(engine, pause.execution_id)
+    cursor = await cursor_of(engine)
+    yield
+    after = await execution_of(engine, pause.execution_id)
+    noted = after.last_hmac_validation_failed_at_ms
+    assert after == structs.replace(
+        before, last_hmac_validation_failed_at_ms=noted, last_mutation_at_ms=noted
+    )
+    assert await events_since(engine, cursor) == []
+    assert await engine.observe_signals(pause.handle, include_unmatched=True) == ()
 
 
 async def test_tokens_and_secrets_show_up_nowhere(
