@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import logging
 import string
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -29,6 +30,7 @@ from flowfabric.errors import (
     InvalidSecretHex,
     InvalidToken,
     RotationConflict,
+    TargetNotSignalable,
 )
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
@@ -208,6 +210,45 @@ async def test_tokens_and_secrets_show_up_nowhere(
     )
     for secret in (digest, digest[:-1], SECRET, OTHER_SECRET):
         assert secret not in shown
+
+
+async def test_no_refusal_carries_the_right_token_in_its_frames(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    """Whoever collects errors collects the variables of every frame they went through."""
+    await engine.seed_waitpoint_hmac_secret("kid-1", SECRET)
+    taken = await paused(given)
+    digest = taken.token.reveal().partition(":")[2]
+    forged = WaitpointToken("kid-1:" + "0" * 64)
+
+    async def deliver(token: WaitpointToken, name: str = "approved") -> None:
+        await engine.deliver_signal(
+            taken.execution_id, taken.waitpoint_id, waitpoint_token=token, signal_name=name
+        )
+
+    with pytest.raises(InvalidToken) as wrong:
+        await deliver(forged)
+    with pytest.raises(InvalidInput) as bad:
+        await deliver(taken.token, "")
+    await engine.rotate_waitpoint_hmac_secret_all("kid-2", OTHER_SECRET, grace_ms=0)
+    clock.advance(ms=1)
+    with pytest.raises(InvalidToken) as expired:
+        await deliver(taken.token)
+    await engine.cancel_execution(taken.execution_id, reason="enough")
+    signed = hmac.new(
+        bytes.fromhex(OTHER_SECRET),
+        f"kid-2:{taken.execution_id}:{taken.waitpoint_id}".encode(),
+        hashlib.sha256,
+    ).hexdigest()
+    with pytest.raises(TargetNotSignalable) as late:
+        await deliver(WaitpointToken(f"kid-2:{signed}"))
+    for caught in (wrong, bad, expired, late):
+        frames = traceback.walk_tb(caught.value.__traceback__)
+        ours = (frame for frame, _ in frames if "/src/flowfabric/" in frame.f_code.co_filename)
+        shown = " ".join(repr(frame.f_locals) for frame in ours)
+        assert "waitpoint_id" in shown
+        for secret in (digest, signed, SECRET, repr(bytes.fromhex(SECRET))):
+            assert secret not in shown
 
 
 # Keys -----------------------------------------------------------------------------
