@@ -35,7 +35,7 @@ from flowfabric.errors import (
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
 from tests.conformance.observed import call, cursor_of, events_since, execution_of, state_of
-from tests.conformance.pausing import APPROVED, Pause, new_id, paused
+from tests.conformance.pausing import APPROVED, Pause, create, new_id, pause, paused
 from tests.mutations import mutations
 
 SECRET = "ab" * 32
@@ -54,8 +54,8 @@ async def refusal(
     return str(caught.value)
 
 
-async def mine(engine: Engine, pause: Pause, token: str | WaitpointToken) -> str:
-    return await refusal(engine, pause.execution_id, pause.waitpoint_id, token)
+async def mine(engine: Engine, own: Pause, token: str | WaitpointToken) -> str:
+    return await refusal(engine, own.execution_id, own.waitpoint_id, token)
 
 
 # Tokens ---------------------------------------------------------------------------
@@ -63,10 +63,27 @@ async def mine(engine: Engine, pause: Pause, token: str | WaitpointToken) -> str
 
 async def test_a_token_signs_the_execution_and_the_waitpoint(engine: Engine, given: Given) -> None:
     await engine.seed_waitpoint_hmac_secret("kid-1", SECRET)
-    taken = await paused(given)
-    message = f"kid-1:{taken.execution_id}:{taken.waitpoint_id}".encode()
-    digest = hmac.new(bytes.fromhex(SECRET), message, hashlib.sha256).hexdigest()
-    assert taken.token.reveal() == f"kid-1:{digest}"
+    claimed = await given.running()
+    pending = await create(engine, claimed)
+    taken = await pause(given, claimed)
+    for waitpoint_id, token in (
+        (pending.waitpoint_id, pending.waitpoint_token),
+        (taken.waitpoint_id, taken.token),
+    ):
+        message = f"kid-1:{taken.execution_id}:{waitpoint_id}".encode()
+        digest = hmac.new(bytes.fromhex(SECRET), message, hashlib.sha256).hexdigest()
+        assert token.reveal() == f"kid-1:{digest}"
+
+
+async def test_a_waitpoint_made_beforehand_takes_its_own_token_only(
+    engine: Engine, given: Given
+) -> None:
+    claimed = await given.running()
+    pending, other = await create(engine, claimed), await create(engine, claimed)
+    for bad in ("", "garbage", other.waitpoint_token):
+        await refusal(engine, claimed.execution_id, pending.waitpoint_id, bad)
+    execution = await execution_of(engine, claimed.execution_id)
+    assert execution.signal_count == 0
 
 
 async def test_a_forged_or_mangled_token_is_refused(engine: Engine, given: Given) -> None:
@@ -173,18 +190,18 @@ async def test_ten_thousand_mutations_of_a_token_are_refused(engine: Engine, giv
 
 
 @asynccontextmanager
-async def unchanged_but_for_the_trace(engine: Engine, pause: Pause) -> AsyncIterator[None]:
+async def unchanged_but_for_the_trace(engine: Engine, own: Pause) -> AsyncIterator[None]:
     """Nothing is written inside but when a wrong token was last presented."""
-    before = await execution_of(engine, pause.execution_id)
+    before = await execution_of(engine, own.execution_id)
     cursor = await cursor_of(engine)
     yield
-    after = await execution_of(engine, pause.execution_id)
+    after = await execution_of(engine, own.execution_id)
     noted = after.last_hmac_validation_failed_at_ms
     assert after == structs.replace(
         before, last_hmac_validation_failed_at_ms=noted, last_mutation_at_ms=noted
     )
     assert await events_since(engine, cursor) == []
-    assert await engine.observe_signals(pause.handle, include_unmatched=True) == ()
+    assert await engine.observe_signals(own.handle, include_unmatched=True) == ()
 
 
 async def test_tokens_and_secrets_show_up_nowhere(

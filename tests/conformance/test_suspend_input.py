@@ -217,6 +217,15 @@ async def test_a_condition_is_refused_before_the_handle_is_looked_at(engine: Eng
     assert caught.value.problem == "timeout_only_without_deadline"
 
 
+async def test_a_handle_that_ended_with_its_suspension_is_told_so_first(
+    engine: Engine, given: Given
+) -> None:
+    pause = await paused(given, idempotency_key="once")
+    for condition, key in ((APPROVED, None), (APPROVED, "once"), (TimeoutOnly(), None)):
+        async with refused(engine, AlreadySuspended):
+            await engine.suspend(pause.handle, resume_condition=condition, idempotency_key=key)
+
+
 async def test_nothing_a_suspender_is_given_shows_its_tokens(given: Given) -> None:
     pause = await paused(given, all_of_waitpoints(["a", "b"]))
     secret = pause.token.reveal().partition(":")[2]

@@ -25,7 +25,7 @@ from flowfabric.core.signals import (
     SignalRequest,
     decide_deliver,
 )
-from flowfabric.core.suspend_request import BoundWaitpoint, UsePending
+from flowfabric.core.suspend_request import NORMAL, BoundWaitpoint, UsePending
 from flowfabric.core.suspension import (
     SuspendFindings,
     decide_create_waitpoint,
@@ -380,3 +380,13 @@ def test_only_resumed_work_is_claimed_as_such(life: Life) -> None:
         error = NotAResumedExecution
     with pytest.raises(error):
         decide_claim_resumed(subject, claim, TIMING)
+
+
+def test_an_execution_comes_back_at_once_unless_asked_otherwise() -> None:
+    assert structs.asdict(NORMAL) == {
+        "resume_target": "runnable",
+        "consume_matched_signals": True,
+        "retain_signal_buffer_until_closed": False,
+        "resume_delay_ms": None,
+        "close_waitpoint_on_resume": True,
+    }

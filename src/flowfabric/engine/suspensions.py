@@ -50,6 +50,7 @@ from flowfabric.core.tokens import signing_key
 from flowfabric.core.transition import Subject
 from flowfabric.engine.unit import (
     Operations,
+    attempt,
     check_fence_given,
     fence_of,
     load_subjects,
@@ -57,7 +58,7 @@ from flowfabric.engine.unit import (
     settle_in,
 )
 from flowfabric.engine.waitpoint_keys import ensure_keys
-from flowfabric.errors import FlowFabricError, NotFound
+from flowfabric.errors import AlreadySuspended, FlowFabricError, NotFound
 from flowfabric.store.base import Body, Key, Transaction, UniqueViolation
 
 T = TypeVar("T")
@@ -119,8 +120,12 @@ class Suspensions(Operations):
         A repeat with the same `idempotency_key` gets the first answer, whatever else it
         asks for.
         """
+        # A handle that ended with its suspension is told so whatever else is asked for.
+        given = attempt(self.open_handle, handle)
+        if isinstance(given, AlreadySuspended):
+            raise given
         request = checked_request(resume_condition, options)
-        opened = self.open_handle(handle)
+        opened = answered(given)
         parked, _ = await self._suspend(opened.execution_id, fence_of(opened), request)
         return self._outcome(parked, opened)
 
