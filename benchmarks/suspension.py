@@ -4,7 +4,7 @@ import asyncio
 import re
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import asyncpg
@@ -17,7 +17,6 @@ from flowfabric.core.conditions import ByName, Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import uuid_of
 from flowfabric.core.suspension_model import Suspension, Waitpoint
-from flowfabric.errors import WaitpointNotFound
 from flowfabric.store.mapping import table_of
 from flowfabric.store.postgres.transaction import STATEMENTS
 from flowfabric.store.statements import numbered
@@ -64,9 +63,7 @@ async def resume_latency(store: str, url: str, rounds: int = 200) -> None:
                 answered.append((on_s - answered_s) * 1_000)
             rows += _shares(f"signal sent by {who} until the handler goes on", called)
             rows += _shares(f"signal of {who} accepted until the handler goes on", answered)
-        while not started.empty():
-            started.get_nowait()
-        whole = [await _round(working, gate, started, went_on) for _ in range(rounds)]
+        whole = await _rounds(working, gate, rounds, started, went_on)
         rows += _shares("wait, signal, until the handler goes on", whole)
     figures(f"Resuming on {store}", rows)
 
@@ -85,24 +82,36 @@ async def _all_wait(app: App, count: int) -> None:
         waiting = len((await app.signals.pending(limit=1_000)).entries)
 
 
-async def _round(
+async def _rounds(
     app: App,
     gate: Task[[], object],
+    rounds: int,
     started: "asyncio.Queue[float]",
     went_on: "asyncio.Queue[float]",
-) -> float:
-    """From the handler's wait to its next line, signalled as soon as it can be."""
-    run = await app.submit(gate)
-    began_s = await started.get()
-    while True:
-        try:
-            await run.signal("go")
-            break
-        except WaitpointNotFound:
-            await asyncio.sleep(0.001)
-    on_s = await went_on.get()
-    await started.get()
-    return (on_s - began_s) * 1_000
+) -> list[float]:
+    """From the handler's wait to its next line, signalled as soon as the pause is answered."""
+    paused: asyncio.Queue[None] = asyncio.Queue()
+    suspend = app.engine.suspend
+
+    async def noting(*arguments: object, **options: object) -> object:
+        answer = await call(*arguments, **options)
+        paused.put_nowait(None)
+        return answer
+
+    call: Callable[..., Awaitable[object]] = suspend
+    setattr(app.engine, "suspend", noting)  # noqa: B010
+    samples: list[float] = []
+    for _ in range(rounds):
+        while not started.empty():
+            started.get_nowait()
+        run = await app.submit(gate)
+        began_s = await started.get()
+        await paused.get()
+        await run.signal("go")
+        samples.append((await went_on.get() - began_s) * 1_000)
+        await asyncio.sleep(0.02)
+    setattr(app.engine, "suspend", suspend)  # noqa: B010
+    return samples
 
 
 async def idle_cost_on_postgres(engine: Engine, url: str) -> None:
