@@ -202,6 +202,7 @@ class Services:
         except LOST as error:
             self.lease.lose(str(error))
         except FlowFabricError as error:
+            # Nothing is lost: later runs find out anew what could not be stored.
             log.warning(
                 "step %s was not stored: %s", step.step_key, error, extra=dict(self.log_fields)
             )
