@@ -69,6 +69,18 @@ async def test_early_signals_to_all_of_them_are_enough(engine: Engine, given: Gi
     assert await engine.read_execution_state(claimed.execution_id) is PublicState.ACTIVE
 
 
+async def test_early_signals_count_in_the_order_they_came_wherever_they_came(
+    engine: Engine, given: Given
+) -> None:
+    claimed = await given.running()
+    a, b = await create(engine, claimed, "a"), await create(engine, claimed, "b")
+    for to, source in ((b, "bob"), (a, "alice")):
+        await deliver(engine, claimed, to, source)
+    await engine.suspend(claimed.handle, resume_condition=EITHER, waitpoints=taking(a, b))
+    (first,) = await engine.observe_signals(claimed.handle)
+    assert first.source_identity == "bob"
+
+
 async def test_an_early_signal_to_one_of_them_leaves_the_others_to_be_waited_for(
     engine: Engine, given: Given
 ) -> None:
