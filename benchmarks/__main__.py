@@ -54,12 +54,13 @@ async def measure_flows(server: str, directory: Path) -> None:
 
 
 async def measure_suspension(server: str, directory: Path) -> None:
+    async with database(server) as url:
+        await suspension.resume_latency("Postgres", url)
     async with database(server) as url, await flowfabric.connect(url) as engine:
-        await suspension.resume_latency("Postgres", engine)
         await suspension.idle_cost_on_postgres(engine, url)
+    await suspension.resume_latency("SQLite", f"sqlite:///{directory}/signals.db")
     path = str(directory / "suspension.db")
     async with await flowfabric.connect(f"sqlite:///{path}") as engine:
-        await suspension.resume_latency("SQLite", engine)
         await suspension.idle_cost_on_sqlite(engine, path)
 
 

@@ -4,17 +4,18 @@ import asyncio
 import re
 import sqlite3
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import asyncpg
 
 from benchmarks.executions import KIND
 from benchmarks.report import figures, percentile
-from flowfabric import Engine
+from benchmarks.sdk import CONCURRENCY, worker
+from flowfabric import App, Context, Engine, Task
 from flowfabric.core.conditions import ByName, Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import uuid_of
-from flowfabric.core.results import Claimed
 from flowfabric.core.suspension_model import Suspension, Waitpoint
 from flowfabric.store.mapping import table_of
 from flowfabric.store.postgres.transaction import STATEMENTS
@@ -27,49 +28,90 @@ SUSPENDED: Final = 100_000
 SALT: Final = 77
 
 
-async def resume_latency(store: str, engine: Engine, rounds: int = 300) -> None:
-    """A worker waits for work; a suspended execution is signalled; the worker has it again."""
-    await engine.create_execution(NewExecution(execution_kind=KIND, lane_id=LANE))
-    claimed = await _claim(engine)
-    signalled: list[float] = []
-    whole: list[float] = []
+async def resume_latency(store: str, url: str, rounds: int = 200) -> None:
+    """From a signal to the line of the handler after its wait, with a worker that is idle.
+
+    Sent by the app that works, and by another one on the same database, as a web
+    process would: the worker then hears of it through the database.
+    """
+    rows: list[tuple[str, str]] = []
+    working = App(url)
+    started: asyncio.Queue[float] = asyncio.Queue()
+    went_on: asyncio.Queue[float] = asyncio.Queue()
+
+    @working.task
+    async def gate(ctx: Context) -> object:
+        started.put_nowait(time.perf_counter())
+        signal = await ctx.wait_for_signal("go")
+        went_on.put_nowait(time.perf_counter())
+        return signal.payload
+
+    async with App(url) as other, working, worker(working, CONCURRENCY):
+        for who, sender in (("its own app", working), ("another app", other)):
+            runs = await working.submit_many([gate() for _ in range(rounds)])
+            await _all_wait(working, rounds)
+            called: list[float] = []
+            answered: list[float] = []
+            for run in runs:
+                # The worker should be idle again, and not expect the next one.
+                await asyncio.sleep(0.02)
+                asked_s = time.perf_counter()
+                await sender.signals.send(run.execution_id, "go", {"by": "ada"})
+                answered_s = time.perf_counter()
+                on_s = await went_on.get()
+                called.append((on_s - asked_s) * 1_000)
+                answered.append((on_s - answered_s) * 1_000)
+            rows += _shares(f"signal sent by {who} until the handler goes on", called)
+            rows += _shares(f"signal of {who} accepted until the handler goes on", answered)
+        whole = await _rounds(working, gate, rounds, started, went_on)
+        rows += _shares("wait, signal, until the handler goes on", whole)
+    figures(f"Resuming on {store}", rows)
+
+
+def _shares(what: str, samples: Sequence[float]) -> list[tuple[str, str]]:
+    return [
+        (f"{what}, {name}", f"{percentile(samples, share):.2f} ms")
+        for name, share in (("p50", 0.5), ("p99", 0.99))
+    ]
+
+
+async def _all_wait(app: App, count: int) -> None:
+    waiting = 0
+    while waiting < count:
+        await asyncio.sleep(0.05)
+        waiting = len((await app.signals.pending(limit=1_000)).entries)
+
+
+async def _rounds(
+    app: App,
+    gate: Task[[], object],
+    rounds: int,
+    started: "asyncio.Queue[float]",
+    went_on: "asyncio.Queue[float]",
+) -> list[float]:
+    """From the handler's wait to its next line, signalled as soon as the pause is answered."""
+    paused: asyncio.Queue[None] = asyncio.Queue()
+    suspend = app.engine.suspend
+
+    async def noting(*arguments: object, **options: object) -> object:
+        answer = await call(*arguments, **options)
+        paused.put_nowait(None)
+        return answer
+
+    call: Callable[..., Awaitable[object]] = suspend
+    setattr(app.engine, "suspend", noting)  # noqa: B010
+    samples: list[float] = []
     for _ in range(rounds):
-        waiting = asyncio.create_task(_claim(engine))
-        started = time.perf_counter()
-        outcome = await engine.suspend(claimed.handle, resume_condition=APPROVED)
-        sent = time.perf_counter()
-        await engine.deliver_signal(
-            claimed.execution_id,
-            outcome.details.waitpoint_id,
-            waitpoint_token=outcome.details.waitpoint_token,
-            signal_name="approved",
-            payload=b"yes",
-        )
-        claimed = await waiting
-        done = time.perf_counter()
-        assert len(await engine.observe_signals(claimed.handle)) == 1
-        signalled.append((done - sent) * 1_000)
-        whole.append((done - started) * 1_000)
-    await engine.complete(claimed.handle)
-    figures(
-        f"Resuming on {store}",
-        [
-            (f"{what}, {name}", f"{percentile(samples, share):.2f} ms")
-            for what, samples in (
-                ("signal until claimed", signalled),
-                ("suspend, signal, until claimed", whole),
-            )
-            for name, share in (("p50", 0.5), ("p99", 0.99))
-        ],
-    )
-
-
-async def _claim(engine: Engine) -> Claimed:
-    claimed = await engine.claim(
-        LANE, worker_id="bench", worker_instance_id="bench-1", max_wait_ms=60_000
-    )
-    assert claimed is not None
-    return claimed
+        while not started.empty():
+            started.get_nowait()
+        run = await app.submit(gate)
+        began_s = await started.get()
+        await paused.get()
+        await run.signal("go")
+        samples.append((await went_on.get() - began_s) * 1_000)
+        await asyncio.sleep(0.02)
+    setattr(app.engine, "suspend", suspend)  # noqa: B010
+    return samples
 
 
 async def idle_cost_on_postgres(engine: Engine, url: str) -> None:
@@ -137,7 +179,8 @@ async def _blocks(connection: "asyncpg.Connection[asyncpg.Record]") -> int:
 
 async def _one_suspended(engine: Engine) -> str:
     created = await engine.create_execution(NewExecution(execution_kind=KIND, lane_id=LANE))
-    claimed = await _claim(engine)
+    claimed = await engine.claim(LANE, worker_id="bench", worker_instance_id="bench-1")
+    assert claimed is not None
     assert claimed.execution_id == created.execution_id
     await engine.suspend(claimed.handle, resume_condition=APPROVED)
     return uuid_of(claimed.execution_id)

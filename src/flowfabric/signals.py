@@ -10,6 +10,7 @@ shown: `reveal` is the only way to its text.
 
 import base64
 import binascii
+import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,12 +32,12 @@ from flowfabric.core.conditions import (
 )
 from flowfabric.core.ids import parse_execution_id, parse_uuid
 from flowfabric.core.limits import PAGE_MAX
-from flowfabric.core.signals import SignalResult
+from flowfabric.core.signals import SignalResult, not_awaited
 from flowfabric.core.suspension_model import WaitpointState
 from flowfabric.core.tokens import INVALID, WaitpointToken, check_token
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspension_reads import Inbox, WaitpointView
-from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, WaitpointNotFound
+from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -140,11 +141,15 @@ class SignalToken:
             padding = "=" * (-len(encoded) % 4)
             text = base64.b64decode(encoded + padding, altchars=b"-_", validate=True).decode()
             execution_id, waitpoint_id, token = text.split(" ", 2)
-            return cls(
+            parsed = cls(
                 parse_execution_id(execution_id),
                 parse_uuid("waitpoint_id", waitpoint_id),
                 check_token(token),
             )
+            # Base64 and ids can be spelled in several ways; a token has one spelling.
+            if hmac.compare_digest(parsed.reveal().encode(), given.encode()):
+                return parsed
+            raise InvalidToken(INVALID)
         except (binascii.Error, ValueError, FlowFabricError):
             raise InvalidToken(INVALID) from None
 
@@ -200,7 +205,6 @@ async def deliver(
     payload: object = None,
     *,
     source: str = "",
-    source_type: str = EXTERNAL,
     idempotency_key: str | None = None,
     execution_id: str | None = None,
 ) -> SignalResult:
@@ -215,7 +219,7 @@ async def deliver(
         waitpoint_token=parsed.secret,
         signal_name=name,
         payload=encode_payload(payload),
-        source_type=source_type,
+        source_type=EXTERNAL,
         source_identity=source,
         idempotency_key=idempotency_key,
     )
@@ -232,12 +236,7 @@ async def token_for(engine: Engine, execution_id: str, name: str) -> SignalToken
         token = await engine.read_waitpoint_token(execution_id, each.waitpoint_id)
         if token is not None:
             return SignalToken(each.execution_id, each.waitpoint_id, token)
-    others = ", ".join(dict.fromkeys(repr(str(each.waitpoint_key)) for each in found))
-    awaited = f"it waits for {others}" if others else "it waits for no signal"
-    raise WaitpointNotFound(
-        f"{execution_id} does not wait for {name!r} now: {awaited}. A handler that makes its"
-        " waitpoint first, with ctx.waitpoint, can be signalled before it waits"
-    )
+    raise not_awaited(execution_id, name, [each.waitpoint_key for each in found])
 
 
 async def _open_waitpoints(engine: Engine, execution_id: str) -> tuple[WaitpointView, ...]:
@@ -256,17 +255,25 @@ async def send(
     idempotency_key: str | None = None,
 ) -> SignalResult:
     """Send to an execution: with a token, or without one as an operator."""
-    # What cannot be sent is refused before anybody's token is looked up.
-    encode_payload(payload)
-    return await deliver(
-        engine,
-        await token_for(engine, execution_id, name) if token is None else token,
+    if token is not None:
+        return await deliver(
+            engine,
+            token,
+            name,
+            payload,
+            source=source,
+            idempotency_key=idempotency_key,
+            execution_id=execution_id,
+        )
+    check_name(name)
+    return await engine.deliver_operator_signal(
+        execution_id,
         name,
-        payload,
-        source=source,
-        source_type=OPERATOR if token is None else EXTERNAL,
+        signal_name=name,
+        payload=encode_payload(payload),
+        source_type=OPERATOR,
+        source_identity=source,
         idempotency_key=idempotency_key,
-        execution_id=execution_id,
     )
 
 

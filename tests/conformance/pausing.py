@@ -1,8 +1,7 @@
 """Paused executions, and signals to them, in few words."""
 
 import uuid
-from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from msgspec import Struct
 
@@ -13,31 +12,22 @@ from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails
 from flowfabric.core.ids import ExecutionId, WaitpointId
 from flowfabric.core.results import Claimed
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate, SignalResult
-from flowfabric.core.suspend_request import Binding, ResumePolicy
 from flowfabric.core.suspension_model import SignalEffect, Suspension, Waitpoint
 from flowfabric.core.tokens import WaitpointToken
-from flowfabric.engine.suspensions import Suspended
+from flowfabric.engine.signals import SignalOptions
+from flowfabric.engine.suspensions import Suspended, SuspendOptions
 from flowfabric.engine.unit import execution_key
 from flowfabric.store.base import Reader
 from tests.conformance.given import Given
 
 APPROVED = Single("gate", ByName("approved"))
 """The condition of a pause whose condition does not matter."""
+SATISFIED = SignalEffect.SATISFIED
+APPENDED = SignalEffect.APPENDED
+DUPLICATE = SignalEffect.APPENDED_DUPLICATE
+FAILED = SignalEffect.MATCHER_FAILED
 TTL_MS = 10_000
 """How long a waitpoint made by `create` waits to be taken over."""
-
-
-class SuspendOptions(TypedDict, total=False):
-    waitpoints: Sequence[Binding]
-    suspension_id: str
-    resume_policy: ResumePolicy
-    reason_code: str
-    requested_by: str
-    timeout_at_ms: int
-    timeout_in_ms: int
-    timeout_behavior: str
-    continuation_metadata_pointer: str
-    idempotency_key: str
 
 
 class Pause(Struct, frozen=True, kw_only=True):
@@ -68,20 +58,28 @@ class Pause(Struct, frozen=True, kw_only=True):
         }
         return next(found for each, found in known.items() if each == key)
 
-    async def signal(
-        self, signal_name: str = "approved", key: str | None = None, source: str = "alice"
-    ) -> SignalEffect:
-        """Deliver a signal and tell what it did."""
+    async def deliver(
+        self,
+        signal_name: str = "approved",
+        *,
+        key: str | None = None,
+        **options: Unpack[SignalOptions],
+    ) -> SignalResult:
+        """Deliver to the waitpoint of a key, or to the primary one, with its own token."""
         waitpoint_id, token = self.waitpoint(key or self.details.waitpoint_key)
-        answer = await self.engine.deliver_signal(
+        return await self.engine.deliver_signal(
             self.execution_id,
             waitpoint_id,
             waitpoint_token=token,
             signal_name=signal_name,
-            source_identity=source,
+            **options,
         )
-        assert isinstance(answer, SignalAccepted), answer
-        return answer.effect
+
+    async def signal(
+        self, signal_name: str = "approved", key: str | None = None, source: str = "alice"
+    ) -> SignalEffect:
+        """Deliver a signal and tell what it did."""
+        return effect_of(await self.deliver(signal_name, key=key, source_identity=source))
 
 
 async def paused(

@@ -3,17 +3,10 @@
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.conditions import (
-    AllOf,
-    ByName,
-    Count,
-    CountKind,
-    OperatorOnly,
-    Single,
-    all_of_waitpoints,
-)
+from flowfabric.core.conditions import OperatorOnly, Single, all_of_waitpoints
 from flowfabric.core.events import EventCategory
 from flowfabric.core.handles import HandleKind
+from flowfabric.core.limits import SIGNAL_PAYLOAD_BYTES_MAX
 from flowfabric.core.signals import SignalAccepted
 from flowfabric.core.states import (
     AttemptLifecycle,
@@ -24,8 +17,10 @@ from flowfabric.core.states import (
     PublicState,
 )
 from flowfabric.core.suspend_request import ResumePolicy
-from flowfabric.core.suspension_model import SignalEffect, WaitpointState
+from flowfabric.core.suspension_model import WaitpointState
 from flowfabric.errors import (
+    PayloadTooLarge,
+    SignalLimitExceeded,
     TargetNotSignalable,
     WaitpointClosed,
 )
@@ -37,8 +32,12 @@ from tests.conformance.observed import (
     events_since,
     execution_of,
     refused,
+    refuses,
+    unchanged,
 )
 from tests.conformance.pausing import (
+    APPENDED,
+    SATISFIED,
     duplicate_of,
     effect_of,
     new_id,
@@ -47,11 +46,6 @@ from tests.conformance.pausing import (
     suspension_of,
     waitpoint_of,
 )
-
-SATISFIED = SignalEffect.SATISFIED
-APPENDED = SignalEffect.APPENDED
-DUPLICATE = SignalEffect.APPENDED_DUPLICATE
-FAILED = SignalEffect.MATCHER_FAILED
 
 
 async def test_a_matching_signal_makes_the_execution_ready_again(
@@ -185,122 +179,17 @@ async def test_a_resume_delay_is_waited_for(
     assert (await given.taken()).attempt_id == pause.claimed.attempt_id
 
 
-# Conditions over several signals ------------------------------------------------
-
-
-async def test_all_of_two_names_on_one_waitpoint(given: Given) -> None:
-    both = AllOf((Single("gate", ByName("alpha")), Single("gate", ByName("beta"))))
-    pause = await paused(given, both)
-    assert await pause.signal("alpha") is APPENDED
-    assert await pause.signal("alpha") is DUPLICATE
-    assert await pause.signal("gamma") is FAILED
-    assert await pause.signal("beta") is SATISFIED
-
-
-async def test_all_of_three_waitpoints_each_with_its_own_token(given: Given) -> None:
-    pause = await paused(given, all_of_waitpoints(["a", "b", "c"]))
-    assert await pause.signal(key="c") is APPENDED
-    assert await pause.signal(key="a") is APPENDED
-    assert await pause.signal(key="b") is SATISFIED
-
-
-async def test_resuming_closes_every_waitpoint_of_the_pause(engine: Engine, given: Given) -> None:
-    anyone = Count(1, CountKind.DISTINCT_WAITPOINTS, ("a", "b", "c"))
-    pause = await paused(given, anyone)
-    assert await pause.signal(key="c") is SATISFIED
-    for key in "abc":
-        waitpoint_id, token = pause.waitpoint(key)
-        waitpoint = await waitpoint_of(engine, pause.execution_id, waitpoint_id)
-        assert (waitpoint.state, waitpoint.close_reason) == (WaitpointState.CLOSED, "resumed")
-        async with refused(engine, WaitpointClosed):
-            await engine.deliver_signal(
-                pause.execution_id, waitpoint_id, waitpoint_token=token, signal_name="late"
-            )
-
-
-async def test_distinct_sources_are_counted_once_each(given: Given) -> None:
-    two = Count(2, CountKind.DISTINCT_SOURCES, ("gate",))
-    pause = await paused(given, two)
-    assert await pause.signal(source="alice") is APPENDED
-    assert await pause.signal(source="alice") is DUPLICATE
-    assert await pause.signal(source="bob") is SATISFIED
-
-
-async def test_a_source_is_its_type_and_its_name(engine: Engine, given: Given) -> None:
-    two = Count(2, CountKind.DISTINCT_SOURCES, ("gate",))
-    pause = await paused(given, two)
-    effects = [
-        effect_of(
-            await engine.deliver_signal(
-                pause.execution_id,
-                pause.waitpoint_id,
-                waitpoint_token=pause.token,
-                signal_name="x",
-                source_type=source_type,
-                source_identity=identity,
-            )
-        )
-        for source_type, identity in [("a:b", "c"), ("a", "b:c")]
-    ]
-    assert effects == [APPENDED, SATISFIED]
-
-
-async def test_distinct_signals_are_counted_by_their_id(given: Given) -> None:
-    pause = await paused(given, Count(2, CountKind.DISTINCT_SIGNALS, ("gate",)))
-    assert await pause.signal() is APPENDED
-    assert await pause.signal() is SATISFIED
-
-
-async def test_a_count_looks_through_its_own_matcher(given: Given) -> None:
-    approvals = Count(1, CountKind.DISTINCT_SOURCES, ("gate",), ByName("approve"))
-    pause = await paused(given, approvals)
-    assert await pause.signal("reject") is FAILED
-    assert await pause.signal("approve") is SATISFIED
-
-
-async def test_two_counts_do_not_satisfy_each_other(given: Given) -> None:
-    both = AllOf(
-        (
-            Count(1, CountKind.DISTINCT_SOURCES, ("a",), ByName("yes")),
-            Count(1, CountKind.DISTINCT_SOURCES, ("b",), ByName("yes")),
-        )
-    )
-    pause = await paused(given, both)
-    assert await pause.signal("yes", key="a", source="alice") is APPENDED
-    assert await pause.signal("yes", key="a", source="bob") is APPENDED
-    assert await pause.signal("yes", key="b", source="alice") is SATISFIED
-
-
-async def test_a_count_three_levels_down_is_met(given: Given) -> None:
-    deep = AllOf((AllOf((AllOf((Count(2, CountKind.DISTINCT_SIGNALS, ("gate",)),)),)),))
-    pause = await paused(given, deep)
-    assert await pause.signal() is APPENDED
-    assert await pause.signal() is SATISFIED
-
-
 # Repeats ------------------------------------------------------------------------
 
 
 async def test_a_repeat_is_told_which_signal_was_first(engine: Engine, given: Given) -> None:
     pause = await paused(given)
-    first = await engine.deliver_signal(
-        pause.execution_id,
-        pause.waitpoint_id,
-        waitpoint_token=pause.token,
-        signal_name="approved",
-        idempotency_key="click-1",
-    )
+    first = await pause.deliver(idempotency_key="click-1")
     assert isinstance(first, SignalAccepted)
     assert first.resumed
     cursor = await cursor_of(engine)
     before = await execution_of(engine, pause.execution_id)
-    again = await engine.deliver_signal(
-        pause.execution_id,
-        pause.waitpoint_id,
-        waitpoint_token=pause.token,
-        signal_name="approved",
-        idempotency_key="click-1",
-    )
+    again = await pause.deliver(idempotency_key="click-1")
     assert duplicate_of(again) == first.signal_id
     assert await execution_of(engine, pause.execution_id) == before
     (event,) = await events_since(engine, cursor)
@@ -310,35 +199,19 @@ async def test_a_repeat_is_told_which_signal_was_first(engine: Engine, given: Gi
 async def test_the_same_signal_id_is_accepted_once(engine: Engine, given: Given) -> None:
     pause = await paused(given, OperatorOnly())
     signal_id = new_id()
-    answers = [
-        await engine.deliver_signal(
-            pause.execution_id,
-            pause.waitpoint_id,
-            waitpoint_token=pause.token,
-            signal_name="x",
-            signal_id=signal_id,
-        )
-        for _ in range(2)
-    ]
+    answers = [await pause.deliver("x", signal_id=signal_id) for _ in range(2)]
     assert effect_of(answers[0]) is APPENDED
     assert duplicate_of(answers[1]) == signal_id
     assert (await execution_of(engine, pause.execution_id)).signal_count == 1
 
 
 async def test_an_idempotency_key_is_forgotten_after_its_time(
-    engine: Engine, given: Given, clock: SettableClock
+    given: Given, clock: SettableClock
 ) -> None:
     pause = await paused(given, OperatorOnly())
 
     async def deliver() -> object:
-        return await engine.deliver_signal(
-            pause.execution_id,
-            pause.waitpoint_id,
-            waitpoint_token=pause.token,
-            signal_name="x",
-            idempotency_key="k",
-            dedup_ttl_ms=1_000,
-        )
+        return await pause.deliver("x", idempotency_key="k", dedup_ttl_ms=1_000)
 
     await deliver()
     clock.advance(ms=999)
@@ -348,32 +221,85 @@ async def test_an_idempotency_key_is_forgotten_after_its_time(
     assert not isinstance(await deliver(), SignalAccepted)
 
 
-async def test_a_dedup_time_of_zero_remembers_nothing(engine: Engine, given: Given) -> None:
+async def test_a_dedup_time_of_zero_remembers_nothing(given: Given) -> None:
     pause = await paused(given, OperatorOnly())
     for _ in range(2):
-        answer = await engine.deliver_signal(
-            pause.execution_id,
-            pause.waitpoint_id,
-            waitpoint_token=pause.token,
-            signal_name="x",
-            idempotency_key="k",
-            dedup_ttl_ms=0,
-        )
+        answer = await pause.deliver("x", idempotency_key="k", dedup_ttl_ms=0)
         assert effect_of(answer) is APPENDED
 
 
-async def test_one_key_at_two_waitpoints_is_two_keys(engine: Engine, given: Given) -> None:
+async def test_one_key_at_two_waitpoints_is_two_keys(given: Given) -> None:
     pause = await paused(given, all_of_waitpoints(["a", "b"]))
     for key in "ab":
-        waitpoint_id, token = pause.waitpoint(key)
-        answer = await engine.deliver_signal(
-            pause.execution_id,
-            waitpoint_id,
-            waitpoint_token=token,
-            signal_name="x",
-            idempotency_key="k",
-        )
+        answer = await pause.deliver("x", key=key, idempotency_key="k")
         assert isinstance(answer, SignalAccepted)
+
+
+# Limits -------------------------------------------------------------------------
+
+
+async def test_an_execution_accepts_as_many_signals_as_its_policy_allows(
+    engine: Engine, given: Given
+) -> None:
+    pause = await paused(given, OperatorOnly(), fields={"policy": {"max_signals_per_execution": 2}})
+    await pause.signal()
+    answer = await pause.deliver("x", idempotency_key="k")
+    async with refused(engine, SignalLimitExceeded):
+        await pause.deliver("x")
+    again = await pause.deliver("x", idempotency_key="k")
+    assert isinstance(answer, SignalAccepted)
+    assert duplicate_of(again) == answer.signal_id
+
+
+async def test_a_policy_of_zero_sets_no_limit(given: Given) -> None:
+    pause = await paused(given, OperatorOnly(), fields={"policy": {"max_signals_per_execution": 0}})
+    for _ in range(3):
+        assert await pause.signal() is APPENDED
+
+
+async def test_payloads_are_bytes_up_to_a_limit(engine: Engine, given: Given) -> None:
+    pause = await paused(given)
+    payload = bytes(range(256)) * (SIGNAL_PAYLOAD_BYTES_MAX // 256)
+    async with refused(engine, PayloadTooLarge):
+        await pause.deliver(payload=payload + b"x")
+    await pause.deliver(payload=payload)
+    (signal,) = await engine.observe_signals(pause.handle)
+    assert signal.payload == payload
+
+
+async def test_every_field_of_a_signal_is_checked(engine: Engine, given: Given) -> None:
+    pause = await paused(given)
+    bad: list[tuple[str, dict[str, object]]] = [
+        ("signal_name", {"signal_name": ""}),
+        ("signal_name", {"signal_name": 7}),
+        ("signal_name", {"signal_name": "x" * 257}),
+        ("signal_id", {"signal_id": "mine"}),
+        ("signal_category", {"signal_category": None}),
+        ("source_type", {"source_type": "\x00"}),
+        ("source_identity", {"source_identity": "x" * 257}),
+        ("payload", {"payload": "text"}),
+        ("payload_encoding", {"payload_encoding": 1}),
+        ("correlation_id", {"correlation_id": "x" * 257}),
+        ("idempotency_key", {"idempotency_key": "x" * 513}),
+        ("target_scope", {"target_scope": []}),
+        ("created_at_ms", {"created_at_ms": -1}),
+        ("dedup_ttl_ms", {"dedup_ttl_ms": -1}),
+        ("waitpoint_token", {"waitpoint_token": None}),
+        ("waitpoint_token", {"waitpoint_token": b"k1:00"}),
+    ]
+    base: dict[str, object] = {"waitpoint_token": pause.token, "signal_name": "approved"}
+    async with unchanged(engine):
+        for field, arguments in bad:
+            await refuses(
+                engine,
+                field,
+                "deliver_signal",
+                pause.execution_id,
+                pause.waitpoint_id,
+                **base | arguments,
+            )
+        await refuses(engine, "execution_id", "deliver_signal", "x", pause.waitpoint_id, **base)
+        await refuses(engine, "waitpoint_id", "deliver_signal", pause.execution_id, "x", **base)
 
 
 # What no longer takes signals ---------------------------------------------------
@@ -384,12 +310,7 @@ async def test_an_old_token_cannot_resume_a_later_pause(engine: Engine, given: G
     await engine.resume_execution(first.execution_id, trigger_type="operator")
     second = await pause(given, await given.taken())
     async with refused(engine, WaitpointClosed):
-        await engine.deliver_signal(
-            first.execution_id,
-            first.waitpoint_id,
-            waitpoint_token=first.token,
-            signal_name="approved",
-        )
+        await first.deliver()
     assert await engine.read_execution_state(first.execution_id) is PublicState.SUSPENDED
     assert await second.signal() is SATISFIED
 
@@ -398,9 +319,4 @@ async def test_a_signal_never_revives_what_was_cancelled(engine: Engine, given: 
     pause = await paused(given)
     await engine.cancel_execution(pause.execution_id, reason="enough")
     async with refused(engine, TargetNotSignalable):
-        await engine.deliver_signal(
-            pause.execution_id,
-            pause.waitpoint_id,
-            waitpoint_token=pause.token,
-            signal_name="approved",
-        )
+        await pause.deliver()

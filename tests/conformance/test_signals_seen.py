@@ -85,6 +85,22 @@ async def test_each_delivery_is_one_event(engine: Engine, given: Given) -> None:
     ]
 
 
+async def test_deliveries_are_read_on_from_where_a_reader_was(engine: Engine, given: Given) -> None:
+    tagged: dict[str, object] = {"namespace": "shop", "tags": {"cairn.instance_id": "i-1"}}
+    pause = await paused(given, fields=tagged)
+    start = await cursor_of(engine)
+    for name in ("first", "second"):
+        await pause.signal(name)
+    one = await engine.read_events(after=start, category="signal", limit=1)
+    rest = await engine.read_events(after=one.cursor, category="signal")
+    seen = [*one.events, *rest.events]
+    assert start < one.cursor < rest.cursor
+    assert [(len(one.events), len(rest.events))] == [(1, 1)]
+    assert {(each.namespace, each.instance_tag) for each in seen} == {("shop", "i-1")}
+    tail = await engine.read_events(after=rest.cursor, category="signal")
+    assert (tail.events, tail.cursor) == ((), rest.cursor)
+
+
 async def test_the_worker_sees_the_signals_that_resumed_it_in_order(
     engine: Engine, given: Given
 ) -> None:
@@ -207,6 +223,18 @@ async def test_an_approval_needs_no_token(engine: Engine, given: Given) -> None:
         signal.source_identity,
         signal.payload,
     ) == ("approval", "operator", "olga", None)
+
+
+async def test_a_rejection_resumes_where_the_condition_takes_it(
+    engine: Engine, given: Given
+) -> None:
+    pause = await paused(given, Single("gate"))
+    rejected = await engine.deliver_approval_signal(
+        pause.execution_id, pause.waitpoint_id, signal_name="rejected", idempotency_suffix="1"
+    )
+    assert effect_of(rejected) is SATISFIED
+    (signal,) = await engine.observe_signals(pause.handle)
+    assert signal.signal_name == "rejected"
 
 
 async def test_two_operators_are_two_sources(engine: Engine, given: Given) -> None:

@@ -220,7 +220,9 @@ async def test_the_list_of_the_suspended_goes_by_time(
     assert second.next_cursor is None
     for each in pauses:
         await engine.resume_execution(each.execution_id)
-    assert (await engine.list_suspended()).executions == ()
+    for cursor in (None, first.next_cursor):
+        page = await engine.list_suspended(cursor=cursor)
+        assert (page.executions, page.next_cursor) == ((), None)
 
 
 async def test_the_list_can_be_of_one_partition(engine: Engine, given: Given) -> None:

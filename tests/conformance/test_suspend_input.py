@@ -43,6 +43,7 @@ for _ in range(3):
 
 FRESH = FreshWaitpoint(waitpoint_key="gate")
 SAME_ID = new_id()
+PENDING = UsePending(waitpoint_id=SAME_ID)
 
 
 @pytest.mark.parametrize(
@@ -56,15 +57,11 @@ SAME_ID = new_id()
             "additional_waitpoint_binding_empty_key at waitpoints[1]",
         ),
         (
-            APPROVED,
-            [FRESH, UsePending(waitpoint_id=SAME_ID)],
-            "additional_waitpoint_binding_must_be_fresh at waitpoints[1]",
+            all_of_waitpoints(["gate", "b"]),
+            [FreshWaitpoint(waitpoint_key="gate", waitpoint_id=SAME_ID), PENDING],
+            "duplicate_waitpoint_id: each must occur once",
         ),
-        (
-            APPROVED,
-            [UsePending(waitpoint_id=SAME_ID), FRESH],
-            "use_pending_with_extras_unsupported",
-        ),
+        (APPROVED, [PENDING, PENDING], "duplicate_waitpoint_id: each must occur once"),
         (
             all_of_waitpoints(["gate", "b"]),
             [FRESH],
@@ -218,6 +215,15 @@ async def test_a_condition_is_refused_before_the_handle_is_looked_at(engine: Eng
     with pytest.raises(InvalidInput) as caught:
         await engine.suspend(b"garbage", resume_condition=TimeoutOnly())
     assert caught.value.problem == "timeout_only_without_deadline"
+
+
+async def test_a_handle_that_ended_with_its_suspension_is_told_so_first(
+    engine: Engine, given: Given
+) -> None:
+    pause = await paused(given, idempotency_key="once")
+    for condition, key in ((APPROVED, None), (APPROVED, "once"), (TimeoutOnly(), None)):
+        async with refused(engine, AlreadySuspended):
+            await engine.suspend(pause.handle, resume_condition=condition, idempotency_key=key)
 
 
 async def test_nothing_a_suspender_is_given_shows_its_tokens(given: Given) -> None:

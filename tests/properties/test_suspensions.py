@@ -1,18 +1,20 @@
-"""Invented conditions and signals: the engine agrees with a count by hand.
+"""Invented conditions and signals: on every store the engine agrees with a count by hand.
 
-Some signals come before the pause, to a waitpoint made beforehand, some after it.
+Some signals come before the pause, to waitpoints made beforehand, some after it.
 Some are sent twice, under the same id or idempotency key. Whatever comes, the
 execution resumes with the first signal that completes the condition, the worker
 sees exactly the signals that brought it forward, and none is lost.
 """
 
 import asyncio
-import itertools
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric import Engine, connect
 from flowfabric.core.conditions import (
@@ -23,13 +25,14 @@ from flowfabric.core.conditions import (
     CountKind,
     Single,
     Wildcard,
+    referenced_waitpoint_keys,
 )
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import WaitpointId
 from flowfabric.core.results import Claimed
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate
 from flowfabric.core.states import PublicState
-from flowfabric.core.suspend_request import UsePending
+from flowfabric.core.suspend_request import FreshWaitpoint, UsePending
 from flowfabric.core.tokens import WaitpointToken
 from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.errors import WaitpointClosed
@@ -136,28 +139,54 @@ class Mailbox(Struct, frozen=True, kw_only=True):
 
 
 async def claimed_on(engine: Engine) -> Claimed:
-    await engine.create_execution(NewExecution(execution_kind="work"))
-    claimed = await engine.claim("default", worker_id="w", worker_instance_id="w-1")
+    # A lane of its own: what earlier examples have resumed is ready on theirs.
+    lane = f"lane-{uuid.uuid4()}"
+    await engine.create_execution(NewExecution(execution_kind="work", lane_id=lane))
+    claimed = await engine.claim(lane, worker_id="w", worker_instance_id="w-1")
     assert claimed is not None
     return claimed
 
 
-async def compare(condition: Condition, early: list[Sent], late: list[Sent]) -> None:
-    async with await connect("sqlite:///:memory:", clock=SettableClock()) as engine:
-        claimed = await claimed_on(engine)
-        first = await engine.create_waitpoint(claimed.handle, "a", expires_in_ms=1_000)
-        here = {"a": (first.waitpoint_id, first.waitpoint_token)}
-        box = Mailbox(engine=engine, claimed=claimed, addresses=here)
-        effects = [await box.send(each) for each in early]
-        assert set(effects) <= {"buffered_for_pending_waitpoint", "duplicate"}
-        outcome = await engine.suspend(
-            claimed.handle,
-            resume_condition=condition,
-            waitpoints=[UsePending(waitpoint_id=first.waitpoint_id)],
-        )
-        at_once = is_met(condition, first_deliveries(early))
-        assert isinstance(outcome, SuspendSatisfied) is at_once
-        await follow(box, condition, early, late, at_once)
+async def compare(
+    engine: Engine, condition: Condition, made: set[str], early: list[Sent], late: list[Sent]
+) -> None:
+    """`made` are the waitpoints made beforehand, which alone can hear what comes early."""
+    claimed = await claimed_on(engine)
+    pending = {
+        key: await engine.create_waitpoint(claimed.handle, key, expires_in_ms=1_000)
+        for key in referenced_waitpoint_keys(condition)
+        if key in made
+    }
+    box = Mailbox(
+        engine=engine,
+        claimed=claimed,
+        addresses={
+            str(key): (each.waitpoint_id, each.waitpoint_token) for key, each in pending.items()
+        },
+    )
+    early = [each for each in early if each.key in pending]
+    effects = [await box.send(each) for each in early]
+    assert set(effects) <= {"buffered_for_pending_waitpoint", "duplicate"}
+    outcome = await engine.suspend(
+        claimed.handle,
+        resume_condition=condition,
+        waitpoints=[
+            UsePending(waitpoint_id=pending[key].waitpoint_id)
+            if key in pending
+            else FreshWaitpoint(waitpoint_key=key)
+            for key in referenced_waitpoint_keys(condition)
+        ],
+    )
+    at_once = is_met(condition, first_deliveries(early))
+    assert isinstance(outcome, SuspendSatisfied) is at_once
+    details = outcome.details
+    opened = {str(details.waitpoint_key): (details.waitpoint_id, details.waitpoint_token)} | {
+        str(extra.waitpoint_key): (extra.waitpoint_id, extra.waitpoint_token)
+        for extra in details.additional_waitpoints
+    }
+    assert opened.items() >= box.addresses.items()
+    reachable = [each for each in late if each.key in opened]
+    await follow(structs.replace(box, addresses=opened), condition, early, reachable, met=at_once)
 
 
 async def follow(
@@ -188,89 +217,86 @@ async def follow(
         ]
 
 
+KEYS = ("a", "b", "c")
 MATCHERS = st.one_of(st.just(Wildcard()), st.builds(ByName, NAMES))
-LEAVES = st.one_of(
-    st.builds(Single, st.just("a"), MATCHERS),
-    st.builds(
-        Count,
-        st.integers(1, 3),
-        st.sampled_from([CountKind.DISTINCT_SIGNALS, CountKind.DISTINCT_SOURCES]),
-        st.just(("a",)),
-        MATCHERS,
-    ),
-    st.builds(Count, st.just(1), st.just(CountKind.DISTINCT_WAITPOINTS), st.just(("a",)), MATCHERS),
-)
 
 
-def nested(depth: int) -> st.SearchStrategy[Condition]:
+def leaves(keys: tuple[str, ...]) -> st.SearchStrategy[Condition]:
+    kinds = [CountKind.DISTINCT_SIGNALS, CountKind.DISTINCT_SOURCES]
+    return st.one_of(
+        st.builds(Single, st.sampled_from(keys), MATCHERS),
+        st.builds(
+            Count,
+            st.integers(1, 3),
+            st.sampled_from(kinds),
+            st.just(keys),
+            MATCHERS,
+        ),
+        st.builds(
+            Count,
+            st.integers(1, len(keys)),
+            st.just(CountKind.DISTINCT_WAITPOINTS),
+            st.just(keys),
+            MATCHERS,
+        ),
+    )
+
+
+def nested(keys: tuple[str, ...], depth: int) -> st.SearchStrategy[Condition]:
     if depth == 0:
-        return LEAVES
-    members = st.lists(nested(depth - 1), min_size=1, max_size=3).map(tuple)
-    return st.one_of(LEAVES, st.builds(AllOf, members))
+        return leaves(keys)
+    members = st.lists(nested(keys, depth - 1), min_size=1, max_size=3).map(tuple)
+    return st.one_of(leaves(keys), st.builds(AllOf, members))
 
 
-def signals() -> st.SearchStrategy[list[Sent]]:
+def beforehand(keys: tuple[str, ...]) -> st.SearchStrategy[set[str]]:
+    """Which waitpoints are made beforehand; often all, so that signals to several come early."""
+    return st.one_of(st.just(set(keys)), st.sets(st.sampled_from(keys)))
+
+
+def signals(keys: tuple[str, ...]) -> st.SearchStrategy[list[Sent]]:
     # A number stands for everything else about a signal, so that a repeat is one.
-    every = st.lists(st.tuples(NAMES, SOURCES, st.booleans()), min_size=1, max_size=6)
-    order = st.lists(st.integers(0, 5), max_size=10)
+    kinds = st.tuples(st.sampled_from(keys), NAMES, SOURCES, st.booleans())
+    every = st.lists(kinds, min_size=1, max_size=8)
+    order = st.lists(st.integers(0, 7), min_size=2, max_size=12)
     return st.builds(spelled_out, every, order)
 
 
-def spelled_out(kinds: list[tuple[str, str, bool]], numbers: list[int]) -> list[Sent]:
+def spelled_out(kinds: list[tuple[str, str, str, bool]], numbers: list[int]) -> list[Sent]:
     found = []
     for number in numbers:
-        name, source, by_idempotency_key = kinds[number % len(kinds)]
-        found.append(Sent("a", name, source, number, by_idempotency_key))
+        key, name, source, by_idempotency_key = kinds[number % len(kinds)]
+        found.append(Sent(key, name, source, number, by_idempotency_key))
     return found
 
 
-@settings(max_examples=60, deadline=None)
-@given(nested(3), signals(), st.integers(0, 10))
-def test_conditions_on_one_waitpoint_with_early_signals(
-    condition: Condition, sent: list[Sent], split: int
-) -> None:
-    asyncio.run(compare(condition, sent[:split], sent[split:]))
+STORES = {"sqlite-memory": 300, "sqlite-file": 60, "postgres": 60}
+"""How many examples each store gets."""
+Opened = tuple[asyncio.Runner, Engine, int]
 
 
-# Several waitpoints: all of them fresh, nothing comes early. ------------------------------
-
-SEVERAL = st.one_of(
-    st.builds(Single, st.sampled_from("abc"), MATCHERS),
-    st.builds(
-        Count,
-        st.integers(1, 3),
-        st.sampled_from(CountKind),
-        st.just(("a", "b", "c")),
-        MATCHERS,
-    ),
-)
-SPREAD = st.lists(st.tuples(st.sampled_from("abc"), NAMES, SOURCES), max_size=10)
-
-
-async def compare_fresh(condition: Condition, sent: list[Sent]) -> None:
-    async with await connect("sqlite:///:memory:", clock=SettableClock()) as engine:
-        claimed = await claimed_on(engine)
-        outcome = await engine.suspend(claimed.handle, resume_condition=condition)
-        details = outcome.details
-        addresses = {
-            str(details.waitpoint_key): (details.waitpoint_id, details.waitpoint_token)
-        } | {
-            str(extra.waitpoint_key): (extra.waitpoint_id, extra.waitpoint_token)
-            for extra in details.additional_waitpoints
-        }
-        reachable = [each for each in sent if each.key in addresses]
-        box = Mailbox(engine=engine, claimed=claimed, addresses=addresses)
-        await follow(box, condition, [], reachable, met=False)
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
+    name = str(request.param)
+    if name == "postgres":
+        url = str(request.getfixturevalue("postgres_database"))
+    else:
+        record: Callable[[str], None] = request.getfixturevalue("exercised_store")
+        record(name.replace("-", " "))
+        url = f"sqlite:///{':memory:' if name == 'sqlite-memory' else tmp_path / 'signals.db'}"
+    with asyncio.Runner() as runner:
+        engine = runner.run(connect(url, clock=SettableClock()))
+        yield runner, engine, STORES[name]
+        runner.run(engine.close())
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.one_of(SEVERAL, st.builds(AllOf, st.lists(SEVERAL, min_size=1, max_size=4).map(tuple))),
-    SPREAD,
-)
-def test_conditions_over_several_waitpoints(
-    condition: Condition, spread: list[tuple[str, str, str]]
-) -> None:
-    numbers = itertools.count()
-    sent = [Sent(key, name, source, next(numbers), False) for key, name, source in spread]
-    asyncio.run(compare_fresh(condition, sent))
+@pytest.mark.parametrize("keys", [("a",), KEYS], ids=["one waitpoint", "several waitpoints"])
+def test_conditions_agree_with_a_count_by_hand(store: Opened, keys: tuple[str, ...]) -> None:
+    runner, engine, examples = store
+
+    @settings(max_examples=examples, deadline=None)
+    @given(nested(keys, 3), beforehand(keys), signals(keys), st.integers(0, 12))
+    def agrees(condition: Condition, made: set[str], sent: list[Sent], split: int) -> None:
+        runner.run(compare(engine, condition, made, sent[:split], sent[split:]))
+
+    agrees()

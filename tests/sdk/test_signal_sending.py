@@ -1,6 +1,8 @@
 """Sending signals: tokens, refusals, the inbox."""
 
+import asyncio
 import logging
+import string
 
 import pytest
 
@@ -21,6 +23,7 @@ from flowfabric.errors import (
     WaitpointNotFound,
 )
 from flowfabric.testing import SettableClock
+from tests.mutations import mutations
 from tests.sdk.gates import gate_of
 
 
@@ -96,6 +99,30 @@ async def test_a_token_opens_one_waitpoint_of_one_execution() -> None:
         await app.drain()
         assert await one.result(timeout=1) == 1
         assert await other.state() is PublicState.SUSPENDED
+
+
+async def test_ten_thousand_mutations_of_a_token_are_refused() -> None:
+    async with testing.engine() as app:
+        gate_of(app)
+        run = await app.submit(app.tasks["gate"]())
+        await app.drain()
+        token = await app.signals.token(run.execution_id, "go")
+        alphabet = string.ascii_letters + string.digits + "-_=+/ é"
+
+        async def present(text: str) -> None:
+            with pytest.raises(InvalidToken):
+                await app.signals.deliver(text, "go")
+
+        bad = mutations(token.reveal(), 10_000, alphabet)
+        # The last letter stands for fewer bits than it could: all its spellings but one are bad.
+        bad += [token.reveal()[:-1] + letter for letter in alphabet]
+        bad.remove(token.reveal())
+        for start in range(0, len(bad), 500):
+            await asyncio.gather(*map(present, bad[start : start + 500]))
+        assert await run.state() is PublicState.SUSPENDED
+        await app.signals.deliver(token.reveal(), "go", 1)
+        await app.drain()
+        assert await run.result(timeout=1) == 1
 
 
 async def test_the_inbox_comes_in_pages_and_shows_what_is_waited_for(clock: SettableClock) -> None:

@@ -25,7 +25,7 @@ from flowfabric.core.signals import (
     SignalRequest,
     decide_deliver,
 )
-from flowfabric.core.suspend_request import BoundWaitpoint, UsePending
+from flowfabric.core.suspend_request import NORMAL, BoundWaitpoint, UsePending
 from flowfabric.core.suspension import (
     SuspendFindings,
     decide_create_waitpoint,
@@ -92,9 +92,8 @@ PENDING = BoundWaitpoint(
 )
 
 
-def sending(to: Waitpoint, name: str = "approved", **fields: object) -> SignalRequest:
+def sending(name: str = "approved", **fields: object) -> SignalRequest:
     request = SignalRequest(
-        waitpoint_id=to.waitpoint_id,
         signal_id=SIGNAL_ID,
         signal_id_is_new=False,
         signal_name=name,
@@ -186,7 +185,7 @@ def test_an_answer_is_repeated_to_who_got_it_or_who_holds_the_lease_now() -> Non
 def test_a_signal_that_fits_resumes() -> None:
     away = suspended()
     found = SignalFindings(waitpoint=open_waitpoint(away))
-    decision = decide_deliver(away, sending(found.waitpoint), found, TIMING)
+    decision = decide_deliver(away, sending(), found, TIMING)
     assert decision.answer == SignalAccepted(signal_id=SIGNAL_ID, effect=SignalEffect.SATISFIED)
     back = applied(away, decision.changes)
     assert vector(back.execution) == (
@@ -203,24 +202,24 @@ def test_a_closed_or_foreign_waitpoint_takes_nothing() -> None:
     for each in (closed, foreign):
         found = SignalFindings(waitpoint=each)
         with pytest.raises(WaitpointClosed):
-            decide_deliver(away, sending(each), found, TIMING)
+            decide_deliver(away, sending(), found, TIMING)
     no_longer = structs.replace(away, suspension=None)
     with pytest.raises(WaitpointClosed):
-        decide_deliver(no_longer, sending(waitpoint), SignalFindings(waitpoint=waitpoint), TIMING)
+        decide_deliver(no_longer, sending(), SignalFindings(waitpoint=waitpoint), TIMING)
 
 
 @pytest.mark.parametrize("life", ENDED, ids=name_of)
 def test_what_has_ended_takes_no_signal(life: Life) -> None:
     waitpoint = open_waitpoint(suspended())
     with pytest.raises(TargetNotSignalable):
-        decide_deliver(life(), sending(waitpoint), SignalFindings(waitpoint=waitpoint), TIMING)
+        decide_deliver(life(), sending(), SignalFindings(waitpoint=waitpoint), TIMING)
 
 
 def test_repeats_come_before_everything_else() -> None:
     """Also for what has ended: the sender of the last signal may ask again."""
     waitpoint = open_waitpoint(suspended())
     ended = ENDED[0]()
-    request = sending(waitpoint, idempotency_key="k")
+    request = sending(idempotency_key="k")
     dedup = SignalDedup(
         partition_key=1,
         execution_id=ended.execution.execution_id,
@@ -244,7 +243,7 @@ def test_repeats_come_before_everything_else() -> None:
 def test_a_pending_waitpoint_keeps_signals_until_it_expires() -> None:
     held = with_pending(running())
     found = SignalFindings(waitpoint=open_waitpoint(held))
-    request = sending(found.waitpoint)
+    request = sending()
     answer = decide_deliver(held, request, found, TIMING).answer
     assert answer == SignalAccepted(signal_id=SIGNAL_ID, effect=SignalEffect.BUFFERED)
     with pytest.raises(WaitpointClosed):
@@ -323,7 +322,7 @@ def test_cancelling_closes_whatever_is_open() -> None:
 def test_an_early_signal_that_fits_keeps_the_lease() -> None:
     held = with_pending(running())
     waitpoint = open_waitpoint(held)
-    sent = decide_deliver(held, sending(waitpoint), SignalFindings(waitpoint=waitpoint), TIMING)
+    sent = decide_deliver(held, sending(), SignalFindings(waitpoint=waitpoint), TIMING)
     (signal, *_) = sent.changes.inserts
     assert isinstance(signal, SignalFacts)
     held = applied(held, sent.changes)
@@ -381,3 +380,13 @@ def test_only_resumed_work_is_claimed_as_such(life: Life) -> None:
         error = NotAResumedExecution
     with pytest.raises(error):
         decide_claim_resumed(subject, claim, TIMING)
+
+
+def test_an_execution_comes_back_at_once_unless_asked_otherwise() -> None:
+    assert structs.asdict(NORMAL) == {
+        "resume_target": "runnable",
+        "consume_matched_signals": True,
+        "retain_signal_buffer_until_closed": False,
+        "resume_delay_ms": None,
+        "close_waitpoint_on_resume": True,
+    }

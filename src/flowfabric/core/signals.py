@@ -33,7 +33,12 @@ from flowfabric.core.suspension_model import (
     WaitpointState,
 )
 from flowfabric.core.transition import Subject, change
-from flowfabric.errors import SignalLimitExceeded, TargetNotSignalable, WaitpointClosed
+from flowfabric.errors import (
+    SignalLimitExceeded,
+    TargetNotSignalable,
+    WaitpointClosed,
+    WaitpointNotFound,
+)
 
 DEDUPED: Final = "deduped"
 _EVENT_TYPES: Final = {
@@ -43,9 +48,8 @@ _EVENT_TYPES: Final = {
 
 
 class SignalRequest(Struct, frozen=True, kw_only=True):
-    """A signal as it was sent, checked. The token is not part of it."""
+    """A signal as it was sent, checked. Neither its address nor the token is part of it."""
 
-    waitpoint_id: WaitpointId
     signal_id: SignalId
     signal_id_is_new: bool
     """Made up just now: no row can have it."""
@@ -93,6 +97,38 @@ class SignalFindings(Struct, frozen=True, kw_only=True):
     """What brought the open suspension's condition forward so far, in order."""
 
 
+def addressed(
+    subject: Subject, waitpoint_key: str, delivered: Sequence[SignalDedup], now_ms: int
+) -> WaitpointId:
+    """The waitpoint that a signal by name goes to: what is waited for now before what is for later.
+
+    `delivered` is what the signal's idempotency key delivered before under that name. A
+    repeat goes where the first went, or it would count for the next wait of the same name.
+    """
+    for each in delivered:
+        if each.expires_at_ms > now_ms:
+            return each.waitpoint_id
+    fitting = [
+        waitpoint
+        for waitpoint in subject.waitpoints
+        if waitpoint.waitpoint_key == waitpoint_key and not is_expired(waitpoint, now_ms)
+    ]
+    fitting.sort(key=lambda each: (each.state is not WaitpointState.ACTIVE, each.created_at_ms))
+    if not fitting:
+        keys = [waitpoint.waitpoint_key for waitpoint in subject.waitpoints]
+        raise not_awaited(subject.execution.execution_id, waitpoint_key, keys)
+    return fitting[0].waitpoint_id
+
+
+def not_awaited(execution_id: str, name: str, awaited: Sequence[str]) -> WaitpointNotFound:
+    others = ", ".join(dict.fromkeys(repr(str(each)) for each in awaited))
+    told = f"it waits for {others}" if others else "it waits for no signal"
+    return WaitpointNotFound(
+        f"{execution_id} does not wait for {name!r} now: {told}. A handler that makes its"
+        " waitpoint first, with ctx.waitpoint, can be signalled before it waits"
+    )
+
+
 def decide_deliver(
     subject: Subject, request: SignalRequest, found: SignalFindings, timing: Timing
 ) -> Decision[SignalResult]:
@@ -115,7 +151,7 @@ def decide_deliver(
             satisfier=seen.satisfier,
         )
         changes = _noted(subject, signal, found.waitpoint, suspension, timing.now_ms)
-    dedup = _dedup(subject.execution, request, timing.now_ms)
+    dedup = _dedup(signal, request, timing.now_ms)
     event = delivery_event(
         subject.execution, signal, _EVENT_TYPES.get(signal.observed_effect), timing.now_ms
     )
@@ -231,16 +267,16 @@ def _noted(
     )
 
 
-def _dedup(execution: Execution, request: SignalRequest, now_ms: int) -> tuple[SignalDedup, ...]:
+def _dedup(signal: Signal, request: SignalRequest, now_ms: int) -> tuple[SignalDedup, ...]:
     if request.idempotency_key is None or request.dedup_ttl_ms == 0:
         return ()
     return (
         SignalDedup(
-            partition_key=execution.partition_key,
-            execution_id=execution.execution_id,
-            waitpoint_id=request.waitpoint_id,
+            partition_key=signal.partition_key,
+            execution_id=signal.execution_id,
+            waitpoint_id=signal.waitpoint_id,
             idempotency_key=request.idempotency_key,
-            signal_id=request.signal_id,
+            signal_id=signal.signal_id,
             expires_at_ms=now_ms + request.dedup_ttl_ms,
         ),
     )

@@ -86,8 +86,8 @@ class SuspendRequest(Struct, frozen=True, kw_only=True):
 
     suspension_id: SuspensionId
     suspension_id_is_new: bool
-    fresh: tuple[BoundWaitpoint, ...]
-    pending: UsePending | None
+    bindings: tuple[BoundWaitpoint | UsePending, ...]
+    """The first is the primary one."""
     condition: Condition
     resume_policy: ResumePolicy
     reason_code: SuspensionReason
@@ -99,14 +99,25 @@ class SuspendRequest(Struct, frozen=True, kw_only=True):
     continuation_metadata_pointer: str | None
     idempotency_key: str | None
 
+    @property
+    def fresh(self) -> tuple[BoundWaitpoint, ...]:
+        return tuple(each for each in self.bindings if isinstance(each, BoundWaitpoint))
+
+    @property
+    def pending(self) -> tuple[UsePending, ...]:
+        return tuple(each for each in self.bindings if isinstance(each, UsePending))
+
 
 # Checking -------------------------------------------------------------------------
 
 
 def check_bindings(
     waitpoints: Sequence[Binding], condition: Condition, new_ids: Sequence[str]
-) -> tuple[tuple[BoundWaitpoint, ...], UsePending | None]:
-    """Fill in the ids, and refuse bindings that do not fit the condition."""
+) -> tuple[BoundWaitpoint | UsePending, ...]:
+    """Fill in the ids, and refuse bindings that do not fit the condition.
+
+    The keys of waitpoints made beforehand are not known here; `check_keys` looks at all.
+    """
     if not waitpoints:
         raise InvalidInput("waitpoints", "waitpoints_empty")
     if len(waitpoints) > WAITPOINTS_PER_SUSPENSION_MAX:
@@ -118,17 +129,15 @@ def check_bindings(
         check_same_key(primary.waitpoint_key, condition)
     for index, extra in enumerate(waitpoints[1:], start=1):
         _check_extra(extra, index)
-    if isinstance(primary, UsePending):
-        if len(waitpoints) > 1:
-            raise InvalidInput("waitpoints", "use_pending_with_extras_unsupported")
-        parse_uuid("waitpoint_id", primary.waitpoint_id)
-        return (), primary
     bound = tuple(
         _bind(binding, new_id) for binding, new_id in zip(waitpoints, new_ids, strict=False)
     )
-    _check_distinct(bound)
-    check_keys([each.waitpoint_key for each in bound], condition)
-    return bound, None
+    if len({each.waitpoint_id for each in bound}) != len(bound):
+        raise InvalidInput("waitpoints", "duplicate_waitpoint_id: each must occur once")
+    keys = [each.waitpoint_key for each in bound if isinstance(each, BoundWaitpoint)]
+    if len(keys) == len(bound):
+        check_keys(keys, condition)
+    return bound
 
 
 def check_same_key(key: str | None, condition: Single) -> None:
@@ -137,17 +146,17 @@ def check_same_key(key: str | None, condition: Single) -> None:
 
 
 def _check_extra(extra: object, index: int) -> None:
-    if not isinstance(extra, FreshWaitpoint):
-        raise InvalidInput(
-            "waitpoints", f"additional_waitpoint_binding_must_be_fresh at waitpoints[{index}]"
-        )
-    if extra.waitpoint_key == "":
+    if isinstance(extra, FreshWaitpoint) and extra.waitpoint_key == "":
         raise InvalidInput(
             "waitpoints", f"additional_waitpoint_binding_empty_key at waitpoints[{index}]"
         )
 
 
-def _bind(binding: object, new_id: str) -> BoundWaitpoint:
+def _bind(binding: object, new_id: str) -> BoundWaitpoint | UsePending:
+    if isinstance(binding, UsePending):
+        parse_uuid("waitpoint_id", binding.waitpoint_id)
+        check_bool("any_attempt", binding.any_attempt)
+        return binding
     if not isinstance(binding, FreshWaitpoint):
         raise InvalidInput("waitpoints", "must be FreshWaitpoint or UsePending", binding)
     waitpoint_id = new_id if binding.waitpoint_id is None else binding.waitpoint_id
@@ -161,15 +170,10 @@ def _bind(binding: object, new_id: str) -> BoundWaitpoint:
     )
 
 
-def _check_distinct(bound: Sequence[BoundWaitpoint]) -> None:
-    if len({each.waitpoint_id for each in bound}) != len(bound):
-        raise InvalidInput("waitpoints", "duplicate_waitpoint_id: each must occur once")
-    if len({each.waitpoint_key for each in bound}) != len(bound):
-        raise InvalidInput("waitpoints", "duplicate_waitpoint_key: each must occur once")
-
-
 def check_keys(bound: Sequence[str], condition: Condition) -> None:
-    """Every key the condition mentions is bound, and the other way round."""
+    """Every key the condition mentions is bound once, and the other way round."""
+    if len(set(bound)) != len(bound):
+        raise InvalidInput("waitpoints", "duplicate_waitpoint_key: each must occur once")
     mentioned = referenced_waitpoint_keys(condition)
     for missing in mentioned:
         if missing not in bound:
@@ -195,18 +199,18 @@ def check_sequence(waitpoints: object) -> tuple[Binding, ...]:
 
 def check_suspend(
     *,
-    suspension_id: object,
-    waitpoints: object,
-    resume_condition: object,
-    resume_policy: object,
-    reason_code: object,
-    requested_by: object,
-    timeout_at_ms: object,
-    timeout_behavior: object,
-    continuation_metadata_pointer: object,
-    idempotency_key: object,
     new_ids: Sequence[str],
+    resume_condition: object,
+    waitpoints: object = None,
+    suspension_id: object = None,
+    resume_policy: object = NORMAL,
+    reason_code: object = SuspensionReason.WAITING_FOR_SIGNAL,
+    requested_by: object = Requester.WORKER,
+    timeout_at_ms: object = None,
     timeout_in_ms: object = None,
+    timeout_behavior: object = None,
+    continuation_metadata_pointer: object = None,
+    idempotency_key: object = None,
 ) -> SuspendRequest:
     """Everything about a request that can be refused without looking at the execution.
 
@@ -214,7 +218,7 @@ def check_suspend(
     """
     condition = check_condition(resume_condition)
     chosen = default_bindings(condition) if waitpoints is None else check_sequence(waitpoints)
-    fresh, pending = check_bindings(chosen, condition, new_ids[1:])
+    bindings = check_bindings(chosen, condition, new_ids[1:])
     if timeout_at_ms is not None and timeout_in_ms is not None:
         raise InvalidInput("timeout_in_ms", "give either timeout_at_ms or timeout_in_ms")
     if isinstance(condition, TimeoutOnly) and timeout_at_ms is None and timeout_in_ms is None:
@@ -224,8 +228,7 @@ def check_suspend(
             parse_uuid("suspension_id", new_ids[0] if suspension_id is None else suspension_id)
         ),
         suspension_id_is_new=suspension_id is None,
-        fresh=fresh,
-        pending=pending,
+        bindings=bindings,
         condition=condition,
         resume_policy=check_resume_policy(resume_policy),
         reason_code=_one_of(SuspensionReason, "reason_code", reason_code),

@@ -8,7 +8,7 @@ goes on: nothing was ever parked.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 from msgspec import Struct, structs
@@ -101,7 +101,7 @@ class SuspendFindings(Struct, frozen=True, kw_only=True):
     bound: Mapping[WaitpointId, Waitpoint] = {}
     """Rows that already have an id the request names."""
     buffered: Sequence[SignalFacts] = ()
-    """Signals that came early to the pending waitpoint, in order."""
+    """Signals that came early to the pending waitpoints, in order."""
     suspension_id_taken: bool = False
     expired_dedup: SuspendDedup | None = None
 
@@ -171,13 +171,9 @@ def decide_suspend(
         raise InvalidInput("suspension_id", "was used before", request.suspension_id)
     suspension, waitpoints = _opened(subject, request, found, timing.now_ms)
     seen = _replay(request.condition, suspension, found.buffered)
-    if seen.closer is not None:
-        changes = _satisfied(subject, suspension, waitpoints[0], seen, timing.now_ms)
-    elif request.pending is not None:
-        changes = _parked(subject, suspension, timing.now_ms, bound=waitpoints, seen=seen)
-    else:
-        changes = _parked(subject, suspension, timing.now_ms, fresh=waitpoints)
     already = seen.closer is not None
+    settle = _satisfied if already else _parked
+    changes = settle(subject, suspension, _Opened.of(waitpoints, found), seen, timing.now_ms)
     dedup = _remember(subject, request, suspension, already, timing.now_ms)
     if found.expired_dedup is None:
         changes = structs.replace(changes, inserts=(*changes.inserts, *dedup))
@@ -224,19 +220,19 @@ def _opened(
     subject: Subject, request: SuspendRequest, found: SuspendFindings, now_ms: int
 ) -> tuple[Suspension, tuple[Waitpoint, ...]]:
     execution = subject.execution
-    if request.pending is not None:
-        waitpoints: tuple[Waitpoint, ...] = (
-            _taken_over(execution, request, request.pending, found, now_ms),
-        )
-    else:
-        for bound in request.fresh:
-            if bound.waitpoint_id in found.bound:
-                raise WaitpointAlreadyExists(f"waitpoint {bound.waitpoint_id} exists already")
-        _check_room(execution, len(request.fresh))
-        waitpoints = tuple(
-            _new_waitpoint(execution, bound, signing_key(found.keys), now_ms)
-            for bound in request.fresh
-        )
+    for bound in request.fresh:
+        if bound.waitpoint_id in found.bound:
+            raise WaitpointAlreadyExists(f"waitpoint {bound.waitpoint_id} exists already")
+    waitpoints = tuple(
+        _taken_over(execution, binding, found, now_ms)
+        if isinstance(binding, UsePending)
+        else _new_waitpoint(execution, binding, signing_key(found.keys), now_ms)
+        for binding in request.bindings
+    )
+    if isinstance(request.condition, Single):
+        check_same_key(waitpoints[0].waitpoint_key, request.condition)
+    check_keys([waitpoint.waitpoint_key for waitpoint in waitpoints], request.condition)
+    _check_room(execution, len(request.fresh))
     active = tuple(
         structs.replace(
             waitpoint,
@@ -256,11 +252,7 @@ def _opened(
 
 
 def _taken_over(
-    execution: Execution,
-    request: SuspendRequest,
-    pending: UsePending,
-    found: SuspendFindings,
-    now_ms: int,
+    execution: Execution, pending: UsePending, found: SuspendFindings, now_ms: int
 ) -> Waitpoint:
     waitpoint = found.bound.get(WaitpointId(pending.waitpoint_id))
     if waitpoint is None:
@@ -275,9 +267,6 @@ def _taken_over(
         raise PendingWaitpointExpired(
             f"waitpoint {waitpoint.waitpoint_id} expired at {waitpoint.expires_at_ms}"
         )
-    if isinstance(request.condition, Single):
-        check_same_key(waitpoint.waitpoint_key, request.condition)
-    check_keys([waitpoint.waitpoint_key], request.condition)
     return waitpoint
 
 
@@ -342,9 +331,10 @@ class _Replayed(Struct, frozen=True, kw_only=True):
     signals: tuple[SignalFacts, ...] = ()
     closer: SignalId | None = None
 
-    @property
-    def matched_count(self) -> int:
-        return sum(signal.matched for signal in self.signals)
+    def counted(self, waitpoint: Waitpoint) -> Waitpoint:
+        """The waitpoint with those of its signals that count."""
+        own = (each for each in self.signals if each.waitpoint_id == waitpoint.waitpoint_id)
+        return structs.replace(waitpoint, matched_signal_count=sum(each.matched for each in own))
 
 
 def _replay(
@@ -367,16 +357,23 @@ def _replay(
     return _Replayed(signals=tuple(counted), closer=closer)
 
 
+class _Opened(Struct, frozen=True, kw_only=True):
+    """The waitpoints of a suspension, by whether they have a row already."""
+
+    fresh: tuple[Waitpoint, ...]
+    taken_over: tuple[Waitpoint, ...]
+
+    @classmethod
+    def of(cls, waitpoints: Sequence[Waitpoint], found: SuspendFindings) -> Self:
+        return cls(
+            fresh=tuple(each for each in waitpoints if each.waitpoint_id not in found.bound),
+            taken_over=tuple(each for each in waitpoints if each.waitpoint_id in found.bound),
+        )
+
+
 def _parked(
-    subject: Subject,
-    suspension: Suspension,
-    now_ms: int,
-    *,
-    fresh: tuple[Waitpoint, ...] = (),
-    bound: tuple[Waitpoint, ...] = (),
-    seen: "_Replayed | None" = None,
+    subject: Subject, suspension: Suspension, opened: _Opened, seen: _Replayed, now_ms: int
 ) -> Changes:
-    seen = seen or _Replayed()
     changes = park(
         subject,
         suspension.suspension_id,
@@ -388,38 +385,44 @@ def _parked(
         blocking_detail=f"{suspension.reason_code} at waitpoint {suspension.waitpoint_id}",
         current_suspension_id=suspension.suspension_id,
         current_waitpoint_id=suspension.waitpoint_id,
-        open_waitpoint_count=subject.execution.open_waitpoint_count + len(fresh),
+        open_waitpoint_count=subject.execution.open_waitpoint_count + len(opened.fresh),
     )
-    counted = (structs.replace(each, matched_signal_count=seen.matched_count) for each in bound)
+    counted = (seen.counted(each) for each in opened.taken_over)
     return structs.replace(
         changes,
-        inserts=(suspension, *fresh),
+        inserts=(suspension, *opened.fresh),
         updates=(*changes.updates, *counted, *seen.signals),
     )
 
 
 def _satisfied(
-    subject: Subject, suspension: Suspension, waitpoint: Waitpoint, seen: "_Replayed", now_ms: int
+    subject: Subject, suspension: Suspension, opened: _Opened, seen: _Replayed, now_ms: int
 ) -> Changes:
     """The record of a pause that never happened; the worker keeps its lease."""
     before = subject.execution
-    closed = structs.replace(
+    ended = structs.replace(
         suspension,
         satisfied_at_ms=now_ms,
         closed_at_ms=now_ms,
         close_reason=RESUMED,
         closer_signal_id=seen.closer,
     )
-    after = change(before, now_ms, open_waitpoint_count=before.open_waitpoint_count - 1)
-    done = structs.replace(
-        waitpoint,
-        state=WaitpointState.CLOSED,
-        matched_signal_count=seen.matched_count,
-        satisfied_at_ms=now_ms,
-        closed_at_ms=now_ms,
-        close_reason=RESUMED,
+    open_count = before.open_waitpoint_count - len(opened.taken_over)
+    after = change(before, now_ms, open_waitpoint_count=open_count)
+
+    def closed(waitpoint: Waitpoint) -> Waitpoint:
+        return structs.replace(
+            seen.counted(waitpoint),
+            state=WaitpointState.CLOSED,
+            satisfied_at_ms=now_ms,
+            closed_at_ms=now_ms,
+            close_reason=RESUMED,
+        )
+
+    return Changes(
+        inserts=(ended, *map(closed, opened.fresh)),
+        updates=(after, *map(closed, opened.taken_over), *seen.signals),
     )
-    return Changes(inserts=(closed,), updates=(after, done, *seen.signals))
 
 
 def _remember(

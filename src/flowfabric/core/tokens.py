@@ -94,19 +94,26 @@ def matching_key(
     keys: Iterable[HmacKey],
 ) -> HmacKey:
     """The key that made `token` for this waitpoint; raise `InvalidToken` when none did."""
-    text = token.reveal()
-    if not text:
+    if not token.reveal():
         raise InvalidToken(MISSING)
-    kid, colon, given = text.partition(":")
-    if not colon or not kid or _DIGEST.fullmatch(given) is None:
-        raise InvalidToken(INVALID)
-    key = next((each for each in keys if each.kid == kid), None)
-    if key is None:
-        raise InvalidToken(INVALID)
-    expected = digest(key.kid, key.secret, execution_id, waitpoint_id)
-    if not hmac.compare_digest(expected, given):
-        raise InvalidToken(INVALID)
-    return key
+    for key in keys:
+        if _made(key, token, execution_id, waitpoint_id):
+            return key
+    raise InvalidToken(INVALID)
+
+
+def _made(
+    key: HmacKey, token: WaitpointToken, execution_id: ExecutionId, waitpoint_id: WaitpointId
+) -> bool:
+    """Whether `key` made `token` for this waitpoint.
+
+    Apart from whoever raises: an error keeps the variables of the frames it went
+    through, and the right digest must not be among them.
+    """
+    kid, _, given = token.reveal().partition(":")
+    if kid != key.kid or _DIGEST.fullmatch(given) is None:
+        return False
+    return hmac.compare_digest(digest(key.kid, key.secret, execution_id, waitpoint_id), given)
 
 
 def check_accepted(key: HmacKey, now_ms: int) -> None:

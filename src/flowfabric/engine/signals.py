@@ -5,6 +5,7 @@ What a wrong token is answered depends on the token and the keys alone, never on
 whether the execution or the waitpoint exists.
 """
 
+from collections.abc import Sequence
 from typing import TypedDict, Unpack
 
 from msgspec import Struct
@@ -22,6 +23,7 @@ from flowfabric.core.ids import (
     ExecutionId,
     SignalId,
     WaitpointId,
+    WaitpointKey,
     parse_lane_id,
     parse_uuid,
     uuid_of,
@@ -37,9 +39,10 @@ from flowfabric.core.signals import (
     SignalFindings,
     SignalRequest,
     SignalResult,
+    addressed,
     decide_deliver,
 )
-from flowfabric.core.suspension_model import HmacKey, SignalDedup, SignalFacts, Waitpoint
+from flowfabric.core.suspension_model import HmacKey, SignalDedup, SignalFacts
 from flowfabric.core.tokens import (
     INVALID,
     WaitpointToken,
@@ -52,7 +55,7 @@ from flowfabric.engine.suspensions import find_waitpoint
 from flowfabric.engine.unit import (
     Operations,
     execution_key,
-    load_subjects,
+    load_open,
     new_uuid,
     settle_in,
 )
@@ -65,12 +68,19 @@ FAILURE_NOTED_EVERY_MS = 1_000
 """How often at most a wrong token is noted on the execution it was presented for."""
 
 
+class WaitpointName(Struct, frozen=True):
+    """Whichever waitpoint the execution has open under a name."""
+
+    waitpoint_key: WaitpointKey
+
+
 class Delivery(Struct, frozen=True, kw_only=True):
     """One signal to one execution, and by what right."""
 
     execution_id: ExecutionId
+    address: WaitpointId | WaitpointName
     request: SignalRequest
-    token: WaitpointToken | None
+    token: WaitpointToken | None = None
     """None: an operator delivers."""
     lane_id: str | None = None
 
@@ -157,7 +167,6 @@ class Signals(Operations):
         check_text("signal_name", signal_name, empty=False)
         check_text("idempotency_suffix", idempotency_suffix)
         request = check_signal(
-            waitpoint_id,
             signal_name,
             signal_category="approval",
             source_type="operator",
@@ -168,9 +177,32 @@ class Signals(Operations):
         )
         delivery = Delivery(
             execution_id=self.check_execution_id(execution_id),
+            address=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
             request=request,
-            token=None,
             lane_id=None if lane_id is None else parse_lane_id(lane_id),
+        )
+        return delivered(await self.store.transact(self._delivering(delivery)))
+
+    async def deliver_operator_signal(
+        self,
+        execution_id: str,
+        waitpoint_key: str,
+        *,
+        signal_name: str,
+        **options: Unpack[SignalOptions],
+    ) -> SignalResult:
+        """Deliver, as an operator, to whatever the execution waits at under a name.
+
+        No token is needed or read. Where several waitpoints have the name, the one that
+        is waited at comes first. An idempotency key holds for the name, not for one
+        waitpoint: a repeat never counts for the next wait of the same name.
+        """
+        key = check_text("waitpoint_key", waitpoint_key, empty=False)
+        given: SignalOptions = {"source_type": "operator", **options}
+        delivery = Delivery(
+            execution_id=self.check_execution_id(execution_id),
+            address=WaitpointName(WaitpointKey(key)),
+            request=check_signal(signal_name, **given),
         )
         return delivered(await self.store.transact(self._delivering(delivery)))
 
@@ -184,7 +216,8 @@ class Signals(Operations):
     ) -> Delivery:
         return Delivery(
             execution_id=self.check_execution_id(execution_id),
-            request=check_signal(waitpoint_id, signal_name, **options),
+            address=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
+            request=check_signal(signal_name, **options),
             token=check_token(waitpoint_token),
         )
 
@@ -192,11 +225,12 @@ class Signals(Operations):
         async def body(tx: Transaction) -> SignalResult | FlowFabricError:
             key: HmacKey | None = None
             if delivery.token is not None:
+                assert isinstance(delivery.address, str), "a token names its waitpoint"
                 try:
                     key = matching_key(
                         delivery.token,
                         delivery.execution_id,
-                        delivery.request.waitpoint_id,
+                        delivery.address,
                         await load_keys(tx),
                     )
                 except InvalidToken as error:
@@ -209,7 +243,7 @@ class Signals(Operations):
     async def _deliver_in(
         self, tx: Transaction, delivery: Delivery, key: HmacKey | None
     ) -> SignalResult | FlowFabricError:
-        subject = (await load_subjects(tx, [delivery.execution_id])).get(delivery.execution_id)
+        subject = await _load_receiver(tx, delivery.execution_id)
         timing = self.timing(await tx.now_ms())
         if key is not None:
             try:
@@ -222,10 +256,9 @@ class Signals(Operations):
         if delivery.lane_id not in (None, subject.execution.lane_id):
             lane = subject.execution.lane_id
             return InvalidInput("lane_id", f"lane_mismatch: the execution is in lane {lane!r}")
-        waitpoint = await find_waitpoint(tx, subject, delivery.request.waitpoint_id)
-        if waitpoint is None:
-            return _unknown(delivery, "waitpoint", delivery.request.waitpoint_id)
-        found = await _find_for(tx, subject, delivery.request, waitpoint)
+        found = await _find_for(tx, subject, delivery, timing.now_ms)
+        if found is None:
+            return _unknown(delivery, "waitpoint", str(delivery.address))
 
         def decide() -> Decision[SignalResult]:
             return decide_deliver(subject, delivery.request, found, timing)
@@ -254,32 +287,82 @@ def _unknown(delivery: Delivery, entity: str, name: str) -> FlowFabricError:
     return NotFound(entity, name) if delivery.token is None else InvalidToken(INVALID)
 
 
+async def _load_receiver(tx: Transaction, execution_id: ExecutionId) -> Subject | None:
+    """Lock what a signal can change: the attempt stays as it is until the next claim."""
+    key = execution_key(execution_id)
+    execution = (await tx.lock(Execution, [key])).get(key)
+    if execution is None:
+        return None
+    opened = await load_open(tx, [execution])
+    return Subject(
+        execution=execution,
+        attempt=None,
+        suspension=opened.suspensions.get(execution_id),
+        waitpoints=opened.waitpoints.get(execution_id, ()),
+    )
+
+
 async def _find_for(
-    tx: Transaction, subject: Subject, request: SignalRequest, waitpoint: Waitpoint
-) -> SignalFindings:
-    execution, suspension = subject.execution, subject.suspension
-    at = (execution.partition_key, execution.execution_id)
-    dedup: SignalDedup | None = None
-    if request.idempotency_key is not None:
-        key = (*at, request.waitpoint_id, request.idempotency_key)
-        dedup = (await tx.lock(SignalDedup, [key])).get(key)
+    tx: Transaction, subject: Subject, delivery: Delivery, now_ms: int
+) -> SignalFindings | None:
+    """What the decision needs; None when there is no such waitpoint."""
+    request = delivery.request
+    at = (subject.execution.partition_key, subject.execution.execution_id)
+    address, dedup = await _resolve(tx, subject, delivery, now_ms)
+    waitpoint = await find_waitpoint(tx, subject, address)
+    if waitpoint is None:
+        return None
     chosen = [] if request.signal_id_is_new else [(*at, request.signal_id)]
     recorded = await tx.get(SignalFacts, chosen)
-    satisfiers: tuple[SignalFacts, ...] = ()
-    if suspension is not None and isinstance(
+    return SignalFindings(
+        waitpoint=waitpoint,
+        dedup=dedup,
+        recorded=bool(recorded),
+        satisfiers=await _satisfiers(tx, subject),
+    )
+
+
+async def _resolve(
+    tx: Transaction, subject: Subject, delivery: Delivery, now_ms: int
+) -> tuple[WaitpointId, SignalDedup | None]:
+    """Which waitpoint the signal goes to, and what its idempotency key delivered there."""
+    execution, address = subject.execution, delivery.address
+    at = (execution.partition_key, execution.execution_id)
+    idempotency_key = delivery.request.idempotency_key
+    if isinstance(address, str):
+        if idempotency_key is None:
+            return address, None
+        key = (*at, address, idempotency_key)
+        return address, (await tx.lock(SignalDedup, [key])).get(key)
+    earlier: Sequence[SignalDedup] = ()
+    if idempotency_key is not None:
+        earlier = await tx.select_records(
+            SignalDedup,
+            "list_signal_dedups",
+            partition_key=execution.partition_key,
+            execution_id=uuid_of(execution.execution_id),
+            waitpoint_key=address.waitpoint_key,
+            idempotency_key=idempotency_key,
+        )
+    chosen = addressed(subject, address.waitpoint_key, earlier, now_ms)
+    return chosen, next((each for each in earlier if each.waitpoint_id == chosen), None)
+
+
+async def _satisfiers(tx: Transaction, subject: Subject) -> tuple[SignalFacts, ...]:
+    """What has counted so far; a condition on a single signal has no past."""
+    execution, suspension = subject.execution, subject.suspension
+    if suspension is None or not isinstance(
         stored_condition(suspension.resume_condition), AllOf | Count
     ):
-        satisfiers = tuple(
-            await tx.select_records(
-                SignalFacts,
-                "list_satisfiers",
-                partition_key=execution.partition_key,
-                execution_id=uuid_of(execution.execution_id),
-                suspension_id=suspension.suspension_id,
-            )
+        return ()
+    return tuple(
+        await tx.select_records(
+            SignalFacts,
+            "list_satisfiers",
+            partition_key=execution.partition_key,
+            execution_id=uuid_of(execution.execution_id),
+            suspension_id=suspension.suspension_id,
         )
-    return SignalFindings(
-        waitpoint=waitpoint, dedup=dedup, recorded=bool(recorded), satisfiers=satisfiers
     )
 
 
@@ -290,7 +373,6 @@ def delivered(outcome: SignalResult | FlowFabricError) -> SignalResult:
 
 
 def check_signal(
-    waitpoint_id: object,
     signal_name: object,
     *,
     signal_id: object = None,
@@ -306,7 +388,6 @@ def check_signal(
     dedup_ttl_ms: object = SIGNAL_DEDUP_TTL_MS,
 ) -> SignalRequest:
     return SignalRequest(
-        waitpoint_id=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
         signal_id=SignalId(new_uuid() if signal_id is None else parse_uuid("signal_id", signal_id)),
         signal_id_is_new=signal_id is None,
         signal_name=check_text("signal_name", signal_name, empty=False),

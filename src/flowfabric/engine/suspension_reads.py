@@ -199,15 +199,19 @@ class SuspensionReads(Operations):
         asked = self.check_execution_id(execution_id)
         named = SuspensionId(parse_uuid("suspension_id", suspension_id))
 
-        async def body(reader: Reader) -> SuspensionView | None:
-            key = (*execution_key(asked), named)
-            suspension = (await reader.get(Suspension, [key])).get(key)
-            if suspension is None:
-                return None
-            signals = await _signals_of(reader, suspension, every=False)
-            return _view(suspension, signals)
+        partition_key, _ = execution_key(asked)
 
-        return await self.store.read(body)
+        async def body(reader: Reader) -> Sequence[Row]:
+            return await reader.select(
+                "read_suspension",
+                partition_key=partition_key,
+                execution_id=uuid_of(asked),
+                suspension_id=named,
+                limit=SIGNALS_SHOWN_MAX,
+            )
+
+        rows = await self.store.read(body)
+        return _view(rows) if rows else None
 
     async def list_pending_waitpoints(
         self, execution_id: str, *, after: str | None = None, limit: int = 100
@@ -354,9 +358,14 @@ def _signal_view(signal: Signal) -> ResumeSignal:
     return ResumeSignal(**{name: fields[name] for name in ResumeSignal.__struct_fields__})
 
 
-def _view(suspension: Suspension, signals: tuple[ResumeSignal, ...]) -> SuspensionView:
-    fields = structs.asdict(suspension) | {"signals": signals}
-    return SuspensionView(**{name: fields[name] for name in SuspensionView.__struct_fields__})
+def _view(rows: Sequence[Row]) -> SuspensionView:
+    # Not strict: one database has booleans, the other zero and one.
+    signals = msgspec.convert(
+        [row for row in rows if row["signal_id"] is not None],
+        tuple[ResumeSignal, ...],
+        strict=False,
+    )
+    return msgspec.convert({**rows[0], "signals": signals}, SuspensionView)
 
 
 def _waitpoint_view(waitpoint: Waitpoint) -> WaitpointView:

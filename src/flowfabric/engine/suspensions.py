@@ -6,7 +6,7 @@ decided one after the other.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypedDict, TypeVar, Unpack
 
 from msgspec import Struct, structs
 
@@ -21,9 +21,9 @@ from flowfabric.core.limits import (
     WAITPOINT_TTL_MS_MAX,
     WAITPOINTS_PER_SUSPENSION_MAX,
 )
+from flowfabric.core.model import Execution
 from flowfabric.core.resuming import WaitpointsClosed, decide_close_waitpoint
 from flowfabric.core.suspend_request import (
-    NORMAL,
     Binding,
     BoundWaitpoint,
     ResumePolicy,
@@ -40,11 +40,9 @@ from flowfabric.core.suspension import (
     may_repeat,
 )
 from flowfabric.core.suspension_model import (
-    Requester,
     SignalFacts,
     SuspendDedup,
     Suspension,
-    SuspensionReason,
     TimeoutBehavior,
     Waitpoint,
 )
@@ -52,6 +50,7 @@ from flowfabric.core.tokens import signing_key
 from flowfabric.core.transition import Subject
 from flowfabric.engine.unit import (
     Operations,
+    attempt,
     check_fence_given,
     fence_of,
     load_subjects,
@@ -59,8 +58,8 @@ from flowfabric.engine.unit import (
     settle_in,
 )
 from flowfabric.engine.waitpoint_keys import ensure_keys
-from flowfabric.errors import FlowFabricError, NotFound
-from flowfabric.store.base import Transaction
+from flowfabric.errors import AlreadySuspended, FlowFabricError, NotFound
+from flowfabric.store.base import Body, Key, Transaction, UniqueViolation
 
 T = TypeVar("T")
 
@@ -90,44 +89,43 @@ class _Repeat(Struct, frozen=True, kw_only=True):
     dedup: SuspendDedup
 
 
+class SuspendOptions(TypedDict, total=False):
+    """What may be said about a suspension beside its condition."""
+
+    waitpoints: Sequence[Binding] | None
+    """A fresh one for each key the condition mentions, when left out."""
+    suspension_id: str | None
+    """Made up when left out."""
+    resume_policy: ResumePolicy
+    reason_code: str
+    requested_by: str
+    timeout_at_ms: int | None
+    """Without a timeout the execution's policy decides whether there is one."""
+    timeout_in_ms: int | None
+    timeout_behavior: str | TimeoutBehavior | None
+    continuation_metadata_pointer: str | None
+    idempotency_key: str | None
+
+
 class Suspensions(Operations):
     async def suspend(
         self,
         handle: Handle | bytes,
         *,
         resume_condition: Condition,
-        waitpoints: Sequence[Binding] | None = None,
-        suspension_id: str | None = None,
-        resume_policy: ResumePolicy = NORMAL,
-        reason_code: str = SuspensionReason.WAITING_FOR_SIGNAL,
-        requested_by: str = Requester.WORKER,
-        timeout_at_ms: int | None = None,
-        timeout_in_ms: int | None = None,
-        timeout_behavior: str | TimeoutBehavior | None = None,
-        continuation_metadata_pointer: str | None = None,
-        idempotency_key: str | None = None,
+        **options: Unpack[SuspendOptions],
     ) -> SuspendOutcome:
         """Release the worker until signals meet the condition; the same attempt continues then.
 
-        Without `waitpoints` there is a fresh one for each key the condition mentions.
-        Without a timeout the execution's policy decides whether there is one. A repeat
-        with the same `idempotency_key` gets the first answer, whatever else it asks for.
+        A repeat with the same `idempotency_key` gets the first answer, whatever else it
+        asks for.
         """
-        request = check_suspend(
-            suspension_id=suspension_id,
-            waitpoints=waitpoints,
-            resume_condition=resume_condition,
-            resume_policy=resume_policy,
-            reason_code=reason_code,
-            requested_by=requested_by,
-            timeout_at_ms=timeout_at_ms,
-            timeout_in_ms=timeout_in_ms,
-            timeout_behavior=timeout_behavior,
-            continuation_metadata_pointer=continuation_metadata_pointer,
-            idempotency_key=idempotency_key,
-            new_ids=new_ids_for(waitpoints),
-        )
-        opened = self.open_handle(handle)
+        # A handle that ended with its suspension is told so whatever else is asked for.
+        given = attempt(self.open_handle, handle)
+        if isinstance(given, AlreadySuspended):
+            raise given
+        request = checked_request(resume_condition, options)
+        opened = answered(given)
         parked, _ = await self._suspend(opened.execution_id, fence_of(opened), request)
         return self._outcome(parked, opened)
 
@@ -137,32 +135,10 @@ class Suspensions(Operations):
         *,
         fence: Fence,
         resume_condition: Condition,
-        waitpoints: Sequence[Binding] | None = None,
-        suspension_id: str | None = None,
-        resume_policy: ResumePolicy = NORMAL,
-        reason_code: str = SuspensionReason.WAITING_FOR_SIGNAL,
-        requested_by: str = Requester.WORKER,
-        timeout_at_ms: int | None = None,
-        timeout_in_ms: int | None = None,
-        timeout_behavior: str | TimeoutBehavior | None = None,
-        continuation_metadata_pointer: str | None = None,
-        idempotency_key: str | None = None,
+        **options: Unpack[SuspendOptions],
     ) -> SuspendOutcome:
         """The same for who knows the lease but has no handle."""
-        request = check_suspend(
-            suspension_id=suspension_id,
-            waitpoints=waitpoints,
-            resume_condition=resume_condition,
-            resume_policy=resume_policy,
-            reason_code=reason_code,
-            requested_by=requested_by,
-            timeout_at_ms=timeout_at_ms,
-            timeout_in_ms=timeout_in_ms,
-            timeout_behavior=timeout_behavior,
-            continuation_metadata_pointer=continuation_metadata_pointer,
-            idempotency_key=idempotency_key,
-            new_ids=new_ids_for(waitpoints),
-        )
+        request = checked_request(resume_condition, options)
         given = check_fence_given(fence, source="worker")
         assert given is not None
         parked, handle = await self._suspend(self.check_execution_id(execution_id), given, request)
@@ -254,6 +230,22 @@ class Suspensions(Operations):
     async def _suspend(
         self, execution_id: ExecutionId, fence: Fence, request: SuspendRequest
     ) -> tuple[Parked, Handle]:
+        try:
+            outcome = await self.store.transact(self._suspending(execution_id, fence, request))
+        except UniqueViolation:
+            # An id that the caller chose is taken, which is rare enough to look for only now.
+            body = self._suspending(execution_id, fence, request, look_for_taken=True)
+            outcome = await self.store.transact(body)
+        return answered(outcome)
+
+    def _suspending(
+        self,
+        execution_id: ExecutionId,
+        fence: Fence,
+        request: SuspendRequest,
+        *,
+        look_for_taken: bool = False,
+    ) -> Body[tuple[Parked, Handle] | FlowFabricError]:
         async def body(tx: Transaction) -> tuple[Parked, Handle] | FlowFabricError:
             subject = await load_subject(tx, execution_id)
             repeat = await self._find_repeat(tx, subject, request)
@@ -262,7 +254,7 @@ class Suspensions(Operations):
                 if not may_repeat(subject.execution, repeat.dedup, fence):
                     compare_fence(subject.execution, fence)
                 return repeat.parked, self._handle_of(subject, repeat.dedup)
-            found = await _find_for(tx, subject, request, repeat)
+            found = await _find_for(tx, subject, request, repeat, look_for_taken)
 
             def decide() -> Decision[Parked]:
                 return decide_suspend(subject, fence, request, found, timing)
@@ -272,7 +264,7 @@ class Suspensions(Operations):
                 return outcome
             return outcome, self._handle_of(subject, None)
 
-        return answered(await self.store.transact(body))
+        return body
 
     async def _find_repeat(
         self, tx: Transaction, subject: Subject, request: SuspendRequest
@@ -357,32 +349,50 @@ async def find_waitpoint(
 
 
 async def _find_for(
-    tx: Transaction, subject: Subject, request: SuspendRequest, expired: SuspendDedup | None
+    tx: Transaction,
+    subject: Subject,
+    request: SuspendRequest,
+    expired: SuspendDedup | None,
+    look_for_taken: bool,
 ) -> SuspendFindings:
     execution = subject.execution
     at = (execution.partition_key, execution.execution_id)
-    pending = request.pending
-    named = [bound.waitpoint_id for bound in request.fresh if not bound.id_is_new]
-    if pending is not None:
-        named = [WaitpointId(pending.waitpoint_id)]
+    pending = [WaitpointId(each.waitpoint_id) for each in request.pending]
+    named = list(pending)
+    chosen: list[Key] = []
+    if look_for_taken:
+        named += [bound.waitpoint_id for bound in request.fresh]
+        chosen = [(*at, request.suspension_id)]
     rows = await tx.lock(Waitpoint, [(*at, waitpoint_id) for waitpoint_id in named])
-    chosen = [] if request.suspension_id_is_new else [(*at, request.suspension_id)]
     taken = await tx.get(Suspension, chosen)
-    buffered: Sequence[SignalFacts] = ()
-    if pending is not None:
-        buffered = await tx.select_records(
+    return SuspendFindings(
+        keys=await ensure_keys(tx),
+        bound={waitpoint.waitpoint_id: waitpoint for waitpoint in rows.values()},
+        buffered=await _early_signals(tx, execution, pending),
+        suspension_id_taken=bool(taken),
+        expired_dedup=expired,
+    )
+
+
+async def _early_signals(
+    tx: Transaction, execution: Execution, pending: Sequence[WaitpointId]
+) -> Sequence[SignalFacts]:
+    """What came early to any of the waitpoints, in order."""
+    early: list[SignalFacts] = []
+    for waitpoint_id in pending:
+        early += await tx.select_records(
             SignalFacts,
             "list_buffered_signals",
             partition_key=execution.partition_key,
             execution_id=uuid_of(execution.execution_id),
-            waitpoint_id=pending.waitpoint_id,
+            waitpoint_id=waitpoint_id,
         )
-    return SuspendFindings(
-        keys=await ensure_keys(tx),
-        bound={waitpoint.waitpoint_id: waitpoint for waitpoint in rows.values()},
-        buffered=buffered,
-        suspension_id_taken=bool(taken),
-        expired_dedup=expired,
+    return sorted(early, key=lambda signal: signal.sequence)
+
+
+def checked_request(resume_condition: Condition, options: SuspendOptions) -> SuspendRequest:
+    return check_suspend(
+        new_ids=new_ids_for(options.get("waitpoints")), resume_condition=resume_condition, **options
     )
 
 

@@ -17,11 +17,11 @@ from typing import Final
 
 from flowfabric.core.checks import shorten
 from flowfabric.core.execution import ATTEMPT_TIMEOUT
-from flowfabric.core.limits import NAME_BYTES_MAX
+from flowfabric.core.limits import NAME_BYTES_MAX, PAGE_MAX
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import FailureClass
 from flowfabric.core.suspend_request import Binding
-from flowfabric.core.suspension_model import TimeoutBehavior
+from flowfabric.core.suspension_model import TimeoutBehavior, WaitpointState
 from flowfabric.engine.suspensions import SuspendOutcome, SuspendSatisfied
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import (
@@ -50,6 +50,8 @@ TIMEOUT_GRACE_S: Final = 0.05
 TIMEOUT_TRIES: Final = 20
 UNUSABLE: Final = (PendingWaitpointExpired, WaitpointNotFound, WaitpointNotPending)
 """Why a waitpoint made beforehand cannot be waited at."""
+EXPIRY_MARGIN_MS: Final = 1_000
+"""Not waited at either: one that may have expired by the time the store looks."""
 
 
 class Stop(StrEnum):
@@ -118,6 +120,7 @@ class Attempt:
             if self._timer is not None:
                 self._timer.cancel()
             self._on_handler_ended(self)
+        await self._services.settle()
         await self._send(report)
 
     def _start_timer(self) -> None:
@@ -272,15 +275,27 @@ class Attempt:
             await engine.delay(handle, until_ms)
 
     async def _suspend(self, pause: Pause) -> None:
+        made = [each.waitpoint_id for each in pause.pending.values()]
         try:
-            outcome = await self._open_pause(pause, pause.bindings())
+            outcome = await self._open_pause(pause, pause.bindings(made))
         except UNUSABLE as error:
             # Its token is lost for good; an operator can still send the signal.
             log.warning("waiting without it: %s", error, extra=self.log_fields)
-            outcome = await self._open_pause(pause, pause.fresh)
+            outcome = await self._open_pause(pause, pause.bindings(await self._usable()))
         if isinstance(outcome, SuspendSatisfied):
             # The handler is unwound already: it runs again at once, and finds the signals.
             await self._shared.engine.delay(self.lease.handle, self.lease.store_now_ms())
+
+    async def _usable(self) -> set[str]:
+        """Waitpoints made beforehand that can still be waited at."""
+        execution_id = self.lease.claimed.execution_id
+        page = await self._shared.engine.list_pending_waitpoints(execution_id, limit=PAGE_MAX)
+        soon_ms = self.lease.store_now_ms() + EXPIRY_MARGIN_MS
+        return {
+            each.waitpoint_id
+            for each in page.waitpoints
+            if each.state is WaitpointState.PENDING and (each.expires_at_ms or 0) > soon_ms
+        }
 
     async def _open_pause(self, pause: Pause, waitpoints: Sequence[Binding]) -> SuspendOutcome:
         return await self._shared.engine.suspend(

@@ -6,7 +6,7 @@ and its result is stored, before anything is unwound.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from msgspec import Struct
@@ -23,11 +23,20 @@ class Pause(Struct, frozen=True, kw_only=True):
     suspension_id: str
     condition: Condition
     timeout_in_ms: int | None
-    pending: UsePending | None
     fresh: tuple[FreshWaitpoint, ...]
+    """A waitpoint for each name it waits for."""
+    pending: Mapping[str, UsePending]
+    """Those made beforehand, by name."""
 
-    def bindings(self) -> tuple[Binding, ...]:
-        return self.fresh if self.pending is None else (self.pending,)
+    def bindings(self, usable: Collection[str]) -> tuple[Binding, ...]:
+        """Waitpoints made beforehand where they are `usable`, by id; fresh ones elsewhere."""
+        return tuple(
+            made
+            if (made := self.pending.get(each.waitpoint_key or "")) is not None
+            and made.waitpoint_id in usable
+            else each
+            for each in self.fresh
+        )
 
 
 class Parking:

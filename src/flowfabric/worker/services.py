@@ -3,7 +3,9 @@
 import asyncio
 import concurrent.futures
 import contextvars
+import logging
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Final, TypeVar
 
 from msgspec import structs
@@ -19,6 +21,7 @@ from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspension_reads import SuspensionView
 from flowfabric.errors import (
     ExecutionNotActive,
+    FlowFabricError,
     InvalidInput,
     LeaseConflict,
     LeaseExpired,
@@ -33,6 +36,8 @@ from flowfabric.worker.parking import Parking
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.steps import StepLog, adopt_last_step
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -81,10 +86,14 @@ class Services:
             "worker_instance_id": claimed.handle.worker_instance_id,
             "task": claimed.execution_kind,
         }
-        first = claimed.handle.kind is HandleKind.FRESH and claimed.attempt_index == 0
+        self.first_run = claimed.handle.kind is HandleKind.FRESH and claimed.attempt_index == 0
+        """No run of the handler came before this one: it has left nothing to be found."""
         self.waitpoints: dict[str, str] = {}
         """Waitpoints made for waits the handler has not come to yet, by name."""
-        self.steps = StepLog(self._store_step, None if first else self._load_steps)
+        self._recordings: set[asyncio.Task[None]] = set()
+        self.steps = StepLog(
+            self._store_step, self._store_later, None if self.first_run else self._load_steps
+        )
 
     def check(self) -> None:
         """Stop here if the handler has been told to stop."""
@@ -170,10 +179,41 @@ class Services:
         return call.task, created.execution_id
 
     async def _store_step(self, step: NewStep) -> StepStored:
+        # What the handler did not wait for comes before it, also in the list of steps.
+        await self.settle()
+        return await self._fenced(self._send_step(step))
+
+    async def _send_step(self, step: NewStep) -> StepStored:
         report = StepReport(handle=self.lease.handle, step=step)
         reports = self._shared.reports
-        sending = reports.send(self.lease, lambda: reports.steps.add(report))
-        return await self._fenced(sending)
+        return await reports.send(self.lease, lambda: reports.steps.add(report))
+
+    def _store_later(self, step: NewStep) -> None:
+        busy = ExitStack()
+        busy.enter_context(self.parking.working())
+        recording = asyncio.create_task(self._record(step))
+        self._recordings.add(recording)
+        recording.add_done_callback(lambda _: busy.close())
+        recording.add_done_callback(self._recordings.discard)
+
+    async def _record(self, step: NewStep) -> None:
+        try:
+            await self._send_step(step)
+        except LOST as error:
+            self.lease.lose(str(error))
+        except FlowFabricError as error:
+            # Nothing is lost: later runs find out anew what could not be stored.
+            log.warning(
+                "step %s was not stored: %s", step.step_key, error, extra=dict(self.log_fields)
+            )
+
+    async def settle(self) -> None:
+        """Wait until everything is stored that the handler did not wait for."""
+        if self.lease.lost is not None:
+            for recording in self._recordings:
+                recording.cancel()
+        if self._recordings:
+            await asyncio.wait(self._recordings)
 
     async def _fenced(self, work: Awaitable[T]) -> T:
         """A refusal by the fence stops the handler; there is nothing it could do about it."""

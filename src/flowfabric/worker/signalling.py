@@ -114,23 +114,14 @@ class SignalVerbs(HandlerContext):
     def _wait(self, step_name: str, condition: Condition, timeout: Duration | None) -> Wait:
         # All of this happens when the verb is called: places are taken in the order of the code.
         timeout_ms = optional_duration_ms("timeout", timeout)
-        names = referenced_waitpoint_keys(condition)
-        made = {name: self._services.waitpoints.get(name) for name in names}
-        if len(names) > 1 and any(made.values()):
-            raise InvalidInput(
-                "wait_for",
-                "a waitpoint made beforehand serves a wait for its own name alone; a wait for"
-                " several makes its own, whose tokens app.signals.token gives out",
-            )
-        for name in names:
-            self._services.waitpoints.pop(name, None)
+        made = self._services.waitpoints
+        pending = {
+            str(name): made.pop(name)
+            for name in referenced_waitpoint_keys(condition)
+            if name in made
+        }
         place: Place = self._services.steps.take(step_name, StepKind.SIGNAL)
-        return Wait(
-            place=place,
-            condition=condition,
-            timeout_ms=timeout_ms,
-            pending_id=next(iter(made.values()), None),
-        )
+        return Wait(place=place, condition=condition, timeout_ms=timeout_ms, pending=pending)
 
     def _wait_for(
         self, conditions: tuple[str | Condition, ...], timeout: Duration | None

@@ -19,6 +19,7 @@ from flowfabric.errors import StepsChanged
 
 Load = Callable[[], Awaitable[Sequence[Step]]]
 Store = Callable[[NewStep], Awaitable[StepStored]]
+StoreLater = Callable[[NewStep], None]
 
 _last_step: ContextVar[str | None] = ContextVar("flowfabric_last_step", default=None)
 
@@ -35,9 +36,10 @@ class Place:
 class StepLog:
     """The stored steps of one execution, as one run of its handler meets them."""
 
-    def __init__(self, store: Store, load: Load | None) -> None:
+    def __init__(self, store: Store, store_later: StoreLater, load: Load | None) -> None:
         """Without `load` the execution is known to have no steps yet."""
         self._store = store
+        self._store_later = store_later
         self._load = load
         self._stored: dict[str, Step] | None = {} if load is None else None
         self._uses: Counter[str] = Counter()
@@ -77,6 +79,19 @@ class StepLog:
         )
         _last_step.set(place.key)
         return stored
+
+    def store_later(self, place: Place, *, result: bytes) -> None:
+        """Store a step while the handler goes on: for what every later run would find out anew."""
+        self._store_later(
+            NewStep(
+                step_key=place.key,
+                after_key=place.after,
+                kind=place.kind,
+                result=result,
+                sleep_ms=None,
+            )
+        )
+        _last_step.set(place.key)
 
     def never_asked_for(self) -> list[str]:
         """Stored steps this run did not come by: a sign that the code has changed."""

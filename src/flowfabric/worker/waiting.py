@@ -2,11 +2,13 @@
 
 A wait is known by its place among the steps. Its pause in the database has an id
 made from that place, so every run of the handler finds out how the pause ended,
-whoever started it and however often the worker died in between. Only then the
-outcome is stored as a step, and later runs take it from there.
+whoever started it and however often the worker died in between. The outcome is
+stored as a step too, from which later runs take it with all the others; since the
+pause keeps it anyway, the handler goes on without waiting for that.
 """
 
 import hashlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final, Literal
 
@@ -50,8 +52,8 @@ class Wait(Struct, frozen=True, kw_only=True):
     place: Place
     condition: Condition
     timeout_ms: int | None
-    pending_id: str | None
-    """The waitpoint made for it beforehand."""
+    pending: Mapping[str, str]
+    """The waitpoints made for it beforehand: their ids by name."""
 
 
 def named_id(execution_id: ExecutionId, *position: str) -> str:
@@ -87,7 +89,7 @@ async def outcome_of(services: Services, wait: Wait) -> StoredWait:
         suspension_id, view = await _last_pause(services, place)
         if view is not None:
             ended = _stored(view)
-            await services.steps.store(place, result=msgspec.json.encode(ended))
+            services.steps.store_later(place, result=msgspec.json.encode(ended))
             return ended
     await services.parking.until_signalled(_pause(services, wait, suspension_id))
     raise AssertionError("a suspended handler is unwound")
@@ -99,7 +101,9 @@ async def _last_pause(services: Services, place: Place) -> tuple[str, Suspension
         suspension_id = named_id(
             services.lease.claimed.execution_id, "suspension", place.key, str(number)
         )
-        view = await services.describe_suspension(suspension_id)
+        view = None
+        if not services.first_run:
+            view = await services.describe_suspension(suspension_id)
         if view is None or view.resumed or (view.close_reason or "").startswith(RESUMED_BY):
             return suspension_id, view
     raise MaxReplaysExhausted(f"{place.key} was waited for {PAUSES_MAX} times")
@@ -113,9 +117,10 @@ def _pause(services: Services, wait: Wait, suspension_id: str) -> Pause:
         condition=wait.condition,
         timeout_in_ms=wait.timeout_ms,
         # An earlier attempt may have made it: its token is handed out already.
-        pending=None
-        if wait.pending_id is None
-        else UsePending(waitpoint_id=wait.pending_id, any_attempt=True),
+        pending={
+            name: UsePending(waitpoint_id=waitpoint_id, any_attempt=True)
+            for name, waitpoint_id in wait.pending.items()
+        },
         fresh=tuple(
             FreshWaitpoint(
                 waitpoint_key=key, waitpoint_id=named_id(execution_id, suspension_id, key)

@@ -1,0 +1,110 @@
+"""A network that fails at the worst moment: a proxy before Postgres that cuts one connection.
+
+It watches for a transaction that writes to a table, and cuts the connection when
+that transaction is committed: before the server hears of it, or after the server has
+done it and before the client does.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from enum import Enum
+from urllib.parse import urlsplit, urlunsplit
+
+CHUNK_BYTES = 1 << 16
+
+
+class Cut(Enum):
+    BEFORE_THE_SERVER_HEARS = "before the server hears"
+    BEFORE_THE_ANSWER_ARRIVES = "before the answer arrives"
+
+
+class Network:
+    """Forwards everything, until it is told what to cut."""
+
+    def __init__(self, url: str) -> None:
+        self._server = urlsplit(url)
+        self._writes = b""
+        self._cut: Cut | None = None
+        self._pumps: set[asyncio.Task[None]] = set()
+        self.was_cut = asyncio.Event()
+        self.url = ""
+
+    def cut_commit(self, table: str, when: Cut) -> None:
+        """Cut the next transaction that inserts into `table`, on a connection new to it."""
+        self._writes, self._cut = f"insert into flowfabric.{table} ".encode(), when
+        self.was_cut.clear()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator["Network"]:
+        listening = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        user = self._server.netloc.rpartition("@")[0]
+        self.url = urlunsplit(self._server._replace(netloc=f"{user}@127.0.0.1:{port}"))
+        try:
+            yield self
+        finally:
+            listening.close()
+            for pump in self._pumps:
+                pump.cancel()
+            await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    async def _connected(
+        self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter
+    ) -> None:
+        server, to_server = await asyncio.open_connection(self._server.hostname, self._server.port)
+        line = _Line(self, to_client, to_server)
+        for pump in (line.requests(client), line.answers(server)):
+            task = asyncio.create_task(pump)
+            self._pumps.add(task)
+            task.add_done_callback(self._pumps.discard)
+
+    def writes(self, data: bytes) -> bool:
+        return self._cut is not None and self._writes in data
+
+    def take(self, when: Cut) -> bool:
+        """Whether the commit is to be cut at this moment; it is so once."""
+        if self._cut is not when:
+            return False
+        self._cut = None
+        self.was_cut.set()
+        return True
+
+
+class _Line:
+    """One connection."""
+
+    def __init__(
+        self, network: Network, to_client: asyncio.StreamWriter, to_server: asyncio.StreamWriter
+    ) -> None:
+        self._network = network
+        self._to_client = to_client
+        self._to_server = to_server
+        self._writing = self._committing = False
+
+    async def requests(self, client: asyncio.StreamReader) -> None:
+        with suppress(ConnectionError):
+            while data := await client.read(CHUNK_BYTES):
+                self._writing = self._writing or self._network.writes(data)
+                if self._writing and data.startswith(b"Q") and data.endswith(b"commit\0"):
+                    self._committing = True
+                    if self._network.take(Cut.BEFORE_THE_SERVER_HEARS):
+                        break
+                self._to_server.write(data)
+                await self._to_server.drain()
+        self._end()
+
+    async def answers(self, server: asyncio.StreamReader) -> None:
+        with suppress(ConnectionError):
+            while data := await server.read(CHUNK_BYTES):
+                if self._committing and b"COMMIT\0" in data:
+                    if self._network.take(Cut.BEFORE_THE_ANSWER_ARRIVES):
+                        break
+                    self._writing = self._committing = False
+                self._to_client.write(data)
+                await self._to_client.drain()
+        self._end()
+
+    def _end(self) -> None:
+        self._to_client.close()
+        self._to_server.close()

@@ -1,0 +1,89 @@
+"""How often the way to a paused execution and back goes over the network."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import asyncpg
+import pytest
+
+from flowfabric import Engine, connect
+from flowfabric.core.conditions import ByName, Single
+from flowfabric.core.creation import NewExecution
+from flowfabric.core.results import Claimed
+from flowfabric.core.suspend_request import FreshWaitpoint
+from flowfabric.engine.suspensions import SuspendOutcome
+
+SUSPENSION_ID = "00000000-0000-4000-8000-00000000000a"
+WAITPOINT_ID = "00000000-0000-4000-8000-00000000000b"
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements this process sends, but for hints, for which nobody waits."""
+    seen: list[str] = []
+
+    def noted(call: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+        async def noting(connection: object, query: str, *args: object, **named: object) -> object:
+            if "pg_notify" not in query:
+                seen.append(query)
+            return await call(connection, query, *args, **named)
+
+        return noting
+
+    for verb in ("fetch", "execute"):
+        monkeypatch.setattr(asyncpg.Connection, verb, noted(getattr(asyncpg.Connection, verb)))
+    return seen
+
+
+@pytest.fixture
+async def engine(postgres_database: str) -> AsyncIterator[Engine]:
+    async with await connect(postgres_database) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def claimed(engine: Engine) -> Claimed:
+    await engine.create_execution(NewExecution(execution_kind="work"))
+    claimed = await engine.claim(worker_id="w", worker_instance_id="w-1")
+    assert claimed is not None
+    # Whatever is made once per database has been made.
+    await engine.create_waitpoint(claimed.handle, "other", expires_in_ms=60_000)
+    return claimed
+
+
+async def suspend(engine: Engine, claimed: Claimed) -> SuspendOutcome:
+    """As a worker does it, which names everything itself."""
+    return await engine.suspend(
+        claimed.handle,
+        resume_condition=Single("gate", ByName("approved")),
+        waitpoints=[FreshWaitpoint(waitpoint_key="gate", waitpoint_id=WAITPOINT_ID)],
+        suspension_id=SUSPENSION_ID,
+        idempotency_key=SUSPENSION_ID,
+    )
+
+
+async def test_a_pause_and_a_signal_by_name(
+    engine: Engine, claimed: Claimed, sent: list[str]
+) -> None:
+    await suspend(engine, claimed)
+    # One of these is for the other waitpoint, which most executions do not have.
+    assert 0 < len(sent) <= 8, sent
+    sent.clear()
+    await engine.deliver_operator_signal(claimed.execution_id, "gate", signal_name="approved")
+    assert 0 < len(sent) <= 6, sent
+    sent.clear()
+    view = await engine.describe_suspension(claimed.execution_id, SUSPENSION_ID)
+    assert 0 < len(sent) <= 1, sent
+    assert view is not None
+    assert view.resumed
+
+
+async def test_a_signal_with_a_token(engine: Engine, claimed: Claimed, sent: list[str]) -> None:
+    paused = await suspend(engine, claimed)
+    sent.clear()
+    await engine.deliver_signal(
+        claimed.execution_id,
+        paused.details.waitpoint_id,
+        waitpoint_token=paused.details.waitpoint_token,
+        signal_name="approved",
+    )
+    assert 0 < len(sent) <= 7, sent

@@ -1,0 +1,113 @@
+"""Connections that break while a handler pauses: it neither hangs nor runs twice."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from flowfabric import App, Context, Run
+from flowfabric.core.signals import SignalAccepted, SignalDuplicate
+from flowfabric.core.states import PublicState
+from flowfabric.errors import Transport
+from tests.apps import reached, working
+from tests.severing import Cut, Network
+
+# Longer than any test has patience: none of them is saved by a lease that expires.
+LEASE_TTL = "1h"
+
+
+@pytest.fixture
+async def network(postgres_database: str) -> AsyncIterator[Network]:
+    async with Network(postgres_database).open() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def outside(postgres_database: str) -> AsyncIterator[App]:
+    """An app whose connections are sound."""
+    async with App(postgres_database) as app:
+        yield app
+
+
+class Gate:
+    """A task that charges, waits and answers; and how often it did each."""
+
+    def __init__(self, app: App, *, early: bool = False) -> None:
+        self.begun = self.charged = self.went_on = 0
+
+        async def charge() -> str:
+            self.charged += 1
+            return "receipt"
+
+        @app.task
+        async def gate(ctx: Context) -> object:
+            self.begun += 1
+            await ctx.step("charge", charge)
+            if early:
+                token = await ctx.waitpoint("go")
+                await app.signals.deliver(token, "go", 7, idempotency_key="once")
+            signal = await ctx.wait_for_signal("go")
+            self.went_on += 1
+            return signal.payload
+
+        self.task = gate
+
+
+async def was_undisturbed(run: Run[object], gate: Gate) -> None:
+    """The attempt that paused is the one that went on, once."""
+    assert (gate.begun, gate.charged, gate.went_on) == (2, 1, 1)
+    shown = await run.snapshot()
+    assert (shown.public_state, shown.lease_reclaim_count, shown.retry_count) == (
+        PublicState.COMPLETED,
+        0,
+        0,
+    )
+    assert shown.total_attempt_count == 1
+
+
+@pytest.mark.parametrize("cut", Cut)
+async def test_a_suspend_cut_off_at_its_commit(network: Network, outside: App, cut: Cut) -> None:
+    async with App(network.url) as app:
+        gate = Gate(app)
+        network.cut_commit("suspension", cut)
+        async with working(app, lease_ttl=LEASE_TTL):
+            run = await app.submit(gate.task)
+            await network.was_cut.wait()
+            seen = outside.run(gate.task, run.execution_id)
+            await reached(seen, PublicState.SUSPENDED)
+            assert len((await outside.signals.pending()).entries) == 1
+            await outside.signals.send(run.execution_id, "go", 7)
+            assert await seen.result(timeout="20s") == 7
+            await was_undisturbed(seen, gate)
+
+
+@pytest.mark.parametrize("cut", Cut)
+async def test_a_suspend_that_early_signals_meet_cut_off_at_its_commit(
+    network: Network, outside: App, cut: Cut
+) -> None:
+    async with App(network.url) as app:
+        gate = Gate(app, early=True)
+        network.cut_commit("suspension", cut)
+        async with working(app, lease_ttl=LEASE_TTL):
+            run = await app.submit(gate.task)
+            await network.was_cut.wait()
+            seen = outside.run(gate.task, run.execution_id)
+            assert await seen.result(timeout="20s") == 7
+            await was_undisturbed(seen, gate)
+
+
+@pytest.mark.parametrize("cut", Cut)
+async def test_a_signal_cut_off_at_its_commit_is_sent_again_and_counts_once(
+    network: Network, outside: App, cut: Cut
+) -> None:
+    gate = Gate(outside)
+    async with working(outside, lease_ttl=LEASE_TTL), App(network.url) as app:
+        run = await outside.submit(gate.task)
+        await reached(run, PublicState.SUSPENDED)
+        network.cut_commit("signal", cut)
+        with pytest.raises(Transport):
+            await app.signals.send(run.execution_id, "go", 7, idempotency_key="click")
+        answer = await app.signals.send(run.execution_id, "go", 7, idempotency_key="click")
+        accepted_before = cut is Cut.BEFORE_THE_ANSWER_ARRIVES
+        assert isinstance(answer, SignalDuplicate if accepted_before else SignalAccepted)
+        assert await run.result(timeout="20s") == 7
+        await was_undisturbed(run, gate)
