@@ -51,6 +51,7 @@ class Model:
         self.ended: dict[int, str] = {}
         self.untold: set[int] = set()
         self.given_up: set[int] = set()
+        self.spared: set[int] = set()
         self.resolved: dict[int, dict[int, str]] = {}
         self.fired: dict[int, str] = {}
 
@@ -101,6 +102,7 @@ class Model:
 
     def cancel(self, names: set[int]) -> None:
         self.given_up -= names
+        self.spared |= names - self.ended.keys()
         for name in names:
             self.end(name, CANCELLED)
 
@@ -294,12 +296,14 @@ class Driver:
             self.model.end(name, CANCELLED)
 
     async def close(self) -> None:
-        """An operator cancels the flow."""
+        """An operator cancels the flow; only the first time means anything."""
         self.interfered = True
         policy = self.chance.choice(["cancel_all", "cancel_pending", "flow_only"])
         if not await self.attempt(
             lambda: self.engine.cancel_flow_header(self.flow_id, cancellation_policy=policy)
         ):
+            return
+        if self.closed:
             return
         self.closed = True
         self.waiting = []
@@ -353,7 +357,7 @@ class Driver:
     def expected_state(self) -> FlowState:
         if self.closed:
             return FlowState.CANCELLED
-        ends = set(self.model.ended.values())
+        ends = {end for name, end in self.model.ended.items() if name not in self.model.spared}
         return FlowState.FAILED if ends & {FAILED, CANCELLED} else FlowState.COMPLETED
 
 

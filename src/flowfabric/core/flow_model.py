@@ -87,6 +87,8 @@ class Flow(Record, frozen=True, kw_only=True):
     members_expired: int = 0
     members_skipped: int = 0
     """Endings whose effects on other members have been worked off."""
+    members_spared: int = 0
+    """Of the cancelled ones: those that a join no longer needed."""
     created_at_ms: int
     last_mutation_at_ms: int
     cancelled_at_ms: int | None = None

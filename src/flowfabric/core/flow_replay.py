@@ -17,6 +17,7 @@ from flowfabric.core.flow_model import (
     FlowState,
     GroupState,
 )
+from flowfabric.core.flow_policy import is_spared
 from flowfabric.core.flow_resolve import block
 from flowfabric.core.model import Execution
 from flowfabric.core.operator import decide_replay
@@ -81,7 +82,9 @@ def uncount(flow: Flow, execution: Execution, untold: CompletionDispatch | None)
     """The flow after an ended member came back; one nobody was told of was never counted."""
     if untold is not None or execution.terminal_outcome is TerminalOutcome.NONE:
         return flow
-    return count_endings(flow, [execution.terminal_outcome], by=-1)
+    outcome = execution.terminal_outcome
+    spared = is_spared(outcome, execution.cancellation_reason)
+    return count_endings(flow, [outcome], by=-1, spared=int(spared))
 
 
 def decide_member_replay(

@@ -24,6 +24,7 @@ from flowfabric.core.flow_model import (
     Flow,
     GroupState,
 )
+from flowfabric.core.flow_policy import is_spared
 from flowfabric.core.flow_resolve import Ending
 from flowfabric.core.flow_results import (
     AlreadyFired,
@@ -69,6 +70,8 @@ class Taken(Struct, frozen=True, kw_only=True):
     ending: Ending
     stale: bool
     """The execution was replayed since: this ending no longer means anything."""
+    spared: bool
+    """Cancelled because a join no longer needed it."""
 
 
 class Dispatched(Struct, frozen=True, kw_only=True):
@@ -142,6 +145,7 @@ class FlowDispatch(Flows):
                 row=row,
                 ending=endings.get(execution_id, Ending(outcome=row.outcome)),
                 stale=execution_id not in endings,
+                spared=is_spared(row.outcome, execution.cancellation_reason),
             )
             return await self._dispatch(tx, [flow], [taken])
 
@@ -169,15 +173,15 @@ class FlowDispatch(Flows):
     async def _count(
         self, tx: Transaction, flows: Sequence[Flow], finished: Sequence[Taken]
     ) -> tuple[Flow, ...]:
-        outcomes: dict[FlowId, list[TerminalOutcome]] = {}
+        ended: dict[FlowId, list[Taken]] = {}
         for each in finished:
             if not each.stale:
-                outcomes.setdefault(each.row.flow_id, []).append(each.row.outcome)
+                ended.setdefault(each.row.flow_id, []).append(each)
         now_ms = await tx.now_ms()
         return tuple(
-            self.settled_flow(count_endings(flow, outcomes[flow.flow_id]), now_ms)
+            self.settled_flow(_counted(flow, ended[flow.flow_id]), now_ms)
             for flow in flows
-            if flow.flow_id in outcomes
+            if flow.flow_id in ended
         )
 
     # One edge at a time
@@ -316,6 +320,7 @@ def _taken(row: Row) -> Taken:
     partition_key = int(str(row["partition_key"]))
     replay_count = int(str(row["replay_count"]))
     outcome = TerminalOutcome(str(row["outcome"]))
+    reason = row["cancellation_reason"]
     return Taken(
         row=CompletionDispatch(
             partition_key=partition_key,
@@ -327,6 +332,13 @@ def _taken(row: Row) -> Taken:
         ),
         ending=ending_of(row, outcome),
         stale=int(str(row["current_replay_count"])) != replay_count,
+        spared=is_spared(outcome, None if reason is None else str(reason)),
+    )
+
+
+def _counted(flow: Flow, ended: Sequence[Taken]) -> Flow:
+    return count_endings(
+        flow, (each.row.outcome for each in ended), spared=sum(each.spared for each in ended)
     )
 
 

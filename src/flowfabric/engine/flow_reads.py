@@ -7,6 +7,7 @@ from msgspec import Struct, structs
 from flowfabric.core.checks import check_int
 from flowfabric.core.decision import Changes
 from flowfabric.core.flow_model import Edge, EdgeGroup, Flow, FlowState, FlowTag
+from flowfabric.core.flow_policy import SIBLING_REASONS
 from flowfabric.core.flow_views import (
     EdgeGroupSnapshot,
     EdgeSnapshot,
@@ -15,11 +16,13 @@ from flowfabric.core.flow_views import (
     FlowMember,
     FlowSnapshot,
     FlowSummary,
+    MemberCounts,
     derive_flow_state,
     edge_snapshot,
     eligibility,
     flow_summary,
     group_snapshot,
+    recounted,
     status_of,
 )
 from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, parse_execution_id, uuid_of
@@ -35,6 +38,7 @@ from flowfabric.engine.unit import execution_key
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Reader, Row, Transaction
 
+CANCELLED = PublicState.CANCELLED.value
 FIRST_UUID = "00000000-0000-0000-0000-000000000000"
 
 
@@ -249,10 +253,7 @@ class FlowReads(FlowOperations):
             flow = await self.lock_flow(tx, asked)
             if flow.node_count == 0:
                 return False
-            rows = await tx.select("count_told_members", flow_id=asked)
-            counts = {f"members_{row['public_state']!s}": int(str(row["members"])) for row in rows}
-            names = [name for name in Flow.__struct_fields__ if name.startswith("members_")]
-            counted = structs.replace(flow, **{name: counts.get(name, 0) for name in names})
+            counted = recounted(flow, await _counts(tx, asked, "count_told_members"))
             await tx.save(Changes(updates=(self.settled_flow(counted, await tx.now_ms()),)))
             return True
 
@@ -292,9 +293,17 @@ class FlowReads(FlowOperations):
         return await self.store.read(body)
 
 
-async def _counts(reader: Reader, flow_id: FlowId) -> dict[PublicState, int]:
-    rows = await reader.select("count_flow_members", flow_id=flow_id)
-    return {PublicState(str(row["public_state"])): int(str(row["members"])) for row in rows}
+async def _counts(
+    reader: Reader, flow_id: FlowId, statement: str = "count_flow_members"
+) -> MemberCounts:
+    satisfied, impossible = SIBLING_REASONS
+    rows = await reader.select(
+        statement, flow_id=flow_id, satisfied=satisfied, impossible=impossible
+    )
+    return MemberCounts(
+        {PublicState(str(row["public_state"])): int(str(row["members"])) for row in rows},
+        sum(int(str(row["spared"])) for row in rows if row["public_state"] == CANCELLED),
+    )
 
 
 async def _groups(

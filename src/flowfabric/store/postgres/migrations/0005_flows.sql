@@ -19,6 +19,7 @@ create table flow (
     members_cancelled    integer not null,
     members_expired      integer not null,
     members_skipped      integer not null,
+    members_spared       integer not null,
     partition_key        smallint not null,
     namespace            text not null,
     flow_kind            text not null,
