@@ -210,3 +210,7 @@ class PendingCancel(Record, frozen=True, kw_only=True):
     only_waiting: bool = False
     """Leave it alone if a worker has it by now."""
     enqueued_at_ms: int
+    due_at_ms: int
+    """When to try next; later than queued once it has failed."""
+    attempts: int = 0
+    """How often cancelling it has failed."""

@@ -132,6 +132,8 @@ create table pending_cancel (
     flow_id         uuid not null,
     downstream_id   uuid,
     enqueued_at_ms  bigint not null,
+    due_at_ms       bigint not null,
+    attempts        integer not null default 0,
     partition_key   smallint not null,
     only_waiting    boolean not null,
     reason          text not null,
@@ -143,3 +145,4 @@ create table pending_cancel (
 );
 
 create index pending_cancel_by_flow on pending_cancel (flow_id);
+create index pending_cancel_due on pending_cancel (due_at_ms);

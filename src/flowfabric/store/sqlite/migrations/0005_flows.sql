@@ -120,6 +120,8 @@ create table pending_cancel (
     flow_id         text not null,
     downstream_id   text,
     enqueued_at_ms  integer not null,
+    due_at_ms       integer not null,
+    attempts        integer not null default 0,
     partition_key   integer not null,
     only_waiting    integer not null check (only_waiting in (0, 1)),
     reason          text not null,
@@ -127,3 +129,4 @@ create table pending_cancel (
 ) strict, without rowid;
 
 create index pending_cancel_by_flow on pending_cancel (flow_id);
+create index pending_cancel_due on pending_cancel (due_at_ms);
