@@ -131,6 +131,8 @@ class Edge(Record, frozen=True, kw_only=True):
     applied_at_ms: int | None = None
     resolved_at_ms: int | None = None
     resolved_outcome: TerminalOutcome | None = None
+    reopened_at_ms: int | None = None
+    """When its downstream was replayed: what the upstream failed before then no longer counts."""
 
 
 class EdgeGroup(Record, frozen=True, kw_only=True):
@@ -214,3 +216,16 @@ class PendingCancel(Record, frozen=True, kw_only=True):
     """When to try next; later than queued once it has failed."""
     attempts: int = 0
     """How often cancelling it has failed."""
+
+
+class FlowAudit(Record, frozen=True, kw_only=True):
+    """How far the slow look at every member has come. There is one row."""
+
+    table: ClassVar[str] = "flow_audit"
+    key: ClassVar[tuple[str, ...]] = ("audit_id",)
+
+    audit_id: int = 1
+    after_flow_id: str
+    after_execution_id: str
+    """The uuid of the last member looked at."""
+    due_at_ms: int

@@ -49,7 +49,7 @@ def must_wait_again(group: EdgeGroup | None) -> bool:
     return group is not None and group.staged > 0 and group.group_state is not GroupState.SATISFIED
 
 
-def reopen(group: EdgeGroup, edges: Sequence[Edge]) -> Reopened:
+def reopen(group: EdgeGroup, edges: Sequence[Edge], now_ms: int) -> Reopened:
     """Forget the failures of the join's upstreams; they count again once they end again."""
     failed = [edge for edge in edges if edge.dep_state is DependencyState.IMPOSSIBLE]
     satisfied = sum(edge.dep_state is DependencyState.SATISFIED for edge in edges)
@@ -72,6 +72,7 @@ def reopen(group: EdgeGroup, edges: Sequence[Edge]) -> Reopened:
                 dep_state=DependencyState.UNSATISFIED,
                 resolved_at_ms=None,
                 resolved_outcome=None,
+                reopened_at_ms=now_ms,
             )
             for edge in failed
         ),

@@ -128,6 +128,11 @@ def waits_for_worker(execution: Execution) -> bool:
     )
 
 
+def holds_back(group: EdgeGroup | None) -> bool:
+    """Whether a join keeps its downstream from running. One without edges does not."""
+    return group is not None and group.staged > 0 and group.group_state is not GroupState.SATISFIED
+
+
 def block(
     execution: Execution, group: EdgeGroup, detail: str, now_ms: int
 ) -> tuple[Execution, EdgeGroup]:

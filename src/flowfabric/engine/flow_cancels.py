@@ -39,14 +39,12 @@ from flowfabric.core.operator import CancelRequest, decide_cancel
 from flowfabric.core.results import Cancelled
 from flowfabric.core.states import LifecyclePhase, PublicState
 from flowfabric.core.transition import Subject
-from flowfabric.engine.flow_unit import FlowOperations
+from flowfabric.engine.flow_unit import TROUBLE, FlowOperations
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import MEMBER_CANCEL_TOPIC, Ask
-from flowfabric.errors import Bug, Corruption, OperationTimeout, RetryExhausted
+from flowfabric.errors import OperationTimeout
 from flowfabric.store.base import Key, Reader, Row, Transaction
 
-TROUBLE = (Corruption, Bug, RetryExhausted)
-"""What one member's rows, or whoever holds them, can do to a whole batch."""
 BUSY_PAUSE_S = 0.05
 """How long a waiting caller leaves members alone that somebody else is cancelling."""
 DRAIN_ROUNDS_MAX = 100_000

@@ -7,7 +7,6 @@ from msgspec import Struct, structs
 from flowfabric.core.checks import check_int
 from flowfabric.core.decision import Changes
 from flowfabric.core.flow_model import Edge, EdgeGroup, Flow, FlowState, FlowTag
-from flowfabric.core.flow_policy import SIBLING_REASONS
 from flowfabric.core.flow_views import (
     EdgeGroupSnapshot,
     EdgeSnapshot,
@@ -16,7 +15,6 @@ from flowfabric.core.flow_views import (
     FlowMember,
     FlowSnapshot,
     FlowSummary,
-    MemberCounts,
     derive_flow_state,
     edge_snapshot,
     eligibility,
@@ -31,14 +29,13 @@ from flowfabric.core.model import Execution
 from flowfabric.core.partitions import PartitionKey, check_partition
 from flowfabric.core.states import PublicState
 from flowfabric.core.tags import check_tag_key, check_tag_value
-from flowfabric.engine.flow_unit import FlowOperations
+from flowfabric.engine.flow_unit import FlowOperations, member_counts
 from flowfabric.engine.flows import check_edge_id
 from flowfabric.engine.reads import tags_of_many
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Reader, Row, Transaction
 
-CANCELLED = PublicState.CANCELLED.value
 FIRST_UUID = "00000000-0000-0000-0000-000000000000"
 
 
@@ -88,7 +85,9 @@ class FlowReads(FlowOperations):
         """Stored once every member has ended; until then what the members are doing now."""
         if flow.derived_state is not FlowState.OPEN:
             return flow.derived_state
-        return derive_flow_state(await _counts(reader, flow.flow_id), cancelled=_cancelled(flow))
+        return derive_flow_state(
+            await member_counts(reader, flow.flow_id), cancelled=_cancelled(flow)
+        )
 
     async def list_flows(
         self, partition: str | int | None = None, *, cursor: str | None = None, limit: int = 100
@@ -237,7 +236,7 @@ class FlowReads(FlowOperations):
 
         async def body(reader: Reader) -> FlowSummary | None:
             flow = await self.find_flow(reader, asked)
-            return None if flow is None else flow_summary(flow, await _counts(reader, asked))
+            return None if flow is None else flow_summary(flow, await member_counts(reader, asked))
 
         return await self.store.read(body)
 
@@ -253,7 +252,7 @@ class FlowReads(FlowOperations):
             flow = await self.lock_flow(tx, asked)
             if flow.node_count == 0:
                 return False
-            counted = recounted(flow, await _counts(tx, asked, "count_told_members"))
+            counted = recounted(flow, await member_counts(tx, asked, "count_told_members"))
             await tx.save(Changes(updates=(self.settled_flow(counted, await tx.now_ms()),)))
             return True
 
@@ -291,19 +290,6 @@ class FlowReads(FlowOperations):
             return None if tag is None else tag.tag_value
 
         return await self.store.read(body)
-
-
-async def _counts(
-    reader: Reader, flow_id: FlowId, statement: str = "count_flow_members"
-) -> MemberCounts:
-    satisfied, impossible = SIBLING_REASONS
-    rows = await reader.select(
-        statement, flow_id=flow_id, satisfied=satisfied, impossible=impossible
-    )
-    return MemberCounts(
-        {PublicState(str(row["public_state"])): int(str(row["members"])) for row in rows},
-        sum(int(str(row["spared"])) for row in rows if row["public_state"] == CANCELLED),
-    )
 
 
 async def _groups(

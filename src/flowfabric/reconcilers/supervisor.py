@@ -46,6 +46,7 @@ SWEEPS: Mapping[str, Sweep] = {
     "dispatch": Engine.dispatch_completions,
     "member_cancel": Engine.cancel_pending_members,
     "edge_apply": Engine.apply_due_edges,
+    "flow_audit": Engine.audit_flows,
     "lease_expiry": Engine.expire_due_leases,
     "schedules": Engine.fire_due_schedules,
     "delayed": Engine.promote_due_delays,

@@ -64,6 +64,7 @@ create table edge (
     applied_at_ms     bigint,
     resolved_at_ms    bigint,
     resolved_outcome  text,
+    reopened_at_ms    bigint,
     primary key (partition_key, flow_id, edge_id),
     constraint edge_pair unique (partition_key, upstream_id, downstream_id)
 ) with (
@@ -146,3 +147,13 @@ create table pending_cancel (
 
 create index pending_cancel_by_flow on pending_cancel (flow_id);
 create index pending_cancel_due on pending_cancel (due_at_ms);
+
+create table flow_audit (
+    audit_id            integer primary key check (audit_id = 1),
+    after_flow_id       text not null,
+    after_execution_id  text not null,
+    due_at_ms           bigint not null
+);
+
+insert into flow_audit values
+    (1, '00000000-0000-0000-0000-000000000000', '00000000-0000-0000-0000-000000000000', 0);

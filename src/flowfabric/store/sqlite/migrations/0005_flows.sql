@@ -61,6 +61,7 @@ create table edge (
     applied_at_ms     integer,
     resolved_at_ms    integer,
     resolved_outcome  text,
+    reopened_at_ms    integer,
     -- The uuid first: the other way round SQLite searches by the partition alone.
     primary key (flow_id, edge_id, partition_key),
     constraint edge_pair unique (upstream_id, downstream_id, partition_key)
@@ -130,3 +131,13 @@ create table pending_cancel (
 
 create index pending_cancel_by_flow on pending_cancel (flow_id);
 create index pending_cancel_due on pending_cancel (due_at_ms);
+
+create table flow_audit (
+    audit_id            integer primary key check (audit_id = 1),
+    after_flow_id       text not null,
+    after_execution_id  text not null,
+    due_at_ms           integer not null
+) strict;
+
+insert into flow_audit values
+    (1, '00000000-0000-0000-0000-000000000000', '00000000-0000-0000-0000-000000000000', 0);
