@@ -23,10 +23,17 @@ from flowfabric.core.flow_views import (
     recounted,
     status_of,
 )
-from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, parse_execution_id, uuid_of
+from flowfabric.core.ids import (
+    ExecutionId,
+    FlowId,
+    make_execution_id,
+    parse_execution_id,
+    parse_uuid,
+    uuid_of,
+)
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Execution
-from flowfabric.core.partitions import PartitionKey, check_partition
+from flowfabric.core.partitions import PartitionFamily, PartitionKey, check_partition
 from flowfabric.core.states import PublicState
 from flowfabric.core.tags import check_tag_key, check_tag_value
 from flowfabric.engine.flow_unit import FlowOperations, member_counts
@@ -94,7 +101,7 @@ class FlowReads(FlowOperations):
     ) -> FlowPage:
         """Flows by ascending id, of one partition or of all, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
-        after = FIRST_UUID if cursor is None else self.check_flow_id(cursor)
+        after = FIRST_UUID if cursor is None else parse_uuid("cursor", cursor)
         index = self._check_partition(partition)
         if limit == 0:
             return FlowPage(flows=(), next_cursor=None)
@@ -122,7 +129,10 @@ class FlowReads(FlowOperations):
         if partition is None:
             return None
         if isinstance(partition, str):
-            partition = PartitionKey.parse(partition).index
+            named = PartitionKey.parse(partition)
+            if named.family is not PartitionFamily.FLOW:
+                raise InvalidInput("partition", "must be one of flows, {fp:N}", partition)
+            partition = named.index
         index = check_int("partition", partition, 0, 65_535)
         return check_partition(index, self.deployment.partitions)
 
@@ -132,7 +142,7 @@ class FlowReads(FlowOperations):
         """Members by ascending id, with their states and tags."""
         check_int("limit", limit, 0, PAGE_MAX)
         asked = self.check_flow_id(flow_id)
-        after = FIRST_UUID if cursor is None else uuid_of(parse_execution_id(cursor))
+        after = FIRST_UUID if cursor is None else uuid_of(parse_execution_id(cursor, "cursor"))
         partition_key, _ = self.flow_key(asked)
 
         async def body(reader: Reader) -> tuple[FlowMember, ...]:
@@ -157,7 +167,7 @@ class FlowReads(FlowOperations):
         """Joins by ascending downstream id, after the downstream `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
         asked = self.check_flow_id(flow_id)
-        after = FIRST_UUID if cursor is None else uuid_of(parse_execution_id(cursor))
+        after = FIRST_UUID if cursor is None else uuid_of(parse_execution_id(cursor, "cursor"))
 
         async def body(reader: Reader) -> tuple[EdgeGroupSnapshot, ...]:
             return await _groups(reader, asked, after, limit)
@@ -177,7 +187,7 @@ class FlowReads(FlowOperations):
         """Edges of a flow, or of one of its members, by ascending id after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
         asked = self.check_flow_id(flow_id)
-        after = FIRST_UUID if cursor is None else check_edge_id(cursor)
+        after = FIRST_UUID if cursor is None else parse_uuid("cursor", cursor)
         upstream, downstream = self._ends(direction)
         partition_key, _ = self.flow_key(asked)
 
@@ -200,9 +210,9 @@ class FlowReads(FlowOperations):
             case None:
                 return None, None
             case Outgoing(node):
-                return self.check_execution_id(node), None
+                return self.check_execution_id(node, "from_node"), None
             case Incoming(node):
-                return None, self.check_execution_id(node)
+                return None, self.check_execution_id(node, "to_node")
             case _:
                 raise InvalidInput("direction", "must be Outgoing or Incoming", direction)
 

@@ -59,13 +59,15 @@ class FlowOperations(Operations):
     def flow_key(self, flow_id: FlowId) -> tuple[int, FlowId]:
         return flow_partition(flow_id, self.deployment.partitions), flow_id
 
-    def check_member_id(self, flow_id: FlowId, execution_id: object) -> ExecutionId:
+    def check_member_id(
+        self, flow_id: FlowId, execution_id: object, field: str = "execution_id"
+    ) -> ExecutionId:
         """An execution id that can belong to the flow: both live in one partition."""
-        asked = self.check_execution_id(execution_id)
+        asked = self.check_execution_id(execution_id, field)
         partition_key, _ = self.flow_key(flow_id)
         if partition_of(asked) != partition_key:
             raise InvalidInput(
-                "execution_id",
+                field,
                 f"is in another partition than flow {flow_id}, whose members are"
                 f" in {{fp:{partition_key}}}",
                 asked,
