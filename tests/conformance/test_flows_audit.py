@@ -10,14 +10,14 @@ from flowfabric.core.decision import Changes
 from flowfabric.core.flow_model import CompletionDispatch, EdgeGroup, FlowState, GroupState
 from flowfabric.core.flow_policy import Quorum
 from flowfabric.core.limits import AUDIT_BATCH, AUDIT_EVERY_MS
-from flowfabric.core.model import Execution, Record
+from flowfabric.core.model import Execution
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import InvalidInput
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock
-from tests.conformance.graphs import Graph, new_graph
+from tests.conformance.graphs import Graph, new_graph, overwrite
 from tests.conformance.observed import execution_of, unchanged
 
 NOTHING = Swept(acted=0, full=False)
@@ -40,13 +40,6 @@ async def lose_endings(graph: Graph, *names: str) -> None:
         rows = await tx.lock(CompletionDispatch, keys)
         assert len(rows) == len(names)
         await tx.save(Changes(deletes=tuple(rows.values())))
-
-    await graph.engine.store.transact(body)
-
-
-async def overwrite(graph: Graph, *records: Record) -> None:
-    async def body(tx: Transaction) -> None:
-        await tx.save(Changes(updates=records))
 
     await graph.engine.store.transact(body)
 

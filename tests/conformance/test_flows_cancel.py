@@ -2,11 +2,8 @@
 
 import msgspec
 import pytest
-from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.conditions import Single
-from flowfabric.core.decision import Changes
 from flowfabric.core.flow_cancel import NoWait, WaitIndefinite, WaitTimeout
 from flowfabric.core.flow_model import CancellationPolicy, FlowState
 from flowfabric.core.flow_results import (
@@ -16,9 +13,7 @@ from flowfabric.core.flow_results import (
     PartiallyCancelled,
 )
 from flowfabric.core.states import AttemptLifecycle
-from flowfabric.core.suspension_model import Suspension
 from flowfabric.engine.operators import Swept
-from flowfabric.engine.unit import execution_key
 from flowfabric.errors import (
     ExecutionNotEligible,
     FlowAlreadyTerminal,
@@ -27,9 +22,8 @@ from flowfabric.errors import (
     NotFound,
     OperationTimeout,
 )
-from flowfabric.store.base import Reader, Transaction
 from flowfabric.testing import SettableClock
-from tests.conformance.graphs import Graph, new_graph, new_id
+from tests.conformance.graphs import Graph, broken, new_graph, new_id, overwrite
 from tests.conformance.observed import cursor_of, events_since, execution_of, unchanged
 
 ALL = CancellationPolicy.CANCEL_ALL
@@ -220,29 +214,6 @@ async def test_waiting_on_an_empty_flow_returns(engine: Engine, graph: Graph) ->
     answer = await engine.cancel_flow(graph.flow_id, wait=WaitTimeout(500))
     assert answer == FlowCancelled(cancellation_policy=ALL, member_execution_ids=(), member_count=0)
     assert (await graph.flow()).state is FlowState.CANCELLED
-
-
-async def broken(graph: Graph, name: str) -> Suspension:
-    """A member whose suspension does not decode, so that nothing can end it. The good one."""
-    claimed = await graph.claimed(name)
-    await graph.engine.suspend(claimed.handle, resume_condition=Single("gate"))
-    execution = await execution_of(graph.engine, graph[name])
-    assert execution.current_suspension_id is not None
-    key = (*execution_key(graph[name]), execution.current_suspension_id)
-
-    async def read(reader: Reader) -> Suspension:
-        return (await reader.get(Suspension, [key]))[key]
-
-    good = await graph.engine.store.read(read)
-    await overwrite(graph, structs.replace(good, reason_code="nonsense"))
-    return good
-
-
-async def overwrite(graph: Graph, record: Suspension) -> None:
-    async def body(tx: Transaction) -> None:
-        await tx.save(Changes(updates=(record,)))
-
-    await graph.engine.store.transact(body)
 
 
 async def test_members_that_cannot_be_cancelled_are_named_and_hold_up_no_other(
