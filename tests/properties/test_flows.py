@@ -410,7 +410,7 @@ def fresh_database(
 
 
 @settings(
-    max_examples=8,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

@@ -1,6 +1,7 @@
 """A started flow, seen by whoever started it."""
 
 import asyncio
+import os
 import sys
 import time
 from typing import Final, Literal, TypeVar
@@ -16,7 +17,7 @@ from flowfabric.core.ids import FlowId
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.errors import InvalidInput, NotFound, OperationTimeout
-from flowfabric.flows.drawing import draw
+from flowfabric.flows.drawing import print_graph
 from flowfabric.flows.graph import FlowGraph, read_graph
 from flowfabric.flows.node import Node
 from flowfabric.run import Endings, Run
@@ -115,7 +116,6 @@ class FlowRun:
 
         Nodes of a large flow that look alike share a line, unless `every_node`.
         """
-        width = None if sys.stdout.isatty() else PIPED_COLUMNS
+        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_COLUMNS
         console = console or Console(width=width, highlight=False, emoji=False)
-        drawn = draw(await self.view(), every_node=every_node)
-        console.print(drawn, no_wrap=True, overflow="ellipsis")
+        print_graph(console, await self.view(), every_node=every_node)
