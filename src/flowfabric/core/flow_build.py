@@ -130,7 +130,9 @@ def new_flow(
 
 def check_open(flow: Flow) -> None:
     if flow.public_flow_state is not FlowState.OPEN:
-        raise FlowAlreadyTerminal(f"flow {flow.flow_id} is {flow.public_flow_state}")
+        raise FlowAlreadyTerminal(
+            f"flow {flow.flow_id} is {flow.public_flow_state} and takes nothing new; create another"
+        )
 
 
 def check_revision(flow: Flow, expected: int | None) -> None:

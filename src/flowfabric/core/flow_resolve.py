@@ -237,6 +237,7 @@ def _refuse_inputs(subject: Subject, size: int, bytes_max: int, timing: Timing) 
         attempt_failure=INPUTS_TOO_LARGE,
         fields={
             "failure_reason": f"{INPUTS_TOO_LARGE}: the results of its dependencies are {size}"
-            f" bytes together, at most {bytes_max} are passed on"
+            f" bytes together, at most {bytes_max} are passed on; have them keep it elsewhere and"
+            " return where"
         },
     )

@@ -16,9 +16,9 @@ from flowfabric.core.flow_views import FlowSummary
 from flowfabric.core.ids import FlowId
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import COMPLETION_TOPIC
-from flowfabric.errors import InvalidInput, NotFound, OperationTimeout
+from flowfabric.errors import ExecutionSkipped, InvalidInput, NotFound, OperationTimeout
 from flowfabric.flows.drawing import print_graph
-from flowfabric.flows.graph import FlowGraph, read_graph
+from flowfabric.flows.graph import FlowGraph, read_graph, why_skipped
 from flowfabric.flows.node import Node
 from flowfabric.run import Endings, Run
 
@@ -46,6 +46,8 @@ class FlowRun:
 
     def run(self, node: Node[R]) -> Run[R]:
         """The execution of one node."""
+        if not isinstance(node, Node):
+            raise InvalidInput("node", "must be what flow.add returned", node)
         if node.flow_id != self.flow_id:
             raise InvalidInput("node", f"is of another flow than {self.flow_id}", node)
         execution_id = node.execution_id(self._engine.deployment.partitions)
@@ -56,7 +58,12 @@ class FlowRun:
 
         A node that never ran, because of how others ended, raises `ExecutionSkipped`.
         """
-        return await self.run(node).result(timeout)
+        run = self.run(node)
+        try:
+            return await run.result(timeout)
+        except ExecutionSkipped as error:
+            reason = await why_skipped(self._engine, self.flow_id, run.execution_id)
+            raise ExecutionSkipped(run.execution_id, reason or error.reason) from None
 
     async def wait(self, timeout: Duration | None = None) -> FlowState:
         """Wait until every node has ended; `completed`, `failed` or `cancelled`."""
