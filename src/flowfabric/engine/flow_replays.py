@@ -168,7 +168,7 @@ class _Replaying:
             return answer
         await tx.select(
             "drop_siblings",
-            partition_key=execution.partition_key,
+            flow_id=flow.flow_id,
             downstream_id=uuid_of(execution.execution_id),
         )
         return await self._count_successes(tx, execution.execution_id, answer)

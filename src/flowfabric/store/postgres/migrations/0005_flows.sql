@@ -65,14 +65,16 @@ create table edge (
     resolved_at_ms    bigint,
     resolved_outcome  text,
     reopened_at_ms    bigint,
-    primary key (partition_key, flow_id, edge_id),
-    constraint edge_pair unique (partition_key, upstream_id, downstream_id)
+    -- The uuid first: a plan made while the table is tiny may search by the first column
+    -- alone, and all edges of a flow are in one partition.
+    primary key (flow_id, edge_id, partition_key),
+    constraint edge_pair unique (upstream_id, downstream_id, partition_key)
 ) with (
     fillfactor = 80,
     autovacuum_vacuum_scale_factor = 0.05
 );
 
-create index edge_by_downstream on edge (partition_key, downstream_id);
+create index edge_by_downstream on edge (downstream_id, partition_key);
 create index edge_unapplied on edge (created_at_ms) where edge_state = 'pending';
 
 create table edge_group (

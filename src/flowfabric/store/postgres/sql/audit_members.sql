@@ -44,15 +44,16 @@ with page as materialized (
            p.lifecycle_phase = 'runnable'
                and p.eligibility_state = 'blocked_by_dependencies'
                and not p.cancel_requested
-               and not exists (
-                    select 1
-                      from edge_group g
-                     where g.partition_key = p.partition_key
-                       and g.downstream_id = p.execution_id
-                       and g.staged > 0
-                       and g.group_state = 'pending') as waiting,
+               and coalesce(g.staged = 0 or g.group_state <> 'pending', true) as waiting,
            p.flow_id in (select flow_id from whole) as counts
       from page p
+      left join lateral (
+        select edge_group.staged, edge_group.group_state
+          from edge_group
+         where edge_group.partition_key = p.partition_key
+           and edge_group.downstream_id = p.execution_id
+         limit 1
+      ) g on true
 )
 select partition_key, flow_id, execution_id, place, ending or waiting or counts as suspect
   from seen
