@@ -12,17 +12,10 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric.errors import InvalidInput
-from flowfabric.task import JSON, Arguments, Task
+from flowfabric.task import JSON, Arguments, Source, Task
 
 JSON_WITH_INPUTS: Final = "json+inputs"
 """The encoding of a payload that has to be completed."""
-
-
-class Source:
-    """Something whose result becomes an argument, under a name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
 
 class Incomplete(Struct, frozen=True):
@@ -98,7 +91,10 @@ def _sources(name: str, value: object) -> Source | list[Source] | None:
         return None
     found = [each for each in value if isinstance(each, Source)]
     if found and len(found) < len(value):
-        raise InvalidInput(f"argument {name}", "mixes nodes with other values; pass them apart")
+        raise InvalidInput(
+            f"argument {name}",
+            "mixes nodes with other values; give the other values as an argument of their own",
+        )
     return found or None
 
 

@@ -34,11 +34,20 @@ P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
 JSON: Final = "json"
+SOURCE_DEPTH_MAX: Final = 4
+"""How deep in arguments a misplaced node is looked for, to say what to do with it."""
 Executor = Literal["thread", "process"]
 
 
 class HandlerContext:
     """What marks the first parameter of a handler that wants its context."""
+
+
+class Source:
+    """Something whose result becomes an argument, under a name: a node of a flow."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,9 +229,7 @@ class Arguments:
         try:
             payload = msgspec.json.encode(bound.arguments)
         except Exception as error:
-            raise InvalidInput(
-                f"arguments of {self._name}", f"cannot be stored: {error}"
-            ) from error
+            raise self._unstorable(bound.arguments, error) from error
         self.decode(payload)
         return payload
 
@@ -244,14 +251,38 @@ class Arguments:
         try:
             payload = msgspec.json.encode(values)
         except Exception as error:
-            raise InvalidInput(
-                f"arguments of {self._name}", f"cannot be stored: {error}"
-            ) from error
+            raise self._unstorable(values, error) from error
         try:
             self._decoders[names].decode(payload)
         except msgspec.DecodeError as error:
             raise self._refusal(str(error)) from None
         return payload
+
+    def _unstorable(self, values: Mapping[str, object], error: Exception) -> InvalidInput:
+        """Say which argument cannot be stored, and what to do about it."""
+        for name, value in values.items():
+            field_name = f"argument {name} of {self._name}"
+            node = _source_in(value)
+            if node is not None and node is value:
+                return InvalidInput(
+                    field_name, f"is a node of a flow; write flow.add({self._name}, node)", node
+                )
+            if node is not None:
+                return InvalidInput(
+                    field_name,
+                    "has a node inside; a node can be a whole argument, one of `inputs`, or in a"
+                    " list of nodes",
+                    node,
+                )
+            try:
+                msgspec.json.encode(value)
+            except Exception as problem:
+                return InvalidInput(
+                    field_name,
+                    f"cannot be stored: {problem}. Pass something msgspec can encode as JSON",
+                    value,
+                )
+        return InvalidInput(f"arguments of {self._name}", f"cannot be stored: {error}")
 
     def rest(self) -> str | None:
         """The parameter that takes any number of arguments, as in `*pages`."""
@@ -259,6 +290,11 @@ class Arguments:
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
                 return parameter.name
         return None
+
+    def takes(self, name: str) -> bool:
+        """Whether there is a parameter of this name, or one for any name."""
+        kinds = (each.kind for each in self._signature.parameters.values())
+        return name in self.names or inspect.Parameter.VAR_KEYWORD in kinds
 
     def takes_none(self, name: str) -> bool:
         """Whether a parameter may be left out or be None."""
@@ -310,6 +346,17 @@ class Arguments:
         where = path.rstrip("`").removeprefix("$").removeprefix(".")
         field_name = f"argument {where} of {self._name}" if where else f"payload of {self._name}"
         return InvalidInput(field_name, problem[:1].lower() + problem[1:])
+
+
+def _source_in(value: object, depth: int = SOURCE_DEPTH_MAX) -> Source | None:
+    """A node in a value, or in the lists, sets and dicts of it."""
+    if isinstance(value, Source):
+        return value
+    if depth == 0 or not isinstance(value, list | tuple | set | frozenset | dict):
+        return None
+    parts = value.values() if isinstance(value, dict) else value
+    found = (_source_in(part, depth - 1) for part in parts)
+    return next((each for each in found if each is not None), None)
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

@@ -6,16 +6,20 @@ from collections.abc import Iterable
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.decision import Changes
 from flowfabric.core.flow_build import Dependency, Join
 from flowfabric.core.flow_model import EdgeGroup
 from flowfabric.core.flow_policy import EdgeDependencyPolicy
 from flowfabric.core.flow_views import EdgeGroupSnapshot, FlowSnapshot
 from flowfabric.core.ids import ExecutionId, FlowId
+from flowfabric.core.model import Record
 from flowfabric.core.results import Claimed, Created
 from flowfabric.core.states import FailureClass
+from flowfabric.core.suspension_model import Suspension
 from flowfabric.engine.unit import execution_key
-from flowfabric.store.base import Reader
+from flowfabric.store.base import Reader, Transaction
 
 LEASE_MS = 600_000
 
@@ -194,6 +198,27 @@ class Graph:
             return (await reader.get(EdgeGroup, [key])).get(key)
 
         return await self.engine.store.read(body)
+
+
+async def broken(graph: Graph, name: str) -> Suspension:
+    """A member whose suspension does not decode, so that nothing can end it. The good one."""
+    claimed = await graph.claimed(name)
+    suspended = await graph.engine.suspend(claimed.handle, resume_condition=Single("gate"))
+    key = (*execution_key(graph[name]), suspended.details.suspension_id)
+
+    async def read(reader: Reader) -> Suspension:
+        return (await reader.get(Suspension, [key]))[key]
+
+    good = await graph.engine.store.read(read)
+    await overwrite(graph, structs.replace(good, reason_code="nonsense"))
+    return good
+
+
+async def overwrite(graph: Graph, *records: Record) -> None:
+    async def body(tx: Transaction) -> None:
+        await tx.save(Changes(updates=records))
+
+    await graph.engine.store.transact(body)
 
 
 async def new_graph(engine: Engine, **fields: str) -> Graph:

@@ -10,8 +10,10 @@ from flowfabric.core.flow_results import (
     CancellationScheduled,
     FlowAlreadyEnded,
     FlowCancelled,
+    PartiallyCancelled,
 )
 from flowfabric.core.states import AttemptLifecycle
+from flowfabric.engine.operators import Swept
 from flowfabric.errors import (
     ExecutionNotEligible,
     FlowAlreadyTerminal,
@@ -21,7 +23,7 @@ from flowfabric.errors import (
     OperationTimeout,
 )
 from flowfabric.testing import SettableClock
-from tests.conformance.graphs import Graph, new_graph, new_id
+from tests.conformance.graphs import Graph, broken, new_graph, new_id, overwrite
 from tests.conformance.observed import cursor_of, events_since, execution_of, unchanged
 
 ALL = CancellationPolicy.CANCEL_ALL
@@ -212,6 +214,101 @@ async def test_waiting_on_an_empty_flow_returns(engine: Engine, graph: Graph) ->
     answer = await engine.cancel_flow(graph.flow_id, wait=WaitTimeout(500))
     assert answer == FlowCancelled(cancellation_policy=ALL, member_execution_ids=(), member_count=0)
     assert (await graph.flow()).state is FlowState.CANCELLED
+
+
+async def test_members_that_cannot_be_cancelled_are_named_and_hold_up_no_other(
+    engine: Engine, graph: Graph
+) -> None:
+    await graph.build({"d": "a b", "c": ""})
+    await broken(graph, "b")
+
+    answer = await engine.cancel_flow(graph.flow_id, wait=WaitTimeout(5_000))
+
+    assert answer == PartiallyCancelled(
+        cancellation_policy=ALL,
+        member_execution_ids=tuple(sorted(graph[name] for name in "acd")),
+        failed_member_execution_ids=(graph["b"],),
+    )
+    assert await graph.states() == {
+        "a": "cancelled",
+        "b": "suspended",
+        "c": "cancelled",
+        "d": "cancelled",
+    }
+    flow = await graph.flow()
+    assert (flow.public_flow_state, flow.state) == (FlowState.CANCELLED, FlowState.BLOCKED)
+
+
+@pytest.mark.parametrize("policy", ["cancel_pending", "flow_only"])
+async def test_members_a_policy_spares_cannot_fail(
+    engine: Engine, graph: Graph, policy: str
+) -> None:
+    await graph.build({"a": "", "b": ""})
+    await broken(graph, "b")
+    answer = await engine.cancel_flow(
+        graph.flow_id, cancellation_policy=policy, wait=WaitTimeout(5_000)
+    )
+    assert isinstance(answer, FlowCancelled)
+
+
+async def test_one_broken_member_of_many_is_told_apart(engine: Engine, graph: Graph) -> None:
+    names = await many(graph)
+    await broken(graph, names[3])
+    await broken(graph, names[MANY - 1])
+
+    answer = await engine.cancel_flow(graph.flow_id, wait=WaitIndefinite())
+
+    assert isinstance(answer, PartiallyCancelled)
+    assert answer.failed_member_execution_ids == tuple(
+        sorted([graph[names[3]], graph[names[MANY - 1]]])
+    )
+    assert len(answer.member_execution_ids) == MANY - 2
+    summary = await engine.read_flow_summary(graph.flow_id)
+    assert summary is not None
+    assert (summary.members_cancelled, summary.members_suspended) == (MANY - 2, 2)
+
+
+async def test_a_member_that_could_not_be_cancelled_is_tried_again(
+    engine: Engine, graph: Graph, clock: SettableClock
+) -> None:
+    await graph.build({"a": "", "b": ""})
+    good = await broken(graph, "b")
+
+    answer = await engine.cancel_flow(graph.flow_id)
+    assert isinstance(answer, CancellationScheduled)
+    first = await engine.cancel_pending_members()
+    assert (first.acted, len(first.failures)) == (1, 1)
+    assert first.failures[0].startswith(f"{graph['b']} was not cancelled: a row of suspension")
+    assert (await engine.next_due())["member_cancel"] == 1_000
+    assert await engine.cancel_pending_members() == Swept(acted=0, full=False)
+    clock.advance(seconds=1)
+    assert (await engine.cancel_pending_members()).acted == 0
+    assert (await engine.next_due())["member_cancel"] == 2_000
+
+    await overwrite(graph, good)
+    clock.advance(seconds=2)
+    assert (await engine.cancel_pending_members()).acted == 1
+    await graph.settle()
+
+    assert await graph.states() == {"a": "cancelled", "b": "cancelled"}
+    assert (await graph.flow()).state is FlowState.CANCELLED
+
+
+async def test_cancelling_again_tries_the_failed_members_at_once(
+    engine: Engine, graph: Graph
+) -> None:
+    await graph.build({"a": "", "b": ""})
+    good = await broken(graph, "b")
+    await engine.cancel_flow(graph.flow_id, wait=WaitTimeout(5_000))
+    again = await engine.cancel_flow(graph.flow_id, wait=WaitTimeout(5_000))
+    assert isinstance(again, PartiallyCancelled)
+    assert again.failed_member_execution_ids == (graph["b"],)
+
+    await overwrite(graph, good)
+
+    last = await engine.cancel_flow(graph.flow_id, wait=WaitTimeout(5_000))
+    assert isinstance(last, FlowCancelled)
+    assert await graph.states() == {"a": "cancelled", "b": "cancelled"}
 
 
 async def test_cancelling_again_answers_what_was_decided_first(

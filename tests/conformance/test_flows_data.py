@@ -100,7 +100,7 @@ async def test_results_too_large_together_fail_the_execution(
     assert failed.terminal_outcome is TerminalOutcome.FAILED
     assert failed.failure_reason == (
         "inputs_too_large: the results of its dependencies are 120 bytes together,"
-        " at most 100 are passed on"
+        " at most 100 are passed on; have them keep it elsewhere and return where"
     )
 
 

@@ -20,8 +20,9 @@ from flowfabric.errors import (
     InvalidDependency,
     InvalidInput,
 )
+from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
-from tests.conformance.graphs import Graph, new_graph, new_id
+from tests.conformance.graphs import Graph, broken, new_graph, new_id, overwrite
 from tests.conformance.observed import refused
 
 LET_RUN = OnSatisfied.LET_RUN
@@ -89,6 +90,32 @@ async def test_a_fan_out_larger_than_a_batch_is_worked_off_in_several(
     summary = await engine.read_flow_summary(graph.flow_id)
     assert summary is not None
     assert (summary.members_waiting, summary.members_completed) == (count, 1)
+
+
+async def test_a_flow_that_cannot_go_on_holds_up_no_other(
+    engine: Engine, graph: Graph, clock: SettableClock
+) -> None:
+    """Its downstream cannot be skipped, for its suspension does not decode."""
+    await graph.build({"a": "", "b": ""})
+    good = await broken(graph, "b")
+    await graph.edge("a", "b")
+    others = [await new_graph(engine) for _ in range(3)]
+    for other in others:
+        await other.build({"d": "c"})
+        await other.run("c")
+    await graph.fail("a")
+
+    swept = await engine.dispatch_completions()
+
+    assert (swept.acted, len(swept.failures)) == (6, 1)
+    assert swept.failures[0].startswith(
+        f"dependents in flow {graph.flow_id} were not told: a row of suspension"
+    )
+    assert [await other.state("d") for other in others] == ["waiting"] * 3
+    assert await graph.state("b") == "suspended"
+    await overwrite(graph, good)
+    await graph.settle()
+    assert await graph.state("b") == "skipped"
 
 
 async def test_cascading_one_completion(engine: Engine, graph: Graph) -> None:

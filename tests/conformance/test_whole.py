@@ -1,4 +1,4 @@
-"""The suite is about every operation on executions, under its name."""
+"""The suite is about every operation on executions and flows, under its name."""
 
 from pathlib import Path
 
@@ -14,6 +14,10 @@ OPERATIONS = """
     replay_execution renew_lease complete_execution fail_execution claim_execution
     mark_lease_expired_if_due promote_delayed expire_execution trim_retention
     list_expired_leases backend_label capabilities prepare ping shutdown_prepare server_time_ms
+    create_flow add_execution_to_flow stage_dependency_edge apply_dependency_to_child
+    resolve_dependency set_edge_group_policy evaluate_flow_eligibility cascade_completion
+    describe_flow list_flows list_edges describe_edge set_flow_tag get_flow_tag cancel_flow
+    cancel_flow_header ack_cancel_member project_flow_summary
 """
 
 

@@ -1,105 +1,78 @@
-"""Workers and dispatchers are killed again and again; every flow finishes, nothing happens twice.
+"""Workers and dispatchers die again and again; every flow finishes, and nothing happens twice."""
 
-The work of a node is a row in the application's own table, written in a transaction
-that holds the node's fence. The table has no unique constraint: a second effect would
-show.
-"""
-
+import os
 import random
+import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import TypeAlias
 
 import asyncpg
 import pytest
 
-from flowfabric import Engine, connect
+from flowfabric import App, Engine, FlowRun
 from flowfabric.core.flow_views import FlowStatus
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.states import PublicState
+from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.unit import COMPLETION_TOPIC
-from tests.conformance.graphs import Graph, new_graph
-from tests.store.records import start_python
+from flowfabric.flows.node import Node
+from tests.e2e.conftest import ROOT
+from tests.e2e.diamonds import begin, diamonds, finish, middle
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 FLOWS = 200
-DIAMOND = {"b": "a", "c": "a", "d": "b c"}
 NODES = FLOWS * 4
-WORKERS = 2
-KILL_AFTER = (20, 60)
+ROLES = ("worker", "worker", "dispatcher")
+ACTIVE = ExecutionFilter(states=(PublicState.ACTIVE,))
+KILL_AFTER = (15, 45)
 """How many more nodes are done before the next process dies."""
+LOST_MIN = 10
+"""Executions whose worker must have died with their lease, for the test to show anything."""
 
-WORKER = """
-import asyncio, sys, uuid
-import asyncpg
-from flowfabric import FlowFabricError, connect
 
-async def perform(engine, application, claimed):
-    try:
-        async with application.transaction():
-            await engine.check_fence_on(application, claimed.handle)
-            await application.execute(
-                "insert into effect (node) select $1"
-                " where not exists (select 1 from effect where node = $1)",
-                claimed.execution_id,
-            )
-        await engine.complete(claimed.handle)
-    except FlowFabricError:
-        pass
+class Member:
+    """A process, and the name under which it claims."""
 
-async def main(url):
-    name = uuid.uuid4().hex
-    application = await asyncpg.connect(url)
-    async with await connect(url, pool_max=3) as engine:
-        while True:
-            for claimed in await engine.claim_many(
-                ["default"], limit=5, worker_id="w", worker_instance_id=name,
-                lease_ttl_ms=2_000, max_wait_ms=1_000,
-            ):
-                await perform(engine, application, claimed)
+    def __init__(self, url: str, role: str, number: int) -> None:
+        self.role = role
+        self.name = f"{role}-{number}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.diamonds", role, url, self.name],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        )
 
-asyncio.run(main(sys.argv[1]))
-"""
-
-DISPATCHER = """
-import asyncio, sys
-from flowfabric import connect
-from flowfabric.reconcilers.supervisor import Supervisor
-
-async def main(url):
-    async with await connect(url, pool_max=3) as engine, Supervisor(engine):
-        await asyncio.Event().wait()
-
-asyncio.run(main(sys.argv[1]))
-"""
-
-SCRIPTS = [WORKER] * WORKERS + [DISPATCHER]
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
 class Fleet:
     """Processes that are replaced when they are killed."""
 
-    def __init__(self, url: str, chance: random.Random) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.chance = chance
-        self.running = [(script, start_python(script, url)) for script in SCRIPTS]
-        self.killed = dict.fromkeys(SCRIPTS, 0)
+        self.started = 0
+        self.members = [self.start(role) for role in ROLES]
+        self.killed: list[Member] = []
 
-    def kill_one(self) -> None:
-        place = self.chance.randrange(len(self.running))
-        script, process = self.running[place]
-        assert process.poll() is None, "a process ended by itself"
-        end(process)
-        self.killed[script] += 1
-        self.running[place] = (script, start_python(script, self.url))
+    def start(self, role: str) -> Member:
+        self.started += 1
+        return Member(self.url, role, self.started)
+
+    def kill(self, member: Member) -> None:
+        assert member.process.poll() is None, "a process ended by itself"
+        member.kill()
+        assert member.process.returncode == -signal.SIGKILL
+        self.killed.append(member)
+        self.members[self.members.index(member)] = self.start(member.role)
 
     def stop(self) -> None:
-        for _, process in self.running:
-            end(process)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.communicate()
+        for member in self.members:
+            member.kill()
 
 
 @pytest.fixture
@@ -115,38 +88,94 @@ async def effects(postgres_database: str) -> AsyncIterator[Connection]:
     await connection.close()
 
 
-async def build(engine: Engine) -> list[Graph]:
-    graphs = []
-    for _ in range(FLOWS):
-        graph = await new_graph(engine)
-        await graph.build(DIAMOND, policy={"max_reclaim_count": 1_000})
-        graphs.append(graph)
-    return graphs
+@pytest.fixture
+async def app(postgres_database: str) -> AsyncIterator[App]:
+    made = App(postgres_database)
+    made.adopt(diamonds)
+    async with made:
+        yield made
+
+
+class Diamond:
+    def __init__(self, run: FlowRun, nodes: list[Node[list[str]]], number: int) -> None:
+        self.run = run
+        self.nodes = nodes
+        self.number = number
+
+    @property
+    def ids(self) -> list[ExecutionId]:
+        return [self.run.run(node).execution_id for node in self.nodes]
+
+
+async def build(app: App) -> list[Diamond]:
+    built = []
+    for number in range(FLOWS):
+        flow = app.flow("diamond")
+        first = flow.add(begin, number)
+        left, right = (flow.add(middle, first, name) for name in ("left", "right"))
+        last = flow.add(finish, left, right)
+        built.append(Diamond(await flow.start(), [first, left, right, last], number))
+    return built
 
 
 @pytest.mark.timeout(600)
 async def test_flows_survive_the_deaths_of_those_who_work_on_them(
-    postgres_database: str, effects: Connection, chance: random.Random
+    postgres_database: str, app: App, effects: Connection, chance: random.Random
 ) -> None:
-    async with await connect(postgres_database) as engine:
-        graphs = await build(engine)
-        fleet = Fleet(postgres_database, chance)
-        try:
-            with engine.store.hints([COMPLETION_TOPIC]) as hints:
-                next_kill = chance.randint(*KILL_AFTER)
-                while (done := await count(effects)) < NODES or await unfinished(engine):
-                    if done >= next_kill:
-                        fleet.kill_one()
-                        next_kill = done + chance.randint(*KILL_AFTER)
-                    await hints.wait(1.0)
-        finally:
-            fleet.stop()
+    built = await build(app)
+    fleet = Fleet(postgres_database)
+    try:
+        lost = await kill_until_done(app.engine, effects, fleet, chance)
+    finally:
+        fleet.stop()
 
-        assert min(fleet.killed.values()) > 0
-        assert await statuses(engine) == {FlowStatus.COMPLETED: FLOWS}
-        assert await count(effects) == NODES
-        assert await engine_completions(engine) == NODES
-        await check_order(graphs, effects)
+    assert {member.role for member in fleet.killed} == set(ROLES)
+    assert len(lost) >= LOST_MIN
+    assert await statuses(app.engine) == {FlowStatus.COMPLETED: FLOWS}
+    assert await count(effects) == NODES
+    assert await engine_completions(app.engine) == NODES
+    await check_lost(app.engine, lost)
+    await check_order(built, effects)
+    for diamond in built:
+        number = str(diamond.number)
+        assert await diamond.run.result(diamond.nodes[-1]) == [number, "left", number, "right"]
+
+
+async def kill_until_done(
+    engine: Engine, effects: Connection, fleet: Fleet, chance: random.Random
+) -> set[ExecutionId]:
+    """Kill one process after the other; tell what they held leases on when they died."""
+    lost: set[ExecutionId] = set()
+    next_kill = chance.randint(*KILL_AFTER)
+    with engine.store.hints([COMPLETION_TOPIC]) as hints:
+        while (done := await count(effects)) < NODES or await unfinished(engine):
+            if done >= next_kill:
+                victim = chance.choice(fleet.members)
+                if victim.role == "dispatcher" or await leased(engine, victim):
+                    fleet.kill(victim)
+                    lost |= await leased(engine, victim)
+                    next_kill = done + chance.randint(*KILL_AFTER)
+            await hints.wait(1.0)
+    return lost
+
+
+async def leased(engine: Engine, member: Member) -> set[ExecutionId]:
+    """What a process has claimed and not ended."""
+    page = await engine.find_executions(ACTIVE, limit=1_000)
+    return {
+        each.execution_id
+        for each in page.executions
+        if each.current_lease is not None and each.current_lease.worker_instance_id == member.name
+    }
+
+
+async def check_lost(engine: Engine, lost: set[ExecutionId]) -> None:
+    """Each was taken over by another worker, and ended well."""
+    for execution_id in lost:
+        found = await engine.describe_execution(execution_id)
+        assert found is not None
+        assert found.public_state is PublicState.COMPLETED
+        assert found.lease_reclaim_count > 0
 
 
 async def count(effects: Connection) -> int:
@@ -174,10 +203,12 @@ async def engine_completions(engine: Engine) -> int:
         cursor = page.cursor
 
 
-async def check_order(graphs: list[Graph], effects: Connection) -> None:
+async def check_order(built: list[Diamond], effects: Connection) -> None:
+    """One effect of each node, and those of a node after those it waits for."""
     rows = await effects.fetch("select node, place from effect")
     places = {str(row["node"]): int(row["place"]) for row in rows}
-    for graph in graphs:
-        for downstream, upstreams in DIAMOND.items():
-            for upstream in upstreams.split():
-                assert places[graph[upstream]] < places[graph[downstream]]
+    assert len(places) == len(rows)
+    for diamond in built:
+        first, left, right, last = (places[each] for each in diamond.ids)
+        assert first < min(left, right)
+        assert max(left, right) < last

@@ -1,15 +1,18 @@
 """Random flows, run in random order with random crashes, end as a simple model says.
 
-The model knows nothing of rows: it keeps sets of names. The driver applies the same
-steps to the model and to an engine, and compares what is ready after every step and
-everything at the end. A crash loses the process before or after the commit of a
-transaction; what comes next runs on a fresh engine.
+The driver applies the same steps to the model and to an engine, and compares what is
+ready after every step and everything at the end. A crash loses the process before or
+after the commit of a transaction; what comes next runs on a fresh engine. Operations of
+several transactions are lost between any two of them and begun again.
 """
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import TypeVar
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,161 +20,97 @@ from flowfabric import Engine
 from flowfabric.config import EngineConfig
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_build import Dependency, Join
+from flowfabric.core.flow_cancel import WaitIndefinite
 from flowfabric.core.flow_model import FlowState, OnSatisfied
-from flowfabric.core.flow_policy import AllOf, AnyOf, EdgeDependencyPolicy, Quorum
 from flowfabric.core.ids import ExecutionId, FlowId, flow_execution_id, uuid4_from
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import FailureClass
-from flowfabric.store.base import Body, Parameter, Row
+from flowfabric.errors import DependencyAlreadyExists
+from flowfabric.store.base import Body, Parameter, Row, Store
+from flowfabric.store.postgres.store import PostgresStore
 from flowfabric.store.sqlite.store import SqliteStore
+from tests import postgres
 from tests.properties.asyncio_runner import run
+from tests.properties.flow_model import (
+    CANCELLED,
+    FAILED,
+    SUCCESS,
+    Model,
+    Node,
+    predict,
+    random_nodes,
+)
 
 T = TypeVar("T")
 
 LEASE_MS = 24 * 60 * 60 * 1_000
 STEPS_MAX = 20_000
 
-SUCCESS, FAILED, CANCELLED, SKIPPED = "completed", "failed", "cancelled", "skipped"
-
-
-class Node:
-    def __init__(self, name: int, upstreams: list[int], policy: EdgeDependencyPolicy) -> None:
-        self.name = name
-        self.upstreams = upstreams
-        self.policy = policy
-
-
-class Model:
-    """What should happen, in sets."""
-
-    def __init__(self) -> None:
-        self.nodes: dict[int, Node] = {}
-        self.ready: set[int] = set()
-        self.running: set[int] = set()
-        self.ended: dict[int, str] = {}
-        self.untold: set[int] = set()
-        self.given_up: set[int] = set()
-        self.resolved: dict[int, dict[int, str]] = {}
-        self.fired: dict[int, str] = {}
-
-    def build(self, nodes: list[Node]) -> None:
-        for node in nodes:
-            self.nodes[node.name] = node
-            self.resolved[node.name] = {}
-            if not node.upstreams:
-                self.ready.add(node.name)
-        # A member skipped by this very step is told of later, like any other ending.
-        ended_before = set(self.ended)
-        for node in nodes:
-            self.resolve(node.name, ended_before & set(node.upstreams))
-
-    def claim(self) -> set[int]:
-        claimed, self.ready = self.ready, set()
-        self.running |= claimed
-        return claimed
-
-    def end(self, name: int, outcome: str) -> None:
-        if name not in self.ended:
-            self.ready.discard(name)
-            self.running.discard(name)
-            self.ended[name] = outcome
-            self.untold.add(name)
-
-    def tell(self, names: set[int]) -> None:
-        self.untold -= names
-        for node in list(self.nodes.values()):
-            self.resolve(node.name, names & set(node.upstreams))
-
-    def resolve(self, name: int, upstreams: set[int]) -> None:
-        fresh = upstreams - self.resolved[name].keys()
-        if not fresh:
-            return
-        self.resolved[name] |= {u: self.ended[u] for u in fresh}
-        verdict = judge(self.nodes[name], self.resolved[name])
-        if verdict is None or name in self.fired:
-            return
-        self.fired[name] = verdict
-        policy = self.nodes[name].policy
-        if not isinstance(policy, AllOf) and policy.on_satisfied == OnSatisfied.CANCEL_REMAINING:
-            self.given_up |= set(self.nodes[name].upstreams) - self.resolved[name].keys()
-        if verdict == "impossible":
-            self.end(name, SKIPPED)
-        elif name not in self.ended and name not in self.running:
-            self.ready.add(name)
-
-    def cancel(self, names: set[int]) -> None:
-        self.given_up -= names
-        for name in names:
-            self.end(name, CANCELLED)
-
-
-def judge(node: Node, resolved: dict[int, str]) -> str | None:
-    """Whether a join holds, never will, or is still open."""
-    total = len(node.upstreams)
-    match node.policy:
-        case AllOf():
-            needed = total
-        case AnyOf():
-            needed = 1
-        case Quorum(k=k):
-            needed = k
-    good = sum(outcome == SUCCESS for outcome in resolved.values())
-    bad = len(resolved) - good
-    if good >= needed:
-        return "satisfied"
-    return "impossible" if total - bad < needed else None
-
-
-def predict(nodes: list[Node], outcomes: dict[int, str]) -> dict[int, str]:
-    """How everything ends when nothing is ever cancelled: no order matters then."""
-    ends: dict[int, str] = {}
-    for node in nodes:
-        if not node.upstreams:
-            ends[node.name] = outcomes[node.name]
-            continue
-        verdict = judge(node, {u: ends[u] for u in node.upstreams})
-        assert verdict is not None
-        ends[node.name] = outcomes[node.name] if verdict == "satisfied" else SKIPPED
-    return ends
-
 
 class Crash(Exception):
     """The process is gone."""
 
 
-class CrashingStore(SqliteStore):
+class Crashes:
     """Loses the process around the commit of a transaction to come."""
 
-    crash: tuple[int, bool] | None = None
-    """After how many transactions, and whether that one still commits."""
+    def __init__(self) -> None:
+        self.next: tuple[int, bool] | None = None
+        """After how many transactions, and whether that one still commits."""
+        self.happened = 0
 
-    async def transact(self, body: Body[T]) -> T:
-        return await self._around(lambda: super(CrashingStore, self).transact(body))
-
-    async def execute_alone(self, name: str, **parameters: Parameter) -> list[Row]:
-        async def once() -> list[Row]:
-            return list(await super(CrashingStore, self).execute_alone(name, **parameters))
-
-        return await self._around(once)
-
-    async def _around(self, once: Callable[[], Awaitable[T]]) -> T:
-        if self.crash is None:
+    async def around(self, once: Callable[[], Awaitable[T]]) -> T:
+        if self.next is None:
             return await once()
-        countdown, commits = self.crash
+        countdown, commits = self.next
         if countdown > 0:
-            self.crash = (countdown - 1, commits)
+            self.next = (countdown - 1, commits)
             return await once()
-        self.crash = None
+        self.next = None
+        self.happened += 1
         if commits:
             await once()
         raise Crash
 
 
+class CrashingSqlite(SqliteStore):
+    def __init__(self, crashes: Crashes) -> None:
+        super().__init__(":memory:")
+        self.crashes = crashes
+
+    async def transact(self, body: Body[T]) -> T:
+        return await self.crashes.around(lambda: super(CrashingSqlite, self).transact(body))
+
+    async def execute_alone(self, name: str, **parameters: Parameter) -> list[Row]:
+        async def once() -> list[Row]:
+            return list(await super(CrashingSqlite, self).execute_alone(name, **parameters))
+
+        return await self.crashes.around(once)
+
+
+class CrashingPostgres(PostgresStore):
+    def __init__(self, url: str, crashes: Crashes) -> None:
+        super().__init__(url)
+        self.crashes = crashes
+
+    async def transact(self, body: Body[T]) -> T:
+        return await self.crashes.around(lambda: super(CrashingPostgres, self).transact(body))
+
+    async def execute_alone(self, name: str, **parameters: Parameter) -> list[Row]:
+        async def once() -> list[Row]:
+            return list(await super(CrashingPostgres, self).execute_alone(name, **parameters))
+
+        return await self.crashes.around(once)
+
+
 class Driver:
-    def __init__(self, chance: random.Random, nodes: list[Node], store: CrashingStore) -> None:
+    def __init__(
+        self, chance: random.Random, nodes: list[Node], store: Store, crashes: Crashes
+    ) -> None:
         self.chance = chance
         self.waiting = list(nodes)
         self.store = store
+        self.crashes = crashes
         self.model = Model()
         self.handles: dict[int, Claimed] = {}
         self.outcomes = {n.name: chance.choice([SUCCESS, SUCCESS, FAILED]) for n in nodes}
@@ -198,13 +137,27 @@ class Driver:
         """
         commits = self.chance.random() < 0.5
         if self.chance.random() < 0.15:
-            self.store.crash = (0, commits)
+            self.crashes.next = (0, commits)
         try:
             await operation()
         except Crash:
             self.engine = Engine(self.store, self.engine.config, self.engine.deployment)
             return commits
         return True
+
+    async def go_on(self, operation: Callable[[], Awaitable[object]]) -> None:
+        """Repeat an operation of many transactions until it is done, losing the process
+        between any two of them."""
+        while True:
+            if self.chance.random() < 0.5:
+                self.crashes.next = (self.chance.randint(0, 4), self.chance.random() < 0.5)
+            try:
+                await operation()
+            except Crash:
+                self.engine = Engine(self.store, self.engine.config, self.engine.deployment)
+            else:
+                self.crashes.next = None
+                return
 
     def ordered(self, names: set[int]) -> list[int]:
         """In the order in which queues are worked off."""
@@ -233,11 +186,48 @@ class Driver:
         async def add() -> None:
             await self.engine.add_dependencies(self.flow_id, joins, members=members)
 
-        while not await self.attempt(add):
-            pass
+        await self.surely(add)
         if self.chance.random() < 0.2:
             await add()
         self.model.build(nodes)
+
+    async def build_slowly(self) -> None:
+        """One node, edge by edge."""
+        node = self.waiting.pop(0)
+        member = NewExecution(execution_kind="work", execution_id=self.ids[node.name])
+        await self.surely(lambda: self.engine.add_dependencies(self.flow_id, members=[member]))
+        if node.upstreams:
+            await self.surely(
+                lambda: self.engine.set_edge_group_policy(
+                    self.flow_id, self.ids[node.name], node.policy
+                )
+            )
+        edges = [(self.new_uuid(), self.ids[each]) for each in node.upstreams]
+        for step in (self.stage, self.apply):
+            for edge_id, upstream in edges:
+                await self.surely(partial(step, edge_id, upstream, self.ids[node.name]))
+        self.model.build_slowly(node)
+
+    async def surely(self, operation: Callable[[], Awaitable[object]]) -> None:
+        while not await self.attempt(operation):
+            pass
+
+    async def stage(self, edge_id: str, upstream: ExecutionId, downstream: ExecutionId) -> None:
+        with suppress(DependencyAlreadyExists):
+            await self.engine.stage_dependency_edge(
+                self.flow_id,
+                edge_id,
+                upstream_execution_id=upstream,
+                downstream_execution_id=downstream,
+            )
+
+    async def apply(self, edge_id: str, upstream: ExecutionId, downstream: ExecutionId) -> None:
+        await self.engine.apply_dependency_to_child(
+            self.flow_id,
+            edge_id,
+            upstream_execution_id=upstream,
+            downstream_execution_id=downstream,
+        )
 
     async def claim(self) -> None:
         claimed = await self.engine.claim_many(
@@ -294,12 +284,24 @@ class Driver:
             self.model.end(name, CANCELLED)
 
     async def close(self) -> None:
-        """An operator cancels the flow."""
+        """An operator cancels the flow; only the first time means anything."""
         self.interfered = True
         policy = self.chance.choice(["cancel_all", "cancel_pending", "flow_only"])
-        if not await self.attempt(
+        waits = self.chance.random() < 0.5
+        if waits:
+            await self.go_on(
+                lambda: self.engine.cancel_flow(
+                    self.flow_id, cancellation_policy=policy, wait=WaitIndefinite()
+                )
+            )
+        elif not await self.attempt(
             lambda: self.engine.cancel_flow_header(self.flow_id, cancellation_policy=policy)
         ):
+            return
+        if waits:
+            # What joins had given up is queued with the flow's own members.
+            self.model.cancel(set(self.model.given_up))
+        if self.closed:
             return
         self.closed = True
         self.waiting = []
@@ -311,7 +313,9 @@ class Driver:
 
     def possible(self) -> list[Callable[[], Awaitable[None]]]:
         model = self.model
-        steps: list[Callable[[], Awaitable[None]]] = [self.build] * 2 if self.waiting else []
+        steps: list[Callable[[], Awaitable[None]]] = (
+            [self.build, self.build_slowly] if self.waiting else []
+        )
         if model.ready:
             steps.append(self.claim)
         steps += [self.finish] * 3 if model.running else []
@@ -353,57 +357,72 @@ class Driver:
     def expected_state(self) -> FlowState:
         if self.closed:
             return FlowState.CANCELLED
-        ends = set(self.model.ended.values())
+        ends = {end for name, end in self.model.ended.items() if name not in self.model.spared}
         return FlowState.FAILED if ends & {FAILED, CANCELLED} else FlowState.COMPLETED
 
 
-def random_nodes(chance: random.Random, count: int, on_satisfied: list[OnSatisfied]) -> list[Node]:
-    nodes = []
-    for name in range(count):
-        width = min(name, chance.choice([0, 1, 1, 2, 3, 8]))
-        upstreams = chance.sample(range(name), width)
-        choice = chance.choice(on_satisfied)
-        policies: list[EdgeDependencyPolicy] = [
-            AllOf(),
-            AnyOf(choice),
-            Quorum(chance.randint(1, max(1, width)), choice),
-        ]
-        nodes.append(Node(name, upstreams, chance.choice(policies)))
-    return nodes
+def play(driver: Driver, meddling: float) -> None:
+    async def go() -> None:
+        await driver.open()
+        try:
+            await driver.run(meddling)
+        finally:
+            await driver.engine.close()
+
+    run(go())
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 200), meddles=st.booleans())
 def test_every_member_ends_as_the_model_says(seed: int, count: int, meddles: bool) -> None:
-    chance = random.Random(seed)
+    chance, crashes = random.Random(seed), Crashes()
     nodes = random_nodes(chance, count, list(OnSatisfied))
-
-    async def go() -> None:
-        store = CrashingStore(":memory:")
-        driver = Driver(chance, nodes, store)
-        await driver.open()
-        try:
-            await driver.run(meddling=0.03 if meddles else 0.0)
-        finally:
-            await driver.engine.close()
-
-    run(go())
+    play(Driver(chance, nodes, CrashingSqlite(crashes), crashes), 0.03 if meddles else 0.0)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 200))
 def test_where_nothing_is_cancelled_the_order_makes_no_difference(seed: int, count: int) -> None:
-    chance = random.Random(seed)
+    chance, crashes = random.Random(seed), Crashes()
     nodes = random_nodes(chance, count, [OnSatisfied.LET_RUN])
+    driver = Driver(chance, nodes, CrashingSqlite(crashes), crashes)
+    play(driver, 0.0)
+    assert driver.model.ended == predict(nodes, driver.outcomes)
 
-    async def go() -> None:
-        store = CrashingStore(":memory:")
-        driver = Driver(chance, nodes, store)
-        await driver.open()
-        try:
-            await driver.run(meddling=0.0)
-            assert driver.model.ended == predict(nodes, driver.outcomes)
-        finally:
-            await driver.engine.close()
 
-    run(go())
+@pytest.fixture
+def fresh_database(
+    postgres_server: str,
+    postgres_template: str,
+    postgres_version: str,
+    exercised_store: Callable[[str], None],
+) -> Callable[[], AbstractContextManager[str]]:
+    """A database for each example."""
+    exercised_store(f"postgres {postgres_version}")
+
+    @contextmanager
+    def fresh() -> Iterator[str]:
+        url = run(postgres.create_database(postgres_server, template=postgres_template))
+        yield url
+        run(postgres.drop_database(postgres_server, url))
+
+    return fresh
+
+
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(seed=st.integers(0, 2**32), count=st.integers(50, 200), meddles=st.booleans())
+def test_every_member_ends_as_the_model_says_on_postgres(
+    fresh_database: Callable[[], AbstractContextManager[str]],
+    seed: int,
+    count: int,
+    meddles: bool,
+) -> None:
+    chance, crashes = random.Random(seed), Crashes()
+    nodes = random_nodes(chance, count, list(OnSatisfied))
+    with fresh_database() as url:
+        store = CrashingPostgres(url, crashes)
+        play(Driver(chance, nodes, store, crashes), 0.03 if meddles else 0.0)

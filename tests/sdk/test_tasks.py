@@ -54,7 +54,7 @@ def test_a_default_that_is_not_given_is_left_to_the_function() -> None:
 def test_what_cannot_be_stored_is_refused_by_name() -> None:
     def take(thing: object) -> None: ...
 
-    with pytest.raises(InvalidInput, match="arguments of t: cannot be stored"):
+    with pytest.raises(InvalidInput, match="argument thing of t: cannot be stored"):
         task_of(take)(object())
 
 

@@ -14,6 +14,7 @@ from flowfabric.core.flow_policy import (
     check_policy,
     count_outcome,
     evaluate,
+    is_spared,
     policy_of,
 )
 from flowfabric.core.ids import ExecutionId, FlowId
@@ -99,6 +100,24 @@ def test_firing_says_whether_the_others_are_given_up(
 ) -> None:
     fired = count_outcome(group(policy), outcome, 5)
     assert (fired.fired_at_ms, fired.cancel_reason) == (5, reason)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "spared"),
+    [
+        (TerminalOutcome.CANCELLED, "sibling_quorum_satisfied", True),
+        (TerminalOutcome.CANCELLED, "sibling_quorum_impossible", True),
+        (TerminalOutcome.CANCELLED, "flow_cancelled", False),
+        (TerminalOutcome.CANCELLED, None, False),
+        # Cancelled once, replayed since, and ended otherwise.
+        (TerminalOutcome.FAILED, "sibling_quorum_satisfied", False),
+        (TerminalOutcome.SUCCESS, None, False),
+    ],
+)
+def test_only_what_a_join_gave_up_is_spared(
+    outcome: TerminalOutcome, reason: str | None, spared: bool
+) -> None:
+    assert is_spared(outcome, reason) is spared
 
 
 def test_a_group_fires_once_and_counts_on() -> None:

@@ -1,6 +1,7 @@
 """Rules of flows that need no database: graphs, derived states, cancellation requests."""
 
 import itertools
+from collections import Counter
 
 import pytest
 from msgspec import structs
@@ -25,7 +26,7 @@ from flowfabric.core.flow_cancel import (
 )
 from flowfabric.core.flow_model import CancellationPolicy, Flow, FlowState
 from flowfabric.core.flow_results import FlowCancelled, PartiallyCancelled
-from flowfabric.core.flow_views import derive_flow_state
+from flowfabric.core.flow_views import MemberCounts, derive_flow_state
 from flowfabric.core.ids import FlowId, Namespace, make_execution_id, parse_uuid
 from flowfabric.core.limits import CANCEL_WAIT_MS_MAX, FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
 from flowfabric.core.states import PublicState, TerminalOutcome
@@ -81,20 +82,27 @@ def test_a_flow_has_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "node_count", "state"),
+    ("outcomes", "spared", "node_count", "state"),
     [
-        ([], 0, FlowState.OPEN),
-        (["success"], 2, FlowState.OPEN),
-        (["success", "skipped"], 2, FlowState.COMPLETED),
-        (["success", "failed"], 2, FlowState.FAILED),
-        (["success", "expired"], 2, FlowState.FAILED),
-        (["cancelled"], 1, FlowState.FAILED),
+        ([], 0, 0, FlowState.OPEN),
+        (["success"], 0, 2, FlowState.OPEN),
+        (["success", "skipped"], 0, 2, FlowState.COMPLETED),
+        (["success", "failed"], 0, 2, FlowState.FAILED),
+        (["success", "expired"], 0, 2, FlowState.FAILED),
+        (["cancelled"], 0, 1, FlowState.FAILED),
+        (["success", "cancelled"], 1, 2, FlowState.COMPLETED),
+        (["success", "cancelled", "cancelled"], 1, 3, FlowState.FAILED),
+        (["failed", "cancelled"], 1, 2, FlowState.FAILED),
+        (["expired", "cancelled"], 1, 2, FlowState.FAILED),
+        (["success", "cancelled"], 1, 3, FlowState.OPEN),
     ],
 )
 def test_a_flow_ends_with_its_last_member(
-    outcomes: list[str], node_count: int, state: FlowState
+    outcomes: list[str], spared: int, node_count: int, state: FlowState
 ) -> None:
-    flow = count_endings(a_flow(node_count=node_count), map(TerminalOutcome, outcomes))
+    flow = count_endings(
+        a_flow(node_count=node_count), map(TerminalOutcome, outcomes), spared=spared
+    )
     settled = settle_flow(flow, 5_000, DAY_MS)
     assert settled.derived_state is state
     ended = state is not FlowState.OPEN
@@ -111,6 +119,17 @@ def test_a_member_that_comes_back_opens_the_flow() -> None:
     )
     back = settle_flow(count_endings(ended, [TerminalOutcome.FAILED], by=-1), 6_000, DAY_MS)
     assert back == a_flow(node_count=1)
+    spared = count_endings(back, [TerminalOutcome.CANCELLED], spared=1)
+    assert count_endings(spared, [TerminalOutcome.CANCELLED], by=-1, spared=1) == back
+
+
+def test_an_ended_execution_joins_as_what_it_ended_as() -> None:
+    given_up = an_execution(
+        terminal_outcome=TerminalOutcome.CANCELLED, cancellation_reason="sibling_quorum_satisfied"
+    )
+    unwanted = structs.replace(given_up, cancellation_reason="not needed")
+    joined = with_members(a_flow(), [given_up, unwanted], 5)
+    assert (joined.node_count, joined.members_cancelled, joined.members_spared) == (2, 2, 1)
 
 
 def test_a_settled_flow_keeps_the_time_of_its_end_and_the_longest_keep_time() -> None:
@@ -122,6 +141,12 @@ def test_a_settled_flow_keeps_the_time_of_its_end_and_the_longest_keep_time() ->
 @pytest.mark.parametrize(
     ("states", "cancelled", "state"),
     [
+        ("completed spared", False, FlowState.COMPLETED),
+        ("failed spared", False, FlowState.FAILED),
+        ("expired spared", False, FlowState.FAILED),
+        ("cancelled spared", False, FlowState.FAILED),
+        ("spared spared", True, FlowState.CANCELLED),
+        ("active spared", False, FlowState.RUNNING),
         ("", False, FlowState.OPEN),
         ("", True, FlowState.CANCELLED),
         ("completed skipped", False, FlowState.COMPLETED),
@@ -141,8 +166,9 @@ def test_a_settled_flow_keeps_the_time_of_its_end_and_the_longest_keep_time() ->
 def test_the_first_rule_that_matches_names_the_flows_state(
     states: str, cancelled: bool, state: FlowState
 ) -> None:
-    counts = dict.fromkeys(map(PublicState, states.split()), 1)
-    assert derive_flow_state(counts, cancelled=cancelled) is state
+    names = states.replace("spared", "cancelled").split()
+    members = MemberCounts(Counter(map(PublicState, names)), states.count("spared"))
+    assert derive_flow_state(members, cancelled=cancelled) is state
 
 
 # Cancellation requests

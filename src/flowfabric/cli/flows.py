@@ -19,7 +19,7 @@ from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.states import PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.flows.drawing import draw, flow_state
+from flowfabric.flows.drawing import flow_state, print_graph
 from flowfabric.flows.graph import FlowGraph, read_graph
 
 ID_PART_CHARS_MIN: Final = 4
@@ -146,7 +146,7 @@ async def show_flow(engine: Engine, target: Target, flow_id: str, every_node: bo
         documents.emit(document | {"nodes": graph.nodes, "edges": graph.edges})
         return
     console = screen.out()
-    console.print(draw(graph, every_node=every_node), no_wrap=True, overflow="ellipsis")
+    print_graph(console, graph, every_node=every_node)
     await _print_failures(engine, graph)
     if graph.flow.cancel_reason:
         console.print(Text(f"\ncancelled: {graph.flow.cancel_reason}", style="dim"))

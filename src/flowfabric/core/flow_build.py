@@ -18,7 +18,13 @@ from flowfabric.core.flow_model import (
     FlowState,
     GroupState,
 )
-from flowfabric.core.flow_policy import ALL_OF, EdgeDependencyPolicy, Rule, rule_of
+from flowfabric.core.flow_policy import (
+    ALL_OF,
+    EdgeDependencyPolicy,
+    Rule,
+    is_spared,
+    rule_of,
+)
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace, parse_uuid, uuid4_from
 from flowfabric.core.limits import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
 from flowfabric.core.model import Execution
@@ -124,7 +130,9 @@ def new_flow(
 
 def check_open(flow: Flow) -> None:
     if flow.public_flow_state is not FlowState.OPEN:
-        raise FlowAlreadyTerminal(f"flow {flow.flow_id} is {flow.public_flow_state}")
+        raise FlowAlreadyTerminal(
+            f"flow {flow.flow_id} is {flow.public_flow_state} and takes nothing new; create another"
+        )
 
 
 def check_revision(flow: Flow, expected: int | None) -> None:
@@ -159,7 +167,11 @@ def with_members(flow: Flow, members: Sequence[Execution], now_ms: int) -> Flow:
         raise InvalidInput("members", f"a flow has at most {FLOW_MEMBERS_MAX} members", count)
     kept_ms = [each.retention_ms or 0 for each in members]
     return structs.replace(
-        count_endings(flow, (each.terminal_outcome for each in members)),
+        count_endings(
+            flow,
+            (each.terminal_outcome for each in members),
+            spared=sum(is_spared(e.terminal_outcome, e.cancellation_reason) for e in members),
+        ),
         node_count=count,
         graph_revision=flow.graph_revision + len(members),
         member_retention_ms=max([flow.member_retention_ms, *kept_ms]),
@@ -193,9 +205,14 @@ _COUNTERS = {
 }
 
 
-def count_endings(flow: Flow, outcomes: Iterable[TerminalOutcome], by: int = 1) -> Flow:
-    """The flow after members ended, or with `by=-1` after ended ones came back."""
-    counts: dict[str, int] = {}
+def count_endings(
+    flow: Flow, outcomes: Iterable[TerminalOutcome], by: int = 1, *, spared: int = 0
+) -> Flow:
+    """The flow after members ended, or with `by=-1` after ended ones came back.
+
+    `spared` says how many of them were cancelled because a join no longer needed them.
+    """
+    counts = {"members_spared": flow.members_spared + by * spared}
     for outcome in outcomes:
         if outcome is not TerminalOutcome.NONE:
             name = _COUNTERS[outcome]
@@ -233,7 +250,8 @@ def _derived_state(flow: Flow) -> FlowState:
         return FlowState.OPEN
     if cancelled:
         return FlowState.CANCELLED
-    if flow.members_failed or flow.members_cancelled or flow.members_expired:
+    unwanted = flow.members_cancelled - flow.members_spared
+    if flow.members_failed or flow.members_expired or unwanted:
         return FlowState.FAILED
     return FlowState.COMPLETED
 

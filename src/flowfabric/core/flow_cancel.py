@@ -5,7 +5,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import Event, EventCategory
-from flowfabric.core.flow_model import CancellationPolicy, Flow, FlowState
+from flowfabric.core.flow_model import CancellationPolicy, Flow, FlowState, PendingCancel
 from flowfabric.core.flow_results import FlowCancelled, PartiallyCancelled
 from flowfabric.core.ids import ExecutionId, make_execution_id
 from flowfabric.core.limits import CANCEL_WAIT_MS_MAX
@@ -13,6 +13,11 @@ from flowfabric.errors import InvalidGraceMs, InvalidInput
 
 FLOW_CANCELLED = "flow_cancelled"
 """The reason members are given when the flow's cancellation named none."""
+
+RETRY_MS_MIN = 1_000
+RETRY_MS_MAX = 60_000
+RETRY_DOUBLINGS_MAX = 6
+"""How long to leave a member alone whose cancellation failed: twice as long each time."""
 
 _ALIASES = {"cancel_flow_only": CancellationPolicy.FLOW_ONLY}
 
@@ -94,6 +99,12 @@ def flow_cancel_event(flow: Flow, member_count: int, now_ms: int) -> Event:
         details=msgspec.json.encode(details).decode(),
         occurred_at_ms=now_ms,
     )
+
+
+def postponed(row: PendingCancel, now_ms: int) -> PendingCancel:
+    """The row after cancelling its member failed; it waits longer each time."""
+    pause_ms = min(RETRY_MS_MAX, RETRY_MS_MIN << min(row.attempts, RETRY_DOUBLINGS_MAX))
+    return structs.replace(row, attempts=row.attempts + 1, due_at_ms=now_ms + pause_ms)
 
 
 def all_but(

@@ -87,6 +87,8 @@ class Flow(Record, frozen=True, kw_only=True):
     members_expired: int = 0
     members_skipped: int = 0
     """Endings whose effects on other members have been worked off."""
+    members_spared: int = 0
+    """Of the cancelled ones: those that a join no longer needed."""
     created_at_ms: int
     last_mutation_at_ms: int
     cancelled_at_ms: int | None = None
@@ -129,6 +131,8 @@ class Edge(Record, frozen=True, kw_only=True):
     applied_at_ms: int | None = None
     resolved_at_ms: int | None = None
     resolved_outcome: TerminalOutcome | None = None
+    reopened_at_ms: int | None = None
+    """When its downstream was replayed: what the upstream failed before then no longer counts."""
 
 
 class EdgeGroup(Record, frozen=True, kw_only=True):
@@ -208,3 +212,20 @@ class PendingCancel(Record, frozen=True, kw_only=True):
     only_waiting: bool = False
     """Leave it alone if a worker has it by now."""
     enqueued_at_ms: int
+    due_at_ms: int
+    """When to try next; later than queued once it has failed."""
+    attempts: int = 0
+    """How often cancelling it has failed."""
+
+
+class FlowAudit(Record, frozen=True, kw_only=True):
+    """How far the slow look at every member has come. There is one row."""
+
+    table: ClassVar[str] = "flow_audit"
+    key: ClassVar[tuple[str, ...]] = ("audit_id",)
+
+    audit_id: int = 1
+    after_flow_id: str
+    after_execution_id: str
+    """The uuid of the last member looked at."""
+    due_at_ms: int

@@ -14,6 +14,8 @@ QUORUM_MAX = 2**31 - 1
 
 SIBLING_SATISFIED = "sibling_quorum_satisfied"
 SIBLING_IMPOSSIBLE = "sibling_quorum_impossible"
+SIBLING_REASONS = (SIBLING_SATISFIED, SIBLING_IMPOSSIBLE)
+"""Why members are cancelled that a join's policy has given up."""
 
 
 class AllOf(Struct, frozen=True, tag_field="kind", tag="all_of"):
@@ -82,6 +84,14 @@ def _check_on_satisfied(value: object) -> OnSatisfied:
     except ValueError as error:
         choices = ", ".join(OnSatisfied)
         raise InvalidInput("policy.on_satisfied", f"must be one of {choices}", value) from error
+
+
+def is_spared(outcome: TerminalOutcome, cancellation_reason: str | None) -> bool:
+    """Whether a member was cancelled because a join no longer needed it.
+
+    That is what its flow was built to do, so it does not make the flow a failed one.
+    """
+    return outcome is TerminalOutcome.CANCELLED and cancellation_reason in SIBLING_REASONS
 
 
 def rule_of(group: EdgeGroup) -> Rule:

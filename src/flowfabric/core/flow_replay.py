@@ -17,6 +17,7 @@ from flowfabric.core.flow_model import (
     FlowState,
     GroupState,
 )
+from flowfabric.core.flow_policy import is_spared
 from flowfabric.core.flow_resolve import block
 from flowfabric.core.model import Execution
 from flowfabric.core.operator import decide_replay
@@ -48,7 +49,7 @@ def must_wait_again(group: EdgeGroup | None) -> bool:
     return group is not None and group.staged > 0 and group.group_state is not GroupState.SATISFIED
 
 
-def reopen(group: EdgeGroup, edges: Sequence[Edge]) -> Reopened:
+def reopen(group: EdgeGroup, edges: Sequence[Edge], now_ms: int) -> Reopened:
     """Forget the failures of the join's upstreams; they count again once they end again."""
     failed = [edge for edge in edges if edge.dep_state is DependencyState.IMPOSSIBLE]
     satisfied = sum(edge.dep_state is DependencyState.SATISFIED for edge in edges)
@@ -71,6 +72,7 @@ def reopen(group: EdgeGroup, edges: Sequence[Edge]) -> Reopened:
                 dep_state=DependencyState.UNSATISFIED,
                 resolved_at_ms=None,
                 resolved_outcome=None,
+                reopened_at_ms=now_ms,
             )
             for edge in failed
         ),
@@ -81,7 +83,9 @@ def uncount(flow: Flow, execution: Execution, untold: CompletionDispatch | None)
     """The flow after an ended member came back; one nobody was told of was never counted."""
     if untold is not None or execution.terminal_outcome is TerminalOutcome.NONE:
         return flow
-    return count_endings(flow, [execution.terminal_outcome], by=-1)
+    outcome = execution.terminal_outcome
+    spared = is_spared(outcome, execution.cancellation_reason)
+    return count_endings(flow, [outcome], by=-1, spared=int(spared))
 
 
 def decide_member_replay(

@@ -128,6 +128,11 @@ def waits_for_worker(execution: Execution) -> bool:
     )
 
 
+def holds_back(group: EdgeGroup | None) -> bool:
+    """Whether a join keeps its downstream from running. One without edges does not."""
+    return group is not None and group.staged > 0 and group.group_state is not GroupState.SATISFIED
+
+
 def block(
     execution: Execution, group: EdgeGroup, detail: str, now_ms: int
 ) -> tuple[Execution, EdgeGroup]:
@@ -232,6 +237,7 @@ def _refuse_inputs(subject: Subject, size: int, bytes_max: int, timing: Timing) 
         attempt_failure=INPUTS_TOO_LARGE,
         fields={
             "failure_reason": f"{INPUTS_TOO_LARGE}: the results of its dependencies are {size}"
-            f" bytes together, at most {bytes_max} are passed on"
+            f" bytes together, at most {bytes_max} are passed on; have them keep it elsewhere and"
+            " return where"
         },
     )

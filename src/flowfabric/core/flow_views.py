@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric.core.flow_model import (
     CancellationPolicy,
@@ -111,6 +111,8 @@ class FlowSummary(Struct, frozen=True, kw_only=True):
     members_delayed: int = 0
     members_rate_limited: int = 0
     members_waiting_children: int = 0
+    members_spared: int = 0
+    """Of the cancelled ones: those that a join no longer needed."""
     public_flow_state: FlowState
 
 
@@ -172,18 +174,27 @@ def status_of(flow: Flow) -> FlowStatus:
     return FlowStatus.ACTIVE
 
 
-ENDED_BADLY = (PublicState.FAILED, PublicState.CANCELLED, PublicState.EXPIRED)
+ENDED_BADLY = (PublicState.FAILED, PublicState.EXPIRED)
 HELD_UP = (
     PublicState.SUSPENDED,
     PublicState.DELAYED,
     PublicState.RATE_LIMITED,
     PublicState.WAITING_CHILDREN,
 )
-ENDED = (*ENDED_BADLY, PublicState.COMPLETED, PublicState.SKIPPED)
+ENDED = (*ENDED_BADLY, PublicState.CANCELLED, PublicState.COMPLETED, PublicState.SKIPPED)
 
 
-def derive_flow_state(counts: Mapping[PublicState, int], *, cancelled: bool) -> FlowState:
+class MemberCounts(Struct, frozen=True):
+    """How many members are in which state."""
+
+    by_state: Mapping[PublicState, int]
+    spared: int = 0
+    """Of the cancelled ones: those that a join no longer needed."""
+
+
+def derive_flow_state(members: MemberCounts, *, cancelled: bool) -> FlowState:
     """What the members' states make of the flow. An empty flow is open."""
+    counts = members.by_state
 
     def any_in(*states: PublicState) -> bool:
         return any(counts.get(state) for state in states)
@@ -192,13 +203,16 @@ def derive_flow_state(counts: Mapping[PublicState, int], *, cancelled: bool) -> 
     if total == sum(counts.get(state, 0) for state in ENDED) and (total or cancelled):
         if cancelled:
             return FlowState.CANCELLED
-        return FlowState.FAILED if any_in(*ENDED_BADLY) else FlowState.COMPLETED
+        unwanted = counts.get(PublicState.CANCELLED, 0) - members.spared
+        bad = unwanted or any_in(*ENDED_BADLY)
+        return FlowState.FAILED if bad else FlowState.COMPLETED
     if any_in(PublicState.ACTIVE):
         return FlowState.RUNNING
     return FlowState.BLOCKED if any_in(*HELD_UP) else FlowState.OPEN
 
 
-def flow_summary(flow: Flow, counts: Mapping[PublicState, int]) -> FlowSummary:
+def flow_summary(flow: Flow, members: MemberCounts) -> FlowSummary:
+    counts = members.by_state
     shown = {f"members_{state}": count for state, count in counts.items()}
     # Understood but never derived; it counts as what it would be.
     waiting = shown.pop(f"members_{PublicState.RESUMABLE}", 0)
@@ -207,10 +221,17 @@ def flow_summary(flow: Flow, counts: Mapping[PublicState, int]) -> FlowSummary:
         flow_id=flow.flow_id,
         total_members=sum(counts.values()),
         public_flow_state=derive_flow_state(
-            counts, cancelled=flow.public_flow_state is FlowState.CANCELLED
+            members, cancelled=flow.public_flow_state is FlowState.CANCELLED
         ),
+        members_spared=members.spared,
         **shown,
     )
+
+
+def recounted(flow: Flow, ended: MemberCounts) -> Flow:
+    """The flow with its counters set to what was counted."""
+    counts = {f"members_{state}": ended.by_state.get(state, 0) for state in ENDED}
+    return structs.replace(flow, members_spared=ended.spared, **counts)
 
 
 def eligibility(execution: Execution | None, group: EdgeGroup | None) -> EligibilityStatus:

@@ -56,5 +56,8 @@ CANCEL_BATCH = 200
 """Members one transaction cancels; a flow with no more is cancelled at once."""
 EDGE_APPLY_AFTER_MS = 60_000
 """A staged edge nobody applied is applied after this long."""
+AUDIT_EVERY_MS = 60_000
+AUDIT_BATCH = 2_000
+"""How often somebody looks for what was left behind in flows, and at how many members."""
 CANCEL_WAIT_MS_MAX = 300_000
 """The longest a caller may wait for a flow's members to be cancelled."""

@@ -15,6 +15,7 @@ from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int
 from flowfabric.core.partitions import PartitionConfig
 from flowfabric.engine.bulk import Bulk
+from flowfabric.engine.flow_audit import FlowAudits
 from flowfabric.engine.flow_cancels import FlowCancels
 from flowfabric.engine.flow_dispatch import FlowDispatch
 from flowfabric.engine.flow_joins import FlowJoins
@@ -126,6 +127,7 @@ class Engine(
     WaitpointKeys,
     FlowJoins,
     FlowDispatch,
+    FlowAudits,
     FlowCancels,
     FlowReads,
     FlowRetention,

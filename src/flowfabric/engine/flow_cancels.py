@@ -2,7 +2,8 @@
 
 The flow is closed and its members are marked in one transaction: from then on nobody
 can claim them. A small flow's members are cancelled in the same transaction, those of
-a large one batch by batch, by whoever waits for it or by the dispatcher.
+a large one batch by batch, by whoever waits for it or by the dispatcher. A member
+that cannot be cancelled holds up no other: it stays queued and is tried again.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from flowfabric.core.flow_cancel import (
     check_cancellation_policy,
     check_grace,
     flow_cancel_event,
+    postponed,
     wait_ms,
 )
 from flowfabric.core.flow_model import CancellationPolicy, Flow, FlowState, PendingCancel
@@ -37,10 +39,10 @@ from flowfabric.core.operator import CancelRequest, decide_cancel
 from flowfabric.core.results import Cancelled
 from flowfabric.core.states import LifecyclePhase, PublicState
 from flowfabric.core.transition import Subject
-from flowfabric.engine.flow_unit import FlowOperations
+from flowfabric.engine.flow_unit import TROUBLE, FlowOperations
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import MEMBER_CANCEL_TOPIC, Ask
-from flowfabric.errors import FlowFabricError, OperationTimeout
+from flowfabric.errors import OperationTimeout
 from flowfabric.store.base import Key, Reader, Row, Transaction
 
 BUSY_PAUSE_S = 0.05
@@ -93,13 +95,13 @@ class FlowCancels(FlowOperations):
         why = shorten(check_text("reason", reason, bytes_max=2**31), TEXT_BYTES_MAX)
         asked = self.check_flow_id(flow_id)
 
-        async def body(tx: Transaction) -> CancelHeaderResult:
+        async def body(tx: Transaction, at_once_max: int = CANCEL_BATCH) -> CancelHeaderResult:
             flow = await self.lock_flow(tx, asked)
             if flow.public_flow_state is FlowState.CANCELLED:
                 return await self._already_ended(tx, flow)
             now_ms = await tx.now_ms()
             closed = cancelled_flow(flow, policy, why, now_ms)
-            members = await self._cancel_members(tx, closed)
+            members = await self._cancel_members(tx, closed, at_once_max)
             event = flow_cancel_event(closed, len(members), now_ms)
             closed = self.settled_flow(closed, now_ms)
             await tx.save(Changes(updates=(closed,), events=(event,)))
@@ -109,7 +111,11 @@ class FlowCancels(FlowOperations):
                 member_count=len(members),
             )
 
-        return await self.store.transact(body)
+        try:
+            return await self.store.transact(body)
+        except TROUBLE:
+            # Perhaps with one member alone: the flow is closed, and each has its own turn.
+            return await self.store.transact(lambda tx: body(tx, at_once_max=0))
 
     async def _already_ended(self, tx: Transaction, flow: Flow) -> FlowAlreadyEnded:
         rows = await tx.select(
@@ -124,7 +130,9 @@ class FlowCancels(FlowOperations):
             member_execution_ids=tuple(_member_ids(flow, rows)),
         )
 
-    async def _cancel_members(self, tx: Transaction, flow: Flow) -> list[ExecutionId]:
+    async def _cancel_members(
+        self, tx: Transaction, flow: Flow, at_once_max: int
+    ) -> list[ExecutionId]:
         """Cancel the members the policy names, or mark them for it when they are many."""
         if flow.cancellation_policy is CancellationPolicy.FLOW_ONLY:
             return []
@@ -133,10 +141,10 @@ class FlowCancels(FlowOperations):
             "cancellable_members",
             flow_id=flow.flow_id,
             only_waiting=only_waiting,
-            limit=CANCEL_BATCH + 1,
+            limit=at_once_max + 1,
         )
         reason = flow.cancel_reason or FLOW_CANCELLED
-        if len(rows) <= CANCEL_BATCH:
+        if len(rows) <= at_once_max:
             asks = [_cancel_ask(each, reason, only_waiting) for each in _member_ids(flow, rows)]
             outcomes = await self.decide_in(tx, asks, [0.0] * len(asks))
             return [
@@ -166,21 +174,61 @@ class FlowCancels(FlowOperations):
     async def cancel_pending_members(
         self, *, flow_id: str | None = None, limit: int = CANCEL_BATCH
     ) -> Swept:
-        """Cancel members that a flow's cancellation or a join's policy has given up."""
+        """Cancel members that a flow's cancellation or a join's policy has given up.
+
+        When a batch fails, each of its members has a transaction of its own.
+        """
         check_int("limit", limit, 1, BATCH_MAX)
         asked = None if flow_id is None else self.check_flow_id(flow_id)
 
         async def body(tx: Transaction) -> Swept:
-            rows = await tx.select_records(
-                PendingCancel, "take_cancels", flow_id=asked, limit=limit
-            )
-            asks = [_cancel_ask(row.execution_id, row.reason, row.only_waiting) for row in rows]
-            if asks:
-                await self.decide_in(tx, asks, [0.0] * len(asks))
-                await tx.save(Changes(deletes=tuple(rows)))
+            rows = await _due(tx, asked, limit)
+            await self._cancel_queued(tx, rows)
             return Swept(acted=len(rows), full=len(rows) == limit)
 
-        return await self.store.transact(body)
+        try:
+            return await self.store.transact(body)
+        except TROUBLE:
+            return await self._cancel_one_by_one(asked, limit)
+
+    async def _cancel_queued(self, tx: Transaction, rows: Sequence[PendingCancel]) -> None:
+        """Members that have ended meanwhile, or are gone, need nothing more."""
+        if rows:
+            asks = [_cancel_ask(row.execution_id, row.reason, row.only_waiting) for row in rows]
+            await self.decide_in(tx, asks, [0.0] * len(asks))
+            await tx.save(Changes(deletes=tuple(rows)))
+
+    async def _cancel_one_by_one(self, flow_id: FlowId | None, limit: int) -> Swept:
+        async def queued(tx: Transaction) -> Sequence[PendingCancel]:
+            return await _due(tx, flow_id, limit)
+
+        rows = await self.store.transact(queued)
+        failures = []
+        for row in rows:
+            try:
+                await self._cancel_alone(row)
+            except TROUBLE as error:
+                failures.append(f"{row.execution_id} was not cancelled: {error}")
+                await self._postpone(row)
+        return Swept(
+            acted=len(rows) - len(failures),
+            full=len(rows) == limit,
+            failures=tuple(failures),
+        )
+
+    async def _cancel_alone(self, row: PendingCancel) -> None:
+        async def body(tx: Transaction) -> None:
+            await self._cancel_queued(tx, await _still_queued(tx, row))
+
+        await self.store.transact(body)
+
+    async def _postpone(self, row: PendingCancel) -> None:
+        async def body(tx: Transaction) -> None:
+            found = await _still_queued(tx, row)
+            now_ms = await tx.now_ms()
+            await tx.save(Changes(updates=tuple(postponed(each, now_ms) for each in found)))
+
+        await self.store.transact(body)
 
     async def ack_cancel_member(self, flow_id: str, execution_id: str) -> None:
         """Take one member off the queue of those to be cancelled; one that is not there is fine."""
@@ -202,30 +250,46 @@ class FlowCancels(FlowOperations):
     ) -> CancelFlowResult:
         """Cancel what is queued until nothing is left, within the caller's time."""
         deadline_s = time.monotonic() + budget_ms / 1_000
+        await self._try_again(flow_id)
         for _ in range(DRAIN_ROUNDS_MAX):
-            try:
-                swept = await self.cancel_pending_members(flow_id=flow_id)
-            except FlowFabricError:
-                failed = await self._left_to_cancel(flow_id, MEMBERS_SHOWN_MAX)
-                return all_but(header, failed)
-            if swept.acted == 0 and not await self._left_to_cancel(flow_id, 1):
-                return header
+            swept = await self.cancel_pending_members(flow_id=flow_id)
+            if swept.acted == 0:
+                left = await self._left_to_cancel(flow_id, MEMBERS_SHOWN_MAX)
+                if all(left.values()):
+                    return all_but(header, tuple(sorted(left)))
             if time.monotonic() >= deadline_s:
                 break
             if swept.acted == 0:
                 await asyncio.sleep(BUSY_PAUSE_S)
         raise OperationTimeout("cancel_flow", budget_ms)
 
-    async def _left_to_cancel(self, flow_id: FlowId, limit: int) -> tuple[ExecutionId, ...]:
+    async def _try_again(self, flow_id: FlowId) -> None:
+        async def body(tx: Transaction) -> None:
+            await tx.select("retry_cancels", flow_id=flow_id)
+
+        await self.store.transact(body)
+
+    async def _left_to_cancel(self, flow_id: FlowId, limit: int) -> dict[ExecutionId, int]:
+        """Members still queued, and how often cancelling each has failed."""
         partition_key, _ = self.flow_key(flow_id)
 
         async def body(reader: Reader) -> Sequence[Row]:
             return await reader.select("list_cancels", flow_id=flow_id, limit=limit)
 
-        return tuple(
-            make_execution_id(partition_key, str(row["execution_id"]))
+        return {
+            make_execution_id(partition_key, str(row["execution_id"])): int(str(row["attempts"]))
             for row in await self.store.read(body)
-        )
+        }
+
+
+async def _due(tx: Transaction, flow_id: FlowId | None, limit: int) -> Sequence[PendingCancel]:
+    return await tx.select_records(
+        PendingCancel, "take_cancels", flow_id=flow_id, now_ms=await tx.now_ms(), limit=limit
+    )
+
+
+async def _still_queued(tx: Transaction, row: PendingCancel) -> list[PendingCancel]:
+    return list((await tx.lock(PendingCancel, [(row.partition_key, row.execution_id)])).values())
 
 
 def _cancel_ask(execution_id: ExecutionId, reason: str, only_waiting: bool) -> Ask[Cancelled]:

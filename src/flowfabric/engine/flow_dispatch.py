@@ -24,6 +24,7 @@ from flowfabric.core.flow_model import (
     Flow,
     GroupState,
 )
+from flowfabric.core.flow_policy import is_spared
 from flowfabric.core.flow_resolve import Ending
 from flowfabric.core.flow_results import (
     AlreadyFired,
@@ -45,6 +46,7 @@ from flowfabric.core.limits import (
 from flowfabric.core.model import Execution
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.engine.flow_unit import (
+    TROUBLE,
     Settled,
     ending_of,
     endings_of,
@@ -69,6 +71,8 @@ class Taken(Struct, frozen=True, kw_only=True):
     ending: Ending
     stale: bool
     """The execution was replayed since: this ending no longer means anything."""
+    spared: bool
+    """Cancelled because a join no longer needed it."""
 
 
 class Dispatched(Struct, frozen=True, kw_only=True):
@@ -87,23 +91,48 @@ class FlowDispatch(Flows):
         start = random.randrange(self.deployment.partitions.num_flow)
 
         async def body(tx: Transaction) -> Swept:
-            flows = await tx.select_records(
-                Flow,
-                "lock_dispatch_flows",
-                start=start,
-                candidates=FLOWS_LOOKED_AT,
-                limit=FLOWS_PER_BATCH,
-            )
+            flows = await _flows_with_endings(tx, start)
             if not flows:
                 return Swept(acted=0, full=False, held=await _any_left(tx))
-            taken = await _take(tx, flows, limit)
-            done = await self._dispatch(tx, flows, taken)
-            edges = 0 if done.settled is None else len(done.settled.resolution.edges)
-            full = done.more or len(taken) == limit or len(flows) == FLOWS_PER_BATCH
+            swept = await self._dispatch_flows(tx, flows, limit)
+            full = swept.full or len(flows) == FLOWS_PER_BATCH
             if full:
                 tx.hint(DISPATCH_TOPIC)
-            acted = done.finished + edges
-            return Swept(acted=acted, full=full, held=not full and await _any_left(tx))
+            return Swept(acted=swept.acted, full=full, held=not full and await _any_left(tx))
+
+        try:
+            return await self.store.transact(body)
+        except TROUBLE:
+            return await self._dispatch_one_by_one(start, limit)
+
+    async def _dispatch_flows(self, tx: Transaction, flows: Sequence[Flow], limit: int) -> Swept:
+        taken = await _take(tx, flows, limit)
+        done = await self._dispatch(tx, flows, taken)
+        edges = 0 if done.settled is None else len(done.settled.resolution.edges)
+        return Swept(acted=done.finished + edges, full=done.more or len(taken) == limit)
+
+    async def _dispatch_one_by_one(self, start: int, limit: int) -> Swept:
+        """A flow that fails holds up no other."""
+
+        async def chosen(tx: Transaction) -> Sequence[Flow]:
+            return await _flows_with_endings(tx, start)
+
+        acted, full, failures = 0, False, []
+        for flow in await self.store.transact(chosen):
+            try:
+                swept = await self._dispatch_alone(flow.flow_id, limit)
+            except TROUBLE as error:
+                failures.append(f"dependents in flow {flow.flow_id} were not told: {error}")
+            else:
+                acted, full = acted + swept.acted, full or swept.full
+        return Swept(acted=acted, full=full, failures=tuple(failures))
+
+    async def _dispatch_alone(self, flow_id: FlowId, limit: int) -> Swept:
+        async def body(tx: Transaction) -> Swept:
+            flow = await self.find_to_lock(tx, flow_id)
+            if flow is None:
+                return Swept(acted=0, full=False)
+            return await self._dispatch_flows(tx, [flow], limit)
 
         return await self.store.transact(body)
 
@@ -142,6 +171,7 @@ class FlowDispatch(Flows):
                 row=row,
                 ending=endings.get(execution_id, Ending(outcome=row.outcome)),
                 stale=execution_id not in endings,
+                spared=is_spared(row.outcome, execution.cancellation_reason),
             )
             return await self._dispatch(tx, [flow], [taken])
 
@@ -151,7 +181,7 @@ class FlowDispatch(Flows):
         self, tx: Transaction, flows: Sequence[Flow], taken: Sequence[Taken]
     ) -> Dispatched:
         fresh = {each.row.execution_id: each.ending for each in taken if not each.stale}
-        edges = await _open_edges(tx, list(fresh))
+        edges = await open_edges(tx, list(fresh), DISPATCH_EDGES_MAX)
         groups = await tx.lock(
             EdgeGroup, sorted({execution_key(edge.downstream_id) for edge in edges})
         )
@@ -169,15 +199,15 @@ class FlowDispatch(Flows):
     async def _count(
         self, tx: Transaction, flows: Sequence[Flow], finished: Sequence[Taken]
     ) -> tuple[Flow, ...]:
-        outcomes: dict[FlowId, list[TerminalOutcome]] = {}
+        ended: dict[FlowId, list[Taken]] = {}
         for each in finished:
             if not each.stale:
-                outcomes.setdefault(each.row.flow_id, []).append(each.row.outcome)
+                ended.setdefault(each.row.flow_id, []).append(each)
         now_ms = await tx.now_ms()
         return tuple(
-            self.settled_flow(count_endings(flow, outcomes[flow.flow_id]), now_ms)
+            self.settled_flow(_counted(flow, ended[flow.flow_id]), now_ms)
             for flow in flows
-            if flow.flow_id in outcomes
+            if flow.flow_id in ended
         )
 
     # One edge at a time
@@ -197,8 +227,8 @@ class FlowDispatch(Flows):
         """
         asked = self.check_flow_id(flow_id)
         ends = (
-            self.check_member_id(asked, upstream_execution_id),
-            self.check_member_id(asked, downstream_execution_id),
+            self.check_member_id(asked, upstream_execution_id, "upstream_execution_id"),
+            self.check_member_id(asked, downstream_execution_id, "downstream_execution_id"),
         )
         wanted = check_edge_id(edge_id)
         outcome = None if upstream_outcome is None else check_outcome(upstream_outcome)
@@ -297,6 +327,17 @@ def check_outcome(outcome: object) -> TerminalOutcome:
     return known
 
 
+async def _flows_with_endings(tx: Transaction, start: int) -> Sequence[Flow]:
+    """A few flows that nobody else is busy with, locked."""
+    return await tx.select_records(
+        Flow,
+        "lock_dispatch_flows",
+        start=start,
+        candidates=FLOWS_LOOKED_AT,
+        limit=FLOWS_PER_BATCH,
+    )
+
+
 async def _any_left(tx: Transaction) -> bool:
     """Whether others hold flows with endings. A dispatcher tells of them; a builder does not."""
     return bool(await tx.select("any_completion"))
@@ -316,6 +357,7 @@ def _taken(row: Row) -> Taken:
     partition_key = int(str(row["partition_key"]))
     replay_count = int(str(row["replay_count"]))
     outcome = TerminalOutcome(str(row["outcome"]))
+    reason = row["cancellation_reason"]
     return Taken(
         row=CompletionDispatch(
             partition_key=partition_key,
@@ -327,10 +369,20 @@ def _taken(row: Row) -> Taken:
         ),
         ending=ending_of(row, outcome),
         stale=int(str(row["current_replay_count"])) != replay_count,
+        spared=is_spared(outcome, None if reason is None else str(reason)),
     )
 
 
-async def _open_edges(tx: Transaction, upstream_ids: Sequence[ExecutionId]) -> Sequence[Edge]:
+def _counted(flow: Flow, ended: Sequence[Taken]) -> Flow:
+    return count_endings(
+        flow, (each.row.outcome for each in ended), spared=sum(each.spared for each in ended)
+    )
+
+
+async def open_edges(
+    tx: Transaction, upstream_ids: Sequence[ExecutionId], limit: int
+) -> Sequence[Edge]:
+    """Applied edges out of executions that have not resolved, locked."""
     if not upstream_ids:
         return []
     keys = [execution_key(each) for each in upstream_ids]
@@ -339,7 +391,7 @@ async def _open_edges(tx: Transaction, upstream_ids: Sequence[ExecutionId]) -> S
         "open_edges",
         partition_keys=[int(key[0]) for key in keys],
         execution_ids=[uuid_of(each) for each in upstream_ids],
-        limit=DISPATCH_EDGES_MAX,
+        limit=limit,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
-from flowfabric.core.checks import check_int, check_list
+from flowfabric.core.checks import check_bool, check_int, check_list
 from flowfabric.core.creation import Checked, NewExecution, check_new
 from flowfabric.core.decision import Changes
 from flowfabric.core.flow_build import (
@@ -124,7 +124,9 @@ class FlowJoins(FlowOperations):
         )
 
     def _check_join(self, flow_id: FlowId, join: Join) -> CheckedJoin:
-        downstream_id = self.check_member_id(flow_id, join.downstream_execution_id)
+        downstream_id = self.check_member_id(
+            flow_id, join.downstream_execution_id, "downstream_execution_id"
+        )
         if not join.dependencies:
             raise InvalidInput("dependencies", "must not be empty")
         rule = None if join.policy is None else check_policy(join.policy)
@@ -143,14 +145,18 @@ class FlowJoins(FlowOperations):
     def _check_dependency(
         self, flow_id: FlowId, downstream_id: ExecutionId, dependency: Dependency
     ) -> NewEdge:
-        upstream_id = self.check_member_id(flow_id, dependency.upstream_execution_id)
-        edge_id = dependency.edge_id or derived_edge_id(flow_id, upstream_id, downstream_id)
+        upstream_id = self.check_member_id(
+            flow_id, dependency.upstream_execution_id, "upstream_execution_id"
+        )
+        edge_id = dependency.edge_id
+        if edge_id is None:
+            edge_id = derived_edge_id(flow_id, upstream_id, downstream_id)
         return check_edge(
             edge_id,
             upstream_id,
             downstream_id,
             dependency.data_passing_ref,
-            bool(dependency.replaces_payload),
+            check_bool("replaces_payload", dependency.replaces_payload),
         )
 
     def _check_new_member(self, flow_id: FlowId, request: NewExecution) -> Checked:

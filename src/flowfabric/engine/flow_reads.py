@@ -20,15 +20,23 @@ from flowfabric.core.flow_views import (
     eligibility,
     flow_summary,
     group_snapshot,
+    recounted,
     status_of,
 )
-from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, parse_execution_id, uuid_of
+from flowfabric.core.ids import (
+    ExecutionId,
+    FlowId,
+    make_execution_id,
+    parse_execution_id,
+    parse_uuid,
+    uuid_of,
+)
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Execution
-from flowfabric.core.partitions import PartitionKey, check_partition
+from flowfabric.core.partitions import PartitionFamily, PartitionKey, check_partition
 from flowfabric.core.states import PublicState
 from flowfabric.core.tags import check_tag_key, check_tag_value
-from flowfabric.engine.flow_unit import FlowOperations
+from flowfabric.engine.flow_unit import FlowOperations, member_counts
 from flowfabric.engine.flows import check_edge_id
 from flowfabric.engine.reads import tags_of_many
 from flowfabric.engine.unit import execution_key
@@ -84,14 +92,16 @@ class FlowReads(FlowOperations):
         """Stored once every member has ended; until then what the members are doing now."""
         if flow.derived_state is not FlowState.OPEN:
             return flow.derived_state
-        return derive_flow_state(await _counts(reader, flow.flow_id), cancelled=_cancelled(flow))
+        return derive_flow_state(
+            await member_counts(reader, flow.flow_id), cancelled=_cancelled(flow)
+        )
 
     async def list_flows(
         self, partition: str | int | None = None, *, cursor: str | None = None, limit: int = 100
     ) -> FlowPage:
         """Flows by ascending id, of one partition or of all, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
-        after = FIRST_UUID if cursor is None else self.check_flow_id(cursor)
+        after = FIRST_UUID if cursor is None else parse_uuid("cursor", cursor)
         index = self._check_partition(partition)
         if limit == 0:
             return FlowPage(flows=(), next_cursor=None)
@@ -119,7 +129,10 @@ class FlowReads(FlowOperations):
         if partition is None:
             return None
         if isinstance(partition, str):
-            partition = PartitionKey.parse(partition).index
+            named = PartitionKey.parse(partition)
+            if named.family is not PartitionFamily.FLOW:
+                raise InvalidInput("partition", "must be one of flows, {fp:N}", partition)
+            partition = named.index
         index = check_int("partition", partition, 0, 65_535)
         return check_partition(index, self.deployment.partitions)
 
@@ -129,7 +142,7 @@ class FlowReads(FlowOperations):
         """Members by ascending id, with their states and tags."""
         check_int("limit", limit, 0, PAGE_MAX)
         asked = self.check_flow_id(flow_id)
-        after = FIRST_UUID if cursor is None else uuid_of(parse_execution_id(cursor))
+        after = FIRST_UUID if cursor is None else uuid_of(parse_execution_id(cursor, "cursor"))
         partition_key, _ = self.flow_key(asked)
 
         async def body(reader: Reader) -> tuple[FlowMember, ...]:
@@ -154,7 +167,7 @@ class FlowReads(FlowOperations):
         """Joins by ascending downstream id, after the downstream `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
         asked = self.check_flow_id(flow_id)
-        after = FIRST_UUID if cursor is None else uuid_of(parse_execution_id(cursor))
+        after = FIRST_UUID if cursor is None else uuid_of(parse_execution_id(cursor, "cursor"))
 
         async def body(reader: Reader) -> tuple[EdgeGroupSnapshot, ...]:
             return await _groups(reader, asked, after, limit)
@@ -174,7 +187,7 @@ class FlowReads(FlowOperations):
         """Edges of a flow, or of one of its members, by ascending id after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
         asked = self.check_flow_id(flow_id)
-        after = FIRST_UUID if cursor is None else check_edge_id(cursor)
+        after = FIRST_UUID if cursor is None else parse_uuid("cursor", cursor)
         upstream, downstream = self._ends(direction)
         partition_key, _ = self.flow_key(asked)
 
@@ -197,9 +210,9 @@ class FlowReads(FlowOperations):
             case None:
                 return None, None
             case Outgoing(node):
-                return self.check_execution_id(node), None
+                return self.check_execution_id(node, "from_node"), None
             case Incoming(node):
-                return None, self.check_execution_id(node)
+                return None, self.check_execution_id(node, "to_node")
             case _:
                 raise InvalidInput("direction", "must be Outgoing or Incoming", direction)
 
@@ -233,7 +246,7 @@ class FlowReads(FlowOperations):
 
         async def body(reader: Reader) -> FlowSummary | None:
             flow = await self.find_flow(reader, asked)
-            return None if flow is None else flow_summary(flow, await _counts(reader, asked))
+            return None if flow is None else flow_summary(flow, await member_counts(reader, asked))
 
         return await self.store.read(body)
 
@@ -249,10 +262,7 @@ class FlowReads(FlowOperations):
             flow = await self.lock_flow(tx, asked)
             if flow.node_count == 0:
                 return False
-            rows = await tx.select("count_told_members", flow_id=asked)
-            counts = {f"members_{row['public_state']!s}": int(str(row["members"])) for row in rows}
-            names = [name for name in Flow.__struct_fields__ if name.startswith("members_")]
-            counted = structs.replace(flow, **{name: counts.get(name, 0) for name in names})
+            counted = recounted(flow, await member_counts(tx, asked, "count_told_members"))
             await tx.save(Changes(updates=(self.settled_flow(counted, await tx.now_ms()),)))
             return True
 
@@ -290,11 +300,6 @@ class FlowReads(FlowOperations):
             return None if tag is None else tag.tag_value
 
         return await self.store.read(body)
-
-
-async def _counts(reader: Reader, flow_id: FlowId) -> dict[PublicState, int]:
-    rows = await reader.select("count_flow_members", flow_id=flow_id)
-    return {PublicState(str(row["public_state"])): int(str(row["members"])) for row in rows}
 
 
 async def _groups(

@@ -153,7 +153,8 @@ class _Replaying:
         group = (await tx.lock(EdgeGroup, [key])).get(key)
         reopened = None
         if group is not None and must_wait_again(group):
-            reopened = reopen(group, await _edges_into(tx, execution.execution_id))
+            edges = await _edges_into(tx, execution.execution_id)
+            reopened = reopen(group, edges, timing.now_ms)
         row_key = (*key[:1], flow.flow_id, execution.execution_id, execution.replay_count)
         untold = (await tx.lock(CompletionDispatch, [row_key])).get(row_key)
         after = self.engine.settled_flow(uncount(flow, execution, untold), timing.now_ms)
@@ -167,7 +168,7 @@ class _Replaying:
             return answer
         await tx.select(
             "drop_siblings",
-            partition_key=execution.partition_key,
+            flow_id=flow.flow_id,
             downstream_id=uuid_of(execution.execution_id),
         )
         return await self._count_successes(tx, execution.execution_id, answer)

@@ -11,7 +11,9 @@ from msgspec import Struct
 from flowfabric.core.decision import NO_CHANGES, Changes, combine
 from flowfabric.core.flow_build import settle_flow
 from flowfabric.core.flow_model import Edge, EdgeGroup, ExecutionInput, Flow, GroupState
+from flowfabric.core.flow_policy import SIBLING_REASONS
 from flowfabric.core.flow_resolve import Ending, Resolution, release, resolve_edges
+from flowfabric.core.flow_views import MemberCounts
 from flowfabric.core.ids import (
     ExecutionId,
     FlowId,
@@ -22,7 +24,7 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.model import Execution
 from flowfabric.core.partitions import flow_partition
-from flowfabric.core.states import TerminalOutcome
+from flowfabric.core.states import PublicState, TerminalOutcome
 from flowfabric.core.transition import Subject
 from flowfabric.engine.unit import (
     MEMBER_CANCEL_TOPIC,
@@ -31,8 +33,13 @@ from flowfabric.engine.unit import (
     hint_about,
     load_subjects,
 )
-from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.errors import Bug, Corruption, InvalidInput, NotFound, RetryExhausted
 from flowfabric.store.base import Reader, Row, Transaction
+
+TROUBLE = (Corruption, Bug, RetryExhausted)
+"""What the rows of one member, or whoever holds them, can do to a whole batch."""
+
+CANCELLED = PublicState.CANCELLED.value
 
 
 class Settled(Struct, frozen=True, kw_only=True):
@@ -52,13 +59,15 @@ class FlowOperations(Operations):
     def flow_key(self, flow_id: FlowId) -> tuple[int, FlowId]:
         return flow_partition(flow_id, self.deployment.partitions), flow_id
 
-    def check_member_id(self, flow_id: FlowId, execution_id: object) -> ExecutionId:
+    def check_member_id(
+        self, flow_id: FlowId, execution_id: object, field: str = "execution_id"
+    ) -> ExecutionId:
         """An execution id that can belong to the flow: both live in one partition."""
-        asked = self.check_execution_id(execution_id)
+        asked = self.check_execution_id(execution_id, field)
         partition_key, _ = self.flow_key(flow_id)
         if partition_of(asked) != partition_key:
             raise InvalidInput(
-                "execution_id",
+                field,
                 f"is in another partition than flow {flow_id}, whose members are"
                 f" in {{fp:{partition_key}}}",
                 asked,
@@ -171,6 +180,20 @@ async def enqueue_siblings(tx: Transaction, fired: Sequence[EdgeGroup]) -> None:
 def forgotten(flow: Flow, now_ms: int) -> bool:
     """Whether the flow is past its keep time: it is gone for everybody, deleted or not."""
     return flow.retain_until_ms is not None and flow.retain_until_ms <= now_ms
+
+
+async def member_counts(
+    reader: Reader, flow_id: FlowId, statement: str = "count_flow_members"
+) -> MemberCounts:
+    """How many members of a flow are in which state."""
+    satisfied, impossible = SIBLING_REASONS
+    rows = await reader.select(
+        statement, flow_id=flow_id, satisfied=satisfied, impossible=impossible
+    )
+    return MemberCounts(
+        {PublicState(str(row["public_state"])): int(str(row["members"])) for row in rows},
+        sum(int(str(row["spared"])) for row in rows if row["public_state"] == CANCELLED),
+    )
 
 
 async def inputs_of(

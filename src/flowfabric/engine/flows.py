@@ -119,8 +119,8 @@ class Flows(FlowOperations):
         check_dependency_kind(dependency_kind)
         wanted = check_edge(
             edge_id,
-            self.check_member_id(asked, upstream_execution_id),
-            self.check_member_id(asked, downstream_execution_id),
+            self.check_member_id(asked, upstream_execution_id, "upstream_execution_id"),
+            self.check_member_id(asked, downstream_execution_id, "downstream_execution_id"),
             data_passing_ref,
         )
         if expected_graph_revision is not None:
@@ -178,8 +178,8 @@ class Flows(FlowOperations):
         check_dependency_kind(dependency_kind)
         wanted = check_edge(
             edge_id,
-            self.check_member_id(asked, upstream_execution_id),
-            self.check_member_id(asked, downstream_execution_id),
+            self.check_member_id(asked, upstream_execution_id, "upstream_execution_id"),
+            self.check_member_id(asked, downstream_execution_id, "downstream_execution_id"),
             data_passing_ref,
         )
         if graph_revision is not None:
@@ -223,7 +223,9 @@ class Flows(FlowOperations):
     ) -> SetPolicyResult:
         """Say when a member's join is satisfied. Possible until it has its first edge."""
         asked = self.check_flow_id(flow_id)
-        downstream_id = self.check_member_id(asked, downstream_execution_id)
+        downstream_id = self.check_member_id(
+            asked, downstream_execution_id, "downstream_execution_id"
+        )
         rule = check_policy(policy)
 
         async def body(tx: Transaction) -> SetPolicyResult:

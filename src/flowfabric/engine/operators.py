@@ -72,6 +72,8 @@ class Swept(Struct, frozen=True, kw_only=True):
     """Whether the batch was full: there may be more."""
     held: bool = False
     """Whether there was something to do that somebody else is holding."""
+    failures: tuple[str, ...] = ()
+    """What could not be done, and why; it is tried again later."""
 
 
 class Operators(Operations):

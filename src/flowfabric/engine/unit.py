@@ -158,8 +158,8 @@ class Operations:
 
     # Input
 
-    def check_execution_id(self, execution_id: object) -> ExecutionId:
-        parsed = parse_execution_id(execution_id)
+    def check_execution_id(self, execution_id: object, field: str = "execution_id") -> ExecutionId:
+        parsed = parse_execution_id(execution_id, field)
         check_partition(partition_of(parsed), self.deployment.partitions)
         return parsed
 

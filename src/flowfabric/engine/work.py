@@ -29,7 +29,8 @@ from flowfabric.core.execution import (
     decide_progress,
     decide_wait_children,
 )
-from flowfabric.core.flow_model import EdgeGroup, GroupState
+from flowfabric.core.flow_model import EdgeGroup
+from flowfabric.core.flow_resolve import holds_back
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import Fence
@@ -246,7 +247,7 @@ class Work(Operations):
             locked = await tx.lock(Execution, [key])
             group = (await tx.get(EdgeGroup, [key])).get(key)
             member = any(execution.flow_id for execution in locked.values())
-            holds = member and (group is None or group.group_state is GroupState.SATISFIED)
+            holds = member and not holds_back(group)
 
             def decide(subject: Subject, timing: Timing) -> Decision[Moved]:
                 return decide_wait_children(subject, fence_of(opened), timing, join_holds=holds)

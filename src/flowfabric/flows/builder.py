@@ -9,14 +9,16 @@
 Nothing is stored before `start`.
 """
 
+import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
+import msgspec
 from msgspec import structs
 
 from flowfabric.core.checks import check_int, check_text
-from flowfabric.core.creation import NewExecution
+from flowfabric.core.creation import NewExecution, check_new
 from flowfabric.core.durations import Duration
 from flowfabric.core.flow_build import Dependency, Join
 from flowfabric.core.ids import ExecutionId, FlowId, parse_namespace, parse_uuid
@@ -25,7 +27,7 @@ from flowfabric.core.partitions import PartitionConfig
 from flowfabric.core.tags import check_tags
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import new_uuid
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import IdempotencyConflict, InvalidInput, Validation
 from flowfabric.flows.node import NAME_TAG, Node, NodeNames
 from flowfabric.flows.policies import AllOf, AnyOf, Quorum, When
 from flowfabric.flows.run import FlowRun
@@ -41,6 +43,12 @@ B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
 T = TypeVar("T")
+
+PLAN_TAG: Final = "flow.plan"
+"""Tells what a flow with an id of the program's own was started with."""
+NO_UUID: Final = "00000000-0000-4000-8000-000000000000"
+UNLIMITED: Final = 2**62
+"""How large a payload may be is known to the engine alone."""
 
 NodeList = Sequence[Node[object]]
 
@@ -100,7 +108,8 @@ class Flow:
         self.kind = check_text("flow", kind, empty=False)
         self.namespace = parse_namespace(namespace)
         self.tags = check_tags(tags or {})
-        self.flow_id = FlowId(parse_uuid("flow_id", flow_id or new_uuid()))
+        self._id_given = flow_id is not None
+        self.flow_id = FlowId(parse_uuid("flow_id", new_uuid() if flow_id is None else flow_id))
         self._open_app = open_app
         self._plan: list[Planned] = []
         self._names = NodeNames()
@@ -239,7 +248,9 @@ class Flow:
             options = structs.replace(options, tags=options.tags | {NAME_TAG: name})
         options = structs.replace(options, namespace=self.namespace)
         call = Call(task, composed.payload)
-        self._plan.append(Planned(node, call, composed.payload_encoding, options, waits_for, when))
+        planned = Planned(node, call, composed.payload_encoding, options, waits_for, when)
+        _check_request(planned)
+        self._plan.append(planned)
         return node
 
     async def start(self) -> FlowRun:
@@ -255,17 +266,34 @@ class Flow:
         engine = opened.engine
         partitions = engine.deployment.partitions
         requests = [_request(each, partitions) for each in self._plan]
-        for request in requests:
-            engine.check_request(request)
+        for planned, request in zip(self._plan, requests, strict=True):
+            try:
+                engine.check_request(request)
+            except Validation as error:
+                error.add_note(f"This is about the node {planned.node.name}.")
+                raise
         self._started = True
         await engine.create_flow(self.flow_id, flow_kind=self.kind, namespace=self.namespace)
-        for key, value in self.tags.items():
-            await engine.set_flow_tag(self.flow_id, key, value)
+        await self._tag(engine)
         for part in self._parts():
             joins = [_join(each, partitions) for each in part if each.waits_for]
             members = [requests[each.node.index] for each in part]
             await engine.add_dependencies(self.flow_id, joins, members=members)
         return FlowRun(engine, opened.endings, self.flow_id)
+
+    async def _tag(self, engine: Engine) -> None:
+        if self._id_given:
+            plan = _digest(self._plan)
+            known = await engine.get_flow_tag(self.flow_id, PLAN_TAG)
+            if known is not None and known != plan:
+                raise IdempotencyConflict(
+                    f"flow {self.flow_id} was started with other nodes or arguments; build it as it"
+                    " was, or give it another flow_id"
+                )
+            if known is None:
+                await engine.set_flow_tag(self.flow_id, PLAN_TAG, plan)
+        for key, value in self.tags.items():
+            await engine.set_flow_tag(self.flow_id, key, value)
 
     def _parts(self) -> Iterator[list[Planned]]:
         part: list[Planned] = []
@@ -285,14 +313,21 @@ class Flow:
         return dict.fromkeys(passed, True) | {each: each in passed for each in join}
 
     def _check_nodes(self, field: str, nodes: object) -> list[Node[object]]:
-        if not isinstance(nodes, Sequence):
+        if isinstance(nodes, Node):
+            raise InvalidInput(field, "must be a list of nodes; write [node] for one", nodes)
+        if not isinstance(nodes, Sequence | Iterator) or isinstance(nodes, str):
             raise InvalidInput(field, "must be a list of nodes", nodes)
         checked: list[Node[object]] = []
         for each in nodes:
             if not isinstance(each, Node):
                 raise InvalidInput(field, "must hold nodes, as flow.add returns them", each)
             if each.flow_id != self.flow_id:
-                raise InvalidInput(field, "must be a node of this flow", each)
+                raise InvalidInput(
+                    field,
+                    "is a node of another flow; add its task to this flow, or submit this flow"
+                    " when the other has ended",
+                    each,
+                )
             checked.append(each)
         return checked
 
@@ -312,10 +347,22 @@ def _task_of(
     if isinstance(what, Call):
         unknown = sorted(given.keys() - OWN_NAMES)
         if args or unknown or "inputs" in given:
-            raise InvalidInput("add", "a call has its arguments already")
+            raise InvalidInput(
+                "add", "a call has its arguments already; give the task and all of them instead"
+            )
         return what.task
     if not isinstance(what, Task):
-        raise InvalidInput("add", "takes what @app.task made, or a call of it", what)
+        raise InvalidInput(
+            "add", "takes a task, as @app.task makes them of functions, or a call of one", what
+        )
+    unknown = sorted(n for n in given.keys() - OWN_NAMES if not what.arguments.takes(n))
+    if unknown:
+        takes = ", ".join(what.arguments.names) or "no arguments"
+        raise InvalidInput(
+            unknown[0],
+            f"is neither an argument of {what.name}, which takes {takes}, nor an option of add;"
+            f" those are {', '.join(sorted(OWN_NAMES))}",
+        )
     both = sorted(given.keys() & OWN_NAMES & set(what.arguments.names))
     if both:
         raise InvalidInput(
@@ -356,10 +403,30 @@ def _check_when(when: object) -> When:
 def _check_join(when: When, given: bool, count: int) -> None:
     if given and not isinstance(when, AllOf) and count == 0:
         raise InvalidInput("when", "is about other nodes; this one waits for none", when)
-    if isinstance(when, Quorum):
-        check_int("when.k", when.k, 1, count)
+    if isinstance(when, Quorum) and check_int("when.k", when.k, 1, JOIN_EDGES_MAX) > count:
+        raise InvalidInput("when.k", f"must be at most {count}, the nodes waited for", when.k)
     if count > JOIN_EDGES_MAX:
         raise InvalidInput("join", f"a node waits for at most {JOIN_EDGES_MAX} others", count)
+
+
+def _check_request(planned: Planned) -> None:
+    """Refuse what can be refused without a database, where it was written."""
+    check_new(
+        request_of(planned.call, planned.options),
+        new_uuid=NO_UUID,
+        partitions=PartitionConfig(),
+        payload_bytes_max=UNLIMITED,
+    )
+
+
+def _digest(plan: Sequence[Planned]) -> str:
+    """Tells flows apart that differ in their nodes, arguments or edges."""
+    digest = hashlib.sha256()
+    for each in plan:
+        waits_for = [[node.index, passed] for node, passed in each.waits_for.items()]
+        parts = (each.call.task.name, each.call.payload, waits_for, each.when.policy)
+        digest.update(msgspec.json.encode(parts))
+    return digest.hexdigest()
 
 
 def _request(planned: Planned, partitions: PartitionConfig) -> NewExecution:

@@ -4,17 +4,21 @@ Each node hangs below the one it waits for that is furthest from the start; when
 waits for several, they are named behind it. In a large flow nodes that look alike,
 being of one kind and waiting for and awaited by alike ones, share a line that counts
 their states.
+
+What does not fit the width is said shorter: names of others become their number, and
+chains too long to be indented stand straight below each other, behind arrows.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from rich.console import Console
 from rich.text import Text
 
 from flowfabric.core.flow_model import FlowState, OnSatisfied
-from flowfabric.core.flow_policy import AllOf, AnyOf, EdgeDependencyPolicy
+from flowfabric.core.flow_policy import AllOf, AnyOf, EdgeDependencyPolicy, Quorum
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.flows.graph import FlowGraph, GraphNode
@@ -48,6 +52,11 @@ _FLOW_STYLES: Final = {
     FlowState.FAILED: "bold red",
     FlowState.CANCELLED: "dim",
 }
+_ASCII: Final = str.maketrans(
+    {"✓": "+", "✗": "x", "●": "*", "○": "o", "◌": "~", "·": ".", "⊘": "-", "↷": ">", "×": "x"}
+    | {"└": "`", "├": "|", "─": "-", "│": "|", "↓": "v", "←": "<", "…": "..."}
+)
+"""For terminals and files that have no other characters."""
 _ORDER: Final = {state: place for place, state in enumerate(_MARKS)}
 
 
@@ -67,33 +76,59 @@ class Branch:
         return f"{self.nodes[0].execution_kind} ×{len(self.nodes)}"
 
 
-def draw(graph: FlowGraph, *, every_node: bool = False) -> Text:
+def print_graph(console: Console, graph: FlowGraph, *, every_node: bool = False) -> None:
+    """Print the flow as wide as the console is, in characters it has."""
+    drawn = draw(graph, every_node=every_node, width=console.width)
+    if _encodable(drawn.plain, console.encoding):
+        console.print(drawn, no_wrap=True, overflow="ellipsis")
+        return
+    plain = drawn.plain.translate(_ASCII).encode(console.encoding, "replace")
+    console.print(Text(plain.decode(console.encoding)), no_wrap=True, overflow="crop")
+
+
+def _encodable(text: str, encoding: str) -> bool:
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def draw(graph: FlowGraph, *, every_node: bool = False, width: int) -> Text:
     """The flow's headline and its tree."""
     apart = every_node or len(graph.nodes) <= NODES_APART_MAX
-    lines = [headline(graph)]
+    lines = headline(graph, width)
+    heads = len(lines)
     branches = _branches(graph, apart=apart)
-    rows: list[tuple[Text, Branch]] = []
     roots = [each for each in branches if not each.upstreams]
-    _lay_out(roots, rows)
-    width = max((left.cell_len for left, _ in rows), default=0)
-    for left, branch in rows[: None if every_node else LINES_MAX]:
-        left.append(" " * (width - left.cell_len + 2))
-        lines.append(left.append_text(_states(branch)).append_text(_after(branch)))
-    if len(lines) - 1 < len(rows):
-        lines.append(Text(f"… and {len(rows) - len(lines) + 1} more lines", style="dim"))
+    rows = _lay_out(roots, straight=False)
+    if any(len(guide) > width // 3 for guide, _ in rows):
+        rows = _lay_out(roots, straight=True)
+    shown = rows[: None if every_node else LINES_MAX]
+    lefts = [_left(guide, branch) for guide, branch in shown]
+    # A label far longer than the others pushes its own state aside, and no other.
+    column = max((each.cell_len for each in lefts if each.cell_len <= width // 2), default=0)
+    for left, (_, branch) in zip(lefts, shown, strict=True):
+        left.append(" " * (max(column - left.cell_len, 0) + 2)).append_text(_states(branch))
+        lines.append(left.append_text(_after(branch, width - left.cell_len)))
+    if len(lines) - heads < len(rows):
+        lines.append(Text(f"… and {len(rows) - len(shown)} more lines", style="dim"))
     return Text("\n").join(lines)
 
 
-def headline(graph: FlowGraph) -> Text:
+def headline(graph: FlowGraph, width: int) -> list[Text]:
+    """What the flow is and how it does; its id below where the line is too short for it."""
     flow = graph.flow
     ended = sum(each.public_state in TERMINAL_STATES for each in graph.nodes)
-    return Text.assemble(
+    line = Text.assemble(
         (flow.flow_kind, "bold"),
         "  ",
         flow_state(flow.state),
         f"  {ended} of {len(graph.nodes)} ended",
-        (f"  {flow.flow_id}", "dim"),
     )
+    if line.cell_len + 2 + len(flow.flow_id) > width:
+        return [line, Text(flow.flow_id, style="dim")]
+    return [line.append(f"  {flow.flow_id}", style="dim")]
 
 
 def flow_state(state: FlowState) -> Text:
@@ -172,13 +207,23 @@ def _numbered(keys: Mapping[ExecutionId, object]) -> dict[ExecutionId, int]:
     return {each: numbers.setdefault(key, len(numbers)) for each, key in keys.items()}
 
 
-def _lay_out(roots: Sequence[Branch], rows: list[tuple[Text, Branch]]) -> None:
-    """Lines in the order they are read. A flow may be deeper than Python's stack."""
+Row = tuple[str, Branch]
+"""A line's guide, and what stands behind it."""
+
+
+def _lay_out(roots: Sequence[Branch], *, straight: bool) -> list[Row]:
+    """Lines in the order they are read. A flow may be deeper than Python's stack.
+
+    With `straight`, the only one below another is not indented.
+    """
+    rows: list[Row] = []
     stack = [("", "", each) for each in reversed(roots)]
     while stack:
         guide, below_guide, branch = stack.pop()
-        mark, style = _MARKS[_telling(branch)]
-        rows.append((Text.assemble((guide, "dim"), (f"{mark} ", style), branch.label), branch))
+        rows.append((guide, branch))
+        if straight and len(branch.below) == 1:
+            stack.append((below_guide + "↓ ", below_guide, branch.below[0]))
+            continue
         last = branch.below[-1:]
         for each in reversed(branch.below):
             end = each in last
@@ -189,6 +234,12 @@ def _lay_out(roots: Sequence[Branch], rows: list[tuple[Text, Branch]]) -> None:
                     each,
                 )
             )
+    return rows
+
+
+def _left(guide: str, branch: Branch) -> Text:
+    mark, style = _MARKS[_telling(branch)]
+    return Text.assemble((guide, "dim"), (f"{mark} ", style), branch.label)
 
 
 def _telling(branch: Branch) -> PublicState:
@@ -210,23 +261,36 @@ def _states(branch: Branch) -> Text:
     return text
 
 
-def _after(branch: Branch) -> Text:
-    """Which others a line waits for, where the tree does not say it."""
+def _after(branch: Branch, room: int) -> Text:
+    """Which others a line waits for, where the tree does not say it; as much as there is room."""
     policy = branch.nodes[0].policy
     if policy is None:
         return Text()
     alone = len(branch.upstreams) == 1 and len(branch.upstreams[0].nodes) == 1
     if isinstance(policy, AllOf) and (alone or len(branch.nodes[0].upstreams) == 1):
         return Text()
-    shown = [each.label for each in branch.upstreams[:NAMES_SHOWN_MAX]]
-    left = len(branch.upstreams) - len(shown)
-    names = ", ".join(shown) + (f" and {left} more" if left else "")
-    return Text(f"  ← {_needed(policy, names)}", style="dim")
+    fitting = (each for each in _wordings(branch, policy) if len(each) <= room)
+    return Text(next(fitting, ""), style="dim")
 
 
-def _needed(policy: EdgeDependencyPolicy, names: str) -> str:
-    if isinstance(policy, AllOf):
-        return names
-    spares = policy.on_satisfied is OnSatisfied.CANCEL_REMAINING
-    count = 1 if isinstance(policy, AnyOf) else policy.k
-    return f"{count} of {names}{'; cancels the rest' if spares else ''}"
+def _wordings(branch: Branch, policy: EdgeDependencyPolicy) -> Iterator[str]:
+    """The same in ever fewer words."""
+    spares = not isinstance(policy, AllOf) and policy.on_satisfied is OnSatisfied.CANCEL_REMAINING
+    end = "; cancels the rest" if spares else ""
+    total = len(branch.nodes[0].upstreams)
+    match policy:
+        case AllOf():
+            needed, of_them, counted = "", "", f"all {total}"
+        case AnyOf():
+            needed, of_them, counted = "1 of ", f"1 of {total}: ", f"1 of {total}"
+        case Quorum(k=k):
+            needed, of_them, counted = f"{k} of ", f"{k} of {total}: ", f"{k} of {total}"
+    labels = [each.label for each in branch.upstreams]
+    for count in range(min(len(labels), NAMES_SHOWN_MAX), 0, -1):
+        names = ", ".join(labels[:count])
+        if count == len(labels):
+            yield f"  ← {needed}{names}{end}"
+        else:
+            yield f"  ← {of_them}{names} and {len(labels) - count} more{end}"
+    yield f"  ← {counted}{end}"
+    yield f"  ← {counted}"

@@ -1,7 +1,10 @@
 """A flow's nodes and edges as they are in the database."""
 
+from typing import Final
+
 from msgspec import Struct
 
+from flowfabric.core.flow_model import DependencyState
 from flowfabric.core.flow_policy import EdgeDependencyPolicy
 from flowfabric.core.flow_views import (
     EdgeGroupSnapshot,
@@ -11,9 +14,14 @@ from flowfabric.core.flow_views import (
 )
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX
-from flowfabric.core.states import PublicState
+from flowfabric.core.states import PublicState, TerminalOutcome
+from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.flow_reads import Incoming
 from flowfabric.flows.node import NAME_TAG, NodeNames
+
+STEPS_UP_MAX: Final = 1_000
+"""How far up a skipped node's reason is looked for."""
 
 
 class GraphNode(Struct, frozen=True, kw_only=True):
@@ -62,6 +70,28 @@ async def read_graph(engine: Engine, flow_id: str) -> FlowGraph | None:
         ),
         edges=tuple(edges),
     )
+
+
+async def why_skipped(engine: Engine, flow_id: str, execution_id: ExecutionId) -> str:
+    """Which member a skipped one was skipped for: the first on the way up that really ran."""
+    for _ in range(STEPS_UP_MAX):
+        edges = await engine.list_edges(flow_id, Incoming(execution_id))
+        bad = [each for each in edges if each.dep_state is DependencyState.IMPOSSIBLE]
+        if not bad:
+            return ""
+        ran = [each for each in bad if each.resolved_outcome is not TerminalOutcome.SKIPPED]
+        execution_id = (ran or bad)[0].upstream_execution_id
+        if ran:
+            found = await engine.describe_execution(execution_id)
+            return "" if found is None else _blamed(found)
+    return ""
+
+
+def _blamed(culprit: ExecutionSnapshot) -> str:
+    name = culprit.tags.get(NAME_TAG, culprit.execution_kind)
+    why = culprit.failure_reason or culprit.cancellation_reason
+    ended = f"{name} ({culprit.execution_id}) {culprit.public_state}"
+    return f"skipped, because {ended}{f': {why}' if why else ''}"
 
 
 def _names(members: list[FlowMember]) -> dict[ExecutionId, str]:

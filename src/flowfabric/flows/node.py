@@ -5,8 +5,8 @@ from typing import Final, Generic, TypeVar
 
 from flowfabric.core.ids import ExecutionId, FlowId, flow_execution_id
 from flowfabric.core.partitions import PartitionConfig
-from flowfabric.passing import Source
-from flowfabric.task import Task
+from flowfabric.errors import InvalidInput
+from flowfabric.task import Source, Task
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -25,6 +25,15 @@ class Node(Source, Generic[R_co]):
 
     def __repr__(self) -> str:
         return f"<node {self.name} of flow {self.flow_id}>"
+
+    def __format__(self, format_spec: str) -> str:
+        """Refused, for text made of a node would be stored in the place of its result."""
+        raise InvalidInput(
+            "node",
+            "has no value before the flow runs; give the node itself as an argument"
+            " (for messages there is node.name)",
+            self,
+        )
 
     def execution_id(self, partitions: PartitionConfig) -> ExecutionId:
         return flow_execution_id(self.flow_id, member_uuid(self.flow_id, self.index), partitions)

@@ -1,6 +1,7 @@
 """A started flow, seen by whoever started it."""
 
 import asyncio
+import os
 import sys
 import time
 from typing import Final, Literal, TypeVar
@@ -15,9 +16,9 @@ from flowfabric.core.flow_views import FlowSummary
 from flowfabric.core.ids import FlowId
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import COMPLETION_TOPIC
-from flowfabric.errors import InvalidInput, NotFound, OperationTimeout
-from flowfabric.flows.drawing import draw
-from flowfabric.flows.graph import FlowGraph, read_graph
+from flowfabric.errors import ExecutionSkipped, InvalidInput, NotFound, OperationTimeout
+from flowfabric.flows.drawing import print_graph
+from flowfabric.flows.graph import FlowGraph, read_graph, why_skipped
 from flowfabric.flows.node import Node
 from flowfabric.run import Endings, Run
 
@@ -45,6 +46,8 @@ class FlowRun:
 
     def run(self, node: Node[R]) -> Run[R]:
         """The execution of one node."""
+        if not isinstance(node, Node):
+            raise InvalidInput("node", "must be what flow.add returned", node)
         if node.flow_id != self.flow_id:
             raise InvalidInput("node", f"is of another flow than {self.flow_id}", node)
         execution_id = node.execution_id(self._engine.deployment.partitions)
@@ -55,7 +58,12 @@ class FlowRun:
 
         A node that never ran, because of how others ended, raises `ExecutionSkipped`.
         """
-        return await self.run(node).result(timeout)
+        run = self.run(node)
+        try:
+            return await run.result(timeout)
+        except ExecutionSkipped as error:
+            reason = await why_skipped(self._engine, self.flow_id, run.execution_id)
+            raise ExecutionSkipped(run.execution_id, reason or error.reason) from None
 
     async def wait(self, timeout: Duration | None = None) -> FlowState:
         """Wait until every node has ended; `completed`, `failed` or `cancelled`."""
@@ -115,7 +123,6 @@ class FlowRun:
 
         Nodes of a large flow that look alike share a line, unless `every_node`.
         """
-        width = None if sys.stdout.isatty() else PIPED_COLUMNS
+        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_COLUMNS
         console = console or Console(width=width, highlight=False, emoji=False)
-        drawn = draw(await self.view(), every_node=every_node)
-        console.print(drawn, no_wrap=True, overflow="ellipsis")
+        print_graph(console, await self.view(), every_node=every_node)

@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Self
 
+from msgspec import structs
+
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import (
@@ -44,6 +46,7 @@ SWEEPS: Mapping[str, Sweep] = {
     "dispatch": Engine.dispatch_completions,
     "member_cancel": Engine.cancel_pending_members,
     "edge_apply": Engine.apply_due_edges,
+    "flow_audit": Engine.audit_flows,
     "lease_expiry": Engine.expire_due_leases,
     "schedules": Engine.fire_due_schedules,
     "delayed": Engine.promote_due_delays,
@@ -78,12 +81,14 @@ def due_among(waits: Mapping[str, int]) -> list[str]:
 
 async def _run_one(engine: Engine, sweep: Sweep) -> Swept:
     acted = 0
+    failures: tuple[str, ...] = ()
     for _ in range(ROUNDS_MAX):
         swept = await sweep(engine)
         acted += swept.acted
+        failures += swept.failures
         if not swept.full or swept.acted == 0:
             break
-    return Swept(acted=acted, full=swept.full, held=swept.held)
+    return structs.replace(swept, acted=acted, failures=failures)
 
 
 class Supervisor:
@@ -169,6 +174,8 @@ class Supervisor:
         except Exception:
             log.exception("reconciler %s failed; it tries again in %s s", name, AFTER_ERROR_S)
             return AFTER_ERROR_S
+        for failure in swept.failures:
+            log.error("reconciler %s: %s", name, failure)
         return AFTER_HELD_S if swept.held else URGENT_SLEEP_S
 
     async def _either(self, waiting: Awaitable[bool]) -> None:

@@ -5,6 +5,7 @@ as good as the later one. Every statement file is checked, also those added
 later, with the plans our connections make: once, without knowing the parameters.
 """
 
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,6 +13,7 @@ from msgspec import Struct, json
 
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import Event
+from flowfabric.core.flow_model import Edge, EdgeGroup, ExecutionInput
 from flowfabric.core.model import Attempt, ClaimGrant, Execution
 from flowfabric.store.mapping import table_of
 from flowfabric.store.postgres.driver import Connection
@@ -25,7 +27,9 @@ from tests.store.records import an_event, an_execution, save
 LARGE = {
     "execution", "attempt", "event", "execution_tag", "idempotency_guard",
     "suspension", "waitpoint", "signal", "signal_dedup", "suspend_dedup",
+    "edge", "edge_group", "execution_input",
 }  # fmt: skip
+COLUMN = re.compile(r"(\w+) (?:=|<|>|>=|<=) ")
 ROWS = 2_000
 
 BELONGINGS = """
@@ -60,6 +64,17 @@ insert into suspend_dedup (partition_key, execution_id, suspension_id, lease_id,
                            already_satisfied, idempotency_key, worker_instance_id)
 select partition_key, execution_id, execution_id, execution_id, execution_id, 1, 1, 1, 0, false,
        'key', 'worker' from execution;
+insert into edge (partition_key, flow_id, edge_id, upstream_id, downstream_id, created_at_ms,
+                  replaces_payload, dependency_kind, data_passing_ref, edge_state, dep_state)
+select partition_key, flow_id, execution_id, execution_id, execution_id, 1, true, 'success_only',
+       '', 'applied', 'unsatisfied' from execution;
+insert into edge_group (partition_key, flow_id, downstream_id, k, staged, applied, succeeded,
+                        failed, skipped, named_inputs, policy_kind, on_satisfied, group_state)
+select partition_key, flow_id, execution_id, 0, 1, 1, 0, 0, 0, 0, 'all_of', 'let_run', 'pending'
+  from execution;
+insert into execution_input (partition_key, execution_id, edge_id, resolved_at_ms, replaces_payload,
+                             name)
+select partition_key, execution_id, execution_id, 1, true, 'name' from execution;
 """
 
 
@@ -85,6 +100,9 @@ def reads_everything(node: Node) -> list[str]:
     by_key = node.index_name.endswith("_pkey") and not node.index_cond
     if node.relation_name in LARGE and (node.node_type == "Seq Scan" or by_key):
         found.append(f"{node.node_type} on {node.relation_name}")
+    # All members and edges of a flow are in one partition.
+    if node.index_cond and set(COLUMN.findall(node.index_cond)) == {"partition_key"}:
+        found.append(f"{node.node_type} of {node.index_name} by the partition alone")
     return found
 
 
@@ -97,12 +115,18 @@ def statements() -> dict[str, str]:
         for path in folder.rglob("*.sql")
     ]
     texts = {name: numbered(name, STATEMENTS).text for name in files}
-    generated = {"get": get_text(Execution), "lock": lock_text(Execution)}
+    generated = {
+        f"{verb} {record.__name__}": text(record)
+        for record in (Execution, Edge, EdgeGroup, ExecutionInput)
+        for verb, text in (("get", get_text), ("lock", lock_text))
+    }
     for name, alone in (("save one", True), ("save many", False)):
         changes = (
             Part("update", Execution, table_of(Execution).names, alone),
             Part("insert", Attempt, table_of(Attempt).names, alone),
             Part("delete", ClaimGrant, table_of(ClaimGrant).key, alone),
+            Part("update", Edge, table_of(Edge).names, alone),
+            Part("update", EdgeGroup, table_of(EdgeGroup).names, alone),
             Part("append", Event, table_of(Event).names, alone),
         )
         generated[name] = save_text(changes)

@@ -1,5 +1,7 @@
--- How many members of a flow have ended in which state, dependents told.
-select public_state, count(*) as members
+-- How many members of a flow have ended in which state, dependents told, and how many of
+-- them a join gave up.
+select public_state, count(*) as members,
+       count(*) filter (where cancellation_reason in (:satisfied, :impossible)) as spared
   from execution e
  where flow_id = :flow_id
    and lifecycle_phase = 'terminal'

@@ -1,2 +1,2 @@
 -- Spare the executions that a join had given up.
-delete from pending_cancel where partition_key = :partition_key and downstream_id = :downstream_id;
+delete from pending_cancel where flow_id = :flow_id and downstream_id = :downstream_id;

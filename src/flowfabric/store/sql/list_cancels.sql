@@ -1,2 +1,6 @@
--- Members of a flow that are still to be cancelled.
-select execution_id from pending_cancel where flow_id = :flow_id order by execution_id limit :limit;
+-- Members of a flow that are still to be cancelled, those never tried first.
+select execution_id, attempts
+  from pending_cancel
+ where flow_id = :flow_id
+ order by attempts, execution_id
+ limit :limit;

@@ -23,9 +23,9 @@ select (select min(lease_expires_at_ms) from execution
        -- Whatever is queued is due; one row of the key's index says that there is one.
        (select enqueued_at_ms from completion_dispatch
          order by partition_key, flow_id, execution_id, replay_count limit 1) as dispatch,
-       (select enqueued_at_ms from pending_cancel
-         order by partition_key, execution_id limit 1) as member_cancel,
+       (select min(due_at_ms) from pending_cancel) as member_cancel,
        (select min(created_at_ms) + :edge_apply_after_ms from edge
          where edge_state = 'pending') as edge_apply,
        (select min(retain_until_ms) from flow
-         where retain_until_ms is not null) as flow_retention;
+         where retain_until_ms is not null) as flow_retention,
+       (select due_at_ms from flow_audit where exists (select 1 from flow)) as flow_audit;

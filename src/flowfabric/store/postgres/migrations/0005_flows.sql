@@ -17,6 +17,7 @@ create table flow (
     members_cancelled    integer not null,
     members_expired      integer not null,
     members_skipped      integer not null,
+    members_spared       integer not null,
     partition_key        smallint not null,
     namespace            text not null,
     flow_kind            text not null,
@@ -61,14 +62,17 @@ create table edge (
     applied_at_ms     bigint,
     resolved_at_ms    bigint,
     resolved_outcome  text,
-    primary key (partition_key, flow_id, edge_id),
-    constraint edge_pair unique (partition_key, upstream_id, downstream_id)
+    reopened_at_ms    bigint,
+    -- The uuid first: a plan made while the table is tiny may search by the first column
+    -- alone, and all edges of a flow are in one partition.
+    primary key (flow_id, edge_id, partition_key),
+    constraint edge_pair unique (upstream_id, downstream_id, partition_key)
 ) with (
     fillfactor = 80,
     autovacuum_vacuum_scale_factor = 0.05
 );
 
-create index edge_by_downstream on edge (partition_key, downstream_id);
+create index edge_by_downstream on edge (downstream_id, partition_key);
 create index edge_unapplied on edge (created_at_ms) where edge_state = 'pending';
 
 create table edge_group (
@@ -129,6 +133,8 @@ create table pending_cancel (
     flow_id         uuid not null,
     downstream_id   uuid,
     enqueued_at_ms  bigint not null,
+    due_at_ms       bigint not null,
+    attempts        integer not null default 0,
     partition_key   smallint not null,
     only_waiting    boolean not null,
     reason          text not null,
@@ -140,3 +146,14 @@ create table pending_cancel (
 );
 
 create index pending_cancel_by_flow on pending_cancel (flow_id);
+create index pending_cancel_due on pending_cancel (due_at_ms);
+
+create table flow_audit (
+    audit_id            integer primary key check (audit_id = 1),
+    after_flow_id       text not null,
+    after_execution_id  text not null,
+    due_at_ms           bigint not null
+);
+
+insert into flow_audit values
+    (1, '00000000-0000-0000-0000-000000000000', '00000000-0000-0000-0000-000000000000', 0);

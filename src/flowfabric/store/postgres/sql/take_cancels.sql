@@ -1,7 +1,8 @@
--- Members to cancel that nobody else is busy with; of one flow, or of any.
+-- Members due to be cancelled that nobody else is busy with; of one flow, or of any.
 select *
   from pending_cancel
  where (:flow_id::uuid is null or flow_id = :flow_id::uuid)
+   and due_at_ms <= :now_ms::bigint
  order by partition_key, execution_id
  limit :limit::bigint
    for update skip locked;

@@ -20,6 +20,7 @@ create table flow (
     members_cancelled    integer not null,
     members_expired      integer not null,
     members_skipped      integer not null,
+    members_spared       integer not null,
     partition_key        integer not null,
     namespace            text not null,
     flow_kind            text not null,
@@ -60,6 +61,7 @@ create table edge (
     applied_at_ms     integer,
     resolved_at_ms    integer,
     resolved_outcome  text,
+    reopened_at_ms    integer,
     -- The uuid first: the other way round SQLite searches by the partition alone.
     primary key (flow_id, edge_id, partition_key),
     constraint edge_pair unique (upstream_id, downstream_id, partition_key)
@@ -119,6 +121,8 @@ create table pending_cancel (
     flow_id         text not null,
     downstream_id   text,
     enqueued_at_ms  integer not null,
+    due_at_ms       integer not null,
+    attempts        integer not null default 0,
     partition_key   integer not null,
     only_waiting    integer not null check (only_waiting in (0, 1)),
     reason          text not null,
@@ -126,3 +130,14 @@ create table pending_cancel (
 ) strict, without rowid;
 
 create index pending_cancel_by_flow on pending_cancel (flow_id);
+create index pending_cancel_due on pending_cancel (due_at_ms);
+
+create table flow_audit (
+    audit_id            integer primary key check (audit_id = 1),
+    after_flow_id       text not null,
+    after_execution_id  text not null,
+    due_at_ms           integer not null
+) strict;
+
+insert into flow_audit values
+    (1, '00000000-0000-0000-0000-000000000000', '00000000-0000-0000-0000-000000000000', 0);

@@ -1,0 +1,61 @@
+-- What a page of all flows' members shows that must not be, and where the page ends.
+--
+-- `ending`: it has ended, nobody is about to tell of it, and somebody waits for it.
+-- `waiting`: it waits for others, and no join holds it back.
+-- `counts`: its flow, all of which is on this page, has counted other endings than there are.
+with page as materialized (
+    select e.partition_key, e.flow_id, e.execution_id, e.lifecycle_phase, e.eligibility_state,
+           e.cancel_requested, e.terminal_outcome, e.completed_at_ms,
+           row_number() over (order by e.flow_id, e.execution_id) as place,
+           e.lifecycle_phase = 'terminal' and not exists (
+                select 1
+                  from completion_dispatch d
+                 where d.partition_key = e.partition_key
+                   and d.flow_id = e.flow_id
+                   and d.execution_id = e.execution_id
+                   and d.replay_count = e.replay_count) as told
+      from (select *
+              from execution
+             where flow_id is not null
+               and (flow_id, execution_id) > (:after_flow_id::text::uuid, :after_execution_id::text::uuid)
+             order by flow_id, execution_id
+             limit :limit::bigint) e
+), whole as (
+    select p.flow_id
+      from page p
+      join flow f on f.partition_key = p.partition_key and f.flow_id = p.flow_id
+     group by p.flow_id
+    having count(*) = max(f.node_count)
+       and count(*) filter (where p.told) <> max(
+            f.members_completed + f.members_failed + f.members_cancelled
+                + f.members_expired + f.members_skipped)
+), seen as (
+    select p.*,
+           p.told and exists (
+                select 1
+                  from edge
+                 where edge.partition_key = p.partition_key
+                   and edge.upstream_id = p.execution_id
+                   and edge.edge_state = 'applied'
+                   and edge.dep_state = 'unsatisfied'
+                   and (edge.reopened_at_ms is null
+                        or p.terminal_outcome = 'success'
+                        or p.completed_at_ms > edge.reopened_at_ms)) as ending,
+           p.lifecycle_phase = 'runnable'
+               and p.eligibility_state = 'blocked_by_dependencies'
+               and not p.cancel_requested
+               and coalesce(g.staged = 0 or g.group_state <> 'pending', true) as waiting,
+           p.flow_id in (select flow_id from whole) as counts
+      from page p
+      left join lateral (
+        select edge_group.staged, edge_group.group_state
+          from edge_group
+         where edge_group.partition_key = p.partition_key
+           and edge_group.downstream_id = p.execution_id
+         limit 1
+      ) g on true
+)
+select partition_key, flow_id, execution_id, place, ending or waiting or counts as suspect
+  from seen
+ where ending or waiting or counts or place = (select max(place) from page)
+ order by place;

@@ -1,0 +1,177 @@
+"""What the audit takes for left behind, and what it leaves alone; who may run at all."""
+
+import pytest
+from msgspec import structs
+
+from flowfabric.core.flow_audit import FIRST_UUID, next_audit, overlooked, untold_edges
+from flowfabric.core.flow_build import NewEdge, new_edge, new_flow, new_group
+from flowfabric.core.flow_cancel import postponed
+from flowfabric.core.flow_model import EdgeGroup, FlowAudit, GroupState, PendingCancel
+from flowfabric.core.flow_resolve import holds_back
+from flowfabric.core.flow_views import EligibilityStatus, eligibility
+from flowfabric.core.ids import EdgeId, FlowId, Namespace
+from flowfabric.core.model import Execution
+from flowfabric.core.states import (
+    EligibilityState,
+    LifecyclePhase,
+    OwnershipState,
+    TerminalOutcome,
+)
+from tests.store.records import an_execution
+
+FLOW_ID = FlowId("00000000-0000-4000-8000-000000000002")
+FLOW = new_flow(FLOW_ID, 7, "kind", Namespace("n"), 1_000)
+BLOCKED = an_execution(
+    lifecycle_phase=LifecyclePhase.RUNNABLE,
+    ownership_state=OwnershipState.UNOWNED,
+    eligibility_state=EligibilityState.BLOCKED_BY_DEPENDENCIES,
+)
+GROUP = structs.replace(new_group(FLOW, BLOCKED.execution_id), staged=2, applied=2)
+EMPTY = new_group(FLOW, BLOCKED.execution_id)
+
+
+def in_state(state: GroupState) -> EdgeGroup:
+    return structs.replace(GROUP, group_state=state)
+
+
+# Members that wait for nothing
+
+
+@pytest.mark.parametrize(
+    ("group", "state"),
+    [
+        (None, GroupState.SATISFIED),
+        (EMPTY, GroupState.SATISFIED),
+        (in_state(GroupState.SATISFIED), GroupState.SATISFIED),
+        (in_state(GroupState.IMPOSSIBLE), GroupState.IMPOSSIBLE),
+        (in_state(GroupState.PENDING), None),
+    ],
+)
+def test_a_member_is_overlooked_when_nothing_holds_it_back(
+    group: EdgeGroup | None, state: GroupState | None
+) -> None:
+    found = overlooked(FLOW, BLOCKED, group)
+    assert (None if found is None else found.group_state) is state
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cancel_requested": True},
+        {"eligibility_state": EligibilityState.ELIGIBLE_NOW},
+        {"eligibility_state": EligibilityState.NOT_ELIGIBLE_UNTIL_TIME},
+        {"lifecycle_phase": LifecyclePhase.ACTIVE, "ownership_state": OwnershipState.LEASED},
+        {"lifecycle_phase": LifecyclePhase.TERMINAL},
+    ],
+)
+def test_a_member_that_does_not_wait_for_others_is_left_alone(fields: dict[str, object]) -> None:
+    assert overlooked(FLOW, structs.replace(BLOCKED, **fields), None) is None
+
+
+# Endings nobody was told of
+
+
+@pytest.mark.parametrize(
+    ("phase", "outcome", "reopened_at_ms", "counts"),
+    [
+        (LifecyclePhase.TERMINAL, TerminalOutcome.SUCCESS, None, True),
+        (LifecyclePhase.TERMINAL, TerminalOutcome.FAILED, None, True),
+        (LifecyclePhase.RUNNABLE, TerminalOutcome.NONE, None, False),
+        # The downstream was replayed after the failure, which no longer counts.
+        (LifecyclePhase.TERMINAL, TerminalOutcome.FAILED, 5_000, False),
+        (LifecyclePhase.TERMINAL, TerminalOutcome.FAILED, 5_001, False),
+        (LifecyclePhase.TERMINAL, TerminalOutcome.FAILED, 4_999, True),
+        (LifecyclePhase.TERMINAL, TerminalOutcome.SUCCESS, 5_001, True),
+    ],
+)
+def test_an_ending_counts_unless_the_downstream_was_replayed_since(
+    phase: LifecyclePhase, outcome: TerminalOutcome, reopened_at_ms: int | None, counts: bool
+) -> None:
+    upstream = an_execution(lifecycle_phase=phase, terminal_outcome=outcome, completed_at_ms=5_000)
+    wanted = NewEdge(
+        edge_id=EdgeId("00000000-0000-4000-8000-000000000003"),
+        upstream_id=upstream.execution_id,
+        downstream_id=BLOCKED.execution_id,
+        data_passing_ref="",
+        replaces_payload=True,
+    )
+    edge = structs.replace(
+        new_edge(FLOW, wanted, 1_000, applied=True), reopened_at_ms=reopened_at_ms
+    )
+    assert untold_edges([edge], {upstream.execution_id: upstream}) == ([edge] if counts else [])
+
+
+def test_a_look_ends_where_its_page_did_and_begins_anew_after_the_last() -> None:
+    audit = FlowAudit(after_flow_id=FIRST_UUID, after_execution_id=FIRST_UUID, due_at_ms=0)
+    moved = next_audit(audit, ("flow", "member"), 1_000)
+    assert moved == FlowAudit(after_flow_id="flow", after_execution_id="member", due_at_ms=61_000)
+    assert next_audit(moved, None, 2_000) == structs.replace(audit, due_at_ms=62_000)
+
+
+# Who may run
+
+
+@pytest.mark.parametrize(
+    ("group", "held"),
+    [
+        (None, False),
+        (EMPTY, False),
+        (in_state(GroupState.PENDING), True),
+        (in_state(GroupState.IMPOSSIBLE), True),
+        (in_state(GroupState.SATISFIED), False),
+    ],
+)
+def test_a_join_holds_back_until_it_is_satisfied(group: EdgeGroup | None, held: bool) -> None:
+    assert holds_back(group) is held
+
+
+@pytest.mark.parametrize(
+    ("execution", "group", "status"),
+    [
+        (None, None, EligibilityStatus.NOT_FOUND),
+        (
+            structs.replace(BLOCKED, lifecycle_phase=LifecyclePhase.ACTIVE),
+            None,
+            EligibilityStatus.NOT_RUNNABLE,
+        ),
+        (
+            structs.replace(BLOCKED, ownership_state=OwnershipState.LEASED),
+            None,
+            EligibilityStatus.OWNED,
+        ),
+        (
+            structs.replace(BLOCKED, terminal_outcome=TerminalOutcome.SKIPPED),
+            None,
+            EligibilityStatus.TERMINAL,
+        ),
+        (BLOCKED, None, EligibilityStatus.ELIGIBLE),
+        (BLOCKED, EMPTY, EligibilityStatus.ELIGIBLE),
+        (BLOCKED, in_state(GroupState.SATISFIED), EligibilityStatus.ELIGIBLE),
+        (BLOCKED, in_state(GroupState.IMPOSSIBLE), EligibilityStatus.IMPOSSIBLE),
+        (BLOCKED, in_state(GroupState.PENDING), EligibilityStatus.BLOCKED_BY_DEPENDENCIES),
+    ],
+)
+def test_the_first_reason_against_running_counts(
+    execution: Execution | None, group: EdgeGroup | None, status: EligibilityStatus
+) -> None:
+    assert eligibility(execution, group) is status
+
+
+# Cancellations that failed
+
+
+def test_a_cancellation_that_fails_again_waits_twice_as_long() -> None:
+    row = PendingCancel(
+        partition_key=7,
+        execution_id=BLOCKED.execution_id,
+        flow_id=FLOW_ID,
+        reason="enough",
+        enqueued_at_ms=1_000,
+        due_at_ms=1_000,
+    )
+    pauses = []
+    for _ in range(9):
+        row = postponed(row, 10_000)
+        pauses.append(row.due_at_ms - 10_000)
+    assert pauses == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]
+    assert (row.attempts, row.enqueued_at_ms) == (9, 1_000)
