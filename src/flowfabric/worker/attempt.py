@@ -7,6 +7,7 @@ ends the worker.
 """
 
 import asyncio
+import inspect
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -185,7 +186,10 @@ class Attempt:
         first = (context,) if self.task.takes_context else ()
         args, kwargs = (*first, *bound.args), bound.kwargs
         if self.task.is_async:
-            return await self._shared.functions.call(self.task.function, *args, **kwargs)
+            made = self.task.function(*args, **kwargs)
+            assert inspect.isawaitable(made), "what it was registered as"
+            result: object = await made
+            return result
         if self.task.settings.executor == "process":
             return await self._shared.functions.in_process(self.task, payload)
         call = partial(self.task.function, *args, **kwargs)
@@ -214,13 +218,13 @@ class Attempt:
                 return self._park
             case _:
                 log.warning(
-                    "stopped: the lease is gone: %s", self.lease.lost, extra=self.log_fields
+                    "stopped: the lease is gone: %s", self.lease.lost, extra=self.lease.log_fields
                 )
                 return None
 
     def _after_error(self, error: BaseException) -> Callable[[], Awaitable[object]] | None:
         if self.stopping in (Stop.LOST, Stop.TIMEOUT):
-            log.warning("raised while it was stopped: %r", error, extra=self.log_fields)
+            log.warning("raised while it was stopped: %r", error, extra=self.lease.log_fields)
             return self._after_stop()
         failure_class = classify(error, self.task)
         log.log(
@@ -228,7 +232,7 @@ class Attempt:
             "handler failed: %r",
             error,
             exc_info=error,
-            extra=self.log_fields,
+            extra=self.lease.log_fields,
         )
         return self._failure(describe(error), failure_class, category(error))
 
@@ -276,7 +280,7 @@ class Attempt:
             outcome = await self._open_pause(pause, pause.bindings())
         except UNUSABLE as error:
             # Its token is lost for good; an operator can still send the signal.
-            log.warning("waiting without it: %s", error, extra=self.log_fields)
+            log.warning("waiting without it: %s", error, extra=self.lease.log_fields)
             outcome = await self._open_pause(pause, pause.fresh)
         if isinstance(outcome, SuspendSatisfied):
             # The handler is unwound already: it runs again at once, and finds the signals.
@@ -299,7 +303,7 @@ class Attempt:
         try:
             await self._shared.reports.send(self.lease, report)
         except FlowFabricError as error:
-            log.warning("the report was refused: %s", error, extra=self.log_fields)
+            log.warning("the report was refused: %s", error, extra=self.lease.log_fields)
         finally:
             self.lease.settled = True
 
@@ -310,18 +314,8 @@ class Attempt:
             log.warning(
                 "stored steps were never asked for, has the code changed? %s",
                 ", ".join(unused),
-                extra=self.log_fields,
+                extra=self.lease.log_fields,
             )
-
-    @property
-    def log_fields(self) -> dict[str, object]:
-        claimed = self.lease.claimed
-        return {
-            "execution_id": claimed.execution_id,
-            "attempt_index": claimed.attempt_index,
-            "worker_instance_id": claimed.handle.worker_instance_id,
-            "task": claimed.execution_kind,
-        }
 
 
 def classify(error: BaseException, task: Task[..., object]) -> FailureClass:

@@ -14,6 +14,7 @@ import random as randomness
 import uuid as uuids
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Final, Generic, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
 
 import msgspec
@@ -55,10 +56,12 @@ class Context(SignalVerbs):
         self.lane: str = claimed.lane_id
         self.priority: int = claimed.priority
         self.worker_instance_id: str = claimed.handle.worker_instance_id
-        self.log = logging.LoggerAdapter(
-            logging.getLogger(f"flowfabric.task.{self.task_name}"), services.log_fields
-        )
+
+    @cached_property
+    def log(self) -> "logging.LoggerAdapter[logging.Logger]":
         """A logger whose records carry execution, attempt and worker."""
+        logger = logging.getLogger(f"flowfabric.task.{self.task_name}")
+        return logging.LoggerAdapter(logger, self._services.lease.log_fields)
 
     @property
     def cancelled(self) -> bool:

@@ -75,12 +75,6 @@ class Services:
         self.resources = shared.resources
         self.in_process_sleep_ms = shared.in_process_sleep_ms
         self.stopped: str | None = None
-        self.log_fields: Mapping[str, object] = {
-            "execution_id": claimed.execution_id,
-            "attempt_index": claimed.attempt_index,
-            "worker_instance_id": claimed.handle.worker_instance_id,
-            "task": claimed.execution_kind,
-        }
         first = claimed.handle.kind is HandleKind.FRESH and claimed.attempt_index == 0
         self.waitpoints: dict[str, str] = {}
         """Waitpoints made for waits the handler has not come to yet, by name."""
