@@ -29,6 +29,7 @@ from flowfabric.core.policies import (
     parse_policy,
 )
 from flowfabric.errors import InvalidInput
+from flowfabric.json_values import encode_value
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -167,14 +168,7 @@ class Task(Generic[P, R_co]):
         return self.arguments.takes_context
 
     def encode_result(self, value: object) -> bytes:
-        try:
-            return msgspec.json.encode(value)
-        except Exception as error:
-            raise InvalidInput(
-                f"the result of {self.name}",
-                f"cannot be stored: {error}. Return something msgspec can encode as JSON",
-                value,
-            ) from error
+        return encode_value(f"the result of {self.name}", value)
 
     def decode_result(self, data: bytes | None) -> R_co:
         try:
@@ -217,12 +211,7 @@ class Arguments:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InvalidInput(f"arguments of {self._name}", str(error)) from None
-        try:
-            payload = msgspec.json.encode(bound.arguments)
-        except Exception as error:
-            raise InvalidInput(
-                f"arguments of {self._name}", f"cannot be stored: {error}"
-            ) from error
+        payload = encode_value(f"arguments of {self._name}", bound.arguments)
         self.decode(payload)
         return payload
 
@@ -241,12 +230,7 @@ class Arguments:
                 each for each in self._signature.parameters.values() if each.name in names
             ]
             self._decoders[names] = _decoder(self._name, parameters, self._hints)
-        try:
-            payload = msgspec.json.encode(values)
-        except Exception as error:
-            raise InvalidInput(
-                f"arguments of {self._name}", f"cannot be stored: {error}"
-            ) from error
+        payload = encode_value(f"arguments of {self._name}", values)
         try:
             self._decoders[names].decode(payload)
         except msgspec.DecodeError as error:

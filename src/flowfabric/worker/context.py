@@ -26,6 +26,7 @@ from flowfabric.core.retry import decide_retry
 from flowfabric.core.states import FailureClass
 from flowfabric.core.step_model import StepKind
 from flowfabric.errors import DoNotRetry, InvalidInput
+from flowfabric.json_values import encode_value
 from flowfabric.run import result_of
 from flowfabric.task import Call, Retry, SubmitOptions, Task, result_codec
 from flowfabric.worker.fence import Fence
@@ -300,10 +301,7 @@ class Child(Generic[R_co]):
 
 
 def encode_step(key: str, value: object) -> bytes:
-    try:
-        return msgspec.json.encode(value)
-    except Exception as error:
-        raise InvalidInput(f"the result of step {key}", f"cannot be stored: {error}") from error
+    return encode_value(f"the result of step {key}", value)
 
 
 def decode_step(key: str, decode: Callable[[bytes], object], data: bytes) -> object:
