@@ -7,6 +7,7 @@ ends the worker.
 """
 
 import asyncio
+import concurrent.futures
 import inspect
 import logging
 import traceback
@@ -14,6 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
+from types import TracebackType
 from typing import Final
 
 from flowfabric.core.checks import shorten
@@ -49,6 +52,8 @@ Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[obje
 TIMEOUT_GRACE_S: Final = 0.05
 """Waited after the deadline: the store, whose clock decides, should agree that it has passed."""
 TIMEOUT_TRIES: Final = 20
+OURS: Final = (str(Path(__file__).parent.parent), str(Path(concurrent.futures.__file__).parent))
+"""Files between the worker and a handler, of no interest to whoever wrote that one."""
 UNUSABLE: Final = (PendingWaitpointExpired, WaitpointNotFound, WaitpointNotPending)
 """Why a waitpoint made beforehand cannot be waited at."""
 
@@ -227,11 +232,13 @@ class Attempt:
             log.warning("raised while it was stopped: %r", error, extra=self.lease.log_fields)
             return self._after_stop()
         failure_class = classify(error, self.task)
+        where = theirs(error)
         log.log(
             logging.ERROR if failure_class is FailureClass.PERMANENT else logging.WARNING,
-            "handler failed: %r",
-            error,
-            exc_info=error,
+            "handler failed: %s: %s",
+            type(error).__name__,
+            _text(error),
+            exc_info=None if where is None else (type(error), error, where),
             extra=self.lease.log_fields,
         )
         return self._failure(describe(error), failure_class, category(error))
@@ -340,6 +347,14 @@ def describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" (in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {_text(error)}{where}"
+
+
+def theirs(error: BaseException) -> TracebackType | None:
+    """The traceback from the first line of the program on; None if it never came to one."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(OURS):
+        frame = frame.tb_next
+    return frame
 
 
 def _text(error: BaseException) -> str:
