@@ -19,6 +19,13 @@ SAYS = {
         "failed for good: there is nothing to charge",
         "ran out of time: attempt_timeout",
     ],
+    "cron.py": [
+        "beat 1",
+        "beat 2",
+        "clean-up: 30 3 * * 0, UTC",
+        "heartbeat: 1000, UTC",
+        "morning_report: 0 6 * * *, Europe/Rome",
+    ],
     "pipeline.py": ["the first worker ended with -9", "the order went out as parcel-7"],
     "sync_views.py": [
         "no order and no job: an order costs something",

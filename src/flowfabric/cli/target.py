@@ -53,7 +53,8 @@ class Target(Struct, frozen=True, kw_only=True):
         try:
             return await connect(url)
         except Transport as error:
-            raise Unavailable(redact(url), f"cannot be reached: {error.detail}") from error
+            problem = error.detail.removeprefix(f"transport ({error.backend}): ")
+            raise Unavailable(redact(url), f"cannot be reached: {problem}") from error
         except SchemaTooOld as error:
             raise Unavailable(
                 "schema",

@@ -368,12 +368,11 @@ async def waits_for(reader: Reader, execution: Execution) -> tuple[str, ...]:
     """The names of its open waitpoints."""
     if execution.lifecycle_phase is not LifecyclePhase.SUSPENDED:
         return ()
-    partition_key, execution_id = execution_key(execution.execution_id)
     found = await reader.select_records(
         Waitpoint,
         "list_open_waitpoints",
-        partition_key=partition_key,
-        execution_id=execution_id,
+        partition_key=partition_of(execution.execution_id),
+        execution_id=uuid_of(execution.execution_id),
         after=FIRST_UUID,
         limit=PAGE_MAX,
     )
