@@ -20,6 +20,7 @@ from flowfabric.core.results import Created
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import COMPLETION_TOPIC
+from flowfabric.errors import OperationTimeout
 from flowfabric.submission import Options, request_of
 from flowfabric.task import JSON, Call, Task, TaskSettings
 
@@ -164,8 +165,8 @@ async def _await_end(engine: Engine, target: Target, execution_id: str, wait_ms:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 sentence = (await engine.explain_execution(execution_id)).sentence
-                _give_up(target, execution_id, state, sentence)
-                return exits.FAILED
+                screen.err().print(Text(f"{execution_id}: {sentence}"))
+                raise OperationTimeout("submit --wait", wait_ms)
             await asyncio.wait_for(hints.wait(min(left_s, LOOK_AGAIN_S)), None)
     execution = await engine.describe_execution(execution_id)
     assert execution is not None
@@ -186,10 +187,3 @@ async def _await_end(engine: Engine, target: Target, execution_id: str, wait_ms:
         why = execution.failure_reason or execution.cancellation_reason or ""
         screen.err().print(Text(f"{execution_id} is {state}: {why}", style="red"))
     return exits.OK if state is PublicState.COMPLETED else exits.FAILED
-
-
-def _give_up(target: Target, execution_id: str, state: PublicState | None, why: str) -> None:
-    if target.json:
-        documents.emit({"execution_id": execution_id, "public_state": state, "explanation": why})
-    else:
-        screen.err().print(Text(f"{execution_id} has not ended yet. {why}"))
