@@ -29,7 +29,7 @@ TOLD_MAX_S: Final = 1.0
 async def watch(board: HintBoard, writer: Writer, path: str) -> None:
     """Wake all listeners whenever another connection commits. Runs until cancelled."""
     seen = await _version(writer, 0)
-    pause_s = LOOK_FIRST_S
+    pause_s, gap_s = LOOK_FIRST_S, 0.0
     with FileChanges(f"{path}-wal") as changes:
         pause_max_s = TOLD_MAX_S if changes.told else LOOK_MAX_S
         while True:
@@ -37,13 +37,17 @@ async def watch(board: HintBoard, writer: Writer, path: str) -> None:
             version = await _version(writer, seen)
             if version != seen:
                 seen = version
-                pause_s = LOOK_FIRST_S
+                pause_s, gap_s = LOOK_FIRST_S, 0.0
                 board.publish([EVERY_TOPIC])
             if pause_s < SETTLED_S:
                 await asyncio.sleep(pause_s)
             elif await changes.wait(pause_s):
-                pause_s = LOOK_FIRST_S
+                # Told again and again, it is of our own writes: a busy process looks seldom.
+                await asyncio.sleep(gap_s)
+                pause_s, gap_s = LOOK_FIRST_S, min(2 * gap_s + SETTLED_S, LOOK_MAX_S)
                 continue
+            else:
+                gap_s = 0.0
             pause_s = min(pause_s * LOOK_GROWTH, pause_max_s)
 
 
