@@ -8,7 +8,8 @@ from flowfabric import App, Context, WorkerSettings
 
 app = App(sys.argv[1] if len(sys.argv) > 1 else "sqlite:///:memory:")
 
-WORK_S = 0.02
+WORK_S = 0.5
+"""Long enough that whatever happens, happens to jobs that are under way."""
 
 
 @app.task
@@ -20,7 +21,7 @@ async def job(ctx: Context, number: int) -> int:
 
 async def main() -> None:
     logging.basicConfig(level=logging.ERROR)
-    settings = WorkerSettings(concurrency=50, lease_ttl="5s", drain_timeout="5s")
+    settings = WorkerSettings(concurrency=200, lease_ttl="5s", drain_timeout="5s")
     async with app:
         await app.run_worker(settings=settings)
 

@@ -83,6 +83,7 @@ class App(Registry):
         self._clock = clock
         self._pool_max = pool_max
         self._opened: Opened | None = None
+        self._closed = False
         self._opening: asyncio.Lock | None = None
 
     def __repr__(self) -> str:
@@ -194,7 +195,7 @@ class App(Registry):
         transaction: it exists if and when that one commits.
         """
         call, options = read_submission(what, args, given)
-        opened = await self.open()
+        opened = await self._open_unless_closed()
         request = request_of(call, options)
         if options.connection is None:
             created = await opened.submissions.submit(request)
@@ -207,7 +208,7 @@ class App(Registry):
     ) -> list[Run[R]]:
         """Submit many calls, `[publish(1), publish(2)]`, in as few transactions as possible."""
         checked = check_options(options)
-        opened = await self.open()
+        opened = await self._open_unless_closed()
         requests = [request_of(call, checked) for call in calls]
         if checked.connection is None:
             created = await opened.submissions.submit_many(requests)
@@ -230,7 +231,7 @@ class App(Registry):
 
         With a `flow_id` of your own, building and starting the same flow again adds nothing.
         """
-        return Flow(self.open, kind, namespace=namespace, tags=tags, flow_id=flow_id)
+        return Flow(self._open_unless_closed, kind, namespace=namespace, tags=tags, flow_id=flow_id)
 
     def flow_run(self, flow_id: str) -> FlowRun:
         """A flow started elsewhere. The app must be open."""
@@ -262,6 +263,7 @@ class App(Registry):
 
     async def open(self) -> Opened:
         """Connect, if it is not connected yet."""
+        self._closed = False
         if self._opened is None:
             if self._opening is None:
                 self._opening = asyncio.Lock()
@@ -276,10 +278,17 @@ class App(Registry):
         return self._opened
 
     async def _open_engine(self) -> Engine:
-        return (await self.open()).engine
+        return (await self._open_unless_closed()).engine
+
+    async def _open_unless_closed(self) -> Opened:
+        """Scripts may submit without opening; after closing, that would leak a connection."""
+        if self._closed and self._opened is None:
+            raise Unavailable("app", "it has been closed; `async with app:` opens it again")
+        return await self.open()
 
     async def close(self) -> None:
-        """Send what is underway and disconnect. Opening it again is fine."""
+        """Send what is underway and disconnect. It may be opened again."""
+        self._closed = True
         opened, self._opened, self._opening = self._opened, None, None
         if opened is not None:
             await opened.submissions.close()

@@ -8,7 +8,6 @@ and then without one.
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
 from typing import Final, Generic, TypeVar
 
 from flowfabric.core.durations import Duration, duration_ms
@@ -31,6 +30,7 @@ from flowfabric.errors import (
     OperationTimeout,
     Unsuccessful,
 )
+from flowfabric.first_of import first_of
 from flowfabric.signals import SignalToken, send
 from flowfabric.task import Task
 
@@ -108,20 +108,8 @@ class Endings:
                     hints.found_work()
                 await asyncio.sleep(READ_GAP_S * (1 + len(self._awaited) / BATCH_MAX))
                 if self._awaited and not self._joined.is_set():
-                    await self._until_hinted(hints.wait(LOOK_AGAIN_S))
-
-    async def _until_hinted(self, hinted: Coroutine[object, object, bool]) -> None:
-        """Wait for a hint, or for somebody new who has to look at once."""
-        tasks = {asyncio.create_task(hinted), asyncio.create_task(self._joined_wait())}
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _joined_wait(self) -> bool:
-        return await self._joined.wait()
+                    # Somebody new has to look at once.
+                    await first_of(hints.wait(LOOK_AGAIN_S), self._joined.wait())
 
     async def _look(self) -> int:
         asked = list(self._awaited)

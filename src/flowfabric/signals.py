@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Generic, Literal, Self, TypeVar
 
-import msgspec
-
 from flowfabric.core.checks import check_text
 from flowfabric.core.conditions import (
     AllOf,
@@ -38,6 +36,7 @@ from flowfabric.core.tokens import INVALID, WaitpointToken, check_token
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspension_reads import Inbox, WaitpointView
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken
+from flowfabric.json_values import encode_value
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -190,12 +189,7 @@ class SignalToken:
 
 
 def encode_payload(payload: object) -> bytes | None:
-    if payload is None:
-        return None
-    try:
-        return msgspec.json.encode(payload)
-    except Exception as error:
-        raise InvalidInput("payload", f"cannot be sent as JSON: {error}") from error
+    return None if payload is None else encode_value("payload", payload)
 
 
 async def deliver(

@@ -29,6 +29,7 @@ from flowfabric.core.policies import (
     parse_policy,
 )
 from flowfabric.errors import InvalidInput
+from flowfabric.json_values import encode_value
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -176,14 +177,7 @@ class Task(Generic[P, R_co]):
         return self.arguments.takes_context
 
     def encode_result(self, value: object) -> bytes:
-        try:
-            return msgspec.json.encode(value)
-        except Exception as error:
-            raise InvalidInput(
-                f"the result of {self.name}",
-                f"cannot be stored: {error}. Return something msgspec can encode as JSON",
-                value,
-            ) from error
+        return encode_value(f"the result of {self.name}", value)
 
     def decode_result(self, data: bytes | None) -> R_co:
         try:
@@ -226,10 +220,7 @@ class Arguments:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InvalidInput(f"arguments of {self._name}", str(error)) from None
-        try:
-            payload = msgspec.json.encode(bound.arguments)
-        except Exception as error:
-            raise self._unstorable(bound.arguments, error) from error
+        payload = self._encode(bound.arguments)
         self.decode(payload)
         return payload
 
@@ -248,41 +239,36 @@ class Arguments:
                 each for each in self._signature.parameters.values() if each.name in names
             ]
             self._decoders[names] = _decoder(self._name, parameters, self._hints)
-        try:
-            payload = msgspec.json.encode(values)
-        except Exception as error:
-            raise self._unstorable(values, error) from error
+        payload = self._encode(values)
         try:
             self._decoders[names].decode(payload)
         except msgspec.DecodeError as error:
             raise self._refusal(str(error)) from None
         return payload
 
-    def _unstorable(self, values: Mapping[str, object], error: Exception) -> InvalidInput:
-        """Say which argument cannot be stored, and what to do about it."""
-        for name, value in values.items():
-            field_name = f"argument {name} of {self._name}"
-            node = _source_in(value)
-            if node is not None and node is value:
-                return InvalidInput(
-                    field_name, f"is a node of a flow; write flow.add({self._name}, node)", node
-                )
-            if node is not None:
-                return InvalidInput(
-                    field_name,
-                    "has a node inside; a node can be a whole argument, one of `inputs`, or in a"
-                    " list of nodes",
-                    node,
-                )
-            try:
-                msgspec.json.encode(value)
-            except Exception as problem:
-                return InvalidInput(
-                    field_name,
-                    f"cannot be stored: {problem}. Pass something msgspec can encode as JSON",
-                    value,
-                )
-        return InvalidInput(f"arguments of {self._name}", f"cannot be stored: {error}")
+    def _encode(self, values: Mapping[str, object]) -> bytes:
+        """The arguments as they are stored; a refusal names the one that cannot be."""
+        try:
+            return encode_value(f"arguments of {self._name}", values)
+        except InvalidInput:
+            for name, value in values.items():
+                self._check_storable(f"argument {name} of {self._name}", value)
+            raise
+
+    def _check_storable(self, field_name: str, value: object) -> None:
+        node = _source_in(value)
+        if node is not None and node is value:
+            raise InvalidInput(
+                field_name, f"is a node of a flow; write flow.add({self._name}, node)", node
+            )
+        if node is not None:
+            raise InvalidInput(
+                field_name,
+                "has a node inside; a node can be a whole argument, one of `inputs`, or in a"
+                " list of nodes",
+                node,
+            )
+        encode_value(field_name, value)
 
     def rest(self) -> str | None:
         """The parameter that takes any number of arguments, as in `*pages`."""

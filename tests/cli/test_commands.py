@@ -384,11 +384,14 @@ async def test_whoever_reads_only_the_first_line_causes_no_error(engine: Engine,
 
 def test_an_app_names_the_database(tmp_path: Path, exercised_store: Callable[[str], None]) -> None:
     exercised_store("sqlite file")
-    (tmp_path / "shop.py").write_text("class App:\n    url = 'sqlite:///shop.db'\napp = App()\n")
+    (tmp_path / "shop.py").write_text(
+        "from flowfabric import App\napp = App('sqlite:///shop.db')\n"
+    )
     (tmp_path / "broken.py").write_text("import missing_package\n")
     assert run("migrate", "--app", "shop:app", cwd=tmp_path).status == 0
     assert run("ls", cwd=tmp_path, FLOWFABRIC_APP="shop:app").status == 0
     assert (tmp_path / "shop.db").exists()
+    assert "did you mean shop:app?" in run("ls", "--app", "shop:ap", cwd=tmp_path).err
     for reference in ("shop", "shop:missing", "missing:app", "shop:App.url"):
         ran = run("ls", "--app", reference, cwd=tmp_path)
         assert ran.status == 2, reference

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import COMMAND, environment, run
+from flowfabric import connect
+from tests.cli.command import COMMAND, Ran, environment, run
 
 PROGRAM = """
 from flowfabric import App, Context, Retry
@@ -121,6 +122,36 @@ async def test_a_worker_runs_tasks_and_schedules_and_stops_when_told(
     )
     assert ticked.status == 0
     assert await worker.end(signal.SIGTERM) == 0
+
+
+async def test_a_submission_by_program_is_checked_against_it_and_takes_its_settings(
+    folder: Path,
+) -> None:
+    (folder / "shop.py").write_text(
+        PROGRAM.replace("@app.task", "@app.task(lane='web', retry=Retry(max_retries=7))", 1)
+    )
+    await asyncio.to_thread(run, "migrate", "--app", "shop:app", cwd=folder)
+
+    def submit(*arguments: str) -> Ran:
+        return run("submit", *arguments, "--app", "shop:app", cwd=folder)
+
+    for arguments, problem in (
+        (("greet", '{"name": '), "PAYLOAD: is not JSON"),
+        (("greet", '{"nam": "Ada"}'), "argument nam of greet: is unknown; it takes name"),
+        (("greet", "{}"), "argument name of greet: is missing"),
+        (("great", "{}"), "shop:app has no task 'great'; did you mean 'greet'?"),
+    ):
+        refused = await asyncio.to_thread(submit, *arguments)
+        assert (refused.status, refused.out) == (2, ""), arguments
+        assert problem in refused.err
+
+    accepted = await asyncio.to_thread(submit, "greet", '{"name": "Ada"}')
+    assert accepted.status == 0
+    async with await connect(f"sqlite:///{folder}/shop.db") as engine:
+        (found,) = (await engine.find_executions()).executions
+        assert (found.execution_id, found.lane_id) == (accepted.out.strip(), "web")
+    listed = await asyncio.to_thread(run, "ls", "--app", "shop:app", cwd=folder)
+    assert listed.lines[1].endswith("no worker")
 
 
 async def test_dev_starts_again_when_a_file_is_saved(

@@ -165,6 +165,19 @@ async def test_every_situation_is_explained(
     ]
 
 
+async def test_a_suspended_execution_names_the_signals_it_waits_for(
+    engine: Engine, given: Given
+) -> None:
+    suspended = await given.suspended()
+    waiting = (await engine.list_pending_waitpoints(suspended.execution_id)).waitpoints
+    names = ", ".join(repr(str(each.waitpoint_key)) for each in waiting)
+    assert names
+    assert await why(engine, suspended.execution_id) == (
+        Cause.SUSPENDED,
+        f"It is suspended until it gets a signal: {names}.",
+    )
+
+
 async def test_a_closed_lane_is_the_reason(engine: Engine, given: Given) -> None:
     await present(engine)
     execution_id = await given.waiting()

@@ -4,8 +4,10 @@ Each step appends its name to LOG. Standard output tells the test how far it is.
 """
 
 import asyncio
+import logging
 import os
 import sys
+import threading
 from pathlib import Path
 
 from flowfabric import App, Context, WorkerSettings
@@ -44,7 +46,15 @@ async def short(number: int) -> int:
     return number
 
 
+@app.task
+async def block(seconds: float) -> str:
+    say("blocking")
+    threading.Event().wait(seconds)
+    return "done"
+
+
 async def main() -> None:
+    logging.basicConfig(stream=sys.stdout, level=logging.ERROR, format="%(message)s")
     settings = WorkerSettings(
         lease_ttl=os.environ.get("LEASE_TTL", "2s"), concurrency=50, drain_timeout="2s"
     )

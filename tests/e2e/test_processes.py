@@ -12,9 +12,15 @@ from tests.e2e.conftest import steps_run, worker_process
 def remote(name: str) -> Task[..., object]:
     """A task whose code lives in the worker's process."""
 
-    def anything(hold_after: int = 0, number: int = 0) -> object: ...
+    def anything(hold_after: int = 0, number: int = 0, seconds: float = 0) -> object: ...
 
     return Task(name, anything, TaskSettings())
+
+
+BLOCKED = (
+    "a handler blocks the event loop for more than 5.0 s; its leases are kept, but nothing else"
+    " runs meanwhile. Make it a plain function, which runs in a thread. It is here:"
+)
 
 
 async def test_finished_steps_run_once_although_kill_9_strikes_between_them(
@@ -64,3 +70,23 @@ async def test_a_worker_asked_to_go_hands_back_what_it_is_in_the_middle_of(
         async with worker_process(store_url, log, lease_ttl="10m"):
             await run.result(timeout="60s")
     assert steps_run(log) == {"step 1": 1, "step 2": 1, "step 3": 1}
+
+
+async def test_a_handler_that_blocks_the_loop_for_half_a_minute_keeps_its_lease_and_is_named(
+    store_url: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    async with App(store_url) as app:
+        blocking = await app.submit(remote("block")(seconds=30))
+        async with worker_process(store_url, log, lease_ttl="5s") as worker:
+            await worker.says("blocking")
+            async with worker_process(store_url, log, lease_ttl="5s") as other:
+                await other.says("started")
+                await (await app.submit(remote("short")(number=1))).result(timeout="20s")
+                await worker.says(BLOCKED)
+                assert await blocking.result(timeout="60s") == "done"
+            await (await app.submit(remote("short")(number=2))).result(timeout="20s")
+            worker.terminate()
+            assert await worker.ended() == 0
+        snapshot = await blocking.snapshot()
+    assert (snapshot.total_attempt_count, snapshot.lease_reclaim_count) == (1, 0)

@@ -19,9 +19,10 @@ from flowfabric import FlowFabricError
 from flowfabric.core.decision import Changes, Refusal
 from flowfabric.core.events import Event
 from flowfabric.core.execution import Timing, decide_complete
+from flowfabric.core.granting import Granted, NewIds, Worker, grant_lease
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, LeaseId, WorkerId, WorkerInstanceId
-from flowfabric.core.lease import Granted, NewIds, Worker, decide_renew, grant_lease
+from flowfabric.core.lease import decide_renew
 from flowfabric.core.results import Claimed
 from flowfabric.core.transition import Subject
 from flowfabric.engine.unit import fence_of, lease_columns

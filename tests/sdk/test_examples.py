@@ -1,7 +1,9 @@
 """Every example runs, and says what it promises."""
 
+import asyncio
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,13 @@ SAYS = {
         "https://example.com answered at try 3",
         "failed for good: there is nothing to charge",
         "ran out of time: attempt_timeout",
+    ],
+    "cron.py": [
+        "beat 1",
+        "beat 2",
+        "clean-up: 30 3 * * 0, UTC",
+        "heartbeat: 1000, UTC",
+        "morning_report: 0 6 * * *, Europe/Rome",
     ],
     "pipeline.py": ["the first worker ended with -9", "the order went out as parcel-7"],
     "sync_views.py": [
@@ -94,3 +103,29 @@ async def test_the_web_example_submits_and_answers(
 def test_every_example_is_run_here_or_by_processes_that_are_killed() -> None:
     killed = {"agent.py", "approval.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*SAYS, "flow.py", "web.py", *killed}
+
+
+async def test_the_first_program_of_the_readme_runs_as_it_is_written(tmp_path: Path) -> None:
+    opening = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "shop.py").write_text(opening.replace('"10s"', '"1s"'))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    worker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "flowfabric.cli", "dev", "shop:app"),
+        cwd=tmp_path,
+        env=environment,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        program = await asyncio.create_subprocess_exec(
+            *(sys.executable, "shop.py"),
+            cwd=tmp_path,
+            env=environment,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(60):
+            said, _ = await program.communicate()
+    finally:
+        os.killpg(worker.pid, signal.SIGKILL)
+        await worker.wait()
+    assert (program.returncode, said) == (0, b"Hello, Ada!\n")

@@ -54,7 +54,7 @@ async def test_payloads_beyond_the_limit_or_without_a_json_form_are_refused() ->
             "payload",
             SIGNAL_PAYLOAD_BYTES_MAX,
         )
-        with pytest.raises(InvalidInput, match="payload: cannot be sent as JSON"):
+        with pytest.raises(InvalidInput, match="payload: cannot be stored"):
             await run.signal("go", object())
         assert await run.state() is PublicState.SUSPENDED
 

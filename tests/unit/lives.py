@@ -17,15 +17,9 @@ from flowfabric.core.execution import (
     decide_promote,
     decide_wait_children,
 )
+from flowfabric.core.granting import NewIds, Worker, grant_lease
 from flowfabric.core.ids import AttemptId, LeaseId, WorkerId, WorkerInstanceId
-from flowfabric.core.lease import (
-    Fence,
-    NewIds,
-    Worker,
-    decide_expire_lease,
-    decide_revoke,
-    grant_lease,
-)
+from flowfabric.core.lease import Fence, decide_expire_lease, decide_revoke
 from flowfabric.core.model import Attempt, ClaimGrant, Execution
 from flowfabric.core.operator import CancelRequest, decide_cancel, decide_replay
 from flowfabric.core.partitions import PartitionConfig

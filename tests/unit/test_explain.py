@@ -53,6 +53,8 @@ def test_a_suspension_says_what_it_waits_for() -> None:
         "blocking_reason": "waiting_for_signal",
         "blocking_detail": "",
     }
+    named = explain(suspended, structs.replace(SERVED, waits_for=("legal", "finance")))
+    assert named.sentence == "It is suspended until it gets a signal: 'legal', 'finance'."
 
 
 def test_a_lease_that_ended_unnoticed_is_lost() -> None:

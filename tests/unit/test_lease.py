@@ -4,6 +4,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric.core.decision import NO_CHANGES, Refusal
+from flowfabric.core.granting import grant_lease
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.lease import (
     check_fence,
@@ -11,7 +12,6 @@ from flowfabric.core.lease import (
     decide_expire_lease,
     decide_renew,
     decide_revoke,
-    grant_lease,
     lease_is_dead,
 )
 from flowfabric.core.model import Attempt

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import threading
 
@@ -71,11 +72,25 @@ async def test_a_result_that_cannot_be_stored_fails_for_good_and_says_so(app: Ap
     async def huge() -> str:
         return "x" * 10_000_000
 
+    @app.task
+    async def average(ctx: Context) -> dict[str, float]:
+        return {"mean": await ctx.step("divide", lambda: 0.5), "deviation": math.nan}
+
+    @app.task
+    async def step_by_step(ctx: Context) -> float:
+        return await ctx.step("divide", lambda: math.inf)
+
     async with working(app):
         with pytest.raises(ExecutionFailed, match="the result of odd: cannot be stored"):
             await (await app.submit(odd)).result(timeout="20s")
         with pytest.raises(ExecutionFailed, match="the result of huge is 10000002 bytes, at most"):
             await (await app.submit(huge)).result(timeout="20s")
+        with pytest.raises(
+            ExecutionFailed, match=r"the result of average\['deviation'\]: is NaN or infinite"
+        ):
+            await (await app.submit(average)).result(timeout="20s")
+        with pytest.raises(ExecutionFailed, match="the result of step divide: is NaN or infinite"):
+            await (await app.submit(step_by_step)).result(timeout="20s")
         assert await works(app)
 
 
@@ -188,7 +203,12 @@ async def test_log_records_carry_execution_attempt_and_worker(
     records = [r for r in caplog.records if getattr(r, "execution_id", "") == run.execution_id]
     assert [record.getMessage() for record in records] == [
         "hello",
-        "handler failed: ValueError('oops')",
+        "handler failed: ValueError: oops",
+    ]
+    # What lies between the worker and the handler is not shown.
+    assert records[1].exc_text is not None
+    assert [line for line in records[1].exc_text.splitlines() if "File" in line] == [
+        f'  File "{__file__}", line {chatty.function.__code__.co_firstlineno + 3}, in chatty'
     ]
     assert {(vars(r)["attempt_index"], vars(r)["worker_instance_id"]) for r in records} == {
         (0, "w-1")

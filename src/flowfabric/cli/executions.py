@@ -1,31 +1,24 @@
-"""`ls`, `show`, `why`, `submit`."""
+"""`ls`, `show`, `why`."""
 
-import asyncio
-import sys
-import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final
 
 import click
 from rich.text import Text
 
-from flowfabric.cli import documents, exits, filters, screen
+from flowfabric.cli import documents, filters, screen
 from flowfabric.cli.tables import REMARK, fixed, flexible, right
 from flowfabric.cli.target import Target, options, with_engine
-from flowfabric.core.creation import NewExecution
-from flowfabric.core.durations import duration_ms
 from flowfabric.core.limits import PAGE_MAX
-from flowfabric.core.model import Attempt
-from flowfabric.core.results import Created
+from flowfabric.core.model import Attempt, WorkerPresence
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.unit import COMPLETION_TOPIC
-from flowfabric.errors import NotFound, OperationTimeout
+from flowfabric.engine.routes import serves
+from flowfabric.errors import NotFound
 
 DATA_CHARS_MAX: Final = 2_000
 """How much of a payload or result `show` prints; `--json` prints all of it."""
-LOOK_AGAIN_S: Final = 1.0
 
 LIST_COLUMNS: Final = (
     fixed("ID"),
@@ -79,12 +72,15 @@ async def ls(engine: Engine, target: Target, chosen: filters.Chosen, limit: int)
         if cursor is None:
             break
     if not target.json:
-        _print_list(found, await engine.server_time_ms())
+        present = await engine.list_presences() if any(map(queued, found)) else ()
+        _print_list(found, present, await engine.server_time_ms())
         if cursor is not None:
             screen.err().print(f"[dim]The newest {limit}; there are more: --limit[/]")
 
 
-def _print_list(found: list[ExecutionSnapshot], now_ms: int) -> None:
+def _print_list(
+    found: list[ExecutionSnapshot], present: Sequence[WorkerPresence], now_ms: int
+) -> None:
     if not found:
         screen.err().print("[dim]No executions match.[/]")
         return
@@ -99,12 +95,28 @@ def _print_list(found: list[ExecutionSnapshot], now_ms: int) -> None:
                     each.lane_id,
                     str(each.total_attempt_count),
                     screen.span(now_ms - each.created_at_ms),
-                    screen.one_line(remark(each, now_ms)),
+                    screen.one_line(remark(each, now_ms) or unserved(each, present)),
                 )
                 for each in found
             ],
         )
     )
+
+
+def queued(execution: ExecutionSnapshot) -> bool:
+    """Whether a worker is all it waits for."""
+    return (
+        execution.public_state is PublicState.WAITING
+        and execution.blocking_reason == "waiting_for_worker"
+    )
+
+
+def unserved(execution: ExecutionSnapshot, present: Sequence[WorkerPresence]) -> str | None:
+    """Says so if no worker that is there runs such tasks, whatever they may require."""
+    lane, kind = execution.lane_id, execution.execution_kind
+    if not queued(execution) or any(serves(each, lane, kind, ()) for each in present):
+        return None
+    return f"no worker for {kind}" if present else "no worker"
 
 
 def remark(execution: ExecutionSnapshot, now_ms: int) -> str | None:
@@ -124,7 +136,7 @@ def remark(execution: ExecutionSnapshot, now_ms: int) -> str | None:
         case PublicState.DELAYED if execution.delay_until_ms is not None:
             last = f" after: {execution.failure_reason}" if execution.failure_reason else ""
             return f"{screen.ago(execution.delay_until_ms, now_ms)}{last}"
-        case PublicState.WAITING if execution.blocking_reason == "waiting_for_worker":
+        case PublicState.WAITING if queued(execution):
             return None
         case _:
             return execution.blocking_detail or execution.blocking_reason
@@ -227,7 +239,7 @@ def _print_attempts(attempts: tuple[Attempt, ...], now_ms: int) -> None:
             ATTEMPT_COLUMNS,
             [
                 (
-                    str(attempt.attempt_index),
+                    str(attempt.attempt_index + 1),
                     attempt.attempt_type,
                     attempt.attempt_state.replace("_", " "),
                     screen.ago(attempt.started_at_ms, now_ms),
@@ -253,124 +265,3 @@ async def why(engine: Engine, target: Target, execution_id: str) -> None:
         documents.emit(explanation)
     else:
         screen.out().print(Text(explanation.sentence))
-
-
-@click.command("submit", short_help="Create an execution, and wait for it if asked to.")
-@click.argument("kind")
-@click.argument("payload", required=False)
-@click.option(
-    "--file", "-f", "file", metavar="PATH", help="Read the payload from here; - for standard input."
-)
-@click.option("--encoding", default="json", show_default=True, help="How the payload is encoded.")
-@click.option("--lane", default="default", show_default=True)
-@click.option("--namespace", default="default", show_default=True)
-@click.option("--priority", type=int)
-@click.option("--key", help="Idempotency key: the same key finds the same execution.")
-@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE")
-@click.option("--delay", metavar="DURATION", help="Not before this has passed, as in 10m.")
-@click.option("--policy", metavar="JSON", help="Retries, timeouts and the like.")
-@click.option("--wait", metavar="DURATION", help="Wait this long for its end and print the result.")
-@options
-@with_engine
-async def submit(
-    engine: Engine,
-    target: Target,
-    kind: str,
-    payload: str | None,
-    file: str | None,
-    encoding: str,
-    lane: str,
-    namespace: str,
-    priority: int | None,
-    key: str | None,
-    tags: tuple[str, ...],
-    delay: str | None,
-    policy: str | None,
-    wait: str | None,
-) -> int:
-    """Create an execution of KIND with PAYLOAD, which is JSON.
-
-    Prints its id. With --wait: waits, prints the result, and exits with 1 if it failed.
-    """
-    data = _read_payload(payload, file)
-    now_ms = await engine.server_time_ms()
-    wait_ms = None if wait is None else duration_ms("--wait", wait)
-    created = await engine.create_execution(
-        NewExecution(
-            execution_kind=kind,
-            input_payload=data,
-            payload_encoding=encoding if data else None,
-            lane_id=lane,
-            namespace=namespace,
-            priority=priority,
-            creator_identity="cli",
-            idempotency_key=key,
-            tags=dict(_pairs(tags)),
-            delay_until_ms=None if delay is None else now_ms + duration_ms("--delay", delay),
-            policy=policy,
-        )
-    )
-    if wait_ms is not None:
-        return await _await_end(engine, target, created.execution_id, wait_ms)
-    new = isinstance(created, Created)
-    if target.json:
-        documents.emit({"execution_id": created.execution_id, "created": new})
-    else:
-        screen.out().print(Text(created.execution_id))
-        if not new:
-            screen.err().print("[dim]It was there already: the key was used before.[/]")
-    return exits.OK
-
-
-def _read_payload(payload: str | None, file: str | None) -> bytes:
-    if payload is not None and file is not None:
-        raise click.UsageError("give either PAYLOAD or --file")
-    if file == "-":
-        return sys.stdin.buffer.read()
-    if file is not None:
-        try:
-            return Path(file).read_bytes()
-        except OSError as error:
-            raise click.UsageError(f"cannot read {file}: {error.strerror}") from None
-    return b"" if payload is None else payload.encode()
-
-
-def _pairs(texts: tuple[str, ...]) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise click.BadParameter("must look like KEY=VALUE", param_hint="--tag")
-        pairs.append((key, value))
-    return pairs
-
-
-async def _await_end(engine: Engine, target: Target, execution_id: str, wait_ms: int) -> int:
-    deadline = time.monotonic() + wait_ms / 1_000
-    with engine.store.hints([COMPLETION_TOPIC]) as hints:
-        while (state := await engine.read_execution_state(execution_id)) not in TERMINAL_STATES:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                sentence = (await engine.explain_execution(execution_id)).sentence
-                screen.err().print(Text(f"{execution_id}: {sentence}"))
-                raise OperationTimeout("submit --wait", wait_ms)
-            await asyncio.wait_for(hints.wait(min(left_s, LOOK_AGAIN_S)), None)
-    execution = await engine.describe_execution(execution_id)
-    assert execution is not None
-    assert state is not None
-    result = await engine.get_execution_result(execution_id)
-    if target.json:
-        documents.emit(
-            {
-                "execution_id": execution_id,
-                "public_state": state,
-                "result": result,
-                "failure_reason": execution.failure_reason,
-            }
-        )
-    elif state is PublicState.COMPLETED:
-        screen.out().print(Text(documents.shown(result, 10**9) or ""))
-    else:
-        why = execution.failure_reason or execution.cancellation_reason or ""
-        screen.err().print(Text(f"{execution_id} is {state}: {why}", style="red"))
-    return exits.OK if state is PublicState.COMPLETED else exits.FAILED

@@ -65,8 +65,9 @@ def options(command: Callable[Concatenate[Chosen, P], T]) -> Callable[P, T]:
         "--state",
         "states",
         multiple=True,
+        metavar="STATE",
         type=click.Choice([state.value for state in PublicState]),
-        help="In this state; may be given several times.",
+        help="In this state, such as waiting, active or failed; may be given several times.",
     )
     @click.option("--lane", help="In this lane.")
     @click.option("--kind", help="Of this kind: the name of the task.")

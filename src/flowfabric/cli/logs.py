@@ -74,8 +74,10 @@ def readable(record: logging.LogRecord) -> Text:
         line.append(f"{task} ", style="cyan")
     line.append(record.getMessage())
     if "execution_id" in fields:
-        attempt = fields.get("attempt_index", 0)
-        line.append(f"  {str(fields['execution_id'])[-12:]} try {attempt}", style="dim")
+        line.append(f"  {str(fields['execution_id'])[-12:]}", style="dim")
+        # People count from one, as `ls` does.
+        if isinstance(index := fields.get("attempt_index"), int):
+            line.append(f" try {index + 1}", style="dim")
     if record.exc_info:
         line.append(f"\n{_TRACEBACK.formatException(record.exc_info)}", style="dim")
     return line

@@ -14,12 +14,13 @@ from flowfabric.cli import exits, screen
 from flowfabric.cli.bench import bench
 from flowfabric.cli.database import doctor, migrate_command
 from flowfabric.cli.events import events
-from flowfabric.cli.executions import ls, show, submit, why
+from flowfabric.cli.executions import ls, show, why
 from flowfabric.cli.flows import flow
 from flowfabric.cli.lanes import lanes
 from flowfabric.cli.operate import cancel, priority, replay, revoke
 from flowfabric.cli.schedules import schedules
 from flowfabric.cli.signals import signal, waitpoints
+from flowfabric.cli.submit import submit
 from flowfabric.cli.worker import dev, develop_once, worker
 from flowfabric.errors import FlowFabricError
 from flowfabric.version import __version__

@@ -14,9 +14,10 @@ from urllib.parse import unquote
 import click
 from msgspec import Struct
 
+from flowfabric.app import App
 from flowfabric.connection import connect
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import SchemaTooOld, Unavailable
+from flowfabric.errors import SchemaTooOld, Transport, Unavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,6 +52,9 @@ class Target(Struct, frozen=True, kw_only=True):
             check_file(url)
         try:
             return await connect(url)
+        except Transport as error:
+            problem = error.detail.removeprefix(f"transport ({error.backend}): ")
+            raise Unavailable(redact(url), f"cannot be reached: {problem}") from error
         except SchemaTooOld as error:
             raise Unavailable(
                 "schema",
@@ -125,7 +129,9 @@ def load_app(reference: str) -> object:
     """The object `module:attribute` names; the current directory is searched first."""
     module_name, colon, attribute = reference.partition(":")
     if not module_name or not colon or not attribute:
-        raise click.UsageError(f"{reference!r} must look like module:app")
+        raise click.UsageError(
+            f"{reference!r} must look like module:app, as in {module_name or 'shop'}:app"
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -138,15 +144,20 @@ def load_app(reference: str) -> object:
         ) from None
     found: object = getattr(module, attribute, None)
     if found is None:
-        raise click.UsageError(f"module {module_name!r} has no {attribute!r}")
+        apps = [f"{module_name}:{name}" for name, value in vars(module).items() if _is_app(value)]
+        known = f"; did you mean {', '.join(apps)}?" if apps else ", nor any other flowfabric App"
+        raise click.UsageError(f"module {module_name!r} has no {attribute!r}{known}")
     return found
 
 
 def url_of(app: object) -> str:
-    url = getattr(app, "url", None)
-    if not isinstance(url, str):
+    if not isinstance(app, App):
         raise click.UsageError(f"{type(app).__name__} is not a flowfabric App")
-    return url
+    return app.url
+
+
+def _is_app(value: object) -> bool:
+    return isinstance(value, App)
 
 
 def _text(value: object) -> str | None:

@@ -35,14 +35,27 @@ LEAVE_S: Final = 1.0
     help="Serve this lane; may be given several times. Otherwise: those of the tasks.",
 )
 @click.option("--capability", "capabilities", multiple=True, help="Something this worker has.")
-@click.option("--concurrency", default=100, show_default=True, type=click.IntRange(1, 100_000))
+@click.option(
+    "--concurrency",
+    default=100,
+    show_default=True,
+    metavar="NUMBER",
+    type=click.IntRange(1, 100_000),
+    help="Tasks that run at the same time.",
+)
 @click.option(
     "--drain-timeout",
     default="25s",
     show_default=True,
     help="How long running tasks may go on when it is told to stop.",
 )
-@click.option("--log-level", default="info", show_default=True, type=click.Choice(LEVELS))
+@click.option(
+    "--log-level",
+    default="info",
+    show_default=True,
+    type=click.Choice(LEVELS),
+    help="Log no less than this.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Log JSON lines also on a terminal.")
 def worker(
     reference: str,
@@ -99,8 +112,21 @@ async def _leave() -> None:
 
 @click.command("dev", short_help="Run a program's tasks, and start again when a file changes.")
 @click.argument("reference", metavar="MODULE:APP", envvar=APP_VARIABLE)
-@click.option("--concurrency", default=100, show_default=True, type=click.IntRange(1, 100_000))
-@click.option("--log-level", default="info", show_default=True, type=click.Choice(LEVELS))
+@click.option(
+    "--concurrency",
+    default=100,
+    show_default=True,
+    metavar="NUMBER",
+    type=click.IntRange(1, 100_000),
+    help="Tasks that run at the same time.",
+)
+@click.option(
+    "--log-level",
+    default="info",
+    show_default=True,
+    type=click.Choice(LEVELS),
+    help="Log no less than this.",
+)
 def dev(reference: str, concurrency: int, log_level: str) -> int:
     """Run the tasks of MODULE:APP for development.
 

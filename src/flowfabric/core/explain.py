@@ -46,6 +46,8 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     served: bool
     """Whether somebody claimed from this route lately."""
     now_ms: int
+    waits_for: tuple[str, ...] = ()
+    """The names of its open waitpoints, which signals are sent to."""
 
 
 def explain(execution: Execution, around: Surroundings) -> Explanation:
@@ -67,8 +69,7 @@ def _reason(execution: Execution, around: Surroundings) -> Reason:
         case LifecyclePhase.TERMINAL:
             return _ended(execution)
         case LifecyclePhase.SUSPENDED:
-            detail = execution.blocking_detail or execution.blocking_reason
-            return Cause.SUSPENDED, f"It is suspended: {detail}.", _blocking(execution)
+            return _suspended(execution, around.waits_for)
         case LifecyclePhase.ACTIVE if execution.ownership_state is OwnershipState.LEASED:
             return _running(execution, around.now_ms)
     if execution.eligibility_state is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME:
@@ -77,6 +78,15 @@ def _reason(execution: Execution, around: Surroundings) -> Reason:
         detail = execution.blocking_detail or execution.blocking_reason
         return Cause.BLOCKED, f"It is blocked: {detail}.", _blocking(execution)
     return _queued(execution, around)
+
+
+def _suspended(execution: Execution, waits_for: tuple[str, ...]) -> Reason:
+    named = ", ".join(repr(name) for name in waits_for if name)
+    if named:
+        sentence = f"It is suspended until it gets a signal: {named}."
+    else:
+        sentence = f"It is suspended: {execution.blocking_detail or execution.blocking_reason}."
+    return Cause.SUSPENDED, sentence, _blocking(execution)
 
 
 def _ended(execution: Execution) -> Reason:
@@ -127,7 +137,7 @@ def _queued(execution: Execution, around: Surroundings) -> Reason:
     if lane_state in (LaneState.PAUSED, LaneState.DISABLED):
         sentence = f"Its lane {execution.lane_id!r} is {lane_state}: resume the lane."
         return Cause.LANE_CLOSED, sentence, {"lane_id": execution.lane_id, "state": lane_state}
-    needs = ", ".join(around.required) or "none"
+    needs = f" with capabilities {', '.join(around.required)}" if around.required else ""
     detail: dict[str, str | int | None] = {
         "lane_id": execution.lane_id,
         "execution_kind": execution.execution_kind,
@@ -137,7 +147,7 @@ def _queued(execution: Execution, around: Surroundings) -> Reason:
     if not around.served:
         sentence = (
             f"No worker has asked lately for lane {execution.lane_id!r}, kind"
-            f" {execution.execution_kind!r} with capabilities {needs}: start one that does."
+            f" {execution.execution_kind!r}{needs}: start one that does."
         )
         return Cause.NO_WORKER, sentence, detail
     if execution.ownership_state is not OwnershipState.UNOWNED:

@@ -10,7 +10,8 @@ from msgspec import Struct, structs
 from flowfabric.core.capabilities import missing
 from flowfabric.core.checks import check_int, check_optional_time
 from flowfabric.core.decision import Changes, Decision, Refusal
-from flowfabric.core.lease import Granted, NewIds, Worker, grant_lease, not_active
+from flowfabric.core.granting import Granted, NewIds, Worker, grant_lease
+from flowfabric.core.lease import not_active
 from flowfabric.core.model import ClaimGrant, Execution
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.states import (

@@ -18,9 +18,9 @@ from flowfabric.core.decision import Changes, Decision, Refusal
 from flowfabric.core.ending import close_suspension, close_waitpoints, finish
 from flowfabric.core.events import operator_event
 from flowfabric.core.execution import Timing
+from flowfabric.core.granting import Granted, NewIds, Worker, grant_lease
 from flowfabric.core.grants import check_grant
 from flowfabric.core.ids import SignalId, WaitpointKey
-from flowfabric.core.lease import Granted, NewIds, Worker, grant_lease
 from flowfabric.core.model import Execution
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import (

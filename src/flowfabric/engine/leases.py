@@ -2,7 +2,7 @@
 
 A claim looks at the ready rows of the routes this worker can serve, best first,
 and takes up to `limit` of them in one round trip. The statement behind it
-(`claim_ready`) stands in for `core.lease.grant_lease`; a differential test
+(`claim_ready`) stands in for `core.granting.grant_lease`; a differential test
 holds the two together.
 """
 
@@ -16,6 +16,7 @@ from flowfabric.core.capabilities import check_offered
 from flowfabric.core.checks import check_int, check_list
 from flowfabric.core.decision import Decision, Refusal
 from flowfabric.core.execution import Timing
+from flowfabric.core.granting import Granted, Worker
 from flowfabric.core.grants import (
     GrantRequest,
     check_timers,
@@ -39,7 +40,7 @@ from flowfabric.core.ids import (
     parse_worker_id,
     uuids_from,
 )
-from flowfabric.core.lease import Fence, Granted, Worker, check_ttl, decide_renew
+from flowfabric.core.lease import Fence, check_ttl, decide_renew
 from flowfabric.core.limits import BATCH_MAX, GRANT_TTL_MS_MAX
 from flowfabric.core.model import ClaimGrant
 from flowfabric.core.results import Claimed, Renewed

@@ -29,20 +29,14 @@ class Presence(Operations):
         """Say that a worker is there, what it serves, and that it was seen just now."""
         worker = check_worker(worker_id, worker_instance_id)
         query = check_query(lane_ids, kinds, capabilities)
-
-        async def body(tx: Transaction) -> None:
-            presence = WorkerPresence(
-                worker_instance_id=worker.worker_instance_id,
-                worker_id=worker.worker_id,
-                lanes=_names(query.lanes),
-                kinds=None if query.kinds is None else _names(query.kinds),
-                capabilities=_names(query.capabilities),
-                last_seen_ms=await tx.now_ms(),
-            )
-            if not await tx.insert_new([presence]):
-                await tx.save(Changes(updates=(presence,)))
-
-        await self.store.transact(body)
+        await self.store.execute_alone(
+            "report_presence",
+            worker_instance_id=worker.worker_instance_id,
+            worker_id=worker.worker_id,
+            lanes=_names(query.lanes),
+            kinds=None if query.kinds is None else _names(query.kinds),
+            capabilities=_names(query.capabilities),
+        )
 
     async def withdraw_presence(self, worker_instance_id: str) -> None:
         """Say that a worker is gone. Safe to repeat."""

@@ -28,7 +28,8 @@ from flowfabric.core.ids import (
 from flowfabric.core.limits import EXPIRED_LEASES_PAGE_MAX, PAGE_MAX
 from flowfabric.core.model import Attempt, Execution, Lane, WorkerPresence
 from flowfabric.core.partitions import check_partition
-from flowfabric.core.states import PublicState
+from flowfabric.core.states import LifecyclePhase, PublicState
+from flowfabric.core.suspension_model import Waitpoint
 from flowfabric.core.views import (
     ExecutionContext,
     ExecutionInfo,
@@ -367,7 +368,23 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
             serves(p, execution.lane_id, execution.execution_kind, required) for p in present
         ),
         now_ms=now_ms,
+        waits_for=await waits_for(reader, execution),
     )
+
+
+async def waits_for(reader: Reader, execution: Execution) -> tuple[str, ...]:
+    """The names of its open waitpoints."""
+    if execution.lifecycle_phase is not LifecyclePhase.SUSPENDED:
+        return ()
+    found = await reader.select_records(
+        Waitpoint,
+        "list_open_waitpoints",
+        partition_key=partition_of(execution.execution_id),
+        execution_id=uuid_of(execution.execution_id),
+        after=FIRST_UUID,
+        limit=PAGE_MAX,
+    )
+    return tuple(dict.fromkeys(str(each.waitpoint_key) for each in found))
 
 
 def check_cursor(cursor: object, partition: int) -> ExecutionId:

@@ -20,6 +20,7 @@ from flowfabric.core.checks import check_int, check_text
 from flowfabric.core.decision import NO_CHANGES, Changes, Decision, Refusal, combine
 from flowfabric.core.execution import Timing
 from flowfabric.core.flow_model import CompletionDispatch
+from flowfabric.core.granting import NewIds
 from flowfabric.core.handles import Handle, HandleKind, from_wire, verify
 from flowfabric.core.ids import (
     AttemptId,
@@ -33,7 +34,7 @@ from flowfabric.core.ids import (
     uuid7,
     uuid_of,
 )
-from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence, NewIds
+from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence
 from flowfabric.core.model import Attempt, ClaimGrant, Execution
 from flowfabric.core.partitions import PartitionConfig, check_partition
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome

@@ -27,6 +27,7 @@ from flowfabric.engine.unit import (
     DUE_TOPIC,
     MEMBER_CANCEL_TOPIC,
 )
+from flowfabric.first_of import first_of
 
 log = logging.getLogger(__name__)
 
@@ -137,12 +138,13 @@ class Supervisor:
         with self._engine.store.hints([DUE_TOPIC]) as hints:
             while not self._stopping.is_set():
                 sleep_s = await self._round()
-                await self._either(hints.wait(sleep_s))
+                await first_of(hints.wait(sleep_s), self._stopping.wait())
 
     async def _run_urgent(self, topic: str, name: str) -> None:
         with self._engine.store.hints([topic]) as hints:
             while not self._stopping.is_set():
-                await self._either(hints.wait(await self._sweep(name)))
+                sleep_s = await self._sweep(name)
+                await first_of(hints.wait(sleep_s), self._stopping.wait())
 
     async def _round(self) -> float:
         """Run what is due and return how long to sleep. Nothing that fails here ends the loop."""
@@ -177,14 +179,3 @@ class Supervisor:
         for failure in swept.failures:
             log.error("reconciler %s: %s", name, failure)
         return AFTER_HELD_S if swept.held else URGENT_SLEEP_S
-
-    async def _either(self, waiting: Awaitable[bool]) -> None:
-        """Wait for a hint or the end, whichever comes first."""
-        hinted = asyncio.ensure_future(waiting)
-        stopped = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait({hinted, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (hinted, stopped):
-                task.cancel()
-            await asyncio.gather(hinted, stopped, return_exceptions=True)

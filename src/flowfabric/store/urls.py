@@ -49,7 +49,8 @@ def open_store(
     known = ", ".join(f"{start}…" for start in (SQLITE, *POSTGRES, EMBEDDED))
     # No more of it is shown than surely holds no password.
     start = _SCHEME.match(url)
-    raise InvalidInput("url", f"must look like one of {known}", start.group() if start else "")
+    shown = start.group() if start else url.partition("@")[0].partition(":")[0]
+    raise InvalidInput("url", f"must look like one of {known}", shown)
 
 
 def _postgres(

@@ -7,12 +7,16 @@ ends the worker.
 """
 
 import asyncio
+import concurrent.futures
+import inspect
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
+from types import TracebackType
 from typing import Final
 
 from flowfabric.core.checks import shorten
@@ -48,6 +52,8 @@ Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[obje
 TIMEOUT_GRACE_S: Final = 0.05
 """Waited after the deadline: the store, whose clock decides, should agree that it has passed."""
 TIMEOUT_TRIES: Final = 20
+OURS: Final = (str(Path(__file__).parent.parent), str(Path(concurrent.futures.__file__).parent))
+"""Files between the worker and a handler, of no interest to whoever wrote that one."""
 UNUSABLE: Final = (PendingWaitpointExpired, WaitpointNotFound, WaitpointNotPending)
 """Why a waitpoint made beforehand cannot be waited at."""
 EXPIRY_MARGIN_MS: Final = 1_000
@@ -188,7 +194,10 @@ class Attempt:
         first = (context,) if self.task.takes_context else ()
         args, kwargs = (*first, *bound.args), bound.kwargs
         if self.task.is_async:
-            return await self._shared.functions.call(self.task.function, *args, **kwargs)
+            made = self.task.function(*args, **kwargs)
+            assert inspect.isawaitable(made), "what it was registered as"
+            result: object = await made
+            return result
         if self.task.settings.executor == "process":
             return await self._shared.functions.in_process(self.task, payload)
         call = partial(self.task.function, *args, **kwargs)
@@ -217,21 +226,23 @@ class Attempt:
                 return self._park
             case _:
                 log.warning(
-                    "stopped: the lease is gone: %s", self.lease.lost, extra=self.log_fields
+                    "stopped: the lease is gone: %s", self.lease.lost, extra=self.lease.log_fields
                 )
                 return None
 
     def _after_error(self, error: BaseException) -> Callable[[], Awaitable[object]] | None:
         if self.stopping in (Stop.LOST, Stop.TIMEOUT):
-            log.warning("raised while it was stopped: %r", error, extra=self.log_fields)
+            log.warning("raised while it was stopped: %r", error, extra=self.lease.log_fields)
             return self._after_stop()
         failure_class = classify(error, self.task)
+        where = theirs(error)
         log.log(
             logging.ERROR if failure_class is FailureClass.PERMANENT else logging.WARNING,
-            "handler failed: %r",
-            error,
-            exc_info=error,
-            extra=self.log_fields,
+            "handler failed: %s: %s",
+            type(error).__name__,
+            _text(error),
+            exc_info=None if where is None else (type(error), error, where),
+            extra=self.lease.log_fields,
         )
         return self._failure(describe(error), failure_class, category(error))
 
@@ -280,7 +291,7 @@ class Attempt:
             outcome = await self._open_pause(pause, pause.bindings(made))
         except UNUSABLE as error:
             # Its token is lost for good; an operator can still send the signal.
-            log.warning("waiting without it: %s", error, extra=self.log_fields)
+            log.warning("waiting without it: %s", error, extra=self.lease.log_fields)
             outcome = await self._open_pause(pause, pause.bindings(await self._usable()))
         if isinstance(outcome, SuspendSatisfied):
             # The handler is unwound already: it runs again at once, and finds the signals.
@@ -314,7 +325,7 @@ class Attempt:
         try:
             await self._shared.reports.send(self.lease, report)
         except FlowFabricError as error:
-            log.warning("the report was refused: %s", error, extra=self.log_fields)
+            log.warning("the report was refused: %s", error, extra=self.lease.log_fields)
         finally:
             self.lease.settled = True
 
@@ -325,18 +336,8 @@ class Attempt:
             log.warning(
                 "stored steps were never asked for, has the code changed? %s",
                 ", ".join(unused),
-                extra=self.log_fields,
+                extra=self.lease.log_fields,
             )
-
-    @property
-    def log_fields(self) -> dict[str, object]:
-        claimed = self.lease.claimed
-        return {
-            "execution_id": claimed.execution_id,
-            "attempt_index": claimed.attempt_index,
-            "worker_instance_id": claimed.handle.worker_instance_id,
-            "task": claimed.execution_kind,
-        }
 
 
 def classify(error: BaseException, task: Task[..., object]) -> FailureClass:
@@ -361,6 +362,14 @@ def describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" (in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {_text(error)}{where}"
+
+
+def theirs(error: BaseException) -> TracebackType | None:
+    """The traceback from the first line of the program on; None if it never came to one."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(OURS):
+        frame = frame.tb_next
+    return frame
 
 
 def _text(error: BaseException) -> str:

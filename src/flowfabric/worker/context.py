@@ -14,6 +14,7 @@ import random as randomness
 import uuid as uuids
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Final, Generic, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
 
 import msgspec
@@ -25,6 +26,7 @@ from flowfabric.core.retry import decide_retry
 from flowfabric.core.states import FailureClass
 from flowfabric.core.step_model import StepKind
 from flowfabric.errors import DoNotRetry, InvalidInput
+from flowfabric.json_values import encode_value
 from flowfabric.run import result_of
 from flowfabric.task import Call, Retry, SubmitOptions, Task, result_codec
 from flowfabric.worker.fence import Fence
@@ -55,10 +57,12 @@ class Context(SignalVerbs):
         self.lane: str = claimed.lane_id
         self.priority: int = claimed.priority
         self.worker_instance_id: str = claimed.handle.worker_instance_id
-        self.log = logging.LoggerAdapter(
-            logging.getLogger(f"flowfabric.task.{self.task_name}"), services.log_fields
-        )
+
+    @cached_property
+    def log(self) -> "logging.LoggerAdapter[logging.Logger]":
         """A logger whose records carry execution, attempt and worker."""
+        logger = logging.getLogger(f"flowfabric.task.{self.task_name}")
+        return logging.LoggerAdapter(logger, self._services.lease.log_fields)
 
     @property
     def cancelled(self) -> bool:
@@ -297,10 +301,7 @@ class Child(Generic[R_co]):
 
 
 def encode_step(key: str, value: object) -> bytes:
-    try:
-        return msgspec.json.encode(value)
-    except Exception as error:
-        raise InvalidInput(f"the result of step {key}", f"cannot be stored: {error}") from error
+    return encode_value(f"the result of step {key}", value)
 
 
 def decode_step(key: str, decode: Callable[[bytes], object], data: bytes) -> object:

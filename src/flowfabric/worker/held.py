@@ -35,6 +35,17 @@ class HeldLease:
     def handle(self) -> Handle:
         return self.claimed.handle
 
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """What every log record about it carries."""
+        claimed = self.claimed
+        return {
+            "execution_id": claimed.execution_id,
+            "attempt_index": claimed.attempt_index,
+            "worker_instance_id": claimed.handle.worker_instance_id,
+            "task": claimed.execution_kind,
+        }
+
     def confirm(self, asked_at_s: float) -> None:
         self.valid_until_s = max(self.valid_until_s, asked_at_s + self.ttl_s)
 

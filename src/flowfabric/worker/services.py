@@ -80,12 +80,6 @@ class Services:
         self.resources = shared.resources
         self.in_process_sleep_ms = shared.in_process_sleep_ms
         self.stopped: str | None = None
-        self.log_fields: Mapping[str, object] = {
-            "execution_id": claimed.execution_id,
-            "attempt_index": claimed.attempt_index,
-            "worker_instance_id": claimed.handle.worker_instance_id,
-            "task": claimed.execution_kind,
-        }
         self.first_run = claimed.handle.kind is HandleKind.FRESH and claimed.attempt_index == 0
         """No run of the handler came before this one: it has left nothing to be found."""
         self.waitpoints: dict[str, str] = {}
@@ -204,7 +198,7 @@ class Services:
         except FlowFabricError as error:
             # Nothing is lost: later runs find out anew what could not be stored.
             log.warning(
-                "step %s was not stored: %s", step.step_key, error, extra=dict(self.log_fields)
+                "step %s was not stored: %s", step.step_key, error, extra=self.lease.log_fields
             )
 
     async def settle(self) -> None:

@@ -8,7 +8,6 @@ a changed one. Asking for a stored step after another predecessor, or as another
 kind, means that the code has changed under the execution: `StepsChanged`.
 """
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
@@ -42,14 +41,13 @@ class StepLog:
         self._store_later = store_later
         self._load = load
         self._stored: dict[str, Step] | None = {} if load is None else None
-        self._uses: Counter[str] = Counter()
+        self._uses: dict[str, int] = {}
         self._asked: set[str] = set()
         _last_step.set(None)
 
     def take(self, name: str, kind: StepKind) -> Place:
         """The place of the next step of this name. Call it in the order of the code."""
-        self._uses[name] += 1
-        number = self._uses[name]
+        number = self._uses[name] = self._uses.get(name, 0) + 1
         key = name if number == 1 else f"{name}#{number}"
         self._asked.add(key)
         return Place(key, _last_step.get(), kind)

@@ -21,8 +21,8 @@ from flowfabric.core.limits import BATCH_MAX
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import LOST_TOPIC, ready_topic
 from flowfabric.errors import FlowFabricError
+from flowfabric.first_of import first_of
 from flowfabric.reconcilers.supervisor import Supervisor
-from flowfabric.store.base import HintListener
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
 from flowfabric.worker.attempt import Attempt, Middleware, Stop
@@ -134,7 +134,7 @@ class Worker:
             while not self._stopping.is_set():
                 wanted = self._wanted()
                 if wanted == 0:
-                    await self._either(self._slot_freed)
+                    await first_of(self._slot_freed.wait(), self._stopping.wait())
                     self._slot_freed.clear()
                     continue
                 if wanted < self.settings.concurrency // 4 and self._average_s < QUICK_S:
@@ -145,14 +145,15 @@ class Worker:
                     found = await self._claim(wanted)
                 except FlowFabricError as error:
                     log.warning("could not claim; trying again in %.1f s: %s", backoff_s, error)
-                    await self._pause(backoff_s * random.uniform(0.5, 1.0))
+                    pause_s = backoff_s * random.uniform(0.5, 1.0)
+                    await first_of(self._stopping.wait(), timeout_s=pause_s)
                     backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
                     continue
                 backoff_s = BACKOFF_FIRST_S
                 if found:
                     hints.found_work()
                 if found < wanted:
-                    await self._idle(hints)
+                    await first_of(hints.wait(IDLE_S), self._stopping.wait())
 
     def _wanted(self) -> int:
         """How many executions there is room for."""
@@ -192,34 +193,6 @@ class Worker:
             self._waiting.append(lease)
         self._fill_slots()
         return len(claimed)
-
-    async def _idle(self, hints: HintListener) -> None:
-        """Wait until there may be work, or room for more, or the end."""
-        hinted = asyncio.ensure_future(hints.wait(IDLE_S))
-        stopped = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait({hinted, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (hinted, stopped):
-                task.cancel()
-            await asyncio.gather(hinted, stopped, return_exceptions=True)
-
-    async def _either(self, event: asyncio.Event) -> None:
-        """Wait for `event` or the end."""
-        waits = [asyncio.ensure_future(each.wait()) for each in (event, self._stopping)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            return
 
     # Running
 
@@ -274,7 +247,7 @@ class Worker:
             "the handler of %s ignores its cancellation; its slot goes to others and whatever"
             " it returns is refused",
             attempt.lease.handle.execution_id,
-            extra=attempt.log_fields,
+            extra=attempt.lease.log_fields,
         )
         self._started.pop(attempt, None)
         self._free(attempt)
@@ -290,18 +263,14 @@ class Worker:
 
     async def _drain(self) -> None:
         await self._hand_back_waiting()
-        deadline_s = duration_ms("drain_timeout", self.settings.drain_timeout) / 1_000
-        passed = asyncio.ensure_future(self._deadline_passed.wait())
-        while self._running and not passed.done() and deadline_s > 0:
-            started_s = time.monotonic()
-            freed = asyncio.ensure_future(self._slot_freed.wait())
-            await asyncio.wait(
-                {freed, passed}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            freed.cancel()
+        drain_s = duration_ms("drain_timeout", self.settings.drain_timeout) / 1_000
+        deadline_s = time.monotonic() + drain_s
+        while self._running and not self._deadline_passed.is_set():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                break
+            await first_of(self._slot_freed.wait(), self._deadline_passed.wait(), timeout_s=left_s)
             self._slot_freed.clear()
-            deadline_s -= time.monotonic() - started_s
-        passed.cancel()
         for attempt in list(self._running):
             attempt.stop(Stop.DRAIN, "the worker stops")
         grace_s = duration_ms("cancel_grace", self.settings.cancel_grace) / 1_000

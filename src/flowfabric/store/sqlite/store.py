@@ -83,7 +83,7 @@ class SqliteStore:
         self._writer = Writer(committer, loop, self._board.publish, threaded=in_file)
         if in_file:
             self._readers = ThreadPoolExecutor(READERS, "flowfabric-sqlite-read")
-            self._watcher = asyncio.create_task(watch(self._board, self._writer))
+            self._watcher = asyncio.create_task(watch(self._board, self._writer, self._path))
 
     async def close(self) -> None:
         loop = asyncio.get_running_loop()

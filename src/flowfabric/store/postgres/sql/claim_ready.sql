@@ -4,7 +4,7 @@
 -- index, so rows this worker cannot run cost nothing. Skip locked: two workers
 -- asking at once get different rows instead of queueing behind each other.
 --
--- One round trip stands in for `core.lease.grant_lease`: an interrupted attempt is
+-- One round trip stands in for `core.granting.grant_lease`: an interrupted attempt is
 -- resumed, a lost lease is reclaimed with a new attempt, all else starts one.
 --
 -- `uuids` holds the lease's and the attempt's id for each of the rows: the server may

@@ -1,0 +1,189 @@
+"""`submit`: create an execution from the command line, and wait for it if asked to."""
+
+import asyncio
+import sys
+import time
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+from rich.text import Text
+
+from flowfabric.cli import documents, exits, screen
+from flowfabric.cli.target import Target, options, with_engine
+from flowfabric.cli.worker import find_app
+from flowfabric.core.creation import NewExecution
+from flowfabric.core.durations import duration_ms
+from flowfabric.core.results import Created
+from flowfabric.core.states import TERMINAL_STATES, PublicState
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.unit import COMPLETION_TOPIC
+from flowfabric.errors import OperationTimeout
+from flowfabric.submission import Options, request_of
+from flowfabric.task import JSON, Call, Task, TaskSettings
+
+LOOK_AGAIN_S: Final = 1.0
+
+
+@click.command("submit", short_help="Create an execution, and wait for it if asked to.")
+@click.argument("kind")
+@click.argument("payload", required=False)
+@click.option(
+    "--file", "-f", "file", metavar="PATH", help="Read the payload from here; - for standard input."
+)
+@click.option("--encoding", default=JSON, show_default=True, help="How the payload is encoded.")
+@click.option("--lane", help="Otherwise: that of the task, or default.")
+@click.option("--namespace", default="default", show_default=True)
+@click.option("--priority", type=int)
+@click.option("--key", help="Idempotency key: the same key finds the same execution.")
+@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE")
+@click.option("--delay", metavar="DURATION", help="Not before this has passed, as in 10m.")
+@click.option("--policy", metavar="JSON", help="Retries, timeouts and the like.")
+@click.option("--wait", metavar="DURATION", help="Wait this long for its end and print the result.")
+@options
+@with_engine
+async def submit(
+    engine: Engine,
+    target: Target,
+    kind: str,
+    payload: str | None,
+    file: str | None,
+    encoding: str,
+    lane: str | None,
+    namespace: str,
+    priority: int | None,
+    key: str | None,
+    tags: tuple[str, ...],
+    delay: str | None,
+    policy: str | None,
+    wait: str | None,
+) -> int:
+    """Create an execution of KIND with PAYLOAD, which is JSON.
+
+    When --app names the database, the task must be one of that program: the payload is
+    compared with its arguments, and its lane, retries and timeouts apply.
+
+    Prints its id. With --wait: waits, prints the result, and exits with 1 if it failed.
+    """
+    data = _read_payload(payload, file)
+    if data and encoding == JSON:
+        _check_json(data)
+    wait_ms = None if wait is None else duration_ms("--wait", wait)
+    chosen = Options(
+        priority=priority,
+        lane=lane,
+        namespace=namespace,
+        idempotency_key=key,
+        tags=dict(_pairs(tags)),
+        delay=delay,
+    )
+    request = _request(target, kind, data, chosen, encoding)
+    if policy is not None:
+        request = msgspec.structs.replace(request, policy=policy)
+    created = await engine.create_execution(
+        msgspec.structs.replace(request, creator_identity="cli")
+    )
+    if wait_ms is not None:
+        return await _await_end(engine, target, created.execution_id, wait_ms)
+    new = isinstance(created, Created)
+    if target.json:
+        documents.emit({"execution_id": created.execution_id, "created": new})
+    else:
+        screen.out().print(Text(created.execution_id))
+        if not new:
+            screen.err().print("[dim]It was there already: the key was used before.[/]")
+    return exits.OK
+
+
+def _request(
+    target: Target, kind: str, data: bytes, chosen: Options, encoding: str
+) -> NewExecution:
+    """What the program would ask for, if there is one; else what was given and no more."""
+    named = target.app if target.url is None else None
+    task = None if named is None else _task_of(named, kind)
+    if task is not None and encoding == JSON:
+        task.arguments.decode(data)
+        return request_of(Call(task, data or b"{}"), chosen)
+    plain: Task[[], None] = Task(kind, lambda: None, TaskSettings())
+    return msgspec.structs.replace(
+        request_of(Call(plain, data), chosen),
+        priority=chosen.priority,
+        payload_encoding=encoding if data else None,
+    )
+
+
+def _task_of(reference: str, kind: str) -> Task[..., object]:
+    app = find_app(reference)
+    if kind in app.tasks:
+        return app.tasks[kind]
+    close = get_close_matches(kind, app.tasks, 1)
+    known = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(app.tasks))}"
+    raise click.UsageError(
+        f"{reference} has no task {kind!r}; {known} For a task of another program, give --url"
+    )
+
+
+def _check_json(data: bytes) -> None:
+    try:
+        msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise click.BadParameter(
+            f'is not JSON: {error}. Quote it for your shell, as in \'{{"name": "Ada"}}\'',
+            param_hint="PAYLOAD",
+        ) from None
+
+
+def _read_payload(payload: str | None, file: str | None) -> bytes:
+    if payload is not None and file is not None:
+        raise click.UsageError("give either PAYLOAD or --file")
+    if file == "-":
+        return sys.stdin.buffer.read()
+    if file is not None:
+        try:
+            return Path(file).read_bytes()
+        except OSError as error:
+            raise click.UsageError(f"cannot read {file}: {error.strerror}") from None
+    return b"" if payload is None else payload.encode()
+
+
+def _pairs(texts: tuple[str, ...]) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter("must look like KEY=VALUE", param_hint="--tag")
+        pairs.append((key, value))
+    return pairs
+
+
+async def _await_end(engine: Engine, target: Target, execution_id: str, wait_ms: int) -> int:
+    deadline = time.monotonic() + wait_ms / 1_000
+    with engine.store.hints([COMPLETION_TOPIC]) as hints:
+        while (state := await engine.read_execution_state(execution_id)) not in TERMINAL_STATES:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                sentence = (await engine.explain_execution(execution_id)).sentence
+                screen.err().print(Text(f"{execution_id}: {sentence}"))
+                raise OperationTimeout("submit --wait", wait_ms)
+            await asyncio.wait_for(hints.wait(min(left_s, LOOK_AGAIN_S)), None)
+    execution = await engine.describe_execution(execution_id)
+    assert execution is not None
+    assert state is not None
+    result = await engine.get_execution_result(execution_id)
+    if target.json:
+        documents.emit(
+            {
+                "execution_id": execution_id,
+                "public_state": state,
+                "result": result,
+                "failure_reason": execution.failure_reason,
+            }
+        )
+    elif state is PublicState.COMPLETED:
+        screen.out().print(Text(documents.shown(result, 10**9) or ""))
+    else:
+        why = execution.failure_reason or execution.cancellation_reason or ""
+        screen.err().print(Text(f"{execution_id} is {state}: {why}", style="red"))
+    return exits.OK if state is PublicState.COMPLETED else exits.FAILED

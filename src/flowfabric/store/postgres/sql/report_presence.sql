@@ -1,0 +1,12 @@
+-- Note what a worker serves and that it was seen just now.
+insert into worker_presence (
+    worker_instance_id, worker_id, lanes, kinds, capabilities, last_seen_ms)
+values (
+    :worker_instance_id, :worker_id, :lanes, :kinds, :capabilities,
+    coalesce(:clock::bigint, floor(extract(epoch from clock_timestamp()) * 1000)::bigint))
+    on conflict (worker_instance_id) do update
+   set worker_id = excluded.worker_id,
+       lanes = excluded.lanes,
+       kinds = excluded.kinds,
+       capabilities = excluded.capabilities,
+       last_seen_ms = excluded.last_seen_ms;

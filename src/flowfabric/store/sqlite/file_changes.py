@@ -1,0 +1,86 @@
+"""Being told when a file is written to, where the system can tell.
+
+Linux can (inotify). Elsewhere, or when its watches are used up, nothing is ever
+told and whoever waits here waits for the time it gave.
+"""
+
+import asyncio
+import ctypes
+import os
+import sys
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+_MODIFIED: Final = 0x2
+_OPEN_FLAGS: Final = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
+_READ_BYTES: Final = 4096
+
+
+class FileChanges:
+    """Waits for writes to a file by anybody. Use as a context, on a running event loop."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._written = asyncio.Event()
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        self._descriptor = _watch(self._path)
+        if self._descriptor >= 0:
+            try:
+                asyncio.get_running_loop().add_reader(self._descriptor, self._read)
+            except NotImplementedError:
+                self._close()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._descriptor >= 0:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            self._close()
+
+    @property
+    def told(self) -> bool:
+        """Whether writes are noticed at all."""
+        return self._descriptor >= 0
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for a write since the last call; tell whether there was one."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._written.wait()
+        except TimeoutError:
+            return False
+        self._written.clear()
+        return True
+
+    def _read(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._descriptor, _READ_BYTES)
+        self._written.set()
+
+    def _close(self) -> None:
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def _watch(path: str) -> int:
+    """A descriptor that becomes readable when the file is written to, or -1."""
+    if not sys.platform.startswith("linux"):
+        return -1
+    try:
+        library = ctypes.CDLL(None)
+        descriptor = int(library.inotify_init1(_OPEN_FLAGS))
+        if descriptor < 0:
+            return -1
+        if int(library.inotify_add_watch(descriptor, os.fsencode(path), _MODIFIED)) < 0:
+            os.close(descriptor)
+            return -1
+    except (OSError, AttributeError):
+        return -1
+    return descriptor

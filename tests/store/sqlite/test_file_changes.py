@@ -1,0 +1,79 @@
+"""Being told that somebody writes to the file."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flowfabric.core.decision import Changes
+from flowfabric.store.sqlite.file_changes import FileChanges
+from flowfabric.store.sqlite.store import SqliteStore
+from tests.store.records import a_lane, save
+
+PATIENCE_S = 30.0
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of writes")
+
+
+@linux_only
+async def test_a_write_is_told_once_and_a_quiet_file_is_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with FileChanges(str(file)) as changes:
+        assert changes.told
+        file.write_text("a")
+        assert await changes.wait(PATIENCE_S)
+        assert not await changes.wait(0)
+        waiting = asyncio.create_task(changes.wait(PATIENCE_S))
+        await asyncio.sleep(0)
+        file.write_text("b")
+        assert await waiting
+    assert not changes.told
+
+
+async def test_a_file_that_is_not_there_tells_nothing_and_costs_the_time_given(
+    tmp_path: Path,
+) -> None:
+    with FileChanges(str(tmp_path / "missing")) as changes:
+        assert not changes.told
+        assert not await changes.wait(0)
+
+
+@linux_only
+async def test_the_log_beside_the_file_tells_of_commits_by_others(
+    tmp_path: Path, exercised_store: Callable[[str], None]
+) -> None:
+    exercised_store("sqlite file")
+    path = str(tmp_path / "flowfabric.db")
+    ours, theirs = SqliteStore(path), SqliteStore(path)
+    await ours.open()
+    await theirs.open()
+    try:
+        with FileChanges(f"{path}-wal") as changes:
+            assert changes.told
+            await save(theirs, Changes(inserts=(a_lane("other"),)))
+            assert await changes.wait(PATIENCE_S)
+    finally:
+        await theirs.close()
+        await ours.close()
+
+
+async def test_a_commit_by_another_connection_wakes_whoever_has_waited_long(
+    tmp_path: Path, exercised_store: Callable[[str], None]
+) -> None:
+    exercised_store("sqlite file")
+    path = str(tmp_path / "flowfabric.db")
+    ours, theirs = SqliteStore(path), SqliteStore(path)
+    await ours.open()
+    await theirs.open()
+    try:
+        with ours.hints(["anything"]) as hints:
+            assert not await hints.wait(0.1)
+            waiting = asyncio.create_task(hints.wait(PATIENCE_S))
+            await save(theirs, Changes(inserts=(a_lane("other"),)))
+            assert await waiting
+    finally:
+        await theirs.close()
+        await ours.close()

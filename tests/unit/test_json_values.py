@@ -1,0 +1,60 @@
+"""What can be stored, and how what cannot is named."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+from msgspec import Struct
+
+from flowfabric.errors import InvalidInput
+from flowfabric.json_values import encode_value
+
+
+class Reading(Struct):
+    sensor: str
+    values: list[float | None]
+
+
+@dataclass
+class Report:
+    readings: Mapping[str, Reading]
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (None, b"null"),
+        ("null", b'"null"'),
+        ([1.5, None], b"[1.5,null]"),
+        ({"a": {"b": [0.0, -1e308]}}, b'{"a":{"b":[0.0,-1e308]}}'),
+        (Reading("null", [None, 2.0]), b'{"sensor":"null","values":[null,2.0]}'),
+    ],
+)
+def test_what_json_can_hold_is_stored_as_it_is(value: object, stored: bytes) -> None:
+    assert encode_value("it", value) == stored
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        (math.nan, "it"),
+        (math.inf, "it"),
+        ([1.0, -math.inf], "it[1]"),
+        ({"a": {"b": (None, math.nan)}}, "it['a']['b'][1]"),
+        (Reading("s", [None, math.nan]), "it['values'][1]"),
+        (Report({"r": Reading("s", [math.inf])}), "it['readings']['r']['values'][0]"),
+    ],
+)
+def test_a_number_json_lacks_is_refused_with_its_place(value: object, place: str) -> None:
+    with pytest.raises(InvalidInput, match="is NaN or infinite") as refused:
+        encode_value("it", value)
+    assert refused.value.field == place
+
+
+def test_what_has_no_form_in_json_is_refused() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    for value in (object(), endless, "\ud800"):
+        with pytest.raises(InvalidInput, match="it: cannot be stored"):
+            encode_value("it", value)
