@@ -8,10 +8,25 @@ from their start.
 """
 
 from flowfabric.core.model import Attempt, Execution
-from flowfabric.core.states import AttemptLifecycle, AttemptType, LifecyclePhase, TerminalOutcome
+from flowfabric.core.states import (
+    AttemptLifecycle,
+    AttemptType,
+    LifecyclePhase,
+    OwnershipState,
+    TerminalOutcome,
+)
 
 FIRST_EPOCH = 1
 """The epoch of an execution's first lease."""
+
+
+def runs_first_attempt(execution: Execution) -> bool:
+    """Whether the first lease is live, so that no attempt has been written down yet."""
+    return (
+        execution.lease_epoch == FIRST_EPOCH
+        and execution.total_attempt_count == 1
+        and execution.ownership_state is OwnershipState.LEASED
+    )
 
 
 def first_attempt(execution: Execution) -> Attempt | None:

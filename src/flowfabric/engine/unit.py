@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct, structs
 
 from flowfabric.config import EngineConfig
-from flowfabric.core.attempts import first_attempt
+from flowfabric.core.attempts import first_attempt, runs_first_attempt
 from flowfabric.core.checks import check_int, check_text
 from flowfabric.core.decision import NO_CHANGES, Changes, Decision, Refusal, combine
 from flowfabric.core.execution import Timing
@@ -285,14 +285,7 @@ async def load_subjects(
 ) -> dict[ExecutionId, Subject]:
     """Lock executions with their current attempts; ids without a row are left out."""
     executions = await tx.lock(Execution, [execution_key(i) for i in sorted(execution_ids)])
-    attempts = await tx.lock(
-        Attempt,
-        [
-            (*key, execution.current_attempt_index)
-            for key, execution in executions.items()
-            if execution.total_attempt_count > 0
-        ],
-    )
+    attempts = await _load_attempts(tx, executions.values())
     waiting = [
         key
         for key, execution in executions.items()
@@ -303,14 +296,28 @@ async def load_subjects(
     return {
         execution.execution_id: Subject(
             execution=execution,
-            attempt=attempts.get((*key, execution.current_attempt_index))
-            or first_attempt(execution),
+            attempt=attempts.get(execution.execution_id) or first_attempt(execution),
             grant=grants.get(key),
             suspension=opened.suspensions.get(execution.execution_id),
             waitpoints=opened.waitpoints.get(execution.execution_id, ()),
         )
         for key, execution in executions.items()
     }
+
+
+async def _load_attempts(
+    tx: Transaction, executions: Iterable[Execution]
+) -> dict[ExecutionId, Attempt]:
+    """Lock the current attempts that have a row."""
+    stored: list[Key] = []
+    unstored: list[Key] = []
+    for execution in executions:
+        if execution.total_attempt_count > 0:
+            keys = unstored if runs_first_attempt(execution) else stored
+            keys.append((*execution_key(execution.execution_id), execution.current_attempt_index))
+    tx.note_absent(Attempt, unstored)
+    found = await tx.lock(Attempt, stored)
+    return {attempt.execution_id: attempt for attempt in found.values()}
 
 
 class Opened(Struct, frozen=True, kw_only=True):

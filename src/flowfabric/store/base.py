@@ -86,6 +86,10 @@ class Transaction(Reader, Protocol):
         """Rows by key, locked until the end of the transaction, in key order."""
         ...
 
+    def note_absent(self, record: type[R], keys: Sequence[Key]) -> None:
+        """These rows are known not to exist: as if `lock` had not found them."""
+        ...
+
     async def insert_new(self, records: Sequence[R]) -> set[Key]:
         """Insert rows whose key is free; return the keys that were. Others are left alone."""
         ...

@@ -107,8 +107,11 @@ class PostgresTransaction(PostgresReader):
         records = [from_values(record, row) for row in rows]
         self._remember(records)
         found = _by_key(records)
-        self._absent.update((record, key) for key in keys if key not in found)
+        self.note_absent(record, [key for key in keys if key not in found])
         return found
+
+    def note_absent(self, record: type[R], keys: Sequence[Key]) -> None:
+        self._absent.update((record, key) for key in keys)
 
     async def insert_new(self, records: Sequence[R]) -> set[Key]:
         inserted: set[Key] = set()

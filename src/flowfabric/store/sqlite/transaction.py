@@ -112,8 +112,11 @@ class SqliteTransaction(SqliteReader):
     async def lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         found = self._get(record, keys)
         self._remember(found.values())
-        self._absent.update((record, key) for key in keys if key not in found)
+        self.note_absent(record, [key for key in keys if key not in found])
         return found
+
+    def note_absent(self, record: type[R], keys: Sequence[Key]) -> None:
+        self._absent.update((record, key) for key in keys)
 
     async def insert_new(self, records: Sequence[R]) -> set[Key]:
         inserted: set[Key] = set()
