@@ -6,8 +6,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Protocol, TypeVar
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import postgres
+
+# How long examples take to make says more about the machine than about the tests.
+settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 SERVER = pytest.StashKey[postgres.Server]()
 WORKER_INPUT = "flowfabric_postgres_url"

@@ -199,7 +199,10 @@ async def test_the_reason_decides_what_people_see(
     snapshot = await engine.describe_execution(pause.execution_id)
     assert snapshot is not None
     assert (snapshot.blocking_reason, snapshot.current_waitpoint) == (blocking, pause.waitpoint_id)
-    assert reason_code in (await engine.explain_execution(pause.execution_id)).sentence
+    said = await engine.explain_execution(pause.execution_id)
+    kind = "" if blocking is BlockingReason.WAITING_FOR_SIGNAL else f" ({blocking})"
+    assert said.sentence == f"It is suspended{kind} until it gets a signal: 'gate'."
+    assert said.detail["blocking_detail"] == f"{reason_code} at waitpoint {pause.waitpoint_id}"
 
 
 # Waitpoints of a pause ----------------------------------------------------------

@@ -71,7 +71,7 @@ def test_the_flow_goes_on_with_three_pages_of_four(tmp_path: Path) -> None:
     assert said[7:] == [
         f"sending “{report}”",
         f"{len(report)} characters sent",
-        "morning  failed  6 of 6 ended",
+        "morning  completed  6 of 6 ended",
         "✓ news          completed",
         "✓ weather       completed",
         "✓ sport         completed",

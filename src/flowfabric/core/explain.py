@@ -8,6 +8,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import lease_is_dead
 from flowfabric.core.model import Execution, Lane
 from flowfabric.core.states import (
+    BlockingReason,
     EligibilityState,
     LaneState,
     LifecyclePhase,
@@ -82,10 +83,12 @@ def _reason(execution: Execution, around: Surroundings) -> Reason:
 
 def _suspended(execution: Execution, waits_for: tuple[str, ...]) -> Reason:
     named = ", ".join(repr(name) for name in waits_for if name)
-    if named:
+    if not named:
+        sentence = f"It is suspended: {execution.blocking_detail or execution.blocking_reason}."
+    elif execution.blocking_reason is BlockingReason.WAITING_FOR_SIGNAL:
         sentence = f"It is suspended until it gets a signal: {named}."
     else:
-        sentence = f"It is suspended: {execution.blocking_detail or execution.blocking_reason}."
+        sentence = f"It is suspended ({execution.blocking_reason}) until it gets a signal: {named}."
     return Cause.SUSPENDED, sentence, _blocking(execution)
 
 

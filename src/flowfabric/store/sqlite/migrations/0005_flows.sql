@@ -133,7 +133,7 @@ create index pending_cancel_by_flow on pending_cancel (flow_id);
 create index pending_cancel_due on pending_cancel (due_at_ms);
 
 create table flow_audit (
-    audit_id            integer primary key check (audit_id = 1),
+    audit_id            integer primary key,
     after_flow_id       text not null,
     after_execution_id  text not null,
     due_at_ms           integer not null
