@@ -2,8 +2,9 @@
 
 Several rows travel as one array per column and are put together by `unnest`. A
 column that is null in every row travels as an empty array, which `unnest` fills up
-with nulls. A single row travels as it is. All texts are cached, so each is
-prepared once per connection.
+with nulls. A single row travels as it is. In a large insert, a column that is the
+same in every row travels once. All texts are cached, so each is prepared once per
+connection.
 
 Rows are looked up one by one through `lateral`. As a plain join the same would be
 planned as a walk over the whole table whenever the table was nearly empty, and that
@@ -39,6 +40,8 @@ OCCURRED_AT: Final = "occurred_at_ms"
 
 EVENTS_PER_ROW: Final = 4096
 """How many ids the event log hands out at a time; the statements that read it know it too."""
+
+LARGE_INSERT: Final = 50
 
 Verb = Literal["insert", "update", "delete", "append"]
 
@@ -130,12 +133,46 @@ def lock_text(record: type[Struct]) -> str:
     )
 
 
-@lru_cache(maxsize=256)
-def insert_new_text(record: type[Struct]) -> str:
+class NewRows(NamedTuple):
+    """Rows to insert: which columns differ among them, and the values of all columns."""
+
+    differing: frozenset[str]
+    values: list[Value | Sequence[Value]]
+
+
+def new_rows(table: Table, rows: Sequence[Sequence[Value]]) -> NewRows:
+    """Rows as `insert_new_text` takes them.
+
+    Only a large batch looks for columns that are the same throughout: each such set
+    of columns is a statement of its own, which is worth preparing for many rows only.
+    """
+    columns = arrays(rows)
+    if len(rows) < LARGE_INSERT:
+        return NewRows(frozenset(table.names), list(columns))
+    same = [not column or column.count(column[0]) == len(column) for column in columns]
+    return NewRows(
+        frozenset(name for name, is_same in zip(table.names, same, strict=True) if not is_same),
+        [
+            (column[0] if column else None) if is_same else column
+            for column, is_same in zip(columns, same, strict=True)
+        ],
+    )
+
+
+@lru_cache(maxsize=1024)
+def insert_new_text(record: type[Struct], differing: frozenset[str]) -> str:
     table = table_of(record)
     key = ", ".join(table.key)
-    insert = _insert(table, table.names, 1, alone=False)
-    return f"{insert} on conflict ({key}) do nothing returning {key}"
+    names = ", ".join(table.names)
+    varying = [name for name in table.names if name in differing]
+    places = dict(zip(table.names, _places(table, table.names, 1), strict=True))
+    values = ", ".join(f"k.{name}" if name in differing else places[name] for name in table.names)
+    rows = ", ".join(f"{places[name]}[]" for name in varying)
+    return (
+        f"insert into {SCHEMA}.{table.name} ({names}) select {values}"
+        f" from unnest({rows}) as k({', '.join(varying)})"
+        f" on conflict ({key}) do nothing returning {key}"
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -20,6 +20,7 @@ from flowfabric.store.postgres.generated import (
     get_text,
     insert_new_text,
     lock_text,
+    new_rows,
     rows_of_events,
     save_text,
 )
@@ -118,8 +119,9 @@ class PostgresTransaction(PostgresReader):
         for kind, group in by_type(records).items():
             table = table_of(kind)
             keys = {stored_key(table, key_of(record)): record for record in group}
-            values = arrays(to_values(record, table) for record in group)
-            rows = await self._connection.fetch(insert_new_text(kind), *values)
+            new = new_rows(table, [to_values(record, table) for record in group])
+            text = insert_new_text(kind, new.differing)
+            rows = await self._connection.fetch(text, *new.values)
             fresh = [keys[tuple(_value(value) for value in row)] for row in rows]
             self._remember(fresh)
             inserted.update(key_of(record) for record in fresh)
