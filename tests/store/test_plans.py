@@ -63,8 +63,7 @@ POSTGRES_QUESTIONS = questions(EVENTS_PER_ROW)
 
 POSTGRES_EVENTS = """
     insert into event (occurred_at_ms, execution_id, partition_key, category, event_type, namespace)
-    select {start} + n, array[gen_random_uuid()], array[n % 256], array['lease'],
-           array['acquired'], array['default']
+    select {start} + n, array[gen_random_uuid()], array[n % 256], 'lease', 'acquired', 'default'
       from {rows}
     """
 SQLITE_EVENTS = """

@@ -10,15 +10,14 @@ import pytest
 from flowfabric.core.decision import Changes
 from flowfabric.store.base import EventPage, Transaction
 from flowfabric.store.postgres.events import WRITERS, EventLog
-from flowfabric.store.postgres.generated import EVENTS_PER_ROW
+from flowfabric.store.postgres.generated import EVENT_ROWS_MAX, EVENTS_PER_ROW
 from flowfabric.store.postgres.store import PostgresStore
 from tests.store.records import an_event, an_execution, change_postgres, save
 
 INSERT = """
 insert into flowfabric.event
        (occurred_at_ms, execution_id, partition_key, category, event_type, namespace, reason)
-values (1, array[gen_random_uuid()], array[7], array['completion'], array['success'],
-        array['tests'], array[$1])
+values (1, array[gen_random_uuid()], array[7], 'completion', 'success', 'tests', $1)
 """
 
 
@@ -152,25 +151,59 @@ async def test_what_retention_deleted_is_passed(
     assert seen(first) == (["c", "e"], 5)
 
 
+async def append_alike(store: PostgresStore, count: int) -> list[str]:
+    """Events of a kind, each of an execution of its own; returns whose they are, in order."""
+    events = tuple(an_event(an_execution(), "same") for _ in range(count))
+    await save(store, Changes(events=events))
+    return [event.execution_id for event in events]
+
+
 async def test_a_page_may_end_within_a_row(postgres_store: PostgresStore) -> None:
-    await append(postgres_store, *"abc")
-    await append(postgres_store, *"de")
+    expected = await append_alike(postgres_store, 3) + await append_alike(postgres_store, 2)
     pages = []
     cursor = 0
     for _ in range(4):
         page = await postgres_store.read_events(after=cursor, limit=2)
-        pages.append([event.reason for event in page.events])
+        pages.append([event.execution_id for event in page.events])
         cursor = page.cursor
-    assert pages == [["a", "b"], ["c", "d"], ["e"], []]
+    assert pages == [expected[:2], expected[2:4], expected[4:], []]
     assert cursor == 2 * EVENTS_PER_ROW + 1
 
 
 async def test_more_events_than_a_row_holds_take_several(postgres_store: PostgresStore) -> None:
-    reasons = [str(number) for number in range(EVENTS_PER_ROW + 1)]
+    expected = await append_alike(postgres_store, EVENTS_PER_ROW + 1)
+    page = await postgres_store.read_events(after=0, limit=10_000)
+    assert [event.execution_id for event in page.events] == expected
+    assert page.cursor == 2 * EVENTS_PER_ROW
+
+
+async def test_more_rows_than_a_statement_writes_take_several(
+    postgres_store: PostgresStore,
+) -> None:
+    reasons = [str(number) for number in range(2 * EVENT_ROWS_MAX + 1)]
     await append(postgres_store, *reasons)
     page = await postgres_store.read_events(after=0, limit=10_000)
     assert [event.reason for event in page.events] == reasons
-    assert page.cursor == 2 * EVENTS_PER_ROW
+
+
+async def test_events_of_a_kind_stand_together_and_those_of_an_execution_in_order(
+    postgres_store: PostgresStore,
+) -> None:
+    one, two = an_execution(), an_execution()
+    await save(
+        postgres_store,
+        Changes(
+            events=(an_event(one, "a"), an_event(one, "b"), an_event(two, "a"), an_event(two, "c"))
+        ),
+    )
+    page = await postgres_store.read_events(after=0, limit=10)
+    assert [(event.execution_id, event.reason) for event in page.events] == [
+        (one.execution_id, "a"),
+        (two.execution_id, "a"),
+        (one.execution_id, "b"),
+        (two.execution_id, "c"),
+    ]
+    assert page.cursor == 3 * EVENTS_PER_ROW
 
 
 async def test_a_reader_beside_many_writers_sees_each_committed_event_once(

@@ -19,6 +19,7 @@ from typing import Final, Literal, NamedTuple
 from msgspec import Struct
 
 from flowfabric.core.events import Event
+from flowfabric.core.ids import ExecutionId
 from flowfabric.store.base import Value
 from flowfabric.store.mapping import Kind, Table, table_of, to_values
 
@@ -36,10 +37,16 @@ _TYPES: Final = {
     Kind.UUID: "uuid",
 }
 
-OCCURRED_AT: Final = "occurred_at_ms"
+EACH_EVENT: Final = frozenset(
+    {"partition_key", "execution_id", "flow_id", "lease_id", "lease_epoch", "attempt_index"}
+)
+"""What the events of one row of the log need not have in common."""
 
 EVENTS_PER_ROW: Final = 4096
 """How many ids the event log hands out at a time; the statements that read it know it too."""
+
+EVENT_ROWS_MAX: Final = 100
+"""How many rows of the event log one statement writes."""
 
 LARGE_INSERT: Final = 50
 
@@ -78,27 +85,44 @@ class Batch:
         if verb == "update":
             self.updated += len(rows)
 
-    def append(self, events: Sequence[Event]) -> None:
-        """Add a row to the event log."""
+    def append(self, rows: Sequence[Sequence[Event]]) -> None:
+        """Add rows to the event log, each of events that `rows_of_events` has put together."""
         table = table_of(Event)
-        columns = arrays(to_values(event, table) for event in events)
-        self.parts.append(Part("append", Event, table.names, alone=False))
-        self.values += [
-            events[0].occurred_at_ms if name == OCCURRED_AT else column
-            for name, column in zip(table.names, columns, strict=True)
-        ]
+        self.parts.append(Part("append", Event, table.names * len(rows), alone=False))
+        for events in rows:
+            columns = zip(*(to_values(event, table) for event in events), strict=True)
+            self.values += [
+                (None if column.count(None) == len(column) else column)
+                if name in EACH_EVENT
+                else column[0]
+                for name, column in zip(table.names, columns, strict=True)
+            ]
 
 
 def rows_of_events(events: Iterable[Event]) -> list[list[Event]]:
-    """Events as the log holds them: those of one time in one row, as many as it has ids for."""
+    """Events as the log holds them: those of a kind in one row, as many as it has ids for.
+
+    The first events of all executions go first, then their second ones, and so on: that
+    brings those of a kind together, and keeps the order within each execution.
+    """
+    turns: dict[ExecutionId, int] = {}
+    in_turn: list[tuple[int, Event]] = []
+    for event in events:
+        turn = turns[event.execution_id] = turns.get(event.execution_id, 0) + 1
+        in_turn.append((turn, event))
+    in_turn.sort(key=lambda each: each[0])
     rows: list[list[Event]] = []
-    for _, together in groupby(events, key=lambda event: event.occurred_at_ms):
-        same_time = list(together)
+    for _, alike in groupby((event for _, event in in_turn), key=_in_common):
+        together = list(alike)
         rows += (
-            same_time[first : first + EVENTS_PER_ROW]
-            for first in range(0, len(same_time), EVENTS_PER_ROW)
+            together[first : first + EVENTS_PER_ROW]
+            for first in range(0, len(together), EVENTS_PER_ROW)
         )
     return rows
+
+
+def _in_common(event: Event) -> list[object]:
+    return [getattr(event, name) for name in table_of(Event).names if name not in EACH_EVENT]
 
 
 def arrays(rows: Iterable[Sequence[Value]]) -> list[Sequence[Value]]:
@@ -192,7 +216,7 @@ def save_text(parts: tuple[Part, ...]) -> str:
 def _write(part: Part, first: int) -> str:
     table = table_of(part.record)
     if part.verb == "append":
-        return _append(table, first)
+        return _append(table, part.columns, first)
     if part.verb == "insert":
         return _insert(table, part.columns, first, alone=part.alone)
     names = [name for name in part.columns if name not in table.key]
@@ -212,14 +236,16 @@ def _write(part: Part, first: int) -> str:
     return f"update {SCHEMA}.{table.name} as t set {changes}{source} where {where} returning 1"
 
 
-def _append(table: Table, first: int) -> str:
-    """A row of the event log. What no event of it has stays null instead of an empty array."""
+def _append(table: Table, columns: tuple[str, ...], first: int) -> str:
+    """`columns` are those of the table, once for each row."""
     values = [
-        place if name == OCCURRED_AT else f"nullif({place}[], '{{}}')"
-        for name, place in zip(table.names, _places(table, table.names, first), strict=True)
+        f"{place}[]" if name in EACH_EVENT else place
+        for name, place in zip(columns, _places(table, columns, first), strict=True)
     ]
+    width = len(table.names)
+    rows = (", ".join(values[at : at + width]) for at in range(0, len(values), width))
     names = ", ".join(table.names)
-    return f"insert into {SCHEMA}.{table.name} ({names}) values ({', '.join(values)})"
+    return f"insert into {SCHEMA}.{table.name} ({names}) values {', '.join(f'({r})' for r in rows)}"
 
 
 def _insert(table: Table, columns: tuple[str, ...], first: int, *, alone: bool) -> str:

@@ -15,6 +15,7 @@ from flowfabric.store.mapping import from_row, from_values, key_of, stored_key, 
 from flowfabric.store.postgres.driver import UUID, DriverRow, Fetching
 from flowfabric.store.postgres.generated import (
     CLOCK_MS,
+    EVENT_ROWS_MAX,
     Batch,
     arrays,
     get_text,
@@ -138,15 +139,14 @@ class PostgresTransaction(PostgresReader):
             table = table_of(kind)
             keys = [stored_key(table, key_of(record)) for record in group]
             batch.add("delete", kind, table.key, keys)
-        first, *others = rows_of_events(changes.events) or [[]]
-        if first:
-            batch.append(first)
+        events = rows_of_events(changes.events)
+        if events:
+            batch.append(events[:EVENT_ROWS_MAX])
         if batch.parts:
             await self._write(batch)
-        # One after the other: within a statement the order of writes is not ours.
-        for events in others:
+        for first in range(EVENT_ROWS_MAX, len(events), EVENT_ROWS_MAX):
             following = Batch()
-            following.append(events)
+            following.append(events[first : first + EVENT_ROWS_MAX])
             await self._write(following)
         self._remember(writes.inserts.values())
         self._remember(writes.updates.values())

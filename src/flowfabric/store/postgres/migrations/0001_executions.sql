@@ -235,26 +235,27 @@ create table worker_presence (
     last_seen_ms        bigint not null
 ) with (fillfactor = 70);
 
--- One row holds the events of one transaction: each column of arrays one value per event. So a
--- batch of work costs one row however many events it has. The identity hands out ids for as
--- many events as a row may hold: `event_id` is that of the first, the others follow.
+-- One row holds events of a kind that happened together: the columns of arrays hold one value
+-- per event, the others what all have in common. So a batch of work costs a row or two. The
+-- identity hands out ids for as many events as a row may hold: `event_id` is that of the first,
+-- the others follow.
 create table event (
     event_id            bigint generated always as identity (start with 4096 increment by 4096)
                         primary key,
     occurred_at_ms      bigint not null,
-    category            text[] not null,
-    event_type          text[] not null,
+    category            text not null,
+    event_type          text not null,
+    namespace           text not null,
+    instance_tag        text,
+    worker_instance_id  text,
+    reason              text,
+    details             text,
     partition_key       smallint[] not null,
     execution_id        uuid[] not null,
     flow_id             uuid[],
     lease_id            uuid[],
     lease_epoch         bigint[],
-    attempt_index       integer[],
-    worker_instance_id  text[],
-    reason              text[],
-    details             text[],
-    namespace           text[] not null,
-    instance_tag        text[]
+    attempt_index       integer[]
 ) with (
     autovacuum_vacuum_insert_scale_factor = 0.1,
     autovacuum_vacuum_scale_factor = 0.05,
@@ -268,11 +269,13 @@ alter table event
 
 -- The log, an event a row, for people.
 create view event_log as
-select event.event_id + each.place - 1 as event_id, event.occurred_at_ms, each.*
+select event.event_id + each.place - 1 as event_id, event.occurred_at_ms, event.category,
+       event.event_type, each.partition_key, each.execution_id, each.flow_id, each.lease_id,
+       each.lease_epoch, each.attempt_index, event.worker_instance_id, event.reason,
+       event.details, event.namespace, event.instance_tag
   from event
  cross join lateral unnest(
-    category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
-    attempt_index, worker_instance_id, reason, details, namespace, instance_tag
+    event.partition_key, event.execution_id, event.flow_id, event.lease_id, event.lease_epoch,
+    event.attempt_index
  ) with ordinality as each (
-    category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
-    attempt_index, worker_instance_id, reason, details, namespace, instance_tag, place);
+    partition_key, execution_id, flow_id, lease_id, lease_epoch, attempt_index, place);

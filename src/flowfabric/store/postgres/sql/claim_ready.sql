@@ -156,17 +156,16 @@ with clock as (
        and a.ctid = former.row_version
 ), told as (
     insert into event (
-        occurred_at_ms, category, event_type, partition_key, execution_id, flow_id, lease_id,
-        lease_epoch, attempt_index, worker_instance_id, reason, namespace, instance_tag)
-    select (select now_ms from clock), array_fill('lease'::text, array[count(*)::int]),
-           array_agg(case when kind = 'reclaimed' then 'reclaimed' else 'acquired' end),
+        occurred_at_ms, category, event_type, namespace, instance_tag, worker_instance_id, reason,
+        partition_key, execution_id, flow_id, lease_id, lease_epoch, attempt_index)
+    select (select now_ms from clock), 'lease',
+           case when kind = 'reclaimed' then 'reclaimed' else 'acquired' end,
+           namespace, instance_tag, :worker_instance_id,
+           case when kind = 'resumed' then 'claim_resumed' else reclaim_reason end,
            array_agg(partition_key), array_agg(execution_id), array_agg(flow_id),
-           array_agg(lease_id), array_agg(lease_epoch), array_agg(current_attempt_index),
-           array_fill(:worker_instance_id::text, array[count(*)::int]),
-           array_agg(case when kind = 'resumed' then 'claim_resumed' else reclaim_reason end),
-           array_agg(namespace), array_agg(instance_tag)
+           array_agg(lease_id), array_agg(lease_epoch), array_agg(current_attempt_index)
       from leased
-    having count(*) > 0
+     group by kind, reclaim_reason, namespace, instance_tag
 )
 select partition_key, execution_id::text as execution_id, kind, lease_id::text as lease_id,
        lease_epoch, lane_id, current_attempt_index as attempt_index,

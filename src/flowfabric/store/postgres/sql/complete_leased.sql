@@ -82,27 +82,24 @@ with given as materialized (
      where ended.lease_epoch > 1
        and a.ctid = current.row_version
 ), told as (
-    -- First that the leases ended, then that the executions did. What only the former have
-    -- is left out at the end of its array.
     insert into event (
-        occurred_at_ms, category, event_type, partition_key, execution_id, flow_id, lease_id,
-        lease_epoch, attempt_index, worker_instance_id, reason, namespace, instance_tag)
-    select (select now_ms from clock),
-           array_fill('lease'::text, array[number]) || array_fill('completion'::text, array[number]),
-           array_fill('revoked'::text, array[number]) || array_fill('success'::text, array[number]),
-           partition_keys || partition_keys, execution_ids || execution_ids,
-           flow_ids || flow_ids, lease_ids, lease_epochs || lease_epochs,
-           attempt_indexes || attempt_indexes, worker_instance_ids,
-           array_fill('completed'::text, array[number]), namespaces || namespaces,
-           instance_tags || instance_tags
-      from (select count(*)::int as number, array_agg(partition_key) as partition_keys,
+        occurred_at_ms, category, event_type, namespace, instance_tag, worker_instance_id, reason,
+        partition_key, execution_id, flow_id, lease_id, lease_epoch, attempt_index)
+    select (select now_ms from clock), kind.category, kind.event_type, namespace, instance_tag,
+           case when kind.is_lease then final_worker_instance_id end, kind.reason, partition_keys,
+           execution_ids, flow_ids, case when kind.is_lease then lease_ids end, lease_epochs,
+           attempt_indexes
+      from (select namespace, instance_tag, final_worker_instance_id,
+                   array_agg(partition_key) as partition_keys,
                    array_agg(execution_id) as execution_ids, array_agg(flow_id) as flow_ids,
                    array_agg(final_lease_id) as lease_ids, array_agg(lease_epoch) as lease_epochs,
-                   array_agg(current_attempt_index) as attempt_indexes,
-                   array_agg(final_worker_instance_id) as worker_instance_ids,
-                   array_agg(namespace) as namespaces, array_agg(instance_tag) as instance_tags
-              from ended) as all_ended
-     where number > 0
+                   array_agg(current_attempt_index) as attempt_indexes
+              from ended
+             group by namespace, instance_tag, final_worker_instance_id) as alike
+     cross join (values ('lease', 'revoked', 'completed', true),
+                        ('completion', 'success', null, false)
+                ) as kind (category, event_type, reason, is_lease)
+     order by kind.is_lease desc
 ), queued as (
     insert into completion_dispatch (
         partition_key, flow_id, execution_id, replay_count, outcome, enqueued_at_ms)

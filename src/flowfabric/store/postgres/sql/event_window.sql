@@ -1,6 +1,6 @@
 -- The next `window` rows after that of `after`: the last id of their unbroken run, and of all.
 with following as (
-    select event_id, event_id + cardinality(category) - 1 as last_id,
+    select event_id, event_id + cardinality(execution_id) - 1 as last_id,
            row_number() over (order by event_id) as place
       from event
      where event_id > :after::bigint
@@ -8,7 +8,7 @@ with following as (
      limit :window::bigint
 ), current as (
     -- The row that holds `after`, of which the rest may have been left for now.
-    select event_id + cardinality(category) - 1 as last_id
+    select event_id + cardinality(execution_id) - 1 as last_id
       from event
      where event_id = :after::bigint - :after::bigint % 4096
 )

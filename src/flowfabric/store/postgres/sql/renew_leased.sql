@@ -29,14 +29,13 @@ with given as materialized (
               e.lease_expires_at_ms, g.position
 ), told as (
     insert into event (
-        occurred_at_ms, category, event_type, partition_key, execution_id, flow_id, lease_id,
-        lease_epoch, attempt_index, worker_instance_id, namespace, instance_tag)
-    select (select now_ms from clock), array_fill('lease'::text, array[count(*)::int]),
-           array_fill('renewed'::text, array[count(*)::int]), array_agg(partition_key),
-           array_agg(execution_id), array_agg(flow_id), array_agg(lease_id),
-           array_agg(lease_epoch), array_agg(current_attempt_index),
-           array_agg(worker_instance_id), array_agg(namespace), array_agg(instance_tag)
+        occurred_at_ms, category, event_type, namespace, instance_tag, worker_instance_id,
+        partition_key, execution_id, flow_id, lease_id, lease_epoch, attempt_index)
+    select (select now_ms from clock), 'lease', 'renewed', namespace, instance_tag,
+           worker_instance_id, array_agg(partition_key), array_agg(execution_id),
+           array_agg(flow_id), array_agg(lease_id), array_agg(lease_epoch),
+           array_agg(current_attempt_index)
       from renewed
-    having count(*) > 0
+     group by namespace, instance_tag, worker_instance_id
 )
 select position - 1 as position, lease_expires_at_ms as expires_at_ms, lease_epoch from renewed;

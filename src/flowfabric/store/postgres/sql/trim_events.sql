@@ -9,6 +9,6 @@ with oldest as (
     delete from event
      where ctid = any(array(
         select row_version from oldest where occurred_at_ms <= :before_ms::bigint))
-    returning cardinality(category) as number
+    returning cardinality(execution_id) as number
 )
 select coalesce(sum(number), 0)::bigint as trimmed from gone;
