@@ -54,7 +54,7 @@ async def test_a_queued_execution_knows_how_many_go_first(
         execution_id=execution_id,
         public_state=PublicState.WAITING,
         cause=Cause.QUEUED,
-        sentence="It is next in line after 1 others of its kind.",
+        sentence="It is next in line after 1 other of its kind.",
         detail={
             "lane_id": "default",
             "execution_kind": "work",
@@ -129,12 +129,12 @@ async def test_every_situation_is_explained(
     sentences = {
         running.execution_id: (
             Cause.RUNNING,
-            "It is running: attempt 0 on worker worker-1-instance.",
+            "It is running: try 1 on worker worker-1-instance.",
         ),
-        delayed: (Cause.DELAYED, f"It waits 1.5 s more (delay), until {until_ms}."),
+        delayed: (Cause.DELAYED, "It waits 1.5s more (delay)."),
         retrying.execution_id: (
             Cause.DELAYED,
-            f"It waits 5.0 s more (retry backoff), until {retry_ms}.",
+            "It waits 5.0s more (retry backoff).",
         ),
         children.execution_id: (
             Cause.BLOCKED,
@@ -191,14 +191,17 @@ async def test_a_closed_lane_is_the_reason(engine: Engine, given: Given) -> None
     assert (await why(engine, execution_id))[0] is Cause.QUEUED
 
 
-async def test_a_lost_worker_is_the_reason(engine: Engine, given: Given) -> None:
+async def test_a_lost_worker_is_the_reason(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
     revoked, expired = await given.revoked("drain"), await given.expired_lease()
     overdue = await given.overdue_lease()
+    clock.advance("2.5s")
     await present(engine)
     assert await why(engine, overdue.execution_id) == (
         Cause.LEASE_LOST,
-        "Its worker worker-3-instance went quiet: the lease ended at"
-        f" {overdue.lease_expires_at_ms} and no reconciler has noticed yet.",
+        "Its worker worker-3-instance went quiet: the lease ended 2.5s ago"
+        " and no reconciler has noticed yet.",
     )
     assert await why(engine, revoked.execution_id) == (
         Cause.LEASE_LOST,

@@ -6,7 +6,7 @@ from msgspec import structs
 from flowfabric.core.explain import Cause, Surroundings, explain
 from flowfabric.core.ids import LaneId
 from flowfabric.core.model import Lane
-from flowfabric.core.states import BlockingReason, LaneState, LifecyclePhase
+from flowfabric.core.states import BlockingReason, EligibilityState, LaneState, LifecyclePhase
 from flowfabric.core.transition import change
 from tests.unit.lives import LIVES, NOW_MS, TTL_MS, Life, name_of, running, waiting
 
@@ -59,7 +59,20 @@ def test_a_suspension_says_what_it_waits_for() -> None:
 
 def test_a_lease_that_ended_unnoticed_is_lost() -> None:
     late = structs.replace(SERVED, now_ms=NOW_MS + TTL_MS)
-    assert explain(running().execution, late).cause is Cause.LEASE_LOST
+    explanation = explain(running().execution, late)
+    assert explanation.cause is Cause.LEASE_LOST
+    assert "the lease ended 0ms ago" in explanation.sentence
+
+
+def test_a_long_delay_is_told_in_days_and_hours() -> None:
+    in_two_days = change(
+        waiting().execution,
+        NOW_MS,
+        eligibility_state=EligibilityState.NOT_ELIGIBLE_UNTIL_TIME,
+        blocking_reason=BlockingReason.WAITING_FOR_DELAY,
+        delay_until_ms=NOW_MS + 2 * 86_400_000 + 4 * 3_600_000,
+    )
+    assert explain(in_two_days, SERVED).sentence == "It waits 2d4h more (delay)."
 
 
 @pytest.mark.parametrize("state", LaneState)
@@ -74,7 +87,8 @@ def test_a_closed_lane_comes_before_everything_else(state: LaneState) -> None:
 @pytest.mark.parametrize(
     ("ahead", "sentence"),
     [
-        (0, "It is next in line after 0 others of its kind."),
+        (0, "It is next in line."),
+        (1, "It is next in line after 1 other of its kind."),
         (3, "It is next in line after 3 others of its kind."),
         (None, "It is next in line after many others of its kind."),
     ],

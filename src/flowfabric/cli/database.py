@@ -14,6 +14,7 @@ from rich.text import Text
 from flowfabric.cli import documents, exits, screen
 from flowfabric.cli.target import Target, check_file, options, redact
 from flowfabric.connection import connect, migrate
+from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.states import LaneState
 from flowfabric.engine.engine import Engine
@@ -187,7 +188,7 @@ async def _overdue(engine: Engine) -> Finding:
     if not late:
         return Finding("timers", Verdict.FINE, "nothing is overdue")
     worst = max(late, key=lambda name: late[name])
-    says = f"{', '.join(sorted(late))} overdue, {worst} by {screen.span(late[worst])}"
+    says = f"{', '.join(sorted(late))} overdue, {worst} by {span(late[worst])}"
     advice = "Nobody runs the reconcilers; every worker does: flowfabric worker module:app"
     return Finding("timers", Verdict.PROBLEM, says, advice)
 

@@ -9,6 +9,7 @@ from rich.text import Text
 from flowfabric.cli import documents, filters, screen
 from flowfabric.cli.tables import REMARK, fixed, flexible, right
 from flowfabric.cli.target import Target, options, with_engine
+from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Attempt, WorkerPresence
 from flowfabric.core.states import TERMINAL_STATES, PublicState
@@ -94,7 +95,7 @@ def _print_list(
                     each.execution_kind,
                     each.lane_id,
                     str(each.total_attempt_count),
-                    screen.span(now_ms - each.created_at_ms),
+                    span(now_ms - each.created_at_ms),
                     screen.one_line(remark(each, now_ms) or unserved(each, present)),
                 )
                 for each in found
@@ -127,7 +128,7 @@ def remark(execution: ExecutionSnapshot, now_ms: int) -> str | None:
         case PublicState.CANCELLED:
             return execution.cancellation_reason
         case PublicState.COMPLETED if execution.started_at_ms and execution.completed_at_ms:
-            return f"took {screen.span(execution.completed_at_ms - execution.started_at_ms)}"
+            return f"took {span(execution.completed_at_ms - execution.started_at_ms)}"
         case PublicState.ACTIVE:
             done = "" if execution.progress_pct is None else f"{execution.progress_pct}% "
             lease = execution.current_lease
@@ -231,7 +232,7 @@ def _print_attempts(attempts: tuple[Attempt, ...], now_ms: int) -> None:
     def took(attempt: Attempt) -> str:
         if attempt.started_at_ms is None:
             return ""
-        return screen.span((attempt.ended_at_ms or now_ms) - attempt.started_at_ms)
+        return span((attempt.ended_at_ms or now_ms) - attempt.started_at_ms)
 
     screen.out().print()
     screen.out().print(

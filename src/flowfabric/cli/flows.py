@@ -9,7 +9,7 @@ from rich.text import Text
 from flowfabric.cli import documents, exits, screen
 from flowfabric.cli.tables import fixed, flexible, right
 from flowfabric.cli.target import Target, options, with_engine
-from flowfabric.core.durations import duration_ms
+from flowfabric.core.durations import duration_ms, span
 from flowfabric.core.flow_cancel import CancelWait, NoWait, WaitTimeout
 from flowfabric.core.flow_model import CancellationPolicy, FlowState
 from flowfabric.core.flow_results import CancellationScheduled, PartiallyCancelled
@@ -77,7 +77,7 @@ async def list_flows(engine: Engine, target: Target, states: tuple[str, ...], li
                     screen.short_id(each.flow_id),
                     Text(each.status, style=flow_state(_STATES[each.status]).style),
                     each.flow_kind,
-                    screen.span(now_ms - each.created_at_ms),
+                    span(now_ms - each.created_at_ms),
                 )
                 for each in found
             ],

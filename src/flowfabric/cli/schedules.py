@@ -9,6 +9,7 @@ from rich.text import Text
 from flowfabric.cli import documents, screen
 from flowfabric.cli.tables import REMARK, flexible, right
 from flowfabric.cli.target import Target, options, with_engine
+from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.schedule_model import Schedule, ScheduleKind
 from flowfabric.engine.engine import Engine
@@ -78,7 +79,7 @@ def _row(schedule: Schedule, now_ms: int) -> tuple[str | Text, ...]:
 def when(schedule: Schedule) -> str:
     match schedule.schedule_kind:
         case ScheduleKind.INTERVAL:
-            return f"every {screen.span(int(schedule.expression)).replace('.0s', 's')}"
+            return f"every {span(int(schedule.expression)).replace('.0s', 's')}"
         case ScheduleKind.CRON if schedule.timezone == "UTC":
             return schedule.expression
         case ScheduleKind.CRON:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from flowfabric.cli import tables
 from flowfabric.cli.tables import Column
+from flowfabric.core.durations import span
 from flowfabric.core.ids import UUID_CHARS
 from flowfabric.core.states import LaneState, PublicState
 
@@ -93,25 +94,6 @@ def short_id(execution_id: str) -> str:
 
 def one_line(text: str | None) -> str:
     return " ".join((text or "").split())
-
-
-_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"))
-
-
-def span(ms: int) -> str:
-    """A duration in at most two units: `340ms`, `12.5s`, `3m12s`, `2d4h`."""
-    if ms < 1_000:
-        return f"{max(0, ms)}ms"
-    if ms < 60_000:
-        return f"{ms / 1_000:.1f}s"
-    seconds, parts = ms // 1_000, list[str]()
-    for size, unit in _UNITS:
-        count, seconds = divmod(seconds, size)
-        if count or parts:
-            parts.append(f"{count}{unit}")
-    parts.append(f"{seconds}s")
-    first, second = parts[:2]
-    return first if second[0] == "0" else first + second
 
 
 def ago(at_ms: int | None, now_ms: int) -> str:

@@ -10,6 +10,7 @@ from rich.text import Text
 from flowfabric.cli import documents, screen
 from flowfabric.cli.tables import fixed, flexible, right
 from flowfabric.cli.target import Target, options, with_engine
+from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.signals import SignalDuplicate
 from flowfabric.core.suspension_model import SignalEffect
@@ -97,7 +98,7 @@ async def waitpoints(engine: Engine, target: Target, limit: int) -> None:
 
 def _row(entry: InboxEntry, now_ms: int) -> tuple[str, ...]:
     until_ms = entry.timeout_at_ms
-    left = "" if until_ms is None else f"in {screen.span(max(0, until_ms - now_ms))}"
+    left = "" if until_ms is None else f"in {span(max(0, until_ms - now_ms))}"
     return (
         screen.short_id(entry.execution_id),
         entry.execution_kind,

@@ -2,7 +2,7 @@
 
 `"2m"`, `"1h30m"`, `"500ms"` and `"1.5d"` are text; a number is seconds; a
 `datetime.timedelta` is itself. Everything becomes whole milliseconds here and
-nowhere else.
+nowhere else, and text for people again.
 """
 
 import math
@@ -60,3 +60,21 @@ def _text_ms(field: str, text: str) -> float:
 
 
 _EXPECTED: Final = 'must be a duration such as "90s", "1h30m", a number of seconds or a timedelta'
+
+_UNITS_S: Final = ((86_400, "d"), (3_600, "h"), (60, "m"))
+
+
+def span(ms: int) -> str:
+    """A duration in at most two units: `340ms`, `12.5s`, `3m12s`, `2d4h`."""
+    if ms < 1_000:
+        return f"{max(0, ms)}ms"
+    if ms < 60_000:
+        return f"{ms / 1_000:.1f}s"
+    seconds, parts = ms // 1_000, list[str]()
+    for size, unit in _UNITS_S:
+        count, seconds = divmod(seconds, size)
+        if count or parts:
+            parts.append(f"{count}{unit}")
+    parts.append(f"{seconds}s")
+    first, second = parts[:2]
+    return first if second[0] == "0" else first + second

@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from flowfabric.core.durations import span
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import lease_is_dead
 from flowfabric.core.model import Execution, Lane
@@ -105,13 +106,14 @@ def _running(execution: Execution, now_ms: int) -> Reason:
         "lease_expires_at_ms": execution.lease_expires_at_ms,
     }
     if lease_is_dead(execution, now_ms):
+        late = span(now_ms - (execution.lease_expires_at_ms or now_ms))
         sentence = (
-            f"Its worker {execution.worker_instance_id} went quiet: the lease ended at"
-            f" {execution.lease_expires_at_ms} and no reconciler has noticed yet."
+            f"Its worker {execution.worker_instance_id} went quiet: the lease ended {late} ago"
+            " and no reconciler has noticed yet."
         )
         return Cause.LEASE_LOST, sentence, detail
     sentence = (
-        f"It is running: attempt {execution.current_attempt_index} on worker"
+        f"It is running: try {execution.current_attempt_index + 1} on worker"
         f" {execution.worker_instance_id}."
     )
     return Cause.RUNNING, sentence, detail
@@ -119,11 +121,10 @@ def _running(execution: Execution, now_ms: int) -> Reason:
 
 def _delayed(execution: Execution, now_ms: int) -> Reason:
     until = execution.delay_until_ms or now_ms
-    left_s = max(0, until - now_ms) / 1_000
     what = str(execution.blocking_reason).removeprefix("waiting_for_").replace("_", " ")
     return (
         Cause.DELAYED,
-        f"It waits {left_s:.1f} s more ({what}), until {until}.",
+        f"It waits {span(until - now_ms)} more ({what}).",
         {"delay_until_ms": until, "blocking_reason": execution.blocking_reason},
     )
 
@@ -155,5 +156,16 @@ def _queued(execution: Execution, around: Surroundings) -> Reason:
         return Cause.NO_WORKER, sentence, detail
     if execution.ownership_state is not OwnershipState.UNOWNED:
         return Cause.LEASE_LOST, f"Its worker was lost ({execution.blocking_detail}).", detail
-    ahead = "many" if around.ahead is None else str(around.ahead)
-    return Cause.QUEUED, f"It is next in line after {ahead} others of its kind.", detail
+    return Cause.QUEUED, f"It is next in line{_after(around.ahead)}.", detail
+
+
+def _after(ahead: int | None) -> str:
+    match ahead:
+        case None:
+            return " after many others of its kind"
+        case 0:
+            return ""
+        case 1:
+            return " after 1 other of its kind"
+        case _:
+            return f" after {ahead} others of its kind"
