@@ -177,6 +177,16 @@ async def test_dev_starts_again_when_a_file_is_saved(
     assert await dev.process.wait() == 0
 
 
+async def test_dev_takes_its_worker_along_when_it_is_ended_alone(
+    folder: Path, processes: list[Process]
+) -> None:
+    dev = await start(processes, folder, "dev", "shop:app")
+    await dev.line("starts")
+    dev.process.send_signal(signal.SIGTERM)
+    await dev.line("has stopped")
+    assert await dev.process.wait() == 0
+
+
 def test_what_cannot_be_run_is_refused(folder: Path) -> None:
     (folder / "other.py").write_text("app = 5\n")
     for reference in ("shop:missing", "missing:app", "shop", "other:app"):

@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 LOOK_EVERY_S: Final = 0.3
@@ -57,6 +58,8 @@ def run_reloading(command: Sequence[str], folder: Path, say: Say) -> int:
     """Run until it is interrupted; a command that ends by itself waits for a change."""
     # A shell that starts a command in the background has it ignore interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Whoever ends this process alone means the command as well.
+    signal.signal(signal.SIGTERM, _leave)
     seen = snapshot(folder)
     process = subprocess.Popen(command)
     told_of_end = False
@@ -77,6 +80,10 @@ def run_reloading(command: Sequence[str], folder: Path, say: Say) -> int:
         return _wait_out(process)
     finally:
         stop(process)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
 
 
 def settled(folder: Path) -> dict[Path, int]:
