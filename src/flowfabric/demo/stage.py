@@ -160,7 +160,14 @@ def _board(snapshots: Snapshots) -> Table:
         percent = 100 if done else each.progress_pct or 0
         board.add_row(
             Text(f"       {name}", style="dim"),
-            ProgressBar(total=100, completed=percent, width=24),
-            Text(each.public_state, style="green" if done else "cyan"),
+            ProgressBar(
+                total=100,
+                completed=percent,
+                width=24,
+                # Its own shade of green turns into the grey of an empty bar where colours are few.
+                complete_style="cyan",
+                finished_style="green",
+            ),
+            Text(each.public_state.replace("_", " "), style="green" if done else "cyan"),
         )
     return board
