@@ -62,9 +62,10 @@ clean: ## remove the environment, caches and build output
 .venv: $(READY)
 
 $(READY): constraints.txt pyproject.toml
+	@echo "Setting up .venv: once, for about a minute"
 	@python=$$($(FIND_PYTHON)); \
 	test -n "$$python" || { echo "make: needs Python 3.11 or newer, with the venv module" >&2; exit 1; }; \
 	test -x $(BIN)/python || $$python -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
