@@ -181,7 +181,7 @@ class FlowDispatch(Flows):
         self, tx: Transaction, flows: Sequence[Flow], taken: Sequence[Taken]
     ) -> Dispatched:
         fresh = {each.row.execution_id: each.ending for each in taken if not each.stale}
-        edges = await open_edges(tx, list(fresh), DISPATCH_EDGES_MAX)
+        edges = await open_edges(tx, list(fresh))
         groups = await tx.lock(
             EdgeGroup, sorted({execution_key(edge.downstream_id) for edge in edges})
         )
@@ -379,10 +379,8 @@ def _counted(flow: Flow, ended: Sequence[Taken]) -> Flow:
     )
 
 
-async def open_edges(
-    tx: Transaction, upstream_ids: Sequence[ExecutionId], limit: int
-) -> Sequence[Edge]:
-    """Applied edges out of executions that have not resolved, locked."""
+async def open_edges(tx: Transaction, upstream_ids: Sequence[ExecutionId]) -> Sequence[Edge]:
+    """Applied edges out of executions that have not resolved, locked; only so many at a time."""
     if not upstream_ids:
         return []
     keys = [execution_key(each) for each in upstream_ids]
@@ -391,7 +389,7 @@ async def open_edges(
         "open_edges",
         partition_keys=[int(key[0]) for key in keys],
         execution_ids=[uuid_of(each) for each in upstream_ids],
-        limit=limit,
+        limit=DISPATCH_EDGES_MAX,
     )
 
 
