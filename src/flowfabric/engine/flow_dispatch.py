@@ -53,7 +53,7 @@ from flowfabric.engine.flow_unit import (
     inputs_of,
     skipped_among,
 )
-from flowfabric.engine.flows import Flows, check_edge_id, find_edge, find_group
+from flowfabric.engine.flows import Flows, check_edge_id, lock_edge, lock_group
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import DISPATCH_TOPIC, execution_key
 from flowfabric.errors import ExecutionNotTerminal, InvalidDependency, InvalidInput
@@ -235,7 +235,7 @@ class FlowDispatch(Flows):
 
         async def body(tx: Transaction) -> ResolveResult:
             flow = await self.lock_flow(tx, asked)
-            edge = await find_edge(tx, flow, wanted)
+            edge = await lock_edge(tx, flow, wanted)
             if (
                 edge is None
                 or edge.edge_state is not EdgeState.APPLIED
@@ -263,7 +263,7 @@ class FlowDispatch(Flows):
         return ending
 
     async def _resolve(self, tx: Transaction, edge: Edge, ending: Ending) -> ResolveResult:
-        group = await find_group(tx, edge.downstream_id)
+        group = await lock_group(tx, edge.downstream_id)
         assert group is not None, "an applied edge has a group"
         settled = await self.settle_edges(
             tx, [edge], {edge.downstream_id: group}, {edge.upstream_id: ending}
@@ -296,7 +296,7 @@ class FlowDispatch(Flows):
     async def _apply_late(self, found: Edge) -> bool:
         async def body(tx: Transaction) -> bool:
             flow = await self.find_to_lock(tx, found.flow_id)
-            edge = None if flow is None else await find_edge(tx, flow, found.edge_id)
+            edge = None if flow is None else await lock_edge(tx, flow, found.edge_id)
             if edge is None or edge.edge_state is EdgeState.APPLIED:
                 return False
             await self.apply_edge(tx, edge)
