@@ -226,10 +226,7 @@ class FlowDispatch(Flows):
         `upstream_outcome` is a check only: the upstream's own record says how it ended.
         """
         asked = self.check_flow_id(flow_id)
-        ends = (
-            self.check_member_id(asked, upstream_execution_id, "upstream_execution_id"),
-            self.check_member_id(asked, downstream_execution_id, "downstream_execution_id"),
-        )
+        ends = self.check_ends(asked, upstream_execution_id, downstream_execution_id)
         wanted = check_edge_id(edge_id)
         outcome = None if upstream_outcome is None else check_outcome(upstream_outcome)
 

@@ -119,8 +119,7 @@ class Flows(FlowOperations):
         check_dependency_kind(dependency_kind)
         wanted = check_edge(
             edge_id,
-            self.check_member_id(asked, upstream_execution_id, "upstream_execution_id"),
-            self.check_member_id(asked, downstream_execution_id, "downstream_execution_id"),
+            *self.check_ends(asked, upstream_execution_id, downstream_execution_id),
             data_passing_ref,
         )
         if expected_graph_revision is not None:
@@ -178,8 +177,7 @@ class Flows(FlowOperations):
         check_dependency_kind(dependency_kind)
         wanted = check_edge(
             edge_id,
-            self.check_member_id(asked, upstream_execution_id, "upstream_execution_id"),
-            self.check_member_id(asked, downstream_execution_id, "downstream_execution_id"),
+            *self.check_ends(asked, upstream_execution_id, downstream_execution_id),
             data_passing_ref,
         )
         if graph_revision is not None:
