@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
+from unittest.mock import patch
 
 import asyncpg
 
@@ -86,31 +87,29 @@ async def _rounds(
     app: App,
     gate: Task[[], object],
     rounds: int,
-    started: "asyncio.Queue[float]",
-    went_on: "asyncio.Queue[float]",
+    started: asyncio.Queue[float],
+    went_on: asyncio.Queue[float],
 ) -> list[float]:
     """From the handler's wait to its next line, signalled as soon as the pause is answered."""
     paused: asyncio.Queue[None] = asyncio.Queue()
-    suspend = app.engine.suspend
+    suspend: Callable[..., Awaitable[object]] = app.engine.suspend
+    samples: list[float] = []
 
     async def noting(*arguments: object, **options: object) -> object:
-        answer = await call(*arguments, **options)
+        answer = await suspend(*arguments, **options)
         paused.put_nowait(None)
         return answer
 
-    call: Callable[..., Awaitable[object]] = suspend
-    setattr(app.engine, "suspend", noting)  # noqa: B010
-    samples: list[float] = []
-    for _ in range(rounds):
-        while not started.empty():
-            started.get_nowait()
-        run = await app.submit(gate)
-        began_s = await started.get()
-        await paused.get()
-        await run.signal("go")
-        samples.append((await went_on.get() - began_s) * 1_000)
-        await asyncio.sleep(0.02)
-    setattr(app.engine, "suspend", suspend)  # noqa: B010
+    with patch.object(app.engine, "suspend", noting):
+        for _ in range(rounds):
+            while not started.empty():
+                started.get_nowait()
+            run = await app.submit(gate)
+            began_s = await started.get()
+            await paused.get()
+            await run.signal("go")
+            samples.append((await went_on.get() - began_s) * 1_000)
+            await asyncio.sleep(0.02)
     return samples
 
 

@@ -268,14 +268,7 @@ class Arguments:
                 " list of nodes",
                 node,
             )
-        try:
-            msgspec.json.encode(value)
-        except Exception as error:
-            raise InvalidInput(
-                field_name,
-                f"cannot be stored: {error}. Pass something msgspec can encode as JSON",
-                value,
-            ) from error
+        encode_value(field_name, value)
 
     def rest(self) -> str | None:
         """The parameter that takes any number of arguments, as in `*pages`."""

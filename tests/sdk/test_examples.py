@@ -1,8 +1,10 @@
 """Every example runs, and says what it promises."""
 
+import ast
 import asyncio
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
+PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if "```python" in page.read_text())
 
 SAYS = {
     "hello.py": ["Hello, world!"],
@@ -103,6 +106,15 @@ async def test_the_web_example_submits_and_answers(
 def test_every_example_is_run_here_or_by_processes_that_are_killed() -> None:
     killed = {"agent.py", "approval.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*SAYS, "flow.py", "web.py", *killed}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_code_in_the_documentation_imports_what_there_is(page: Path) -> None:
+    pieces = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    for piece in pieces:
+        for node in ast.walk(ast.parse(piece)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                exec(ast.unparse(node), {})
 
 
 async def test_the_first_program_of_the_readme_runs_as_it_is_written(tmp_path: Path) -> None:

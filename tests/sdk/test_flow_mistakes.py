@@ -142,7 +142,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     ),
     "something that cannot be stored": (
         lambda s: s.add(fetch, threading.Lock()),
-        "argument url of fetch: cannot be stored: .* Pass something msgspec can encode as JSON",
+        "argument url of fetch: cannot be stored: .* Only what msgspec encodes as JSON can",
     ),
     "a value of another type": (
         lambda s: s.add(fetch, 5),

@@ -3,13 +3,13 @@
 import pytest
 from msgspec import structs
 
-from flowfabric.core.flow_audit import FIRST_UUID, next_audit, overlooked, untold_edges
+from flowfabric.core.flow_audit import next_audit, overlooked, untold_edges
 from flowfabric.core.flow_build import NewEdge, new_edge, new_flow, new_group
 from flowfabric.core.flow_cancel import postponed
 from flowfabric.core.flow_model import EdgeGroup, FlowAudit, GroupState, PendingCancel
 from flowfabric.core.flow_resolve import holds_back
 from flowfabric.core.flow_views import EligibilityStatus, eligibility
-from flowfabric.core.ids import EdgeId, FlowId, Namespace
+from flowfabric.core.ids import FIRST_UUID, EdgeId, FlowId, Namespace
 from flowfabric.core.model import Execution
 from flowfabric.core.states import (
     EligibilityState,

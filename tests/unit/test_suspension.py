@@ -88,7 +88,6 @@ SIGNAL_ID = SignalId("00000000-0000-4000-8000-0000000000c1")
 PENDING = BoundWaitpoint(
     waitpoint_id=WaitpointId("00000000-0000-4000-8000-0000000000d1"),
     waitpoint_key=asking().fresh[0].waitpoint_key,
-    id_is_new=True,
 )
 
 

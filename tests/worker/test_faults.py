@@ -169,9 +169,7 @@ async def test_a_handler_that_ignores_its_cancellation_loses_its_slot_not_the_wo
     assert "ignores its cancellation" in caplog.text
 
 
-async def test_a_handler_that_blocks_the_loop_past_its_lease_keeps_it(
-    app: App, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_handler_that_blocks_the_loop_past_its_lease_keeps_it(app: App) -> None:
     if app.url == "sqlite:///:memory:":
         # In memory nobody else could take the lease; there the heartbeat shares the loop.
         return

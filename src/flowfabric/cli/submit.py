@@ -1,6 +1,5 @@
 """`submit`: create an execution from the command line, and wait for it if asked to."""
 
-import asyncio
 import sys
 import time
 from difflib import get_close_matches
@@ -12,8 +11,7 @@ import msgspec
 from rich.text import Text
 
 from flowfabric.cli import documents, exits, screen
-from flowfabric.cli.target import Target, options, with_engine
-from flowfabric.cli.worker import find_app
+from flowfabric.cli.target import Target, find_app, options, with_engine
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.durations import duration_ms
 from flowfabric.core.results import Created
@@ -167,7 +165,7 @@ async def _await_end(engine: Engine, target: Target, execution_id: str, wait_ms:
                 sentence = (await engine.explain_execution(execution_id)).sentence
                 screen.err().print(Text(f"{execution_id}: {sentence}"))
                 raise OperationTimeout("submit --wait", wait_ms)
-            await asyncio.wait_for(hints.wait(min(left_s, LOOK_AGAIN_S)), None)
+            await hints.wait(min(left_s, LOOK_AGAIN_S))
     execution = await engine.describe_execution(execution_id)
     assert execution is not None
     assert state is not None

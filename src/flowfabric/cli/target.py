@@ -42,25 +42,20 @@ class Target(Struct, frozen=True, kw_only=True):
         if self.url is not None:
             return self.url
         if self.app is not None:
-            return url_of(load_app(self.app))
+            return find_app(self.app).url
         raise click.UsageError(NEEDED)
 
-    async def open(self, *, create: bool = False) -> Engine:
-        """Connect. Only with `create` may a SQLite file come into being."""
+    async def open(self) -> Engine:
+        """Connect to a database that exists."""
         url = self.database()
-        if not create:
-            check_file(url)
+        check_file(url)
         try:
             return await connect(url)
         except Transport as error:
             problem = error.detail.removeprefix(f"transport ({error.backend}): ")
             raise Unavailable(redact(url), f"cannot be reached: {problem}") from error
         except SchemaTooOld as error:
-            raise Unavailable(
-                "schema",
-                f"the database is at version {error.found}, this package needs"
-                f" {error.expected}; run: flowfabric migrate --url {redact(url)}",
-            ) from error
+            raise needs_migration(error, url) from error
 
 
 def options(command: Callable[Concatenate[Target, P], T]) -> Callable[P, T]:
@@ -114,6 +109,14 @@ def check_file(url: str) -> None:
         )
 
 
+def needs_migration(error: SchemaTooOld, url: str) -> Unavailable:
+    return Unavailable(
+        "schema",
+        f"the database is at version {error.found}, this package needs {error.expected};"
+        f" run: flowfabric migrate --url {redact(url)}",
+    )
+
+
 def redact(url: str) -> str:
     """The URL without its password, also when the password is not encoded as it should be."""
     if url.startswith(SQLITE):
@@ -125,8 +128,8 @@ def redact(url: str) -> str:
     return f"{scheme}{separator}{user}{':***' if colon else ''}{at}{place}"
 
 
-def load_app(reference: str) -> object:
-    """The object `module:attribute` names; the current directory is searched first."""
+def find_app(reference: str) -> App:
+    """The app `module:attribute` names; the current directory is searched first."""
     module_name, colon, attribute = reference.partition(":")
     if not module_name or not colon or not attribute:
         raise click.UsageError(
@@ -144,20 +147,14 @@ def load_app(reference: str) -> object:
         ) from None
     found: object = getattr(module, attribute, None)
     if found is None:
-        apps = [f"{module_name}:{name}" for name, value in vars(module).items() if _is_app(value)]
+        apps = [
+            f"{module_name}:{name}" for name, each in vars(module).items() if isinstance(each, App)
+        ]
         known = f"; did you mean {', '.join(apps)}?" if apps else ", nor any other flowfabric App"
         raise click.UsageError(f"module {module_name!r} has no {attribute!r}{known}")
+    if not isinstance(found, App):
+        raise click.UsageError(f"{reference} is a {type(found).__name__}, not a flowfabric App")
     return found
-
-
-def url_of(app: object) -> str:
-    if not isinstance(app, App):
-        raise click.UsageError(f"{type(app).__name__} is not a flowfabric App")
-    return app.url
-
-
-def _is_app(value: object) -> bool:
-    return isinstance(value, App)
 
 
 def _text(value: object) -> str | None:

@@ -14,15 +14,31 @@ from rich.text import Text
 from flowfabric.app import App
 from flowfabric.cli import exits, logs, screen
 from flowfabric.cli.reload import run_reloading
-from flowfabric.cli.target import APP_VARIABLE, load_app, redact
+from flowfabric.cli.target import APP_VARIABLE, find_app, needs_migration, redact
 from flowfabric.connection import migrate
-from flowfabric.errors import SchemaTooOld, Unavailable
+from flowfabric.errors import SchemaTooOld
 from flowfabric.worker.settings import WorkerSettings
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 DEV_DRAIN_TIMEOUT: Final = "3s"
 LEAVE_S: Final = 1.0
 """How long what is still running after the worker has stopped is waited for."""
+
+concurrency_option = click.option(
+    "--concurrency",
+    default=100,
+    show_default=True,
+    metavar="NUMBER",
+    type=click.IntRange(1, 100_000),
+    help="Tasks that run at the same time.",
+)
+log_level_option = click.option(
+    "--log-level",
+    default="info",
+    show_default=True,
+    type=click.Choice(LEVELS),
+    help="Log no less than this.",
+)
 
 
 @click.command("worker", short_help="Run a program's tasks.")
@@ -35,27 +51,14 @@ LEAVE_S: Final = 1.0
     help="Serve this lane; may be given several times. Otherwise: those of the tasks.",
 )
 @click.option("--capability", "capabilities", multiple=True, help="Something this worker has.")
-@click.option(
-    "--concurrency",
-    default=100,
-    show_default=True,
-    metavar="NUMBER",
-    type=click.IntRange(1, 100_000),
-    help="Tasks that run at the same time.",
-)
+@concurrency_option
 @click.option(
     "--drain-timeout",
     default="25s",
     show_default=True,
     help="How long running tasks may go on when it is told to stop.",
 )
-@click.option(
-    "--log-level",
-    default="info",
-    show_default=True,
-    type=click.Choice(LEVELS),
-    help="Log no less than this.",
-)
+@log_level_option
 @click.option("--json", "as_json", is_flag=True, help="Log JSON lines also on a terminal.")
 def worker(
     reference: str,
@@ -87,11 +90,7 @@ async def _work(app: App, settings: WorkerSettings) -> None:
     try:
         await app.run_worker(settings=settings)
     except SchemaTooOld as error:
-        raise Unavailable(
-            "schema",
-            f"the database is at version {error.found}, this package needs {error.expected};"
-            f" run: flowfabric migrate --url {redact(app.url)}",
-        ) from error
+        raise needs_migration(error, app.url) from error
     finally:
         await app.close()
     await _leave()
@@ -112,21 +111,8 @@ async def _leave() -> None:
 
 @click.command("dev", short_help="Run a program's tasks, and start again when a file changes.")
 @click.argument("reference", metavar="MODULE:APP", envvar=APP_VARIABLE)
-@click.option(
-    "--concurrency",
-    default=100,
-    show_default=True,
-    metavar="NUMBER",
-    type=click.IntRange(1, 100_000),
-    help="Tasks that run at the same time.",
-)
-@click.option(
-    "--log-level",
-    default="info",
-    show_default=True,
-    type=click.Choice(LEVELS),
-    help="Log no less than this.",
-)
+@concurrency_option
+@log_level_option
 def dev(reference: str, concurrency: int, log_level: str) -> int:
     """Run the tasks of MODULE:APP for development.
 
@@ -161,13 +147,6 @@ def develop_once(reference: str, concurrency: int, log_level: str) -> None:
     if screen.err().is_terminal:
         _greet(reference, app, settings)
     asyncio.run(_work(app, settings))
-
-
-def find_app(reference: str) -> App:
-    app = load_app(reference)
-    if not isinstance(app, App):
-        raise click.UsageError(f"{reference} is a {type(app).__name__}, not a flowfabric App")
-    return app
 
 
 def weights(lanes: tuple[str, ...]) -> Mapping[str, int]:

@@ -12,12 +12,10 @@ from msgspec import structs
 from flowfabric.core.flow_build import new_group
 from flowfabric.core.flow_model import Edge, EdgeGroup, Flow, FlowAudit, GroupState
 from flowfabric.core.flow_resolve import holds_back, waits_for_worker
-from flowfabric.core.ids import ExecutionId
+from flowfabric.core.ids import FIRST_UUID, ExecutionId
 from flowfabric.core.limits import AUDIT_EVERY_MS
 from flowfabric.core.model import Execution
 from flowfabric.core.states import EligibilityState, LifecyclePhase, TerminalOutcome
-
-FIRST_UUID = "00000000-0000-0000-0000-000000000000"
 
 
 def next_audit(audit: FlowAudit, last: tuple[str, str] | None, now_ms: int) -> FlowAudit:

@@ -67,7 +67,7 @@ def check_policy(policy: object) -> Rule:
                 on_satisfied=_check_on_satisfied(on_satisfied),
             )
         case _:
-            raise InvalidInput("policy", "must be AllOf, AnyOf or Quorum", policy)
+            raise InvalidInput("policy", f"must be AllOf, AnyOf or Quorum of {__name__}", policy)
 
 
 def _from_mapping(policy: Mapping[object, object]) -> EdgeDependencyPolicy:

@@ -44,11 +44,6 @@ def check_replayable(flow: Flow) -> None:
         raise FlowAlreadyTerminal(f"flow {flow.flow_id} is cancelled: its members stay as they are")
 
 
-def must_wait_again(group: EdgeGroup | None) -> bool:
-    """Whether a replayed member must wait for its join; a satisfied one stays satisfied."""
-    return group is not None and group.staged > 0 and group.group_state is not GroupState.SATISFIED
-
-
 def reopen(group: EdgeGroup, edges: Sequence[Edge], now_ms: int) -> Reopened:
     """Forget the failures of the join's upstreams; they count again once they end again."""
     failed = [edge for edge in edges if edge.dep_state is DependencyState.IMPOSSIBLE]

@@ -77,15 +77,12 @@ class BoundWaitpoint(Struct, frozen=True, kw_only=True):
 
     waitpoint_id: WaitpointId
     waitpoint_key: WaitpointKey
-    id_is_new: bool
-    """Made up just now: no row can have it."""
 
 
 class SuspendRequest(Struct, frozen=True, kw_only=True):
     """A suspension as it was asked for, checked."""
 
     suspension_id: SuspensionId
-    suspension_id_is_new: bool
     bindings: tuple[BoundWaitpoint | UsePending, ...]
     """The first is the primary one."""
     condition: Condition
@@ -163,7 +160,6 @@ def _bind(binding: object, new_id: str) -> BoundWaitpoint | UsePending:
     key = binding.waitpoint_key
     return BoundWaitpoint(
         waitpoint_id=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
-        id_is_new=binding.waitpoint_id is None,
         waitpoint_key=WaitpointKey(
             f"wpk:{waitpoint_id}" if key is None else check_text("waitpoint_key", key, empty=False)
         ),
@@ -227,7 +223,6 @@ def check_suspend(
         suspension_id=SuspensionId(
             parse_uuid("suspension_id", new_ids[0] if suspension_id is None else suspension_id)
         ),
-        suspension_id_is_new=suspension_id is None,
         bindings=bindings,
         condition=condition,
         resume_policy=check_resume_policy(resume_policy),

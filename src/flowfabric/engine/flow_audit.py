@@ -14,7 +14,7 @@ from flowfabric.core.flow_model import EdgeGroup, Flow, FlowAudit
 from flowfabric.core.flow_resolve import Ending
 from flowfabric.core.flow_views import recounted
 from flowfabric.core.ids import ExecutionId, FlowId
-from flowfabric.core.limits import AUDIT_BATCH, DISPATCH_EDGES_MAX
+from flowfabric.core.limits import AUDIT_BATCH
 from flowfabric.core.model import Execution
 from flowfabric.core.states import LifecyclePhase
 from flowfabric.engine.flow_dispatch import open_edges
@@ -58,7 +58,7 @@ class FlowAudits(FlowOperations):
     async def _tell(self, tx: Transaction, members: dict[ExecutionId, Execution]) -> int:
         """Resolve open edges out of members that have ended."""
         ended = [e for e in members.values() if e.lifecycle_phase is LifecyclePhase.TERMINAL]
-        edges = await open_edges(tx, [each.execution_id for each in ended], DISPATCH_EDGES_MAX)
+        edges = await open_edges(tx, [each.execution_id for each in ended])
         untold = untold_edges(edges, members)
         if not untold:
             return 0

@@ -53,7 +53,7 @@ from flowfabric.engine.flow_unit import (
     inputs_of,
     skipped_among,
 )
-from flowfabric.engine.flows import Flows, check_edge_id, find_edge, find_group
+from flowfabric.engine.flows import Flows, check_edge_id, lock_edge, lock_group
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import DISPATCH_TOPIC, execution_key
 from flowfabric.errors import ExecutionNotTerminal, InvalidDependency, InvalidInput
@@ -181,7 +181,7 @@ class FlowDispatch(Flows):
         self, tx: Transaction, flows: Sequence[Flow], taken: Sequence[Taken]
     ) -> Dispatched:
         fresh = {each.row.execution_id: each.ending for each in taken if not each.stale}
-        edges = await open_edges(tx, list(fresh), DISPATCH_EDGES_MAX)
+        edges = await open_edges(tx, list(fresh))
         groups = await tx.lock(
             EdgeGroup, sorted({execution_key(edge.downstream_id) for edge in edges})
         )
@@ -226,16 +226,13 @@ class FlowDispatch(Flows):
         `upstream_outcome` is a check only: the upstream's own record says how it ended.
         """
         asked = self.check_flow_id(flow_id)
-        ends = (
-            self.check_member_id(asked, upstream_execution_id, "upstream_execution_id"),
-            self.check_member_id(asked, downstream_execution_id, "downstream_execution_id"),
-        )
+        ends = self.check_ends(asked, upstream_execution_id, downstream_execution_id)
         wanted = check_edge_id(edge_id)
         outcome = None if upstream_outcome is None else check_outcome(upstream_outcome)
 
         async def body(tx: Transaction) -> ResolveResult:
             flow = await self.lock_flow(tx, asked)
-            edge = await find_edge(tx, flow, wanted)
+            edge = await lock_edge(tx, flow, wanted)
             if (
                 edge is None
                 or edge.edge_state is not EdgeState.APPLIED
@@ -263,7 +260,7 @@ class FlowDispatch(Flows):
         return ending
 
     async def _resolve(self, tx: Transaction, edge: Edge, ending: Ending) -> ResolveResult:
-        group = await find_group(tx, edge.downstream_id)
+        group = await lock_group(tx, edge.downstream_id)
         assert group is not None, "an applied edge has a group"
         settled = await self.settle_edges(
             tx, [edge], {edge.downstream_id: group}, {edge.upstream_id: ending}
@@ -296,7 +293,7 @@ class FlowDispatch(Flows):
     async def _apply_late(self, found: Edge) -> bool:
         async def body(tx: Transaction) -> bool:
             flow = await self.find_to_lock(tx, found.flow_id)
-            edge = None if flow is None else await find_edge(tx, flow, found.edge_id)
+            edge = None if flow is None else await lock_edge(tx, flow, found.edge_id)
             if edge is None or edge.edge_state is EdgeState.APPLIED:
                 return False
             await self.apply_edge(tx, edge)
@@ -379,10 +376,8 @@ def _counted(flow: Flow, ended: Sequence[Taken]) -> Flow:
     )
 
 
-async def open_edges(
-    tx: Transaction, upstream_ids: Sequence[ExecutionId], limit: int
-) -> Sequence[Edge]:
-    """Applied edges out of executions that have not resolved, locked."""
+async def open_edges(tx: Transaction, upstream_ids: Sequence[ExecutionId]) -> Sequence[Edge]:
+    """Applied edges out of executions that have not resolved, locked; only so many at a time."""
     if not upstream_ids:
         return []
     keys = [execution_key(each) for each in upstream_ids]
@@ -391,7 +386,7 @@ async def open_edges(
         "open_edges",
         partition_keys=[int(key[0]) for key in keys],
         execution_ids=[uuid_of(each) for each in upstream_ids],
-        limit=limit,
+        limit=DISPATCH_EDGES_MAX,
     )
 
 

@@ -24,6 +24,7 @@ from flowfabric.core.flow_views import (
     status_of,
 )
 from flowfabric.core.ids import (
+    FIRST_UUID,
     ExecutionId,
     FlowId,
     make_execution_id,
@@ -42,8 +43,6 @@ from flowfabric.engine.reads import tags_of_many
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Reader, Row, Transaction
-
-FIRST_UUID = "00000000-0000-0000-0000-000000000000"
 
 
 class Outgoing(Struct, frozen=True):

@@ -15,10 +15,10 @@ from flowfabric.core.flow_replay import (
     Reopened,
     check_replayable,
     decide_member_replay,
-    must_wait_again,
     reopen,
     uncount,
 )
+from flowfabric.core.flow_resolve import holds_back
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX
 from flowfabric.core.model import Execution
@@ -152,7 +152,8 @@ class _Replaying:
         check_replayable(flow)
         group = (await tx.lock(EdgeGroup, [key])).get(key)
         reopened = None
-        if group is not None and must_wait_again(group):
+        # A join that was satisfied stays satisfied.
+        if group is not None and holds_back(group):
             edges = await _edges_into(tx, execution.execution_id)
             reopened = reopen(group, edges, timing.now_ms)
         row_key = (*key[:1], flow.flow_id, execution.execution_id, execution.replay_count)

@@ -74,6 +74,15 @@ class FlowOperations(Operations):
             )
         return asked
 
+    def check_ends(
+        self, flow_id: FlowId, upstream_id: object, downstream_id: object
+    ) -> tuple[ExecutionId, ExecutionId]:
+        """The two ends of an edge."""
+        return (
+            self.check_member_id(flow_id, upstream_id, "upstream_execution_id"),
+            self.check_member_id(flow_id, downstream_id, "downstream_execution_id"),
+        )
+
     # Rows
 
     async def lock_flow(self, tx: Transaction, flow_id: FlowId) -> Flow:

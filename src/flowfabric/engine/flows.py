@@ -119,8 +119,7 @@ class Flows(FlowOperations):
         check_dependency_kind(dependency_kind)
         wanted = check_edge(
             edge_id,
-            self.check_member_id(asked, upstream_execution_id, "upstream_execution_id"),
-            self.check_member_id(asked, downstream_execution_id, "downstream_execution_id"),
+            *self.check_ends(asked, upstream_execution_id, downstream_execution_id),
             data_passing_ref,
         )
         if expected_graph_revision is not None:
@@ -141,7 +140,7 @@ class Flows(FlowOperations):
         for key, end_id in zip(ends, wanted.pair, strict=True):
             check_member(flow, end_id, found[key].flow_id if key in found else None)
         downstream = found[ends[1]]
-        known = await find_group(tx, wanted.downstream_id)
+        known = await lock_group(tx, wanted.downstream_id)
         check_can_wait(downstream, known)
         await refuse_pair(tx, flow, wanted)
         await refuse_cycle(tx, flow, wanted)
@@ -178,8 +177,7 @@ class Flows(FlowOperations):
         check_dependency_kind(dependency_kind)
         wanted = check_edge(
             edge_id,
-            self.check_member_id(asked, upstream_execution_id, "upstream_execution_id"),
-            self.check_member_id(asked, downstream_execution_id, "downstream_execution_id"),
+            *self.check_ends(asked, upstream_execution_id, downstream_execution_id),
             data_passing_ref,
         )
         if graph_revision is not None:
@@ -192,7 +190,7 @@ class Flows(FlowOperations):
                 raise ExecutionAlreadyInFlow(
                     f"{wanted.downstream_id} belongs to flow {downstream.flow_id}"
                 )
-            edge = await find_edge(tx, flow, wanted.edge_id)
+            edge = await lock_edge(tx, flow, wanted.edge_id)
             if edge is None:
                 raise InvalidDependency(f"flow {asked} has no edge {wanted.edge_id}")
             check_same(edge, wanted)
@@ -205,7 +203,7 @@ class Flows(FlowOperations):
         if edge.edge_state is EdgeState.APPLIED:
             return AlreadyApplied()
         now_ms = await tx.now_ms()
-        group = await find_group(tx, edge.downstream_id)
+        group = await lock_group(tx, edge.downstream_id)
         assert group is not None, "a staged edge has a group"
         group = structs.replace(group, applied=group.applied + 1)
         edge = structs.replace(edge, edge_state=EdgeState.APPLIED, applied_at_ms=now_ms)
@@ -233,7 +231,7 @@ class Flows(FlowOperations):
             check_open(flow)
             downstream = await lock_execution(tx, downstream_id)
             check_member(flow, downstream_id, downstream.flow_id)
-            known = await find_group(tx, downstream_id)
+            known = await lock_group(tx, downstream_id)
             if known is None:
                 await tx.save(Changes(inserts=(new_group(flow, downstream_id, rule),)))
                 return Set()
@@ -262,19 +260,19 @@ async def find_execution(tx: Transaction, execution_id: ExecutionId) -> Executio
     return execution
 
 
-async def find_group(tx: Transaction, downstream_id: ExecutionId) -> EdgeGroup | None:
+async def lock_group(tx: Transaction, downstream_id: ExecutionId) -> EdgeGroup | None:
     key = execution_key(downstream_id)
     return (await tx.lock(EdgeGroup, [key])).get(key)
 
 
-async def find_edge(tx: Transaction, flow: Flow, edge_id: EdgeId) -> Edge | None:
+async def lock_edge(tx: Transaction, flow: Flow, edge_id: EdgeId) -> Edge | None:
     key = (flow.partition_key, flow.flow_id, edge_id)
     return (await tx.lock(Edge, [key])).get(key)
 
 
 async def refuse_existing(tx: Transaction, flow: Flow, edge_id: EdgeId) -> None:
     """Looked at before the revision, so that a repeat after a lost answer is told apart."""
-    edge = await find_edge(tx, flow, edge_id)
+    edge = await lock_edge(tx, flow, edge_id)
     if edge is not None:
         raise DependencyAlreadyExists(
             f"flow {flow.flow_id} has edge {edge_id} already", existing=edge_snapshot(edge)

@@ -144,7 +144,7 @@ class Reads(Operations):
             # In this order: what no longer follows from the execution has a row by then.
             execution = (await reader.get(Execution, [key])).get(key)
             found = await reader.select_records(
-                Attempt, "list_attempts", partition_key=partition_key, execution_id=asked[-36:]
+                Attempt, "list_attempts", partition_key=partition_key, execution_id=uuid_of(asked)
             )
             if found or execution is None:
                 return tuple(found)

@@ -198,7 +198,6 @@ class SuspensionReads(Operations):
         """
         asked = self.check_execution_id(execution_id)
         named = SuspensionId(parse_uuid("suspension_id", suspension_id))
-
         partition_key, _ = execution_key(asked)
 
         async def body(reader: Reader) -> Sequence[Row]:

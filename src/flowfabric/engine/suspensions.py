@@ -165,7 +165,6 @@ class Suspensions(Operations):
         bound = BoundWaitpoint(
             waitpoint_id=WaitpointId(named),
             waitpoint_key=WaitpointKey(check_text("waitpoint_key", key, empty=False)),
-            id_is_new=True,
         )
 
         async def body(tx: Transaction) -> PendingWaitpoint | FlowFabricError:

@@ -218,7 +218,7 @@ def check_fence_given(fence: Fence | None, source: str) -> Fence | None:
     check_text("source", source)
     if fence is None:
         if source != OPERATOR_OVERRIDE:
-            raise InvalidInput("fence", "fence_required")
+            raise InvalidInput("fence", f"fence_required unless the source is {OPERATOR_OVERRIDE}")
         return None
     if not isinstance(fence, Fence):
         raise InvalidInput("fence", "must be a Fence", fence)

@@ -30,13 +30,8 @@ class Pause(Struct, frozen=True, kw_only=True):
 
     def bindings(self, usable: Collection[str]) -> tuple[Binding, ...]:
         """Waitpoints made beforehand where they are `usable`, by id; fresh ones elsewhere."""
-        return tuple(
-            made
-            if (made := self.pending.get(each.waitpoint_key or "")) is not None
-            and made.waitpoint_id in usable
-            else each
-            for each in self.fresh
-        )
+        made = {key: each for key, each in self.pending.items() if each.waitpoint_id in usable}
+        return tuple(made.get(each.waitpoint_key or "", each) for each in self.fresh)
 
 
 class Parking:

@@ -66,34 +66,28 @@ class StepLog:
     async def store(
         self, place: Place, *, result: bytes | None = None, sleep_ms: int | None = None
     ) -> StepStored:
-        stored = await self._store(
-            NewStep(
-                step_key=place.key,
-                after_key=place.after,
-                kind=place.kind,
-                result=result,
-                sleep_ms=sleep_ms,
-            )
-        )
+        stored = await self._store(_new_step(place, result, sleep_ms))
         _last_step.set(place.key)
         return stored
 
     def store_later(self, place: Place, *, result: bytes) -> None:
         """Store a step while the handler goes on: for what every later run would find out anew."""
-        self._store_later(
-            NewStep(
-                step_key=place.key,
-                after_key=place.after,
-                kind=place.kind,
-                result=result,
-                sleep_ms=None,
-            )
-        )
+        self._store_later(_new_step(place, result))
         _last_step.set(place.key)
 
     def never_asked_for(self) -> list[str]:
         """Stored steps this run did not come by: a sign that the code has changed."""
         return sorted((self._stored or {}).keys() - self._asked)
+
+
+def _new_step(place: Place, result: bytes | None, sleep_ms: int | None = None) -> NewStep:
+    return NewStep(
+        step_key=place.key,
+        after_key=place.after,
+        kind=place.kind,
+        result=result,
+        sleep_ms=sleep_ms,
+    )
 
 
 def _check_order(step: Step, place: Place) -> None:

@@ -69,8 +69,6 @@ class Pool(Protocol):
 
     def get_size(self) -> int: ...
 
-    def get_max_size(self) -> int: ...
-
 
 class _Connect(Protocol):
     def __call__(

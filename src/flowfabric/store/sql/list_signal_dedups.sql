@@ -1,4 +1,4 @@
--- What one idempotency key delivered to the waitpoints of one name, whichever of them, oldest first.
+-- What one idempotency key delivered to any of the waitpoints of one name, oldest first.
 select d.*
   from waitpoint w
   join signal_dedup d

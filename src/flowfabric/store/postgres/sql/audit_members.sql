@@ -17,7 +17,8 @@ with page as materialized (
       from (select *
               from execution
              where flow_id is not null
-               and (flow_id, execution_id) > (:after_flow_id::text::uuid, :after_execution_id::text::uuid)
+               and (flow_id, execution_id)
+                   > (:after_flow_id::text::uuid, :after_execution_id::text::uuid)
              order by flow_id, execution_id
              limit :limit::bigint) e
 ), whole as (

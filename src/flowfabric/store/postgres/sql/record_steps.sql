@@ -1,8 +1,8 @@
 -- Store finished steps of executions whose lease is live; return which those are, and the time.
 --
--- One round trip stands in for `core.steps.decide_record` in the sure case: the lease
--- is live. All others are left to the caller.
--- A step that is stored already stays as it is: the same report came twice.
+-- One round trip stands in for `core.steps.decide_record` in the sure case: the lease is
+-- live. All others are left to the caller. A step that is stored already stays as it is: the
+-- same report came twice.
 with given as materialized (
     select *
       from unnest(
@@ -10,7 +10,8 @@ with given as materialized (
           :step_keys::text[], :after_keys::text[], :kinds::text[], :results::bytea[],
           :sleeps_ms::bigint[]
       ) with ordinality as g (
-          partition_key, execution_id, lease_id, step_key, after_key, kind, result, sleep_ms, position)
+          partition_key, execution_id, lease_id, step_key, after_key, kind, result, sleep_ms,
+          position)
 ), locked as materialized (
     -- Shared: several steps of one execution may be stored at once, but nobody may take
     -- the lease away before they are.

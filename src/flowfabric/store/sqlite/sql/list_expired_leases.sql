@@ -1,7 +1,7 @@
 -- Leases past their end, noticed or not, longest overdue first.
 --
--- Two selects, because each half is a range of the index of its own, and each with its own limit, so
--- that neither reads further than the page.
+-- Two selects, because each half is a range of the index, and each with its own limit, so that
+-- neither reads further than the page.
 select partition_key, execution_id, namespace, lane_id, lease_id, lease_epoch, attempt_index,
        worker_instance_id, expires_at_ms
   from (select *

@@ -1,4 +1,4 @@
--- Renew the given leases whose lease is live; return the positions of those and their new end.
+-- Renew the given leases that are live; return the positions of those and their new end.
 --
 -- Stands in for `core.lease.decide_renew` in the sure case, as `complete_leased` does.
 delete from temp.renewing;
