@@ -9,6 +9,7 @@ import pytest
 
 from flowfabric.core.decision import Changes
 from flowfabric.store.base import EventPage, Transaction
+from flowfabric.store.event_pages import WINDOW
 from flowfabric.store.postgres.events import WRITERS, EventLog
 from flowfabric.store.postgres.generated import EVENT_ROWS_MAX, EVENTS_PER_ROW
 from flowfabric.store.postgres.store import PostgresStore
@@ -204,6 +205,18 @@ async def test_events_of_a_kind_stand_together_and_those_of_an_execution_in_orde
         (two.execution_id, "c"),
     ]
     assert page.cursor == 3 * EVENTS_PER_ROW
+
+
+async def test_a_page_looks_through_a_bounded_number_of_events_for_its_category(
+    postgres_store: PostgresStore,
+) -> None:
+    for _ in range(4):
+        await append(postgres_store, *([""] * EVENTS_PER_ROW))
+    rows_looked_through = -(-WINDOW // EVENTS_PER_ROW)
+    page = await postgres_store.read_events(after=0, limit=10, category="operator")
+    assert seen(page) == ([], rows_looked_through)
+    last = await postgres_store.read_events(after=page.cursor, limit=10, category="operator")
+    assert seen(last) == ([], 4)
 
 
 async def test_a_reader_beside_many_writers_sees_each_committed_event_once(

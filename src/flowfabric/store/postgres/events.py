@@ -49,7 +49,8 @@ class EventLog:
         self, *, after: int, limit: int, category: str | None, wait_s: float
     ) -> EventPage:
         assert 0 < limit <= EVENTS_MAX, f"a page has 1 to {EVENTS_MAX} events"
-        through = await self._complete_through(after, wait_s)
+        window = limit if category is None else WINDOW
+        through = await self._complete_through(after, window, wait_s)
         if through == after:
             return EventPage(events=(), cursor=after)
         rows = await self._select(
@@ -57,16 +58,16 @@ class EventLog:
         )
         return page(rows, through=through, limit=limit)
 
-    async def _complete_through(self, after: int, wait_s: float) -> int:
+    async def _complete_through(self, after: int, window: int, wait_s: float) -> int:
         """The id up to which nothing more can appear; `after` if the next one still may."""
-        unbroken, last = await self._window(after)
+        unbroken, last = await self._window(after, window)
         if unbroken > after or last == after:
             return unbroken
         deadline = time.monotonic() + wait_s
         pause_s = LOOK_FIRST_S
         writers = await self._writers()
         while True:
-            unbroken, _ = await self._window(after)
+            unbroken, _ = await self._window(after, window)
             if unbroken > after:
                 return unbroken
             if not writers:
@@ -77,5 +78,5 @@ class EventLog:
             pause_s = min(pause_s * 2, LOOK_MAX_S)
             writers &= await self._writers()
 
-    async def _window(self, after: int) -> tuple[int, int]:
-        return window_of(await self._select("event_window", after=after, window=WINDOW))
+    async def _window(self, after: int, window: int) -> tuple[int, int]:
+        return window_of(await self._select("event_window", after=after, window=window))

@@ -1,11 +1,16 @@
--- The next `window` rows after that of `after`: the last id of their unbroken run, and of all.
-with following as (
-    select event_id, event_id + cardinality(execution_id) - 1 as last_id,
+-- The rows after that of `after` until they hold `window` events: the last id of their unbroken
+-- run, and of all.
+with numbered as (
+    select event_id, cardinality(execution_id) as events,
            row_number() over (order by event_id) as place
       from event
      where event_id > :after::bigint
      order by event_id
      limit :window::bigint
+), following as (
+    select event_id, event_id + events - 1 as last_id, place
+      from (select *, sum(events) over (order by event_id) - events as before from numbered) as n
+     where before < :window::bigint
 ), current as (
     -- The row that holds `after`, of which the rest may have been left for now.
     select event_id + cardinality(execution_id) - 1 as last_id
