@@ -1,6 +1,7 @@
 """Being told that somebody writes to the file."""
 
 import asyncio
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,32 @@ async def test_a_file_that_is_not_there_tells_nothing_and_costs_the_time_given(
     with FileChanges(str(tmp_path / "missing")) as changes:
         assert not changes.told
         assert not await changes.wait(0)
+
+
+@linux_only
+async def test_a_file_that_was_deleted_tells_nothing_more(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with FileChanges(str(file)) as changes:
+        file.unlink()
+        assert await changes.wait(PATIENCE_S)
+        assert not changes.told
+        file.write_text("another")
+        assert not await changes.wait(0)
+
+
+@linux_only
+async def test_without_descriptors_nothing_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with FileChanges(str(file)) as changes:
+            told = changes.told
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not told
 
 
 @linux_only

@@ -1,18 +1,23 @@
 """Being told when a file is written to, where the system can tell.
 
-Linux can (inotify). Elsewhere, or when its watches are used up, nothing is ever
-told and whoever waits here waits for the time it gave.
+Linux can (inotify). Elsewhere, when its watches are used up, or once the file was
+deleted, nothing is told and whoever waits here waits for the time it gave.
 """
 
 import asyncio
 import ctypes
 import os
+import struct
 import sys
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
 _MODIFIED: Final = 0x2
+_IGNORED: Final = 0x8000
+"""The watch has ended, with the file."""
+_EVENT: Final = struct.Struct("iIII")
+"""Which watch, what happened, a cookie, and the length of a name, which a file's event lacks."""
 _OPEN_FLAGS: Final = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 _READ_BYTES: Final = 4096
 
@@ -30,7 +35,7 @@ class FileChanges:
         if self._descriptor >= 0:
             try:
                 asyncio.get_running_loop().add_reader(self._descriptor, self._read)
-            except NotImplementedError:
+            except (NotImplementedError, OSError):
                 self._close()
         return self
 
@@ -40,9 +45,7 @@ class FileChanges:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._descriptor >= 0:
-            asyncio.get_running_loop().remove_reader(self._descriptor)
-            self._close()
+        self._stop()
 
     @property
     def told(self) -> bool:
@@ -60,9 +63,17 @@ class FileChanges:
         return True
 
     def _read(self) -> None:
+        told = b""
         with suppress(BlockingIOError):
-            os.read(self._descriptor, _READ_BYTES)
+            told = os.read(self._descriptor, _READ_BYTES)
         self._written.set()
+        if any(mask & _IGNORED for _, mask, _, _ in _EVENT.iter_unpack(told)):
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._descriptor >= 0:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            self._close()
 
     def _close(self) -> None:
         os.close(self._descriptor)

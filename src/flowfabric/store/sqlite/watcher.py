@@ -31,7 +31,6 @@ async def watch(board: HintBoard, writer: Writer, path: str) -> None:
     seen = await _version(writer, 0)
     pause_s, gap_s = LOOK_FIRST_S, 0.0
     with FileChanges(f"{path}-wal") as changes:
-        pause_max_s = TOLD_MAX_S if changes.told else LOOK_MAX_S
         while True:
             await board.somebody_waits.wait()
             version = await _version(writer, seen)
@@ -48,6 +47,7 @@ async def watch(board: HintBoard, writer: Writer, path: str) -> None:
                 continue
             else:
                 gap_s = 0.0
+            pause_max_s = TOLD_MAX_S if changes.told else LOOK_MAX_S
             pause_s = min(pause_s * LOOK_GROWTH, pause_max_s)
 
 
