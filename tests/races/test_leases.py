@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,16 +11,20 @@ from pathlib import Path
 from flowfabric import Engine
 from flowfabric.core.events import Event, LeaseEventType
 from flowfabric.core.handles import Handle
+from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.results import Renewed
-from flowfabric.errors import LeaseExpired
-from tests.races.given import claim, create
+from flowfabric.errors import ExecutionNotActive, LeaseExpired, NotFound, RetryExhausted
+from flowfabric.worker.heartbeat import BEATS_PER_LEASE, Heartbeat
+from flowfabric.worker.held import HeldLease
+from tests.races.given import claim, create, running
 from tests.races.rival import DEADLOCKS, Rival
 
 SWEEPERS = 3
 KEPT = 30
 ABANDONED = 30
 LEASE_TTL_MS = 600
+PATIENT_TTL_MS = 3_000
 ROOT = Path(__file__).parents[2]
 
 
@@ -95,3 +100,53 @@ async def test_a_lease_that_was_renewed_is_not_expired_and_the_other_way_round(
             lasted_ms = history[-1].occurred_at_ms - history[-2].occurred_at_ms
             assert lasted_ms >= LEASE_TTL_MS, "not before its time"
     assert await rival.count(DEADLOCKS) == 0
+
+
+def locking(execution_id: ExecutionId) -> str:
+    return f"select from execution where execution_id = '{uuid_of(execution_id)}' for update"
+
+
+async def test_renewing_without_waiting_answers_for_what_others_have_locked(
+    engine: Engine, rival: Rival
+) -> None:
+    locked, free, ended, gone = await running(engine, 4)
+    await engine.complete(ended.handle)
+    missing = f"where execution_id = '{uuid_of(gone.execution_id)}'"
+    await rival.execute(f"delete from execution {missing}")
+    async with rival.holding(locking(locked.execution_id)):
+        outcomes = await engine.renew_many(
+            [each.handle for each in (locked, free, ended, gone)], waits=False
+        )
+    assert [type(outcome) for outcome in outcomes] == [
+        RetryExhausted,
+        Renewed,
+        ExecutionNotActive,
+        NotFound,
+    ]
+    (renewed,) = await engine.renew_many([locked.handle], waits=False)
+    assert isinstance(renewed, Renewed)
+
+
+async def test_a_row_that_somebody_has_locked_costs_no_other_lease(
+    engine: Engine, rival: Rival
+) -> None:
+    for _ in range(2):
+        await create(engine)
+    locked, free = (
+        HeldLease(claimed, time.monotonic())
+        for claimed in await claim(engine, "holder", limit=2, lease_ttl_ms=PATIENT_TTL_MS)
+    )
+    renewals = (
+        "select count(*) from event_log where event_type = 'renewed'"
+        f" and execution_id = '{uuid_of(free.claimed.execution_id)}'"
+    )
+    heartbeat = Heartbeat(PATIENT_TTL_MS / 1_000, None, engine)
+    heartbeat.add(locked)
+    heartbeat.add(free)
+    async with rival.holding(locking(locked.claimed.execution_id)):
+        heartbeat.start()
+        # So many take longer than the lease lasted at first.
+        while await rival.count(renewals) < 2 * BEATS_PER_LEASE:
+            assert free.lost is None
+    await heartbeat.stop()
+    assert free.may_be_live()

@@ -8,7 +8,7 @@ holds the two together.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -38,11 +38,12 @@ from flowfabric.core.ids import (
     parse_execution_kind,
     parse_lane_id,
     parse_worker_id,
+    uuid_of,
     uuids_from,
 )
-from flowfabric.core.lease import Fence, check_ttl, decide_renew
+from flowfabric.core.lease import Fence, check_holder, check_ttl, decide_renew
 from flowfabric.core.limits import BATCH_MAX, GRANT_TTL_MS_MAX
-from flowfabric.core.model import ClaimGrant
+from flowfabric.core.model import ClaimGrant, Execution
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.states import AttemptType
 from flowfabric.core.transition import Subject
@@ -54,14 +55,16 @@ from flowfabric.engine.unit import (
     Operations,
     attempt,
     check_fence_given,
+    execution_key,
     fence_of,
     lease_columns,
     load_subjects,
     new_lease_ids,
     new_random_uuid,
     ready_topic,
+    row_execution_id,
 )
-from flowfabric.errors import FlowFabricError, NotFound
+from flowfabric.errors import FlowFabricError, NotFound, RetryExhausted
 from flowfabric.store.base import Transaction
 
 LEASE_TTL_MS = 30_000
@@ -247,12 +250,54 @@ class Leases(Operations):
         return outcome
 
     async def renew_many(
-        self, handles: Sequence[Handle | bytes]
+        self, handles: Sequence[Handle | bytes], *, waits: bool = True
     ) -> list[Renewed | FlowFabricError]:
-        """Renew all leases of a process at once; each handle gets its own answer."""
+        """Renew all leases of a process at once; each handle gets its own answer.
+
+        Without `waits`, `RetryExhausted` is the answer for a live lease whose execution
+        somebody else has locked: nothing holds up the answers for the others.
+        """
         check_list("handles", handles, 0, BATCH_MAX)
         opened = [attempt(self.open_handle, handle) for handle in handles]
-        return await self.decide_rest(opened, await self._renew_sure(opened), _handle_ask)
+        sure = await self._renew_sure(opened)
+        if waits:
+            return await self.decide_rest(opened, sure, _handle_ask)
+        rest = {
+            position: each
+            for position, each in enumerate(opened)
+            if position not in sure and isinstance(each, Handle)
+        }
+        answers = {**sure, **(await self._renew_free(rest) if rest else {})}
+        return [
+            each if isinstance(each, FlowFabricError) else answers[position]
+            for position, each in enumerate(opened)
+        ]
+
+    async def _renew_free(
+        self, handles: Mapping[int, Handle]
+    ) -> dict[int, Renewed | FlowFabricError]:
+        """Decide about those that nobody else has locked; look at the others as they are."""
+        keys = {i: execution_key(handle.execution_id) for i, handle in handles.items()}
+
+        async def body(tx: Transaction) -> dict[int, Renewed | FlowFabricError]:
+            rows = await tx.select(
+                "lock_free_executions",
+                partition_keys=[int(partition) for partition, _ in keys.values()],
+                execution_ids=[uuid_of(handle.execution_id) for handle in handles.values()],
+            )
+            locked = {row_execution_id(row) for row in rows}
+            free = [i for i, handle in handles.items() if handle.execution_id in locked]
+            asks = [_handle_ask(handles[i]) for i in free]
+            decided = await self.decide_in(tx, asks, [0.0] * len(asks))
+            taken = [i for i in handles if i not in free]
+            seen = await tx.get(Execution, [keys[i] for i in taken])
+            now_ms = await tx.now_ms()
+            return {
+                **dict(zip(free, decided, strict=True)),
+                **{i: _held_up(handles[i], seen.get(keys[i]), now_ms) for i in taken},
+            }
+
+        return await self.store.transact(body)
 
     async def _renew_sure(self, opened: Sequence[Handle | FlowFabricError]) -> dict[int, Renewed]:
         """Renew those that are certainly live, in one statement, by position."""
@@ -349,6 +394,17 @@ class Leases(Operations):
             deadline_at_ms=row.deadline_at_ms,
             attempt_deadline_ms=row.attempt_deadline_ms,
         )
+
+
+def _held_up(handle: Handle, execution: Execution | None, now_ms: int) -> FlowFabricError:
+    """Why the lease of an execution that somebody else has locked is not renewed."""
+    if execution is None:
+        return NotFound("execution", handle.execution_id)
+    try:
+        check_holder(execution, fence_of(handle), now_ms)
+    except FlowFabricError as error:
+        return error
+    return RetryExhausted(f"{handle.execution_id} is locked by another transaction")
 
 
 def _handle_ask(handle: Handle) -> Ask[Renewed]:

@@ -20,7 +20,7 @@ from typing import Final
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.results import Renewed
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import FlowFabricError
+from flowfabric.errors import FlowFabricError, RetryExhausted
 from flowfabric.worker.held import HeldLease
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class Heartbeat:
             watch.cancel()
 
     async def _beat(self) -> bool:
-        """Renew everything once; tell whether the database answered."""
+        """Renew everything once; tell whether there was an answer for each."""
         with self._lock:
             held = [lease for lease in self._held.values() if not lease.fenced]
         answered = True
@@ -142,16 +142,20 @@ class Heartbeat:
     async def _renew(self, held: Sequence[HeldLease]) -> bool:
         asked_at_s = time.monotonic()
         try:
-            outcomes = await self._engine.renew_many([lease.handle for lease in held])
+            # A row that somebody has locked costs its own lease at most.
+            outcomes = await self._engine.renew_many([lease.handle for lease in held], waits=False)
         except FlowFabricError as error:
             log.warning("leases could not be renewed; trying again: %s", error)
             return False
+        answered = True
         for lease, outcome in zip(held, outcomes, strict=True):
             if isinstance(outcome, Renewed):
                 lease.confirm(asked_at_s)
+            elif isinstance(outcome, RetryExhausted):
+                answered = False
             else:
                 self._tell(lease, str(outcome))
-        return True
+        return answered
 
     def _tell(self, lease: HeldLease, reason: str) -> None:
         with self._lock:

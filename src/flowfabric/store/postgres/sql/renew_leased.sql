@@ -1,29 +1,34 @@
 -- Renew the given leases that are live; return the positions of those and their new end.
 --
--- Stands in for `core.lease.decide_renew` in the sure case, as `complete_leased` does.
+-- Stands in for `core.lease.decide_renew` in the sure case, as `complete_leased` does. All
+-- leases of a process are renewed at once, so a row that somebody else has locked is left to
+-- the caller: it must not hold up the others.
 with given as materialized (
     select *
       from unnest(
           :partition_keys::int[], :execution_ids::uuid[], :lease_ids::uuid[],
           :lease_ttls_ms::bigint[]
       ) with ordinality as g (partition_key, execution_id, lease_id, lease_ttl_ms, position)
-     -- Rows are locked in the order of their keys.
-     order by partition_key, execution_id
 ), clock as (
     select coalesce(:clock::bigint, floor(extract(epoch from clock_timestamp()) * 1000)::bigint)
                as now_ms
+), free as materialized (
+    select e.ctid as row_version, g.lease_ttl_ms, g.position
+      from given g
+      join execution e on e.partition_key = g.partition_key and e.execution_id = g.execution_id
+     where e.lease_id = g.lease_id
+       and e.lease_expires_at_ms > (select now_ms from clock)
+       and e.lease_expired_at_ms is null
+       for no key update of e skip locked
 ), renewed as (
     update execution e
        set lease_last_renewed_at_ms = (select now_ms from clock),
            lease_renewal_deadline_ms = (select now_ms from clock) + g.lease_ttl_ms * 2 / 3,
            lease_expires_at_ms = (select now_ms from clock) + g.lease_ttl_ms,
            last_mutation_at_ms = (select now_ms from clock)
-      from given g
-     where e.partition_key = g.partition_key
-       and e.execution_id = g.execution_id
-       and e.lease_id = g.lease_id
-       and e.lease_expires_at_ms > (select now_ms from clock)
-       and e.lease_expired_at_ms is null
+      from free g
+     -- The row is locked, so its version cannot change under us: no need to look it up again.
+     where e.ctid = g.row_version
     returning e.partition_key, e.execution_id, e.flow_id, e.lease_id, e.lease_epoch,
               e.current_attempt_index, e.worker_instance_id, e.namespace, e.instance_tag,
               e.lease_expires_at_ms, g.position

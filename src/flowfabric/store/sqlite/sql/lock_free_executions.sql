@@ -1,0 +1,7 @@
+-- Those of the given executions that nobody else has locked: all there are, for who writes
+-- is alone.
+select e.partition_key, e.execution_id
+  from json_each(:rows) as w
+ cross join execution as e
+    on e.partition_key = w.value ->> 'partition_keys'
+   and e.execution_id = w.value ->> 'execution_ids';
