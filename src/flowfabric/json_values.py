@@ -17,7 +17,8 @@ def encode_value(field: str, value: object) -> bytes:
     try:
         data = msgspec.json.encode(value)
         # Only what was written as null can have been a number JSON lacks.
-        place = _not_finite(msgspec.to_builtins(value)) if b"null" in data else None
+        built = msgspec.to_builtins(value, enc_hook=_skip_raw) if b"null" in data else None
+        place = _not_finite(built)
     except Exception as error:
         raise InvalidInput(
             field, f"cannot be stored: {error}. Only what msgspec encodes as JSON can", value
@@ -28,6 +29,11 @@ def encode_value(field: str, value: object) -> bytes:
             "is NaN or infinite, which JSON cannot hold; use None or text instead",
         )
     return data
+
+
+def _skip_raw(value: object) -> None:
+    """JSON that the caller has written is stored as it is; the encoder takes nothing else."""
+    assert isinstance(value, msgspec.Raw)
 
 
 def _not_finite(value: object) -> str | None:

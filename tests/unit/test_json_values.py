@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from flowfabric.errors import InvalidInput
 from flowfabric.json_values import encode_value
@@ -29,6 +29,8 @@ class Report:
         ([1.5, None], b"[1.5,null]"),
         ({"a": {"b": [0.0, -1e308]}}, b'{"a":{"b":[0.0,-1e308]}}'),
         (Reading("null", [None, 2.0]), b'{"sensor":"null","values":[null,2.0]}'),
+        (Raw(b'{"a": null}'), b'{"a": null}'),
+        ([Raw(b"[1]"), None], b"[[1],null]"),
     ],
 )
 def test_what_json_can_hold_is_stored_as_it_is(value: object, stored: bytes) -> None:
@@ -43,6 +45,7 @@ def test_what_json_can_hold_is_stored_as_it_is(value: object, stored: bytes) -> 
         ([1.0, -math.inf], "it[1]"),
         ({"a": {"b": (None, math.nan)}}, "it['a']['b'][1]"),
         (Reading("s", [None, math.nan]), "it['values'][1]"),
+        ([Raw(b"null"), math.nan], "it[1]"),
         (Report({"r": Reading("s", [math.inf])}), "it['readings']['r']['values'][0]"),
     ],
 )
