@@ -38,7 +38,6 @@ from flowfabric.core.ids import (
     parse_execution_kind,
     parse_lane_id,
     parse_worker_id,
-    uuid_of,
     uuids_from,
 )
 from flowfabric.core.lease import Fence, check_holder, check_ttl, decide_renew
@@ -55,14 +54,13 @@ from flowfabric.engine.unit import (
     Operations,
     attempt,
     check_fence_given,
-    execution_key,
     fence_of,
+    held_by_others,
     lease_columns,
     load_subjects,
     new_lease_ids,
     new_random_uuid,
     ready_topic,
-    row_execution_id,
 )
 from flowfabric.errors import FlowFabricError, NotFound, RetryExhausted
 from flowfabric.store.base import Transaction
@@ -277,24 +275,21 @@ class Leases(Operations):
         self, handles: Mapping[int, Handle]
     ) -> dict[int, Renewed | FlowFabricError]:
         """Decide about those that nobody else has locked; look at the others as they are."""
-        keys = {i: execution_key(handle.execution_id) for i, handle in handles.items()}
+        everybody = [handle.execution_id for handle in handles.values()]
 
         async def body(tx: Transaction) -> dict[int, Renewed | FlowFabricError]:
-            rows = await tx.select(
-                "lock_free_executions",
-                partition_keys=[int(partition) for partition, _ in keys.values()],
-                execution_ids=[uuid_of(handle.execution_id) for handle in handles.values()],
-            )
-            locked = {row_execution_id(row) for row in rows}
-            free = [i for i, handle in handles.items() if handle.execution_id in locked]
-            asks = [_handle_ask(handles[i]) for i in free]
+            held = await held_by_others(tx, everybody)
+            free = {i: each for i, each in handles.items() if each.execution_id not in held}
+            asks = [_handle_ask(handle) for handle in free.values()]
             decided = await self.decide_in(tx, asks, [0.0] * len(asks))
-            taken = [i for i in handles if i not in free]
-            seen = await tx.get(Execution, [keys[i] for i in taken])
             now_ms = await tx.now_ms()
             return {
                 **dict(zip(free, decided, strict=True)),
-                **{i: _held_up(handles[i], seen.get(keys[i]), now_ms) for i in taken},
+                **{
+                    i: _held_up(handle, held[handle.execution_id], now_ms)
+                    for i, handle in handles.items()
+                    if i not in free
+                },
             }
 
         return await self.store.transact(body)
@@ -396,10 +391,8 @@ class Leases(Operations):
         )
 
 
-def _held_up(handle: Handle, execution: Execution | None, now_ms: int) -> FlowFabricError:
+def _held_up(handle: Handle, execution: Execution, now_ms: int) -> FlowFabricError:
     """Why the lease of an execution that somebody else has locked is not renewed."""
-    if execution is None:
-        return NotFound("execution", handle.execution_id)
     try:
         check_holder(execution, fence_of(handle), now_ms)
     except FlowFabricError as error:

@@ -39,6 +39,7 @@ from flowfabric.engine.unit import (
     attempt,
     execution_key,
     fence_of,
+    held_by_others,
     hint_about,
     lease_columns,
     load_subjects,
@@ -173,12 +174,13 @@ class Steps(Operations):
             if not rows:
                 return Swept(acted=0, full=False)
             ended = [row_execution_id(row) for row in rows]
-            await self._wake(tx, ended)
-            return Swept(acted=len(ended), full=len(ended) == limit)
+            acted = await self._wake(tx, ended)
+            return Swept(acted=acted, full=len(ended) == limit, held=acted < len(ended))
 
         return await self.store.transact(body)
 
-    async def _wake(self, tx: Transaction, ended: Sequence[ExecutionId]) -> None:
+    async def _wake(self, tx: Transaction, ended: Sequence[ExecutionId]) -> int:
+        """Tell for how many of them everybody was woken; who is locked holds up no other."""
         waiters = await tx.select_records(
             Waiter,
             "list_waiters",
@@ -186,19 +188,25 @@ class Steps(Operations):
             execution_ids=[uuid_of(each) for each in ended],
         )
         waiting = sorted({parse_execution_id(waiter.waiting) for waiter in waiters})
+        held = await held_by_others(tx, waiting)
+        late = {each for each in waiters if parse_execution_id(each.waiting) in held}
+        told = {*ended}.difference(each.execution_id for each in late)
         # Locked once more, now as records: the rows are held already.
-        done = await tx.lock(Execution, [execution_key(each) for each in ended])
-        subjects = await load_subjects(tx, waiting)
+        done = await tx.lock(Execution, [execution_key(each) for each in sorted(told)])
+        subjects = await load_subjects(tx, [each for each in waiting if each not in held])
         timing = self.timing(await tx.now_ms())
         woken = combine(decide_wake(subject, timing).changes for subject in subjects.values())
         cleared = tuple(
             change(execution, timing.now_ms, awaited=False) for execution in done.values()
         )
         changes = Changes(
-            updates=(*woken.updates, *cleared), deletes=tuple(waiters), events=woken.events
+            updates=(*woken.updates, *cleared),
+            deletes=tuple(each for each in waiters if each not in late),
+            events=woken.events,
         )
         await tx.save(changes)
         hint_about(tx, Changes(updates=woken.updates), timing.now_ms)
+        return len(done)
 
     # Giving work back
 

@@ -305,6 +305,20 @@ async def load_subjects(
     }
 
 
+async def held_by_others(
+    tx: Transaction, execution_ids: Sequence[ExecutionId]
+) -> dict[ExecutionId, Execution]:
+    """Lock executions, but wait for nobody: those that others have locked, as they are."""
+    rows = await tx.select(
+        "lock_free_executions",
+        partition_keys=[partition_of(each) for each in execution_ids],
+        execution_ids=[uuid_of(each) for each in execution_ids],
+    )
+    locked = {row_execution_id(row) for row in rows}
+    left = [execution_key(each) for each in execution_ids if each not in locked]
+    return {each.execution_id: each for each in (await tx.get(Execution, left)).values()}
+
+
 async def _load_attempts(
     tx: Transaction, executions: Iterable[Execution]
 ) -> dict[ExecutionId, Attempt]:
