@@ -3,7 +3,7 @@
 from typing import Final
 
 from flowfabric.error_kinds import BackendErrorKind
-from flowfabric.errors import ResourceExhausted, Transport
+from flowfabric.errors import ResourceExhausted, RetryExhausted, Transport
 from flowfabric.store.base import UniqueViolation
 from flowfabric.store.postgres.driver import (
     InterfaceError,
@@ -20,10 +20,11 @@ _TOO_MANY_CONNECTIONS: Final = "53300"
 _STARTING_OR_STOPPING: Final = "57P03"
 _READ_ONLY: Final = "25006"
 _INVALID_PLAN: Final = "0A000"
+_LOCK_TIMEOUT: Final = "55P03"
 
-# Serialization failure, deadlock, lock timeout; and a prepared statement that a
-# migration made stale, which the driver prepares anew the next time.
-COLLISIONS: Final = frozenset({"40001", "40P01", "55P03", _INVALID_PLAN})
+# Serialization failure, deadlock; and a prepared statement that a migration made
+# stale, which the driver prepares anew the next time.
+COLLISIONS: Final = frozenset({"40001", "40P01", _INVALID_PLAN})
 
 DRIVER_ERRORS: Final = (
     PostgresError,
@@ -59,6 +60,9 @@ def translate(error: Exception, pool_max: int) -> Exception:
     detail = f"{type(error).__name__}: {error}"
     if state == _UNIQUE_VIOLATION:
         return UniqueViolation(table_name(error), str(error))
+    if state == _LOCK_TIMEOUT:
+        # Long enough: meanwhile everything else that the transaction locked was held up.
+        return RetryExhausted(f"somebody else keeps locked what this needs: {error}")
     if state == _TOO_MANY_CONNECTIONS:
         return ResourceExhausted("postgres connections", pool_max)
     if state == _STARTING_OR_STOPPING:
