@@ -197,6 +197,12 @@ async def test_of_one_millisecond_and_one_uuid_the_partition_decides(
     assert (seen, cursor) == ([f"{{fp:{each}}}:{FIRST}" for each in (20, 3, 1)], None)
 
 
+async def test_a_state_named_twice_lists_its_executions_once(engine: Engine, given: Given) -> None:
+    execution_id = await given.waiting()
+    found = await engine.find_executions(ExecutionFilter(states=(PublicState.WAITING,) * 2))
+    assert [each.execution_id for each in found.executions] == [execution_id]
+
+
 async def test_what_is_found_is_described(engine: Engine, given: Given) -> None:
     running = await given.running(tags={"a.b": "c"})
     page = await engine.find_executions()

@@ -45,7 +45,8 @@ class ExecutionFilter(Struct, frozen=True, kw_only=True):
     def statement(self) -> tuple[str, Mapping[str, Parameter]]:
         """The statement whose index fits, and its parameters."""
         parameters: dict[str, Parameter] = {
-            "states": tuple(self.states or PublicState),
+            # Once each: a state named twice would list its executions twice.
+            "states": tuple(dict.fromkeys(self.states or PublicState)),
             "lane_id": self.lane_id,
             "execution_kind": self.execution_kind,
             "created_after_ms": -1 if self.created_after_ms is None else self.created_after_ms,
