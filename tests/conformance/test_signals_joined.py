@@ -1,10 +1,12 @@
 """Signals inside the caller's own transaction: delivered if and when it commits."""
 
+import json
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import asyncpg
+import psycopg
 import pytest
 
 from flowfabric import Engine
@@ -64,6 +66,29 @@ async def test_a_signal_commits_with_the_callers_transaction(
     pause = await paused(given)
     assert await state_after(engine, store_url, pause, commits=False) is PublicState.SUSPENDED
     assert await state_after(engine, store_url, pause, commits=True) is PublicState.WAITING
+
+
+@pytest.mark.parametrize("store_url", ["postgres"], indirect=True)
+async def test_a_signal_by_another_driver_is_told_of_if_it_commits(
+    engine: Engine, given: Given, store_url: str
+) -> None:
+    pause = await paused(given)
+    before = await engine.last_event_id()
+    for ending in (psycopg.Connection.rollback, psycopg.Connection.commit):
+        with psycopg.connect(store_url) as connection:
+            engine.deliver_signal_on_sync(
+                connection,
+                pause.execution_id,
+                pause.waitpoint_id,
+                waitpoint_token=pause.token,
+                signal_name="approved",
+                source_identity='{a,"b"} ü',
+            )
+            ending(connection)
+    (event,) = (await engine.read_events(after=before)).events
+    assert (event.execution_id, event.event_type) == (pause.execution_id, "satisfied")
+    assert json.loads(event.details or "")["source_identity"] == '{a,"b"} ü'
+    assert await engine.read_execution_state(pause.execution_id) is PublicState.WAITING
 
 
 @pytest.mark.parametrize("store_url", ["postgres"], indirect=True)
