@@ -18,9 +18,9 @@ _WAL_PAUSE_S: Final = 0.01
 
 _CLAIMING: Final = """
 create temp table claiming (
-    execution_rowid integer primary key, partition_key, execution_id, place, kind, reclaim_reason,
-    attempt_type, pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
-    pending_previous_attempt_index, previous_index
+    place integer primary key, execution_rowid unique, partition_key, execution_id, kind,
+    reclaim_reason, attempt_type, pending_retry_reason, pending_replay_reason,
+    pending_replay_requested_by, pending_previous_attempt_index, previous_index
 )"""
 """Where a claim notes the rows it took, as they were; see `claim_ready.sql`."""
 

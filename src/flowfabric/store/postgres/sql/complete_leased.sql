@@ -11,8 +11,9 @@ with given as materialized (
           :result_encodings::text[]
       ) with ordinality as g (
           partition_key, execution_id, lease_id, result, result_encoding, position)
-     -- Rows are locked in the order of their keys.
-     order by partition_key, execution_id
+     -- Rows are locked in the order of their keys. Of two results for one execution the
+     -- first counts.
+     order by partition_key, execution_id, position
 ), clock as (
     select coalesce(:clock::bigint, floor(extract(epoch from clock_timestamp()) * 1000)::bigint)
                as now_ms

@@ -11,11 +11,10 @@
 delete from temp.claiming;
 -- next
 insert into temp.claiming (
-    execution_rowid, partition_key, execution_id, place, kind, reclaim_reason, attempt_type,
+    execution_rowid, partition_key, execution_id, kind, reclaim_reason, attempt_type,
     pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
     pending_previous_attempt_index, previous_index)
 select e.rowid, e.partition_key, e.execution_id,
-       row_number() over (order by e.priority desc, e.created_at_ms, e.execution_id) - 1 as place,
        case when e.lifecycle_phase = 'active' then 'reclaimed'
             when e.attempt_state = 'attempt_interrupted' then 'resumed'
             else 'fresh'
@@ -48,7 +47,7 @@ select e.rowid, e.partition_key, e.execution_id,
    and not exists (
         select 1 from json_each(route.required_capabilities) as need
          where need.value not in (select value from json_each(:capabilities)))
- order by place
+ order by e.priority desc, e.created_at_ms, e.execution_id
  limit :limit;
 -- next
 update execution
@@ -60,7 +59,7 @@ update execution
        attempt_state = 'running_attempt',
        public_state = 'active',
        ready = 0,
-       lease_id = uuid_at(:uuids, 2 * c.place),
+       lease_id = uuid_at(:uuids, 2 * c.place - 2),
        lease_epoch = lease_epoch + 1,
        worker_id = :worker_id,
        worker_instance_id = :worker_instance_id,
@@ -72,7 +71,7 @@ update execution
        lease_revoked_at_ms = null,
        lease_revoke_reason = null,
        current_attempt_id = case when c.kind = 'resumed' then execution.current_attempt_id
-                                 else uuid_at(:uuids, 2 * c.place + 1) end,
+                                 else uuid_at(:uuids, 2 * c.place - 1) end,
        current_attempt_index = case when c.kind = 'resumed' then current_attempt_index
                                     else total_attempt_count end,
        total_attempt_count = total_attempt_count + (c.kind <> 'resumed'),
