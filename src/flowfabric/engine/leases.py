@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from flowfabric.core.capabilities import check_offered
-from flowfabric.core.checks import check_int, check_list
+from flowfabric.core.checks import check_bool, check_int, check_list
 from flowfabric.core.decision import Decision, Refusal
 from flowfabric.core.execution import Timing
 from flowfabric.core.granting import Granted, Worker
@@ -256,6 +256,7 @@ class Leases(Operations):
         somebody else has locked: nothing holds up the answers for the others.
         """
         check_list("handles", handles, 0, BATCH_MAX)
+        check_bool("waits", waits)
         opened = [attempt(self.open_handle, handle) for handle in handles]
         sure = await self._renew_sure(opened)
         if waits:
