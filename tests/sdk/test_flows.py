@@ -1,7 +1,7 @@
 """Flows as programs build them, on every store."""
 
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -72,15 +72,6 @@ def in_process(page: Page) -> str:
 @shop.task
 async def done() -> str:
     return "done"
-
-
-@pytest.fixture(params=["sqlite-file", "postgres"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_database"))
-    record: Callable[[str], None] = request.getfixturevalue("exercised_store")
-    record("sqlite file")
-    return f"sqlite:///{tmp_path}/flowfabric.db"
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import click
 from rich.text import Text
 
 from flowfabric.cli import documents, screen
-from flowfabric.cli.target import Target, options, with_engine
+from flowfabric.cli.target import Target, limit_option, options, with_engine
 from flowfabric.core.events import EventCategory, StoredEvent
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.engine.engine import Engine
@@ -17,7 +17,7 @@ LOOK_AGAIN_S: Final = 0.5
 
 @click.command("events")
 @click.option("--after", type=click.IntRange(min=0), help="Begin after this event id.")
-@click.option("--limit", "-n", default=50, show_default=True, type=click.IntRange(1, 1_000_000))
+@limit_option
 @click.option("--category", type=click.Choice([each.value for each in EventCategory]))
 @click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on.")
 @options

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from flowfabric.cli import documents, filters, screen
 from flowfabric.cli.tables import REMARK, fixed, flexible, right
-from flowfabric.cli.target import Target, options, with_engine
+from flowfabric.cli.target import Target, limit_option, options, with_engine
 from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Attempt, WorkerPresence
@@ -43,14 +43,7 @@ ATTEMPT_COLUMNS: Final = (
 
 @click.command("ls")
 @filters.options
-@click.option(
-    "--limit",
-    "-n",
-    default=50,
-    show_default=True,
-    type=click.IntRange(1, 1_000_000),
-    help="At most this many.",
-)
+@limit_option
 @options
 @with_engine
 async def ls(engine: Engine, target: Target, chosen: filters.Chosen, limit: int) -> None:

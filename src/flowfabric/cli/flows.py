@@ -8,7 +8,7 @@ from rich.text import Text
 
 from flowfabric.cli import documents, exits, screen
 from flowfabric.cli.tables import fixed, flexible, right
-from flowfabric.cli.target import Target, options, with_engine
+from flowfabric.cli.target import Target, limit_option, options, with_engine
 from flowfabric.core.durations import duration_ms, span
 from flowfabric.core.flow_cancel import CancelWait, NoWait, WaitTimeout
 from flowfabric.core.flow_model import CancellationPolicy, FlowState
@@ -48,14 +48,7 @@ def flow() -> None:
     type=click.Choice([each.value for each in FlowStatus]),
     help="Only these.",
 )
-@click.option(
-    "--limit",
-    "-n",
-    default=50,
-    show_default=True,
-    type=click.IntRange(1, 1_000_000),
-    help="At most this many.",
-)
+@limit_option
 @options
 @with_engine
 async def list_flows(engine: Engine, target: Target, states: tuple[str, ...], limit: int) -> None:

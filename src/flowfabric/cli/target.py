@@ -58,6 +58,16 @@ class Target(Struct, frozen=True, kw_only=True):
             raise needs_migration(error, url) from error
 
 
+limit_option = click.option(
+    "--limit",
+    "-n",
+    default=50,
+    show_default=True,
+    type=click.IntRange(1, 1_000_000),
+    help="At most this many.",
+)
+
+
 def options(command: Callable[Concatenate[Target, P], T]) -> Callable[P, T]:
     """Adds --url, --app and --json; the command gets them as its first argument."""
 
