@@ -10,7 +10,7 @@ whoever waits for it ready. Waking is a matter of "look again": the handler runs
 anew, finds the results there are, and parks again for the rest.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -61,6 +61,24 @@ def decide_record(
         recorded_at_ms=timing.now_ms,
     )
     return Decision(answer=answer, changes=Changes(inserts=(record,)))
+
+
+def in_order(steps: Iterable[Step]) -> list[Step]:
+    """Oldest first, and each after the step its line of execution had finished before it.
+
+    Several steps may share a millisecond, so the times alone do not tell.
+    """
+    oldest_first = sorted(steps, key=lambda step: (step.recorded_at_ms, step.step_key))
+    missing = {step.step_key: step for step in oldest_first}
+    ordered: list[Step] = []
+    for step in oldest_first:
+        line: list[Step] = []
+        key: str | None = step.step_key
+        while key is not None and (found := missing.pop(key, None)) is not None:
+            line.append(found)
+            key = found.after_key
+        ordered += reversed(line)
+    return ordered
 
 
 def decide_await(

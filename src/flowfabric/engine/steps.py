@@ -29,6 +29,7 @@ from flowfabric.core.steps import (
     decide_await,
     decide_record,
     decide_wake,
+    in_order,
     new_waiter,
 )
 from flowfabric.core.transition import Subject, change
@@ -121,14 +122,14 @@ class Steps(Operations):
         return await self.store.transact(body)
 
     async def list_steps(self, execution_id: str) -> tuple[Step, ...]:
-        """Every finished step of an execution, oldest first."""
+        """Every finished step of an execution, in the order they were made in."""
         asked = self.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> tuple[Step, ...]:
             found = await reader.select_records(
                 Step, "list_steps", partition_key=partition_of(asked), execution_id=uuid_of(asked)
             )
-            return tuple(found)
+            return tuple(in_order(found))
 
         return await self.store.read(body)
 

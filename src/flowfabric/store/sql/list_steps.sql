@@ -1,6 +1,5 @@
--- Every finished step of one execution, oldest first.
+-- Every finished step of one execution.
 select *
   from step
  where partition_key = :partition_key
-   and execution_id = :execution_id
- order by recorded_at_ms, step_key;
+   and execution_id = :execution_id;
