@@ -10,7 +10,7 @@ import asyncio
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import flowfabric
@@ -32,12 +32,23 @@ async def measure_executions(server: str, directory: Path) -> None:
         version = await server_version(url)
         await executions.measure(f"Postgres {version}", engine, floor, COUNTS)
         await floor.close()
-        await executions.create(engine, 1_000)
-        await executions.claim_cost(engine, url, BACKLOGS)
+    await measure_claim_cost(server)
     floor_file = SqliteFloor(str(directory / "floor.db"))
     async with await flowfabric.connect(f"sqlite:///{directory}/executions.db") as engine:
         await executions.measure("SQLite", engine, floor_file, COUNTS)
     await floor_file.close()
+
+
+async def measure_claim_cost(server: str) -> None:
+    async with AsyncExitStack() as stack:
+        engines: dict[int, flowfabric.Engine] = {}
+        for waiting in BACKLOGS:
+            url = await stack.enter_async_context(database(server))
+            engine = await stack.enter_async_context(await flowfabric.connect(url))
+            await executions.create(engine, 1)
+            await executions.fill(url, waiting)
+            engines[waiting] = engine
+        await executions.claim_cost(engines)
 
 
 async def measure_worker(server: str, directory: Path) -> None:

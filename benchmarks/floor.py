@@ -21,6 +21,8 @@ PAYLOAD = b"x" * 100
 
 
 class Floor(Protocol):
+    """Each does so many in batches and returns the seconds it took."""
+
     async def create(self, count: int, batch: int) -> float: ...
 
     async def claim_and_complete(self, count: int, batch: int) -> float: ...
@@ -57,7 +59,7 @@ class PostgresFloor:
                 ids,
                 [PAYLOAD] * batch,
             )
-        return count / (time.perf_counter() - started)
+        return time.perf_counter() - started
 
     async def claim_and_complete(self, count: int, batch: int) -> float:
         started = time.perf_counter()
@@ -75,7 +77,7 @@ class PostgresFloor:
                 [row["id"] for row in rows],
                 [b"ok"] * len(rows),
             )
-        return count / (time.perf_counter() - started)
+        return time.perf_counter() - started
 
 
 class SqliteFloor:
@@ -102,7 +104,7 @@ class SqliteFloor:
                 [(each, PAYLOAD) for each in ids],
             )
             self._connection.execute("commit")
-        return count / (time.perf_counter() - started)
+        return time.perf_counter() - started
 
     async def claim_and_complete(self, count: int, batch: int) -> float:
         started = time.perf_counter()
@@ -121,4 +123,4 @@ class SqliteFloor:
                 [(b"ok", row[0]) for row in rows],
             )
             self._connection.execute("commit")
-        return count / (time.perf_counter() - started)
+        return time.perf_counter() - started
