@@ -76,12 +76,13 @@ class Server:
 
 
 def start_server(*, durable: bool = False) -> Server:
-    """Return the server named by the environment, or start the bundled one.
+    """Return the server named by the environment, or start the bundled one."""
+    url = os.environ.get(URL_VARIABLE)
+    return Server(url) if url else start_bundled(durable=durable)
 
-    A durable one keeps its data on disk and flushes every commit, as in production.
-    """
-    if url := os.environ.get(URL_VARIABLE):
-        return Server(url)
+
+def start_bundled(*, durable: bool = False) -> Server:
+    """A durable one keeps its data on disk and flushes every commit, as in production."""
     home, storage = _temporary(None), _temporary(None if durable else _memory())
     account = _unprivileged(home, storage)
     programs = _reachable_programs(home, account)

@@ -8,8 +8,13 @@ from tests.cli.command import environment
 
 SOURCE = Path(__file__).parent.parent.parent / "src" / "flowfabric_command.py"
 
-# Stands in for a package whose import somebody interrupts.
-INTERRUPTED = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+# Stands in for a package whose import somebody interrupts. Whoever runs the tests in the
+# background may have had interrupts ignored from the start.
+INTERRUPTED = """
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.kill(os.getpid(), signal.SIGINT)
+"""
 
 
 def test_an_interrupt_during_the_start_ends_the_command_without_a_word(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ RUNNING = 5_000
 async def test_a_restart_in_the_middle_of_many_running_executions_loses_and_repeats_none(
     mode: str,
 ) -> None:
-    server = await asyncio.to_thread(postgres.start_server, durable=True)
+    # Not one that the environment names: only our own may be restarted.
+    server = await asyncio.to_thread(postgres.start_bundled, durable=True)
     try:
         await migrate(server.url)
         await survive(server, mode)

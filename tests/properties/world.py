@@ -19,6 +19,7 @@ from flowfabric.core.flow_model import CompletionDispatch
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Attempt, ClaimGrant, Execution, Record
+from flowfabric.core.states import LifecyclePhase
 from flowfabric.core.transition import Subject
 from flowfabric.engine.unit import execution_key
 from flowfabric.store.base import Reader, Transaction
@@ -48,7 +49,10 @@ class Life(Struct, frozen=True, kw_only=True):
     def subject(self) -> Subject:
         """What an operation locks before it decides about this execution."""
         current = self.attempts[self.execution.current_attempt_index] if self.attempts else None
-        return Subject(execution=self.execution, attempt=current, grant=self.grant)
+        # A claim without it leaves a grant behind, which matters again only once it waits.
+        waits = self.execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+        grant = self.grant if waits else None
+        return Subject(execution=self.execution, attempt=current, grant=grant)
 
     def after(self, changes: Changes) -> "Life":
         """The rows once `changes`, which concern this execution alone, are saved."""
