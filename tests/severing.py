@@ -1,8 +1,8 @@
 """A network that fails at the worst moment: a proxy before Postgres that cuts one connection.
 
 It watches for a transaction that writes to a table, and cuts the connection when
-that transaction is committed: before the server hears of it, or after the server has
-done it and before the client does.
+that transaction is committed, be it by a statement that is a transaction by itself:
+before the server hears of it, or after the server has done it and before the client does.
 """
 
 import asyncio
@@ -12,6 +12,10 @@ from enum import Enum
 from urllib.parse import urlsplit, urlunsplit
 
 CHUNK_BYTES = 1 << 16
+EXECUTE = b"B"
+"""The first message of a request to run what was prepared."""
+DONE_ALONE = b"Z\x00\x00\x00\x05I"
+"""The server is ready, and in no transaction."""
 
 
 class Cut(Enum):
@@ -81,12 +85,13 @@ class _Line:
         self._to_client = to_client
         self._to_server = to_server
         self._writing = self._committing = False
+        self._alone = True
 
     async def requests(self, client: asyncio.StreamReader) -> None:
         with suppress(ConnectionError):
             while data := await client.read(CHUNK_BYTES):
                 self._writing = self._writing or self._network.writes(data)
-                if self._writing and data.startswith(b"Q") and data.endswith(b"commit\0"):
+                if self._writing and self._commits(data):
                     self._committing = True
                     if self._network.take(Cut.BEFORE_THE_SERVER_HEARS):
                         break
@@ -97,13 +102,19 @@ class _Line:
     async def answers(self, server: asyncio.StreamReader) -> None:
         with suppress(ConnectionError):
             while data := await server.read(CHUNK_BYTES):
-                if self._committing and b"COMMIT\0" in data:
+                self._alone = data.endswith(DONE_ALONE)
+                if self._committing and self._alone:
                     if self._network.take(Cut.BEFORE_THE_ANSWER_ARRIVES):
                         break
                     self._writing = self._committing = False
                 self._to_client.write(data)
                 await self._to_client.drain()
         self._end()
+
+    def _commits(self, request: bytes) -> bool:
+        if self._alone:
+            return request.startswith(EXECUTE)
+        return request.startswith(b"Q") and request.endswith(b"commit\0")
 
     def _end(self) -> None:
         self._to_client.close()

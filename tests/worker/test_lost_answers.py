@@ -111,3 +111,22 @@ async def test_a_signal_cut_off_at_its_commit_is_sent_again_and_counts_once(
         assert isinstance(answer, SignalDuplicate if accepted_before else SignalAccepted)
         assert await run.result(timeout="20s") == 7
         await was_undisturbed(run, gate)
+
+
+@pytest.mark.parametrize("cut", Cut)
+async def test_a_signal_that_is_a_transaction_by_itself_cut_off_is_not_sent_again_by_itself(
+    network: Network, outside: App, cut: Cut
+) -> None:
+    """Without a key nobody but the sender can tell whether to send it again."""
+    gate = Gate(outside)
+    async with working(outside, lease_ttl=LEASE_TTL), App(network.url) as app:
+        run = await outside.submit(gate.task)
+        await reached(run, PublicState.SUSPENDED)
+        network.cut_commit("signal", cut)
+        with pytest.raises(Transport):
+            await app.signals.send(run.execution_id, "go", 7)
+        if cut is Cut.BEFORE_THE_SERVER_HEARS:
+            answer = await app.signals.send(run.execution_id, "go", 7)
+            assert isinstance(answer, SignalAccepted)
+        assert await run.result(timeout="20s") == 7
+        await was_undisturbed(run, gate)

@@ -1,6 +1,6 @@
 """Delivering signals: from outside with a token, or by an operator without one.
 
-A token is compared before anything is locked, so whoever guesses costs two reads.
+A token is compared before anything is locked, so whoever guesses costs a few reads.
 What a wrong token is answered depends on the token and the keys alone, never on
 whether the execution or the waitpoint exists.
 """
@@ -26,6 +26,7 @@ from flowfabric.core.ids import (
     WaitpointKey,
     parse_lane_id,
     parse_uuid,
+    partition_of,
     uuid_of,
 )
 from flowfabric.core.limits import (
@@ -42,7 +43,13 @@ from flowfabric.core.signals import (
     addressed,
     decide_deliver,
 )
-from flowfabric.core.suspension_model import HmacKey, SignalDedup, SignalFacts
+from flowfabric.core.suspension_model import (
+    HmacKey,
+    SignalDedup,
+    SignalFacts,
+    Suspension,
+    Waitpoint,
+)
 from flowfabric.core.tokens import (
     INVALID,
     WaitpointToken,
@@ -58,10 +65,11 @@ from flowfabric.engine.unit import (
     load_open,
     new_uuid,
     settle_in,
+    settle_unlocked,
 )
 from flowfabric.engine.waitpoint_keys import load_keys
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, NotFound
-from flowfabric.store.base import Body, Transaction
+from flowfabric.store.base import Body, Reader, Transaction, Unlocked, UnlockedBody
 
 SIGNAL_TOPIC = "signal"
 FAILURE_NOTED_EVERY_MS = 1_000
@@ -118,7 +126,7 @@ class Signals(Operations):
         `idempotency_key` or by `signal_id`, are told which signal was accepted first.
         """
         delivery = self._delivery(execution_id, waitpoint_id, waitpoint_token, signal_name, options)
-        return delivered(await self.store.transact(self._delivering(delivery)))
+        return await self._deliver(delivery)
 
     async def deliver_signal_on(
         self,
@@ -181,7 +189,7 @@ class Signals(Operations):
             request=request,
             lane_id=None if lane_id is None else parse_lane_id(lane_id),
         )
-        return delivered(await self.store.transact(self._delivering(delivery)))
+        return await self._deliver(delivery)
 
     async def deliver_operator_signal(
         self,
@@ -204,7 +212,40 @@ class Signals(Operations):
             address=WaitpointName(WaitpointKey(key)),
             request=check_signal(signal_name, **given),
         )
-        return delivered(await self.store.transact(self._delivering(delivery)))
+        return await self._deliver(delivery)
+
+    async def _deliver(self, delivery: Delivery) -> SignalResult:
+        accepted = await self.store.try_unlocked(self._accepting(delivery))
+        if accepted is None:
+            return delivered(await self.store.transact(self._delivering(delivery)))
+        return accepted
+
+    def _accepting(self, delivery: Delivery) -> UnlockedBody[SignalResult | None]:
+        """Accepts a signal that is no repeat."""
+
+        async def body(tx: Unlocked) -> SignalResult | None:
+            request = delivery.request
+            if request.idempotency_key is not None or not request.signal_id_is_new:
+                return None
+            key = await _key_of(tx, delivery)
+            subject = await _read_receiver(tx, delivery.execution_id)
+            if subject is None or delivery.lane_id not in (None, subject.execution.lane_id):
+                return None
+            timing = self.timing(await tx.now_ms())
+            if key is not None:
+                check_accepted(key, timing.now_ms)
+            address = _address(subject, delivery, (), timing.now_ms)
+            found = await _find_for(tx, subject, delivery, address, None)
+            if found is None:
+                return None
+
+            def decide() -> Decision[SignalResult]:
+                return decide_deliver(subject, request, found, timing)
+
+            tx.hint(SIGNAL_TOPIC)
+            return await settle_unlocked(tx, decide, timing.now_ms)
+
+        return body
 
     def _delivery(
         self,
@@ -223,19 +264,11 @@ class Signals(Operations):
 
     def _delivering(self, delivery: Delivery) -> Body[SignalResult | FlowFabricError]:
         async def body(tx: Transaction) -> SignalResult | FlowFabricError:
-            key: HmacKey | None = None
-            if delivery.token is not None:
-                assert isinstance(delivery.address, str), "a token names its waitpoint"
-                try:
-                    key = matching_key(
-                        delivery.token,
-                        delivery.execution_id,
-                        delivery.address,
-                        await load_keys(tx),
-                    )
-                except InvalidToken as error:
-                    await self._note_failure(tx, delivery.execution_id)
-                    return error
+            try:
+                key = await _key_of(tx, delivery)
+            except InvalidToken as error:
+                await self._note_failure(tx, delivery.execution_id)
+                return error
             return await self._deliver_in(tx, delivery, key)
 
         return body
@@ -256,7 +289,10 @@ class Signals(Operations):
         if delivery.lane_id not in (None, subject.execution.lane_id):
             lane = subject.execution.lane_id
             return InvalidInput("lane_id", f"lane_mismatch: the execution is in lane {lane!r}")
-        found = await _find_for(tx, subject, delivery, timing.now_ms)
+        earlier = await _earlier(tx, subject, delivery)
+        address = _address(subject, delivery, earlier, timing.now_ms)
+        dedup = next((each for each in earlier if each.waitpoint_id == address), None)
+        found = await _find_for(tx, subject, delivery, address, dedup)
         if found is None:
             return _unknown(delivery, "waitpoint", str(delivery.address))
 
@@ -287,6 +323,35 @@ def _unknown(delivery: Delivery, entity: str, name: str) -> FlowFabricError:
     return NotFound(entity, name) if delivery.token is None else InvalidToken(INVALID)
 
 
+async def _key_of(reader: Reader, delivery: Delivery) -> HmacKey | None:
+    """The key that made the token; none for an operator."""
+    if delivery.token is None:
+        return None
+    assert isinstance(delivery.address, str), "a token names its waitpoint"
+    keys = await load_keys(reader)
+    return matching_key(delivery.token, delivery.execution_id, delivery.address, keys)
+
+
+async def _read_receiver(tx: Unlocked, execution_id: ExecutionId) -> Subject | None:
+    """The same as `_load_receiver`, in one round trip and without locks."""
+    rows = await tx.select_joined(
+        (Execution, Suspension, Waitpoint),
+        "read_receiver",
+        partition_key=partition_of(execution_id),
+        execution_id=uuid_of(execution_id),
+    )
+    execution = rows[0].get(Execution) if rows else None
+    if execution is None:
+        return None
+    waitpoints = (row.get(Waitpoint) for row in rows)
+    return Subject(
+        execution=execution,
+        attempt=None,
+        suspension=rows[0].get(Suspension),
+        waitpoints=tuple(each for each in waitpoints if each is not None),
+    )
+
+
 async def _load_receiver(tx: Transaction, execution_id: ExecutionId) -> Subject | None:
     """Lock what a signal can change: the attempt stays as it is until the next claim."""
     key = execution_key(execution_id)
@@ -303,52 +368,57 @@ async def _load_receiver(tx: Transaction, execution_id: ExecutionId) -> Subject 
 
 
 async def _find_for(
-    tx: Transaction, subject: Subject, delivery: Delivery, now_ms: int
+    reader: Reader,
+    subject: Subject,
+    delivery: Delivery,
+    address: WaitpointId,
+    dedup: SignalDedup | None,
 ) -> SignalFindings | None:
     """What the decision needs; None when there is no such waitpoint."""
     request = delivery.request
     at = (subject.execution.partition_key, subject.execution.execution_id)
-    address, dedup = await _resolve(tx, subject, delivery, now_ms)
-    waitpoint = await find_waitpoint(tx, subject, address)
+    waitpoint = await find_waitpoint(reader, subject, address)
     if waitpoint is None:
         return None
     chosen = [] if request.signal_id_is_new else [(*at, request.signal_id)]
-    recorded = await tx.get(SignalFacts, chosen)
+    recorded = await reader.get(SignalFacts, chosen)
     return SignalFindings(
         waitpoint=waitpoint,
         dedup=dedup,
         recorded=bool(recorded),
-        satisfiers=await _satisfiers(tx, subject),
+        satisfiers=await _satisfiers(reader, subject),
     )
 
 
-async def _resolve(
-    tx: Transaction, subject: Subject, delivery: Delivery, now_ms: int
-) -> tuple[WaitpointId, SignalDedup | None]:
-    """Which waitpoint the signal goes to, and what its idempotency key delivered there."""
+async def _earlier(tx: Transaction, subject: Subject, delivery: Delivery) -> Sequence[SignalDedup]:
+    """What the idempotency key of the signal delivered there before."""
     execution, address = subject.execution, delivery.address
-    at = (execution.partition_key, execution.execution_id)
     idempotency_key = delivery.request.idempotency_key
+    if idempotency_key is None:
+        return ()
     if isinstance(address, str):
-        if idempotency_key is None:
-            return address, None
-        key = (*at, address, idempotency_key)
-        return address, (await tx.lock(SignalDedup, [key])).get(key)
-    earlier: Sequence[SignalDedup] = ()
-    if idempotency_key is not None:
-        earlier = await tx.select_records(
-            SignalDedup,
-            "list_signal_dedups",
-            partition_key=execution.partition_key,
-            execution_id=uuid_of(execution.execution_id),
-            waitpoint_key=address.waitpoint_key,
-            idempotency_key=idempotency_key,
-        )
-    chosen = addressed(subject, address.waitpoint_key, earlier, now_ms)
-    return chosen, next((each for each in earlier if each.waitpoint_id == chosen), None)
+        at = (execution.partition_key, execution.execution_id)
+        return tuple((await tx.lock(SignalDedup, [(*at, address, idempotency_key)])).values())
+    return await tx.select_records(
+        SignalDedup,
+        "list_signal_dedups",
+        partition_key=execution.partition_key,
+        execution_id=uuid_of(execution.execution_id),
+        waitpoint_key=address.waitpoint_key,
+        idempotency_key=idempotency_key,
+    )
 
 
-async def _satisfiers(tx: Transaction, subject: Subject) -> tuple[SignalFacts, ...]:
+def _address(
+    subject: Subject, delivery: Delivery, earlier: Sequence[SignalDedup], now_ms: int
+) -> WaitpointId:
+    """Which waitpoint the signal goes to."""
+    if isinstance(delivery.address, str):
+        return delivery.address
+    return addressed(subject, delivery.address.waitpoint_key, earlier, now_ms)
+
+
+async def _satisfiers(reader: Reader, subject: Subject) -> tuple[SignalFacts, ...]:
     """What has counted so far; a condition on a single signal has no past."""
     execution, suspension = subject.execution, subject.suspension
     if suspension is None or not isinstance(
@@ -356,7 +426,7 @@ async def _satisfiers(tx: Transaction, subject: Subject) -> tuple[SignalFacts, .
     ):
         return ()
     return tuple(
-        await tx.select_records(
+        await reader.select_records(
             SignalFacts,
             "list_satisfiers",
             partition_key=execution.partition_key,

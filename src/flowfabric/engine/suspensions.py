@@ -10,18 +10,26 @@ from typing import TypedDict, TypeVar, Unpack
 
 from msgspec import Struct, structs
 
+from flowfabric.core.attempts import first_attempt
 from flowfabric.core.checks import check_int, check_text
 from flowfabric.core.conditions import Condition
 from flowfabric.core.decision import Decision
 from flowfabric.core.handles import Handle, HandleKind, sign
 from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails, details_of
-from flowfabric.core.ids import ExecutionId, WaitpointId, WaitpointKey, parse_uuid, uuid_of
+from flowfabric.core.ids import (
+    ExecutionId,
+    WaitpointId,
+    WaitpointKey,
+    parse_uuid,
+    partition_of,
+    uuid_of,
+)
 from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence, check_fence, compare_fence
 from flowfabric.core.limits import (
     WAITPOINT_TTL_MS_MAX,
     WAITPOINTS_PER_SUSPENSION_MAX,
 )
-from flowfabric.core.model import Execution
+from flowfabric.core.model import Attempt, Execution
 from flowfabric.core.resuming import WaitpointsClosed, decide_close_waitpoint
 from flowfabric.core.suspend_request import (
     Binding,
@@ -40,6 +48,7 @@ from flowfabric.core.suspension import (
     may_repeat,
 )
 from flowfabric.core.suspension_model import (
+    HmacKey,
     SignalFacts,
     SuspendDedup,
     Suspension,
@@ -52,14 +61,16 @@ from flowfabric.engine.unit import (
     Operations,
     attempt,
     check_fence_given,
+    execution_key,
     fence_of,
     load_subjects,
     new_uuid,
     settle_in,
+    settle_unlocked,
 )
 from flowfabric.engine.waitpoint_keys import ensure_keys
 from flowfabric.errors import AlreadySuspended, FlowFabricError, NotFound
-from flowfabric.store.base import Body, Key, Transaction, UniqueViolation
+from flowfabric.store.base import Body, Joined, Reader, Transaction, Unlocked, UnlockedBody
 
 T = TypeVar("T")
 
@@ -229,22 +240,47 @@ class Suspensions(Operations):
     async def _suspend(
         self, execution_id: ExecutionId, fence: Fence, request: SuspendRequest
     ) -> tuple[Parked, Handle]:
-        try:
-            outcome = await self.store.transact(self._suspending(execution_id, fence, request))
-        except UniqueViolation:
-            # An id that the caller chose is taken, which is rare enough to look for only now.
-            body = self._suspending(execution_id, fence, request, look_for_taken=True)
-            outcome = await self.store.transact(body)
-        return answered(outcome)
+        parked = await self.store.try_unlocked(self._parking(execution_id, fence, request))
+        if parked is None:
+            body = self._suspending(execution_id, fence, request)
+            parked = answered(await self.store.transact(body))
+        return parked
+
+    def _parking(
+        self, execution_id: ExecutionId, fence: Fence, request: SuspendRequest
+    ) -> UnlockedBody[tuple[Parked, Handle] | None]:
+        """Suspends whoever holds the lease, asks for it first, and has made nothing beforehand."""
+
+        async def body(tx: Unlocked) -> tuple[Parked, Handle] | None:
+            if request.pending:
+                return None
+            rows = await tx.select_joined(
+                (Execution, Attempt, HmacKey),
+                "read_holder",
+                partition_key=partition_of(execution_id),
+                execution_id=uuid_of(execution_id),
+            )
+            execution = rows[0].get(Execution) if rows else None
+            key = rows[0].get(HmacKey) if rows else None
+            if execution is None or key is None:
+                return None
+            subject = Subject(execution=execution, attempt=_attempt_of(tx, execution, rows[0]))
+            timing = self.timing(await tx.now_ms())
+
+            def decide() -> Decision[Parked]:
+                found = SuspendFindings(keys=[key])
+                return decide_suspend(subject, fence, request, found, timing)
+
+            parked = await settle_unlocked(tx, decide, timing.now_ms)
+            return None if parked is None else (parked, self._handle_of(subject, None))
+
+        return body
 
     def _suspending(
-        self,
-        execution_id: ExecutionId,
-        fence: Fence,
-        request: SuspendRequest,
-        *,
-        look_for_taken: bool = False,
+        self, execution_id: ExecutionId, fence: Fence, request: SuspendRequest
     ) -> Body[tuple[Parked, Handle] | FlowFabricError]:
+        """Suspends, repeats or refuses, whatever is the case."""
+
         async def body(tx: Transaction) -> tuple[Parked, Handle] | FlowFabricError:
             subject = await load_subject(tx, execution_id)
             repeat = await self._find_repeat(tx, subject, request)
@@ -253,7 +289,7 @@ class Suspensions(Operations):
                 if not may_repeat(subject.execution, repeat.dedup, fence):
                     compare_fence(subject.execution, fence)
                 return repeat.parked, self._handle_of(subject, repeat.dedup)
-            found = await _find_for(tx, subject, request, repeat, look_for_taken)
+            found = await _find_for(tx, subject, request, repeat)
 
             def decide() -> Decision[Parked]:
                 return decide_suspend(subject, fence, request, found, timing)
@@ -335,8 +371,19 @@ async def load_subject(tx: Transaction, execution_id: ExecutionId) -> Subject:
     return subject
 
 
+def _attempt_of(tx: Unlocked, execution: Execution, row: Joined) -> Attempt | None:
+    """The current attempt, whether it has a row or not."""
+    stored = row.get(Attempt)
+    if stored is not None:
+        return stored
+    tx.note_absent(
+        Attempt, [(*execution_key(execution.execution_id), execution.current_attempt_index)]
+    )
+    return first_attempt(execution)
+
+
 async def find_waitpoint(
-    tx: Transaction, subject: Subject, waitpoint_id: WaitpointId
+    tx: Reader, subject: Subject, waitpoint_id: WaitpointId
 ) -> Waitpoint | None:
     """A waitpoint of the locked execution, open or closed."""
     for waitpoint in subject.waitpoints:
@@ -352,18 +399,13 @@ async def _find_for(
     subject: Subject,
     request: SuspendRequest,
     expired: SuspendDedup | None,
-    look_for_taken: bool,
 ) -> SuspendFindings:
     execution = subject.execution
     at = (execution.partition_key, execution.execution_id)
     pending = [WaitpointId(each.waitpoint_id) for each in request.pending]
-    named = list(pending)
-    chosen: list[Key] = []
-    if look_for_taken:
-        named += [bound.waitpoint_id for bound in request.fresh]
-        chosen = [(*at, request.suspension_id)]
+    named = [*pending, *(bound.waitpoint_id for bound in request.fresh)]
     rows = await tx.lock(Waitpoint, [(*at, waitpoint_id) for waitpoint_id in named])
-    taken = await tx.get(Suspension, chosen)
+    taken = await tx.get(Suspension, [(*at, request.suspension_id)])
     return SuspendFindings(
         keys=await ensure_keys(tx),
         bound={waitpoint.waitpoint_id: waitpoint for waitpoint in rows.values()},

@@ -41,7 +41,7 @@ from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.suspension_model import Suspension, Waitpoint, WaitpointState
 from flowfabric.core.transition import LOST_LEASE, Subject
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
-from flowfabric.store.base import Key, Parameter, Row, Store, Transaction
+from flowfabric.store.base import Key, Parameter, Row, Saving, Store, Transaction, Unlocked
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -268,6 +268,16 @@ async def settle_in(
     return made.outcome
 
 
+async def settle_unlocked(tx: Unlocked, decide: Callable[[], Decision[T]], now_ms: int) -> T | None:
+    """Decide about rows read without a lock. A refusal is left to be made under lock."""
+    made = decided(decide)
+    if isinstance(made.outcome, FlowFabricError):
+        return None
+    await tx.save(made.changes)
+    hint_about(tx, made.changes, now_ms)
+    return made.outcome
+
+
 # Rows -----------------------------------------------------------------------
 
 
@@ -399,7 +409,7 @@ def _advance_open(subject: Subject, changes: Changes) -> Subject:
     return subject
 
 
-def hint_about(tx: Transaction, changes: Changes, now_ms: int) -> None:
+def hint_about(tx: Saving, changes: Changes, now_ms: int) -> None:
     """Wake workers for what became ready, waiters for what ended, reconcilers for what is due."""
     soon_ms = now_ms + DUE_HINT_WITHIN_MS
     for record in (*changes.inserts, *changes.updates):

@@ -79,34 +79,70 @@ class Reader(Protocol):
         ...
 
 
-class Transaction(Reader, Protocol):
+class Saving(Reader, Protocol):
+    """Row access that ends in a write."""
+
+    def note_absent(self, record: type[R], keys: Sequence[Key]) -> None:
+        """These rows are known not to exist: as if they had been looked for."""
+        ...
+
+    async def save(self, changes: Changes) -> None:
+        """Write changes: inserts, then updates, deletes, and events.
+
+        An update of a row that was looked for and not found inserts it.
+        """
+        ...
+
+    def hint(self, topic: str) -> None:
+        """Wake whoever waits for `topic`, once this has been committed."""
+        ...
+
+
+class Transaction(Saving, Protocol):
     """Row access inside one read-write transaction."""
 
     async def lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         """Rows by key, locked until the end of the transaction, in key order."""
         ...
 
-    def note_absent(self, record: type[R], keys: Sequence[Key]) -> None:
-        """These rows are known not to exist: as if `lock` had not found them."""
-        ...
-
     async def insert_new(self, records: Sequence[R]) -> set[Key]:
         """Insert rows whose key is free; return the keys that were. Others are left alone."""
         ...
 
-    async def save(self, changes: Changes) -> None:
-        """Write changes: inserts, then updates, deletes, and events.
 
-        An update of a row that `lock` looked for and did not find inserts it.
+class Joined:
+    """Rows of several tables that a statement found together."""
+
+    def __init__(self, records: Mapping[type[Record], Record]) -> None:
+        self._records = records
+
+    def get(self, record: type[R]) -> R | None:
+        """The row of that table, if there was one."""
+        found = self._records.get(record)
+        assert found is None or isinstance(found, record)
+        return found
+
+
+class Unlocked(Saving, Protocol):
+    """Row access that holds no locks: `save` writes if nobody has interfered.
+
+    It is called once and last, and updates nothing but rows that it compares.
+    """
+
+    async def select_joined(
+        self, records: Sequence[type[Record]], name: str, **parameters: Parameter
+    ) -> Sequence[Joined]:
+        """Rows of a statement that returns whole rows of several tables, side by side.
+
+        The columns of each table are followed by one that has the table's name: null where
+        there is no row, a number where `save` is to compare the row's version. The last
+        column of all is the time.
         """
-        ...
-
-    def hint(self, topic: str) -> None:
-        """Wake whoever waits for `topic`, once this transaction has committed."""
         ...
 
 
 Body = Callable[[Transaction], Awaitable[T]]
+UnlockedBody = Callable[[Unlocked], Awaitable[T]]
 ReadBody = Callable[[Reader], Awaitable[T]]
 
 
@@ -126,6 +162,10 @@ class HintListener(Protocol):
         from other processes do not arrive at all, the wait ends sooner than
         `timeout_s`, the sooner the more recently there was something to do.
         """
+        ...
+
+    def wake(self) -> None:
+        """End the wait, or the next one, as a hint would."""
         ...
 
     def found_work(self) -> None:
@@ -159,6 +199,15 @@ class Store(Protocol):
 
     async def transact(self, body: Body[T]) -> T:
         """Run `body` in one transaction. Deadlocks and serialization failures run it again."""
+        ...
+
+    async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
+        """Run `body` in two round trips: one reads, one writes if that is still how it is.
+
+        None, and nothing written, when somebody changed a row meanwhile, when a row that
+        is new was there already, and when `body` refuses: `transact` then finds out under
+        lock what is true.
+        """
         ...
 
     async def transact_on(self, connection: object, body: Body[T]) -> T:

@@ -9,7 +9,7 @@ and both spellings are accepted here.
 
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple, TypeVar
 
@@ -125,6 +125,25 @@ def from_values(record: type[S], values: Iterable[object]) -> S:
 def from_row(record: type[S], row: Mapping[str, object]) -> S:
     """A record from a row that has at least its columns, in any order."""
     return _load(record, dict(row.items()))
+
+
+def from_joined(
+    records: Sequence[type[Record]], columns: Iterable[tuple[str, object]]
+) -> list[tuple[Record, object]]:
+    """Records from a row of several tables, each with the value of the column named after it."""
+    found: list[tuple[Record, object]] = []
+    left = {table_of(record).name: record for record in records}
+    data: dict[str, object] = {}
+    for name, value in columns:
+        record = left.pop(name, None)
+        if record is None:
+            data[name] = value
+            continue
+        if value is not None:
+            found.append((from_row(record, data), value))
+        data = {}
+    assert not left, f"the statement returns no rows of {sorted(left)}"
+    return found
 
 
 def _load(record: type[S], data: dict[str, object]) -> S:

@@ -23,6 +23,7 @@ from flowfabric.engine.unit import LOST_TOPIC, ready_topic
 from flowfabric.errors import FlowFabricError
 from flowfabric.first_of import first_of
 from flowfabric.reconcilers.supervisor import Supervisor
+from flowfabric.store.base import HintListener
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
 from flowfabric.worker.attempt import Attempt, Middleware, Stop
@@ -88,6 +89,8 @@ class Worker:
         self._waiting: deque[HeldLease] = deque()
         self._running: set[Attempt] = set()
         self._attempts: set[asyncio.Task[None]] = set()
+        self._ready: HintListener | None = None
+        """Wakes the worker when it is idle."""
         self._slot_freed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._deadline_passed = asyncio.Event()
@@ -101,6 +104,8 @@ class Worker:
         if self._stopping.is_set():
             self._deadline_passed.set()
         self._stopping.set()
+        if self._ready is not None:
+            self._ready.wake()
 
     async def run(self) -> None:
         """Work until `stop` is called and everything has been handed back."""
@@ -130,7 +135,9 @@ class Worker:
 
     async def _claim_until_stopped(self) -> None:
         backoff_s = BACKOFF_FIRST_S
-        with self._engine.store.hints([ready_topic(lane) for lane in self._shares.names]) as hints:
+        topics = [ready_topic(lane) for lane in self._shares.names]
+        with self._engine.store.hints(topics) as hints:
+            self._ready = hints
             while not self._stopping.is_set():
                 wanted = self._wanted()
                 if wanted == 0:
@@ -153,7 +160,7 @@ class Worker:
                 if found:
                     hints.found_work()
                 if found < wanted:
-                    await first_of(hints.wait(IDLE_S), self._stopping.wait())
+                    await hints.wait(IDLE_S)
 
     def _wanted(self) -> int:
         """How many executions there is room for."""

@@ -15,6 +15,7 @@ from flowfabric.core.decision import Changes
 from flowfabric.core.events import Event
 from flowfabric.core.flow_model import Edge, EdgeGroup, ExecutionInput
 from flowfabric.core.model import Attempt, ClaimGrant, Execution
+from flowfabric.core.suspension_model import Suspension, Waitpoint
 from flowfabric.store.mapping import table_of
 from flowfabric.store.postgres.driver import Connection
 from flowfabric.store.postgres.generated import Part, get_text, lock_text, save_text
@@ -130,6 +131,7 @@ def statements() -> dict[str, str]:
             Part("append", Event, table_of(Event).names, alone),
         )
         generated[name] = save_text(changes)
+        generated[f"{name} if unchanged"] = save_text(changes, (Execution, Suspension, Waitpoint))
     return texts | generated
 
 

@@ -200,25 +200,52 @@ def insert_new_text(record: type[Struct], differing: frozenset[str]) -> str:
 
 
 @lru_cache(maxsize=1024)
-def save_text(parts: tuple[Part, ...]) -> str:
-    """All writes of a decision as one statement, which returns how many rows it updated."""
+def save_text(parts: tuple[Part, ...], seen: tuple[type[Struct], ...] = ()) -> str:
+    """All writes of a decision as one statement, which returns how many rows it updated.
+
+    With `seen`, it writes only if rows of these types are still what they were, and
+    returns whether they are. It takes their keys and versions after everything else, and
+    last of all how many there are.
+    """
     texts: list[str] = []
     counts: list[str] = []
     first = 1
+    when = "(select same from seen)" if seen else ""
     for number, part in enumerate(parts):
-        texts.append(f"w{number} as ({_write(part, first)})")
+        texts.append(f"w{number} as ({_write(part, first, when)})")
         if part.verb == "update":
             counts.append(f"(select count(*) from w{number})")
         first += len(part.columns)
-    return f"with {', '.join(texts)} select {' + '.join(counts) or '0'} as updated"
+    updated = " + ".join(counts) or "0"
+    if not seen:
+        return f"with {', '.join(texts)} select {updated} as updated"
+    return f"with {_seen(seen, first)}, {', '.join(texts)} select {updated} as updated, {when}"
 
 
-def _write(part: Part, first: int) -> str:
+def _seen(records: tuple[type[Struct], ...], first: int) -> str:
+    """Locks rows in the order of their types, and tells whether all have their old versions."""
+    counts: list[str] = []
+    for record in records:
+        table = table_of(record)
+        key = ", ".join(table.key)
+        places = [*_places(table, table.key, first, suffix="[]"), f"${first + len(table.key)}"]
+        same = " and ".join(f"r.{name} = k.{name}" for name in table.key)
+        counts.append(
+            f"(select count(*) from (select * from unnest({', '.join(places)}::bigint[])"
+            f" as k({key}, version) order by {key}) as k cross join lateral"
+            f" (select 1 from {SCHEMA}.{table.name} as r"
+            f" where {same} and r.xmin::text::bigint = k.version for update) as t)"
+        )
+        first += len(places)
+    return f"seen as materialized (select {' + '.join(counts)} = ${first}::bigint as same)"
+
+
+def _write(part: Part, first: int, when: str) -> str:
     table = table_of(part.record)
     if part.verb == "append":
-        return _append(table, part.columns, first)
+        return _append(table, part.columns, first, when)
     if part.verb == "insert":
-        return _insert(table, part.columns, first, alone=part.alone)
+        return _insert(table, part.columns, first, when, alone=part.alone)
     names = [name for name in part.columns if name not in table.key]
     if part.alone:
         place = dict(zip(part.columns, _places(table, part.columns, first), strict=True))
@@ -229,6 +256,8 @@ def _write(part: Part, first: int) -> str:
         changes = ", ".join(f"{name} = k.{name}" for name in names)
         where = " and ".join(f"t.{name} = k.{name}" for name in table.key)
         rows = _unnest(table, part.columns, first)
+    if when:
+        where = f"{where} and {when}"
     if part.verb == "delete":
         using = f" using {rows}" if rows else ""
         return f"delete from {SCHEMA}.{table.name} as t{using} where {where}"
@@ -236,7 +265,7 @@ def _write(part: Part, first: int) -> str:
     return f"update {SCHEMA}.{table.name} as t set {changes}{source} where {where} returning 1"
 
 
-def _append(table: Table, columns: tuple[str, ...], first: int) -> str:
+def _append(table: Table, columns: tuple[str, ...], first: int, when: str) -> str:
     """`columns` are those of the table, once for each row."""
     values = [
         f"{place}[]" if name in EACH_EVENT else place
@@ -244,17 +273,21 @@ def _append(table: Table, columns: tuple[str, ...], first: int) -> str:
     ]
     width = len(table.names)
     rows = (", ".join(values[at : at + width]) for at in range(0, len(values), width))
-    names = ", ".join(table.names)
-    return f"insert into {SCHEMA}.{table.name} ({names}) values {', '.join(f'({r})' for r in rows)}"
+    return _inserted(table, table.names, f"values {', '.join(f'({row})' for row in rows)}", when)
 
 
-def _insert(table: Table, columns: tuple[str, ...], first: int, *, alone: bool) -> str:
-    names = ", ".join(columns)
+def _insert(table: Table, columns: tuple[str, ...], first: int, when: str, *, alone: bool) -> str:
     if alone:
         rows = f"values ({', '.join(_places(table, columns, first))})"
     else:
-        rows = f"select {names} from {_unnest(table, columns, first)}"
-    return f"insert into {SCHEMA}.{table.name} ({names}) {rows}"
+        rows = f"select {', '.join(columns)} from {_unnest(table, columns, first)}"
+    return _inserted(table, columns, rows, when)
+
+
+def _inserted(table: Table, columns: tuple[str, ...], rows: str, when: str) -> str:
+    if when:
+        rows = f"select * from ({rows}) as k where {when}"
+    return f"insert into {SCHEMA}.{table.name} ({', '.join(columns)}) {rows}"
 
 
 def _by_key(table: Table) -> str:

@@ -13,7 +13,16 @@ from typing import Final, TypeVar
 
 from flowfabric.core.handles import POSTGRES_TAG
 from flowfabric.errors import Bug, FlowFabricError, RetryExhausted
-from flowfabric.store.base import Body, Clock, EventPage, Parameter, ReadBody, Row
+from flowfabric.store.base import (
+    Body,
+    Clock,
+    EventPage,
+    Parameter,
+    ReadBody,
+    Row,
+    UniqueViolation,
+    UnlockedBody,
+)
 from flowfabric.store.drive import drive
 from flowfabric.store.foreign import unwrap, unwrap_sync
 from flowfabric.store.hints import HintBoard, Listener
@@ -38,8 +47,10 @@ from flowfabric.store.postgres.pool import (
 )
 from flowfabric.store.postgres.transaction import (
     STATEMENTS,
+    Interfered,
     PostgresReader,
     PostgresTransaction,
+    UnlockedTransaction,
 )
 from flowfabric.store.statements import numbered, ordered
 
@@ -119,6 +130,16 @@ class PostgresStore:
 
         return await self._retried(once)
 
+    async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
+        async def once() -> T | None:
+            async with self._connections.acquire() as connection:
+                return await self._try_unlocked_on(connection, body)
+
+        try:
+            return await self._retried(once)
+        except UniqueViolation:
+            return None
+
     async def transact_on(self, connection: object, body: Body[T]) -> T:
         return await self._join(joined(await unwrap(connection)), body)
 
@@ -178,6 +199,22 @@ class PostgresStore:
         async with self._transaction(connection):
             result = await body(transaction)
         if transaction.hinted:
+            self._exchange.publish(transaction.hinted)
+        return result
+
+    async def _try_unlocked_on(self, connection: Connection, body: UnlockedBody[T]) -> T | None:
+        transaction = UnlockedTransaction(connection, self._clock)
+        try:
+            async with self._scope(connection):
+                result = await body(transaction)
+        except (Interfered, FlowFabricError):
+            return None
+        except DRIVER_ERRORS as error:
+            if transaction.has_written or not connection_lost(error):
+                raise
+            _drop(connection)
+            raise _Stale from error
+        if transaction.has_written:
             self._exchange.publish(transaction.hinted)
         return result
 

@@ -9,9 +9,17 @@ import msgspec
 from flowfabric.core.decision import Changes
 from flowfabric.core.model import Record
 from flowfabric.errors import Corruption
-from flowfabric.store.base import Clock, Key, Parameter, Row, Value
+from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
 from flowfabric.store.changes import Place, by_type, columns_to_write, place_of, settle
-from flowfabric.store.mapping import from_row, from_values, key_of, stored_key, table_of, to_values
+from flowfabric.store.mapping import (
+    from_joined,
+    from_row,
+    from_values,
+    key_of,
+    stored_key,
+    table_of,
+    to_values,
+)
 from flowfabric.store.postgres.driver import UUID, DriverRow, Fetching
 from flowfabric.store.postgres.generated import (
     CLOCK_MS,
@@ -185,6 +193,51 @@ class PostgresTransaction(PostgresReader):
         if missing:
             kinds = [part.record.__name__ for part in batch.parts if part.verb == "update"]
             raise Corruption(f"{missing} rows to update are gone: {kinds}")
+
+
+class Interfered(Exception):
+    """What was read without a lock is no longer true; nothing was written."""
+
+
+class UnlockedTransaction(PostgresTransaction):
+    """Reads without locks, and one write that compares before it writes."""
+
+    def __init__(self, connection: Fetching, clock: Clock | None) -> None:
+        super().__init__(connection, clock)
+        self.has_written = False
+        """Or may have: the statement was sent."""
+        self._versions: dict[Place, int] = {}
+
+    async def select_joined(
+        self, records: Sequence[type[Record]], name: str, **parameters: Parameter
+    ) -> Sequence[Joined]:
+        statement = numbered(name, STATEMENTS)
+        values = ordered(statement, parameters, self._clock_ms)
+        found: list[Joined] = []
+        for row in await self._connection.fetch(statement.text, *values):
+            *columns, (_, now_ms) = zip(row.keys(), row, strict=True)
+            self._now_ms = _int(now_ms)
+            joined = from_joined(records, columns)
+            for record, version in joined:
+                if isinstance(version, int):
+                    self._versions[place_of(record)] = version
+            self._remember(record for record, _ in joined)
+            found.append(Joined({type(record): record for record, _ in joined}))
+        return found
+
+    async def _write(self, batch: Batch) -> None:
+        assert not self.has_written, "only a single statement is all or nothing"
+        self.has_written = True
+        seen: dict[type[Record], list[tuple[Value, ...]]] = {}
+        for (kind, key), version in self._versions.items():
+            seen.setdefault(kind, []).append((*stored_key(table_of(kind), key), version))
+        compared = [column for rows in seen.values() for column in arrays(rows)]
+        text = save_text(tuple(batch.parts), tuple(seen))
+        values = (*batch.values, *compared, len(self._versions))
+        ((updated, same),) = await self._connection.fetch(text, *values)
+        if not same:
+            raise Interfered
+        assert updated == batch.updated, "it updates what it has compared"
 
 
 def _add_insert(batch: Batch, kind: type[Record], group: Sequence[Record]) -> None:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from flowfabric.core.handles import SQLITE_TAG
-from flowfabric.errors import Unavailable
+from flowfabric.errors import FlowFabricError, Unavailable
 from flowfabric.store.base import (
     Body,
     Clock,
@@ -24,6 +24,8 @@ from flowfabric.store.base import (
     Reader,
     Row,
     Transaction,
+    UniqueViolation,
+    UnlockedBody,
 )
 from flowfabric.store.drive import drive
 from flowfabric.store.event_pages import EVENTS_MAX, WINDOW, page, window_of
@@ -114,9 +116,21 @@ class SqliteStore:
         await self.read(nothing)
 
     async def transact(self, body: Body[T]) -> T:
-        if self._writer is None:
-            raise Unavailable("store", "it is not open")
-        return await self._writer.transact(body)
+        return await self._open_writer().transact(body)
+
+    async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
+        """Nobody can interfere: whoever writes is alone."""
+
+        async def unless_refused(transaction: SqliteTransaction) -> T | None:
+            try:
+                return await body(transaction)
+            except FlowFabricError:
+                return None
+
+        try:
+            return await self._open_writer().transact(unless_refused)
+        except UniqueViolation:
+            return None
 
     async def transact_on(self, connection: object, body: Body[T]) -> T:
         return self.transact_on_sync(await unwrap(connection), body)
@@ -163,6 +177,11 @@ class SqliteStore:
         return self._board.live
 
     # Inside ---------------------------------------------------------------
+
+    def _open_writer(self) -> Writer:
+        if self._writer is None:
+            raise Unavailable("store", "it is not open")
+        return self._writer
 
     def _connect(self) -> sqlite3.Connection:
         return connect(self._path, self._synchronous, busy_timeout_ms=self._busy_timeout_ms)

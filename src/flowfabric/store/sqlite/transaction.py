@@ -15,9 +15,17 @@ from flowfabric.core.decision import Changes
 from flowfabric.core.events import Event
 from flowfabric.core.model import Record
 from flowfabric.errors import Corruption
-from flowfabric.store.base import Clock, Key, Parameter, Row, Value
+from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
 from flowfabric.store.changes import Place, columns_to_write, place_of, settle
-from flowfabric.store.mapping import from_row, from_values, key_of, stored_key, table_of, to_values
+from flowfabric.store.mapping import (
+    from_joined,
+    from_row,
+    from_values,
+    key_of,
+    stored_key,
+    table_of,
+    to_values,
+)
 from flowfabric.store.sqlite.generated import (
     delete_text,
     get_text,
@@ -75,13 +83,18 @@ class SqliteReader:
         return found
 
     def _run(self, name: str, parameters: Mapping[str, Parameter]) -> list[Row]:
+        return [dict(row) for row in self._rows(name, parameters)]
+
+    def _rows(
+        self, name: str, parameters: Mapping[str, Parameter]
+    ) -> list[list[tuple[str, Value]]]:
         statements = named(name, STATEMENTS)
         bindings = self._bind(name, statements, parameters)
-        rows: list[Row] = []
+        rows: list[list[tuple[str, Value]]] = []
         for statement in statements:
             cursor = self._connection.execute(statement.text, bindings)
             columns = [column[0] for column in cursor.description or ()]
-            rows = [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
+            rows = [list(zip(columns, row, strict=True)) for row in cursor.fetchall()]
         return rows
 
     def _bind(
@@ -117,6 +130,17 @@ class SqliteTransaction(SqliteReader):
 
     def note_absent(self, record: type[R], keys: Sequence[Key]) -> None:
         self._absent.update((record, key) for key in keys)
+
+    async def select_joined(
+        self, records: Sequence[type[Record]], name: str, **parameters: Parameter
+    ) -> Sequence[Joined]:
+        """Whose versions need no comparing: nobody else writes before this is over."""
+        found: list[Joined] = []
+        for row in self._rows(name, parameters):
+            joined = [record for record, _ in from_joined(records, row)]
+            self._remember(joined)
+            found.append(Joined({type(record): record for record in joined}))
+        return found
 
     async def insert_new(self, records: Sequence[R]) -> set[Key]:
         inserted: set[Key] = set()

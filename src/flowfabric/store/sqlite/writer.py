@@ -10,15 +10,17 @@ import asyncio
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
-from flowfabric.store.base import Body, Clock
+from flowfabric.store.base import Clock
 from flowfabric.store.drive import drive
 from flowfabric.store.sqlite.failures import translate
 from flowfabric.store.sqlite.transaction import SqliteTransaction
 
 T = TypeVar("T")
+
+SqliteBody = Callable[[SqliteTransaction], Awaitable[T]]
 
 GROUP_MAX: Final = 64
 """How many units of work are committed together at most."""
@@ -41,7 +43,7 @@ class Work(Protocol):
 class Unit(Generic[T]):
     """A unit of work and the future of whoever waits for it."""
 
-    def __init__(self, body: Body[T], future: "asyncio.Future[T]") -> None:
+    def __init__(self, body: SqliteBody[T], future: "asyncio.Future[T]") -> None:
         self.failure: BaseException | None = None
         self.hinted: set[str] = set()
         self._body = body
@@ -160,7 +162,7 @@ class Writer:
             self._thread = threading.Thread(target=self._run, name="flowfabric-sqlite", daemon=True)
             self._thread.start()
 
-    async def transact(self, body: Body[T]) -> T:
+    async def transact(self, body: SqliteBody[T]) -> T:
         future: asyncio.Future[T] = self._loop.create_future()
         self._hand_over(Unit(body, future))
         return await future

@@ -1,0 +1,134 @@
+"""What is decided without locks leaves the same behind as what is decided under them."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import pytest
+from msgspec import structs
+
+from flowfabric import Engine, EngineConfig
+from flowfabric.core.conditions import AllOf, ByName, Condition, Count, CountKind, Single
+from flowfabric.core.creation import NewExecution
+from flowfabric.core.model import Execution, Record
+from flowfabric.core.suspension_model import Waitpoint
+from flowfabric.engine.unit import execution_key
+from flowfabric.errors import WaitpointNotFound
+from flowfabric.store.base import Key, Reader, Store, UnlockedBody
+from flowfabric.store.postgres.store import PostgresStore
+from flowfabric.store.sqlite.store import SqliteStore
+from flowfabric.testing import SettableClock
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Record)
+
+SECRET = "ab" * 32
+CHANCE = re.compile(
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+    r"|fp:\d+|partition_key=\d+|token_fingerprint='[0-9a-f]+'"
+)
+"""What differs between two executions that go the same way."""
+GATE = Single("gate", ByName("approved"))
+SIDE = Single("side", ByName("approved"))
+TWO_SIGNALS = Count(2, CountKind.DISTINCT_SIGNALS, ("gate", "side"))
+
+
+class LockingSqlite(SqliteStore):
+    async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
+        return None
+
+
+class LockingPostgres(PostgresStore):
+    async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
+        return None
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def stores(request: pytest.FixtureRequest) -> list[Callable[[SettableClock], Store]]:
+    """The same database twice: with its short cut, and without."""
+    if request.param == "sqlite":
+        return [
+            lambda clock: SqliteStore(":memory:", clock=clock),
+            lambda clock: LockingSqlite(":memory:", clock=clock),
+        ]
+    url = str(request.getfixturevalue("postgres_database"))
+    return [
+        lambda clock: PostgresStore(url, clock=clock),
+        lambda clock: LockingPostgres(url, clock=clock),
+    ]
+
+
+async def left_behind(store: Store, clock: SettableClock, condition: Condition) -> list[str]:
+    """Everything that two pauses of one attempt, and the signals to them, write and answer."""
+    engine = await Engine.open(store, EngineConfig())
+    try:
+        await engine.seed_waitpoint_hmac_secret("k1", SECRET)
+        events_before = (await engine.read_events(limit=1_000)).cursor
+        created = await engine.create_execution(NewExecution(execution_kind="work"))
+        found: list[object] = []
+        for key in ("first", "second"):
+            found += await one_pause(engine, clock, condition, key)
+        found.append(await record_of(engine, Execution, execution_key(created.execution_id)))
+        found += await engine.list_attempts(created.execution_id)
+        events = (await engine.read_events(after=events_before, limit=1_000)).events
+        found += [structs.replace(each, event_id=0) for each in events]
+        await engine.cancel_execution(created.execution_id, reason="seen enough")
+        return without_chance(found)
+    finally:
+        await engine.close()
+
+
+async def one_pause(
+    engine: Engine, clock: SettableClock, condition: Condition, key: str
+) -> list[object]:
+    claimed = await engine.claim(worker_id="w", worker_instance_id="w-1")
+    assert claimed is not None
+    clock.advance(ms=5)
+    paused = await engine.suspend(
+        claimed.handle, resume_condition=condition, timeout_in_ms=60_000, idempotency_key=key
+    )
+    answers: list[object] = [paused.details]
+    for name, signal_name in (("gate", "late"), ("gate", "approved"), ("side", "approved")):
+        clock.advance(ms=5)
+        try:
+            answers.append(
+                await engine.deliver_operator_signal(
+                    claimed.execution_id, name, signal_name=signal_name, source_identity=name
+                )
+            )
+        except WaitpointNotFound as refused:
+            answers.append(str(refused))
+    details = paused.details
+    answers.append(await engine.describe_suspension(claimed.execution_id, details.suspension_id))
+    others = [each.waitpoint_id for each in details.additional_waitpoints]
+    for waitpoint_id in (details.waitpoint_id, *others):
+        at = (*execution_key(claimed.execution_id), waitpoint_id)
+        answers.append(await record_of(engine, Waitpoint, at))
+    return answers
+
+
+async def record_of(engine: Engine, record: type[R], key: Key) -> R:
+    async def body(reader: Reader) -> R:
+        return (await reader.get(record, [key]))[key]
+
+    return await engine.store.read(body)
+
+
+def without_chance(found: Sequence[object]) -> list[str]:
+    """As text, in which ids are told apart by when they first come up."""
+    names: dict[str, str] = {}
+    return [
+        CHANCE.sub(lambda match: names.setdefault(match[0], f"<{len(names)}>"), repr(each))
+        for each in found
+    ]
+
+
+@pytest.mark.parametrize("condition", [GATE, AllOf((GATE, SIDE)), TWO_SIGNALS])
+async def test_the_short_cut_leaves_what_the_long_way_leaves(
+    stores: Sequence[Callable[[SettableClock], Store]], condition: Condition
+) -> None:
+    quick, thorough = [
+        await left_behind(make(clock), clock, condition)
+        for make, clock in ((make, SettableClock()) for make in stores)
+    ]
+    assert quick == thorough
