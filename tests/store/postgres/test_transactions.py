@@ -20,7 +20,8 @@ from flowfabric.errors import (
     Transport,
     Unavailable,
 )
-from flowfabric.store.base import Reader, Transaction, UniqueViolation
+from flowfabric.store.base import Reader, Transaction, UniqueViolation, Unlocked
+from flowfabric.store.postgres import pool
 from flowfabric.store.postgres.store import TRIES_MAX, PostgresStore
 from flowfabric.store.urls import open_store
 from tests.store.records import a_lane, an_execution, change_postgres, key, save
@@ -353,3 +354,50 @@ async def test_who_waits_for_a_connection_of_a_store_that_is_closed_is_told_so(
     with pytest.raises(Unavailable, match="not open"):
         await waiting
     await closing
+
+
+async def test_callers_that_take_turns_share_a_connection_and_others_get_their_own(
+    postgres_database: str, stranger: asyncpg.Connection
+) -> None:
+    store = open_store(postgres_database, pool_max=2)
+    await store.open()
+    opened = (
+        "select count(*) from pg_stat_activity"
+        " where datname = current_database() and application_name = 'flowfabric'"
+    )
+    for _ in range(5):
+        await store.ping()
+    assert await stranger.fetchval(opened) == 1
+    await asyncio.gather(*(store.ping() for _ in range(20)))
+    assert await stranger.fetchval(opened) == 2
+    await store.close()
+
+
+async def test_a_connection_that_lay_idle_for_long_is_not_trusted(
+    postgres_database: str, stranger: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "IDLE_LIFETIME_S", 0.0)
+    store = open_store(postgres_database, pool_max=1)
+    await store.open()
+    servers = (
+        "select pid from pg_stat_activity"
+        " where datname = current_database() and application_name = 'flowfabric'"
+    )
+    await store.ping()
+    before = await stranger.fetch(servers)
+    await store.ping()
+    after = await stranger.fetch(servers)
+    await store.close()
+    assert before
+    assert before != after
+
+
+async def test_a_read_without_locks_outlives_a_connection_that_died(
+    postgres_store: PostgresStore, postgres_database: str
+) -> None:
+    async def look(unlocked: Unlocked) -> int:
+        return await unlocked.now_ms()
+
+    await postgres_store.ping()
+    await change_postgres(postgres_database, POOLED)
+    assert await postgres_store.try_unlocked(look)

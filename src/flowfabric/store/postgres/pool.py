@@ -7,8 +7,9 @@ each transaction sets what it needs itself and nothing is prepared ahead.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
 from flowfabric.errors import InvalidInput, ResourceExhausted, Unavailable
@@ -64,6 +65,11 @@ class Connections:
         self._acquire_timeout_s = acquire_timeout_s
         self._statement_cache_size = statement_cache_size
         self._pool: Pool | None = None
+        self._spare: Connection | None = None
+        """Kept from the pool for the next caller: giving it back costs a task each time."""
+        self._kept_at_s = 0.0
+        self._waiting = 0
+        """Callers who wait for the pool to have a connection."""
 
     async def open(self) -> None:
         if not self.behind_pooler:
@@ -86,6 +92,7 @@ class Connections:
     async def close(self) -> None:
         if self._pool is not None:
             pool, self._pool = self._pool, None
+            await self._give_back_spare(pool)
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     await pool.close()
@@ -110,10 +117,36 @@ class Connections:
         pool = self._pool
         if pool is None:
             raise Unavailable("store", "it is not open")
+        connection = await self._take_spare(pool) or await self._acquire_from(pool)
+        try:
+            if self._pool is not pool:
+                # Closed while we waited for our turn; the driver closes it under our hands.
+                raise Unavailable("store", "it is not open")
+            yield connection
+        finally:
+            if self._may_keep(connection, pool):
+                self._spare, self._kept_at_s = connection, time.monotonic()
+            else:
+                await pool.release(connection)
+
+    async def _take_spare(self, pool: Pool) -> Connection | None:
+        spare, self._spare = self._spare, None
+        if spare is None:
+            return None
+        # What stands between us and the server may have forgotten one that lay idle for long.
+        if _is_clean(spare) and time.monotonic() - self._kept_at_s < IDLE_LIFETIME_S:
+            return spare
+        with suppress(InterfaceError):
+            spare.terminate()
+        await pool.release(spare)
+        return None
+
+    async def _acquire_from(self, pool: Pool) -> Connection:
         # The driver starts a task for a timeout, which an idle connection does not need.
         timeout_s = None if pool.get_idle_size() else self._acquire_timeout_s
+        self._waiting += 1
         try:
-            connection = await pool.acquire(timeout=timeout_s)
+            return await pool.acquire(timeout=timeout_s)
         except InterfaceError as error:
             if self._pool is None:
                 raise Unavailable("store", "it is not open") from error
@@ -122,18 +155,27 @@ class Connections:
             if pool.get_idle_size() == 0 and pool.get_size() >= self.pool_max:
                 raise ResourceExhausted("postgres connections", self.pool_max) from error
             raise
-        try:
-            if self._pool is not pool:
-                # Closed while we waited for our turn; the driver closes it under our hands.
-                raise Unavailable("store", "it is not open")
-            yield connection
         finally:
-            await pool.release(connection)
+            self._waiting -= 1
+
+    def _may_keep(self, connection: Connection, pool: Pool) -> bool:
+        return (
+            self._pool is pool
+            and self._spare is None
+            and self._waiting == 0
+            and _is_clean(connection)
+        )
+
+    async def _give_back_spare(self, pool: Pool) -> None:
+        if self._spare is not None:
+            spare, self._spare = self._spare, None
+            await pool.release(spare)
 
     async def distrust(self) -> None:
         """Replace every connection before its next use: one was found dead, others may be."""
         if self._pool is not None:
             await self._pool.expire_connections()
+            await self._give_back_spare(self._pool)
 
     @property
     def begin(self) -> str:
@@ -178,6 +220,15 @@ def _readable_url() -> Iterator[None]:
 
 def _literal(value: str) -> str:
     return value if value.startswith(SCHEMA) else f"'{value}'"
+
+
+def _is_clean(connection: Connection) -> bool:
+    """Whether the next caller can use it as it is."""
+    try:
+        return not (connection.is_closed() or connection.is_in_transaction())
+    except InterfaceError:
+        # The pool has taken back a connection that died.
+        return False
 
 
 async def _clean_up(connection: Connection) -> None:
