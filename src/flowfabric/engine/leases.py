@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec import structs
 
 from flowfabric.core.capabilities import check_offered
 from flowfabric.core.checks import check_bool, check_int, check_list
@@ -38,6 +39,7 @@ from flowfabric.core.ids import (
     parse_execution_kind,
     parse_lane_id,
     parse_worker_id,
+    uuid_of,
     uuids_from,
 )
 from flowfabric.core.lease import Fence, check_holder, check_ttl, decide_renew
@@ -180,7 +182,8 @@ class Leases(Operations):
         leases = msgspec.convert(rows, list[ClaimRow])
         if any(lease.ends_within_ms(lease_ttl_ms) <= DUE_HINT_WITHIN_MS for lease in leases):
             self.store.hint(DUE_TOPIC)
-        return [self._read_claim(lease, worker, lease_ttl_ms) for lease in leases]
+        instance_id = worker.worker_instance_id
+        return [self._read_claim(lease, instance_id, lease_ttl_ms) for lease in leases]
 
     async def issue_claim_grant(
         self,
@@ -329,40 +332,23 @@ class Leases(Operations):
         return await self.decide(ask)
 
     def _claimed(self, granted: Granted, lease_ttl_ms: int) -> Claimed:
+        """What the core granted, told like a row of the statement that stands in for it."""
         execution, attempt = granted.execution, granted.attempt
-        assert execution.lease_id is not None
-        assert execution.lease_expires_at_ms is not None
         assert execution.worker_instance_id is not None
-        handle = Handle(
-            backend_tag=self.store.backend_tag,
-            kind=granted.kind,
-            execution_id=execution.execution_id,
-            attempt_index=attempt.attempt_index,
-            attempt_id=attempt.attempt_id,
-            lease_id=execution.lease_id,
-            lease_epoch=execution.lease_epoch,
-            lease_ttl_ms=lease_ttl_ms,
-            lane_id=execution.lane_id,
-            worker_instance_id=execution.worker_instance_id,
-            signature=b"",
-        )
-        return Claimed(
-            handle=sign(handle, self.deployment.handle_key),
-            attempt_type=attempt.attempt_type,
-            lease_expires_at_ms=execution.lease_expires_at_ms,
-            namespace=execution.namespace,
-            execution_kind=execution.execution_kind,
-            priority=execution.priority,
-            payload=execution.payload,
-            payload_encoding=execution.payload_encoding,
-            flow_id=execution.flow_id,
-            retry_count=execution.retry_count,
-            created_at_ms=execution.created_at_ms,
-            deadline_at_ms=execution.deadline_at_ms,
-            attempt_deadline_ms=execution.attempt_deadline_ms,
-        )
+        fields = {
+            **structs.asdict(execution),
+            "execution_id": uuid_of(execution.execution_id),
+            "kind": granted.kind,
+            "attempt_index": attempt.attempt_index,
+            "attempt_id": attempt.attempt_id,
+            "attempt_type": attempt.attempt_type,
+        }
+        row = msgspec.convert(fields, ClaimRow)
+        return self._read_claim(row, execution.worker_instance_id, lease_ttl_ms)
 
-    def _read_claim(self, row: ClaimRow, worker: Worker, lease_ttl_ms: int) -> Claimed:
+    def _read_claim(
+        self, row: ClaimRow, worker_instance_id: WorkerInstanceId, lease_ttl_ms: int
+    ) -> Claimed:
         handle = Handle(
             backend_tag=self.store.backend_tag,
             kind=row.kind,
@@ -373,7 +359,7 @@ class Leases(Operations):
             lease_epoch=row.lease_epoch,
             lease_ttl_ms=lease_ttl_ms,
             lane_id=row.lane_id,
-            worker_instance_id=worker.worker_instance_id,
+            worker_instance_id=worker_instance_id,
         )
         return Claimed(
             handle=sign(handle, self.deployment.handle_key),
