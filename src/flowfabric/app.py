@@ -19,7 +19,6 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from flowfabric.blocking import Blocking
@@ -299,12 +298,7 @@ class App(Registry):
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
     # Working

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Generic, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from flowfabric.core.durations import Duration
@@ -123,12 +122,7 @@ class Blocking:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _run(

@@ -6,7 +6,6 @@ in the modules beside this one; each locks, lets the core decide, and saves.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Self
 
 from msgspec import Struct
@@ -149,12 +148,7 @@ class Engine(
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
     async def close(self) -> None:

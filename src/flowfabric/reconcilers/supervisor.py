@@ -14,7 +14,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
 from typing import Self
 
 from msgspec import structs
@@ -104,12 +103,7 @@ class Supervisor:
         self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.stop()
 
     def start(self) -> None:

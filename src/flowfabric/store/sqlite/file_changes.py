@@ -10,7 +10,6 @@ import os
 import struct
 import sys
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self
 
 _MODIFIED: Final = 0x2
@@ -39,12 +38,7 @@ class FileChanges:
                 self._close()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._stop()
 
     @property
