@@ -55,6 +55,7 @@ def grant_lease(
     lease_ttl_ms: int,
     ids: NewIds,
     now_ms: int,
+    *,
     timers: Mapping[str, Field] = NO_TIMERS,
 ) -> Decision[Granted]:
     """Give a ready execution to `worker`.
@@ -65,23 +66,17 @@ def grant_lease(
     """
     execution = subject.execution
     assert execution.ready, "only ready executions are granted"
+    lease = _lease(execution, worker, lease_ttl_ms=lease_ttl_ms, ids=ids, now_ms=now_ms)
     if execution.lifecycle_phase is LifecyclePhase.ACTIVE:
-        return _reclaim(subject, worker, lease_ttl_ms, ids, now_ms)
+        return _reclaim(subject, lease, now_ms=now_ms)
     if execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED:
-        return _resume(subject, worker, lease_ttl_ms, ids, now_ms)
-    return _start(subject, worker, lease_ttl_ms, ids, now_ms, timers)
+        return _resume(subject, lease, now_ms=now_ms)
+    return _start(subject, {**lease, **timers}, now_ms=now_ms)
 
 
-def _start(
-    subject: Subject,
-    worker: Worker,
-    lease_ttl_ms: int,
-    ids: NewIds,
-    now_ms: int,
-    timers: Mapping[str, Field],
-) -> Decision[Granted]:
+def _start(subject: Subject, lease: dict[str, Field], *, now_ms: int) -> Decision[Granted]:
     before = subject.execution
-    leased = _leased(before, worker, lease_ttl_ms, ids, now_ms, **timers)
+    leased = change(before, now_ms, **lease)
     attempt = _new_attempt(before, leased, now_ms)
     event = lease_event(leased, LeaseEventType.ACQUIRED, now_ms)
     # The first attempt follows from the execution; see `core.attempts`.
@@ -92,9 +87,7 @@ def _start(
     )
 
 
-def _reclaim(
-    subject: Subject, worker: Worker, lease_ttl_ms: int, ids: NewIds, now_ms: int
-) -> Decision[Granted]:
+def _reclaim(subject: Subject, lease: dict[str, Field], *, now_ms: int) -> Decision[Granted]:
     before = subject.execution
     assert subject.attempt is not None, "an active execution has an attempt"
     reason = f"lease_{before.ownership_state.removeprefix('lease_')}"
@@ -104,14 +97,8 @@ def _reclaim(
         ended_at_ms=now_ms,
         failure_reason=reason,
     )
-    leased = _leased(
-        before,
-        worker,
-        lease_ttl_ms,
-        ids,
-        now_ms,
-        lease_reclaim_count=before.lease_reclaim_count + 1,
-    )
+    reclaims = before.lease_reclaim_count + 1
+    leased = change(before, now_ms, **lease, lease_reclaim_count=reclaims)
     attempt = structs.replace(
         _new_attempt(before, leased, now_ms),
         attempt_type=AttemptType.RECLAIM,
@@ -125,23 +112,16 @@ def _reclaim(
     )
 
 
-def _resume(
-    subject: Subject, worker: Worker, lease_ttl_ms: int, ids: NewIds, now_ms: int
-) -> Decision[Granted]:
+def _resume(subject: Subject, lease: dict[str, Field], *, now_ms: int) -> Decision[Granted]:
     before = subject.execution
     assert subject.attempt is not None, "an interrupted execution has an attempt"
-    assert before.current_attempt_id is not None
-    same_attempt = structs.replace(ids, attempt_id=before.current_attempt_id)
-    leased = _leased(
-        before,
-        worker,
-        lease_ttl_ms,
-        same_attempt,
-        now_ms,
-        current_attempt_index=before.current_attempt_index,
-        total_attempt_count=before.total_attempt_count,
-        attempt_deadline_ms=_deadline(now_ms, before.attempt_time_left_ms),
-    )
+    same_attempt: dict[str, Field] = {
+        "current_attempt_id": before.current_attempt_id,
+        "current_attempt_index": before.current_attempt_index,
+        "total_attempt_count": before.total_attempt_count,
+        "attempt_deadline_ms": _deadline(now_ms, before.attempt_time_left_ms),
+    }
+    leased = change(before, now_ms, **{**lease, **same_attempt})
     attempt = structs.replace(
         subject.attempt,
         attempt_state=AttemptLifecycle.STARTED,
@@ -150,8 +130,8 @@ def _resume(
         suspension_id=None,
         lease_id=leased.lease_id,
         lease_epoch=leased.lease_epoch,
-        worker_id=worker.worker_id,
-        worker_instance_id=worker.worker_instance_id,
+        worker_id=leased.worker_id,
+        worker_instance_id=leased.worker_instance_id,
     )
     event = lease_event(leased, LeaseEventType.ACQUIRED, now_ms, "claim_resumed")
     return Decision(
@@ -164,15 +144,11 @@ def _deadline(now_ms: int, timeout_ms: int | None) -> int | None:
     return now_ms + timeout_ms if timeout_ms else None
 
 
-def _leased(
-    before: Execution,
-    worker: Worker,
-    lease_ttl_ms: int,
-    ids: NewIds,
-    now_ms: int,
-    **overrides: Field,
-) -> Execution:
-    fields: dict[str, Field] = {
+def _lease(
+    before: Execution, worker: Worker, *, lease_ttl_ms: int, ids: NewIds, now_ms: int
+) -> dict[str, Field]:
+    """The fields of `before` that a lease changes, and with it the next attempt."""
+    return {
         **NO_LEASE,
         "lifecycle_phase": LifecyclePhase.ACTIVE,
         "ownership_state": OwnershipState.LEASED,
@@ -199,7 +175,6 @@ def _leased(
         "pending_replay_requested_by": None,
         "pending_previous_attempt_index": None,
     }
-    return change(before, now_ms, **(fields | overrides))
 
 
 def _new_attempt(before: Execution, leased: Execution, now_ms: int) -> Attempt:

@@ -71,7 +71,7 @@ class GrantRequest(Struct, frozen=True, kw_only=True):
 
 
 def decide_grant(
-    subject: Subject, required: tuple[str, ...], request: GrantRequest, now_ms: int
+    subject: Subject, request: GrantRequest, *, required: tuple[str, ...], now_ms: int
 ) -> Decision[ClaimGrant]:
     """Reserve a waiting execution. A live grant of another worker stands in the way.
 
@@ -109,6 +109,7 @@ def decide_grant(
 def decide_claim_granted(
     subject: Subject,
     worker: Worker,
+    *,
     lease_ttl_ms: int,
     ids: NewIds,
     timers: Timers,
@@ -121,7 +122,7 @@ def decide_claim_granted(
             f"{subject.execution.execution_id} continues an attempt: claim it as resumed"
         )
     grant = check_grant(subject, worker, now_ms)
-    decision = grant_lease(subject, worker, lease_ttl_ms, ids, now_ms, timers.fields(now_ms))
+    decision = grant_lease(subject, worker, lease_ttl_ms, ids, now_ms, timers=timers.fields(now_ms))
     return structs.replace(decision, changes=structs.replace(decision.changes, deletes=(grant,)))
 
 

@@ -209,7 +209,9 @@ class Leases(Operations):
                 raise NotFound("execution", asked)
             required = await required_capabilities(tx, subject.execution.route_id)
             try:
-                decision = decide_grant(subject, required, request, await tx.now_ms())
+                decision = decide_grant(
+                    subject, request, required=required, now_ms=await tx.now_ms()
+                )
             except Refusal as refusal:
                 await tx.save(refusal.changes)
                 return refusal.error
@@ -238,7 +240,14 @@ class Leases(Operations):
         ids = new_lease_ids()
 
         def decide(subject: Subject, timing: Timing) -> Decision[Granted]:
-            return decide_claim_granted(subject, worker, lease_ttl_ms, ids, timers, timing.now_ms)
+            return decide_claim_granted(
+                subject,
+                worker,
+                lease_ttl_ms=lease_ttl_ms,
+                ids=ids,
+                timers=timers,
+                now_ms=timing.now_ms,
+            )
 
         granted = await self.decide(Ask(self.check_execution_id(execution_id), decide))
         return self._claimed(granted, lease_ttl_ms)
