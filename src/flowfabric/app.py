@@ -17,23 +17,22 @@ import asyncio
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from flowfabric.blocking import Blocking
 from flowfabric.config import EngineConfig
-from flowfabric.connection import connect
+from flowfabric.connection import Opened, connect
 from flowfabric.core.durations import Duration
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import Unavailable
 from flowfabric.flows.builder import Flow
 from flowfabric.flows.run import FlowRun
 from flowfabric.registry import Registry
-from flowfabric.run import Endings, Run
+from flowfabric.run import Run
 from flowfabric.signals import Signals
 from flowfabric.store.base import Clock
-from flowfabric.submission import Submissions, check_options, read_submission, request_of
+from flowfabric.submission import check_options, read_submission, request_of
 from flowfabric.task import Call, Executor, Retry, SubmitOptions, Task, TaskSettings
 from flowfabric.worker.attempt import Middleware
 from flowfabric.worker.context import Context
@@ -51,16 +50,6 @@ M = TypeVar("M", bound=Middleware)
 
 DEFAULT_URL = "sqlite:///flowfabric.db"
 MEMORY_URL = "sqlite:///:memory:"
-
-
-@dataclass(frozen=True)
-class Opened:
-    """What an app has while it is open."""
-
-    engine: Engine
-    submissions: Submissions
-    endings: Endings
-    loop: asyncio.AbstractEventLoop
 
 
 class App(Registry):
@@ -268,10 +257,7 @@ class App(Registry):
                 self._opening = asyncio.Lock()
             async with self._opening:
                 if self._opened is None:
-                    engine = await self._connect()
-                    self._opened = Opened(
-                        engine, Submissions(engine), Endings(engine), asyncio.get_running_loop()
-                    )
+                    self._opened = await Opened.through(self._connect)
         if self._opened.loop is not asyncio.get_running_loop():
             raise Unavailable("app", "it was opened on another event loop; close it there first")
         return self._opened
@@ -290,9 +276,7 @@ class App(Registry):
         self._closed = True
         opened, self._opened, self._opening = self._opened, None, None
         if opened is not None:
-            await opened.submissions.close()
-            await opened.endings.close()
-            await opened.engine.close()
+            await opened.close()
 
     async def __aenter__(self) -> Self:
         await self.open()

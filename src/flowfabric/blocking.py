@@ -9,9 +9,9 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Generic, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
+from flowfabric.connection import Opened
 from flowfabric.core.durations import Duration
 from flowfabric.core.explain import Explanation
 from flowfabric.core.ids import ExecutionId
@@ -19,9 +19,9 @@ from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspension_reads import Inbox
-from flowfabric.run import Endings, Run
+from flowfabric.run import Run
 from flowfabric.signals import SignalToken, deliver, send, token_for
-from flowfabric.submission import Submissions, check_options, read_submission, request_of
+from flowfabric.submission import check_options, read_submission, request_of
 from flowfabric.task import Call, SubmitOptions, Task
 
 P = ParamSpec("P")
@@ -31,13 +31,6 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-@dataclass(frozen=True)
-class _Opened:
-    engine: Engine
-    submissions: Submissions
-    endings: Endings
-
-
 class Blocking:
     """An app's submitting side for code without an event loop. Safe from any thread."""
 
@@ -45,7 +38,7 @@ class Blocking:
         self._connect = connect
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._opened: _Opened | None = None
+        self._opened: Opened | None = None
         self._process = 0
 
     @overload
@@ -116,7 +109,7 @@ class Blocking:
         if loop is None or self._process != os.getpid():
             return
         if opened is not None:
-            asyncio.run_coroutine_threadsafe(_close(opened), loop).result()
+            asyncio.run_coroutine_threadsafe(opened.close(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
 
     def __enter__(self) -> Self:
@@ -126,22 +119,18 @@ class Blocking:
         self.close()
 
     def _run(
-        self, opened: _Opened, task: Task[..., R], execution_id: ExecutionId
+        self, opened: Opened, task: Task[..., R], execution_id: ExecutionId
     ) -> "BlockingRun[R]":
         return BlockingRun(self, Run(opened.endings, opened.engine, task, execution_id))
 
-    def _open(self) -> _Opened:
+    def _open(self) -> Opened:
         with self._lock:
             # A forked process has none of its parent's threads.
             if self._opened is None or self._process != os.getpid():
                 self._process = os.getpid()
                 self._loop = _start_loop()
-                self._opened = self.wait(self._make())
+                self._opened = self.wait(Opened.through(self._connect))
             return self._opened
-
-    async def _make(self) -> _Opened:
-        engine = await self._connect()
-        return _Opened(engine, Submissions(engine), Endings(engine))
 
 
 def _start_loop() -> asyncio.AbstractEventLoop:
@@ -154,12 +143,6 @@ def _start_loop() -> asyncio.AbstractEventLoop:
 
     threading.Thread(target=run, name="flowfabric-blocking", daemon=True).start()
     return loop
-
-
-async def _close(opened: _Opened) -> None:
-    await opened.submissions.close()
-    await opened.endings.close()
-    await opened.engine.close()
 
 
 class BlockingRun(Generic[R_co]):

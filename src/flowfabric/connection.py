@@ -1,9 +1,16 @@
-"""From a URL to an open engine."""
+"""From a URL to an open engine, and to what an app keeps beside it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Self
 
 from flowfabric.config import EngineConfig
 from flowfabric.engine.engine import Engine
+from flowfabric.run import Endings
 from flowfabric.store.base import Clock
 from flowfabric.store.urls import open_store
+from flowfabric.submission import Submissions
 
 
 async def connect(
@@ -23,3 +30,24 @@ async def migrate(url: str) -> tuple[str, ...]:
         return tuple(await store.migrate())
     finally:
         await store.close()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What an app has while it is open, on the event loop it was opened on."""
+
+    engine: Engine
+    submissions: Submissions
+    endings: Endings
+    loop: asyncio.AbstractEventLoop
+
+    @classmethod
+    async def through(cls, connect: Callable[[], Awaitable[Engine]]) -> Self:
+        engine = await connect()
+        return cls(engine, Submissions(engine), Endings(engine), asyncio.get_running_loop())
+
+    async def close(self) -> None:
+        """Send what is underway and disconnect."""
+        await self.submissions.close()
+        await self.endings.close()
+        await self.engine.close()
