@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import pytest
@@ -17,6 +18,10 @@ settings.load_profile("any machine")
 SERVER = pytest.StashKey[postgres.Server]()
 WORKER_INPUT = "flowfabric_postgres_url"
 STORE = "flowfabric_store"
+SQLITE_URLS = {
+    "sqlite-memory": "sqlite:///:memory:",
+    "sqlite-file": "sqlite:///{folder}/flowfabric.db",
+}
 
 T = TypeVar("T")
 
@@ -98,6 +103,27 @@ async def empty_postgres_database(
     url = await postgres.create_database(postgres_server)
     yield url
     await postgres.drop_database(postgres_server, url)
+
+
+@pytest.fixture
+def new_database(
+    request: pytest.FixtureRequest, tmp_path: Path, exercised_store: Callable[[str], None]
+) -> Callable[[str], str]:
+    """Call with the kind for the URL of a database for this test alone."""
+
+    def make(kind: str) -> str:
+        if kind == "postgres":
+            return str(request.getfixturevalue("postgres_database"))
+        exercised_store(kind.replace("-", " "))
+        return SQLITE_URLS[kind].format(folder=tmp_path)
+
+    return make
+
+
+@pytest.fixture(params=[*SQLITE_URLS, "postgres"])
+def store_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
+    """A database of each kind in turn."""
+    return new_database(request.param)
 
 
 @pytest.fixture

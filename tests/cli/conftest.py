@@ -1,7 +1,6 @@
 """A database with something of everything in it."""
 
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 
@@ -9,9 +8,8 @@ from flowfabric import Engine, connect
 
 
 @pytest.fixture
-def url(tmp_path: Path, exercised_store: Callable[[str], None]) -> str:
-    exercised_store("sqlite file")
-    return f"sqlite:///{tmp_path}/flowfabric.db"
+def url(new_database: Callable[[str], str]) -> str:
+    return new_database("sqlite-file")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """One suite for every store."""
 
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -19,18 +18,6 @@ def clock() -> SettableClock:
 def config() -> EngineConfig:
     """Parametrise `config` to test with another."""
     return EngineConfig()
-
-
-@pytest.fixture(params=["sqlite-memory", "sqlite-file", "postgres"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_database"))
-    record: Callable[[str], None] = request.getfixturevalue("exercised_store")
-    if request.param == "sqlite-memory":
-        record("sqlite memory")
-        return "sqlite:///:memory:"
-    record("sqlite file")
-    return f"sqlite:///{tmp_path}/flowfabric.db"
 
 
 @pytest.fixture

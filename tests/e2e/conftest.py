@@ -67,9 +67,6 @@ def steps_run(log: Path) -> Counter[str]:
 
 
 @pytest.fixture(params=["sqlite-file", "postgres"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_database"))
-    record: Callable[[str], None] = request.getfixturevalue("exercised_store")
-    record("sqlite file")
-    return f"sqlite:///{tmp_path}/flowfabric.db"
+def store_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
+    """A database of each kind that several connections can share."""
+    return new_database(request.param)

@@ -5,7 +5,7 @@ import random
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -60,15 +60,6 @@ class Scheduler:
     async def kill(self) -> None:
         self.process.kill()
         await self.process.wait()
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_database"))
-    record: Callable[[str], None] = request.getfixturevalue("exercised_store")
-    record("sqlite file")
-    return f"sqlite:///{tmp_path}/flowfabric.db"
 
 
 @pytest.fixture

@@ -4,16 +4,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.properties.world import IN_MEMORY, World
+from tests.properties.world import World
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    if request.param == "postgres":
-        url = str(request.getfixturevalue("postgres_database"))
-    else:
-        url = IN_MEMORY
-        record: Callable[[str], None] = request.getfixturevalue("exercised_store")
-        record("sqlite memory")
-    with World(url) as opened:
+@pytest.fixture(params=["sqlite-memory", "postgres"])
+def world(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> Iterator[World]:
+    with World(new_database(request.param)) as opened:
         yield opened

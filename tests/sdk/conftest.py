@@ -1,7 +1,6 @@
 """An app on every store."""
 
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 
@@ -9,12 +8,9 @@ from flowfabric import App
 
 
 @pytest.fixture(params=["sqlite-file", "postgres"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_database"))
-    record: Callable[[str], None] = request.getfixturevalue("exercised_store")
-    record("sqlite file")
-    return f"sqlite:///{tmp_path}/flowfabric.db"
+def store_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
+    """A database of each kind that several connections can share."""
+    return new_database(request.param)
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """The stores under test."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -31,15 +30,6 @@ def postgres_template(postgres_server: str) -> Iterator[str]:
 @pytest.fixture
 def clock() -> SetClock:
     return SetClock()
-
-
-@pytest.fixture(params=["sqlite memory", "sqlite file", "postgres"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_database"))
-    record: Callable[[str], None] = request.getfixturevalue("exercised_store")
-    record(request.param)
-    return "sqlite:///" + (":memory:" if request.param == "sqlite memory" else f"{tmp_path}/a.db")
 
 
 @pytest.fixture

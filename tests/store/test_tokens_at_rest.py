@@ -2,7 +2,6 @@
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import asyncpg
 import pytest
@@ -14,9 +13,8 @@ from flowfabric.core.tokens import WaitpointToken
 
 
 @pytest.fixture
-def sqlite_url(tmp_path: Path, exercised_store: Callable[[str], None]) -> str:
-    exercised_store("sqlite file")
-    return f"sqlite:///{tmp_path}/tokens.db"
+def sqlite_url(new_database: Callable[[str], str]) -> str:
+    return new_database("sqlite-file")
 
 
 async def used(engine: Engine) -> list[WaitpointToken]:

@@ -3,7 +3,7 @@
 import asyncio
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -68,39 +68,34 @@ async def test_without_descriptors_nothing_is_told(tmp_path: Path) -> None:
     assert not told
 
 
-@linux_only
-async def test_the_log_beside_the_file_tells_of_commits_by_others(
-    tmp_path: Path, exercised_store: Callable[[str], None]
-) -> None:
-    exercised_store("sqlite file")
-    path = str(tmp_path / "flowfabric.db")
-    ours, theirs = SqliteStore(path), SqliteStore(path)
+@pytest.fixture
+async def stores(path: Path) -> AsyncIterator[tuple[SqliteStore, SqliteStore]]:
+    """Ours and theirs, on one file."""
+    ours, theirs = SqliteStore(str(path)), SqliteStore(str(path))
     await ours.open()
     await theirs.open()
-    try:
-        with FileChanges(f"{path}-wal") as changes:
-            assert changes.told
-            await save(theirs, Changes(inserts=(a_lane("other"),)))
-            assert await changes.wait(PATIENCE_S)
-    finally:
-        await theirs.close()
-        await ours.close()
+    yield ours, theirs
+    await theirs.close()
+    await ours.close()
+
+
+@linux_only
+async def test_the_log_beside_the_file_tells_of_commits_by_others(
+    path: Path, stores: tuple[SqliteStore, SqliteStore]
+) -> None:
+    _, theirs = stores
+    with FileChanges(f"{path}-wal") as changes:
+        assert changes.told
+        await save(theirs, Changes(inserts=(a_lane("other"),)))
+        assert await changes.wait(PATIENCE_S)
 
 
 async def test_a_commit_by_another_connection_wakes_whoever_has_waited_long(
-    tmp_path: Path, exercised_store: Callable[[str], None]
+    stores: tuple[SqliteStore, SqliteStore],
 ) -> None:
-    exercised_store("sqlite file")
-    path = str(tmp_path / "flowfabric.db")
-    ours, theirs = SqliteStore(path), SqliteStore(path)
-    await ours.open()
-    await theirs.open()
-    try:
-        with ours.hints(["anything"]) as hints:
-            assert not await hints.wait(0.1)
-            waiting = asyncio.create_task(hints.wait(PATIENCE_S))
-            await save(theirs, Changes(inserts=(a_lane("other"),)))
-            assert await waiting
-    finally:
-        await theirs.close()
-        await ours.close()
+    ours, theirs = stores
+    with ours.hints(["anything"]) as hints:
+        assert not await hints.wait(0.1)
+        waiting = asyncio.create_task(hints.wait(PATIENCE_S))
+        await save(theirs, Changes(inserts=(a_lane("other"),)))
+        assert await waiting

@@ -1,10 +1,7 @@
 """Several processes on one file, and processes that die."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from flowfabric.core.decision import Changes
 from flowfabric.core.model import Execution
@@ -56,12 +53,6 @@ async def main(path):
 
 asyncio.run(main(*sys.argv[1:]))
 """
-
-
-@pytest.fixture
-def path(tmp_path: Path, exercised_store: Callable[[str], None]) -> Path:
-    exercised_store("sqlite file")
-    return tmp_path / "a.db"
 
 
 async def test_processes_take_turns_and_lose_nothing(path: Path) -> None:

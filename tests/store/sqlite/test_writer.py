@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,12 +15,6 @@ from flowfabric.errors import Bug, RetryExhausted, Transport
 from flowfabric.store.base import Body, Reader, Transaction
 from flowfabric.store.sqlite.store import SqliteStore
 from tests.store.records import a_lane, change_sqlite, save, start_python
-
-
-@pytest.fixture
-def path(tmp_path: Path, exercised_store: Callable[[str], None]) -> Path:
-    exercised_store("sqlite file")
-    return tmp_path / "a.db"
 
 
 @pytest.fixture
