@@ -17,10 +17,9 @@ with page as materialized (
       from (select *
               from execution
              where flow_id is not null
-               and (flow_id, execution_id)
-                   > (:after_flow_id::text::uuid, :after_execution_id::text::uuid)
+               and (flow_id, execution_id) > (:after_flow_id, :after_execution_id)
              order by flow_id, execution_id
-             limit :limit::bigint) e
+             limit :limit) e
 ), whole as (
     select p.flow_id
       from page p
@@ -45,16 +44,13 @@ with page as materialized (
            p.lifecycle_phase = 'runnable'
                and p.eligibility_state = 'blocked_by_dependencies'
                and not p.cancel_requested
-               and coalesce(g.staged = 0 or g.group_state <> 'pending', true) as waiting,
+               and coalesce((
+                    select g.staged = 0 or g.group_state <> 'pending'
+                      from edge_group g
+                     where g.partition_key = p.partition_key
+                       and g.downstream_id = p.execution_id), true) as waiting,
            p.flow_id in (select flow_id from whole) as counts
       from page p
-      left join lateral (
-        select edge_group.staged, edge_group.group_state
-          from edge_group
-         where edge_group.partition_key = p.partition_key
-           and edge_group.downstream_id = p.execution_id
-         limit 1
-      ) g on true
 )
 select partition_key, flow_id, execution_id, place, ending or waiting or counts as suspect
   from seen
