@@ -3,36 +3,32 @@
 -- Two selects, because each half is a range of the index of its own, and each with its own limit, so
 -- that neither reads further than the page. They stop after leases that end together, in the order of
 -- the index: asked for the whole order, the planner may fetch every row of the range to sort it.
+with overdue as not materialized (
+    select partition_key, execution_id, namespace, lane_id, lease_id, lease_epoch,
+           current_attempt_index as attempt_index, worker_instance_id,
+           lease_expires_at_ms as expires_at_ms, ownership_state
+      from execution
+     where lifecycle_phase = 'active'
+       and lease_expires_at_ms <= :as_of_ms
+       and lease_expires_at_ms >= :after_ms
+       and (lease_expires_at_ms, partition_key, execution_id)
+           > (:after_ms, :after_partition, :after_id)
+       and (cast(:namespace as text) is null or namespace = :namespace)
+)
 select partition_key, execution_id, namespace, lane_id, lease_id, lease_epoch, attempt_index,
        worker_instance_id, expires_at_ms
   from (select *
-          from (select partition_key, execution_id, namespace, lane_id, lease_id, lease_epoch,
-                       current_attempt_index as attempt_index, worker_instance_id,
-                       lease_expires_at_ms as expires_at_ms
-                  from execution
-                 where lifecycle_phase = 'active'
-                   and ownership_state = 'leased'
-                   and lease_expires_at_ms <= :as_of_ms
-                   and lease_expires_at_ms >= :after_ms
-                   and (lease_expires_at_ms, partition_key, execution_id)
-                       > (:after_ms, :after_partition, :after_id)
-                   and (cast(:namespace as text) is null or namespace = :namespace)
-                 order by lease_expires_at_ms
+          from (select *
+                  from overdue
+                 where ownership_state = 'leased'
+                 order by expires_at_ms
                  fetch first (:limit) rows with ties) as unnoticed
         union all
         select *
-          from (select partition_key, execution_id, namespace, lane_id, lease_id, lease_epoch,
-                       current_attempt_index as attempt_index, worker_instance_id,
-                       lease_expires_at_ms as expires_at_ms
-                  from execution
-                 where lifecycle_phase = 'active'
-                   and ownership_state = 'lease_expired_reclaimable'
-                   and lease_expires_at_ms <= :as_of_ms
-                   and lease_expires_at_ms >= :after_ms
-                   and (lease_expires_at_ms, partition_key, execution_id)
-                       > (:after_ms, :after_partition, :after_id)
-                   and (cast(:namespace as text) is null or namespace = :namespace)
-                 order by lease_expires_at_ms
+          from (select *
+                  from overdue
+                 where ownership_state = 'lease_expired_reclaimable'
+                 order by expires_at_ms
                  fetch first (:limit) rows with ties) as noticed) as lost
  order by expires_at_ms, partition_key, execution_id
  limit :limit;
