@@ -2,17 +2,21 @@
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
 
 from flowfabric.core.decision import Changes
+from flowfabric.core.limits import BATCH_MAX
 from flowfabric.store.base import EventPage, Transaction
 from flowfabric.store.event_pages import WINDOW
 from flowfabric.store.postgres.events import WRITERS, EventLog
 from flowfabric.store.postgres.generated import EVENT_ROWS_MAX, EVENTS_PER_ROW
 from flowfabric.store.postgres.store import PostgresStore
+from flowfabric.store.postgres.transaction import STATEMENTS
+from flowfabric.store.statements import load
 from tests.store.records import an_event, an_execution, change_postgres, save
 
 INSERT = """
@@ -169,6 +173,25 @@ async def test_a_page_may_end_within_a_row(postgres_store: PostgresStore) -> Non
         cursor = page.cursor
     assert pages == [expected[:2], expected[2:4], expected[4:], []]
     assert cursor == 2 * EVENTS_PER_ROW + 1
+
+
+async def test_ids_are_handed_out_by_as_many_as_a_row_holds(postgres_database: str) -> None:
+    assert await change_postgres(
+        postgres_database,
+        "select seqstart, seqincrement from pg_sequence where seqrelid ="
+        " pg_get_serial_sequence('flowfabric.event', 'event_id')::regclass",
+    ) == [(EVENTS_PER_ROW, EVENTS_PER_ROW)]
+
+
+@pytest.mark.parametrize("name", ["event_window", "read_events"])
+def test_statements_go_from_row_to_row_by_as_many_ids_as_a_row_holds(name: str) -> None:
+    numbers = re.findall(r"\b\d{2,}\b", load(name, STATEMENTS))
+    assert set(numbers) == {str(EVENTS_PER_ROW)}
+
+
+def test_the_events_of_a_batch_fit_in_a_row() -> None:
+    """Statements that take a batch append one row for all of it."""
+    assert BATCH_MAX <= EVENTS_PER_ROW
 
 
 async def test_more_events_than_a_row_holds_take_several(postgres_store: PostgresStore) -> None:
