@@ -43,23 +43,29 @@ class Process:
 
 
 @asynccontextmanager
-async def worker_process(url: str, log: Path, lease_ttl: str = "2s") -> AsyncIterator[Process]:
+async def python(
+    module: str, *arguments: str, **variables: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A module run by a process of its own, which is killed unless it ends in time."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.e2e.program",
-        url,
-        str(log),
+        *(sys.executable, "-m", module, *arguments),
         cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "LEASE_TTL": lease_ttl},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", **variables},
     )
     try:
-        yield Process(process)
+        yield process
     finally:
         if process.returncode is None:
             process.kill()
         await process.communicate()
+
+
+@asynccontextmanager
+async def worker_process(url: str, log: Path, lease_ttl: str = "2s") -> AsyncIterator[Process]:
+    async with python("tests.e2e.program", url, str(log), LEASE_TTL=lease_ttl) as process:
+        yield Process(process)
 
 
 def steps_run(log: Path) -> Counter[str]:

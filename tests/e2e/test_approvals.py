@@ -2,43 +2,34 @@
 
 import asyncio
 import itertools
-import os
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+
+import pytest
 
 from examples.agent import Decision, assist
 from examples.approval import deploy
 from flowfabric import App, Run
 from flowfabric.core.states import PublicState
 from tests.apps import reached
-from tests.e2e.conftest import PATIENCE_S, ROOT, steps_run
+from tests.e2e.conftest import PATIENCE_S, python, steps_run
 
 
-@asynccontextmanager
-async def worker(
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """Where the examples write down what they do."""
+    return tmp_path / "journal"
+
+
+def worker(
     example: str, url: str, journal: Path
-) -> AsyncIterator[asyncio.subprocess.Process]:
+) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
     """The real command on an example."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "flowfabric.cli", "worker", f"examples.{example}:app"),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
-            "FLOWFABRIC_URL": url,
-            "JOURNAL": str(journal),
-        },
+    return python(
+        *("flowfabric.cli", "worker", f"examples.{example}:app"),
+        FLOWFABRIC_URL=url,
+        JOURNAL=str(journal),
     )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
 
 
 async def killed_while_waiting(
@@ -53,9 +44,8 @@ async def killed_while_waiting(
 
 
 async def test_two_people_approve_a_deployment_whose_worker_was_killed(
-    store_url: str, tmp_path: Path
+    store_url: str, journal: Path
 ) -> None:
-    journal = tmp_path / "journal"
     async with App(store_url) as app:
         run = await app.submit(deploy, "v2")
         await killed_while_waiting("approval", app, journal, run, "approved")
@@ -68,9 +58,8 @@ async def test_two_people_approve_a_deployment_whose_worker_was_killed(
 
 
 async def test_a_deployment_nobody_approves_in_time_is_escalated(
-    store_url: str, tmp_path: Path
+    store_url: str, journal: Path
 ) -> None:
-    journal = tmp_path / "journal"
     async with App(store_url) as app:
         run = await app.submit(deploy, "v3", patience="1ms")
         async with worker("approval", store_url, journal) as process:
@@ -94,9 +83,8 @@ async def test_a_deployment_nobody_approves_in_time_is_escalated(
 
 
 async def test_an_agent_asks_before_a_dangerous_tool_and_survives_its_worker(
-    store_url: str, tmp_path: Path
+    store_url: str, journal: Path
 ) -> None:
-    journal = tmp_path / "journal"
     async with App(store_url) as app:
         run = await app.submit(assist, "clean up")
         await killed_while_waiting("agent", app, journal, run, "decision")
@@ -108,9 +96,8 @@ async def test_an_agent_asks_before_a_dangerous_tool_and_survives_its_worker(
 
 
 async def test_an_agent_does_without_the_tool_it_is_not_allowed(
-    store_url: str, tmp_path: Path
+    store_url: str, journal: Path
 ) -> None:
-    journal = tmp_path / "journal"
     async with App(store_url) as app:
         run = await app.submit(assist, "clean up")
         await killed_while_waiting("agent", app, journal, run, "decision")

@@ -15,10 +15,10 @@ import pytest
 from flowfabric import Engine, connect
 from flowfabric.core.schedule import ScheduleDefinition
 from flowfabric.engine.filters import ExecutionFilter
+from tests.e2e.conftest import ROOT
 from tests.e2e.schedule_process import FileClock
 from tests.properties.slow_cron import slow_truth
 
-ROOT = Path(__file__).parent.parent.parent
 ZONES = ("Europe/Rome", "America/New_York", "Australia/Lord_Howe", "UTC")
 EXPRESSIONS = ("30 2 * * *", "15 1,2,3 * * *", "10 */6 * * 1-5", "45 * * * *", "0,30 2 * * 0")
 DAYS = 9

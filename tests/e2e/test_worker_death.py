@@ -1,7 +1,6 @@
 """Kill -9 in the middle of an execution: somebody else finishes it, and the dead stay dead."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,7 +10,7 @@ from flowfabric.core.handles import from_wire
 from flowfabric.core.results import Created
 from flowfabric.core.states import AttemptLifecycle, AttemptType, PublicState
 from flowfabric.errors import ExecutionNotActive, LeaseConflict, StateConflict
-from tests.e2e.conftest import PATIENCE_S, ROOT
+from tests.e2e.conftest import PATIENCE_S, python
 
 SHORT_MS = 700
 LONG_MS = 60_000
@@ -40,20 +39,10 @@ class Hands:
 
 @asynccontextmanager
 async def hands(url: str, name: str, lease_ttl_ms: int) -> AsyncIterator[Hands]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.e2e.hands", url, name, str(lease_ttl_ms)),
-        cwd=ROOT,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    started = Hands(process)
-    try:
+    async with python("tests.e2e.hands", url, name, str(lease_ttl_ms)) as process:
+        started = Hands(process)
         assert await started.next_line() == "ready"
         yield started
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
 
 
 async def history(engine: Engine, execution_id: str) -> list[tuple[str | None, str, str]]:
