@@ -1,5 +1,7 @@
 """Records and events as the operations must leave them, spelled out."""
 
+from collections.abc import Sequence
+
 from msgspec import structs
 
 from flowfabric.core.events import Event, EventCategory
@@ -129,6 +131,27 @@ def attempt_ended(
         ended_at_ms=now_ms,
         failure_reason=failure,
         failure_category=category,
+    )
+
+
+def attempts_ended(
+    before: Sequence[Attempt], state: AttemptLifecycle, now_ms: int, failure: str, category: str
+) -> tuple[Attempt, ...]:
+    """Those that were open have ended."""
+    return tuple(
+        each
+        if each.attempt_state.is_terminal
+        else attempt_ended(each, state, now_ms, failure, category)
+        for each in before
+    )
+
+
+def attempt_set_aside(before: Attempt, waits_for: str, now_ms: int) -> Attempt:
+    return structs.replace(
+        before,
+        attempt_state=AttemptLifecycle.SUSPENDED,
+        suspended_at_ms=now_ms,
+        suspension_id=waits_for,
     )
 
 

@@ -17,6 +17,8 @@ from flowfabric.testing import SettableClock
 TTL_MS = 30_000
 BACKOFF_MS = 5_000
 RETRYING = {"retry_policy": {"max_retries": 3, "backoff": {"type": "fixed", "delay_ms": 5_000}}}
+TAGGED = {"namespace": "shop", "tags": {"cairn.instance_id": "i-1"}}
+"""Fields of an execution that its events repeat."""
 UNKNOWN_ID = "{fp:86}:00000000-0000-4000-8000-000000000000"
 NOBODY = "00000000-0000-4000-8000-00000000dead"
 """A well-formed id that nothing has."""

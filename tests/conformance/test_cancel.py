@@ -16,8 +16,14 @@ from flowfabric.errors import (
     StaleLease,
 )
 from flowfabric.testing import SettableClock
-from tests.conformance.expected import attempt_ended, completion_event, ended, lease_event
-from tests.conformance.given import NOBODY, UNKNOWN_ID, WORKER, Given
+from tests.conformance.expected import (
+    attempt_ended,
+    attempts_ended,
+    completion_event,
+    ended,
+    lease_event,
+)
+from tests.conformance.given import NOBODY, TAGGED, UNKNOWN_ID, WORKER, Given
 from tests.conformance.observed import (
     cursor_of,
     events_since,
@@ -28,7 +34,6 @@ from tests.conformance.observed import (
     unchanged,
 )
 
-TAGGED = {"namespace": "shop", "tags": {"cairn.instance_id": "i-1"}}
 UNFINISHED = (
     "waiting",
     "resumable",
@@ -64,17 +69,12 @@ async def test_an_operator_cancels_in_any_phase(
         cancellation_reason="not needed",
         cancelled_by="operator_override",
     )
-    assert await engine.list_attempts(execution_id) == tuple(
-        attempt
-        if attempt.attempt_state.is_terminal
-        else attempt_ended(
-            attempt,
-            AttemptLifecycle.ENDED_CANCELLED,
-            now_ms,
-            "cancelled: not needed",
-            "cancelled",
-        )
-        for attempt in attempts
+    assert await engine.list_attempts(execution_id) == attempts_ended(
+        attempts,
+        AttemptLifecycle.ENDED_CANCELLED,
+        now_ms,
+        "cancelled: not needed",
+        "cancelled",
     )
     released = (
         [lease_event(before, "revoked", now_ms, "cancelled")]

@@ -9,10 +9,8 @@ from flowfabric.core.limits import PAGE_MAX
 from flowfabric.engine.filters import EVERYTHING
 from flowfabric.store.base import EventPage
 from flowfabric.testing import SettableClock
-from tests.conformance.given import WORKER, Given, new
+from tests.conformance.given import TAGGED, WORKER, Given, new
 from tests.conformance.observed import cursor_of, events_since, refuses, unchanged
-
-TAGGED = {"namespace": "shop", "tags": {"cairn.instance_id": "i-1"}}
 
 
 async def create(given: Given) -> None:

@@ -21,7 +21,7 @@ from tests.conformance.expected import (
     lease_event,
     to_be_retried,
 )
-from tests.conformance.given import BACKOFF_MS, RETRYING, Given, fence_of
+from tests.conformance.given import BACKOFF_MS, RETRYING, TAGGED, Given, fence_of
 from tests.conformance.observed import (
     cursor_of,
     events_since,
@@ -31,7 +31,6 @@ from tests.conformance.observed import (
     unchanged,
 )
 
-TAGGED = {"namespace": "shop", "tags": {"cairn.instance_id": "i-1"}}
 FORMS = ["fail", "fail_many", "fail_execution"]
 
 

@@ -9,7 +9,7 @@ from flowfabric.core.results import AlreadySatisfied, Marked, Renewed, Revoked, 
 from flowfabric.core.states import AttemptLifecycle, PublicState
 from flowfabric.testing import SettableClock
 from tests.conformance.expected import attempt_ended, completion_event, ended, lease_event
-from tests.conformance.given import Given, fence_of
+from tests.conformance.given import TAGGED, Given, fence_of
 from tests.conformance.observed import (
     cursor_of,
     events_since,
@@ -18,8 +18,6 @@ from tests.conformance.observed import (
     state_of,
     unchanged,
 )
-
-TAGGED = {"namespace": "shop", "tags": {"cairn.instance_id": "i-1"}}
 
 
 @pytest.mark.parametrize("form", ["renew", "renew_many", "renew_lease"])

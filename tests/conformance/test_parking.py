@@ -1,7 +1,5 @@
 """Releasing the worker while the attempt goes on: delays and waiting for children."""
 
-from msgspec import structs
-
 from flowfabric import Engine
 from flowfabric.core.results import Delayed, Marked, Moved
 from flowfabric.core.states import (
@@ -13,8 +11,8 @@ from flowfabric.core.states import (
 )
 from flowfabric.errors import ExecutionNotActive
 from flowfabric.testing import SettableClock
-from tests.conformance.expected import lease_event, set_aside
-from tests.conformance.given import Given
+from tests.conformance.expected import attempt_set_aside, lease_event, set_aside
+from tests.conformance.given import TAGGED, Given
 from tests.conformance.observed import (
     cursor_of,
     events_since,
@@ -24,7 +22,6 @@ from tests.conformance.observed import (
     unchanged,
 )
 
-TAGGED = {"namespace": "shop", "tags": {"cairn.instance_id": "i-1"}}
 TIMED = {"policy": {"timeout_policy": {"attempt_timeout_ms": 20_000}}}
 
 
@@ -52,12 +49,7 @@ async def test_a_delay_sets_the_attempt_aside_until_a_time(
         attempt_time_left_ms=19_000,
     )
     assert await engine.list_attempts(execution_id) == (
-        structs.replace(
-            attempt,
-            attempt_state=AttemptLifecycle.SUSPENDED,
-            suspended_at_ms=now_ms,
-            suspension_id="worker_delay",
-        ),
+        attempt_set_aside(attempt, "worker_delay", now_ms),
     )
     assert await events_since(engine, cursor) == [
         lease_event(before, "revoked", now_ms, "worker_delay")
@@ -85,12 +77,7 @@ async def test_waiting_for_children_sets_the_attempt_aside(
         blocking_detail="waiting for child executions to complete",
     )
     assert await engine.list_attempts(execution_id) == (
-        structs.replace(
-            attempt,
-            attempt_state=AttemptLifecycle.SUSPENDED,
-            suspended_at_ms=now_ms,
-            suspension_id="waiting_children",
-        ),
+        attempt_set_aside(attempt, "waiting_children", now_ms),
     )
     assert await events_since(engine, cursor) == [
         lease_event(before, "revoked", now_ms, "waiting_children")

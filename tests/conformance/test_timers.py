@@ -22,12 +22,21 @@ from flowfabric.reconcilers.supervisor import SWEEPS, run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.expected import (
     attempt_ended,
+    attempts_ended,
     completion_event,
     ended,
     lease_event,
     to_be_retried,
 )
-from tests.conformance.given import BACKOFF_MS, ENDED, RETRYING, SET_ASIDE, UNKNOWN_ID, Given
+from tests.conformance.given import (
+    BACKOFF_MS,
+    ENDED,
+    RETRYING,
+    SET_ASIDE,
+    TAGGED,
+    UNKNOWN_ID,
+    Given,
+)
 from tests.conformance.observed import (
     cursor_of,
     events_since,
@@ -38,7 +47,6 @@ from tests.conformance.observed import (
 )
 from tests.conformance.pausing import paused
 
-TAGGED = {"namespace": "shop", "tags": {"cairn.instance_id": "i-1"}}
 TIMED = {"timeout_policy": {"attempt_timeout_ms": 2_000}}
 SWEEP_NAMES = (
     "expire_due_leases",
@@ -258,17 +266,12 @@ async def test_a_deadline_ends_an_execution_whatever_it_was_doing(
         assert after == ended(
             before, PublicState.EXPIRED, deadline_ms, failure_reason="execution_deadline"
         ), state
-        assert await engine.list_attempts(execution_id) == tuple(
-            attempt
-            if attempt.attempt_state.is_terminal
-            else attempt_ended(
-                attempt,
-                AttemptLifecycle.ENDED_FAILURE,
-                deadline_ms,
-                "execution_deadline",
-                "timeout",
-            )
-            for attempt in attempts
+        assert await engine.list_attempts(execution_id) == attempts_ended(
+            attempts,
+            AttemptLifecycle.ENDED_FAILURE,
+            deadline_ms,
+            "execution_deadline",
+            "timeout",
         )
         released = (
             [lease_event(before, "expired", deadline_ms, "expired:execution_deadline")]
