@@ -232,21 +232,6 @@ async def test_the_order_of_checks_on_a_staged_edge(engine: Engine, graph: Graph
     assert await attempt("b", "a", revision=4) is CycleDetected
 
 
-async def test_a_missing_flow_has_no_edges(engine: Engine, graph: Graph) -> None:
-    await graph.member("a")
-    await graph.member("b")
-    partition, _ = engine.flow_key(graph.flow_id)
-    ghost = new_id()
-    while engine.flow_key(engine.check_flow_id(ghost))[0] != partition:
-        ghost = new_id()
-
-    async with refused(engine, NotFound) as caught:
-        await engine.stage_dependency_edge(
-            ghost, new_id(), upstream_execution_id=graph["a"], downstream_execution_id=graph["b"]
-        )
-    assert caught.value.entity == "flow"
-
-
 async def test_a_repeat_after_a_lost_answer_is_shown_the_stored_edge(
     engine: Engine, graph: Graph
 ) -> None:

@@ -9,11 +9,10 @@ from flowfabric.core.flow_views import EligibilityStatus
 from flowfabric.core.states import FailureClass, TerminalOutcome
 from flowfabric.errors import (
     LeaseConflict,
-    NotFound,
 )
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
-from tests.conformance.graphs import Graph, new_graph, new_id
+from tests.conformance.graphs import Graph, new_graph
 from tests.conformance.observed import execution_of
 
 LET_RUN = OnSatisfied.LET_RUN
@@ -198,19 +197,3 @@ async def test_a_retried_member_keeps_its_place(engine: Engine, graph: Graph) ->
     )
     await graph.settle()
     assert await graph.state("b") == "skipped"
-
-
-async def test_operations_on_a_missing_flow_say_so(engine: Engine, graph: Graph) -> None:
-    await graph.member("a")
-    await graph.member("b")
-    partition, _ = engine.flow_key(graph.flow_id)
-    ghost = new_id()
-    while engine.flow_key(engine.check_flow_id(ghost))[0] != partition:
-        ghost = new_id()
-    with pytest.raises(NotFound):
-        await engine.resolve_dependency(
-            ghost,
-            new_id(),
-            upstream_execution_id=graph["a"],
-            downstream_execution_id=graph["b"],
-        )

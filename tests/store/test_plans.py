@@ -205,6 +205,13 @@ async def explain(connection: Connection, question: Question) -> Node:
     return plan.root
 
 
+def check_cost(plan: Node, question: Question) -> None:
+    assert plan.actual_rows == question.returns
+    assert plan.scanned == []
+    assert plan.examined <= ROWS_PER_ROW * question.rows + ROWS_FOR_NOTHING
+    assert plan.pages <= PAGES_PER_ROW * question.rows + PAGES_FOR_NOTHING
+
+
 @pytest.mark.parametrize("question", POSTGRES_QUESTIONS, ids=str)
 async def test_postgres_looks_at_little_more_than_it_is_asked_for(
     question: Question, grown_postgres: str
@@ -214,11 +221,8 @@ async def test_postgres_looks_at_little_more_than_it_is_asked_for(
         plan = await explain(connection, question)
     finally:
         await connection.close()
-    assert plan.actual_rows == question.returns
-    assert plan.scanned == []
-    assert plan.examined <= ROWS_PER_ROW * question.rows + ROWS_FOR_NOTHING
+    check_cost(plan, question)
     assert plan.most_sorted <= ROWS_PER_ROW * question.rows
-    assert plan.pages <= PAGES_PER_ROW * question.rows + PAGES_FOR_NOTHING
 
 
 @pytest.mark.parametrize("question", [q for q in POSTGRES_QUESTIONS if not q.writes], ids=str)
@@ -232,10 +236,7 @@ async def test_postgres_reads_by_the_same_ways_when_it_is_free_to_scan(
         plan = await explain(connection, question)
     finally:
         await connection.close()
-    assert plan.actual_rows == question.returns
-    assert plan.scanned == []
-    assert plan.examined <= ROWS_PER_ROW * question.rows + ROWS_FOR_NOTHING
-    assert plan.pages <= PAGES_PER_ROW * question.rows + PAGES_FOR_NOTHING
+    check_cost(plan, question)
 
 
 @pytest.mark.parametrize("limit", [1, 10])
