@@ -6,6 +6,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 import click
+from msgspec import structs
 
 from flowfabric.core.durations import duration_ms
 from flowfabric.core.states import PublicState
@@ -41,18 +42,17 @@ class Chosen:
         self._before = before
 
     @property
+    def states(self) -> tuple[PublicState, ...]:
+        return self._filter.states
+
+    @property
     def empty(self) -> bool:
         return self._filter == EVERYTHING and self._since is None and self._before is None
 
     async def resolve(self, engine: Engine) -> ExecutionFilter:
         now_ms = await engine.server_time_ms()
-        chosen = self._filter
-        return ExecutionFilter(
-            states=chosen.states,
-            lane_id=chosen.lane_id,
-            execution_kind=chosen.execution_kind,
-            namespace=chosen.namespace,
-            tag=chosen.tag,
+        return structs.replace(
+            self._filter,
             created_after_ms=_time("since", self._since, now_ms),
             created_before_ms=_time("before", self._before, now_ms),
         )

@@ -72,9 +72,8 @@ async def replay(
     async def act(ids: Sequence[str]) -> Sequence[object]:
         return await engine.replay_executions(ids, reason=reason, requested_by=_user())
 
-    matching = await chosen.resolve(engine)
     ended = set(TERMINAL_STATES)
-    if not matching.states:
+    if not chosen.states:
         ended -= {PublicState.COMPLETED, PublicState.SKIPPED}
     ids = await _choose(engine, "replay", execution_ids, chosen, ended, yes)
     return await _act_on(target, "replayed", ids, act)
