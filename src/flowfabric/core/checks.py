@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from flowfabric.core.limits import NAME_BYTES_MAX, TIME_MS_MAX
+from flowfabric.core.limits import NAME_BYTES_MAX, REASON_BYTES_MAX, TEXT_BYTES_MAX, TIME_MS_MAX
 from flowfabric.errors import InvalidInput, PayloadTooLarge
 
 UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
@@ -59,6 +59,11 @@ def check_text(
     if size > bytes_max:
         raise InvalidInput(field, f"must be at most {bytes_max} bytes, is {size}", value)
     return value
+
+
+def check_reason(value: object) -> str:
+    """Text of any length, shortened: it is a message to people."""
+    return shorten(check_text("reason", value, bytes_max=REASON_BYTES_MAX), TEXT_BYTES_MAX)
 
 
 def check_optional_text(

@@ -12,6 +12,8 @@ PAYLOAD_BYTES_MAX = 4 * 1024 * 1024
 
 TEXT_BYTES_MAX = 64 * 1024
 """Failure reasons, progress messages and other free text; longer reasons are shortened."""
+REASON_BYTES_MAX = 2**31
+"""A reason before it is shortened."""
 NAME_BYTES_MAX = 256
 """Identities, encodings, categories and other short text."""
 IDEMPOTENCY_KEY_BYTES_MAX = 512

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from flowfabric.core.checks import check_int, check_text, shorten
+from flowfabric.core.checks import check_int, check_reason
 from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.execution import Timing
 from flowfabric.core.flow_cancel import (
@@ -33,8 +33,8 @@ from flowfabric.core.flow_results import (
     FlowAlreadyEnded,
     FlowCancelled,
 )
-from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id
-from flowfabric.core.limits import BATCH_MAX, CANCEL_BATCH, MEMBERS_SHOWN_MAX, TEXT_BYTES_MAX
+from flowfabric.core.ids import FIRST_UUID, ExecutionId, FlowId, make_execution_id
+from flowfabric.core.limits import BATCH_MAX, CANCEL_BATCH, MEMBERS_SHOWN_MAX
 from flowfabric.core.operator import CancelRequest, decide_cancel
 from flowfabric.core.results import Cancelled
 from flowfabric.core.states import LifecyclePhase, PublicState
@@ -92,7 +92,7 @@ class FlowCancels(FlowOperations):
         """Close a flow and queue its members' cancellation, without waiting for it."""
         check_grace(grace_ms)
         policy = check_cancellation_policy(cancellation_policy)
-        why = shorten(check_text("reason", reason, bytes_max=2**31), TEXT_BYTES_MAX)
+        why = check_reason(reason)
         asked = self.check_flow_id(flow_id)
 
         async def body(tx: Transaction, at_once_max: int = CANCEL_BATCH) -> CancelHeaderResult:
@@ -121,7 +121,7 @@ class FlowCancels(FlowOperations):
         rows = await tx.select(
             "list_flow_members",
             flow_id=flow.flow_id,
-            after="00000000-0000-0000-0000-000000000000",
+            after=FIRST_UUID,
             limit=MEMBERS_SHOWN_MAX,
         )
         return FlowAlreadyEnded(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from flowfabric.core.checks import check_text
-from flowfabric.core.ids import ExecutionId
+from flowfabric.core.ids import FIRST_UUID, LAST_UUID, ExecutionId
 from flowfabric.core.model import WorkerPresence
 from flowfabric.engine.reads import PRESENCE_MS
 from flowfabric.engine.unit import Operations, row_execution_id
@@ -16,8 +16,6 @@ UUID_PART_CHARS_MIN: Final = 4
 MATCHES_SHOWN_MAX: Final = 5
 
 _HEXADECIMAL: Final = re.compile(r"[0-9a-f-]+")
-_LOWEST: Final = "00000000-0000-0000-0000-000000000000"
-_HIGHEST: Final = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 
 class Lookup(Operations):
@@ -70,19 +68,19 @@ class Lookup(Operations):
     async def _find_by_uuid(self, part: str) -> list[ExecutionId]:
         async def body(reader: Reader) -> Sequence[Row]:
             rows: Sequence[Row] = []
-            if _LOWEST.startswith(re.sub("[0-9a-f]", "0", part)):
+            if FIRST_UUID.startswith(re.sub("[0-9a-f]", "0", part)):
                 rows = await reader.select(
                     "find_by_uuid",
-                    low=part + _LOWEST[len(part) :],
-                    high=part + _HIGHEST[len(part) :],
+                    low=part + FIRST_UUID[len(part) :],
+                    high=part + LAST_UUID[len(part) :],
                     pattern=f"{part}%",
                     limit=MATCHES_SHOWN_MAX + 1,
                 )
             if not rows:
                 rows = await reader.select(
                     "find_by_uuid",
-                    low=_LOWEST,
-                    high=_HIGHEST,
+                    low=FIRST_UUID,
+                    high=LAST_UUID,
                     pattern=f"%{part}",
                     limit=MATCHES_SHOWN_MAX + 1,
                 )

@@ -14,8 +14,8 @@ from flowfabric.core.checks import (
     check_int,
     check_list,
     check_optional_text,
+    check_reason,
     check_text,
-    shorten,
 )
 from flowfabric.core.decision import Decision
 from flowfabric.core.execution import (
@@ -88,7 +88,13 @@ class Operators(Operations):
         attempt_id: str | None = None,
     ) -> Cancelled:
         """End an execution in any phase. Cancelling a cancelled one succeeds and writes nothing."""
-        request = check_cancel(reason, source, lease_id, lease_epoch, attempt_id)
+        request = check_cancel(
+            reason,
+            source=source,
+            lease_id=lease_id,
+            lease_epoch=lease_epoch,
+            attempt_id=attempt_id,
+        )
         return await self.decide(_cancel_ask(self.check_execution_id(execution_id), request))
 
     async def cancel_executions(
@@ -96,7 +102,7 @@ class Operators(Operations):
     ) -> list[Cancelled | FlowFabricError]:
         """Cancel many as an operator; each gets its own answer or error."""
         check_list("execution_ids", execution_ids, 0, BATCH_MAX)
-        request = check_cancel(reason, OPERATOR_OVERRIDE, None, None, None)
+        request = check_cancel(reason)
         return await self.decide_many(
             [_cancel_ask(self.check_execution_id(each), request) for each in execution_ids]
         )
@@ -110,7 +116,7 @@ class Operators(Operations):
         worker_instance_id: str = "",
     ) -> RevokeResult:
         """Take the lease from its holder; the execution is ready for another worker at once."""
-        why = shorten(check_text("reason", reason, bytes_max=2**31), TEXT_BYTES_MAX)
+        why = check_reason(reason)
         if expected_lease_id != "":
             parse_uuid("expected_lease_id", expected_lease_id)
         check_text("worker_instance_id", worker_instance_id)
@@ -237,10 +243,15 @@ def check_phase(phase: object) -> TimerDecision:
 
 
 def check_cancel(
-    reason: object, source: object, lease_id: object, lease_epoch: object, attempt_id: object
+    reason: object,
+    *,
+    source: object = OPERATOR_OVERRIDE,
+    lease_id: object = None,
+    lease_epoch: object = None,
+    attempt_id: object = None,
 ) -> CancelRequest:
     return CancelRequest(
-        reason=shorten(check_text("reason", reason, bytes_max=2**31), TEXT_BYTES_MAX),
+        reason=check_reason(reason),
         source=check_text("source", source),
         lease_id=_optional_uuid("lease_id", lease_id),
         lease_epoch=None

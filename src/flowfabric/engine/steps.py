@@ -10,15 +10,15 @@ from flowfabric.core.checks import (
     check_optional_bytes,
     check_optional_text,
     check_optional_time,
+    check_reason,
     check_text,
-    shorten,
 )
 from flowfabric.core.decision import Changes, Decision, combine
 from flowfabric.core.execution import Timing
 from flowfabric.core.hand_back import decide_hand_back
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
-from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX
+from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
 from flowfabric.core.model import Execution
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.results import HandedBack, Moved
@@ -223,7 +223,7 @@ class Steps(Operations):
     ) -> list[HandedBack | FlowFabricError]:
         """Return many leases at once; each gets its own answer or error."""
         check_list("handles", handles, 0, BATCH_MAX)
-        why = shorten(check_text("reason", reason, bytes_max=2**31), TEXT_BYTES_MAX)
+        why = check_reason(reason)
         opened = [attempt(self.open_handle, handle) for handle in handles]
         nothing: dict[int, HandedBack] = {}
         return await self.decide_rest(opened, nothing, lambda handle: _hand_back_ask(handle, why))

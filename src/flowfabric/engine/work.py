@@ -15,6 +15,7 @@ from flowfabric.core.checks import (
     check_list,
     check_optional_bytes,
     check_optional_text,
+    check_reason,
     check_text,
     check_time,
     shorten,
@@ -276,7 +277,7 @@ class Work(Operations):
     async def cancel(self, handle: Handle | bytes, reason: str) -> Cancelled:
         """Give up for good, as the lease holder. Safe to repeat."""
         opened = self.open_handle(handle)
-        why = shorten(check_text("reason", reason, bytes_max=2**31), TEXT_BYTES_MAX)
+        why = check_reason(reason)
 
         def decide(subject: Subject, timing: Timing) -> Decision[Cancelled]:
             return decide_worker_cancel(subject, fence_of(opened), why, timing)
