@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowfabric.core.limits import TIME_MS_MAX
 from flowfabric.core.policies import (
+    ASKED_PRIORITY_MAX,
+    ASKED_PRIORITY_MIN,
     COUNT_MAX,
     DEFAULT_POLICY,
     DURATION_MAX_MS,
     POLICY_MAX_BYTES,
-    PRIORITY_MAX,
-    PRIORITY_MIN,
-    TIMESTAMP_MAX_MS,
     ExecutionPolicy,
     ExponentialBackoff,
     FallbackPolicy,
@@ -60,8 +60,8 @@ retry_policies = st.builds(
 )
 policies = st.builds(
     ExecutionPolicy,
-    priority=st.integers(PRIORITY_MIN, PRIORITY_MAX),
-    delay_until=st.none() | st.integers(0, TIMESTAMP_MAX_MS),
+    priority=st.integers(ASKED_PRIORITY_MIN, ASKED_PRIORITY_MAX),
+    delay_until=st.none() | st.integers(0, TIME_MS_MAX),
     retry_policy=st.none() | retry_policies,
     timeout_policy=st.none()
     | st.builds(TimeoutPolicy, attempt_timeout_ms=st.none() | durations, max_reclaim_count=counts),
@@ -230,8 +230,8 @@ def test_malformed_capabilities_are_refused_with_this_detail(
 @pytest.mark.parametrize(
     ("path", "least", "most"),
     [
-        (("priority",), PRIORITY_MIN, PRIORITY_MAX),
-        (("delay_until",), 0, TIMESTAMP_MAX_MS),
+        (("priority",), ASKED_PRIORITY_MIN, ASKED_PRIORITY_MAX),
+        (("delay_until",), 0, TIME_MS_MAX),
         (("max_reclaim_count",), 0, COUNT_MAX),
         (("max_replay_count",), 0, COUNT_MAX),
         (("max_signals_per_execution",), 0, COUNT_MAX),

@@ -11,6 +11,7 @@ either. New uuids are time-ordered (version 7), so inserts stay local in an inde
 import re
 from typing import Final, NewType
 
+from flowfabric.core.limits import NAME_BYTES_MAX
 from flowfabric.core.partitions import (
     INDEX_MAX,
     PartitionConfig,
@@ -38,7 +39,6 @@ BudgetId = NewType("BudgetId", str)
 QuotaPolicyId = NewType("QuotaPolicyId", str)
 
 LANE_ID_MAX_BYTES: Final = 64
-NAME_MAX_BYTES: Final = 256
 UUID_CHARS: Final = 36
 UUID_BYTES: Final = 16
 FIRST_UUID: Final = "00000000-0000-0000-0000-000000000000"
@@ -195,8 +195,8 @@ def _parse_name(field: str, text: object) -> str:
     if not text.isprintable():
         raise InvalidInput(field, "must not contain control or unprintable characters", text)
     length = len(text.encode())
-    if length > NAME_MAX_BYTES:
-        problem = f"too long: {length} bytes, at most {NAME_MAX_BYTES} allowed"
+    if length > NAME_BYTES_MAX:
+        problem = f"too long: {length} bytes, at most {NAME_BYTES_MAX} allowed"
         raise InvalidInput(field, problem, text)
     return text
 

@@ -16,15 +16,15 @@ from msgspec import Meta
 
 from flowfabric.core.capabilities import TOKENS_MAX, check_required
 from flowfabric.core.ids import parse_uuid
+from flowfabric.core.limits import TIME_MS_MAX
 from flowfabric.errors import InvalidInput, InvalidPolicyJson, PayloadTooLarge
 
 POLICY_MAX_BYTES: Final = 65_536
 DURATION_MAX_MS: Final = 10 * 365 * 24 * 60 * 60 * 1000
-TIMESTAMP_MAX_MS: Final = 253_402_300_799_999
-"""The last millisecond of the year 9999."""
 
-PRIORITY_MIN: Final = -(2**31)
-PRIORITY_MAX: Final = 2**31 - 1
+ASKED_PRIORITY_MIN: Final = -(2**31)
+ASKED_PRIORITY_MAX: Final = 2**31 - 1
+"""What may be asked for; what is given lies within `limits.PRIORITY_MIN` and `PRIORITY_MAX`."""
 COUNT_MAX: Final = 2**32 - 1
 MULTIPLIER_MAX: Final = 1_000_000.0
 LIST_MAX: Final = 64
@@ -34,7 +34,7 @@ EXPLAINED_MAX_CHARS: Final = 256
 
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 DurationMs = Annotated[int, Meta(ge=0, le=DURATION_MAX_MS)]
-TimestampMs = Annotated[int, Meta(ge=0, le=TIMESTAMP_MAX_MS)]
+TimestampMs = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 Text = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX_CHARS)]
 TimeoutBehavior = Literal["fail", "cancel", "expire", "auto_resume_with_timeout_signal", "escalate"]
 
@@ -117,7 +117,7 @@ class ExecutionPolicy(_Policy, frozen=True, kw_only=True):
     No `retry_policy` means no retries.
     """
 
-    priority: Annotated[int, Meta(ge=PRIORITY_MIN, le=PRIORITY_MAX)] = 0
+    priority: Annotated[int, Meta(ge=ASKED_PRIORITY_MIN, le=ASKED_PRIORITY_MAX)] = 0
     delay_until: TimestampMs | None = None
     retry_policy: RetryPolicy | None = None
     timeout_policy: TimeoutPolicy | None = None

@@ -23,7 +23,12 @@ from flowfabric.core.ids import (
     parse_namespace,
 )
 from flowfabric.core.limits import NAME_BYTES_MAX
-from flowfabric.core.policies import encode_policy, parse_policy
+from flowfabric.core.policies import (
+    ASKED_PRIORITY_MAX,
+    ASKED_PRIORITY_MIN,
+    encode_policy,
+    parse_policy,
+)
 from flowfabric.core.schedule_model import CatchUp, Schedule, ScheduleKind
 from flowfabric.core.tags import TAGS_MAX, check_tags
 from flowfabric.errors import InvalidInput
@@ -116,7 +121,7 @@ def check_definition(
         policy="{}" if policy is None else encode_policy(parse_policy(policy)),
         priority=None
         if definition.priority is None
-        else check_int("priority", definition.priority, -(2**31), 2**31 - 1),
+        else check_int("priority", definition.priority, ASKED_PRIORITY_MIN, ASKED_PRIORITY_MAX),
         tags=msgspec.json.encode(dict(sorted(tags.items()))).decode(),
         next_due_at_ms=None,
         created_at_ms=now_ms,
