@@ -1,7 +1,7 @@
 -- Executions whose uuid lies in a range and looks like a pattern, newest uuids first.
 select partition_key, execution_id
   from execution
- where execution_id between :low::uuid and :high::uuid
-   and execution_id::text like :pattern
+ where execution_id between :low and :high
+   and cast(execution_id as text) like :pattern
  order by execution_id desc
  limit :limit;

@@ -1,7 +1,0 @@
--- Executions whose uuid lies in a range and looks like a pattern, newest uuids first.
-select partition_key, execution_id
-  from execution
- where execution_id between :low and :high
-   and execution_id like :pattern
- order by execution_id desc
- limit :limit;
