@@ -37,7 +37,7 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
-from flowfabric.core.transition import NO_LEASE, Field, Subject, change
+from flowfabric.core.transition import NO_LEASE, UNBLOCKED, Field, Subject, change
 
 WORKER_DELAY = "worker_delay"
 WAITING_CHILDREN = "waiting_children"
@@ -334,14 +334,7 @@ def decide_promote(subject: Subject, now_ms: int) -> Decision[Marked | AlreadySa
         return Decision(answer=AlreadySatisfied(reason="not_delayed"))
     if execution.delay_until_ms is not None and execution.delay_until_ms > now_ms:
         return Decision(answer=AlreadySatisfied(reason="not_yet_due"))
-    after = change(
-        execution,
-        now_ms,
-        eligibility_state=EligibilityState.ELIGIBLE_NOW,
-        blocking_reason=BlockingReason.WAITING_FOR_WORKER,
-        blocking_detail="",
-        delay_until_ms=None,
-    )
+    after = change(execution, now_ms, **UNBLOCKED, delay_until_ms=None)
     answer = Marked(execution_id=execution.execution_id, public_state=after.public_state)
     return Decision(answer=answer, changes=Changes(updates=(after,)))
 

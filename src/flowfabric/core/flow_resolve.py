@@ -30,7 +30,7 @@ from flowfabric.core.states import (
     OwnershipState,
     TerminalOutcome,
 )
-from flowfabric.core.transition import Field, Subject, change
+from flowfabric.core.transition import UNBLOCKED, Field, Subject, change
 
 DEPENDENCY_IMPOSSIBLE = "dependency_impossible"
 INPUTS_TOO_LARGE = "inputs_too_large"
@@ -190,12 +190,7 @@ def _unblocked(execution: Execution, group: EdgeGroup, now_ms: int) -> dict[str,
     delayed = prior is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME
     due = execution.delay_until_ms is None or execution.delay_until_ms <= now_ms
     if prior in (None, EligibilityState.ELIGIBLE_NOW) or (delayed and due):
-        return {
-            "eligibility_state": EligibilityState.ELIGIBLE_NOW,
-            "blocking_reason": BlockingReason.WAITING_FOR_WORKER,
-            "blocking_detail": "",
-            "delay_until_ms": None,
-        }
+        return {**UNBLOCKED, "delay_until_ms": None}
     return {
         "eligibility_state": prior,
         "blocking_reason": group.prior_blocking_reason,

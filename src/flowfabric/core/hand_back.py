@@ -14,12 +14,10 @@ from flowfabric.core.results import HandedBack
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,
-    BlockingReason,
-    EligibilityState,
     LifecyclePhase,
     OwnershipState,
 )
-from flowfabric.core.transition import NO_LEASE, Field, Subject, change
+from flowfabric.core.transition import NO_LEASE, UNBLOCKED, Field, Subject, change
 
 HANDED_BACK = "handed_back"
 
@@ -37,9 +35,7 @@ def decide_hand_back(
         **NO_LEASE,
         "lifecycle_phase": LifecyclePhase.RUNNABLE,
         "ownership_state": OwnershipState.UNOWNED,
-        "eligibility_state": EligibilityState.ELIGIBLE_NOW,
-        "blocking_reason": BlockingReason.WAITING_FOR_WORKER,
-        "blocking_detail": "",
+        **UNBLOCKED,
         "attempt_state": AttemptState.PENDING_RETRY_ATTEMPT,
         "current_attempt_id": None,
         "pending_retry_reason": why,

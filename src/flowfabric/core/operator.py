@@ -18,14 +18,13 @@ from flowfabric.core.results import Cancelled, Changed, Replayed
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,
-    BlockingReason,
     EligibilityState,
     LifecyclePhase,
     OwnershipState,
     PublicState,
     TerminalOutcome,
 )
-from flowfabric.core.transition import Field, Subject, change
+from flowfabric.core.transition import UNBLOCKED, Field, Subject, change
 from flowfabric.errors import (
     ExecutionNotEligible,
     ExecutionNotTerminal,
@@ -185,9 +184,7 @@ def _replayed(
     return {
         "lifecycle_phase": LifecyclePhase.RUNNABLE,
         "ownership_state": OwnershipState.UNOWNED,
-        "eligibility_state": EligibilityState.ELIGIBLE_NOW,
-        "blocking_reason": BlockingReason.WAITING_FOR_WORKER,
-        "blocking_detail": "",
+        **UNBLOCKED,
         "terminal_outcome": TerminalOutcome.NONE,
         "attempt_state": AttemptState.PENDING_REPLAY_ATTEMPT,
         # The old holder must not be able to act on the new life of the execution.

@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.model import Attempt, ClaimGrant, Execution
 from flowfabric.core.states import (
+    BlockingReason,
     EligibilityState,
     LifecyclePhase,
     OwnershipState,
@@ -37,6 +38,13 @@ NO_LEASE: dict[str, Field] = {
     "attempt_deadline_ms": None,
 }
 """What releasing a lease clears. Epoch and attempt id stay: repeats are recognised by them."""
+
+UNBLOCKED: dict[str, Field] = {
+    "eligibility_state": EligibilityState.ELIGIBLE_NOW,
+    "blocking_reason": BlockingReason.WAITING_FOR_WORKER,
+    "blocking_detail": "",
+}
+"""Nothing but a worker is missing."""
 
 
 def final_lease(execution: Execution) -> dict[str, Field]:
