@@ -49,12 +49,12 @@ PENDING = UsePending(waitpoint_id=SAME_ID)
 @pytest.mark.parametrize(
     ("condition", "waitpoints", "problem"),
     [
-        (APPROVED, [], "waitpoints_empty"),
-        (Single("other"), [FRESH], "waitpoint_key_mismatch"),
+        (APPROVED, [], "waitpoints_empty: leave it out to get one for each key of the condition"),
+        (Single("other"), [FRESH], "waitpoint_key_mismatch: the condition waits at 'other'"),
         (
             all_of_waitpoints(["gate", "b"]),
             [FRESH, FreshWaitpoint(waitpoint_key="")],
-            "additional_waitpoint_binding_empty_key at waitpoints[1]",
+            "additional_waitpoint_binding_empty_key at waitpoints[1]: name it",
         ),
         (
             all_of_waitpoints(["gate", "b"]),
@@ -115,15 +115,15 @@ async def test_bindings_that_do_not_fit_the_condition_are_refused(
             AllOf((DEEP,)),
             "depth 5 exceeds cap 4 at path members[0].members[0].members[0].members[0]",
         ),
-        (AllOf(()), "allof_empty_members at path <root>"),
-        (AllOf((AllOf(()),)), "allof_empty_members at path members[0]"),
+        (AllOf(()), "allof_empty_members at path <root>: give at least one"),
+        (AllOf((AllOf(()),)), "allof_empty_members at path members[0]: give at least one"),
         (
             Count(0, CountKind.DISTINCT_SIGNALS, ("gate",)),
-            "count_n_zero at path <root>",
+            "count_n_zero at path <root>: must be at least 1",
         ),
         (
             Count(1, CountKind.DISTINCT_SIGNALS, ()),
-            "count_waitpoints_empty at path <root>",
+            "count_waitpoints_empty at path <root>: name at least one",
         ),
         (
             Count(3, CountKind.DISTINCT_WAITPOINTS, ("gate", "b")),
@@ -131,7 +131,7 @@ async def test_bindings_that_do_not_fit_the_condition_are_refused(
         ),
         (
             Count(1, CountKind.DISTINCT_WAITPOINTS, ("gate", "gate")),
-            "count_duplicate_waitpoints at path <root>",
+            "count_duplicate_waitpoints at path <root>: name each once",
         ),
         (
             AllOf((APPROVED, OperatorOnly())),
@@ -214,7 +214,7 @@ async def test_an_empty_idempotency_key_is_none(engine: Engine, given: Given) ->
 async def test_a_condition_is_refused_before_the_handle_is_looked_at(engine: Engine) -> None:
     with pytest.raises(InvalidInput) as caught:
         await engine.suspend(b"garbage", resume_condition=TimeoutOnly())
-    assert caught.value.problem == "timeout_only_without_deadline"
+    assert caught.value.problem.startswith("timeout_only_without_deadline: without a timeout")
 
 
 async def test_a_handle_that_ended_with_its_suspension_is_told_so_first(

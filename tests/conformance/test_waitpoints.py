@@ -297,7 +297,7 @@ async def test_only_a_pending_waitpoint_of_this_execution_is_taken_over(
         await engine.suspend(
             claimed.handle, resume_condition=Single("other"), waitpoints=using(pending)
         )
-    assert caught.value.problem == "waitpoint_key_mismatch"
+    assert caught.value.problem == "waitpoint_key_mismatch: the condition waits at 'other'"
     async with refused(engine, InvalidInput) as caught:
         await engine.suspend(
             claimed.handle, resume_condition=all_of_waitpoints(["x"]), waitpoints=using(pending)

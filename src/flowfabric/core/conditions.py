@@ -225,7 +225,7 @@ def _check_node(node: object, path: str, depth: int, left: list[int]) -> None:
             if not isinstance(members, tuple):
                 raise InvalidInput(FIELD, f"members must be a tuple at path {place}")
             if not members:
-                raise InvalidInput(FIELD, f"allof_empty_members at path {place}")
+                raise InvalidInput(FIELD, f"allof_empty_members at path {place}: give at least one")
             for index, member in enumerate(members):
                 inner = f"{path}.members[{index}]" if path else f"members[{index}]"
                 _check_node(member, inner, depth + 1, left)
@@ -253,11 +253,11 @@ def _check_depth(depth: int, place: str) -> None:
 def _check_count(node: Count, place: str) -> None:
     keys = node.waitpoints
     if check_int(f"{FIELD}.n", node.n, 0, COUNT_MAX) == 0:
-        raise InvalidInput(FIELD, f"count_n_zero at path {place}")
+        raise InvalidInput(FIELD, f"count_n_zero at path {place}: must be at least 1")
     if not isinstance(keys, tuple):
         raise InvalidInput(FIELD, f"waitpoints must be a tuple at path {place}")
     if not keys:
-        raise InvalidInput(FIELD, f"count_waitpoints_empty at path {place}")
+        raise InvalidInput(FIELD, f"count_waitpoints_empty at path {place}: name at least one")
     if len(keys) > NODES_MAX:
         raise InvalidInput(FIELD, f"more than {NODES_MAX} waitpoints at path {place}")
     if node.count_kind not in list(CountKind):
@@ -272,7 +272,7 @@ def _check_count(node: Count, place: str) -> None:
     for key in keys:
         _check_key(key, place)
     if node.count_kind is CountKind.DISTINCT_WAITPOINTS and len(set(keys)) != len(keys):
-        raise InvalidInput(FIELD, f"count_duplicate_waitpoints at path {place}")
+        raise InvalidInput(FIELD, f"count_duplicate_waitpoints at path {place}: name each once")
     _check_matcher(node.matcher, place)
 
 

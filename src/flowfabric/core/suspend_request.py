@@ -116,7 +116,9 @@ def check_bindings(
     The keys of waitpoints made beforehand are not known here; `check_keys` looks at all.
     """
     if not waitpoints:
-        raise InvalidInput("waitpoints", "waitpoints_empty")
+        raise InvalidInput(
+            "waitpoints", "waitpoints_empty: leave it out to get one for each key of the condition"
+        )
     if len(waitpoints) > WAITPOINTS_PER_SUSPENSION_MAX:
         raise InvalidInput(
             "waitpoints", f"must be at most {WAITPOINTS_PER_SUSPENSION_MAX}", len(waitpoints)
@@ -139,13 +141,16 @@ def check_bindings(
 
 def check_same_key(key: str | None, condition: Single) -> None:
     if key is not None and key != condition.waitpoint_key:
-        raise InvalidInput("waitpoints", "waitpoint_key_mismatch", key)
+        waits_at = condition.waitpoint_key
+        raise InvalidInput(
+            "waitpoints", f"waitpoint_key_mismatch: the condition waits at {waits_at!r}", key
+        )
 
 
 def _check_extra(extra: object, index: int) -> None:
     if isinstance(extra, FreshWaitpoint) and extra.waitpoint_key == "":
         raise InvalidInput(
-            "waitpoints", f"additional_waitpoint_binding_empty_key at waitpoints[{index}]"
+            "waitpoints", f"additional_waitpoint_binding_empty_key at waitpoints[{index}]: name it"
         )
 
 
@@ -218,7 +223,10 @@ def check_suspend(
     if timeout_at_ms is not None and timeout_in_ms is not None:
         raise InvalidInput("timeout_in_ms", "give either timeout_at_ms or timeout_in_ms")
     if isinstance(condition, TimeoutOnly) and timeout_at_ms is None and timeout_in_ms is None:
-        raise InvalidInput("timeout_at_ms", "timeout_only_without_deadline")
+        raise InvalidInput(
+            "timeout_at_ms",
+            "timeout_only_without_deadline: without a timeout nothing would ever end this",
+        )
     return SuspendRequest(
         suspension_id=SuspensionId(
             parse_uuid("suspension_id", new_ids[0] if suspension_id is None else suspension_id)

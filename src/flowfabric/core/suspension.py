@@ -211,8 +211,11 @@ def with_default_timeout(
         behavior = request.timeout_behavior or TimeoutBehavior(policy.timeout_behavior)
         if timeout_at_ms is None and policy.default_timeout_ms is not None:
             timeout_at_ms = min(now_ms + policy.default_timeout_ms, TIME_MS_MAX)
-    if timeout_at_ms is not None and timeout_at_ms + SUSPEND_CLOCK_SKEW_MS < now_ms:
-        raise InvalidInput("timeout_at_ms", "timeout_at_in_past", timeout_at_ms)
+    earliest_ms = now_ms - SUSPEND_CLOCK_SKEW_MS
+    if timeout_at_ms is not None and timeout_at_ms < earliest_ms:
+        raise InvalidInput(
+            "timeout_at_ms", f"timeout_at_in_past: must be {earliest_ms} or later", timeout_at_ms
+        )
     return structs.replace(request, timeout_at_ms=timeout_at_ms, timeout_behavior=behavior)
 
 
