@@ -30,8 +30,8 @@ from flowfabric.errors import (
     OperationTimeout,
     Unsuccessful,
 )
-from flowfabric.first_of import first_of
 from flowfabric.signals import SignalToken, send
+from flowfabric.store.base import HintListener
 from flowfabric.task import Task
 
 R_co = TypeVar("R_co", covariant=True)
@@ -66,13 +66,15 @@ class Endings:
         self._engine = engine
         self._awaited: dict[ExecutionId, set[asyncio.Future[Outcome]]] = {}
         self._reader: asyncio.Task[None] | None = None
-        self._joined = asyncio.Event()
+        self._hints: HintListener | None = None
 
     async def wait(self, execution_id: ExecutionId, timeout_s: float | None) -> Outcome:
         """The end of an execution. Raises `OperationTimeout` when it does not come in time."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._awaited.setdefault(execution_id, set()).add(future)
-        self._joined.set()
+        if self._hints is not None:
+            # Somebody new has to look at once.
+            self._hints.wake()
         if self._reader is None or self._reader.done():
             self._reader = asyncio.create_task(self._read(), name="flowfabric-results")
         started_s = time.monotonic()
@@ -96,8 +98,8 @@ class Endings:
 
     async def _read(self) -> None:
         with self._engine.store.hints([COMPLETION_TOPIC]) as hints:
+            self._hints = hints
             while self._awaited:
-                self._joined.clear()
                 try:
                     found = await self._look()
                 except FlowFabricError:
@@ -107,9 +109,8 @@ class Endings:
                 if found:
                     hints.found_work()
                 await asyncio.sleep(READ_GAP_S * (1 + len(self._awaited) / BATCH_MAX))
-                if self._awaited and not self._joined.is_set():
-                    # Somebody new has to look at once.
-                    await first_of(hints.wait(LOOK_AGAIN_S), self._joined.wait())
+                if self._awaited:
+                    await hints.wait(LOOK_AGAIN_S)
 
     async def _look(self) -> int:
         asked = list(self._awaited)

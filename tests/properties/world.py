@@ -49,9 +49,9 @@ class Life(Struct, frozen=True, kw_only=True):
     def subject(self) -> Subject:
         """What an operation locks before it decides about this execution."""
         current = self.attempts[self.execution.current_attempt_index] if self.attempts else None
-        # A claim without it leaves a grant behind, which matters again only once it waits.
-        waits = self.execution.lifecycle_phase is LifecyclePhase.RUNNABLE
-        grant = self.grant if waits else None
+        # Whatever else makes it unclaimable leaves its grant behind, which ends by itself.
+        runnable = self.execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+        grant = self.grant if runnable and self.execution.ready else None
         return Subject(execution=self.execution, attempt=current, grant=grant)
 
     def after(self, changes: Changes) -> "Life":

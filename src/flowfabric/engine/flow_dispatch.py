@@ -10,7 +10,7 @@ transaction handles keeps its row until the last of them is done.
 import random
 from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int
 from flowfabric.core.decision import Changes
@@ -93,17 +93,21 @@ class FlowDispatch(Flows):
         async def body(tx: Transaction) -> Swept:
             flows = await _flows_with_endings(tx, start)
             if not flows:
-                return Swept(acted=0, full=False, held=await _any_left(tx))
+                return Swept(acted=0, full=False)
             swept = await self._dispatch_flows(tx, flows, limit)
             full = swept.full or len(flows) == FLOWS_PER_BATCH
             if full:
                 tx.hint(DISPATCH_TOPIC)
-            return Swept(acted=swept.acted, full=full, held=not full and await _any_left(tx))
+            return Swept(acted=swept.acted, full=full)
 
         try:
-            return await self.store.transact(body)
+            swept = await self.store.transact(body)
         except TROUBLE:
             return await self._dispatch_one_by_one(start, limit)
+        if swept.full:
+            return swept
+        # What is left others hold. A dispatcher tells of it; a builder does not.
+        return structs.replace(swept, held=bool(await self.store.execute_alone("any_completion")))
 
     async def _dispatch_flows(self, tx: Transaction, flows: Sequence[Flow], limit: int) -> Swept:
         taken = await _take(tx, flows, limit)
@@ -333,11 +337,6 @@ async def _flows_with_endings(tx: Transaction, start: int) -> Sequence[Flow]:
         candidates=FLOWS_LOOKED_AT,
         limit=FLOWS_PER_BATCH,
     )
-
-
-async def _any_left(tx: Transaction) -> bool:
-    """Whether others hold flows with endings. A dispatcher tells of them; a builder does not."""
-    return bool(await tx.select("any_completion"))
 
 
 async def _take(tx: Transaction, flows: Sequence[Flow], limit: int) -> list[Taken]:

@@ -296,12 +296,13 @@ async def load_subjects(
     """Lock executions with their current attempts; ids without a row are left out."""
     executions = await tx.lock(Execution, [execution_key(i) for i in sorted(execution_ids)])
     attempts = await _load_attempts(tx, executions.values())
-    waiting = [
+    # A grant means something only while a worker could use it; left behind, it ends by itself.
+    claimable = [
         key
         for key, execution in executions.items()
-        if execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+        if execution.ready and execution.lifecycle_phase is LifecyclePhase.RUNNABLE
     ]
-    grants = await tx.get(ClaimGrant, waiting)
+    grants = await tx.get(ClaimGrant, claimable)
     opened = await load_open(tx, executions.values())
     return {
         execution.execution_id: Subject(

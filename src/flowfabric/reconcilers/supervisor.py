@@ -14,6 +14,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Self
 
 from msgspec import structs
@@ -26,7 +27,6 @@ from flowfabric.engine.unit import (
     DUE_TOPIC,
     MEMBER_CANCEL_TOPIC,
 )
-from flowfabric.first_of import first_of
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +98,7 @@ class Supervisor:
         self._engine = engine
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._wakes: list[Callable[[], None]] = []
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -109,9 +110,13 @@ class Supervisor:
     def start(self) -> None:
         assert not self._tasks, "a supervisor starts once"
         self._tasks = [
-            asyncio.create_task(self._run(), name="flowfabric-reconcilers"),
+            asyncio.create_task(
+                self._repeat(DUE_TOPIC, self._round), name="flowfabric-reconcilers"
+            ),
             *(
-                asyncio.create_task(self._run_urgent(topic, name), name=f"flowfabric-{name}")
+                asyncio.create_task(
+                    self._repeat(topic, partial(self._sweep, name)), name=f"flowfabric-{name}"
+                )
                 for topic, name in URGENT.items()
             ),
         ]
@@ -119,6 +124,8 @@ class Supervisor:
     async def drain(self) -> None:
         """Finish the sweep under way, start no other, and end."""
         self._stopping.set()
+        for wake in self._wakes:
+            wake()
         await asyncio.gather(*self._tasks)
 
     async def stop(self) -> None:
@@ -128,17 +135,12 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run(self) -> None:
-        with self._engine.store.hints([DUE_TOPIC]) as hints:
-            while not self._stopping.is_set():
-                sleep_s = await self._round()
-                await first_of(hints.wait(sleep_s), self._stopping.wait())
-
-    async def _run_urgent(self, topic: str, name: str) -> None:
+    async def _repeat(self, topic: str, work: Callable[[], Awaitable[float]]) -> None:
+        """Again on every hint, or when the time is over that `work` returns."""
         with self._engine.store.hints([topic]) as hints:
+            self._wakes.append(hints.wake)
             while not self._stopping.is_set():
-                sleep_s = await self._sweep(name)
-                await first_of(hints.wait(sleep_s), self._stopping.wait())
+                await hints.wait(await work())
 
     async def _round(self) -> float:
         """Run what is due and return how long to sleep. Nothing that fails here ends the loop."""
