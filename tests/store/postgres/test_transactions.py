@@ -254,6 +254,21 @@ async def test_a_cancelled_transaction_leaves_a_usable_connection(
     await store.close()
 
 
+async def test_a_caller_who_gives_up_leaves_a_connection_that_the_next_can_use(
+    postgres_database: str, stranger: asyncpg.Connection
+) -> None:
+    store = open_store(postgres_database, pool_max=1)
+    await store.open()
+    async with stranger.transaction():
+        await stranger.execute("lock table flowfabric.lane")
+        waiting = asyncio.create_task(store.execute_alone("list_lanes", after="", limit=1))
+        await until_somebody_waits_for_a_lock(postgres_database)
+        waiting.cancel()
+        await store.ping()
+    assert waiting.cancelled()
+    await store.close()
+
+
 async def test_a_transaction_cancelled_while_it_commits_does_not_stay_open(
     postgres_database: str, stranger: asyncpg.Connection
 ) -> None:

@@ -123,11 +123,14 @@ class Connections:
                 # Closed while we waited for our turn; the driver closes it under our hands.
                 raise Unavailable("store", "it is not open")
             yield connection
-        finally:
-            if self._may_keep(connection, pool):
-                self._spare, self._kept_at_s = connection, time.monotonic()
-            else:
-                await pool.release(connection)
+        except BaseException:
+            # Whatever is still under way on it, the pool waits for.
+            await pool.release(connection)
+            raise
+        if self._may_keep(connection, pool):
+            self._spare, self._kept_at_s = connection, time.monotonic()
+        else:
+            await pool.release(connection)
 
     async def _take_spare(self, pool: Pool) -> Connection | None:
         spare, self._spare = self._spare, None
