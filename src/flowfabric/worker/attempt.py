@@ -126,8 +126,16 @@ class Attempt:
             if self._timer is not None:
                 self._timer.cancel()
             self._on_handler_ended(self)
-        await self._services.settle()
-        await self._send(report)
+        try:
+            await self._services.settle()
+            await self._send(report)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Of all that points back here: it would wait for the garbage collector."""
+        self.lease.on_lost = None
+        self._services = self._parking = None
 
     def _start_timer(self) -> None:
         deadline_ms = self.lease.claimed.attempt_deadline_ms

@@ -66,8 +66,65 @@ class Shared:
         self.in_process_sleep_ms = in_process_sleep_ms
 
 
+class Recorder:
+    """Stores the steps of one attempt, and finds those of earlier ones."""
+
+    def __init__(self, shared: Shared, lease: HeldLease, parking: Parking) -> None:
+        self._shared = shared
+        self._lease = lease
+        self._parking = parking
+        self._recordings: set[asyncio.Task[None]] = set()
+
+    async def load(self) -> Sequence[Step]:
+        execution_id = self._lease.claimed.execution_id
+        return await self._shared.reports.send(
+            self._lease, lambda: self._shared.engine.list_steps(execution_id)
+        )
+
+    async def store(self, step: NewStep) -> StepStored:
+        # What the handler did not wait for comes before it, also in the list of steps.
+        await self.settle()
+        return await fenced(self._lease, self._send(step))
+
+    def store_later(self, step: NewStep) -> None:
+        busy = ExitStack()
+        busy.enter_context(self._parking.working())
+        recording = asyncio.create_task(self._record(step))
+        self._recordings.add(recording)
+        recording.add_done_callback(lambda _: busy.close())
+        recording.add_done_callback(self._recordings.discard)
+
+    async def settle(self) -> None:
+        """Wait until everything is stored that the handler did not wait for."""
+        if self._lease.lost is not None:
+            for recording in self._recordings:
+                recording.cancel()
+        if self._recordings:
+            await asyncio.wait(self._recordings)
+
+    async def _record(self, step: NewStep) -> None:
+        try:
+            await self._send(step)
+        except LOST as error:
+            self._lease.lose(str(error))
+        except FlowFabricError as error:
+            # Nothing is lost: later runs find out anew what could not be stored.
+            log.warning(
+                "step %s was not stored: %s", step.step_key, error, extra=self._lease.log_fields
+            )
+
+    async def _send(self, step: NewStep) -> StepStored:
+        report = StepReport(handle=self._lease.handle, step=step)
+        reports = self._shared.reports
+        return await reports.send(self._lease, lambda: reports.steps.add(report))
+
+
 class Services:
-    """One attempt's view of them."""
+    """One attempt's view of them.
+
+    What it is made of knows nothing of it: whatever points back would stay, attempt after
+    attempt, until the garbage collector comes by.
+    """
 
     def __init__(self, shared: Shared, lease: HeldLease, parking: Parking) -> None:
         claimed = lease.claimed
@@ -84,9 +141,9 @@ class Services:
         """No run of the handler came before this one: it has left nothing to be found."""
         self.waitpoints: dict[str, str] = {}
         """Waitpoints made for waits the handler has not come to yet, by name."""
-        self._recordings: set[asyncio.Task[None]] = set()
+        self._recorder = recorder = Recorder(shared, lease, parking)
         self.steps = StepLog(
-            self._store_step, self._store_later, None if self.first_run else self._load_steps
+            recorder.store, recorder.store_later, None if self.first_run else recorder.load
         )
 
     def check(self) -> None:
@@ -125,7 +182,9 @@ class Services:
 
     async def progress(self, percent: int | None, message: str | None) -> None:
         handle = self.lease.handle
-        await self._fenced(self._shared.engine.progress(handle, percent=percent, message=message))
+        await fenced(
+            self.lease, self._shared.engine.progress(handle, percent=percent, message=message)
+        )
 
     async def outcome_of(self, execution_id: ExecutionId) -> Outcome | None:
         return (await self._shared.engine.read_outcomes([execution_id])).get(execution_id)
@@ -140,7 +199,7 @@ class Services:
                 handle, name, expires_in_ms=expires_in_ms, waitpoint_id=waitpoint_id
             ),
         )
-        return await self._fenced(making)
+        return await fenced(self.lease, making)
 
     async def describe_suspension(self, suspension_id: str) -> SuspensionView | None:
         engine, execution_id = self._shared.engine, self.lease.claimed.execution_id
@@ -149,7 +208,7 @@ class Services:
         )
 
     async def check_fence(self, connection: object) -> None:
-        await self._fenced(self._shared.engine.check_fence_on(connection, self.lease.handle))
+        await fenced(self.lease, self._shared.engine.check_fence_on(connection, self.lease.handle))
 
     def check_fence_sync(self, connection: object) -> None:
         try:
@@ -172,58 +231,19 @@ class Services:
         created = await self._shared.submissions.submit(request_of(call, options))
         return call.task, created.execution_id
 
-    async def _store_step(self, step: NewStep) -> StepStored:
-        # What the handler did not wait for comes before it, also in the list of steps.
-        await self.settle()
-        return await self._fenced(self._send_step(step))
-
-    async def _send_step(self, step: NewStep) -> StepStored:
-        report = StepReport(handle=self.lease.handle, step=step)
-        reports = self._shared.reports
-        return await reports.send(self.lease, lambda: reports.steps.add(report))
-
-    def _store_later(self, step: NewStep) -> None:
-        busy = ExitStack()
-        busy.enter_context(self.parking.working())
-        recording = asyncio.create_task(self._record(step))
-        self._recordings.add(recording)
-        recording.add_done_callback(lambda _: busy.close())
-        recording.add_done_callback(self._recordings.discard)
-
-    async def _record(self, step: NewStep) -> None:
-        try:
-            await self._send_step(step)
-        except LOST as error:
-            self.lease.lose(str(error))
-        except FlowFabricError as error:
-            # Nothing is lost: later runs find out anew what could not be stored.
-            log.warning(
-                "step %s was not stored: %s", step.step_key, error, extra=self.lease.log_fields
-            )
-
     async def settle(self) -> None:
-        """Wait until everything is stored that the handler did not wait for."""
-        if self.lease.lost is not None:
-            for recording in self._recordings:
-                recording.cancel()
-        if self._recordings:
-            await asyncio.wait(self._recordings)
+        await self._recorder.settle()
 
-    async def _fenced(self, work: Awaitable[T]) -> T:
-        """A refusal by the fence stops the handler; there is nothing it could do about it."""
-        try:
-            return await work
-        except LOST as error:
-            self.lease.lose(str(error))
-            # The cancellation arrives here, wherever in the handler this is.
-            await asyncio.sleep(STOP_WAIT_S)
-            raise asyncio.CancelledError(str(error)) from None
 
-    async def _load_steps(self) -> Sequence[Step]:
-        execution_id = self.lease.claimed.execution_id
-        return await self._shared.reports.send(
-            self.lease, lambda: self._shared.engine.list_steps(execution_id)
-        )
+async def fenced(lease: HeldLease, work: Awaitable[T]) -> T:
+    """A refusal by the fence stops the handler; there is nothing it could do about it."""
+    try:
+        return await work
+    except LOST as error:
+        lease.lose(str(error))
+        # The cancellation arrives here, wherever in the handler this is.
+        await asyncio.sleep(STOP_WAIT_S)
+        raise asyncio.CancelledError(str(error)) from None
 
 
 def _hand_over(task: "asyncio.Task[T]", done: "concurrent.futures.Future[T]") -> None:

@@ -1,0 +1,63 @@
+"""What an attempt leaves behind in its worker: nothing."""
+
+import asyncio
+import gc
+import itertools
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from flowfabric import App, Context, Retry
+from flowfabric.core.states import PublicState
+from flowfabric.worker.attempt import Attempt
+from flowfabric.worker.services import Services
+from tests.apps import PATIENCE_S, reached, working
+
+
+def attempts_in_memory() -> int:
+    return sum(isinstance(each, (Attempt, Services)) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    ("what", "state"),
+    [
+        ("returns", PublicState.COMPLETED),
+        ("raises", PublicState.FAILED),
+        ("takes a step", PublicState.COMPLETED),
+        ("waits for a signal", PublicState.SUSPENDED),
+    ],
+)
+async def test_an_attempt_is_gone_without_the_garbage_collector(
+    new_database: Callable[[str], str],
+    caplog: pytest.LogCaptureFixture,
+    what: str,
+    state: PublicState,
+) -> None:
+    # A captured record of the failure holds its traceback, and that the attempt.
+    caplog.set_level(logging.CRITICAL, "flowfabric")
+    app = App(new_database("sqlite-memory"))
+
+    @app.task(retry=Retry(max_retries=0))
+    async def work(ctx: Context) -> None:
+        if what == "raises":
+            raise ConnectionError("as asked")
+        if what == "takes a step":
+            await ctx.step("one", int)
+        if what == "waits for a signal":
+            await ctx.wait_for_signal("go")
+
+    gc.collect()
+    before = attempts_in_memory()
+    gc.disable()
+    try:
+        async with app, working(app):
+            for _ in range(3):
+                await reached(await app.submit(work), state)
+            async with asyncio.timeout(PATIENCE_S):
+                for _ in itertools.count():
+                    if attempts_in_memory() <= before:
+                        break
+                    await asyncio.sleep(0)
+    finally:
+        gc.enable()
