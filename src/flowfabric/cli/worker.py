@@ -1,6 +1,7 @@
 """`worker` and `dev`: running a program's tasks."""
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -83,6 +84,10 @@ def worker(
     )
     if screen.err().is_terminal and not as_json:
         _greet(reference, app, settings)
+    # What has been imported stays. Looking through all of it for garbage, again and again,
+    # would stop every task for as long as that takes.
+    gc.collect()
+    gc.freeze()
     asyncio.run(_work(app, settings))
 
 
