@@ -1,6 +1,7 @@
 """Connections that break while a handler pauses: it neither hangs nor runs twice."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -95,17 +96,26 @@ async def test_a_suspend_that_early_signals_meet_cut_off_at_its_commit(
             await was_undisturbed(seen, gate)
 
 
-@pytest.mark.parametrize("cut", Cut)
-async def test_a_signal_cut_off_at_its_commit_is_sent_again_and_counts_once(
-    network: Network, outside: App, cut: Cut
-) -> None:
+@asynccontextmanager
+async def cut_off_signal(
+    network: Network, outside: App, cut: Cut, *, idempotency_key: str | None = None
+) -> AsyncIterator[tuple[App, Gate, Run[object]]]:
+    """A run whose signal was cut off, and the app that sent it."""
     gate = Gate(outside)
     async with working(outside, lease_ttl=LEASE_TTL), App(network.url) as app:
         run = await outside.submit(gate.task)
         await reached(run, PublicState.SUSPENDED)
         network.cut_commit("signal", cut)
         with pytest.raises(Transport):
-            await app.signals.send(run.execution_id, "go", 7, idempotency_key="click")
+            await app.signals.send(run.execution_id, "go", 7, idempotency_key=idempotency_key)
+        yield app, gate, run
+
+
+@pytest.mark.parametrize("cut", Cut)
+async def test_a_signal_cut_off_at_its_commit_is_sent_again_and_counts_once(
+    network: Network, outside: App, cut: Cut
+) -> None:
+    async with cut_off_signal(network, outside, cut, idempotency_key="click") as (app, gate, run):
         answer = await app.signals.send(run.execution_id, "go", 7, idempotency_key="click")
         accepted_before = cut is Cut.BEFORE_THE_ANSWER_ARRIVES
         assert isinstance(answer, SignalDuplicate if accepted_before else SignalAccepted)
@@ -118,13 +128,7 @@ async def test_a_signal_that_is_a_transaction_by_itself_cut_off_is_not_sent_agai
     network: Network, outside: App, cut: Cut
 ) -> None:
     """Without a key nobody but the sender can tell whether to send it again."""
-    gate = Gate(outside)
-    async with working(outside, lease_ttl=LEASE_TTL), App(network.url) as app:
-        run = await outside.submit(gate.task)
-        await reached(run, PublicState.SUSPENDED)
-        network.cut_commit("signal", cut)
-        with pytest.raises(Transport):
-            await app.signals.send(run.execution_id, "go", 7)
+    async with cut_off_signal(network, outside, cut) as (app, gate, run):
         if cut is Cut.BEFORE_THE_SERVER_HEARS:
             answer = await app.signals.send(run.execution_id, "go", 7)
             assert isinstance(answer, SignalAccepted)

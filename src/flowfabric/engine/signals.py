@@ -215,7 +215,9 @@ class Signals(Operations):
         return await self._deliver(delivery)
 
     async def _deliver(self, delivery: Delivery) -> SignalResult:
-        accepted = await self.store.try_unlocked(self._accepting(delivery))
+        request, accepted = delivery.request, None
+        if request.idempotency_key is None and request.signal_id_is_new:
+            accepted = await self.store.try_unlocked(self._accepting(delivery))
         if accepted is None:
             return delivered(await self.store.transact(self._delivering(delivery)))
         return accepted
@@ -224,9 +226,6 @@ class Signals(Operations):
         """Accepts a signal that is no repeat."""
 
         async def body(tx: Unlocked) -> SignalResult | None:
-            request = delivery.request
-            if request.idempotency_key is not None or not request.signal_id_is_new:
-                return None
             key = await _key_of(tx, delivery)
             subject = await _read_receiver(tx, delivery.execution_id)
             if subject is None or delivery.lane_id not in (None, subject.execution.lane_id):
@@ -240,7 +239,7 @@ class Signals(Operations):
                 return None
 
             def decide() -> Decision[SignalResult]:
-                return decide_deliver(subject, request, found, timing)
+                return decide_deliver(subject, delivery.request, found, timing)
 
             tx.hint(SIGNAL_TOPIC)
             return await settle_unlocked(tx, decide, timing.now_ms)

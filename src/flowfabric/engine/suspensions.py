@@ -240,7 +240,9 @@ class Suspensions(Operations):
     async def _suspend(
         self, execution_id: ExecutionId, fence: Fence, request: SuspendRequest
     ) -> tuple[Parked, Handle]:
-        parked = await self.store.try_unlocked(self._parking(execution_id, fence, request))
+        parked = None
+        if not request.pending:
+            parked = await self.store.try_unlocked(self._parking(execution_id, fence, request))
         if parked is None:
             body = self._suspending(execution_id, fence, request)
             parked = answered(await self.store.transact(body))
@@ -249,11 +251,9 @@ class Suspensions(Operations):
     def _parking(
         self, execution_id: ExecutionId, fence: Fence, request: SuspendRequest
     ) -> UnlockedBody[tuple[Parked, Handle] | None]:
-        """Suspends whoever holds the lease, asks for it first, and has made nothing beforehand."""
+        """Suspends whoever holds the lease and asks for the first time."""
 
         async def body(tx: Unlocked) -> tuple[Parked, Handle] | None:
-            if request.pending:
-                return None
             rows = await tx.select_joined(
                 (Execution, Attempt, HmacKey),
                 "read_holder",
