@@ -115,6 +115,18 @@ async def test_a_time_to_come_delays_a_new_execution(engine: Engine, clock: Sett
     )
 
 
+async def test_a_child_tells_who_submitted_it(given: Given, engine: Engine) -> None:
+    parent = await given.waiting()
+    child = await given.waiting(parent_execution_id=parent)
+    described = await engine.describe_execution(child)
+    info = await engine.read_execution_info(child)
+    fields = await engine.read_exec_core_fields(child, ["parent_execution_id"])
+    assert described is not None
+    assert info is not None
+    assert described.parent_execution_id == info.parent_execution_id == parent
+    assert fields == {"parent_execution_id": parent}
+
+
 @pytest.mark.parametrize("by", ["request", "policy"])
 async def test_a_time_that_has_come_delays_nothing(
     engine: Engine, clock: SettableClock, by: str
@@ -381,6 +393,8 @@ BAD_FIELDS: list[tuple[str, dict[str, object]]] = [
     ("execution_id", {"execution_id": ID.upper()}),
     ("execution_id", {"execution_id": 5}),
     ("partition", {"execution_id": ID.replace("7", "256", 1)}),
+    ("parent_execution_id", {"parent_execution_id": "{fp:7}:nobody"}),
+    ("parent_execution_id", {"parent_execution_id": 5}),
     ("partition_id", {"execution_id": ID, "partition_id": 8}),
     ("partition_id", {"partition_id": "86"}),
 ]

@@ -49,6 +49,7 @@ async def test_a_fresh_execution_is_described_whole(
     assert snapshot == ExecutionSnapshot(
         execution_id=execution_id,
         flow_id=None,
+        parent_execution_id=None,
         lane_id=LaneId("mail"),
         namespace=Namespace("shop"),
         execution_kind="send",
@@ -197,6 +198,7 @@ async def test_info_gives_every_dimension_and_times_as_text(engine: Engine, give
             completed_at=str(given.clock.now_ms()) if state in ENDED else None,
             current_attempt_index=0,
             flow_id=None,
+            parent_execution_id=None,
             blocking_detail=stored.blocking_detail,
         ), state
         assert await engine.read_execution_state(execution_id) is expected.public_state

@@ -42,6 +42,7 @@ def test_everything_left_out_has_a_default() -> None:
         priority=0,
         creator_identity="",
         idempotency_key=None,
+        parent_execution_id=None,
         strict=False,
         fingerprint=b"",
         idempotency_ttl_ms=86_400_000,

@@ -77,6 +77,8 @@ class NewExecution(Struct, frozen=True, kw_only=True):
     execution_deadline_at_ms: int | None = None
     execution_id: str | None = None
     partition_id: int | None = None
+    parent_execution_id: str | None = None
+    """The execution that submits this one. Once ended, a child is kept while its parent runs."""
 
 
 class Checked(Struct, frozen=True, kw_only=True):
@@ -92,6 +94,7 @@ class Checked(Struct, frozen=True, kw_only=True):
     priority: int
     creator_identity: str
     idempotency_key: str | None
+    parent_execution_id: ExecutionId | None
     strict: bool
     fingerprint: bytes
     idempotency_ttl_ms: int
@@ -134,6 +137,9 @@ def check_new(
             "idempotency_key", request.idempotency_key, bytes_max=IDEMPOTENCY_KEY_BYTES_MAX
         )
         or None,
+        parent_execution_id=None
+        if request.parent_execution_id is None
+        else parse_execution_id(request.parent_execution_id, "parent_execution_id"),
         strict=check_bool("strict", request.strict),
         fingerprint=fingerprint(lane_id, kind, payload) if request.idempotency_key else b"",
         idempotency_ttl_ms=IDEMPOTENCY_TTL_MS
@@ -196,6 +202,7 @@ def new_execution(checked: Checked, route_id: int, now_ms: int) -> Execution:
             priority=checked.priority,
             creator_identity=checked.creator_identity,
             idempotency_key=checked.idempotency_key,
+            parent_execution_id=checked.parent_execution_id,
             instance_tag=checked.tags.get(INSTANCE_TAG_KEY),
             lifecycle_phase=LifecyclePhase.RUNNABLE,
             ownership_state=OwnershipState.UNOWNED,

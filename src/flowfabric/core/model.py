@@ -63,6 +63,8 @@ class Execution(Record, frozen=True, kw_only=True):
     idempotency_key: str | None = None
     instance_tag: str | None = None
     flow_id: FlowId | None = None
+    parent_execution_id: str | None = None
+    """The full id of the execution that submitted this one and may ask for its result."""
 
     lifecycle_phase: LifecyclePhase
     ownership_state: OwnershipState

@@ -48,6 +48,7 @@ class LeaseSummary(Struct, frozen=True, kw_only=True):
 class ExecutionSnapshot(Struct, frozen=True, kw_only=True):
     execution_id: ExecutionId
     flow_id: FlowId | None
+    parent_execution_id: str | None
     lane_id: LaneId
     namespace: Namespace
     execution_kind: str
@@ -101,6 +102,7 @@ class ExecutionInfo(Struct, frozen=True, kw_only=True):
     completed_at: str | None
     current_attempt_index: int
     flow_id: FlowId | None
+    parent_execution_id: str | None
     blocking_detail: str
 
 
@@ -196,6 +198,7 @@ def info(execution: Execution) -> ExecutionInfo:
         completed_at=_text(execution.completed_at_ms),
         current_attempt_index=execution.current_attempt_index,
         flow_id=execution.flow_id,
+        parent_execution_id=execution.parent_execution_id,
         blocking_detail=execution.blocking_detail,
     )
 
@@ -218,6 +221,7 @@ CORE_FIELDS = {
     "lane_id": "lane_id",
     "lifecycle_phase": "lifecycle_phase",
     "ownership_state": "ownership_state",
+    "parent_execution_id": "parent_execution_id",
     "priority": "priority",
     "public_state": "public_state",
     "terminal_at_ms": "completed_at_ms",

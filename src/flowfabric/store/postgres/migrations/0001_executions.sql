@@ -60,6 +60,7 @@ create table execution (
     deadline_at_ms                     bigint,
     delay_until_ms                     bigint,
     flow_id                            uuid,
+    parent_execution_id                text,
     last_transition_at_ms              bigint not null,
     last_mutation_at_ms                bigint not null,
     lease_epoch                        bigint not null,
@@ -150,6 +151,8 @@ create index execution_by_namespace on execution (
     namespace, created_at_ms, execution_id, partition_key)
     where public_state <> 'active';
 create index execution_by_flow on execution (flow_id) where flow_id is not null;
+create index execution_by_parent on execution (parent_execution_id)
+    where parent_execution_id is not null;
 
 create table attempt (
     execution_id                 uuid not null,

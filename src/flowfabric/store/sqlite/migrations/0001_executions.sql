@@ -65,6 +65,7 @@ create table execution (
     idempotency_key                 text,
     instance_tag                    text,
     flow_id                         text,
+    parent_execution_id             text,
     current_attempt_id              text,
     lease_id                        text,
     worker_id                       text,
@@ -131,6 +132,8 @@ create index execution_by_route on execution (
 create index execution_by_namespace on execution (
     namespace, created_at_ms, execution_id, partition_key);
 create index execution_by_flow on execution (flow_id) where flow_id is not null;
+create index execution_by_parent on execution (parent_execution_id)
+    where parent_execution_id is not null;
 
 create table attempt (
     partition_key                integer not null,
