@@ -1,4 +1,4 @@
-"""The worker that `benchmarks.chaos` torments: `python -m benchmarks.chaos_worker URL`."""
+"""The worker that `benchmarks.chaos` torments: `python -m benchmarks.chaos.worker URL`."""
 
 import asyncio
 import logging

@@ -1,0 +1,49 @@
+"""`make chaos`: faults under load, then an audit of what became of every job.
+
+Two worker processes serve a steady stream of jobs on a durable Postgres while one
+thing goes wrong. A scenario passes when every job has completed and no worker has
+exited that was not killed; where workers are killed, some job must have been tried
+again, or the fault has hit nothing. Time to recover is the longest pause between two
+completions from the fault on, or how much longer than the work itself the slowest
+job took, whichever is more. Name scenarios to play only those.
+"""
+
+import asyncio
+import logging
+import sys
+
+from rich.live import Live
+from rich.table import Table
+
+from benchmarks.chaos import faults
+from benchmarks.chaos.arena import Fault
+from benchmarks.chaos.verdict import Verdict, play, row_of
+from benchmarks.report import console
+from tests.postgres import start_server
+
+SCENARIOS: dict[str, Fault] = {**faults.SCENARIOS}
+
+
+async def main(names: list[str]) -> bool:
+    unknown = [name for name in names if name not in SCENARIOS]
+    if unknown:
+        sys.exit(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+    # Its pool tells of every try to reconnect; that it had to is the point here.
+    logging.getLogger("asyncpg").setLevel(logging.CRITICAL)
+    table = Table(title="Faults under load", title_justify="left")
+    for column in ("scenario", "jobs", "recovered", "time to recover", "tried again", "verdict"):
+        table.add_column(column, justify="left" if column in ("scenario", "verdict") else "right")
+    verdicts: list[Verdict] = []
+    server = start_server(durable=True)
+    try:
+        with Live(table, console=console):
+            for name in names or list(SCENARIOS):
+                verdicts.append(await play(server, name, SCENARIOS[name]))
+                table.add_row(*row_of(verdicts[-1]))
+    finally:
+        server.stop()
+    return all(verdict.passed for verdict in verdicts)
+
+
+if __name__ == "__main__":
+    sys.exit(0 if asyncio.run(main(sys.argv[1:])) else 1)

@@ -1,0 +1,135 @@
+"""Where a scenario is played: a database, workers, and a steady stream of jobs."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import asyncpg
+
+from benchmarks.chaos.worker import job
+from flowfabric import App, migrate
+from flowfabric.errors import FlowFabricError
+from tests.postgres import Server, create_database
+
+ROOT = Path(__file__).parent.parent.parent
+LOAD_S = 10.0
+FAULT_AT_S = 2.0
+JOBS_PER_S = 100
+BATCH = 10
+WORKERS = 2
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Arena:
+    """One scenario's database, workers and jobs."""
+
+    server: Server
+    url: str
+    app: App
+    workers: list[asyncio.subprocess.Process] = field(default_factory=list)
+    killed: set[int] = field(default_factory=set)
+    submitted: int = 0
+
+    async def start_worker(self) -> None:
+        worker = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "benchmarks.chaos.worker",
+            self.url,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        self.workers.append(worker)
+
+    async def kill_worker(self) -> None:
+        victim = next(each for each in self.workers if each.returncode is None)
+        self.killed.add(victim.pid)
+        victim.kill()
+        await victim.wait()
+        await self.start_worker()
+
+    async def submit(self, count: int) -> None:
+        """Submit, again if need be: an idempotency key per batch keeps it from doubling."""
+        first = self.submitted
+        self.submitted += count
+        for start in range(first, first + count, BATCH):
+            await self._submit_batch(range(start, min(start + BATCH, first + count)))
+
+    async def _submit_batch(self, numbers: range) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                for number in numbers:
+                    await self.app.submit(job(number), idempotency_key=f"job-{number}")
+            except FlowFabricError:
+                if time.monotonic() > deadline_s:
+                    raise
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+    async def completed(self) -> int:
+        return int(
+            str(
+                await self.ask(
+                    "select count(*) from flowfabric.execution where public_state = 'completed'"
+                )
+            )
+        )
+
+    async def reach(self, count: int) -> None:
+        """Wait until so many jobs have completed, but not for ever."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline_s:
+            if await self.completed() >= count:
+                return
+            await asyncio.sleep(0.1)
+
+    async def ask(self, query: str, *args: object) -> object:
+        while True:
+            try:
+                connection = await asyncpg.connect(self.url)
+            except (OSError, asyncpg.PostgresError):
+                await asyncio.sleep(0.1)
+                continue
+            try:
+                found: object = await connection.fetchval(query, *args)
+                return found
+            finally:
+                await connection.close()
+
+
+Fault = Callable[[Arena], Awaitable[None]]
+
+
+@asynccontextmanager
+async def arena(server: Server) -> AsyncIterator[Arena]:
+    url = await create_database(server.url)
+    await migrate(url)
+    async with App(url) as app:
+        ready = Arena(server, url, app)
+        for _ in range(WORKERS):
+            await ready.start_worker()
+        try:
+            yield ready
+        finally:
+            for worker in ready.workers:
+                if worker.returncode is None:
+                    worker.kill()
+                await worker.wait()
+
+
+async def steady(within: Arena, seconds: float) -> None:
+    """A stream of jobs, a few at a time."""
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        started_s = time.monotonic()
+        await within.submit(BATCH)
+        await asyncio.sleep(max(0.0, BATCH / JOBS_PER_S - (time.monotonic() - started_s)))
