@@ -56,6 +56,11 @@ MODULES = [path for path in TRACKED if path.suffix == ".py"]
 STATEMENTS = [path for path in TRACKED if path.suffix == ".sql"]
 CORE = [path for path in MODULES if path.is_relative_to(PACKAGE / "core")]
 TESTS = [path for path in MODULES if path.is_relative_to(ROOT / "tests")]
+SCREENS = [
+    path
+    for path in MODULES
+    if path.is_relative_to(PACKAGE / "cli") or path.is_relative_to(PACKAGE / "demo")
+]
 
 
 def name_of(path: Path) -> str:
@@ -161,6 +166,13 @@ def test_nothing_depends_on_one_machine(path: Path) -> None:
 
 def statement_names(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*.sql")}
+
+
+@pytest.mark.parametrize("path", SCREENS, ids=name_of)
+def test_whatever_is_printed_passes_the_console_that_obeys_no_text(path: Path) -> None:
+    text = path.read_text()
+    assert "import Console" not in text.replace("flowfabric.terminal import Console", "")
+    assert re.findall(r"(?<![\w.])print\(", text) == []
 
 
 def test_every_statement_exists_in_both_dialects_or_is_shared() -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Generic, Literal, Self, TypeVar
 
-from flowfabric.core.checks import check_text
+from flowfabric.core import checks
 from flowfabric.core.conditions import (
     AllOf,
     ByName,
@@ -73,7 +73,7 @@ class Signal(Generic[T_co]):
 
 
 def check_name(name: object) -> str:
-    return check_text("name", name, bytes_max=NAME_BYTES_MAX, empty=False)
+    return checks.check_name("name", name, bytes_max=NAME_BYTES_MAX)
 
 
 def all_of(*members: str | Condition) -> AllOf:

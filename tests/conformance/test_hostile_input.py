@@ -7,6 +7,7 @@ from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.conditions import ByName, Condition, Count, CountKind, Single
+from flowfabric.core.ids import FIRST_UUID
 from flowfabric.core.policies import ExponentialBackoff, RetryPolicy
 from flowfabric.core.results import HandedBack
 from flowfabric.core.schedule import ScheduleDefinition
@@ -208,3 +209,39 @@ async def test_ids_that_are_no_list_are_refused(engine: Engine, given: Given, id
         await untyped(engine.read_outcomes)(ids)
     with pytest.raises(InvalidInput):
         await untyped(engine.await_executions)(claimed.handle, ids)
+
+
+ACTING = ["a\x1b[2J", "a\nb", "a\x9b", "a\u202eb", "a\u2066b", "a\u200bb", "\x7f"]
+
+
+@pytest.mark.parametrize("name", ACTING, ids=ascii)
+async def test_a_name_that_would_act_on_a_terminal_is_refused(
+    engine: Engine, given: Given, name: str
+) -> None:
+    claimed = await given.running()
+    schedule = ScheduleDefinition(schedule_id=name, execution_kind="k", every_ms=1_000)
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "kind": lambda: engine.create_execution(new(execution_kind=name)),
+        "lane": lambda: engine.create_execution(new(lane_id=name)),
+        "namespace": lambda: engine.create_execution(new(namespace=name)),
+        "tag key": lambda: engine.create_execution(new(tags={name: "v"})),
+        "worker": lambda: engine.claim(worker_id=name, worker_instance_id="w-1"),
+        "instance": lambda: engine.claim(worker_id="w", worker_instance_id=name),
+        "schedule": lambda: engine.upsert_schedule(schedule),
+        "flow": lambda: engine.create_flow(FIRST_UUID, flow_kind=name),
+        "waitpoint": lambda: engine.create_waitpoint(claimed.handle, name, expires_in_ms=60_000),
+        "signal": lambda: engine.deliver_signal(
+            claimed.execution_id, FIRST_UUID, waitpoint_token=f"k1:{'0' * 64}", signal_name=name
+        ),
+        "condition": lambda: engine.suspend(
+            claimed.handle, resume_condition=Single("key", ByName(name))
+        ),
+    }
+    accepted: list[str] = []
+    for what, call in calls.items():
+        try:
+            await call()
+        except InvalidInput:
+            continue
+        accepted.append(what)
+    assert accepted == []

@@ -7,12 +7,14 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from flowfabric.core.visible import visible_json
+
 _ENCODER: Final = msgspec.json.Encoder(enc_hook=str)
 
 
 def emit(document: object) -> None:
     """Print one line of JSON."""
-    sys.stdout.write(_ENCODER.encode(plain(document)).decode() + "\n")
+    sys.stdout.write(visible_json(_ENCODER.encode(plain(document)).decode()) + "\n")
 
 
 def plain(value: object) -> object:

@@ -17,6 +17,7 @@ from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.routes import serves
 from flowfabric.errors import NotFound
+from flowfabric.terminal import block
 
 DATA_CHARS_MAX: Final = 2_000
 """How much of a payload or result `show` prints; `--json` prints all of it."""
@@ -177,8 +178,9 @@ async def show(engine: Engine, target: Target, execution_id: str) -> None:
     console.print(screen.facts(_facts(execution, now_ms)))
     for name, data in (("payload", context.input_payload), ("result", result)):
         if text := documents.shown(data, DATA_CHARS_MAX):
-            console.print(f"\n[dim]{name}[/]")
-            console.print(Text(text))
+            console.print()
+            console.print(Text(name, style="dim"))
+            console.print(block(text))
     if attempts:
         _print_attempts(attempts, now_ms)
 

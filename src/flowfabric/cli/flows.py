@@ -142,7 +142,8 @@ async def show_flow(engine: Engine, target: Target, flow_id: str, every_node: bo
     print_graph(console, graph, every_node=every_node)
     await _print_failures(engine, graph)
     if graph.flow.cancel_reason:
-        console.print(Text(f"\ncancelled: {graph.flow.cancel_reason}", style="dim"))
+        console.print()
+        console.print(Text(f"cancelled: {graph.flow.cancel_reason}", style="dim"))
 
 
 async def _print_failures(engine: Engine, graph: FlowGraph) -> None:

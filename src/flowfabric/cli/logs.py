@@ -1,13 +1,18 @@
 """Logs: for people on a terminal, JSON lines otherwise; each with execution, attempt, worker."""
 
+import json
 import logging
 import sys
+import textwrap
 import time
 from typing import Final
 
 import msgspec
-from rich.console import Console
+from rich.console import Group
 from rich.text import Text
+
+from flowfabric.core.visible import visible_json
+from flowfabric.terminal import Console, block, open_console
 
 FIELDS: Final = ("execution_id", "attempt_index", "worker_instance_id", "task")
 """What records may carry besides their message, under these names."""
@@ -46,7 +51,11 @@ class JsonLines(logging.Formatter):
         document |= fields_of(record)
         if record.exc_info:
             document["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(document, enc_hook=str).decode()
+        try:
+            return visible_json(msgspec.json.encode(document, enc_hook=str).decode())
+        except UnicodeEncodeError:
+            # Half a surrogate pair, which only the slower encoder can write.
+            return json.dumps(document, default=str)
 
 
 class Readable(logging.Handler):
@@ -54,7 +63,7 @@ class Readable(logging.Handler):
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__()
-        self._console = console or Console(stderr=True, highlight=False, emoji=False)
+        self._console = console or open_console(stderr=True)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -63,7 +72,7 @@ class Readable(logging.Handler):
             self.handleError(record)
 
 
-def readable(record: logging.LogRecord) -> Text:
+def readable(record: logging.LogRecord) -> Group:
     style = _STYLES.get(record.levelno, "")
     line = Text.assemble(
         (time.strftime("%H:%M:%S", time.localtime(record.created)), "dim"),
@@ -78,9 +87,11 @@ def readable(record: logging.LogRecord) -> Text:
         # People count from one, as `ls` does.
         if isinstance(index := fields.get("attempt_index"), int):
             line.append(f" try {index + 1}", style="dim")
-    if record.exc_info:
-        line.append(f"\n{_TRACEBACK.formatException(record.exc_info)}", style="dim")
-    return line
+    if not record.exc_info:
+        return Group(line)
+    # Indented, so that no line of an exception's text looks like one of the log.
+    trace = textwrap.indent(_TRACEBACK.formatException(record.exc_info), "  ")
+    return Group(line, block(trace, style="dim"))
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:

@@ -22,7 +22,9 @@ from flowfabric.cli.schedules import schedules
 from flowfabric.cli.signals import signal, waitpoints
 from flowfabric.cli.submit import submit
 from flowfabric.cli.worker import dev, develop_once, worker
+from flowfabric.core.visible import visible
 from flowfabric.errors import FlowFabricError
+from flowfabric.terminal import block
 from flowfabric.version import __version__
 
 DEBUG_VARIABLE: Final = "FLOWFABRIC_DEBUG"
@@ -126,7 +128,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _unexpected(error: Exception, *, as_json: bool) -> int:
     if os.environ.get(DEBUG_VARIABLE):
-        traceback.print_exc()
+        screen.err().print(block(traceback.format_exc()), soft_wrap=True)
     hint = f"set {DEBUG_VARIABLE}=1 to see where"
     _report("internal", f"{type(error).__name__}: {error} ({hint})", as_json=as_json)
     return exits.FAILED
@@ -134,8 +136,8 @@ def _unexpected(error: Exception, *, as_json: bool) -> int:
 
 def _report(code: str, message: str, *, as_json: bool) -> None:
     if as_json:
-        document = msgspec.json.encode({"error": {"code": code, "message": message}}).decode()
-        sys.stderr.write(document + "\n")
+        error = {"code": code, "message": visible(message)}
+        sys.stderr.write(msgspec.json.encode({"error": error}).decode() + "\n")
     else:
         line = Text.assemble(("Error: ", "bold red"), message)
         screen.err().print(line, soft_wrap=True)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Final
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +16,7 @@ from flowfabric.cli.tables import Column
 from flowfabric.core.durations import span
 from flowfabric.core.ids import UUID_CHARS
 from flowfabric.core.states import LaneState, PublicState
+from flowfabric.terminal import Console, open_console, safe
 
 PIPED_COLUMNS: Final = 160
 """The width of a table that goes into a pipe or file, unless COLUMNS says otherwise."""
@@ -59,7 +60,7 @@ def err() -> Console:
 def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPED_COLUMNS
-    return Console(stderr=stderr, width=width, highlight=False, emoji=False, soft_wrap=False)
+    return open_console(stderr=stderr, width=width)
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[Text | str]]) -> Group:
@@ -74,7 +75,7 @@ def facts(pairs: Iterable[tuple[str, Text | str | None]]) -> Table:
     grid.add_column(overflow="fold")
     for name, value in pairs:
         if value is not None and value != "":
-            grid.add_row(name, value if isinstance(value, Text) else Text(value))
+            grid.add_row(name, safe(value))
     return grid
 
 

@@ -21,6 +21,7 @@ from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.errors import OperationTimeout
 from flowfabric.submission import Options, request_of
 from flowfabric.task import JSON, Call, Task, TaskSettings
+from flowfabric.terminal import block
 
 LOOK_AGAIN_S: Final = 1.0
 
@@ -180,7 +181,7 @@ async def _await_end(engine: Engine, target: Target, execution_id: str, wait_ms:
             }
         )
     elif state is PublicState.COMPLETED:
-        screen.out().print(Text(documents.shown(result, 10**9) or ""))
+        screen.out().print(block(documents.shown(result, 10**9) or ""))
     else:
         why = execution.failure_reason or execution.cancellation_reason or ""
         screen.err().print(Text(f"{execution_id} is {state}: {why}", style="red"))

@@ -12,6 +12,8 @@ from msgspec import Struct
 from rich.console import Group
 from rich.text import Text
 
+from flowfabric.terminal import safe
+
 GAP: Final = "  "
 FLEXIBLE_MIN: Final = 5
 REMARK_MIN: Final = 20
@@ -79,9 +81,7 @@ def fit(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[i
 
 
 def _cell(cell: Text | str, column: Column) -> Text:
-    if isinstance(cell, Text):
-        return cell
-    return Text(cell, style="dim" if column.remark else "")
+    return safe(cell, style="dim" if column.remark else "")
 
 
 def _line(row: Sequence[Text], columns: Sequence[Column], widths: Sequence[int]) -> Text:

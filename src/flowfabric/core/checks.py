@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from flowfabric.core.limits import NAME_BYTES_MAX, REASON_BYTES_MAX, TEXT_BYTES_MAX, TIME_MS_MAX
+from flowfabric.core.visible import is_visible
 from flowfabric.errors import InvalidInput, PayloadTooLarge
 
 UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
@@ -59,6 +60,14 @@ def check_text(
     if size > bytes_max:
         raise InvalidInput(field, f"must be at most {bytes_max} bytes, is {size}", value)
     return value
+
+
+def check_name(field: str, value: object, *, bytes_max: int = NAME_BYTES_MAX) -> str:
+    """Text people call something by: not empty, and nothing in it acts unseen."""
+    name = check_text(field, value, bytes_max=bytes_max, empty=False)
+    if not is_visible(name):
+        raise InvalidInput(field, "must not contain control or invisible characters", name)
+    return name
 
 
 def check_reason(value: object) -> str:

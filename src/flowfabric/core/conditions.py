@@ -22,6 +22,7 @@ from flowfabric.core.checks import UNSTORABLE, check_int
 from flowfabric.core.ids import WaitpointKey
 from flowfabric.core.limits import NAME_BYTES_MAX
 from flowfabric.core.suspension_model import SignalEffect, SignalFacts
+from flowfabric.core.visible import is_visible
 from flowfabric.errors import Corruption, InvalidInput
 
 DEPTH_MAX: Final = 4
@@ -303,6 +304,8 @@ def _check_matcher(matcher: object, place: str) -> None:
 def _check_storable(text: str, place: str) -> None:
     if UNSTORABLE.search(text):
         raise InvalidInput(FIELD, f"NUL character or lone surrogate at path {place}", text)
+    if not is_visible(text):
+        raise InvalidInput(FIELD, f"control or invisible character at path {place}", text)
 
 
 # JSON -------------------------------------------------------------------------

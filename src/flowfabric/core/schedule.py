@@ -14,7 +14,13 @@ from typing import Final, Protocol
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core.checks import check_bytes, check_int, check_optional_text, check_text
+from flowfabric.core.checks import (
+    check_bytes,
+    check_int,
+    check_name,
+    check_optional_text,
+    check_text,
+)
 from flowfabric.core.creation import NewExecution, PolicyInput
 from flowfabric.core.ids import (
     Namespace,
@@ -86,7 +92,7 @@ class ScheduleDefinition(Struct, frozen=True, kw_only=True):
 
 
 def check_schedule_id(schedule_id: object) -> str:
-    return check_text("schedule_id", schedule_id, empty=False)
+    return check_name("schedule_id", schedule_id)
 
 
 def check_definition(

@@ -8,8 +8,8 @@ from msgspec import Struct
 from flowfabric.core.checks import (
     check_bool,
     check_int,
+    check_name,
     check_optional_text,
-    check_text,
     check_time,
 )
 from flowfabric.core.conditions import (
@@ -166,7 +166,7 @@ def _bind(binding: object, new_id: str) -> BoundWaitpoint | UsePending:
     return BoundWaitpoint(
         waitpoint_id=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
         waitpoint_key=WaitpointKey(
-            f"wpk:{waitpoint_id}" if key is None else check_text("waitpoint_key", key, empty=False)
+            f"wpk:{waitpoint_id}" if key is None else check_name("waitpoint_key", key)
         ),
     )
 

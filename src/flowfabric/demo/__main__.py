@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
 from rich.text import Text
 
 from flowfabric.demo.program import app
 from flowfabric.demo.scenes import SCENES
 from flowfabric.demo.stage import Stage
+from flowfabric.terminal import Console, open_console
 
 FILE: Final = "flowfabric-demo.db"
 
@@ -56,11 +56,12 @@ def command_name() -> str:
 
 def main() -> None:
     path = Path(sys.argv[1] if len(sys.argv) > 1 else FILE)
-    console = Console(highlight=False, emoji=False)
+    console = open_console()
     try:
         asyncio.run(play(path, console))
     except KeyboardInterrupt:
-        console.print("\nInterrupted; the workers are stopped.")
+        console.print()
+        console.print("Interrupted; the workers are stopped.")
         sys.exit(130)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -21,6 +20,7 @@ from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.demo.program import JOURNAL_VARIABLE, URL_VARIABLE, Note
 from flowfabric.engine.engine import Engine
+from flowfabric.terminal import Console
 
 LOOK_EVERY_S: Final = 0.05
 PATIENCE_S: Final = 30.0

@@ -6,7 +6,7 @@ makes the edge count. To fix a whole join at once use `add_dependencies`.
 
 from msgspec import structs
 
-from flowfabric.core.checks import check_int, check_text
+from flowfabric.core.checks import check_int, check_name
 from flowfabric.core.decision import Changes
 from flowfabric.core.flow_build import (
     SUCCESS_ONLY,
@@ -66,7 +66,7 @@ class Flows(FlowOperations):
     ) -> CreateFlowResult:
         """Create an empty flow. An id that exists is left as it is."""
         asked = self.check_flow_id(flow_id)
-        kind = check_text("flow_kind", flow_kind, empty=False)
+        kind = check_name("flow_kind", flow_kind)
         checked_namespace = parse_namespace(namespace)
         partition_key, _ = self.flow_key(asked)
 

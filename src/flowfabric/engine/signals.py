@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from flowfabric.core.checks import (
     check_int,
+    check_name,
     check_optional_bytes,
     check_optional_text,
     check_optional_time,
@@ -172,7 +173,7 @@ class Signals(Operations):
         No token is needed, so this works however often the keys were rotated. Name the
         operator when distinct approvers are to be counted.
         """
-        check_text("signal_name", signal_name, empty=False)
+        check_name("signal_name", signal_name)
         check_text("idempotency_suffix", idempotency_suffix)
         request = check_signal(
             signal_name,
@@ -205,7 +206,7 @@ class Signals(Operations):
         is waited at comes first. An idempotency key holds for the name, not for one
         waitpoint: a repeat never counts for the next wait of the same name.
         """
-        key = check_text("waitpoint_key", waitpoint_key, empty=False)
+        key = check_name("waitpoint_key", waitpoint_key)
         given: SignalOptions = {"source_type": "operator", **options}
         delivery = Delivery(
             execution_id=self.check_execution_id(execution_id),
@@ -459,7 +460,7 @@ def check_signal(
     return SignalRequest(
         signal_id=SignalId(new_uuid() if signal_id is None else parse_uuid("signal_id", signal_id)),
         signal_id_is_new=signal_id is None,
-        signal_name=check_text("signal_name", signal_name, empty=False),
+        signal_name=check_name("signal_name", signal_name),
         signal_category=check_text("signal_category", signal_category),
         source_type=check_text("source_type", source_type),
         source_identity=check_text("source_identity", source_identity),

@@ -11,7 +11,7 @@ from typing import TypedDict, TypeVar, Unpack
 from msgspec import Struct, structs
 
 from flowfabric.core.attempts import first_attempt
-from flowfabric.core.checks import check_int, check_text
+from flowfabric.core.checks import check_int, check_name, check_text
 from flowfabric.core.conditions import Condition
 from flowfabric.core.decision import Decision
 from flowfabric.core.handles import Handle, HandleKind, sign
@@ -175,7 +175,7 @@ class Suspensions(Operations):
         key = f"wpk:{named}" if waitpoint_key is None else waitpoint_key
         bound = BoundWaitpoint(
             waitpoint_id=WaitpointId(named),
-            waitpoint_key=WaitpointKey(check_text("waitpoint_key", key, empty=False)),
+            waitpoint_key=WaitpointKey(check_name("waitpoint_key", key)),
         )
 
         async def body(tx: Transaction) -> PendingWaitpoint | FlowFabricError:

@@ -17,7 +17,7 @@ from typing import Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overl
 import msgspec
 from msgspec import structs
 
-from flowfabric.core.checks import check_int, check_text
+from flowfabric.core.checks import check_int, check_name
 from flowfabric.core.creation import NewExecution, check_new
 from flowfabric.core.durations import Duration
 from flowfabric.core.flow_build import Dependency, Join
@@ -105,7 +105,7 @@ class Flow:
         tags: Mapping[str, str] | None = None,
         flow_id: str | None = None,
     ) -> None:
-        self.kind = check_text("flow", kind, empty=False)
+        self.kind = check_name("flow", kind)
         self.namespace = parse_namespace(namespace)
         self.tags = check_tags(tags or {})
         self._id_given = flow_id is not None
@@ -334,7 +334,7 @@ class Flow:
     def _name(self, given: object, task: Task[..., object]) -> str:
         if given is None:
             return self._names.next_for(task.name)
-        name = check_text("name", given, empty=False)
+        name = check_name("name", given)
         if name in self._names.taken:
             raise InvalidInput("name", "is the name of another node of this flow", name)
         self._names.taken.add(name)

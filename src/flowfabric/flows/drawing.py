@@ -21,6 +21,7 @@ from flowfabric.core.flow_model import FlowState, OnSatisfied
 from flowfabric.core.flow_policy import AllOf, AnyOf, EdgeDependencyPolicy, Quorum
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import TERMINAL_STATES, PublicState
+from flowfabric.core.visible import visible
 from flowfabric.flows.graph import FlowGraph, GraphNode
 
 NODES_APART_MAX: Final = 30
@@ -72,18 +73,20 @@ class Branch:
     @property
     def label(self) -> str:
         if len(self.nodes) == 1:
-            return self.nodes[0].name
-        return f"{self.nodes[0].execution_kind} ×{len(self.nodes)}"
+            return visible(self.nodes[0].name)
+        return f"{visible(self.nodes[0].execution_kind)} ×{len(self.nodes)}"
 
 
 def print_graph(console: Console, graph: FlowGraph, *, every_node: bool = False) -> None:
     """Print the flow as wide as the console is, in characters it has."""
     drawn = draw(graph, every_node=every_node, width=console.width)
     if _encodable(drawn.plain, console.encoding):
-        console.print(drawn, no_wrap=True, overflow="ellipsis")
+        for line in drawn.split(allow_blank=True):
+            console.print(line, no_wrap=True, overflow="ellipsis")
         return
     plain = drawn.plain.translate(_ASCII).encode(console.encoding, "replace")
-    console.print(Text(plain.decode(console.encoding)), no_wrap=True, overflow="crop")
+    for text in plain.decode(console.encoding).split("\n"):
+        console.print(Text(text), no_wrap=True, overflow="crop")
 
 
 def _encodable(text: str, encoding: str) -> bool:
@@ -121,7 +124,7 @@ def headline(graph: FlowGraph, width: int) -> list[Text]:
     flow = graph.flow
     ended = sum(each.public_state in TERMINAL_STATES for each in graph.nodes)
     line = Text.assemble(
-        (flow.flow_kind, "bold"),
+        (visible(flow.flow_kind), "bold"),
         "  ",
         flow_state(flow.state),
         f"  {ended} of {len(graph.nodes)} ended",

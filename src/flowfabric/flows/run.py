@@ -21,6 +21,7 @@ from flowfabric.flows.drawing import print_graph
 from flowfabric.flows.graph import FlowGraph, read_graph, why_skipped
 from flowfabric.flows.node import Node
 from flowfabric.run import Endings, Run
+from flowfabric.terminal import open_console
 
 R = TypeVar("R")
 
@@ -124,5 +125,5 @@ class FlowRun:
         Nodes of a large flow that look alike share a line, unless `every_node`.
         """
         width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_COLUMNS
-        console = console or Console(width=width, highlight=False, emoji=False)
+        console = console or open_console(width=width)
         print_graph(console, await self.view(), every_node=every_node)
