@@ -33,6 +33,7 @@ from flowfabric.errors import (
     FlowFabricError,
     PendingWaitpointExpired,
     StepsChanged,
+    Transport,
     Validation,
     WaitpointNotFound,
     WaitpointNotPending,
@@ -56,6 +57,8 @@ OURS: Final = (str(Path(__file__).parent.parent), str(Path(concurrent.futures.__
 """Files between the worker and a handler, of no interest to whoever wrote that one."""
 UNUSABLE: Final = (PendingWaitpointExpired, WaitpointNotFound, WaitpointNotPending)
 """Why a waitpoint made beforehand cannot be waited at."""
+OUTAGE_PAUSE_MS: Final = 1_000
+"""How long a handler rests that met an outage where no verb of its context waits it out."""
 EXPIRY_MARGIN_MS: Final = 1_000
 """Not waited at either: one that may have expired by the time the store looks."""
 
@@ -186,7 +189,10 @@ class Attempt:
         claimed = self.lease.claimed
         if claimed.payload_encoding != JSON_WITH_INPUTS:
             return claimed.payload
-        results = await self._shared.engine.read_execution_inputs(claimed.execution_id)
+        engine = self._shared.engine
+        results = await self._shared.reports.send(
+            self.lease, lambda: engine.read_execution_inputs(claimed.execution_id)
+        )
         return complete(self.task, claimed.payload, results)
 
     def _checked(self, result: bytes) -> bytes:
@@ -242,6 +248,10 @@ class Attempt:
         if self.stopping in (Stop.LOST, Stop.TIMEOUT):
             log.warning("raised while it was stopped: %r", error, extra=self.lease.log_fields)
             return self._after_stop()
+        if isinstance(error, Transport) and error.kind.retryable:
+            # No trouble of the database counts against a run.
+            log.warning("met an outage, and runs again: %s", error, extra=self.lease.log_fields)
+            return self._rest
         failure_class = classify(error, self.task)
         where = theirs(error)
         log.log(
@@ -261,6 +271,10 @@ class Attempt:
             handle=self.lease.handle, reason=reason, failure_class=failure_class, category=named
         )
         return lambda: self._shared.reports.failures.add(report)
+
+    async def _rest(self) -> None:
+        until_ms = self.lease.store_now_ms() + OUTAGE_PAUSE_MS
+        await self._shared.engine.delay(self.lease.handle, until_ms)
 
     async def _expire(self) -> None:
         """Let the store decide about the timeout, by its clock."""

@@ -181,13 +181,18 @@ class Services:
             adopt_last_step(context)
 
     async def progress(self, percent: int | None, message: str | None) -> None:
-        handle = self.lease.handle
-        await fenced(
-            self.lease, self._shared.engine.progress(handle, percent=percent, message=message)
+        engine, handle = self._shared.engine, self.lease.handle
+        telling = self._shared.reports.send(
+            self.lease, lambda: engine.progress(handle, percent=percent, message=message)
         )
+        await fenced(self.lease, telling)
 
     async def outcome_of(self, execution_id: ExecutionId) -> Outcome | None:
-        return (await self._shared.engine.read_outcomes([execution_id])).get(execution_id)
+        engine = self._shared.engine
+        found = await self._shared.reports.send(
+            self.lease, lambda: engine.read_outcomes([execution_id])
+        )
+        return found.get(execution_id)
 
     async def create_waitpoint(
         self, name: str, *, waitpoint_id: str, expires_in_ms: int
@@ -228,7 +233,11 @@ class Services:
             parent = self.lease.claimed.execution_id
             own_id = child_id(self._shared.engine, parent, step_key, lane)
             options = structs.replace(options, execution_id=own_id)
-        created = await self._shared.submissions.submit(request_of(call, options))
+        request = request_of(call, options)
+        # Safe to repeat: its id, or its idempotency key, is the same each time.
+        created = await self._shared.reports.send(
+            self.lease, lambda: self._shared.submissions.submit(request)
+        )
         return call.task, created.execution_id
 
     async def settle(self) -> None:

@@ -1,0 +1,113 @@
+"""A network between us and Postgres that goes down, or swallows packets without a word.
+
+Down, it cuts every connection and refuses new ones, as a server that restarts does.
+Silent, it goes on accepting and acknowledging, and forwards nothing: both ways, or one
+only. A connection that was silenced stays so for good, as behind a firewall that forgot
+it; whether new ones work is up to the test.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
+from enum import Enum
+from urllib.parse import urlsplit, urlunsplit
+
+CHUNK_BYTES = 1 << 16
+
+
+class Way(Enum):
+    REQUESTS = "requests"
+    """From us to the server."""
+    ANSWERS = "answers"
+    """From the server to us."""
+
+
+BOTH = (Way.REQUESTS, Way.ANSWERS)
+
+
+class Line:
+    """One connection through the network."""
+
+    def __init__(self, to_client: asyncio.StreamWriter, to_server: asyncio.StreamWriter) -> None:
+        self.silent: set[Way] = set()
+        self._writers = {Way.REQUESTS: to_server, Way.ANSWERS: to_client}
+
+    async def pump(self, way: Way, source: asyncio.StreamReader) -> None:
+        with suppress(ConnectionError):
+            while data := await source.read(CHUNK_BYTES):
+                if way not in self.silent:
+                    self._writers[way].write(data)
+                    await self._writers[way].drain()
+        # Across a silent network nobody hears of an end either.
+        if way not in self.silent:
+            self.cut()
+
+    def cut(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+
+class Network:
+    """Forwards everything, until told otherwise."""
+
+    def __init__(self, url: str) -> None:
+        self._server = urlsplit(url)
+        self._lines: set[Line] = set()
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._silent_from_now: set[Way] = set()
+        self._is_down = False
+        self._refused = asyncio.Semaphore(0)
+        self.url = ""
+
+    def go_down(self) -> None:
+        self._is_down, self._refused = True, asyncio.Semaphore(0)
+        for line in self._lines:
+            line.cut()
+
+    def swallow(self, ways: Collection[Way] = BOTH, *, new_too: bool = False) -> None:
+        """Silence every connection there is, and with `new_too` those to come until `heal`."""
+        for line in self._lines:
+            line.silent |= set(ways)
+        self._silent_from_now = set(ways) if new_too else set()
+
+    def heal(self) -> None:
+        """Let new connections through; those that were silenced stay dead."""
+        self._is_down = False
+        self._silent_from_now = set()
+
+    async def was_tried(self, times: int) -> None:
+        """Wait until so many connections were refused."""
+        for _ in range(times):
+            await self._refused.acquire()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator["Network"]:
+        listening = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        user = self._server.netloc.rpartition("@")[0]
+        self.url = urlunsplit(self._server._replace(netloc=f"{user}@127.0.0.1:{port}"))
+        try:
+            yield self
+        finally:
+            listening.close()
+            for pump in self._pumps:
+                pump.cancel()
+            await asyncio.gather(*self._pumps, return_exceptions=True)
+            for line in self._lines:
+                line.cut()
+
+    async def _connected(
+        self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter
+    ) -> None:
+        if self._is_down:
+            self._refused.release()
+            to_client.close()
+            return
+        server, to_server = await asyncio.open_connection(self._server.hostname, self._server.port)
+        line = Line(to_client, to_server)
+        line.silent |= self._silent_from_now
+        self._lines.add(line)
+        for way, source in ((Way.REQUESTS, client), (Way.ANSWERS, server)):
+            task = asyncio.create_task(line.pump(way, source))
+            self._pumps.add(task)
+            task.add_done_callback(self._pumps.discard)
