@@ -270,7 +270,11 @@ class SignalLimitExceeded(Validation):
 class InvalidWaitpointKey(Validation):
     """The waitpoint key is malformed or belongs to another waitpoint."""
 class InvalidToken(Validation):
-    """The waitpoint token is missing, malformed, expired or signed by nobody we trust."""
+    """The waitpoint token is malformed, for something else, or signed by nobody we trust."""
+class MissingToken(InvalidToken):
+    """No waitpoint token was presented. Send the one that was handed out."""
+class TokenExpired(InvalidToken):
+    """The key that signed the waitpoint token is past its grace. Ask for a new token."""
 class WaitpointNotTokenBound(Validation):
     """The waitpoint carries no token, so nothing presented can match it."""
 class RetentionLimitExceeded(Validation):

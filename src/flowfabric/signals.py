@@ -32,10 +32,10 @@ from flowfabric.core.ids import parse_execution_id, parse_uuid
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.signals import SignalResult, not_awaited
 from flowfabric.core.suspension_model import WaitpointState
-from flowfabric.core.tokens import INVALID, WaitpointToken, check_token
+from flowfabric.core.tokens import INVALID, MISSING, WaitpointToken, check_token
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspension_reads import Inbox, WaitpointView
-from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken
+from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, MissingToken
 from flowfabric.json_values import encode_value
 
 T_co = TypeVar("T_co", covariant=True)
@@ -129,6 +129,8 @@ class SignalToken:
         """Read a token's text. What is no token is refused without being repeated."""
         if isinstance(given, cls):
             return given
+        if given is None or given == "":
+            raise MissingToken(MISSING)
         if not (
             isinstance(given, str)
             and given.startswith(TOKEN_PREFIX)

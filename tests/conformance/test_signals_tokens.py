@@ -6,11 +6,10 @@ import hmac
 import logging
 import string
 import traceback
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
-from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.tokens import EXPIRED, INVALID, MISSING, WaitpointToken
@@ -32,6 +31,7 @@ from flowfabric.errors import (
     RotationConflict,
     TargetNotSignalable,
 )
+from flowfabric.store.base import Reader
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
 from tests.conformance.observed import call, cursor_of, events_since, execution_of, state_of
@@ -146,24 +146,57 @@ async def test_nobody_finds_out_which_ids_exist(
         assert len(told) == 1
 
 
-async def test_a_wrong_token_leaves_a_trace_but_not_one_per_try(
-    engine: Engine, given: Given, clock: SettableClock
+async def test_refusals_do_the_same_work_whether_or_not_the_execution_exists(
+    engine: Engine, given: Given
 ) -> None:
     taken = await paused(given)
+    forged = "k1:" + "0" * 64
+    elsewhere = taken.execution_id.replace("{fp:", "{fp:1", 1)
+    work: set[tuple[str, ...]] = set()
+    for execution_id in (taken.execution_id, UNKNOWN_ID, elsewhere, f"{{fp:65535}}:{new_id()}"):
+        for token in (forged, "k9:" + "0" * 64, "k1:short", "garbage", taken.token.reveal()[:-1]):
+            with recorded(engine) as done:
+                assert await refusal(engine, execution_id, taken.waitpoint_id, token) == INVALID
+            work.add(tuple(done))
+    with recorded(engine) as done:
+        assert await refusal(engine, elsewhere, taken.waitpoint_id, taken.token) == INVALID
+    work.add(tuple(done))
+    assert len(work) == 1
+    assert all("list_hmac_keys" in call for call in work.pop())
 
-    async def noted() -> int | None:
-        execution = await execution_of(engine, taken.execution_id)
-        return execution.last_hmac_validation_failed_at_ms
 
-    first_ms = clock.now_ms()
-    await mine(engine, taken, "garbage")
-    assert await noted() == first_ms
-    clock.advance(ms=999)
-    await mine(engine, taken, "garbage")
-    assert await noted() == first_ms
+@pytest.mark.parametrize("waitpoint_id", ["taken", "unknown"])
+async def test_each_kind_of_bad_token_has_its_code(
+    engine: Engine, given: Given, clock: SettableClock, waitpoint_id: str
+) -> None:
+    taken = await paused(given)
+    at = taken.waitpoint_id if waitpoint_id == "taken" else new_id()
+
+    async def code(token: str | WaitpointToken, waitpoint_id: str = at) -> str:
+        with pytest.raises(InvalidToken) as caught:
+            await engine.deliver_signal(
+                taken.execution_id, waitpoint_id, waitpoint_token=token, signal_name="approved"
+            )
+        return caught.value.code
+
+    assert await code("") == "missing_token"
+    assert await code("k1:" + "0" * 64) == "invalid_token"
+    await engine.rotate_waitpoint_hmac_secret_all("k2", SECRET, grace_ms=0)
     clock.advance(ms=1)
-    await mine(engine, taken, "garbage")
-    assert await noted() == first_ms + 1_000
+    # Only who holds what a key of ours has signed is told that its time is over.
+    assert await code("k1:" + "0" * 64) == "invalid_token"
+    assert await code(taken.token, taken.waitpoint_id) == "token_expired"
+
+
+async def test_wrong_tokens_leave_few_lines_in_the_log(
+    engine: Engine, given: Given, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken = await paused(given)
+    for _ in range(20):
+        await mine(engine, taken, "garbage")
+    lines = [each.getMessage() for each in caplog.records if "signals refused" in each.message]
+    assert len(lines) <= 2
+    assert (await execution_of(engine, taken.execution_id)).signal_count == 0
 
 
 async def test_ten_thousand_mutations_of_a_token_are_refused(engine: Engine, given: Given) -> None:
@@ -182,7 +215,7 @@ async def test_ten_thousand_mutations_of_a_token_are_refused(engine: Engine, giv
                 signal_name="approved",
             )
 
-    async with unchanged_but_for_the_trace(engine, taken):
+    async with nothing_written(engine, taken):
         # In one go: a store that commits many together has few commits to make.
         for start in range(0, len(bad), 500):
             await asyncio.gather(*map(present, bad[start : start + 500]))
@@ -190,18 +223,53 @@ async def test_ten_thousand_mutations_of_a_token_are_refused(engine: Engine, giv
 
 
 @asynccontextmanager
-async def unchanged_but_for_the_trace(engine: Engine, own: Pause) -> AsyncIterator[None]:
-    """Nothing is written inside but when a wrong token was last presented."""
+async def nothing_written(engine: Engine, own: Pause) -> AsyncIterator[None]:
     before = await execution_of(engine, own.execution_id)
     cursor = await cursor_of(engine)
     yield
-    after = await execution_of(engine, own.execution_id)
-    noted = after.last_hmac_validation_failed_at_ms
-    assert after == structs.replace(
-        before, last_hmac_validation_failed_at_ms=noted, last_mutation_at_ms=noted
-    )
+    assert await execution_of(engine, own.execution_id) == before
     assert await events_since(engine, cursor) == []
     assert await engine.observe_signals(own.handle, include_unmatched=True) == ()
+
+
+@contextmanager
+def recorded(engine: Engine) -> Iterator[list[str]]:
+    """What is asked of the store inside, without the values."""
+    done: list[str] = []
+    store, patch = engine.store, pytest.MonkeyPatch()
+
+    def watched(run: Callable[..., Awaitable[object]]) -> object:
+        async def running(body: Callable[..., Awaitable[object]]) -> object:
+            async def watching(tx: Reader) -> object:
+                return await body(Watch(tx, done))
+
+            return await run(watching)
+
+        return running
+
+    for verb in ("transact", "try_unlocked", "read"):
+        patch.setattr(store, verb, watched(getattr(store, verb)))
+    try:
+        yield done
+    finally:
+        patch.undo()
+
+
+class Watch:
+    """A transaction that tells what it is asked."""
+
+    def __init__(self, tx: Reader, done: list[str]) -> None:
+        self._tx = tx
+        self._done = done
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        run: Callable[..., object] = getattr(self._tx, verb)
+
+        def asked(*args: object, **values: object) -> object:
+            self._done.append(f"{verb} {args}")
+            return run(*args, **values)
+
+        return asked
 
 
 async def test_tokens_and_secrets_show_up_nowhere(
@@ -347,7 +415,7 @@ async def test_an_old_key_is_accepted_until_its_grace_is_over(
     assert await mine(engine, other, forged) == INVALID
 
 
-async def test_keys_past_their_grace_are_deleted_by_the_next_rotation(
+async def test_the_secrets_of_keys_past_their_grace_are_wiped_by_the_next_rotation(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:
     await engine.seed_waitpoint_hmac_secret("a", SECRET)
@@ -361,6 +429,24 @@ async def test_keys_past_their_grace_are_deleted_by_the_next_rotation(
     assert await mine(engine, taken, taken.token) == INVALID
     kids = await engine.list_waitpoint_hmac_kids()
     assert [each.kid for each in kids.verifying] == ["b"]
+
+
+@pytest.mark.parametrize("secret", [SECRET, OTHER_SECRET, "ef" * 32])
+async def test_a_key_id_past_its_grace_is_never_used_again(
+    engine: Engine, given: Given, clock: SettableClock, secret: str
+) -> None:
+    await engine.seed_waitpoint_hmac_secret("a", SECRET)
+    taken = await paused(given)
+    for kid in ("b", "c"):
+        await engine.rotate_waitpoint_hmac_secret_all(kid, OTHER_SECRET, grace_ms=0)
+        clock.advance(ms=1)
+    (entry,) = await engine.rotate_waitpoint_hmac_secret_all("a", secret)
+    assert isinstance(entry.error, RotationConflict)
+    assert await engine.seed_waitpoint_hmac_secret("a", secret) == AlreadySeeded(
+        kid="a", same_secret=False
+    )
+    assert await mine(engine, taken, taken.token) == INVALID
+    assert (await engine.list_waitpoint_hmac_kids()).current_kid == "c"
 
 
 async def test_bad_keys_are_refused(engine: Engine) -> None:

@@ -15,10 +15,12 @@ from flowfabric import (
 from flowfabric.core.limits import SIGNAL_PAYLOAD_BYTES_MAX
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate
 from flowfabric.core.states import PublicState
+from flowfabric.core.tokens import INVALID
 from flowfabric.errors import (
     FlowFabricError,
     InvalidInput,
     InvalidToken,
+    MissingToken,
     PayloadTooLarge,
     WaitpointNotFound,
 )
@@ -99,6 +101,27 @@ async def test_a_token_opens_one_waitpoint_of_one_execution() -> None:
         await app.drain()
         assert await one.result(timeout=1) == 1
         assert await other.state() is PublicState.SUSPENDED
+
+
+@pytest.mark.parametrize("partition", ["7", "300", "40000", "65535", "65536", "99999"])
+async def test_a_token_of_another_partition_is_told_what_every_bad_token_is(partition: str) -> None:
+    async with testing.engine() as app:
+        gate_of(app)
+        run = await app.submit(app.tasks["gate"]())
+        await app.drain()
+        token = await app.signals.token(run.execution_id, "go")
+        elsewhere = f"{{fp:{partition}}}:{run.execution_id[-36:]}"
+        moved = SignalToken(elsewhere, token.waitpoint_id, token.secret).reveal()
+        with pytest.raises(InvalidToken) as caught:
+            await app.signals.deliver(moved, "go")
+        assert (caught.value.code, str(caught.value)) == ("invalid_token", INVALID)
+
+
+async def test_a_missing_token_is_told_so() -> None:
+    async with testing.engine() as app:
+        with pytest.raises(MissingToken) as caught:
+            await app.signals.deliver("", "go")
+        assert caught.value.code == "missing_token"
 
 
 async def test_ten_thousand_mutations_of_a_token_are_refused() -> None:

@@ -129,7 +129,6 @@ class Execution(Record, frozen=True, kw_only=True):
     open_waitpoint_count: int = 0
     """Waitpoints still pending or active. Zero tells that there is nothing to load or close."""
     signal_count: int = 0
-    last_hmac_validation_failed_at_ms: int | None = None
     cancel_requested: bool = False
     """Its flow was cancelled and its own cancellation is on the way: nobody may claim it."""
     last_capability_mismatch_at_ms: int | None = None

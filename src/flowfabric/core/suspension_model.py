@@ -214,7 +214,10 @@ class SuspendDedup(Record, frozen=True, kw_only=True):
 
 
 class HmacKey(Record, frozen=True, kw_only=True):
-    """A key that signs waitpoint tokens. The one without an end is the current one."""
+    """A key that signs waitpoint tokens. The one without an end is the current one.
+
+    Past its end its secret is wiped; the row stays, so that its id is never used again.
+    """
 
     table: ClassVar[str] = "waitpoint_hmac"
     key: ClassVar[tuple[str, ...]] = ("kid",)

@@ -5,7 +5,11 @@ with the secret that `kid` names. Nothing about a token is stored; it is compute
 again from its key, so whoever reads the database without the key table learns
 nothing. Verification looks at the token, the ids it is presented for, and the
 keys; not at whether such a waitpoint exists. So nobody can find out which ids
-exist by presenting tokens.
+exist by presenting tokens. Only an empty token, and one that a key of ours did
+sign, are told apart from all the others.
+
+A key id is used once. A key past its grace loses its secret and keeps its id, so
+that no later key can be mistaken for it.
 """
 
 import hmac
@@ -22,6 +26,8 @@ from flowfabric.errors import (
     InvalidKid,
     InvalidSecretHex,
     InvalidToken,
+    MissingToken,
+    TokenExpired,
 )
 
 DIGEST_CHARS: Final = 64
@@ -93,13 +99,22 @@ def matching_key(
     waitpoint_id: WaitpointId,
     keys: Iterable[HmacKey],
 ) -> HmacKey:
-    """The key that made `token` for this waitpoint; raise `InvalidToken` when none did."""
+    """The key that made `token` for this waitpoint; raise `InvalidToken` when none did.
+
+    Every token but an empty one is compared with one digest, whatever is wrong with it.
+    """
     if not token.reveal():
-        raise InvalidToken(MISSING)
-    for key in keys:
-        if _made(key, token, execution_id, waitpoint_id):
-            return key
+        raise MissingToken(MISSING)
+    kid, _, _ = token.reveal().partition(":")
+    key = next((each for each in keys if each.kid == kid), _NO_KEY)
+    if _made(key, token, execution_id, waitpoint_id) and key is not _NO_KEY:
+        return key
     raise InvalidToken(INVALID)
+
+
+_NO_KEY: Final = HmacKey(kid="", secret=b"\0" * SECRET_BYTES, activated_at_ms=0)
+"""What the tokens of unknown keys are compared with."""
+_NO_DIGEST: Final = "-" * DIGEST_CHARS
 
 
 def _made(
@@ -110,16 +125,15 @@ def _made(
     Apart from whoever raises: an error keeps the variables of the frames it went
     through, and the right digest must not be among them.
     """
-    kid, _, given = token.reveal().partition(":")
-    if kid != key.kid or _DIGEST.fullmatch(given) is None:
-        return False
-    return hmac.compare_digest(digest(key.kid, key.secret, execution_id, waitpoint_id), given)
+    _, _, given = token.reveal().partition(":")
+    compared = given if _DIGEST.fullmatch(given) else _NO_DIGEST
+    return hmac.compare_digest(digest(key.kid, key.secret, execution_id, waitpoint_id), compared)
 
 
 def check_accepted(key: HmacKey, now_ms: int) -> None:
-    """Raise `InvalidToken` when the key's time is over."""
+    """Raise `TokenExpired` when the key's time is over."""
     if not accepted(key, now_ms):
-        raise InvalidToken(EXPIRED)
+        raise TokenExpired(EXPIRED)
 
 
 def accepted(key: HmacKey, now_ms: int) -> bool:

@@ -1,10 +1,13 @@
 """Delivering signals: from outside with a token, or by an operator without one.
 
-A token is compared before anything is locked, so whoever guesses costs a few reads.
-What a wrong token is answered depends on the token and the keys alone, never on
-whether the execution or the waitpoint exists.
+A token is compared before anything else is looked at. What a wrong one is answered,
+and the work until then, depends on the token and the keys alone, never on whether
+the execution or the waitpoint exists. Nothing is written for it: a refusal that
+wrote would take longer where there is something to write to.
 """
 
+import logging
+import time
 from collections.abc import Sequence
 from typing import TypedDict, Unpack
 
@@ -19,12 +22,13 @@ from flowfabric.core.checks import (
     check_text,
 )
 from flowfabric.core.conditions import AllOf, Count, stored_condition
-from flowfabric.core.decision import Changes, Decision
+from flowfabric.core.decision import Decision
 from flowfabric.core.ids import (
     ExecutionId,
     SignalId,
     WaitpointId,
     WaitpointKey,
+    parse_execution_id,
     parse_lane_id,
     parse_uuid,
     partition_of,
@@ -58,7 +62,7 @@ from flowfabric.core.tokens import (
     check_token,
     matching_key,
 )
-from flowfabric.core.transition import Subject, change
+from flowfabric.core.transition import Subject
 from flowfabric.engine.suspensions import find_waitpoint
 from flowfabric.engine.unit import (
     Operations,
@@ -72,9 +76,11 @@ from flowfabric.engine.waitpoint_keys import load_keys
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, NotFound
 from flowfabric.store.base import Body, Reader, Transaction, Unlocked, UnlockedBody
 
+log = logging.getLogger(__name__)
+
 SIGNAL_TOPIC = "signal"
-FAILURE_NOTED_EVERY_MS = 1_000
-"""How often at most a wrong token is noted on the execution it was presented for."""
+REFUSALS_LOGGED_EVERY_S = 1.0
+"""How often at most a process writes a line about wrong tokens."""
 
 
 class WaitpointName(Struct, frozen=True):
@@ -256,7 +262,8 @@ class Signals(Operations):
         options: SignalOptions,
     ) -> Delivery:
         return Delivery(
-            execution_id=self.check_execution_id(execution_id),
+            # No word on whether there is such a partition: the token says what exists.
+            execution_id=parse_execution_id(execution_id),
             address=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
             request=check_signal(signal_name, **options),
             token=check_token(waitpoint_token),
@@ -267,7 +274,7 @@ class Signals(Operations):
             try:
                 key = await _key_of(tx, delivery)
             except InvalidToken as error:
-                await self._note_failure(tx, delivery.execution_id)
+                REFUSALS.note(delivery.execution_id, error.code)
                 return error
             return await self._deliver_in(tx, delivery, key)
 
@@ -282,7 +289,7 @@ class Signals(Operations):
             try:
                 check_accepted(key, timing.now_ms)
             except InvalidToken as error:
-                await self._note_failure(tx, delivery.execution_id)
+                REFUSALS.note(delivery.execution_id, error.code)
                 return error
         if subject is None:
             return _unknown(delivery, "execution", delivery.execution_id)
@@ -302,20 +309,25 @@ class Signals(Operations):
         tx.hint(SIGNAL_TOPIC)
         return await settle_in(tx, decide, timing.now_ms)
 
-    async def _note_failure(self, tx: Transaction, execution_id: ExecutionId) -> None:
-        """Leave a trace of a wrong token, at most once in a while."""
-        key = execution_key(execution_id)
-        seen = (await tx.get(Execution, [key])).get(key)
-        if seen is None:
+
+class Refusals:
+    """Leaves a trace of wrong tokens in the log, in few lines however many come."""
+
+    def __init__(self) -> None:
+        self._since = 0
+        self._last_s: float | None = None
+
+    def note(self, execution_id: ExecutionId, code: str) -> None:
+        self._since += 1
+        now_s = time.monotonic()
+        if self._last_s is not None and now_s - self._last_s < REFUSALS_LOGGED_EVERY_S:
             return
-        now_ms = await tx.now_ms()
-        noted_ms = seen.last_hmac_validation_failed_at_ms
-        if noted_ms is not None and now_ms - noted_ms < FAILURE_NOTED_EVERY_MS:
-            return
-        execution = (await tx.lock(Execution, [key])).get(key)
-        if execution is not None:
-            noted = change(execution, now_ms, last_hmac_validation_failed_at_ms=now_ms)
-            await tx.save(Changes(updates=(noted,)))
+        log.warning("%d signals refused: %s, the last for %s", self._since, code, execution_id)
+        self._last_s, self._since = now_s, 0
+
+
+REFUSALS = Refusals()
+"""Of this process."""
 
 
 def _unknown(delivery: Delivery, entity: str, name: str) -> FlowFabricError:

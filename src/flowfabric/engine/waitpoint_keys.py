@@ -3,7 +3,9 @@
 There is one set of keys per database. The first token makes the first key, so
 nothing has to be set up; a deployment that brings its own secret seeds it before
 that. After a rotation the old key is accepted until its grace is over, every old
-key for its own time. Secrets go into the store and into `core.tokens`, nowhere else.
+key for its own time; the next rotation wipes the secrets of those past it. An id is
+never used for a second key. Secrets go into the store and into `core.tokens`,
+nowhere else.
 """
 
 import hmac
@@ -44,7 +46,7 @@ class Rotated(Struct, frozen=True, kw_only=True, tag=True):
     previous_kid: str | None
     new_kid: str
     gc_count: int
-    """Old keys that were deleted because their grace was over."""
+    """Old keys whose secret was wiped because their grace was over."""
 
 
 class RotationNoop(Struct, frozen=True, kw_only=True, tag="Noop"):
@@ -79,7 +81,7 @@ class WaitpointKeys(Operations):
 
         async def body(tx: Transaction) -> Seeded | AlreadySeeded:
             keys = await lock_keys(tx)
-            known = next((key for key in keys if key.kid == named), None)
+            known = await _find(tx, named)
             if known is not None:
                 same = hmac.compare_digest(known.secret, secret)
                 return AlreadySeeded(kid=named, same_secret=same)
@@ -105,7 +107,7 @@ class WaitpointKeys(Operations):
 
         async def body(tx: Transaction) -> RotationEntry:
             keys = await lock_keys(tx)
-            known = next((key for key in keys if key.kid == named), None)
+            known = await _find(tx, named)
             if known is None:
                 return RotationEntry(outcome=await _rotate(tx, keys, named, secret, grace))
             if known.expires_at_ms is None and hmac.compare_digest(known.secret, secret):
@@ -152,10 +154,13 @@ async def ensure_keys(tx: Transaction) -> Sequence[HmacKey]:
     keys = await lock_keys(tx)
     if current_key(keys) is not None:
         return keys
-    taken = {key.kid for key in keys}
-    names = (f"k{number}" for number in range(1, len(taken) + 2))
-    kid = next(name for name in names if name not in taken) if taken else FIRST_KID
-    return [*keys, await _install(tx, kid, os.urandom(SECRET_BYTES))]
+    # Without a current key there never was one: rotating replaces it in one transaction.
+    return [*keys, await _install(tx, FIRST_KID, os.urandom(SECRET_BYTES))]
+
+
+async def _find(tx: Transaction, kid: str) -> HmacKey | None:
+    """The key of this id, though its secret be gone."""
+    return (await tx.get(HmacKey, [(kid,)])).get((kid,))
 
 
 async def _install(tx: Transaction, kid: str, secret: bytes) -> HmacKey:
@@ -169,11 +174,11 @@ async def _rotate(
 ) -> Rotated:
     now_ms = await tx.now_ms()
     previous = current_key(keys)
-    gone = tuple(key for key in keys if not accepted(key, now_ms))
+    gone = tuple(structs.replace(key, secret=b"") for key in keys if not accepted(key, now_ms))
     if previous is not None:
         retired = structs.replace(previous, expires_at_ms=now_ms + grace_ms)
         # Written first, so that at no moment two keys are current.
-        await tx.save(Changes(updates=(retired,), deletes=gone))
+        await tx.save(Changes(updates=(retired, *gone)))
     await _install(tx, kid, secret)
     return Rotated(
         previous_kid=None if previous is None else previous.kid,

@@ -1,4 +1,5 @@
--- Every key that signs or once signed waitpoint tokens.
+-- Every key that signs waitpoint tokens, or may still verify them.
 select *
   from waitpoint_hmac
+ where length(secret) > 0
  order by activated_at_ms, kid;

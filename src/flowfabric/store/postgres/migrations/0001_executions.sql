@@ -110,7 +110,6 @@ create table execution (
     progress_updated_at_ms             bigint,
     current_suspension_id              uuid,
     current_waitpoint_id               uuid,
-    last_hmac_validation_failed_at_ms  bigint,
     last_capability_mismatch_at_ms     bigint,
     failure_reason                     text,
     cancellation_reason                text,

@@ -122,9 +122,10 @@ create table suspend_dedup (
 
 create table waitpoint_hmac (
     kid              text collate "C" primary key check (kid <> '' and position(':' in kid) = 0),
-    secret           bytea not null check (length(secret) > 0),
+    secret           bytea not null,
     activated_at_ms  bigint not null,
-    expires_at_ms    bigint
+    expires_at_ms    bigint,
+    check (length(secret) > 0 or expires_at_ms is not null)
 );
 
 -- At most one current key: the one without an end.

@@ -4,7 +4,6 @@
 
 alter table execution add column open_waitpoint_count integer not null default 0;
 alter table execution add column signal_count integer not null default 0;
-alter table execution add column last_hmac_validation_failed_at_ms integer;
 
 create table suspension (
     sequence                       integer primary key autoincrement,
@@ -126,9 +125,10 @@ create table suspend_dedup (
 
 create table waitpoint_hmac (
     kid              text not null primary key check (kid <> '' and instr(kid, ':') = 0),
-    secret           blob not null check (length(secret) > 0),
+    secret           blob not null,
     activated_at_ms  integer not null,
-    expires_at_ms    integer
+    expires_at_ms    integer,
+    check (length(secret) > 0 or expires_at_ms is not null)
 ) strict;
 
 -- At most one current key: the one without an end.
