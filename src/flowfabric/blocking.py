@@ -179,6 +179,10 @@ class BlockingRun(Generic[R_co]):
             )
         )
 
+    def accept_changes(self) -> None:
+        """Let it run on although changed code has blocked it; see `Run.accept_changes`."""
+        self._blocking.wait(self._run.accept_changes())
+
     def why(self) -> Explanation:
         return self._blocking.wait(self._run.why())
 

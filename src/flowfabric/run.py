@@ -185,6 +185,10 @@ class Run(Generic[R_co]):
             idempotency_key=idempotency_key,
         )
 
+    async def accept_changes(self) -> None:
+        """Let it run on although changed code has blocked it; see `Engine.accept_changes`."""
+        await self._engine.accept_changes(self.execution_id)
+
     async def why(self) -> Explanation:
         """Why it is not running, or how it ended, in one sentence."""
         return await self._engine.explain_execution(self.execution_id)

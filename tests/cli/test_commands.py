@@ -399,3 +399,43 @@ def test_an_app_names_the_database(tmp_path: Path, exercised_store: Callable[[st
     broken = run("ls", "--app", "broken:app", cwd=tmp_path)
     assert broken.status == 1
     assert "missing_package" in broken.err
+
+
+# Blocked by changed code
+
+
+async def blocked(engine: Engine) -> str:
+    execution_id = await create(engine, kind="publish")
+    claimed = await engine.claim(worker_id="w", worker_instance_id="w-1", kinds=["publish"])
+    assert claimed is not None
+    await engine.block_on_code(claimed.handle, "notify", "the code asks for step 'notify'")
+    return execution_id
+
+
+async def test_a_blocked_execution_says_so_everywhere_and_is_accepted(
+    engine: Engine, url: str
+) -> None:
+    execution_id = await blocked(engine)
+    (line,) = run("ls", url=url).lines[1:]
+    assert "blocked" in line.split()
+    assert "the code asks for step 'notify'; deploy code that fits" in line
+    why = run("why", execution_id, url=url).out
+    assert f"flowfabric accept {execution_id[-36:]}" in " ".join(why.split())
+    assert run("accept", execution_id[-36:], url=url).out == "1 accepted\n"
+    assert await engine.read_execution_state(execution_id) is PublicState.WAITING
+
+
+async def test_accept_with_a_filter_means_what_is_blocked(engine: Engine, url: str) -> None:
+    ids = [await blocked(engine) for _ in range(2)]
+    delayed = NewExecution(execution_kind="publish", delay_until_ms=2**45)
+    await engine.create_execution(delayed)
+    ran = run("accept", "--kind", "publish", "--yes", "--json", url=url)
+    assert (ran.status, ran.document) == (0, {"accepted": 2, "refused": {}})
+    for execution_id in ids:
+        assert await engine.read_execution_state(execution_id) is PublicState.WAITING
+
+
+async def test_what_is_not_blocked_has_nothing_to_accept(engine: Engine, url: str) -> None:
+    ran = run("accept", await create(engine), url=url)
+    assert (ran.status, ran.out) == (4, "0 accepted\n")
+    assert "only an execution that is blocked" in " ".join(ran.err.split())

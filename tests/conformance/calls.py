@@ -28,8 +28,13 @@ FAILED = ExecutionFilter(states=(PublicState.FAILED,))
 async def valid_calls(given: Given) -> dict[str, Arguments]:
     running, waiting = await given.running(), await given.waiting()
     ended = (await given.completed()).execution_id
+    blocked = (await given.blocked()).execution_id
     return (
-        claiming(waiting) | holding(running) | operating(running, waiting, ended) | reading(waiting)
+        claiming(waiting)
+        | holding(running)
+        | operating(running, waiting, ended)
+        | reading(waiting)
+        | {"accept_changes": {"execution_id": blocked}}
     )
 
 
@@ -75,6 +80,7 @@ def holding(running: Claimed) -> dict[str, Arguments]:
         "fail_execution": {**by_fence, **failure, "retry_policy": None, "source": "worker"},
         "delay": {**by_handle, "delay_until_ms": 5},
         "wait_children": by_handle,
+        "block_on_code": {**by_handle, "step_key": "charge", "detail": "the code has changed"},
         "cancel": {**by_handle, "reason": "no"},
     }
 
@@ -98,6 +104,7 @@ def operating(running: Claimed, waiting: ExecutionId, ended: ExecutionId) -> dic
         "replay_executions": {"execution_ids": [ended], **again},
         "replay_matching": {"matching": FAILED, **again, "limit": 5},
         "expire_execution": {"execution_id": waiting, "phase": "attempt_timeout"},
+        "release_blocked": {"kinds": ["work"], "blocked_before_ms": 5, "limit": 5},
         "set_execution_tag": {"execution_id": waiting, "key": "a.b", "value": "c"},
         "set_execution_tags": {"execution_id": waiting, "tags": {"a.b": "c"}},
         "register_lane": {"lane_id": "default", "registered_by": "ann"},

@@ -146,12 +146,13 @@ def attempts_ended(
     )
 
 
-def attempt_set_aside(before: Attempt, waits_for: str, now_ms: int) -> Attempt:
+def attempt_set_aside(before: Attempt, waits_for: str, now_ms: int, **fields: object) -> Attempt:
     return structs.replace(
         before,
         attempt_state=AttemptLifecycle.SUSPENDED,
         suspended_at_ms=now_ms,
         suspension_id=waits_for,
+        **fields,
     )
 
 

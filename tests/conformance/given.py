@@ -143,6 +143,12 @@ class Given:
         await self.engine.delay(claimed.handle, self.clock.now_ms() + by_ms)
         return claimed
 
+    async def blocked(self, **fields: object) -> Claimed:
+        """Changed code stopped it; the same attempt continues when the code fits."""
+        claimed = await self.running(**fields)
+        await self.engine.block_on_code(claimed.handle, "charge", "the code has changed")
+        return claimed
+
     async def waiting_children(self, **fields: object) -> Claimed:
         claimed = await self.running(**fields)
         await self.engine.wait_children(claimed.handle)
@@ -193,7 +199,7 @@ class Given:
 
 
 WAITING = ("waiting", "resumable")
-SET_ASIDE = ("delayed", "retrying", "parked", "waiting_children", "suspended")
+SET_ASIDE = ("delayed", "retrying", "parked", "blocked", "waiting_children", "suspended")
 LOST = ("expired_lease", "revoked")
 ENDED = ("completed", "failed", "cancelled", "expired")
 EVERY_STATE = (*WAITING, *SET_ASIDE, "running", "overdue_lease", *LOST, *ENDED)

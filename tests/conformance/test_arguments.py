@@ -15,6 +15,7 @@ import pytest
 from msgspec import Struct, structs
 
 from flowfabric import Engine, FlowFabricError
+from flowfabric.engine.blocked import Blocked
 from flowfabric.engine.bulk import Bulk
 from flowfabric.engine.creation import Creation
 from flowfabric.engine.lanes import Lanes
@@ -30,7 +31,9 @@ from tests.conformance.calls import Arguments, valid_calls
 from tests.conformance.given import WORKER, Given
 from tests.conformance.observed import call, unchanged
 
-GROUPS = (Creation, Leases, Work, Operators, Reads, Lookup, Tags, Lanes, Retention, Bulk)
+GROUPS = (
+    Creation, Leases, Work, Blocked, Operators, Reads, Lookup, Tags, Lanes, Retention, Bulk,
+)  # fmt: skip
 INTERNAL = {"create_checked"}
 """Takes what has been checked before."""
 

@@ -9,6 +9,7 @@ PUBLIC = {
     "delayed": "delayed",
     "retrying": "delayed",
     "parked": "delayed",
+    "blocked": "delayed",
     "waiting_children": "waiting_children",
     "suspended": "suspended",
     "running": "active",

@@ -28,7 +28,7 @@ VALUES = {
         waiting_for_delay waiting_for_signal waiting_for_approval waiting_for_callback
         waiting_for_tool_result waiting_for_children waiting_for_budget waiting_for_quota
         waiting_for_capable_worker waiting_for_locality_match paused_by_operator
-        paused_by_policy paused_by_flow_cancel
+        paused_by_policy paused_by_flow_cancel waiting_for_code
     """,
     "TerminalOutcome": "none success failed cancelled expired skipped",
     "AttemptState": """

@@ -12,7 +12,7 @@ from flowfabric.cli.target import Target, limit_option, options, with_engine
 from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Attempt, WorkerPresence
-from flowfabric.core.states import TERMINAL_STATES, PublicState
+from flowfabric.core.states import TERMINAL_STATES, BlockingReason, PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.routes import serves
@@ -85,7 +85,7 @@ def _print_list(
             [
                 (
                     screen.short_id(each.execution_id),
-                    screen.state(each.public_state),
+                    shown_state(each),
                     each.execution_kind,
                     each.lane_id,
                     str(each.total_attempt_count),
@@ -96,6 +96,13 @@ def _print_list(
             ],
         )
     )
+
+
+def shown_state(execution: ExecutionSnapshot) -> Text:
+    """What changed code stopped is delayed only until somebody does something about it."""
+    if execution.blocking_reason is BlockingReason.WAITING_FOR_CODE:
+        return Text("blocked", style="bold red")
+    return screen.state(execution.public_state)
 
 
 def queued(execution: ExecutionSnapshot) -> bool:
@@ -128,6 +135,8 @@ def remark(execution: ExecutionSnapshot, now_ms: int) -> str | None:
             lease = execution.current_lease
             worker = "" if lease is None else f"on {lease.worker_instance_id}"
             return f"{done}{execution.progress_message or worker}"
+        case PublicState.DELAYED if execution.blocking_reason is BlockingReason.WAITING_FOR_CODE:
+            return execution.blocking_detail
         case PublicState.DELAYED if execution.delay_until_ms is not None:
             last = f" after: {execution.failure_reason}" if execution.failure_reason else ""
             return f"{screen.ago(execution.delay_until_ms, now_ms)}{last}"
@@ -169,9 +178,7 @@ async def show(engine: Engine, target: Target, execution_id: str) -> None:
         return
     now_ms = await engine.server_time_ms()
     console = screen.out()
-    heading = Text.assemble(
-        (execution.execution_kind, "bold"), "  ", screen.state(execution.public_state)
-    )
+    heading = Text.assemble((execution.execution_kind, "bold"), "  ", shown_state(execution))
     console.print(heading)
     console.print(Text(explanation.sentence, style="italic"))
     console.print()

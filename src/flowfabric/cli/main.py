@@ -17,7 +17,7 @@ from flowfabric.cli.events import events
 from flowfabric.cli.executions import ls, show, why
 from flowfabric.cli.flows import flow
 from flowfabric.cli.lanes import lanes
-from flowfabric.cli.operate import cancel, priority, replay, revoke
+from flowfabric.cli.operate import accept, cancel, priority, replay, revoke
 from flowfabric.cli.schedules import schedules
 from flowfabric.cli.signals import signal, waitpoints
 from flowfabric.cli.submit import submit
@@ -45,7 +45,7 @@ class Sections(click.Group):
         "Run": ("worker", "dev"),
         "See": ("ls", "show", "why", "events", "waitpoints"),
         "Steer": (
-            *("submit", "signal", "cancel", "replay", "priority", "revoke"),
+            *("submit", "signal", "cancel", "replay", "accept", "priority", "revoke"),
             *("flow", "lanes", "schedules"),
         ),
         "Keep": ("migrate", "doctor", "bench", "completion"),
@@ -85,7 +85,7 @@ def completion(shell: str) -> None:
 
 
 for command in (
-    ls, show, why, submit, cancel, replay, priority, revoke, flow, lanes, schedules, events,
+    ls, show, why, submit, cancel, replay, accept, priority, revoke, flow, lanes, schedules, events,
     signal, waitpoints,
     migrate_command, doctor, bench, worker, dev, develop_once,
 ):  # fmt: skip

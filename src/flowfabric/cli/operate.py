@@ -1,4 +1,4 @@
-"""`cancel`, `replay`, `priority`, `revoke`: by id, or on everything a filter matches."""
+"""`cancel`, `replay`, `accept`, `priority`, `revoke`: by id, or on everything a filter matches."""
 
 import getpass
 import sys
@@ -14,7 +14,8 @@ from flowfabric.cli import documents, exits, filters, screen
 from flowfabric.cli.target import Target, options, with_engine
 from flowfabric.core.limits import PAGE_MAX, SWEEP_BATCH
 from flowfabric.core.results import Revoked
-from flowfabric.core.states import TERMINAL_STATES, PublicState
+from flowfabric.core.states import TERMINAL_STATES, BlockingReason, PublicState
+from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.bulk import BULK_MAX
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.filters import ExecutionFilter
@@ -79,6 +80,47 @@ async def replay(
     return await _act_on(target, "replayed", ids, act)
 
 
+@click.command("accept", short_help="Let blocked executions run with the code as it is now.")
+@click.argument("execution_ids", metavar="[ID]...", nargs=-1)
+@filters.options
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@options
+@with_engine
+async def accept(
+    engine: Engine,
+    target: Target,
+    chosen: filters.Chosen,
+    execution_ids: tuple[str, ...],
+    yes: bool,
+) -> int:
+    """Let executions that changed code has blocked run on: those with the given IDs, or all
+    blocked ones that match. The step each of them asked for runs, and stored steps that the code
+    has not asked for by then no longer count.
+    """
+
+    async def act(ids: Sequence[str]) -> Sequence[object]:
+        outcomes: list[object] = []
+        for each in ids:
+            try:
+                outcomes.append(await engine.accept_changes(each))
+            except FlowFabricError as error:
+                outcomes.append(error)
+        return outcomes
+
+    ids = await _choose(
+        engine, "accept", execution_ids, chosen, {PublicState.DELAYED}, yes, among=_is_blocked
+    )
+    return await _act_on(target, "accepted", ids, act)
+
+
+def _is_blocked(execution: ExecutionSnapshot) -> bool:
+    return execution.blocking_reason is BlockingReason.WAITING_FOR_CODE
+
+
+def _any(_: ExecutionSnapshot) -> bool:
+    return True
+
+
 @click.command("priority", short_help="Move a waiting execution in its queue.")
 @click.argument("execution_id", metavar="ID")
 @click.argument("priority", type=int)
@@ -129,6 +171,8 @@ async def _choose(
     chosen: filters.Chosen,
     possible: set[PublicState],
     yes: bool,
+    *,
+    among: Callable[[ExecutionSnapshot], bool] = _any,
 ) -> list[str]:
     """The ids to act on. What a filter matches is counted and confirmed first."""
     if given and not chosen.empty:
@@ -142,19 +186,21 @@ async def _choose(
     if not states:
         wanted = ", ".join(sorted(possible))
         raise click.UsageError(f"{verb} acts on executions in these states: {wanted}")
-    ids = await _matching_ids(engine, matching.with_states(tuple(sorted(states))))
+    ids = await _matching_ids(engine, matching.with_states(tuple(sorted(states))), among)
     if ids and not yes:
         _confirm(verb, len(ids))
     return ids
 
 
-async def _matching_ids(engine: Engine, matching: ExecutionFilter) -> list[str]:
+async def _matching_ids(
+    engine: Engine, matching: ExecutionFilter, among: Callable[[ExecutionSnapshot], bool]
+) -> list[str]:
     ids: list[str] = []
     cursor: str | None = None
     with screen.err().status("Looking for executions …"):
         while len(ids) < BULK_MAX:
             page = await engine.find_executions(matching, cursor=cursor, limit=PAGE_MAX)
-            ids += [each.execution_id for each in page.executions]
+            ids += [each.execution_id for each in page.executions if among(each)]
             cursor = page.next_cursor
             if cursor is None:
                 break

@@ -207,7 +207,7 @@ def decide_delay(
     """Put the attempt aside until a time. A time in the past is due at once."""
     execution = subject.execution
     answer = Delayed(execution_id=execution.execution_id, public_state=PublicState.DELAYED)
-    if _already_parked(subject, fence, WORKER_DELAY):
+    if already_parked(subject, fence, WORKER_DELAY):
         return Decision(answer=answer)
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
     changes = park(
@@ -232,7 +232,7 @@ def decide_wait_children(
     execution = subject.execution
     state = PublicState.WAITING if join_holds else PublicState.WAITING_CHILDREN
     answer = Moved(execution_id=execution.execution_id, public_state=state)
-    if _already_parked(subject, fence, WAITING_CHILDREN):
+    if already_parked(subject, fence, WAITING_CHILDREN):
         state = execution.public_state
         return Decision(answer=Moved(execution_id=execution.execution_id, public_state=state))
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
@@ -251,7 +251,8 @@ def decide_wait_children(
     return Decision(answer=answer, changes=changes)
 
 
-def _already_parked(subject: Subject, fence: Fence | None, marker: str) -> bool:
+def already_parked(subject: Subject, fence: Fence | None, marker: str) -> bool:
+    """Whether this holder has parked it so before and nobody has claimed it since."""
     return (
         subject.execution.lifecycle_phase is LifecyclePhase.RUNNABLE
         and subject.execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED
@@ -262,11 +263,19 @@ def _already_parked(subject: Subject, fence: Fence | None, marker: str) -> bool:
 
 
 def park(
-    subject: Subject, marker: str, now_ms: int, *, reason: str = "", **fields: Field
+    subject: Subject,
+    marker: str,
+    now_ms: int,
+    *,
+    reason: str = "",
+    blocked_on: str | None = None,
+    blocked_count: int = 0,
+    **fields: Field,
 ) -> Changes:
     """Release the lease but keep the attempt open; `marker` says what it waits for.
 
-    The lease event gives `reason`, or the marker.
+    The lease event gives `reason`, or the marker. An attempt that parks for anything but
+    changed code has passed the place where it was blocked.
     """
     before = subject.execution
     assert subject.attempt is not None, "an active execution has an attempt"
@@ -283,6 +292,8 @@ def park(
         attempt_state=AttemptLifecycle.SUSPENDED,
         suspended_at_ms=now_ms,
         suspension_id=marker,
+        blocked_on=blocked_on,
+        blocked_count=blocked_count,
     )
     event = lease_event(before, LeaseEventType.REVOKED, now_ms, reason or marker)
     return Changes(updates=(after, attempt), events=(event,))

@@ -24,6 +24,7 @@ class Cause(StrEnum):
     SUSPENDED = "suspended"
     DELAYED = "delayed"
     BLOCKED = "blocked"
+    CODE_CHANGED = "code_changed"
     LANE_CLOSED = "lane_closed"
     NO_WORKER = "no_worker"
     LEASE_LOST = "lease_lost"
@@ -121,6 +122,12 @@ def _running(execution: Execution, now_ms: int) -> Reason:
 
 def _delayed(execution: Execution, now_ms: int) -> Reason:
     until = execution.delay_until_ms or now_ms
+    if execution.blocking_reason is BlockingReason.WAITING_FOR_CODE:
+        sentence = (
+            f"It is blocked by changed code: {execution.blocking_detail}."
+            f" A worker looks again in {span(until - now_ms)}."
+        )
+        return Cause.CODE_CHANGED, sentence, _blocking(execution) | {"delay_until_ms": until}
     what = str(execution.blocking_reason).removeprefix("waiting_for_").replace("_", " ")
     return (
         Cause.DELAYED,

@@ -166,7 +166,12 @@ class Attempt(Record, frozen=True, kw_only=True):
     suspended_at_ms: int | None = None
     resumed_at_ms: int | None = None
     suspension_id: str | None = None
-    """What parks the attempt: a suspension's id, `worker_delay` or `waiting_children`."""
+    """What parks the attempt: a suspension's id, `worker_delay`, `waiting_children` or
+    `blocked_by_code`."""
+    blocked_on: str | None = None
+    """The step at which changed code stopped it; see `core.blocking`."""
+    blocked_count: int = 0
+    """How often in a row changed code has stopped it."""
     lease_id: LeaseId | None = None
     lease_epoch: int = 0
     worker_id: WorkerId | None = None

@@ -62,6 +62,7 @@ class BlockingReason(StrEnum):
     PAUSED_BY_OPERATOR = "paused_by_operator"
     PAUSED_BY_POLICY = "paused_by_policy"
     PAUSED_BY_FLOW_CANCEL = "paused_by_flow_cancel"
+    WAITING_FOR_CODE = "waiting_for_code"
 
 
 class TerminalOutcome(StrEnum):

@@ -17,6 +17,8 @@ class StepKind(StrEnum):
     UUID = "uuid"
     CHILD = "child"
     SIGNAL = "signal"
+    ACCEPT = "accept"
+    """Not of the handler: a person allowed a step that changed code asks for."""
 
 
 class Step(Record, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from msgspec import Struct
 from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int
 from flowfabric.core.partitions import PartitionConfig
+from flowfabric.engine.blocked import Blocked
 from flowfabric.engine.bulk import Bulk
 from flowfabric.engine.flow_audit import FlowAudits
 from flowfabric.engine.flow_cancels import FlowCancels
@@ -112,6 +113,7 @@ class Engine(
     Leases,
     Work,
     Steps,
+    Blocked,
     Outcomes,
     Presence,
     Bulk,

@@ -1,4 +1,7 @@
-"""Saying which worker is there and what it serves, and that it has gone."""
+"""Saying which worker is there and what it serves, and that it has gone.
+
+A worker that starts may bring code that blocked executions have been waiting for.
+"""
 
 import asyncio
 import logging
@@ -15,6 +18,8 @@ from flowfabric.worker.settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 15.0
+RELEASES_MAX: Final = 1_000
+"""Batches of blocked executions a starting worker releases; the rest look again by themselves."""
 WITHDRAW_TIMEOUT_S: Final = 5.0
 
 
@@ -39,3 +44,17 @@ async def announce(
         with suppress(FlowFabricError, TimeoutError):
             async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
                 await engine.withdraw_presence(settings.worker_instance_id)
+
+
+async def release_blocked(engine: Engine, tasks: Mapping[str, Task[..., object]]) -> None:
+    """Let executions that other code has blocked look at the code of this worker."""
+    if not tasks:
+        return
+    try:
+        started_ms = await engine.server_time_ms()
+        for _ in range(RELEASES_MAX):
+            swept = await engine.release_blocked(list(tasks), blocked_before_ms=started_ms)
+            if not swept.full:
+                return
+    except FlowFabricError as error:
+        log.warning("could not release blocked executions; they look again later: %s", error)

@@ -31,7 +31,7 @@ from flowfabric.worker.functions import Functions
 from flowfabric.worker.heartbeat import Connect, Heartbeat
 from flowfabric.worker.held import HeldLease
 from flowfabric.worker.lanes import LaneShares
-from flowfabric.worker.presence import announce
+from flowfabric.worker.presence import announce, release_blocked
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared
@@ -112,6 +112,7 @@ class Worker:
         log.info("worker %s starts", self.settings.worker_instance_id)
         background = [
             asyncio.create_task(announce(self._engine, self.settings, self._tasks)),
+            asyncio.create_task(release_blocked(self._engine, self._tasks)),
             asyncio.create_task(self._watch_for_lost()),
         ]
         supervisor = Supervisor(self._engine) if self.settings.reconcile else None

@@ -142,6 +142,10 @@ create index execution_deadline_due on execution (deadline_at_ms)
 create index execution_retention_due on execution (retain_until_ms)
     where retain_until_ms is not null;
 
+-- What changed code stopped, for workers that bring other code.
+create index execution_blocked on execution (execution_kind, last_transition_at_ms)
+    where blocking_reason = 'waiting_for_code';
+
 -- Lists, newest or oldest first, page by page. What runs is little and changes often: lists of
 -- a namespace find it by its route, so that a claim has less to write.
 create index execution_by_route on execution (
@@ -159,6 +163,7 @@ create table attempt (
     created_at_ms                bigint not null,
     lease_epoch                  bigint not null,
     attempt_index                integer not null,
+    blocked_count                integer not null default 0,
     partition_key                smallint not null,
     attempt_type                 text not null,
     attempt_state                text not null,
@@ -167,6 +172,7 @@ create table attempt (
     suspended_at_ms              bigint,
     resumed_at_ms                bigint,
     suspension_id                text,
+    blocked_on                   text,
     lease_id                     uuid,
     worker_id                    text,
     worker_instance_id           text,

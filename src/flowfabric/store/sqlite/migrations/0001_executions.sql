@@ -126,6 +126,10 @@ create index execution_deadline_due on execution (deadline_at_ms)
 create index execution_retention_due on execution (retain_until_ms)
     where retain_until_ms is not null;
 
+-- What changed code stopped, for workers that bring other code.
+create index execution_blocked on execution (execution_kind, last_transition_at_ms)
+    where blocking_reason = 'waiting_for_code';
+
 -- Lists, newest or oldest first, page by page.
 create index execution_by_route on execution (
     route_id, public_state, created_at_ms, execution_id, partition_key);
@@ -148,6 +152,8 @@ create table attempt (
     suspended_at_ms              integer,
     resumed_at_ms                integer,
     suspension_id                text,
+    blocked_on                   text,
+    blocked_count                integer not null default 0,
     lease_id                     text,
     lease_epoch                  integer not null,
     worker_id                    text,
