@@ -100,6 +100,8 @@ class App(Registry):
         priority: int = 0,
         capabilities: Sequence[str] = (),
         executor: Executor = "thread",
+        keep: Duration | None = None,
+        keep_failed: Duration | None = None,
     ) -> "TaskDecorator": ...
     def task(
         self,
@@ -113,11 +115,15 @@ class App(Registry):
         priority: int = 0,
         capabilities: Sequence[str] = (),
         executor: Executor = "thread",
+        keep: Duration | None = None,
+        keep_failed: Duration | None = None,
     ) -> "Task[..., object] | TaskDecorator":
         """Make a function a task, under its own name unless `name` gives another.
 
         Async functions run on the worker's event loop, plain ones in a thread;
-        `executor="process"` runs a plain function in another process.
+        `executor="process"` runs a plain function in another process. `keep` and
+        `keep_failed` say how long its runs are kept after they have completed, or
+        ended in any other way; `EngineConfig` says it for every task.
         """
         settings = TaskSettings(
             lane=lane,
@@ -126,6 +132,8 @@ class App(Registry):
             priority=priority,
             capabilities=tuple(capabilities),
             executor=executor,
+            keep=keep,
+            keep_failed=keep_failed,
         )
         decorate = TaskDecorator(self, name, settings)
         return decorate if function is None else decorate.register(function)

@@ -1,18 +1,22 @@
 """Settings of an engine, checked once."""
 
+from functools import cached_property
+
 from msgspec import Struct
 
 from flowfabric.core.checks import check_int, check_list
+from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.ids import parse_lane_id
-from flowfabric.core.limits import BATCH_MAX, PAYLOAD_BYTES_MAX, RETENTION_MS
+from flowfabric.core.keeping import Keep
+from flowfabric.core.limits import BATCH_MAX, PAYLOAD_BYTES_MAX
 
-_YEAR_MS = 365 * 24 * 60 * 60 * 1_000
 
-
-class EngineConfig(Struct, frozen=True, kw_only=True):
-    retention_ms: int = RETENTION_MS
-    """How long ended executions are kept, unless their policy says otherwise."""
-    event_retention_ms: int = 7 * 24 * 60 * 60 * 1_000
+class EngineConfig(Struct, frozen=True, kw_only=True, dict=True):
+    keep: Duration = "7d"
+    """How long completed executions are kept, unless their task says otherwise."""
+    keep_failed: Duration = "30d"
+    """How long those are kept that failed, were cancelled, expired or were skipped."""
+    keep_events: Duration = "7d"
     """How long the event log reaches back."""
     payload_bytes_max: int = PAYLOAD_BYTES_MAX
     """Largest input payload and largest result."""
@@ -20,8 +24,22 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     """Lanes to make known when the engine opens; others appear with their first execution."""
 
     def __post_init__(self) -> None:
-        check_int("retention_ms", self.retention_ms, 0, 100 * _YEAR_MS)
-        check_int("event_retention_ms", self.event_retention_ms, 0, 100 * _YEAR_MS)
+        _ = self.kept, self.event_retention_ms
         check_int("payload_bytes_max", self.payload_bytes_max, 1, 1024 * 1024 * 1024)
         for lane_id in check_list("lanes", self.lanes, 0, BATCH_MAX):
             parse_lane_id(lane_id, "lanes")
+
+    @cached_property
+    def kept(self) -> Keep:
+        return Keep(
+            completed_ms=duration_ms("keep", self.keep),
+            failed_ms=duration_ms("keep_failed", self.keep_failed),
+        )
+
+    @property
+    def retention_ms(self) -> int:
+        return self.kept.completed_ms
+
+    @cached_property
+    def event_retention_ms(self) -> int:
+        return duration_ms("keep_events", self.keep_events)

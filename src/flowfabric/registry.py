@@ -75,6 +75,8 @@ class Registry:
         timeout: Duration | None = None,
         priority: int = 0,
         capabilities: Sequence[str] = (),
+        keep: Duration | None = None,
+        keep_failed: Duration | None = None,
     ) -> "ScheduleDecorator":
         """Make a function a task that runs by the clock: by cron, or `every="10m"`.
 
@@ -87,6 +89,8 @@ class Registry:
             timeout=timeout,
             priority=priority,
             capabilities=tuple(capabilities),
+            keep=keep,
+            keep_failed=keep_failed,
         )
         timing = Timing(cron=cron, every=every, timezone=timezone, catch_up=catch_up)
         return ScheduleDecorator(self, name, settings, timing)

@@ -23,6 +23,7 @@ from flowfabric.core.ids import parse_execution_kind, parse_lane_id
 from flowfabric.core.policies import (
     ExecutionPolicy,
     ExponentialBackoff,
+    RetentionPolicy,
     RetryPolicy,
     RoutingRequirements,
     TimeoutPolicy,
@@ -112,13 +113,20 @@ class TaskSettings:
     priority: int = 0
     capabilities: Sequence[str] = ()
     executor: Executor = "thread"
+    keep: Duration | None = None
+    keep_failed: Duration | None = None
 
     @cached_property
     def policy(self) -> ExecutionPolicy | None:
         """None when everything is as it would be anyway."""
         timeout_ms = optional_duration_ms("timeout", self.timeout)
         required = check_required(list(self.capabilities))
-        if self.retry is None and timeout_ms is None and not required:
+        retention = RetentionPolicy(
+            completed_ms=optional_duration_ms("keep", self.keep),
+            failed_ms=optional_duration_ms("keep_failed", self.keep_failed),
+        )
+        kept = retention != RetentionPolicy()
+        if self.retry is None and timeout_ms is None and not required and not kept:
             return None
         return parse_policy(
             ExecutionPolicy(
@@ -129,6 +137,7 @@ class TaskSettings:
                 routing_requirements=RoutingRequirements(required_capabilities=required)
                 if required
                 else None,
+                retention_policy=retention if kept else None,
             )
         )
 

@@ -66,7 +66,8 @@ def ended(before: Execution, public_state: PublicState, now_ms: int, **fields: o
         "final_lease_id": before.lease_id,
         "final_worker_id": before.worker_id,
         "final_worker_instance_id": before.worker_instance_id,
-        "retain_until_ms": now_ms + DAY_MS,
+        "retain_until_ms": now_ms
+        + (7 * DAY_MS if public_state is PublicState.COMPLETED else 30 * DAY_MS),
         "last_transition_at_ms": now_ms,
         "last_mutation_at_ms": now_ms,
     }

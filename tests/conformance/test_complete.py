@@ -105,7 +105,7 @@ async def test_a_policy_says_how_long_the_end_is_kept(engine: Engine, given: Giv
     assert after.retain_until_ms == given.clock.now_ms() + 77
 
 
-@pytest.mark.parametrize("config", [EngineConfig(retention_ms=5)])
+@pytest.mark.parametrize("config", [EngineConfig(keep=5 / 1_000)])
 async def test_settings_say_how_long_ends_are_kept(engine: Engine, given: Given) -> None:
     for state in ("completed", "failed", "cancelled", "expired"):
         after = await execution_of(engine, await given.state(state))

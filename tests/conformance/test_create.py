@@ -76,6 +76,8 @@ async def test_a_new_execution_waits_for_a_worker(engine: Engine, clock: Settabl
         last_mutation_at_ms=now_ms,
         payload=b"\x00\xff{}",
         payload_encoding="raw",
+        retention_ms=7 * DAY_MS,
+        retention_failed_ms=30 * DAY_MS,
     )
     state = await state_of(engine)
     assert state.tags == {ID: {"app.a": "1", "cairn.instance_id": "i-1"}}

@@ -10,7 +10,7 @@ from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.graphs import Graph, new_graph
 
-DAY_MS = 24 * 60 * 60 * 1_000
+WEEK_MS = 7 * 24 * 60 * 60 * 1_000
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def test_an_ending_nobody_was_told_of_keeps_the_flow(
     clock.advance(days=3)
     assert (await engine.trim_flows()).acted == 0
     await graph.settle()
-    assert (await engine.next_due())["flow_retention"] == DAY_MS
+    assert (await engine.next_due())["flow_retention"] == WEEK_MS
 
 
 async def test_an_ended_flow_goes_with_everything_that_belongs_to_it(
@@ -57,7 +57,7 @@ async def test_an_ended_flow_goes_with_everything_that_belongs_to_it(
     other = await new_graph(engine)
     await other.build({"b": "a"})
 
-    clock.advance(ms=DAY_MS - 1)
+    clock.advance(ms=WEEK_MS - 1)
     assert (await engine.trim_flows()).acted == 0
     clock.advance(ms=1)
     assert await engine.describe_flow(graph.flow_id) is None
@@ -80,7 +80,7 @@ async def test_a_large_flow_goes_in_batches_and_is_gone_from_the_first(
     await graph.build({"last": " ".join(names)})
     await engine.cancel_flow(graph.flow_id)
     await graph.settle()
-    clock.advance(days=1)
+    clock.advance(days=30)
 
     assert (await engine.trim_flows(limit=10)).acted == 10
 
@@ -107,7 +107,7 @@ async def test_a_flow_that_opens_again_is_kept(
     assert await graph.states() == {"a": "completed", "b": "waiting"}
 
 
-@pytest.mark.parametrize("config", [EngineConfig(retention_ms=1_000)])
+@pytest.mark.parametrize("config", [EngineConfig(keep=1)])
 async def test_the_longest_keep_time_a_member_asks_for_holds_for_the_flow(
     engine: Engine, graph: Graph, clock: SettableClock, config: EngineConfig
 ) -> None:
@@ -115,3 +115,14 @@ async def test_the_longest_keep_time_a_member_asks_for_holds_for_the_flow(
     await graph.run("a")
     await graph.settle()
     assert (await engine.next_due())["flow_retention"] == 5_000
+
+
+async def test_a_flow_that_failed_is_kept_longer_than_one_that_completed(
+    engine: Engine, graph: Graph
+) -> None:
+    await graph.build(
+        {"a": ""}, policy={"retention_policy": {"completed_ms": 10, "failed_ms": 60 * WEEK_MS}}
+    )
+    await engine.cancel_execution(graph["a"], reason="no use")
+    await graph.settle()
+    assert (await engine.next_due())["flow_retention"] == 60 * WEEK_MS

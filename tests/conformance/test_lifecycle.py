@@ -160,7 +160,7 @@ async def test_a_bad_grace_closes_nothing(engine: Engine) -> None:
 
 
 def test_bad_settings_are_refused() -> None:
-    for field in ("retention_ms", "event_retention_ms", "payload_bytes_max"):
+    for field in ("keep", "keep_failed", "keep_events", "payload_bytes_max"):
         with pytest.raises(InvalidInput) as caught:
             structs.replace(EngineConfig(), **{field: -1})
         assert caught.value.field == field

@@ -10,6 +10,7 @@ from tests.conformance.given import EVERY_STATE, WORKER, Given, new
 from tests.conformance.observed import state_of, unchanged
 
 DAY_MS = 24 * 60 * 60 * 1_000
+WEEK_MS = 7 * DAY_MS
 
 
 async def test_an_ended_execution_is_deleted_with_all_that_belongs_to_it(
@@ -19,7 +20,7 @@ async def test_an_ended_execution_is_deleted_with_all_that_belongs_to_it(
     events = (await state_of(engine)).events
     ended = await given.completed(tags={"a.b": "c"})
     kept = await engine.list_attempts(running.execution_id)
-    clock.advance(ms=DAY_MS - 1)
+    clock.advance(ms=WEEK_MS - 1)
     async with unchanged(engine):
         assert await engine.trim_retention() == Swept(acted=0, full=False)
     clock.advance(ms=1)
@@ -47,12 +48,42 @@ async def test_a_policy_keeps_its_execution_shorter_or_longer(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:
     short = await given.completed(policy={"stream_policy": {"retention_ttl_ms": 10}})
-    long = await given.completed(policy={"stream_policy": {"retention_ttl_ms": 2 * DAY_MS}})
-    usual = await given.completed()
-    for step_ms, gone in ((10, short), (DAY_MS - 10, usual), (DAY_MS, long)):
+    long = await given.completed(policy={"retention_policy": {"completed_ms": 8 * DAY_MS}})
+    usual = await given.completed(policy={"retention_policy": {"failed_ms": 5}})
+    for step_ms, gone in ((10, short), (WEEK_MS - 10, usual), (DAY_MS, long)):
         clock.advance(ms=step_ms)
         assert await engine.trim_retention() == Swept(acted=1, full=False)
         assert await engine.describe_execution(gone.execution_id) is None
+
+
+async def test_what_did_not_succeed_is_kept_longer(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    usual = await given.waiting()
+    brief = await given.waiting(policy={"retention_policy": {"failed_ms": 1_000}})
+    for each in (usual, brief):
+        await engine.cancel_execution(each, reason="no use")
+    clock.advance("1s")
+    assert await engine.trim_retention() == Swept(acted=1, full=False)
+    assert await engine.describe_execution(brief) is None
+    clock.advance(ms=30 * DAY_MS - 1_001)
+    assert await engine.trim_retention() == Swept(acted=0, full=False)
+    clock.advance(ms=1)
+    assert await engine.trim_retention() == Swept(acted=1, full=False)
+
+
+@pytest.mark.parametrize("config", [EngineConfig(keep="1m", keep_failed="1h")])
+async def test_the_engine_says_how_long_to_keep_what_does_not_say_itself(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    completed = await given.completed()
+    failed = await given.waiting()
+    await engine.cancel_execution(failed, reason="no use")
+    clock.advance("1m")
+    assert await engine.trim_retention() == Swept(acted=1, full=False)
+    assert await engine.describe_execution(completed.execution_id) is None
+    clock.advance("59m")
+    assert await engine.trim_retention() == Swept(acted=1, full=False)
 
 
 async def test_a_replay_saves_an_execution_from_being_deleted(
@@ -71,13 +102,13 @@ async def test_trimming_goes_oldest_first_in_batches(
     for _ in range(3):
         ids.append((await given.completed()).execution_id)
         clock.advance("1s")
-    clock.advance("1d")
+    clock.advance("7d")
     assert await engine.trim_retention(limit=2) == Swept(acted=2, full=True)
     assert list((await state_of(engine)).tags) == ids[2:]
     assert await engine.trim_retention(limit=2) == Swept(acted=1, full=False)
 
 
-@pytest.mark.parametrize("config", [EngineConfig(event_retention_ms=1_000)])
+@pytest.mark.parametrize("config", [EngineConfig(keep_events=1)])
 async def test_events_are_forgotten_by_age_oldest_first(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:

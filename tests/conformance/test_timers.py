@@ -373,7 +373,7 @@ async def test_bad_limits_of_sweeps_are_refused(engine: Engine) -> None:
 # What is due next
 
 
-@pytest.mark.parametrize("config", [EngineConfig(retention_ms=70, event_retention_ms=80)])
+@pytest.mark.parametrize("config", [EngineConfig(keep="70ms", keep_events="80ms")])
 async def test_the_next_due_times_tell_each_reconciler_when_to_look(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:
@@ -405,7 +405,7 @@ async def test_the_next_due_times_tell_each_reconciler_when_to_look(
     assert dues.keys() <= SWEEPS.keys()
 
 
-@pytest.mark.parametrize("config", [EngineConfig(retention_ms=70, event_retention_ms=80)])
+@pytest.mark.parametrize("config", [EngineConfig(keep="70ms", keep_events="80ms")])
 async def test_what_is_due_to_the_millisecond_is_done(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:

@@ -96,7 +96,7 @@ async def test_all_of_it_is_deleted_with_the_execution(
     await taken.signal("noise")
     await taken.signal()
     await engine.complete((await given.taken()).handle)
-    clock.advance(days=2)
+    clock.advance(days=31)
     assert (await run_due(engine))["retention"] == 1
     assert await engine.describe_suspension(taken.execution_id, taken.details.suspension_id) is None
     assert await engine.observe_signals(taken.handle, include_unmatched=True) == ()

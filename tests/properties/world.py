@@ -90,7 +90,7 @@ class World:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.config = EngineConfig(retention_ms=RETENTION_MS)
+        self.config = EngineConfig(keep=RETENTION_MS / 1_000, keep_failed=RETENTION_MS / 1_000)
         self.clock = SettableClock(START_MS)
         self._loop = asyncio.new_event_loop()
         self._engine: Engine | None = None

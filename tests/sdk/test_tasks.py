@@ -7,7 +7,7 @@ import pytest
 from msgspec import Struct
 
 from flowfabric import App, Context, Retry
-from flowfabric.core.policies import parse_policy
+from flowfabric.core.policies import ExecutionPolicy, RetentionPolicy, parse_policy
 from flowfabric.errors import InvalidInput
 from flowfabric.submission import check_options, read_submission, request_of
 from flowfabric.task import Task, TaskSettings
@@ -49,6 +49,26 @@ def test_a_default_that_is_not_given_is_left_to_the_function() -> None:
     assert arguments.encode([], {"b": 3}) == b'{"b":3}'
     bound = arguments.decode(b'{"b":3}')
     assert (bound.args, bound.kwargs) == ((), {"b": 3})
+
+
+def test_a_task_says_how_long_its_runs_are_kept() -> None:
+    app = App()
+
+    @app.task(keep="1d", keep_failed="1w")
+    def short_lived() -> None: ...
+
+    @app.schedule(every="1h", keep="2d")
+    def hourly() -> None: ...
+
+    assert request_of(short_lived(), check_options({})).policy == ExecutionPolicy(
+        retention_policy=RetentionPolicy(completed_ms=86_400_000, failed_ms=7 * 86_400_000)
+    )
+    (schedule,) = app.schedules
+    assert schedule.policy == ExecutionPolicy(
+        retention_policy=RetentionPolicy(completed_ms=2 * 86_400_000)
+    )
+    with pytest.raises(InvalidInput, match="keep: must be a duration"):
+        app.task(keep="a while")(everything)
 
 
 def test_what_cannot_be_stored_is_refused_by_name() -> None:

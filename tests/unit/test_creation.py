@@ -18,6 +18,7 @@ from flowfabric.core.partitions import PartitionConfig
 from flowfabric.errors import InvalidInput, PayloadTooLarge
 from tests.unit.lives import NOW_MS
 
+DAY_MS = 24 * 60 * 60 * 1_000
 UUID = "550e8400-e29b-41d4-a716-446655440000"
 
 
@@ -49,7 +50,8 @@ def test_everything_left_out_has_a_default() -> None:
         tags={},
         policy="{}",
         attempt_timeout_ms=None,
-        retention_ms=None,
+        retention_ms=7 * DAY_MS,
+        retention_failed_ms=30 * DAY_MS,
         delay_until_ms=None,
         delay_ms=None,
         deadline_at_ms=None,

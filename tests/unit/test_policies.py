@@ -109,6 +109,7 @@ def test_the_defaults_are() -> None:
         "routing_requirements": None,
         "dedup_window_ms": None,
         "stream_policy": None,
+        "retention_policy": None,
         "max_signals_per_execution": 10_000,
     }
     assert RetryPolicy() == RetryPolicy(

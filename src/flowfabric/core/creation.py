@@ -31,6 +31,7 @@ from flowfabric.core.ids import (
     partition_of,
     solo_execution_id,
 )
+from flowfabric.core.keeping import DEFAULT_KEEP, Keep, keep_of
 from flowfabric.core.limits import IDEMPOTENCY_KEY_BYTES_MAX, IDEMPOTENCY_TTL_MS
 from flowfabric.core.model import Execution, ExecutionTag, IdempotencyGuard
 from flowfabric.core.operator import clamp_priority
@@ -101,7 +102,8 @@ class Checked(Struct, frozen=True, kw_only=True):
     tags: dict[str, str]
     policy: str
     attempt_timeout_ms: int | None
-    retention_ms: int | None
+    retention_ms: int
+    retention_failed_ms: int
     delay_until_ms: int | None
     delay_ms: int | None
     deadline_at_ms: int | None
@@ -109,10 +111,16 @@ class Checked(Struct, frozen=True, kw_only=True):
 
 
 def check_new(
-    request: NewExecution, *, new_uuid: str, partitions: PartitionConfig, payload_bytes_max: int
+    request: NewExecution,
+    *,
+    new_uuid: str,
+    partitions: PartitionConfig,
+    payload_bytes_max: int,
+    keep: Keep = DEFAULT_KEEP,
 ) -> Checked:
     """Raise on the first field that is wrong. `new_uuid` serves when the caller names no id."""
     policy = parse_policy(request.policy)
+    kept = keep_of(policy, keep)
     routing = policy.routing_requirements
     timeout = policy.timeout_policy
     lane_id = parse_lane_id(request.lane_id)
@@ -148,9 +156,8 @@ def check_new(
         tags=check_tags(request.tags),
         policy="{}" if request.policy is None else encode_policy(policy),
         attempt_timeout_ms=None if timeout is None else timeout.attempt_timeout_ms,
-        retention_ms=None
-        if policy.stream_policy is None
-        else policy.stream_policy.retention_ttl_ms,
+        retention_ms=kept.completed_ms,
+        retention_failed_ms=kept.failed_ms,
         delay_until_ms=check_optional_time("delay_until_ms", delay_until_ms),
         delay_ms=None
         if request.delay_ms is None
@@ -226,6 +233,7 @@ def new_execution(checked: Checked, route_id: int, now_ms: int) -> Execution:
             policy=checked.policy,
             attempt_timeout_ms=checked.attempt_timeout_ms,
             retention_ms=checked.retention_ms,
+            retention_failed_ms=checked.retention_failed_ms,
         )
     )
 

@@ -15,6 +15,7 @@ from msgspec import structs
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import LeaseEventType, completion_event, lease_event
 from flowfabric.core.flow_model import CompletionDispatch
+from flowfabric.core.keeping import kept_ms
 from flowfabric.core.model import Attempt, Execution
 from flowfabric.core.states import (
     AttemptLifecycle,
@@ -71,7 +72,7 @@ def finish(
         "completed_at_ms": now_ms,
         "retain_until_ms": None
         if before.flow_id
-        else now_ms + (retention_ms if before.retention_ms is None else before.retention_ms),
+        else now_ms + kept_ms(before, outcome, retention_ms),
     }
     after = change(before, now_ms, **(ended_fields | dict(fields)))
     released = (

@@ -165,7 +165,6 @@ def with_members(flow: Flow, members: Sequence[Execution], now_ms: int) -> Flow:
     count = flow.node_count + len(members)
     if count > FLOW_MEMBERS_MAX:
         raise InvalidInput("members", f"a flow has at most {FLOW_MEMBERS_MAX} members", count)
-    kept_ms = [each.retention_ms or 0 for each in members]
     return structs.replace(
         count_endings(
             flow,
@@ -174,7 +173,12 @@ def with_members(flow: Flow, members: Sequence[Execution], now_ms: int) -> Flow:
         ),
         node_count=count,
         graph_revision=flow.graph_revision + len(members),
-        member_retention_ms=max([flow.member_retention_ms, *kept_ms]),
+        member_retention_ms=max(
+            [flow.member_retention_ms, *(each.retention_ms or 0 for each in members)]
+        ),
+        member_retention_failed_ms=max(
+            [flow.member_retention_failed_ms, *(each.retention_failed_ms or 0 for each in members)]
+        ),
         last_mutation_at_ms=now_ms,
     )
 
@@ -236,11 +240,14 @@ def settle_flow(flow: Flow, now_ms: int, retention_ms: int) -> Flow:
     if state is FlowState.OPEN:
         return structs.replace(flow, derived_state=state, ended_at_ms=None, retain_until_ms=None)
     ended_at_ms = now_ms if flow.ended_at_ms is None else flow.ended_at_ms
+    kept_ms = flow.member_retention_ms
+    if state is not FlowState.COMPLETED:
+        kept_ms = flow.member_retention_failed_ms
     return structs.replace(
         flow,
         derived_state=state,
         ended_at_ms=ended_at_ms,
-        retain_until_ms=ended_at_ms + max(retention_ms, flow.member_retention_ms),
+        retain_until_ms=ended_at_ms + max(retention_ms, kept_ms),
     )
 
 

@@ -96,7 +96,8 @@ class Flow(Record, frozen=True, kw_only=True):
     cancellation_policy: CancellationPolicy | None = None
     ended_at_ms: int | None = None
     member_retention_ms: int = 0
-    """The longest keep time any member's policy asks for."""
+    member_retention_failed_ms: int = 0
+    """The longest keep times of its members."""
     retain_until_ms: int | None = None
     """Set when the flow ends: after this it and all its members may be deleted."""
 

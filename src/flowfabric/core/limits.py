@@ -40,7 +40,9 @@ OPEN_WAITPOINTS_MAX = 256
 WAITPOINT_TTL_MS_MAX = 10 * 365 * 24 * 60 * 60 * 1_000
 ROTATION_GRACE_MS = 24 * 60 * 60 * 1_000
 
-RETENTION_MS = 24 * 60 * 60 * 1_000
+RETENTION_MS = 7 * 24 * 60 * 60 * 1_000
+RETENTION_FAILED_MS = 30 * 24 * 60 * 60 * 1_000
+"""How long ended executions are kept; `EngineConfig` and policies change it."""
 TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999: no time beyond it is accepted."""
 

@@ -145,7 +145,9 @@ class Execution(Record, frozen=True, kw_only=True):
     """Whether another execution is parked until this one has ended."""
     attempt_timeout_ms: int | None = None
     retention_ms: int | None = None
-    """Both are copied from the policy, so that claiming and completing need not decode it."""
+    retention_failed_ms: int | None = None
+    """All three come from the policy, so that claiming and completing need not decode it. The
+    second keep time is for every end but success."""
 
 
 class Attempt(Record, frozen=True, kw_only=True):

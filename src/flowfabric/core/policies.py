@@ -111,6 +111,13 @@ class StreamPolicy(_Policy, frozen=True, kw_only=True):
     retention_ttl_ms: DurationMs | None = None
 
 
+class RetentionPolicy(_Policy, frozen=True, kw_only=True):
+    """How long the execution is kept once it has completed, or ended in any other way."""
+
+    completed_ms: DurationMs | None = None
+    failed_ms: DurationMs | None = None
+
+
 class ExecutionPolicy(_Policy, frozen=True, kw_only=True):
     """Everything a caller may say about how an execution is treated.
 
@@ -129,6 +136,7 @@ class ExecutionPolicy(_Policy, frozen=True, kw_only=True):
     routing_requirements: RoutingRequirements | None = None
     dedup_window_ms: DurationMs | None = None
     stream_policy: StreamPolicy | None = None
+    retention_policy: RetentionPolicy | None = None
     max_signals_per_execution: Count = 10_000
 
 

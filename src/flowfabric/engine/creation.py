@@ -68,6 +68,7 @@ class Creation(Operations):
             new_uuid=new_uuid(),
             partitions=self.deployment.partitions,
             payload_bytes_max=self.config.payload_bytes_max,
+            keep=self.config.kept,
         )
 
 

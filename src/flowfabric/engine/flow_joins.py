@@ -172,6 +172,7 @@ class FlowJoins(FlowOperations):
             new_uuid=new_uuid(),
             partitions=self.deployment.partitions,
             payload_bytes_max=self.config.payload_bytes_max,
+            keep=self.config.kept,
         )
 
 

@@ -100,6 +100,7 @@ create table execution (
     started_at_ms                      bigint,
     attempt_timeout_ms                 bigint,
     retention_ms                       bigint,
+    retention_failed_ms                bigint,
     attempt_time_left_ms               bigint,
     pending_retry_reason               text,
     pending_replay_reason              text,

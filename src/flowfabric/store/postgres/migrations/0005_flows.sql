@@ -28,6 +28,7 @@ create table flow (
     cancellation_policy  text,
     ended_at_ms          bigint,
     member_retention_ms  bigint not null,
+    member_retention_failed_ms  bigint not null,
     retain_until_ms      bigint,
     primary key (partition_key, flow_id)
 ) with (

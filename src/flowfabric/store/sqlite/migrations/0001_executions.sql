@@ -86,6 +86,7 @@ create table execution (
     deadline_at_ms                  integer,
     attempt_timeout_ms              integer,
     retention_ms                    integer,
+    retention_failed_ms             integer,
     attempt_deadline_ms             integer,
     attempt_time_left_ms            integer,
     retain_until_ms                 integer,

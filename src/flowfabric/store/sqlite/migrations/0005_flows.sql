@@ -31,6 +31,7 @@ create table flow (
     cancellation_policy  text,
     ended_at_ms          integer,
     member_retention_ms  integer not null,
+    member_retention_failed_ms  integer not null,
     retain_until_ms      integer,
     primary key (partition_key, flow_id)
 ) strict, without rowid;
