@@ -250,6 +250,14 @@ class PayloadTooLarge(Validation):
         self.actual_bytes = actual_bytes
 
 
+class NotStorable(Validation):
+    """The database cannot hold a value of the request. Repeating it cannot help."""
+
+    def __init__(self, backend: str, detail: str) -> None:
+        super().__init__(f"{backend} cannot store a value of this request: {detail}")
+        self.backend = backend
+
+
 class CapabilityMismatch(Validation):
     """The worker lacks capabilities this execution requires. Ask for other work."""
 
@@ -373,6 +381,8 @@ class ConcurrencyLimitExceeded(Contention, http_status=429):
     """The quota's concurrency is used up for now."""
 class RetryExhausted(Contention, http_status=500):
     """The transaction kept colliding with others. Try again later."""
+class KeyUndecided(Contention):
+    """Another open transaction is deciding the same idempotency key or id. Try again."""
 
 
 class Conflict(FlowFabricError, http_status=409):

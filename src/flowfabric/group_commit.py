@@ -8,7 +8,7 @@ and the time it may gather are bounded.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from flowfabric.errors import (
@@ -24,6 +24,8 @@ Answer = TypeVar("Answer")
 
 COUNT_MAX = 500
 PARALLEL = 2
+SPLIT_PARALLEL = 4
+"""How many items of a refused batch are tried at once, each alone."""
 
 Commit = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | FlowFabricError]]]
 
@@ -102,7 +104,12 @@ class GroupCommit(Generic[Item, Answer]):
             for _, future in batch:
                 _settle(future, error)
             return
-        for item, future in batch:
+        left = iter(batch)
+        # A few at once, so that one which has to wait holds up no other.
+        await asyncio.gather(*(self._commit_alone(left) for _ in range(SPLIT_PARALLEL)))
+
+    async def _commit_alone(self, entries: Iterator[tuple[Item, "asyncio.Future[Answer]"]]) -> None:
+        for item, future in entries:
             try:
                 (answer,) = await self._commit([item])
             except Exception as own:

@@ -2,22 +2,28 @@
 
 Submissions of one process that happen at nearly the same time are committed
 together. Each is checked before it joins the others, so that a bad one is
-refused alone and before anything is written.
+refused alone and before anything is written. One whose key or id is being decided
+in somebody else's open transaction leaves the others and waits by itself, without
+a connection.
 """
 
+import asyncio
 import hashlib
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
 from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.durations import optional_duration_ms
 from flowfabric.core.ids import ExecutionId, parse_lane_id, solo_execution_id, uuid4_from
-from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.policies import ExecutionPolicy, TimeoutPolicy
 from flowfabric.core.results import CreateResult
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import FlowFabricError, InvalidInput
+from flowfabric.errors import FlowFabricError, InvalidInput, KeyUndecided
 from flowfabric.group_commit import GroupCommit
 from flowfabric.task import JSON, OPTION_NAMES, Call, Task
 
@@ -101,15 +107,54 @@ def policy_of(task: Task[..., object], options: Options) -> ExecutionPolicy | No
     )
 
 
+GROUP_KEY_WAIT_MS: Final = 100
+"""How long the others of a group wait with one whose key is being decided elsewhere."""
+ALONE_KEY_WAIT_MS: Final = 20
+ASK_AGAIN_S: Final = 0.1
+ASKING_MAX: Final = 2
+"""How many such submissions may use a connection at once."""
+
+
 class Submissions:
     """The submissions of one process, grouped."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._group = GroupCommit[Checked, CreateResult](self._create)
+        self._undecided: Counter[tuple[str, str]] = Counter()
+        self._asking = asyncio.Semaphore(ASKING_MAX)
 
     async def submit(self, request: NewExecution) -> CreateResult:
-        return await self._group.add(self._engine.check_request(request))
+        checked = self._engine.check_request(request)
+        if self._undecided[_decided_by(checked)]:
+            return await self._wait_apart(checked)
+        try:
+            return await self._group.add(checked)
+        except KeyUndecided:
+            return await self._wait_apart(checked)
+
+    async def _wait_apart(self, checked: Checked) -> CreateResult:
+        """Ask again and again, for as long as a submission may wait for its key."""
+        deadline_s = time.monotonic() + KEY_WAIT_MS / 1_000
+        key = _decided_by(checked)
+        self._undecided[key] += 1
+        try:
+            while True:
+                try:
+                    async with self._asking:
+                        (result,) = await self._engine.create_checked(
+                            [checked], key_wait_ms=ALONE_KEY_WAIT_MS
+                        )
+                except KeyUndecided:
+                    if time.monotonic() >= deadline_s:
+                        raise
+                    await asyncio.sleep(ASK_AGAIN_S)
+                else:
+                    return result
+        finally:
+            self._undecided[key] -= 1
+            if not self._undecided[key]:
+                del self._undecided[key]
 
     async def submit_many(self, requests: Sequence[NewExecution]) -> list[CreateResult]:
         """In order; up to a thousand at a time land in one transaction."""
@@ -123,7 +168,12 @@ class Submissions:
         await self._group.close()
 
     async def _create(self, checked: Sequence[Checked]) -> Sequence[CreateResult | FlowFabricError]:
-        return await self._engine.create_checked(checked)
+        return await self._engine.create_checked(checked, key_wait_ms=GROUP_KEY_WAIT_MS)
+
+
+def _decided_by(checked: Checked) -> tuple[str, str]:
+    """What a submission may have in common with another."""
+    return checked.namespace, checked.idempotency_key or checked.execution_id
 
 
 def child_id(engine: Engine, parent: ExecutionId, step_key: str, lane: str) -> ExecutionId:

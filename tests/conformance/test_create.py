@@ -246,6 +246,7 @@ async def test_a_window_of_no_time_finds_nothing_again(given: Given) -> None:
 
 async def test_a_strict_repeat_must_have_the_same_content(given: Given, engine: Engine) -> None:
     first = await given.waiting(idempotency_key="k", strict=True, input_payload=b"1")
+    await engine.register_lane("b")
     same = new(idempotency_key="k", strict=True, input_payload=b"1", priority=5)
     assert await engine.create_execution(same) == Duplicate(execution_id=first)
     for other in ({"input_payload": b"2"}, {"lane_id": "b"}, {"execution_kind": "b"}):
@@ -335,6 +336,8 @@ async def test_a_batch_of_the_largest_size_is_created_and_a_larger_one_refused(
 
 
 async def test_one_bad_request_refuses_its_batch(engine: Engine) -> None:
+    # A lane is made known at once and for good, whatever becomes of the request.
+    await engine.register_lane("default", registered_by="create_execution")
     async with refused(engine, InvalidInput):
         await engine.create_executions([new(), new(execution_kind="")])
     strict = {"idempotency_key": "k", "strict": True}

@@ -78,7 +78,7 @@ class CrashingSqlite(SqliteStore):
         super().__init__(":memory:")
         self.crashes = crashes
 
-    async def transact(self, body: Body[T]) -> T:
+    async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
         return await self.crashes.around(lambda: super(CrashingSqlite, self).transact(body))
 
     async def execute_alone(self, name: str, **parameters: Parameter) -> list[Row]:
@@ -93,7 +93,7 @@ class CrashingPostgres(PostgresStore):
         super().__init__(url)
         self.crashes = crashes
 
-    async def transact(self, body: Body[T]) -> T:
+    async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
         return await self.crashes.around(lambda: super(CrashingPostgres, self).transact(body))
 
     async def execute_alone(self, name: str, **parameters: Parameter) -> list[Row]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from flowfabric.errors import FlowFabricError, InvalidInput, Transport
+from flowfabric.errors import FlowFabricError, InvalidInput, NotStorable, Transport
 from flowfabric.group_commit import GroupCommit
 
 
@@ -34,6 +34,36 @@ async def test_one_bad_item_does_not_spoil_its_batch() -> None:
     outcomes = await asyncio.gather(*(group.add(n) for n in range(5)), return_exceptions=True)
     assert [o for o in outcomes if isinstance(o, int)] == [0, 1, 2, 4]
     assert isinstance(outcomes[3], InvalidInput)
+
+
+async def test_what_the_database_cannot_store_is_refused_alone() -> None:
+    async def commit(items: Sequence[int]) -> Sequence[int]:
+        if 3 in items:
+            raise NotStorable("postgres", "index row size 3712 exceeds btree maximum 2704")
+        return items
+
+    group = GroupCommit[int, int](commit)
+    outcomes = await asyncio.gather(*(group.add(n) for n in range(5)), return_exceptions=True)
+    assert [o for o in outcomes if isinstance(o, int)] == [0, 1, 2, 4]
+    assert isinstance(outcomes[3], NotStorable)
+
+
+async def test_an_item_that_has_to_wait_holds_up_no_other_of_its_batch() -> None:
+    gate = asyncio.Event()
+
+    async def commit(items: Sequence[int]) -> Sequence[int]:
+        if len(items) > 1:
+            raise InvalidInput("item", "is among them")
+        if items == [0]:
+            await gate.wait()
+        return items
+
+    group = GroupCommit[int, int](commit)
+    waiting = asyncio.create_task(group.add(0))
+    assert await asyncio.gather(*(group.add(n) for n in range(1, 9))) == list(range(1, 9))
+    assert not waiting.done()
+    gate.set()
+    assert await waiting == 0
 
 
 async def test_an_outage_is_everybody_s_error_and_asked_about_once() -> None:

@@ -43,7 +43,7 @@ CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
     Validation: """
         invalid_input capability_mismatch invalid_capabilities invalid_policy_json
         payload_too_large signal_limit_exceeded invalid_waitpoint_key invalid_token missing_token
-        token_expired
+        token_expired not_storable
         waitpoint_not_token_bound retention_limit_exceeded invalid_lease_for_suspend
         invalid_dependency invalid_waitpoint_for_execution invalid_blocking_reason
         invalid_offset unauthorized invalid_budget_scope budget_override_not_allowed
@@ -56,7 +56,7 @@ CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
         waitpoint_not_found waitpoint_pending_use_buffer_script stale_graph_revision
         execution_not_active execution_not_eligible execution_not_in_eligible_set
         execution_not_reclaimable no_active_lease rate_limit_exceeded
-        concurrency_limit_exceeded retry_exhausted
+        concurrency_limit_exceeded retry_exhausted key_undecided
     """,
     Conflict: """
         idempotency_conflict dependency_already_exists cycle_detected self_referencing_edge

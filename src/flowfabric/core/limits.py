@@ -19,6 +19,9 @@ NAME_BYTES_MAX = 256
 IDEMPOTENCY_KEY_BYTES_MAX = 512
 IDEMPOTENCY_TTL_MS = 24 * 60 * 60 * 1_000
 
+KEY_WAIT_MS = 10_000
+"""How long a submission waits for another open transaction that decides its key or id."""
+
 BATCH_MAX = 1_000
 """Rows one call may create, claim, renew, complete or fail."""
 PAGE_MAX = 1_000

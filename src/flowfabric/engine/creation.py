@@ -1,13 +1,18 @@
 """Creating executions.
 
 A batch is checked whole before anything is written, then lands in one
-transaction: lanes and routes it is the first to use, idempotency guards,
-executions and tags. Routes never change once interned, so their ids are cached.
+transaction: idempotency guards, executions and tags. Lanes and routes that are
+new are registered before that, in a transaction of their own: whoever submits in
+a transaction that stays open must not hold up everyone else who uses them. Only
+where writers take turns anyway are they registered inside. Routes never change
+once interned, so their ids are cached.
+
+A key or id that is new belongs to whoever inserts it first, and that is known
+when his transaction ends. Others wait for it, within limits.
 """
 
-from collections.abc import Callable, Sequence
-
-import msgspec
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from flowfabric.core.checks import check_list
 from flowfabric.core.creation import (
@@ -19,22 +24,26 @@ from flowfabric.core.creation import (
     new_tags,
 )
 from flowfabric.core.decision import Changes
-from flowfabric.core.ids import ExecutionId, parse_execution_id, parse_lane_id
-from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.ids import ExecutionId, parse_execution_id
+from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.model import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import LaneState
-from flowfabric.engine.unit import Operations, Route, hint_about, new_uuid
-from flowfabric.errors import IdempotencyConflict, InvalidInput, LaneNotAccepting, RetryExhausted
-from flowfabric.store.base import Key, Transaction
+from flowfabric.engine.routes import Registration, Route, route_of
+from flowfabric.engine.unit import Operations, hint_about, new_uuid
+from flowfabric.errors import (
+    IdempotencyConflict,
+    InvalidInput,
+    KeyUndecided,
+    LaneNotAccepting,
+    RetryExhausted,
+)
+from flowfabric.store.base import Key, LockTimeout, Transaction
 
 GUARD_TRIES_MAX = 5
 """How often a key that vanishes while it is looked at is tried."""
+KEYS_SHOWN_MAX = 3
 ACCEPTING = (LaneState.ACTIVE, LaneState.PAUSED)
-
-
-def route_of(checked: Checked) -> Route:
-    return (checked.lane_id, checked.execution_kind, checked.required_capabilities)
 
 
 class Creation(Operations):
@@ -51,14 +60,20 @@ class Creation(Operations):
         check_list("requests", requests, 0, BATCH_MAX)
         return await self.create_checked([self.check_request(request) for request in requests])
 
-    async def create_checked(self, checked: Sequence[Checked]) -> list[CreateResult]:
-        """The same for requests that `check_request` has passed."""
+    async def create_checked(
+        self, checked: Sequence[Checked], *, key_wait_ms: int = KEY_WAIT_MS
+    ) -> list[CreateResult]:
+        """The same for requests that `check_request` has passed.
+
+        Raises `KeyUndecided` when another transaction has been deciding one of their keys or
+        ids for `key_wait_ms`.
+        """
         if not checked:
             return []
+        await self.know_routes(checked)
         body = CreateBody(checked, self.routes)
-        results = await self.store.transact(body.run)
-        self.routes.update(body.interned)
-        return results
+        with saying_who_decides(checked):
+            return await self.store.transact(body.run, lock_wait_ms=key_wait_ms)
 
     def check_request(self, request: object) -> Checked:
         if not isinstance(request, NewExecution):
@@ -72,8 +87,23 @@ class Creation(Operations):
         )
 
 
+@contextmanager
+def saying_who_decides(checked: Sequence[Checked]) -> Iterator[None]:
+    """Say what a creating transaction has waited for in vain."""
+    try:
+        yield
+    except LockTimeout as error:
+        keys = [repr(each.idempotency_key or each.execution_id) for each in checked]
+        shown = ", ".join(keys[:KEYS_SHOWN_MAX])
+        more = f" and {len(keys) - KEYS_SHOWN_MAX} more" if len(keys) > KEYS_SHOWN_MAX else ""
+        raise KeyUndecided(
+            f"another open transaction is deciding the same idempotency key or id ({shown}{more});"
+            " it has to commit or roll back before this can be answered"
+        ) from error
+
+
 class CreateBody:
-    """One creating transaction. `interned` holds the routes it met, for the cache.
+    """One creating transaction.
 
     `shape` may change each new execution before it is written.
     """
@@ -88,6 +118,7 @@ class CreateBody:
         self.known_routes = known_routes
         self.shape = shape
         self.interned: dict[Route, int] = {}
+        """Routes registered here, which exist if this commits."""
 
     async def run(self, tx: Transaction) -> list[CreateResult]:
         await self._admit(tx)
@@ -116,22 +147,12 @@ class CreateBody:
         return fresh
 
     async def _admit(self, tx: Transaction) -> None:
-        """Register lanes and routes that are new; refuse lanes that take no more work."""
-        unknown = sorted({route_of(c) for c in self.checked} - self.known_routes.keys())
+        """Register lanes and routes still unknown; refuse lanes that take no more work."""
+        registration = Registration(self.checked, self.known_routes)
         lane_ids = sorted({checked.lane_id for checked in self.checked})
-        if unknown:
-            await register_lanes(tx, lane_ids, "create_execution")
-            rows = await tx.select(
-                "intern_routes",
-                lane_ids=[route[0] for route in unknown],
-                execution_kinds=[route[1] for route in unknown],
-                capabilities=[msgspec.json.encode(route[2]).decode() for route in unknown],
-                now_ms=await tx.now_ms(),
-            )
-            for row in rows:
-                needs = tuple(msgspec.json.decode(str(row["capabilities"]), type=list[str]))
-                route = (str(row["lane_id"]), str(row["execution_kind"]), needs)
-                self.interned[route] = int(str(row["route_id"]))
+        if registration.unknown:
+            # They may be rolled back, so the cache must not learn of them.
+            self.interned = await registration.run(tx)
         for lane in (await tx.get(Lane, [(lane_id,) for lane_id in lane_ids])).values():
             if lane.state not in ACCEPTING:
                 raise LaneNotAccepting(
@@ -232,19 +253,3 @@ def _losers(
         if winner.execution != checked.execution_id:
             losers[place] = parse_execution_id(winner.execution)
     return losers
-
-
-async def register_lanes(tx: Transaction, lane_ids: Sequence[str], registered_by: str) -> None:
-    """Add lanes the registry does not know yet; others stay as they are."""
-    now_ms = await tx.now_ms()
-    await tx.insert_new(
-        [
-            Lane(
-                lane_id=parse_lane_id(lane_id),
-                state=LaneState.ACTIVE,
-                registered_at_ms=now_ms,
-                registered_by=registered_by,
-            )
-            for lane_id in sorted(lane_ids)
-        ]
-    )

@@ -91,10 +91,8 @@ class FlowJoins(FlowOperations):
         executions that exist. Repeating a call adds nothing.
         """
         plan = self._check_plan(flow_id, joins, members)
-        building = _Building(self, plan)
-        answer = await self.store.transact(building.run)
-        self.routes.update(building.interned)
-        return answer
+        await self.know_routes(plan.created)
+        return await self.store.transact(_Building(self, plan).run)
 
     def _check_plan(
         self, flow_id: object, joins: Sequence[Join], members: Sequence[NewExecution | str]
@@ -197,7 +195,6 @@ class _Building:
     def __init__(self, engine: FlowJoins, plan: Plan) -> None:
         self.engine = engine
         self.plan = plan
-        self.interned: dict[tuple[str, str, tuple[str, ...]], int] = {}
 
     async def run(self, tx: Transaction) -> DependenciesAdded:
         flow = await self.engine.lock_flow(tx, self.plan.flow_id)
@@ -254,7 +251,6 @@ class _Building:
 
         body = CreateBody(self.plan.created, self.engine.routes, shape)
         results = await body.run(tx)
-        self.interned = body.interned
         fresh = [each.execution_id for each in results if isinstance(each, Created)]
         for execution_id in made.keys() - set(fresh):
             self.groups.pop(execution_id, None)

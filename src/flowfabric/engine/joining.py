@@ -7,16 +7,17 @@ here: what was written exists if and when the caller commits.
 from collections.abc import Sequence
 
 from flowfabric.core.checks import check_list
-from flowfabric.core.creation import NewExecution
+from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.decision import Refusal
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import partition_of, uuid_of
 from flowfabric.core.lease import check_fence
-from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.model import Execution
 from flowfabric.core.results import CreateResult
 from flowfabric.core.transition import Subject
-from flowfabric.engine.creation import CreateBody, Creation
+from flowfabric.engine.creation import CreateBody, Creation, saying_who_decides
+from flowfabric.engine.routes import Registration
 from flowfabric.engine.unit import fence_of
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Body, Transaction
@@ -31,18 +32,30 @@ class Joining(Creation):
         An asyncpg or psycopg connection, a SQLAlchemy connection or session (sync or
         async) on Postgres; a `sqlite3.Connection` to the same file on SQLite.
         """
-        return await self.store.transact_on(connection, self._creation(requests))
+        checked = self._check_all(requests)
+        if self.store.writes_beside:
+            await self.know_routes(checked)
+        with saying_who_decides(checked):
+            return await self.store.transact_on(
+                connection, CreateBody(checked, self.routes).run, lock_wait_ms=_patience(checked)
+            )
 
     def create_executions_on_sync(
         self, connection: object, requests: Sequence[NewExecution]
     ) -> list[CreateResult]:
         """The same for a connection that is not async, on the calling thread."""
-        return self.store.transact_on_sync(connection, self._creation(requests))
+        checked = self._check_all(requests)
+        registration = Registration(checked, self.routes)
+        if registration.unknown and self.store.writes_beside:
+            self.routes.update(self.store.transact_apart(registration.run))
+        with saying_who_decides(checked):
+            return self.store.transact_on_sync(
+                connection, CreateBody(checked, self.routes).run, lock_wait_ms=_patience(checked)
+            )
 
-    def _creation(self, requests: Sequence[NewExecution]) -> Body[list[CreateResult]]:
+    def _check_all(self, requests: Sequence[NewExecution]) -> list[Checked]:
         check_list("requests", requests, 0, BATCH_MAX)
-        # Routes interned here may be rolled back, so the cache must not learn of them.
-        return CreateBody([self.check_request(each) for each in requests], self.routes).run
+        return [self.check_request(each) for each in requests]
 
     async def check_fence_on(self, connection: object, handle: Handle) -> None:
         """Raise unless the handle's lease is live, and keep it so until `connection` commits."""
@@ -70,3 +83,8 @@ class Joining(Creation):
                 raise refusal.error from None
 
         return body
+
+
+def _patience(checked: Sequence[Checked]) -> int | None:
+    """How long to wait for others, if there may be others who decide the same."""
+    return KEY_WAIT_MS if any(each.idempotency_key for each in checked) else None

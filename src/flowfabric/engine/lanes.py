@@ -15,7 +15,7 @@ from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Lane
 from flowfabric.core.states import LaneState
 from flowfabric.core.views import stored_lane_id
-from flowfabric.engine.creation import register_lanes
+from flowfabric.engine.routes import register_lanes
 from flowfabric.engine.unit import Operations, ready_topic
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Reader, Transaction

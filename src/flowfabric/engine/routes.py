@@ -4,10 +4,62 @@ Each distinct (lane, kind, required capabilities) is one small row; executions
 point at it. Claims pick routes first and rows second.
 """
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
-from flowfabric.core.model import WorkerPresence
-from flowfabric.store.base import Reader
+from flowfabric.core.creation import Checked
+from flowfabric.core.ids import parse_lane_id
+from flowfabric.core.model import Lane, WorkerPresence
+from flowfabric.core.states import LaneState
+from flowfabric.store.base import Reader, Row, Transaction
+
+Route = tuple[str, str, tuple[str, ...]]
+"""Lane, kind and required capabilities: who may run what."""
+
+
+def route_of(checked: Checked) -> Route:
+    return (checked.lane_id, checked.execution_kind, checked.required_capabilities)
+
+
+class Registration:
+    """The lanes and routes of requests that this process has not met yet."""
+
+    def __init__(self, checked: Sequence[Checked], known_routes: Mapping[Route, int]) -> None:
+        self.unknown = sorted({route_of(each) for each in checked} - known_routes.keys())
+
+    async def run(self, tx: Transaction) -> dict[Route, int]:
+        """Their ids, once they are there."""
+        await register_lanes(tx, sorted({route[0] for route in self.unknown}), "create_execution")
+        rows = await tx.select(
+            "intern_routes",
+            lane_ids=[route[0] for route in self.unknown],
+            execution_kinds=[route[1] for route in self.unknown],
+            capabilities=[msgspec.json.encode(route[2]).decode() for route in self.unknown],
+            now_ms=await tx.now_ms(),
+        )
+        return {_stored_route(row): int(str(row["route_id"])) for row in rows}
+
+
+def _stored_route(row: Row) -> Route:
+    needs = tuple(msgspec.json.decode(str(row["capabilities"]), type=list[str]))
+    return (str(row["lane_id"]), str(row["execution_kind"]), needs)
+
+
+async def register_lanes(tx: Transaction, lane_ids: Sequence[str], registered_by: str) -> None:
+    """Add lanes the registry does not know yet; others stay as they are."""
+    now_ms = await tx.now_ms()
+    await tx.insert_new(
+        [
+            Lane(
+                lane_id=parse_lane_id(lane_id),
+                state=LaneState.ACTIVE,
+                registered_at_ms=now_ms,
+                registered_by=registered_by,
+            )
+            for lane_id in sorted(lane_ids)
+        ]
+    )
 
 
 async def required_capabilities(reader: Reader, route_id: int) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from flowfabric.core.schedule import Firing, Plan, ScheduleDefinition, check_sch
 from flowfabric.core.schedule_model import Schedule
 from flowfabric.engine.creation import ACCEPTING, CreateBody, Creation
 from flowfabric.engine.operators import Swept
+from flowfabric.engine.routes import Route
 from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.schedules.cron import recurrence_of
@@ -165,7 +166,7 @@ class Schedules(Creation):
     async def fire_due_schedules(self, *, limit: int = SCHEDULES_SWEEP) -> Swept:
         """Create the executions of due times that have come, and move on to the next ones."""
         check_int("limit", limit, 1, BATCH_MAX // rules.FIRINGS_MAX)
-        interned: dict[tuple[str, str, tuple[str, ...]], int] = {}
+        interned: dict[Route, int] = {}
 
         async def body(tx: Transaction) -> Swept:
             found = await tx.select_records(

@@ -17,6 +17,7 @@ from msgspec import Struct, structs
 from flowfabric.config import EngineConfig
 from flowfabric.core.attempts import first_attempt, runs_first_attempt
 from flowfabric.core.checks import check_int, check_text
+from flowfabric.core.creation import Checked
 from flowfabric.core.decision import NO_CHANGES, Changes, Decision, Refusal, combine
 from flowfabric.core.execution import Timing
 from flowfabric.core.flow_model import CompletionDispatch
@@ -40,6 +41,7 @@ from flowfabric.core.partitions import PartitionConfig, check_partition
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.suspension_model import Suspension, Waitpoint, WaitpointState
 from flowfabric.core.transition import LOST_LEASE, Subject
+from flowfabric.engine.routes import Registration, Route
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Key, Parameter, Row, Saving, Store, Transaction, Unlocked
 
@@ -54,10 +56,6 @@ DISPATCH_TOPIC = "dispatch"
 MEMBER_CANCEL_TOPIC = "member_cancel"
 DUE_TOPIC = "due"
 LOST_TOPIC = "lost"
-
-
-Route = tuple[str, str, tuple[str, ...]]
-"""Lane, kind and required capabilities: who may run what."""
 
 
 def ready_topic(lane_id: str) -> str:
@@ -87,6 +85,14 @@ class Operations:
         self.deployment = deployment
         self.routes: dict[Route, int] = {}
         """Ids of the routes met so far. A route never changes, so this never goes stale."""
+
+    # Routes
+
+    async def know_routes(self, checked: Sequence[Checked]) -> None:
+        """Register lanes and routes that are new here, at once and for good."""
+        registration = Registration(checked, self.routes)
+        if registration.unknown:
+            self.routes.update(await self.store.transact(registration.run))
 
     # Deciding
 

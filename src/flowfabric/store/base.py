@@ -23,6 +23,7 @@ from msgspec import Struct
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import StoredEvent
 from flowfabric.core.model import Record
+from flowfabric.errors import RetryExhausted
 
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
@@ -49,6 +50,10 @@ class UniqueViolation(Exception):
     def __init__(self, table: str, detail: str) -> None:
         super().__init__(f"{table}: {detail}")
         self.table = table
+
+
+class LockTimeout(RetryExhausted, code="retry_exhausted"):
+    """Somebody else keeps locked what a transaction needs, such as a key that he inserted."""
 
 
 class Clock(Protocol):
@@ -182,6 +187,8 @@ class HintListener(Protocol):
 class Store(Protocol):
     label: str
     """`postgres` or `sqlite`."""
+    writes_beside: bool
+    """Whether others can write while somebody's transaction is open."""
     backend_tag: int
     """The byte that marks this store's worker handles."""
 
@@ -197,8 +204,19 @@ class Store(Protocol):
 
     async def ping(self) -> None: ...
 
-    async def transact(self, body: Body[T]) -> T:
-        """Run `body` in one transaction. Deadlocks and serialization failures run it again."""
+    async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
+        """Run `body` in one transaction. Deadlocks and serialization failures run it again.
+
+        Raises `LockTimeout` when somebody keeps locked what it needs, where writers do not
+        take turns anyway after `lock_wait_ms`.
+        """
+        ...
+
+    def transact_apart(self, body: Body[T]) -> T:
+        """The same on a connection of its own, on the calling thread, whatever loop it has.
+
+        Only where `writes_beside`.
+        """
         ...
 
     async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
@@ -210,14 +228,19 @@ class Store(Protocol):
         """
         ...
 
-    async def transact_on(self, connection: object, body: Body[T]) -> T:
+    async def transact_on(
+        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
+    ) -> T:
         """Run `body` inside the open transaction of somebody else's connection, once.
 
-        Nothing is committed, and nobody is hinted before the transaction commits.
+        Nothing is committed, and nobody is hinted before the transaction commits. After a
+        `LockTimeout`, as after any refusal of ours, their transaction is sound.
         """
         ...
 
-    def transact_on_sync(self, connection: object, body: Body[T]) -> T:
+    def transact_on_sync(
+        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
+    ) -> T:
         """The same on the calling thread, for connections that are not async."""
         ...
 

@@ -3,8 +3,8 @@
 from typing import Final
 
 from flowfabric.error_kinds import BackendErrorKind
-from flowfabric.errors import ResourceExhausted, RetryExhausted, Transport
-from flowfabric.store.base import UniqueViolation
+from flowfabric.errors import NotStorable, ResourceExhausted, Transport
+from flowfabric.store.base import LockTimeout, UniqueViolation
 from flowfabric.store.postgres.driver import (
     InterfaceError,
     InternalClientError,
@@ -21,6 +21,9 @@ _STARTING_OR_STOPPING: Final = "57P03"
 _READ_ONLY: Final = "25006"
 _INVALID_PLAN: Final = "0A000"
 _LOCK_TIMEOUT: Final = "55P03"
+# Cardinality, data, integrity, check option, and limits of the database such as the size of an
+# index row: about what was to be stored, so that asking again gets the same answer.
+_ABOUT_DATA: Final = ("21", "22", "23", "44", "54")
 
 # Serialization failure, deadlock; and a prepared statement that a migration made
 # stale, which the driver prepares anew the next time.
@@ -54,6 +57,11 @@ def demoted(error: BaseException) -> bool:
     return sqlstate(error) == _READ_ONLY
 
 
+def lock_timed_out(error: BaseException) -> bool:
+    """Whether a lock did not come in time, in the words of any driver."""
+    return getattr(error, "sqlstate", None) == _LOCK_TIMEOUT
+
+
 def translate(error: Exception, pool_max: int) -> Exception:
     """The error of ours that a driver's error stands for."""
     state = sqlstate(error)
@@ -62,13 +70,15 @@ def translate(error: Exception, pool_max: int) -> Exception:
         return UniqueViolation(table_name(error), str(error))
     if state == _LOCK_TIMEOUT:
         # Long enough: meanwhile everything else that the transaction locked was held up.
-        return RetryExhausted(f"somebody else keeps locked what this needs: {error}")
+        return LockTimeout(f"somebody else keeps locked what this needs: {error}")
     if state == _TOO_MANY_CONNECTIONS:
         return ResourceExhausted("postgres connections", pool_max)
     if state == _STARTING_OR_STOPPING:
         return Transport(BACKEND, detail, kind=BackendErrorKind.BUSY_LOADING)
     if state == _READ_ONLY:
         return Transport(BACKEND, detail, kind=BackendErrorKind.CLUSTER)
+    if state.startswith(_ABOUT_DATA):
+        return NotStorable(BACKEND, detail)
     if state.startswith("28"):
         return Transport(BACKEND, detail, kind=BackendErrorKind.AUTH)
     if isinstance(error, TimeoutError):

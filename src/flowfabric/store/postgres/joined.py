@@ -2,13 +2,15 @@
 
 import importlib
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
-from flowfabric.errors import InvalidInput
-from flowfabric.store.base import Value
+from flowfabric.errors import FlowFabricError, InvalidInput
+from flowfabric.store.base import LockTimeout, Value
 from flowfabric.store.foreign import comes_from, unknown
 from flowfabric.store.postgres.driver import DriverRow, Fetching
+from flowfabric.store.postgres.failures import lock_timed_out
 from flowfabric.store.postgres.hints import CHANNEL, hint_payload
 from flowfabric.store.postgres.pool import SEARCH_PATH
 
@@ -128,6 +130,32 @@ async def leave(connection: Fetching, search_path: str, hinted: set[str]) -> Non
     if hinted:
         payload = hint_payload(uuid.uuid4().hex, hinted)
         await connection.fetch("select pg_notify($1, $2)", CHANNEL, payload)
+
+
+@asynccontextmanager
+async def patient(connection: Fetching, lock_wait_ms: int) -> AsyncIterator[None]:
+    """Wait so long for locks and then raise `LockTimeout`, with their transaction still sound."""
+    rows = await connection.fetch("select current_setting('lock_timeout')")
+    await connection.fetch("savepoint flowfabric")
+    await _set_lock_timeout(connection, str(lock_wait_ms))
+    refusal: FlowFabricError | None = None
+    try:
+        yield
+    except FlowFabricError as error:
+        refusal = error
+    except Exception as error:
+        if not lock_timed_out(error):
+            raise
+        await connection.fetch("rollback to savepoint flowfabric")
+        refusal = LockTimeout(f"somebody else keeps locked what this needs: {error}")
+    await _set_lock_timeout(connection, str(rows[0][0]))
+    await connection.fetch("release savepoint flowfabric")
+    if refusal is not None:
+        raise refusal
+
+
+async def _set_lock_timeout(connection: Fetching, value: str) -> None:
+    await connection.fetch("select set_config('lock_timeout', $1, true)", value)
 
 
 async def _set_path(connection: Fetching, search_path: str) -> None:

@@ -8,6 +8,7 @@ replaced; everything else is translated into an error of ours and raised.
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
 
@@ -37,7 +38,7 @@ from flowfabric.store.postgres.failures import (
     translate,
 )
 from flowfabric.store.postgres.hints import HintExchange
-from flowfabric.store.postgres.joined import enter, joined, joined_sync, leave
+from flowfabric.store.postgres.joined import enter, joined, joined_sync, leave, patient
 from flowfabric.store.postgres.migrations import MIGRATIONS, apply_pending, read_ledger
 from flowfabric.store.postgres.pool import (
     ACQUIRE_TIMEOUT_S,
@@ -68,6 +69,7 @@ class PostgresStore:
     """A store on one Postgres database. Belongs to the event loop that opened it."""
 
     label = "postgres"
+    writes_beside = True
     backend_tag = POSTGRES_TAG
 
     def __init__(
@@ -123,12 +125,27 @@ class PostgresStore:
         async with self._translated(), self._connections.acquire() as connection:
             await connection.execute("select 1")
 
-    async def transact(self, body: Body[T]) -> T:
+    async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
         async def once() -> T:
             async with self._connections.acquire() as connection:
-                return await self._transact_on(connection, body)
+                return await self._transact_on(connection, body, lock_wait_ms)
 
         return await self._retried(once)
+
+    def transact_apart(self, body: Body[T]) -> T:
+        async def once() -> T:
+            async with self._translated():
+                connection = await self._connections.connect()
+                try:
+                    return await self._transact_on(connection, body, None)
+                except _Stale as stale:
+                    raise stale.__cause__ or stale from None
+                finally:
+                    await connection.close(timeout=ROLLBACK_TIMEOUT_S)
+
+        # The calling thread may have a loop that runs.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, once()).result()
 
     async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
         async def once() -> T | None:
@@ -140,17 +157,27 @@ class PostgresStore:
         except UniqueViolation:
             return None
 
-    async def transact_on(self, connection: object, body: Body[T]) -> T:
-        return await self._join(joined(await unwrap(connection)), body)
+    async def transact_on(
+        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
+    ) -> T:
+        return await self._join(joined(await unwrap(connection)), body, lock_wait_ms)
 
-    def transact_on_sync(self, connection: object, body: Body[T]) -> T:
-        return drive(self._join(joined_sync(unwrap_sync(connection)), body))
+    def transact_on_sync(
+        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
+    ) -> T:
+        return drive(self._join(joined_sync(unwrap_sync(connection)), body, lock_wait_ms))
 
-    async def _join(self, connection: Fetching, body: Body[T]) -> T:
+    async def _join(
+        self, connection: Fetching, body: Body[T], lock_wait_ms: int | None = None
+    ) -> T:
         transaction = PostgresTransaction(connection, self._clock)
         search_path = await enter(connection)
         try:
-            result = await body(transaction)
+            if lock_wait_ms is None:
+                result = await body(transaction)
+            else:
+                async with patient(connection, lock_wait_ms):
+                    result = await body(transaction)
         except FlowFabricError:
             # Refused by us, so their transaction is sound and may go on.
             await leave(connection, search_path, set())
@@ -194,9 +221,11 @@ class PostgresStore:
 
     # Inside ---------------------------------------------------------------
 
-    async def _transact_on(self, connection: Connection, body: Body[T]) -> T:
+    async def _transact_on(
+        self, connection: Connection, body: Body[T], lock_wait_ms: int | None
+    ) -> T:
         transaction = PostgresTransaction(connection, self._clock)
-        async with self._transaction(connection):
+        async with self._transaction(connection, lock_wait_ms):
             result = await body(transaction)
         if transaction.hinted:
             self._exchange.publish(transaction.hinted)
@@ -228,9 +257,14 @@ class PostgresStore:
             yield
 
     @asynccontextmanager
-    async def _transaction(self, connection: Connection) -> AsyncIterator[None]:
+    async def _transaction(
+        self, connection: Connection, lock_wait_ms: int | None = None
+    ) -> AsyncIterator[None]:
+        begin = self._connections.begin
+        if lock_wait_ms is not None:
+            begin = f"{begin}; set local lock_timeout = {lock_wait_ms}"
         try:
-            await connection.execute(self._connections.begin)
+            await connection.execute(begin)
         except DRIVER_ERRORS as error:
             _drop(connection)
             if connection_lost(error):

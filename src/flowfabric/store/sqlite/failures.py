@@ -4,7 +4,7 @@ import sqlite3
 from typing import Final
 
 from flowfabric.error_kinds import BackendErrorKind
-from flowfabric.errors import RetryExhausted, Transport
+from flowfabric.errors import NotStorable, RetryExhausted, Transport
 from flowfabric.store.base import UniqueViolation
 
 BACKEND: Final = "sqlite"
@@ -18,6 +18,9 @@ _UNIQUE: Final = frozenset(
 )
 _PRIMARY_CODE: Final = 0xFF
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_ABOUT_DATA: Final = frozenset(
+    {sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH}
+)
 _BROKEN: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
@@ -34,6 +37,8 @@ def translate(error: BaseException) -> BaseException:
         return UniqueViolation(columns.partition(".")[0], str(error))
     if busy(error):
         return RetryExhausted(f"the database file stayed locked: {error}")
+    if _code(error) & _PRIMARY_CODE in _ABOUT_DATA or isinstance(error, sqlite3.DataError):
+        return NotStorable(BACKEND, f"{type(error).__name__}: {error}")
     kind = BackendErrorKind.TRANSPORT
     if _code(error) & _PRIMARY_CODE in _BROKEN or not isinstance(error, sqlite3.OperationalError):
         kind = BackendErrorKind.OTHER

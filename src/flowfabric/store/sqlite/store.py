@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from flowfabric.core.handles import SQLITE_TAG
-from flowfabric.errors import FlowFabricError, Unavailable
+from flowfabric.errors import Bug, FlowFabricError, Unavailable
 from flowfabric.store.base import (
     Body,
     Clock,
@@ -53,6 +53,7 @@ class SqliteStore:
     """A store on one SQLite file, or in memory."""
 
     label = "sqlite"
+    writes_beside = False
     backend_tag = SQLITE_TAG
 
     def __init__(
@@ -115,8 +116,11 @@ class SqliteStore:
 
         await self.read(nothing)
 
-    async def transact(self, body: Body[T]) -> T:
+    async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
         return await self._open_writer().transact(body)
+
+    def transact_apart(self, body: Body[T]) -> T:
+        raise Bug("writers of an SQLite file take turns")
 
     async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
         """Nobody can interfere: whoever writes is alone."""
@@ -132,10 +136,14 @@ class SqliteStore:
         except UniqueViolation:
             return None
 
-    async def transact_on(self, connection: object, body: Body[T]) -> T:
+    async def transact_on(
+        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
+    ) -> T:
         return self.transact_on_sync(await unwrap(connection), body)
 
-    def transact_on_sync(self, connection: object, body: Body[T]) -> T:
+    def transact_on_sync(
+        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
+    ) -> T:
         with joined(unwrap_sync(connection), self._path) as theirs:
             return drive(body(SqliteTransaction(theirs, self._clock)))
 
