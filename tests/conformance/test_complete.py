@@ -105,11 +105,11 @@ async def test_a_policy_says_how_long_the_end_is_kept(engine: Engine, given: Giv
     assert after.retain_until_ms == given.clock.now_ms() + 77
 
 
-@pytest.mark.parametrize("config", [EngineConfig(keep=5 / 1_000)])
+@pytest.mark.parametrize("config", [EngineConfig(keep="5ms", keep_failed="9ms")])
 async def test_settings_say_how_long_ends_are_kept(engine: Engine, given: Given) -> None:
-    for state in ("completed", "failed", "cancelled", "expired"):
+    for state, kept_ms in (("completed", 5), ("failed", 9), ("cancelled", 9), ("expired", 9)):
         after = await execution_of(engine, await given.state(state))
-        assert after.retain_until_ms == given.clock.now_ms() + 5
+        assert after.retain_until_ms == given.clock.now_ms() + kept_ms
 
 
 async def test_a_batch_completes_each_and_answers_in_order(engine: Engine, given: Given) -> None:

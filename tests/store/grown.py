@@ -17,7 +17,7 @@ from flowfabric.core.ids import (
     solo_execution_id,
     uuid_of,
 )
-from flowfabric.core.limits import TIME_MS_MAX
+from flowfabric.core.limits import HELD_MS_MAX, HELD_MS_MIN, TIME_MS_MAX
 from flowfabric.core.partitions import PartitionConfig
 from flowfabric.core.results import Created
 from flowfabric.core.states import PublicState
@@ -297,6 +297,7 @@ def lists() -> Iterator[Question]:
 def questions(event_ids: int = 1) -> list[Question]:
     due: Parameters = {"now_ms": NOW_MS, "limit": BATCH}
     before: Parameters = {"before_ms": NOW_MS, "limit": BATCH}
+    held: Parameters = {"held_ms_min": HELD_MS_MIN, "held_ms_max": HELD_MS_MAX}
     completions: Parameters = {
         "results": [b"done"] * FENCES,
         "result_encodings": [None] * FENCES,
@@ -329,7 +330,7 @@ def questions(event_ids: int = 1) -> list[Question]:
             100,
         ),
         Question("event_window", {"after": 50 * event_ids, "window": 100}, 100, 1),
-        Question("trim_executions", before, BATCH, 1),
+        Question("trim_executions", before | held, BATCH, 1),
         Question("trim_events", before, BATCH, 1),
         Question("trim_guards", before, BATCH, 1),
         *queue_questions(),

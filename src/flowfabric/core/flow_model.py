@@ -100,6 +100,8 @@ class Flow(Record, frozen=True, kw_only=True):
     """The longest keep times of its members."""
     retain_until_ms: int | None = None
     """Set when the flow ends: after this it and all its members may be deleted."""
+    going: bool = False
+    """Whether its members are being deleted."""
 
 
 class FlowTag(Record, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ settings, and written on its row.
 
 from msgspec import Struct
 
-from flowfabric.core.limits import RETENTION_FAILED_MS, RETENTION_MS
+from flowfabric.core.limits import HELD_MS_MAX, HELD_MS_MIN, RETENTION_FAILED_MS, RETENTION_MS
 from flowfabric.core.model import Execution
 from flowfabric.core.policies import ExecutionPolicy
 from flowfabric.core.states import TerminalOutcome
@@ -45,6 +45,15 @@ def kept_ms(execution: Execution, outcome: TerminalOutcome, retention_ms: int) -
     if outcome is TerminalOutcome.SUCCESS or execution.retention_failed_ms is None:
         return completed_ms
     return execution.retention_failed_ms
+
+
+def held_until_ms(ended_at_ms: int, now_ms: int) -> int:
+    """When to look again at something past its keep time that somebody still needs.
+
+    After as long as it has been kept already, within limits: what is needed for long
+    costs little, and what is needed briefly goes soon.
+    """
+    return now_ms + min(max(now_ms - ended_at_ms, HELD_MS_MIN), HELD_MS_MAX)
 
 
 def _first(asked: int | None, ttl_ms: int | None, default: int) -> int:

@@ -46,6 +46,9 @@ ROTATION_GRACE_MS = 24 * 60 * 60 * 1_000
 RETENTION_MS = 7 * 24 * 60 * 60 * 1_000
 RETENTION_FAILED_MS = 30 * 24 * 60 * 60 * 1_000
 """How long ended executions are kept; `EngineConfig` and policies change it."""
+HELD_MS_MIN = 60 * 1_000
+HELD_MS_MAX = 60 * 60 * 1_000
+"""How soon retention looks again at what is past its keep time and still needed."""
 TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999: no time beyond it is accepted."""
 

@@ -42,7 +42,10 @@ class Step(Record, frozen=True, kw_only=True):
 
 
 class Waiter(Record, frozen=True, kw_only=True):
-    """An execution that is parked until another one has ended."""
+    """An execution that waits for the end of another, or has waited for it.
+
+    It keeps the other from being deleted until it has ended itself.
+    """
 
     table: ClassVar[str] = "waiter"
     key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id", "waiting")

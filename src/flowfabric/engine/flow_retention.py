@@ -2,15 +2,23 @@
 
 Members carry no keep time of their own, so none is deleted while others may still
 ask how it ended; when the flow's time is over they are given it, and go like any
-execution. Past its keep time a flow is gone for every operation, also while a large
-one is still being deleted batch by batch.
+execution. A flow with a member that somebody outside still needs stays as a whole.
+Past its keep time a flow is gone for every operation, also while a large one is still
+being deleted batch by batch.
 """
 
+from collections.abc import Sequence
+
+from msgspec import structs
+
 from flowfabric.core.checks import check_int
+from flowfabric.core.decision import Changes
 from flowfabric.core.flow_model import Flow
+from flowfabric.core.keeping import held_until_ms
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
 from flowfabric.engine.flow_unit import FlowOperations
 from flowfabric.engine.operators import Swept
+from flowfabric.engine.retention import trim_executions
 from flowfabric.store.base import Parameter, Transaction
 
 FLOWS_PER_TRIM = 50
@@ -26,22 +34,45 @@ class FlowRetention(FlowOperations):
             flows = await tx.select_records(
                 Flow, "due_flows", before_ms=now_ms, limit=FLOWS_PER_TRIM
             )
+            more = len(flows) == FLOWS_PER_TRIM
+            flows = await _let_go(tx, flows, now_ms)
             if not flows:
-                return Swept(acted=0, full=False)
-            which: dict[str, Parameter] = {
-                "partition_keys": [flow.partition_key for flow in flows],
-                "flow_ids": [flow.flow_id for flow in flows],
-            }
+                return Swept(acted=0, full=more)
+            which = _which(flows)
             (row,) = await tx.select("release_flow_members", now_ms=now_ms, limit=limit, **which)
             released = int(str(row["released"]))
             if released or await tx.select("any_flow_member", **which):
-                await tx.select("trim_executions", before_ms=now_ms, limit=limit)
-                return Swept(acted=max(released, 1), full=True)
+                trimmed, _ = await trim_executions(tx, now_ms, limit)
+                return Swept(acted=max(released, trimmed), full=bool(released or trimmed))
             (row,) = await tx.select("trim_flow_edges", limit=limit, **which)
             trimmed = int(str(row["trimmed"]))
             if trimmed == limit:
                 return Swept(acted=trimmed, full=True)
             await tx.select("delete_flows", **which)
-            return Swept(acted=trimmed + len(flows), full=len(flows) == FLOWS_PER_TRIM)
+            return Swept(acted=trimmed + len(flows), full=more)
 
         return await self.store.transact(body)
+
+
+async def _let_go(tx: Transaction, flows: Sequence[Flow], now_ms: int) -> list[Flow]:
+    """The flows that may go. One with a member that somebody still needs stays as a whole."""
+    fresh = [flow for flow in flows if not flow.going]
+    rows = await tx.select("needed_flows", **_which(fresh)) if fresh else []
+    needed = {str(row["flow_id"]) for row in rows}
+    held = tuple(
+        structs.replace(
+            flow, retain_until_ms=held_until_ms(flow.ended_at_ms or flow.created_at_ms, now_ms)
+        )
+        for flow in fresh
+        if flow.flow_id in needed
+    )
+    going = tuple(structs.replace(flow, going=True) for flow in fresh if flow.flow_id not in needed)
+    await tx.save(Changes(updates=(*held, *going)))
+    return [flow for flow in flows if flow.flow_id not in needed]
+
+
+def _which(flows: Sequence[Flow]) -> dict[str, Parameter]:
+    return {
+        "partition_keys": [flow.partition_key for flow in flows],
+        "flow_ids": [flow.flow_id for flow in flows],
+    }

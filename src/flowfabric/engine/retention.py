@@ -1,11 +1,12 @@
 """Forgetting: ended executions after their keep time, old events, used-up guards.
 
 When an execution ends it gets the time after which it may go, so that the scan
-for it is one index and a policy's own retention needs no special case.
+for it is one index and a policy's own retention needs no special case. What somebody
+waits for, and what a parent that has not ended may still ask for, is kept beyond it.
 """
 
 from flowfabric.core.checks import check_int
-from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
+from flowfabric.core.limits import BATCH_MAX, HELD_MS_MAX, HELD_MS_MIN, SWEEP_BATCH
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import Operations
 from flowfabric.store.base import Transaction
@@ -14,7 +15,13 @@ from flowfabric.store.base import Transaction
 class Retention(Operations):
     async def trim_retention(self, *, limit: int = SWEEP_BATCH) -> Swept:
         """Delete ended executions past their keep time, with all that belongs to them."""
-        return await self._trim("trim_executions", 0, limit)
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def body(tx: Transaction) -> Swept:
+            trimmed, looked_at = await trim_executions(tx, await tx.now_ms(), limit)
+            return Swept(acted=trimmed, full=looked_at == limit)
+
+        return await self.store.transact(body)
 
     async def trim_events(self, *, limit: int = SWEEP_BATCH) -> Swept:
         """Delete events as old as the event log reaches back."""
@@ -35,3 +42,15 @@ class Retention(Operations):
             return Swept(acted=trimmed, full=trimmed >= limit)
 
         return await self.store.transact(body)
+
+
+async def trim_executions(tx: Transaction, before_ms: int, limit: int) -> tuple[int, int]:
+    """Delete what is past its keep time and needed by nobody; tell how many of how many."""
+    (row,) = await tx.select(
+        "trim_executions",
+        before_ms=before_ms,
+        limit=limit,
+        held_ms_min=HELD_MS_MIN,
+        held_ms_max=HELD_MS_MAX,
+    )
+    return int(str(row["trimmed"])), int(str(row["looked_at"]))

@@ -158,7 +158,8 @@ class Steps(Operations):
 
             (outcome,) = await self.decide_in(tx, [Ask(opened.execution_id, decide)], [0.0])
             if not isinstance(outcome, FlowFabricError):
-                await tx.insert_new([new_waiter(e, opened.execution_id) for e in awaited.values()])
+                waiters = [new_waiter(e, opened.execution_id) for e in awaited.values()]
+                await tx.insert_new(waiters)
             return outcome
 
         outcome = await self.store.transact(body)
@@ -200,12 +201,7 @@ class Steps(Operations):
         cleared = tuple(
             change(execution, timing.now_ms, awaited=False) for execution in done.values()
         )
-        changes = Changes(
-            updates=(*woken.updates, *cleared),
-            deletes=tuple(each for each in waiters if each not in late),
-            events=woken.events,
-        )
-        await tx.save(changes)
+        await tx.save(Changes(updates=(*woken.updates, *cleared), events=woken.events))
         hint_about(tx, Changes(updates=woken.updates), timing.now_ms)
         return len(done)
 

@@ -54,11 +54,11 @@ SWEEPS: Mapping[str, Sweep] = {
     "deadline": Engine.expire_due_deadlines,
     "suspension_timeout": Engine.expire_due_suspensions,
     "waitpoint_expiry": Engine.expire_due_waitpoints,
+    "awaited": Engine.wake_awaiting,
     "retention": Engine.trim_retention,
     "flow_retention": Engine.trim_flows,
     "event_retention": Engine.trim_events,
     "guard_retention": Engine.trim_guards,
-    "awaited": Engine.wake_awaiting,
 }
 """Every reconciler by name, in the order they run. `next_due.sql` has a column for each."""
 

@@ -229,11 +229,11 @@ class Services:
         if options.connection is not None:
             raise InvalidInput("connection", "a handler submits through its own context")
         lane = options.lane or call.task.settings.lane
+        parent = self.lease.claimed.execution_id
         if options.execution_id is None and options.idempotency_key is None:
-            parent = self.lease.claimed.execution_id
             own_id = child_id(self._shared.engine, parent, step_key, lane)
             options = structs.replace(options, execution_id=own_id)
-        request = request_of(call, options)
+        request = structs.replace(request_of(call, options), parent_execution_id=parent)
         # Safe to repeat: its id, or its idempotency key, is the same each time.
         created = await self._shared.reports.send(
             self.lease, lambda: self._shared.submissions.submit(request)

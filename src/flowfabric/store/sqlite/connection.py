@@ -36,8 +36,11 @@ create temp table renewing (execution_rowid integer primary key, position, lease
 """What `renew_leased.sql` extends."""
 
 _TRIMMING: Final = """
-create temp table trimming (execution_rowid integer primary key, partition_key, execution_id)"""
-"""Where retention notes the rows it deletes; see `trim_executions.sql`."""
+create temp table trimming (
+    execution_rowid integer primary key, partition_key, execution_id, needed
+)"""
+_DOOMED: Final = "create temp view doomed as select * from trimming where not needed"
+"""Where retention notes the rows it looks at, and those it deletes; see `trim_executions.sql`."""
 
 
 def connect(
@@ -64,8 +67,8 @@ def connect(
     # Newer SQLite has it built in; lists of bytes travel to statements as hexadecimal.
     connection.create_function("unhex", 1, _unhex, deterministic=True)
     connection.create_function("uuid_at", 2, _uuid_at, deterministic=True)
-    for scratch_table in (_CLAIMING, _COMPLETING, _RENEWING, _TRIMMING):
-        connection.execute(scratch_table)
+    for scratch in (_CLAIMING, _COMPLETING, _RENEWING, _TRIMMING, _DOOMED):
+        connection.execute(scratch)
     return connection
 
 

@@ -22,5 +22,8 @@ create table waiter (
     primary key (partition_key, execution_id, waiting)
 );
 
+-- What an execution waits for, or has waited for.
+create index waiter_by_waiting on waiter (waiting);
+
 create index execution_awaited_due on execution (completed_at_ms)
     where awaited and lifecycle_phase = 'terminal';

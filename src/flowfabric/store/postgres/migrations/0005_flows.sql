@@ -30,6 +30,7 @@ create table flow (
     member_retention_ms  bigint not null,
     member_retention_failed_ms  bigint not null,
     retain_until_ms      bigint,
+    going                boolean not null default false,
     primary key (partition_key, flow_id)
 ) with (
     fillfactor = 70,

@@ -1,12 +1,47 @@
 -- Delete ended executions past their keep time, with all that belongs to them.
-with doomed as materialized (
-    select partition_key, execution_id
+--
+-- One that somebody still needs stays: until whoever waited for it has been woken, and as long
+-- as its parent or anybody who waited for it has not ended. It is looked at again after as long
+-- as it has been kept already, within limits, so that those that stay cost little.
+with due as materialized (
+    select partition_key, execution_id, awaited, parent_execution_id, completed_at_ms,
+           namespace, idempotency_key
       from execution
      where retain_until_ms is not null
        and retain_until_ms <= :before_ms::bigint
      order by retain_until_ms
      limit :limit::bigint
        for update skip locked
+), needed as materialized (
+    select d.partition_key, d.execution_id, d.completed_at_ms
+      from due d
+     where d.awaited
+        or exists (
+            select from execution p
+             where p.partition_key = split_part(substr(d.parent_execution_id, 5), '}', 1)::int
+               and p.execution_id = right(d.parent_execution_id, 36)::uuid
+               and p.lifecycle_phase <> 'terminal')
+        or exists (
+            select from waiter w
+              join execution p
+                on p.partition_key = split_part(substr(w.waiting, 5), '}', 1)::int
+               and p.execution_id = right(w.waiting, 36)::uuid
+             where w.partition_key = d.partition_key
+               and w.execution_id = d.execution_id
+               and p.lifecycle_phase <> 'terminal')
+), held as (
+    update execution e
+       set retain_until_ms = :before_ms::bigint + least(
+               greatest(:before_ms::bigint - n.completed_at_ms, :held_ms_min::bigint),
+               :held_ms_max::bigint)
+      from needed n
+     where e.partition_key = n.partition_key and e.execution_id = n.execution_id
+), doomed as materialized (
+    select d.*
+      from due d
+     where not exists (
+        select from needed n
+         where n.partition_key = d.partition_key and n.execution_id = d.execution_id)
 ), attempts as (
     delete from attempt a using doomed d
      where a.partition_key = d.partition_key and a.execution_id = d.execution_id
@@ -22,6 +57,9 @@ with doomed as materialized (
 ), waiters as (
     delete from waiter w using doomed d
      where w.partition_key = d.partition_key and w.execution_id = d.execution_id
+), waits as (
+    delete from waiter w using doomed d
+     where w.waiting = '{fp:' || d.partition_key || '}:' || d.execution_id
 ), suspensions as (
     delete from suspension x using doomed d
      where x.partition_key = d.partition_key and x.execution_id = d.execution_id
@@ -51,4 +89,4 @@ with doomed as materialized (
      where e.partition_key = d.partition_key and e.execution_id = d.execution_id
     returning 1
 )
-select count(*) as trimmed from gone;
+select (select count(*) from gone) as trimmed, (select count(*) from due) as looked_at;

@@ -24,5 +24,8 @@ create table waiter (
 
 alter table execution add column awaited integer not null default 0;
 
+-- What an execution waits for, or has waited for.
+create index waiter_by_waiting on waiter (waiting);
+
 create index execution_awaited_due on execution (completed_at_ms)
     where awaited and lifecycle_phase = 'terminal';

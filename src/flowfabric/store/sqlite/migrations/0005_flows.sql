@@ -33,6 +33,7 @@ create table flow (
     member_retention_ms  integer not null,
     member_retention_failed_ms  integer not null,
     retain_until_ms      integer,
+    going                integer not null default 0,
     primary key (partition_key, flow_id)
 ) strict, without rowid;
 

@@ -1,56 +1,82 @@
 -- Delete ended executions past their keep time, with all that belongs to them.
 --
+-- One that somebody still needs stays: until whoever waited for it has been woken, and as long
+-- as its parent or anybody who waited for it has not ended. It is looked at again after as long
+-- as it has been kept already, within limits, so that those that stay cost little.
+--
 -- The uuid comes first in each comparison: the other way round SQLite searches by the
 -- partition alone, and most executions share one.
 delete from temp.trimming;
 -- next
-insert into temp.trimming (execution_rowid, partition_key, execution_id)
-select rowid, partition_key, execution_id
-  from execution
- where retain_until_ms is not null
-   and retain_until_ms <= :before_ms
- order by retain_until_ms
+insert into temp.trimming (execution_rowid, partition_key, execution_id, needed)
+select d.rowid, d.partition_key, d.execution_id,
+       d.awaited
+       or exists (
+            select 1 from execution p
+             where p.partition_key = cast(substr(d.parent_execution_id, 5) as integer)
+               and p.execution_id = substr(d.parent_execution_id, -36)
+               and p.lifecycle_phase <> 'terminal')
+       or exists (
+            select 1 from waiter w
+              cross join execution p
+                on p.partition_key = cast(substr(w.waiting, 5) as integer)
+               and p.execution_id = substr(w.waiting, -36)
+             where w.partition_key = d.partition_key
+               and w.execution_id = d.execution_id
+               and p.lifecycle_phase <> 'terminal')
+  from execution d
+ where d.retain_until_ms is not null
+   and d.retain_until_ms <= :before_ms
+ order by d.retain_until_ms
  limit :limit;
 -- next
+update execution
+   set retain_until_ms = :before_ms
+       + min(max(:before_ms - completed_at_ms, :held_ms_min), :held_ms_max)
+ where rowid in (select execution_rowid from temp.trimming where needed);
+-- next
 delete from attempt
- where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
 -- next
 delete from execution_tag
- where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
 -- next
 delete from claim_grant
- where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
 -- next
 delete from step
- where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
 -- next
 delete from waiter
- where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
+-- next
+delete from waiter
+ where waiting in (select '{fp:' || partition_key || '}:' || execution_id from temp.doomed);
 -- next
 delete from suspension
- where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
 -- next
 delete from waitpoint
- where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
 -- next
 delete from signal
- where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
 -- next
 delete from signal_dedup
- where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
 -- next
 delete from suspend_dedup
- where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
 -- next
 delete from execution_input
- where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
 -- next
 delete from edge_group
- where (downstream_id, partition_key) in (select execution_id, partition_key from temp.trimming);
+ where (downstream_id, partition_key) in (select execution_id, partition_key from temp.doomed);
 -- next
 delete from pending_cancel
- where (execution_id, partition_key) in (select execution_id, partition_key from temp.trimming);
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
 -- next
-delete from execution where rowid in (select execution_rowid from temp.trimming);
+delete from execution where rowid in (select execution_rowid from temp.doomed);
 -- next
-select count(*) as trimmed from temp.trimming;
+select count(*) filter (where not needed) as trimmed, count(*) as looked_at from temp.trimming;

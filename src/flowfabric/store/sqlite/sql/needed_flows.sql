@@ -1,0 +1,21 @@
+-- Those of the given flows with a member that somebody still needs; see `trim_executions.sql`.
+select w.value ->> 'partition_keys' as partition_key, w.value ->> 'flow_ids' as flow_id
+  from json_each(:rows) as w
+ where exists (
+    select 1 from execution d
+     where d.flow_id = w.value ->> 'flow_ids'
+       and d.partition_key = w.value ->> 'partition_keys'
+       and (d.awaited
+            or exists (
+                select 1 from execution p
+                 where p.partition_key = cast(substr(d.parent_execution_id, 5) as integer)
+                   and p.execution_id = substr(d.parent_execution_id, -36)
+                   and p.lifecycle_phase <> 'terminal')
+            or exists (
+                select 1 from waiter t
+                  cross join execution p
+                    on p.partition_key = cast(substr(t.waiting, 5) as integer)
+                   and p.execution_id = substr(t.waiting, -36)
+                 where t.partition_key = d.partition_key
+                   and t.execution_id = d.execution_id
+                   and p.lifecycle_phase <> 'terminal')));
