@@ -94,6 +94,7 @@ class App(Registry):
         /,
         *,
         name: str | None = None,
+        version: int = 1,
         lane: str = "default",
         retry: Retry | None = None,
         timeout: Duration | None = None,
@@ -109,6 +110,7 @@ class App(Registry):
         /,
         *,
         name: str | None = None,
+        version: int = 1,
         lane: str = "default",
         retry: Retry | None = None,
         timeout: Duration | None = None,
@@ -124,6 +126,8 @@ class App(Registry):
         `executor="process"` runs a plain function in another process. `keep` and
         `keep_failed` say how long its runs are kept after they have completed, or
         ended in any other way; `EngineConfig` says it for every task.
+        Several versions of one name stand beside each other: runs stay with the version
+        they began with.
         """
         settings = TaskSettings(
             lane=lane,
@@ -135,7 +139,7 @@ class App(Registry):
             keep=keep,
             keep_failed=keep_failed,
         )
-        decorate = TaskDecorator(self, name, settings)
+        decorate = TaskDecorator(self, name, settings, version)
         return decorate if function is None else decorate.register(function)
 
     def middleware(self, around: M) -> M:
@@ -357,10 +361,11 @@ class App(Registry):
 class TaskDecorator:
     """What `@app.task(…)` returns: makes a task of a function."""
 
-    def __init__(self, app: App, name: str | None, settings: TaskSettings) -> None:
+    def __init__(self, app: App, name: str | None, settings: TaskSettings, version: int) -> None:
         self._app = app
         self._name = name
         self._settings = settings
+        self._version = version
 
     @overload
     def __call__(
@@ -376,7 +381,7 @@ class TaskDecorator:
         return self.register(function)
 
     def register(self, function: Callable[..., object]) -> Task[..., object]:
-        return self._app.register_task(self._name, function, self._settings)
+        return self._app.register_task(self._name, function, self._settings, self._version)
 
 
 class Stopping:

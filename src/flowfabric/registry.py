@@ -15,6 +15,7 @@ from typing import Literal, TypeVar, overload
 from flowfabric.core.durations import Duration, optional_duration_ms
 from flowfabric.core.limits import PAYLOAD_BYTES_MAX
 from flowfabric.core.schedule import ScheduleDefinition, check_definition
+from flowfabric.core.versions import check_task_name, kind_of, names_version, split_kind
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput
 from flowfabric.schedules.cron import recurrence_of
@@ -41,25 +42,37 @@ class Registry:
 
     def __init__(self) -> None:
         self.tasks: dict[str, Task[..., object]] = {}
-        """Tasks by name."""
+        """Tasks by kind: by name, from version 2 on by `name@version`."""
         self.schedules: list[ScheduleDefinition] = []
         """What runs by the clock."""
 
     def register_task(
-        self, name: str | None, function: Callable[..., object], settings: TaskSettings
+        self,
+        name: str | None,
+        function: Callable[..., object],
+        settings: TaskSettings,
+        version: int = 1,
     ) -> Task[..., object]:
         """Add a task, under the function's own name unless another is given."""
-        name = name or str(getattr(function, "__name__", ""))
-        known = self.tasks.get(name)
+        name = check_task_name(name or str(getattr(function, "__name__", "")))
+        task: Task[..., object] = Task(name, function, settings, version)
+        known = self.tasks.get(task.kind)
         if known is not None:
             raise InvalidInput(
                 "task",
-                f"{name!r} is the name of {known.function.__module__}."
-                f"{known.function.__qualname__} already; give one of them another `name=`",
+                f"{task.kind!r} is the name of {known.function.__module__}."
+                f"{known.function.__qualname__} already; give one of them another `name=` or"
+                " `version=`",
             )
-        task: Task[..., object] = Task(name, function, settings)
-        self.tasks[task.name] = task
+        self.tasks[task.kind] = task
         return task
+
+    def find_task(self, text: str) -> Task[..., object] | None:
+        """The task of a name in its newest version, or in the one named: `publish@1`."""
+        if names_version(text):
+            return self.tasks.get(kind_of(*split_kind(text)))
+        versions = [task for task in self.tasks.values() if task.name == text]
+        return max(versions, key=lambda task: task.version, default=None)
 
     def schedule(
         self,
@@ -116,7 +129,7 @@ class Registry:
         settings = call.task.settings
         definition = ScheduleDefinition(
             schedule_id=name,
-            execution_kind=call.task.name,
+            execution_kind=call.task.kind,
             cron=timing.cron,
             every_ms=optional_duration_ms("every", timing.every),
             timezone=timing.timezone,

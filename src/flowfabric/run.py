@@ -137,7 +137,7 @@ class Run(Generic[R_co]):
         self._engine = engine
 
     def __repr__(self) -> str:
-        return f"<run of {self.task.name} {self.execution_id}>"
+        return f"<run of {self.task.kind} {self.execution_id}>"
 
     async def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the end and return what the task returned.

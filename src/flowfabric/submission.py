@@ -80,7 +80,7 @@ def check_options(given: Mapping[str, object]) -> Options:
 def request_of(call: Call[object], options: Options) -> NewExecution:
     settings = call.task.settings
     return NewExecution(
-        execution_kind=call.task.name,
+        execution_kind=call.task.kind,
         lane_id=options.lane or settings.lane,
         namespace=options.namespace,
         input_payload=call.payload,

@@ -29,6 +29,7 @@ from flowfabric.core.policies import (
     TimeoutPolicy,
     parse_policy,
 )
+from flowfabric.core.versions import check_version, kind_of
 from flowfabric.errors import InvalidInput
 from flowfabric.json_values import encode_value
 
@@ -150,7 +151,7 @@ class Call(Generic[R_co]):
         self.payload = payload
 
     def __repr__(self) -> str:
-        return f"<call of {self.task.name}>"
+        return f"<call of {self.task.kind}>"
 
 
 class Task(Generic[P, R_co]):
@@ -159,8 +160,17 @@ class Task(Generic[P, R_co]):
     The function itself is `task.function`.
     """
 
-    def __init__(self, name: str, function: Callable[..., object], settings: TaskSettings) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., object],
+        settings: TaskSettings,
+        version: int = 1,
+    ) -> None:
         self.name = parse_execution_kind(name)
+        self.version = check_version(version)
+        self.kind = parse_execution_kind(kind_of(name, version))
+        """The kind of its executions."""
         self.function = function
         self.settings = settings
         self.is_async = inspect.iscoroutinefunction(function)
@@ -175,7 +185,7 @@ class Task(Generic[P, R_co]):
         return Call(self, self.arguments.encode(args, kwargs))
 
     def __repr__(self) -> str:
-        return f"<task {self.name}>"
+        return f"<task {self.kind}>"
 
     @cached_property
     def arguments(self) -> "Arguments":

@@ -108,7 +108,7 @@ class LocalApp(App):
         """The arguments of every execution of a task, oldest first."""
         opened = await self.open()
         page = await opened.engine.find_executions(
-            ExecutionFilter(execution_kind=task.name), limit=PAGE
+            ExecutionFilter(execution_kind=f"{task.name}@{task.version}"), limit=PAGE
         )
         arguments: list[dict[str, object]] = []
         for snapshot in reversed(page.executions):

@@ -439,3 +439,35 @@ async def test_what_is_not_blocked_has_nothing_to_accept(engine: Engine, url: st
     ran = run("accept", await create(engine), url=url)
     assert (ran.status, ran.out) == (4, "0 accepted\n")
     assert "only an execution that is blocked" in " ".join(ran.err.split())
+
+
+# Versions of a task
+
+
+async def test_ls_tells_what_still_runs_on_an_old_version(engine: Engine, url: str) -> None:
+    for kind in ("publish", "publish", "publish@2", "other"):
+        await create(engine, kind=kind)
+    ran = run("ls", "--kind", "publish", url=url)
+    assert len(ran.lines) == 4
+    assert any("publish@2" in line.split() for line in ran.lines)
+    assert "publish: 2 on version 1 not ended, the newest is 2" in ran.err
+    assert len(run("ls", "--kind", "publish@1", url=url).lines) == 3
+
+
+def test_submitting_by_name_takes_the_newest_version(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from flowfabric import App\n"
+        f"app = App('sqlite:///{tmp_path}/shop.db')\n"
+        "@app.task\n"
+        "async def publish(article: int) -> None: ...\n"
+        "@app.task(name='publish', version=2)\n"
+        "async def publish_2(article: int, channel: str) -> None: ...\n"
+    )
+    target = ("--app", "shop:app")
+    assert run("migrate", *target, cwd=tmp_path).status == 0
+    assert run("submit", "publish", '{"article": 1}', *target, cwd=tmp_path).status == 2
+    both = '{"article": 1, "channel": "web"}'
+    assert run("submit", "publish", both, *target, cwd=tmp_path).status == 0
+    assert run("submit", "publish@1", '{"article": 1}', *target, cwd=tmp_path).status == 0
+    listed = run("ls", "--json", *target, cwd=tmp_path).documents
+    assert [each["execution_kind"] for each in listed] == ["publish", "publish@2"]

@@ -224,6 +224,7 @@ def fences() -> Parameters:
 LIST: Parameters = {
     "lane_id": None,
     "execution_kind": None,
+    "versions_of": None,
     "created_after_ms": -1,
     "created_before_ms": TIME_MS_MAX,
     "before_ms": TIME_MS_MAX,
@@ -244,6 +245,8 @@ def lists() -> Iterator[Question]:
     middle = {"before_ms": START_MS + EACH // 2}
     yield Question("list_by_route", every, ROUTES * PAGE * 2, PAGE, "everything")
     yield Question("list_by_route", page | {"lane_id": "main"}, ROUTES * PAGE, PAGE, "completed")
+    mail: Parameters = {"execution_kind": "mail", "versions_of": "mail@"}
+    yield Question("list_by_route", every | mail, ROUTES * PAGE * 2, PAGE, "of a task")
     yield Question("list_by_route", every | middle, ROUTES * PAGE * 2, PAGE, "second page")
     yield Question("list_by_namespace", page | {"namespace": "archive"}, PAGE, PAGE)
     yield Question(
@@ -316,6 +319,12 @@ def questions(event_ids: int = 1) -> list[Question]:
             for name in ("deadlines", "suspensions", "waitpoints")
         ),
         Question("due_awaited", {"limit": BATCH}, BATCH, BATCH),
+        Question(
+            "blocked_by_code",
+            {"kinds": ["mail"], "blocked_before_ms": NOW_MS, "limit": BATCH},
+            BATCH,
+            0,
+        ),
         Question("next_due", dict.fromkeys(NEXT_DUE.parameters, 1_000), 20, 1),
         *lists(),
         Question(

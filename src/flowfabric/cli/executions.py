@@ -1,5 +1,6 @@
 """`ls`, `show`, `why`."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,9 +14,10 @@ from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Attempt, WorkerPresence
 from flowfabric.core.states import TERMINAL_STATES, BlockingReason, PublicState
+from flowfabric.core.versions import split_kind
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.routes import serves
+from flowfabric.engine.routes import other_versions, serves
 from flowfabric.errors import NotFound
 from flowfabric.terminal import block
 
@@ -69,6 +71,8 @@ async def ls(engine: Engine, target: Target, chosen: filters.Chosen, limit: int)
     if not target.json:
         present = await engine.list_presences() if any(map(queued, found)) else ()
         _print_list(found, present, await engine.server_time_ms())
+        for line in on_old_versions(found):
+            screen.err().print(Text(line, style="dim"))
         if cursor is not None:
             screen.err().print(f"[dim]The newest {limit}; there are more: --limit[/]")
 
@@ -118,7 +122,27 @@ def unserved(execution: ExecutionSnapshot, present: Sequence[WorkerPresence]) ->
     lane, kind = execution.lane_id, execution.execution_kind
     if not queued(execution) or any(serves(each, lane, kind, ()) for each in present):
         return None
+    if other_versions(present, lane, kind):
+        return f"no worker for version {split_kind(kind)[1]} any more"
     return f"no worker for {kind}" if present else "no worker"
+
+
+def on_old_versions(found: Sequence[ExecutionSnapshot]) -> list[str]:
+    """For each task of which there are newer ones: what has not ended of an older version."""
+    newest: dict[str, int] = {}
+    for each in found:
+        name, version = split_kind(each.execution_kind)
+        newest[name] = max(version, newest.get(name, 1))
+    left: Counter[tuple[str, int]] = Counter(
+        split_kind(each.execution_kind)
+        for each in found
+        if each.public_state not in TERMINAL_STATES
+    )
+    return [
+        f"{name}: {count} on version {version} not ended, the newest is {newest[name]}"
+        for (name, version), count in sorted(left.items())
+        if version < newest[name]
+    ]
 
 
 def remark(execution: ExecutionSnapshot, now_ms: int) -> str | None:

@@ -16,6 +16,7 @@ from flowfabric.core.creation import NewExecution
 from flowfabric.core.durations import duration_ms
 from flowfabric.core.results import Created
 from flowfabric.core.states import TERMINAL_STATES, PublicState
+from flowfabric.core.versions import split_kind
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.errors import OperationTimeout
@@ -105,7 +106,8 @@ def _request(
     if task is not None and encoding == JSON:
         task.arguments.decode(data)
         return request_of(Call(task, data or b"{}"), chosen)
-    plain: Task[[], None] = Task(kind, lambda: None, TaskSettings())
+    name, version = split_kind(kind)
+    plain: Task[[], None] = Task(name, lambda: None, TaskSettings(), version)
     return msgspec.structs.replace(
         request_of(Call(plain, data), chosen),
         priority=chosen.priority,
@@ -115,8 +117,9 @@ def _request(
 
 def _task_of(reference: str, kind: str) -> Task[..., object]:
     app = find_app(reference)
-    if kind in app.tasks:
-        return app.tasks[kind]
+    task = app.find_task(kind)
+    if task is not None:
+        return task
     close = get_close_matches(kind, app.tasks, 1)
     known = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(app.tasks))}"
     raise click.UsageError(

@@ -16,6 +16,7 @@ from flowfabric.core.states import (
     OwnershipState,
     PublicState,
 )
+from flowfabric.core.versions import split_kind
 
 
 class Cause(StrEnum):
@@ -49,6 +50,8 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     served: bool
     """Whether somebody claimed from this route lately."""
     now_ms: int
+    other_versions: tuple[int, ...] = ()
+    """The versions of the same task that somebody claimed lately."""
     waits_for: tuple[str, ...] = ()
     """The names of its open waitpoints, which signals are sent to."""
 
@@ -156,6 +159,14 @@ def _queued(execution: Execution, around: Surroundings) -> Reason:
         "ahead": around.ahead,
     }
     if not around.served:
+        if around.other_versions:
+            name, version = split_kind(execution.execution_kind)
+            sentence = (
+                f"No worker serves version {version} of {name!r} any more, though some serve"
+                f" version {', '.join(map(str, around.other_versions))}: keep version {version} in"
+                " the program until its runs have ended."
+            )
+            return Cause.NO_WORKER, sentence, detail
         sentence = (
             f"No worker has asked lately for lane {execution.lane_id!r}, kind"
             f" {execution.execution_kind!r}{needs}: start one that does."

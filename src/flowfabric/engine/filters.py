@@ -21,6 +21,7 @@ from flowfabric.core.model import Execution
 from flowfabric.core.partitions import INDEX_MAX
 from flowfabric.core.states import PublicState
 from flowfabric.core.tags import check_tag_key, check_tag_value
+from flowfabric.core.versions import SEPARATOR, kind_of, names_version, split_kind
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Parameter
 
@@ -34,6 +35,7 @@ class ExecutionFilter(Struct, frozen=True, kw_only=True):
     states: tuple[PublicState, ...] = ()
     lane_id: str | None = None
     execution_kind: str | None = None
+    """A task's name, for all its versions, or one of them: `publish@1`, `publish@2`."""
     namespace: str | None = None
     tag: tuple[str, str] | None = None
     created_after_ms: int | None = None
@@ -42,13 +44,22 @@ class ExecutionFilter(Struct, frozen=True, kw_only=True):
     def with_states(self, states: tuple[PublicState, ...]) -> Self:
         return structs.replace(self, states=states)
 
+    def _kinds(self) -> tuple[str | None, str | None]:
+        """The kind that matches, and how those begin that match besides."""
+        given = self.execution_kind
+        if given is None or names_version(given):
+            return None if given is None else kind_of(*split_kind(given)), None
+        return given, f"{given}{SEPARATOR}"
+
     def statement(self) -> tuple[str, Mapping[str, Parameter]]:
         """The statement whose index fits, and its parameters."""
+        kind, versions_of = self._kinds()
         parameters: dict[str, Parameter] = {
             # Once each: a state named twice would list its executions twice.
             "states": tuple(dict.fromkeys(self.states or PublicState)),
             "lane_id": self.lane_id,
-            "execution_kind": self.execution_kind,
+            "execution_kind": kind,
+            "versions_of": versions_of,
             "created_after_ms": -1 if self.created_after_ms is None else self.created_after_ms,
             "created_before_ms": TIME_MS_MAX
             if self.created_before_ms is None

@@ -46,7 +46,7 @@ from flowfabric.engine.filters import (
     ListCursor,
     check_filter,
 )
-from flowfabric.engine.routes import required_capabilities, serves
+from flowfabric.engine.routes import other_versions, required_capabilities, serves
 from flowfabric.engine.unit import Operations, execution_key, row_execution_id
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import EventPage, Reader, Row
@@ -367,6 +367,7 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         served=any(
             serves(p, execution.lane_id, execution.execution_kind, required) for p in present
         ),
+        other_versions=other_versions(present, execution.lane_id, execution.execution_kind),
         now_ms=now_ms,
         waits_for=await waits_for(reader, execution),
     )

@@ -12,6 +12,7 @@ from flowfabric.core.creation import Checked
 from flowfabric.core.ids import parse_lane_id
 from flowfabric.core.model import Lane, WorkerPresence
 from flowfabric.core.states import LaneState
+from flowfabric.core.versions import split_kind
 from flowfabric.store.base import Reader, Row, Transaction
 
 Route = tuple[str, str, tuple[str, ...]]
@@ -77,6 +78,20 @@ def serves(
         and (kinds is None or execution_kind in kinds)
         and set(required) <= set(_names(presence.capabilities))
     )
+
+
+def other_versions(
+    present: Sequence[WorkerPresence], lane_id: str, execution_kind: str
+) -> tuple[int, ...]:
+    """Which other versions of the task the workers that are there serve in this lane."""
+    name, version = split_kind(execution_kind)
+    served = {
+        split_kind(kind)
+        for presence in present
+        if lane_id in _names(presence.lanes)
+        for kind in _names(presence.kinds or "[]")
+    }
+    return tuple(sorted(other for found, other in served if found == name and other != version))
 
 
 def _names(text: str) -> list[str]:

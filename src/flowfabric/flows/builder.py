@@ -333,7 +333,7 @@ class Flow:
 
     def _name(self, given: object, task: Task[..., object]) -> str:
         if given is None:
-            return self._names.next_for(task.name)
+            return self._names.next_for(task.kind)
         name = check_name("name", given)
         if name in self._names.taken:
             raise InvalidInput("name", "is the name of another node of this flow", name)
@@ -424,7 +424,7 @@ def _digest(plan: Sequence[Planned]) -> str:
     digest = hashlib.sha256()
     for each in plan:
         waits_for = [[node.index, passed] for node, passed in each.waits_for.items()]
-        parts = (each.call.task.name, each.call.payload, waits_for, each.when.policy)
+        parts = (each.call.task.kind, each.call.payload, waits_for, each.when.policy)
         digest.update(msgspec.json.encode(parts))
     return digest.hexdigest()
 

@@ -18,6 +18,7 @@ select e.*
      limit :limit::bigint
  ) e
  where (:lane_id::text is null or route.lane_id = :lane_id)
-   and (:execution_kind::text is null or route.execution_kind = :execution_kind)
+   and (:execution_kind::text is null or route.execution_kind = :execution_kind
+        or substr(route.execution_kind, 1, length(:versions_of::text)) = :versions_of)
  order by e.created_at_ms desc, e.execution_id desc, e.partition_key desc
  limit :limit::bigint;

@@ -11,6 +11,7 @@ select e.*
    and e.public_state = any(:states::text[])
    and (:namespace::text is null or e.namespace = :namespace)
    and (:lane_id::text is null or e.lane_id = :lane_id)
-   and (:execution_kind::text is null or e.execution_kind = :execution_kind)
+   and (:execution_kind::text is null or e.execution_kind = :execution_kind
+        or substr(e.execution_kind, 1, length(:versions_of::text)) = :versions_of)
  order by t.created_at_ms desc, t.execution_id desc, t.partition_key desc
  limit :limit::bigint;

@@ -17,6 +17,7 @@ select e.*
      order by x.created_at_ms desc, x.execution_id desc, x.partition_key desc
      limit :limit)
  where (:lane_id is null or route.lane_id = :lane_id)
-   and (:execution_kind is null or route.execution_kind = :execution_kind)
+   and (:execution_kind is null or route.execution_kind = :execution_kind
+        or substr(route.execution_kind, 1, length(:versions_of)) = :versions_of)
  order by e.created_at_ms desc, e.execution_id desc, e.partition_key desc
  limit :limit;

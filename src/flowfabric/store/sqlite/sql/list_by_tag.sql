@@ -12,6 +12,7 @@ select e.*
    and e.public_state in (select value from json_each(:states))
    and (:namespace is null or e.namespace = :namespace)
    and (:lane_id is null or e.lane_id = :lane_id)
-   and (:execution_kind is null or e.execution_kind = :execution_kind)
+   and (:execution_kind is null or e.execution_kind = :execution_kind
+        or substr(e.execution_kind, 1, length(:versions_of)) = :versions_of)
  order by t.created_at_ms desc, t.execution_id desc, t.partition_key desc
  limit :limit;
