@@ -30,6 +30,7 @@ from flowfabric.errors import (
     OperationTimeout,
     Unsuccessful,
 )
+from flowfabric.patience import statements_within
 from flowfabric.signals import SignalToken, send
 from flowfabric.store.base import HintListener
 from flowfabric.task import Task
@@ -42,6 +43,8 @@ LOOK_AGAIN_S: Final = 1.0
 READ_GAP_S: Final = 0.002
 """Between two reads, per thousand awaited executions: a burst of ends costs few reads."""
 AFTER_ERROR_S: Final = 0.5
+READ_TIMEOUT_S: Final = 5.0
+"""How long a look may take: a network that swallows it must not hold up whoever waits."""
 
 _ENDINGS: Final[dict[PublicState, type[Unsuccessful]]] = {
     PublicState.FAILED: ExecutionFailed,
@@ -101,7 +104,8 @@ class Endings:
             self._hints = hints
             while self._awaited:
                 try:
-                    found = await self._look()
+                    with statements_within(READ_TIMEOUT_S):
+                        found = await self._look()
                 except FlowFabricError:
                     log.warning("could not read results; trying again", exc_info=True)
                     await asyncio.sleep(AFTER_ERROR_S)

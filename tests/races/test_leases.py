@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +15,7 @@ from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.results import Renewed
 from flowfabric.errors import ExecutionNotActive, LeaseExpired, NotFound, RetryExhausted
 from flowfabric.worker.heartbeat import BEATS_PER_LEASE, Heartbeat
-from flowfabric.worker.held import HeldLease
+from flowfabric.worker.held import HeldLease, clock_s
 from tests.races.given import claim, create, running
 from tests.races.rival import DEADLOCKS, Rival
 
@@ -133,7 +132,7 @@ async def test_a_row_that_somebody_has_locked_costs_no_other_lease(
     for _ in range(2):
         await create(engine)
     locked, free = (
-        HeldLease(claimed, time.monotonic())
+        HeldLease(claimed, clock_s())
         for claimed in await claim(engine, "holder", limit=2, lease_ttl_ms=PATIENT_TTL_MS)
     )
     renewals = (

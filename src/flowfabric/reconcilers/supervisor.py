@@ -14,8 +14,9 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
-from typing import Self
+from typing import Final, Self
 
 from msgspec import structs
 
@@ -27,6 +28,7 @@ from flowfabric.engine.unit import (
     DUE_TOPIC,
     MEMBER_CANCEL_TOPIC,
 )
+from flowfabric.patience import statements_within
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,9 @@ URGENT_SLEEP_S = 60.0
 """How long an urgent sweep waits for its hint: a lost one is made up for by the regular round."""
 AFTER_HELD_S = 0.02
 """How soon to look again at urgent work that somebody else was holding."""
+
+PATIENCE_MIN_S = 2.0
+PATIENCE_MAX_S = 10.0
 
 Sweep = Callable[[Engine], Awaitable[Swept]]
 
@@ -61,6 +66,8 @@ SWEEPS: Mapping[str, Sweep] = {
     "guard_retention": Engine.trim_guards,
 }
 """Every reconciler by name, in the order they run. `next_due.sql` has a column for each."""
+
+SLOW: Final = ("retention", "flow_retention", "event_retention", "guard_retention")
 
 URGENT: Mapping[str, str] = {DISPATCH_TOPIC: "dispatch", MEMBER_CANCEL_TOPIC: "member_cancel"}
 """Those that also run at once, by the topic of the hint that says so."""
@@ -94,8 +101,10 @@ async def _run_one(engine: Engine, sweep: Sweep) -> Swept:
 class Supervisor:
     """Runs the reconcilers in the background of one process. Use as an async context."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, patience_s: float = PATIENCE_MAX_S) -> None:
+        """`patience_s` is how long a statement may take of what others wait for."""
         self._engine = engine
+        self._patience_s = min(max(patience_s, PATIENCE_MIN_S), PATIENCE_MAX_S)
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._wakes: list[Callable[[], None]] = []
@@ -145,14 +154,14 @@ class Supervisor:
     async def _round(self) -> float:
         """Run what is due and return how long to sleep. Nothing that fails here ends the loop."""
         try:
-            waits = await self._engine.next_due()
+            waits = await self._next_due()
             due = due_among(waits)
             for name in due:
                 if self._stopping.is_set():
                     break
                 await self._sweep(name)
             if due:
-                waits = await self._engine.next_due()
+                waits = await self._next_due()
         except Exception:
             log.exception("could not ask what is due; asking again in %s s", AFTER_ERROR_S)
             return AFTER_ERROR_S
@@ -165,10 +174,17 @@ class Supervisor:
         # Processes that wait for the same row spread out a little.
         return min(soonest_s + random.uniform(0.001, 0.01), LONGEST_SLEEP_S)
 
+    async def _next_due(self) -> Mapping[str, int]:
+        with statements_within(self._patience_s):
+            return await self._engine.next_due()
+
     async def _sweep(self, name: str) -> float:
         """Run one reconciler; tell how soon to look again if nothing is heard until then."""
         try:
-            swept = await _run_one(self._engine, SWEEPS[name])
+            # Removing what is old may take its time: nobody waits for that.
+            patience = nullcontext() if name in SLOW else statements_within(self._patience_s)
+            with patience:
+                swept = await _run_one(self._engine, SWEEPS[name])
         except Exception:
             log.exception("reconciler %s failed; it tries again in %s s", name, AFTER_ERROR_S)
             return AFTER_ERROR_S

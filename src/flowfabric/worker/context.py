@@ -164,6 +164,7 @@ class Context(SignalVerbs):
     ) -> object:
         retry_count = 0
         while True:
+            self._services.check()
             try:
                 return await self._services.functions.call(function, *args, **kwargs)
             except Exception as error:

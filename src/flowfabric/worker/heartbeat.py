@@ -5,6 +5,9 @@ so that neither a handler that blocks the worker's loop nor an exhausted pool
 costs a lease. While it is at it, it notices when the worker's loop stands still
 and logs where. A database in memory belongs to the worker's loop alone; there
 the heartbeat runs on that loop.
+
+A renewal may hang for as long as it likes: beside it, a watch tells each handler
+when its lease ends.
 """
 
 import asyncio
@@ -21,7 +24,8 @@ from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.results import Renewed
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError, RetryExhausted
-from flowfabric.worker.held import HeldLease
+from flowfabric.patience import statements_within
+from flowfabric.worker.held import ENDED, HeldLease, clock_s
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,8 @@ BEATS_PER_LEASE: Final = 3
 JITTER: Final = 0.1
 RETRY_S: Final = 0.5
 BLOCKED_AFTER_S: Final = 5.0
+WATCH_S: Final = 0.25
+"""How often the ends of leases are looked at, at least: timers stand still with the machine."""
 LOST_CHECK_GAP_S: Final = 0.2
 """Hints that leases were taken away are answered at most this often."""
 
@@ -55,7 +61,7 @@ class Heartbeat:
 
     def start(self) -> None:
         if self._connect is None:
-            self._task = asyncio.create_task(self._beat_forever(), name="flowfabric-heartbeat")
+            self._task = asyncio.create_task(self._live(), name="flowfabric-heartbeat")
         else:
             self._thread = threading.Thread(
                 target=self._run_thread, name="flowfabric-heartbeat", daemon=True
@@ -89,16 +95,32 @@ class Heartbeat:
     def _run_thread(self) -> None:
         while not self._stopping:
             try:
-                asyncio.run(self._beat_with_own_engine())
+                asyncio.run(self._live())
             except Exception:
                 log.exception("the heartbeat failed; it starts again in %s s", RETRY_S)
                 time.sleep(RETRY_S)
 
-    async def _beat_with_own_engine(self) -> None:
-        assert self._connect is not None
+    async def _live(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        watches = [
+            asyncio.create_task(self._watch_ends()),
+            asyncio.create_task(self._watch_worker_loop()),
+        ]
+        try:
+            if self._connect is None:
+                await self._beat_forever()
+            else:
+                await self._beat_with_own_engine(self._connect)
+        finally:
+            for watch in watches:
+                watch.cancel()
+
+    async def _beat_with_own_engine(self, connect: Connect) -> None:
         while not self._stopping:
             try:
-                engine = await self._connect()
+                with statements_within(self._interval_s):
+                    engine = await connect()
             except FlowFabricError:
                 log.warning("the heartbeat cannot reach the database; trying again", exc_info=True)
                 await asyncio.sleep(RETRY_S)
@@ -108,24 +130,19 @@ class Heartbeat:
                 await self._beat_forever()
 
     async def _beat_forever(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
-        watch = asyncio.create_task(self._watch_worker_loop())
-        try:
-            while not self._stopping:
-                pause_s = self._interval_s * random.uniform(1 - JITTER, 1)
-                if not await self._beat():
-                    pause_s = min(RETRY_S, pause_s)
-                try:
-                    async with asyncio.timeout(pause_s):
-                        await self._wake.wait()
-                except TimeoutError:
-                    continue
-                self._wake.clear()
-                if not self._stopping:
-                    await asyncio.sleep(min(LOST_CHECK_GAP_S, self._interval_s))
-        finally:
-            watch.cancel()
+        assert self._wake is not None
+        while not self._stopping:
+            pause_s = self._interval_s * random.uniform(1 - JITTER, 1)
+            if not await self._beat():
+                pause_s = min(RETRY_S, pause_s)
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+            self._wake.clear()
+            if not self._stopping:
+                await asyncio.sleep(min(LOST_CHECK_GAP_S, self._interval_s))
 
     async def _beat(self) -> bool:
         """Renew everything once; tell whether there was an answer for each."""
@@ -134,16 +151,16 @@ class Heartbeat:
         answered = True
         for start in range(0, len(held), BATCH_MAX):
             answered &= await self._renew(held[start : start + BATCH_MAX])
-        for lease in held:
-            if time.monotonic() >= lease.valid_until_s:
-                self._tell(lease, "it could not be renewed in time")
         return answered
 
     async def _renew(self, held: Sequence[HeldLease]) -> bool:
-        asked_at_s = time.monotonic()
+        asked_at_s = clock_s()
         try:
             # A row that somebody has locked costs its own lease at most.
-            outcomes = await self._engine.renew_many([lease.handle for lease in held], waits=False)
+            with statements_within(self._interval_s):
+                outcomes = await self._engine.renew_many(
+                    [lease.handle for lease in held], waits=False
+                )
         except FlowFabricError as error:
             log.warning("leases could not be renewed; trying again: %s", error)
             return False
@@ -156,6 +173,20 @@ class Heartbeat:
             else:
                 self._tell(lease, str(outcome))
         return answered
+
+    async def _watch_ends(self) -> None:
+        """Tell handlers when their leases end, whatever the database or the way to it does."""
+        while not self._stopping:
+            with self._lock:
+                held = list(self._held.values())
+            soonest_s = WATCH_S
+            for lease in held:
+                left_s = lease.left_s
+                if left_s <= 0:
+                    self._tell(lease, ENDED)
+                else:
+                    soonest_s = min(soonest_s, left_s)
+            await asyncio.sleep(soonest_s)
 
     def _tell(self, lease: HeldLease, reason: str) -> None:
         with self._lock:

@@ -2,21 +2,35 @@
 
 The worker's own clock never decides who owns what; the database does. It only
 bounds how long the worker may believe: a lease that was last confirmed longer
-ago than it lasts may belong to somebody else by now.
+ago than it lasts may belong to somebody else by now. That is counted from before
+the question was sent, by a clock that nobody sets and that goes on while the
+process or the whole machine stands still.
 """
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 from flowfabric.core.handles import Handle
 from flowfabric.core.results import Claimed
+from flowfabric.errors import LeaseExpired
+
+ENDED: Final = "its time is over and it was not renewed"
+
+# The monotonic clock of Linux stands still while the machine is suspended; leases do not.
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def clock_s() -> float:
+    """Seconds since some moment, suspended or not."""
+    return time.clock_gettime(_CLOCK)
 
 
 class HeldLease:
     """What a worker holds, when that was last confirmed, and whom to tell when it is gone."""
 
     def __init__(self, claimed: Claimed, asked_at_s: float) -> None:
-        """`asked_at_s` is the monotonic time just before the claim was sent."""
+        """`asked_at_s` is the time by `clock_s` just before the claim was sent."""
         self.claimed = claimed
         self.ttl_s = claimed.handle.lease_ttl_ms / 1_000
         self.valid_until_s = asked_at_s + self.ttl_s
@@ -29,7 +43,7 @@ class HeldLease:
         self.settled = False
         """Set when the end has been reported: losing the lease means nothing any more."""
         self._store_ms_at_zero = claimed.lease_expires_at_ms - claimed.handle.lease_ttl_ms
-        self._zero_s = time.monotonic()
+        self._zero_s = clock_s()
 
     @property
     def handle(self) -> Handle:
@@ -49,8 +63,24 @@ class HeldLease:
     def confirm(self, asked_at_s: float) -> None:
         self.valid_until_s = max(self.valid_until_s, asked_at_s + self.ttl_s)
 
+    @property
+    def left_s(self) -> float:
+        """How long the lease may still be live."""
+        return self.valid_until_s - clock_s()
+
     def may_be_live(self) -> bool:
-        return self.lost is None and time.monotonic() < self.valid_until_s
+        return self.lost is None and self.left_s > 0
+
+    def check(self) -> None:
+        """Give it up if its time is over: the process may have stood still since it was renewed."""
+        if self.left_s <= 0:
+            self.lose(ENDED)
+
+    def require(self) -> None:
+        """Raise unless it may be live."""
+        self.check()
+        if self.lost is not None:
+            raise LeaseExpired(f"the lease of {self.handle.execution_id} is gone: {self.lost}")
 
     def lose(self, reason: str) -> None:
         """Tell the handler, once."""
@@ -62,4 +92,4 @@ class HeldLease:
 
     def store_now_ms(self) -> int:
         """About what the store's clock shows now."""
-        return self._store_ms_at_zero + round((time.monotonic() - self._zero_s) * 1_000)
+        return self._store_ms_at_zero + round((clock_s() - self._zero_s) * 1_000)

@@ -1,7 +1,7 @@
 """Running what is ready, here and now, for tests: no background, no heartbeat, no waiting."""
 
 import asyncio
-import time
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -18,6 +18,7 @@ from flowfabric.worker.services import Shared
 BATCH: Final = 100
 THREADS: Final = 8
 PROCESSES: Final = 1
+PATIENCE_S: Final = 30.0
 
 
 class InlineWorker:
@@ -35,7 +36,7 @@ class InlineWorker:
         self._tasks = tasks
         self._middleware = middleware
         self._functions = Functions(THREADS, PROCESSES)
-        self._reports = Reports(engine)
+        self._reports = Reports(engine, PATIENCE_S)
         self._shared = Shared(
             engine, self._reports, submissions, self._functions, resources, in_process_sleep_ms=0
         )
@@ -45,7 +46,6 @@ class InlineWorker:
         settings = [task.settings for task in self._tasks.values()]
         if not settings:
             return 0
-        asked_at_s = time.monotonic()
         claimed = await self._engine.claim_many(
             sorted({each.lane for each in settings}),
             limit=BATCH,
@@ -54,10 +54,11 @@ class InlineWorker:
             kinds=list(self._tasks),
             capabilities=sorted({need for each in settings for need in each.capabilities}),
         )
+        # Nobody else is there to take a lease, and no time passes while one is held.
         attempts = [
             Attempt(
                 self._shared,
-                HeldLease(each, asked_at_s),
+                HeldLease(each, math.inf),
                 self._tasks[each.execution_kind],
                 self._middleware,
                 _nothing,

@@ -11,6 +11,7 @@ from typing import Final
 
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError
+from flowfabric.patience import statements_within
 from flowfabric.task import Task
 from flowfabric.worker.lanes import LaneShares
 from flowfabric.worker.settings import WorkerSettings
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 INTERVAL_S: Final = 15.0
 RELEASES_MAX: Final = 1_000
 """Batches of blocked executions a starting worker releases; the rest look again by themselves."""
+REPORT_TIMEOUT_S: Final = 5.0
 WITHDRAW_TIMEOUT_S: Final = 5.0
 
 
@@ -30,13 +32,14 @@ async def announce(
     try:
         while True:
             try:
-                await engine.report_presence(
-                    LaneShares(settings.lanes).names,
-                    worker_id=settings.worker_id,
-                    worker_instance_id=settings.worker_instance_id,
-                    capabilities=settings.capabilities,
-                    kinds=list(tasks),
-                )
+                with statements_within(REPORT_TIMEOUT_S):
+                    await engine.report_presence(
+                        LaneShares(settings.lanes).names,
+                        worker_id=settings.worker_id,
+                        worker_instance_id=settings.worker_instance_id,
+                        capabilities=settings.capabilities,
+                        kinds=list(tasks),
+                    )
             except FlowFabricError as error:
                 log.warning("could not report presence: %s", error)
             await asyncio.sleep(INTERVAL_S)

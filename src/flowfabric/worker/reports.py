@@ -19,6 +19,7 @@ from flowfabric.engine.steps import StepReport
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import FlowFabricError, RetryExhausted
 from flowfabric.group_commit import OUTAGE, GroupCommit
+from flowfabric.patience import statements_within
 from flowfabric.worker.held import HeldLease
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,10 @@ BACKOFF_MAX_S: Final = 2.0
 class Reports:
     """The grouped reports of one worker."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, patience_s: float) -> None:
+        """`patience_s` is how long a statement of a report may take."""
         self._engine = engine
+        self._patience_s = patience_s
         self.completions = GroupCommit[Completion, Completed](self._complete)
         self.failures = GroupCommit[FailureReport, FailResult](self._fail)
         self.steps = GroupCommit[StepReport, StepStored](self._record)
@@ -44,14 +47,17 @@ class Reports:
             await group.close()
 
     async def send(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:
-        """Make a report that is safe to repeat; repeat it while the database is away."""
+        """Make a report that is safe to repeat; repeat it while the database is away.
+
+        Raises `LeaseExpired` once the lease may have passed to somebody else.
+        """
         pause_s = BACKOFF_FIRST_S
         while True:
+            lease.require()
             try:
-                return await report()
+                with statements_within(self._patience_s):
+                    return await report()
             except (*OUTAGE, RetryExhausted) as error:
-                if not lease.may_be_live():
-                    raise
                 log.warning(
                     "%s: the database did not answer, reporting again: %s",
                     lease.handle.execution_id,
@@ -63,17 +69,21 @@ class Reports:
     async def _complete(
         self, completions: Sequence[Completion]
     ) -> Sequence[Completed | FlowFabricError]:
-        return await self._engine.complete_many(completions)
+        with statements_within(self._patience_s):
+            return await self._engine.complete_many(completions)
 
     async def _fail(
         self, reports: Sequence[FailureReport]
     ) -> Sequence[FailResult | FlowFabricError]:
-        return await self._engine.fail_many(reports)
+        with statements_within(self._patience_s):
+            return await self._engine.fail_many(reports)
 
     async def _hand_back(self, handles: Sequence[Handle]) -> Sequence[HandedBack | FlowFabricError]:
-        return await self._engine.hand_back_many(handles, reason="the worker stops")
+        with statements_within(self._patience_s):
+            return await self._engine.hand_back_many(handles, reason="the worker stops")
 
     async def _record(
         self, reports: Sequence[StepReport]
     ) -> Sequence[StepStored | FlowFabricError]:
-        return await self._engine.record_steps(reports)
+        with statements_within(self._patience_s):
+            return await self._engine.record_steps(reports)

@@ -4,7 +4,7 @@ import asyncio
 import concurrent.futures
 import contextvars
 import logging
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final, TypeVar
 
@@ -77,9 +77,10 @@ class Recorder:
 
     async def load(self) -> Sequence[Step]:
         execution_id = self._lease.claimed.execution_id
-        return await self._shared.reports.send(
+        loading = self._shared.reports.send(
             self._lease, lambda: self._shared.engine.list_steps(execution_id)
         )
+        return await fenced(self._lease, loading)
 
     async def store(self, step: NewStep) -> StepStored:
         # What the handler did not wait for comes before it, also in the list of steps.
@@ -147,7 +148,8 @@ class Services:
         )
 
     def check(self) -> None:
-        """Stop here if the handler has been told to stop."""
+        """Stop here if the handler has been told to stop, or should have been by now."""
+        self.lease.check()
         if self.stopped is not None:
             raise asyncio.CancelledError(self.stopped)
 
@@ -182,35 +184,25 @@ class Services:
 
     async def progress(self, percent: int | None, message: str | None) -> None:
         engine, handle = self._shared.engine, self.lease.handle
-        telling = self._shared.reports.send(
-            self.lease, lambda: engine.progress(handle, percent=percent, message=message)
-        )
-        await fenced(self.lease, telling)
+        await self._tell(lambda: engine.progress(handle, percent=percent, message=message))
 
     async def outcome_of(self, execution_id: ExecutionId) -> Outcome | None:
         engine = self._shared.engine
-        found = await self._shared.reports.send(
-            self.lease, lambda: engine.read_outcomes([execution_id])
-        )
-        return found.get(execution_id)
+        return (await self._tell(lambda: engine.read_outcomes([execution_id]))).get(execution_id)
 
     async def create_waitpoint(
         self, name: str, *, waitpoint_id: str, expires_in_ms: int
     ) -> PendingWaitpoint:
         engine, handle = self._shared.engine, self.lease.handle
-        making = self._shared.reports.send(
-            self.lease,
+        return await self._tell(
             lambda: engine.create_waitpoint(
                 handle, name, expires_in_ms=expires_in_ms, waitpoint_id=waitpoint_id
-            ),
+            )
         )
-        return await fenced(self.lease, making)
 
     async def describe_suspension(self, suspension_id: str) -> SuspensionView | None:
         engine, execution_id = self._shared.engine, self.lease.claimed.execution_id
-        return await self._shared.reports.send(
-            self.lease, lambda: engine.describe_suspension(execution_id, suspension_id)
-        )
+        return await self._tell(lambda: engine.describe_suspension(execution_id, suspension_id))
 
     async def check_fence(self, connection: object) -> None:
         await fenced(self.lease, self._shared.engine.check_fence_on(connection, self.lease.handle))
@@ -235,13 +227,15 @@ class Services:
             options = structs.replace(options, execution_id=own_id)
         request = structs.replace(request_of(call, options), parent_execution_id=parent)
         # Safe to repeat: its id, or its idempotency key, is the same each time.
-        created = await self._shared.reports.send(
-            self.lease, lambda: self._shared.submissions.submit(request)
-        )
+        created = await self._tell(lambda: self._shared.submissions.submit(request))
         return call.task, created.execution_id
 
     async def settle(self) -> None:
         await self._recorder.settle()
+
+    async def _tell(self, report: Callable[[], Awaitable[T]]) -> T:
+        """A word to the store that is safe to repeat."""
+        return await fenced(self.lease, self._shared.reports.send(self.lease, report))
 
 
 async def fenced(lease: HeldLease, work: Awaitable[T]) -> T:

@@ -22,14 +22,15 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import LOST_TOPIC, ready_topic
 from flowfabric.errors import FlowFabricError
 from flowfabric.first_of import first_of
+from flowfabric.patience import statements_within
 from flowfabric.reconcilers.supervisor import Supervisor
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
 from flowfabric.worker.attempt import Attempt, Middleware, Stop
 from flowfabric.worker.functions import Functions
-from flowfabric.worker.heartbeat import Connect, Heartbeat
-from flowfabric.worker.held import HeldLease
+from flowfabric.worker.heartbeat import BEATS_PER_LEASE, Connect, Heartbeat
+from flowfabric.worker.held import HeldLease, clock_s
 from flowfabric.worker.lanes import LaneShares
 from flowfabric.worker.presence import announce, release_blocked
 from flowfabric.worker.reports import Reports
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 IDLE_S: Final = 5.0
 """How often an idle worker looks for work that no hint has told it of."""
 BACKOFF_FIRST_S: Final = 0.1
-BACKOFF_MAX_S: Final = 5.0
+BACKOFF_MAX_S: Final = 2.0
 QUICK_S: Final = 0.5
 """Work is claimed ahead while handlers take less than this on average."""
 GATHER_S: Final = 0.005
@@ -73,7 +74,9 @@ class Worker:
         self._tasks = tasks
         self._middleware = tuple(middleware)
         self._shares = LaneShares(settings.lanes)
-        self._reports = Reports(engine)
+        self._patience_s = settings.lease_ttl_ms / 1_000 / BEATS_PER_LEASE
+        """How long a statement may take before its connection is given up."""
+        self._reports = Reports(engine, self._patience_s)
         self._functions = Functions(
             settings.threads or settings.concurrency, settings.processes or 2
         )
@@ -115,7 +118,11 @@ class Worker:
             asyncio.create_task(release_blocked(self._engine, self._tasks)),
             asyncio.create_task(self._watch_for_lost()),
         ]
-        supervisor = Supervisor(self._engine) if self.settings.reconcile else None
+        supervisor = (
+            Supervisor(self._engine, patience_s=self._patience_s)
+            if self.settings.reconcile
+            else None
+        )
         self._heartbeat.start()
         if supervisor is not None:
             supervisor.start()
@@ -185,16 +192,17 @@ class Worker:
     async def _claim_from(self, lanes: Sequence[str], limit: int) -> int:
         if not self._tasks:
             return 0
-        asked_at_s = time.monotonic()
-        claimed = await self._engine.claim_many(
-            lanes,
-            limit=limit,
-            worker_id=self.settings.worker_id,
-            worker_instance_id=self.settings.worker_instance_id,
-            capabilities=self.settings.capabilities,
-            kinds=list(self._tasks),
-            lease_ttl_ms=self.settings.lease_ttl_ms,
-        )
+        asked_at_s = clock_s()
+        with statements_within(self._patience_s):
+            claimed = await self._engine.claim_many(
+                lanes,
+                limit=limit,
+                worker_id=self.settings.worker_id,
+                worker_instance_id=self.settings.worker_instance_id,
+                capabilities=self.settings.capabilities,
+                kinds=list(self._tasks),
+                lease_ttl_ms=self.settings.lease_ttl_ms,
+            )
         for each in claimed:
             lease = HeldLease(each, asked_at_s)
             self._heartbeat.add(lease)
@@ -207,7 +215,8 @@ class Worker:
     def _fill_slots(self) -> None:
         while self._waiting and len(self._running) < self.settings.concurrency:
             lease = self._waiting.popleft()
-            if lease.lost is not None:
+            if not lease.may_be_live():
+                self._heartbeat.remove(lease)
                 continue
             task = self._tasks[lease.claimed.execution_kind]
             attempt = Attempt(

@@ -5,6 +5,7 @@ says what its objects look like; everything else depends on these protocols.
 """
 
 import importlib
+import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
@@ -34,13 +35,15 @@ class Fetching(Protocol):
     ) -> Sequence[DriverRow]: ...
 
 
-class Connection(Fetching, Protocol):
+class Usable(Fetching, Protocol):
+    """What a caller of the pool may do with a connection."""
+
     async def execute(self, query: str, *args: object, timeout: float | None = None) -> str: ...
 
-    async def fetch(
-        self, query: str, *args: object, timeout: float | None = None
-    ) -> Sequence[DriverRow]: ...
+    def terminate(self) -> None: ...
 
+
+class Connection(Usable, Protocol):
     async def add_listener(self, channel: str, callback: Notification) -> None: ...
 
     def add_termination_listener(self, callback: Callable[["Connection"], None]) -> None: ...
@@ -51,24 +54,6 @@ class Connection(Fetching, Protocol):
 
     async def close(self, *, timeout: float | None = None) -> None: ...
 
-    def terminate(self) -> None: ...
-
-
-class Pool(Protocol):
-    def acquire(self, *, timeout: float | None = None) -> Awaitable[Connection]: ...
-
-    async def release(self, connection: Connection) -> None: ...
-
-    async def expire_connections(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    def terminate(self) -> None: ...
-
-    def get_idle_size(self) -> int: ...
-
-    def get_size(self) -> int: ...
-
 
 class _Connect(Protocol):
     def __call__(
@@ -78,30 +63,12 @@ class _Connect(Protocol):
         timeout: float,
         command_timeout: float,
         statement_cache_size: int,
+        max_cached_statement_lifetime: int,
         server_settings: dict[str, str],
     ) -> Awaitable[Connection]: ...
 
 
-class _CreatePool(Protocol):
-    def __call__(
-        self,
-        dsn: str,
-        *,
-        min_size: int,
-        max_size: int,
-        max_queries: int,
-        max_inactive_connection_lifetime: float,
-        timeout: float,
-        command_timeout: float,
-        statement_cache_size: int,
-        max_cached_statement_lifetime: int,
-        server_settings: dict[str, str],
-        reset: Callable[[Connection], Awaitable[None]],
-    ) -> Awaitable[Pool]: ...
-
-
 connect: Final[_Connect] = _ASYNCPG.connect
-create_pool: Final[_CreatePool] = _ASYNCPG.create_pool
 
 PostgresError: Final[type[Exception]] = _ASYNCPG.PostgresError
 """The server refused; see `sqlstate`."""
@@ -118,3 +85,30 @@ def sqlstate(error: BaseException) -> str:
 
 def table_name(error: BaseException) -> str:
     return str(getattr(error, "table_name", None) or "")
+
+
+KEEPALIVE_IDLE_S: Final = 5
+KEEPALIVE_INTERVAL_S: Final = 2
+KEEPALIVE_COUNT: Final = 3
+UNACKNOWLEDGED_MS: Final = 10_000
+
+_TCP_OPTIONS: Final = (
+    ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+    ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
+    ("TCP_KEEPCNT", KEEPALIVE_COUNT),
+    ("TCP_USER_TIMEOUT", UNACKNOWLEDGED_MS),
+)
+"""Those that the platform has are set."""
+
+
+def give_up_early(connection: Connection) -> None:
+    """Tell the kernel to end the connection soon when the other side falls silent."""
+    transport = getattr(connection, "_transport", None)
+    found = None if transport is None else transport.get_extra_info("socket")
+    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _TCP_OPTIONS:
+        option = getattr(socket, name, None)
+        if option is not None:
+            found.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -14,12 +14,15 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
+from flowfabric.patience import patience_s, statements_within
 from flowfabric.store.base import EventPage, Parameter, Row
 from flowfabric.store.event_pages import EVENTS_MAX, WINDOW, page, window_of
 from flowfabric.store.postgres.generated import SCHEMA
 
 LOOK_FIRST_S: Final = 0.002
 LOOK_MAX_S: Final = 0.05
+READ_TIMEOUT_S: Final = 10.0
+"""How long a statement of a reader may take: it notices a silent network as a worker does."""
 
 WRITERS: Final = f"""
 select distinct virtualtransaction
@@ -50,12 +53,13 @@ class EventLog:
     ) -> EventPage:
         assert 0 < limit <= EVENTS_MAX, f"a page has 1 to {EVENTS_MAX} events"
         window = limit if category is None else WINDOW
-        through = await self._complete_through(after, window, wait_s)
-        if through == after:
-            return EventPage(events=(), cursor=after)
-        rows = await self._select(
-            "read_events", after=after, through=through, category=category, limit=limit
-        )
+        with statements_within(patience_s(READ_TIMEOUT_S) or READ_TIMEOUT_S):
+            through = await self._complete_through(after, window, wait_s)
+            if through == after:
+                return EventPage(events=(), cursor=after)
+            rows = await self._select(
+                "read_events", after=after, through=through, category=category, limit=limit
+            )
         return page(rows, through=through, limit=limit)
 
     async def _complete_through(self, after: int, window: int, wait_s: float) -> int:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Final
 
 from flowfabric.errors import FlowFabricError
+from flowfabric.first_of import first_of
 from flowfabric.store.hints import EVERY_TOPIC, HintBoard
 from flowfabric.store.postgres.driver import Connection
 from flowfabric.store.postgres.failures import DRIVER_ERRORS
@@ -25,10 +26,12 @@ CHANNEL: Final = "flowfabric"
 PAYLOAD_MAX_BYTES: Final = 7900
 SEND_INTERVAL_S: Final = 0.01
 PROOF_TIMEOUT_S: Final = 2.0
-HEALTH_INTERVAL_S: Final = 15.0
-HEALTH_TIMEOUT_S: Final = 5.0
+HEALTH_INTERVAL_S: Final = 5.0
+HEALTH_TIMEOUT_S: Final = 3.0
 RECONNECT_FIRST_S: Final = 0.1
-RECONNECT_MAX_S: Final = 30.0
+RECONNECT_MAX_S: Final = 5.0
+PROVE_AGAIN_S: Final = 30.0
+"""How long a pooler that lets nothing through is left alone."""
 
 # A hint is not worth a flush to disk.
 _NOTIFY: Final = "select set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"
@@ -51,6 +54,9 @@ class HintExchange:
         self._board = board
         self._board.live = False
         self._connections = connections
+        # What swallows statements swallows hints as well, and nobody would miss them.
+        self._suspicious = asyncio.Event()
+        connections.on_suspicion = self._suspicious.set
         self._origin = uuid.uuid4().hex
         self._outgoing: set[str] = set()
         self._has_outgoing = asyncio.Event()
@@ -102,14 +108,16 @@ class HintExchange:
             try:
                 worked = await self._listen_until_lost()
             except _EXPECTED:
-                worked = self._board.live
+                pause_s = RECONNECT_FIRST_S if self._board.live else pause_s * 2
+                pause_s = min(pause_s, RECONNECT_MAX_S)
+            else:
+                pause_s = RECONNECT_FIRST_S if worked else min(pause_s * 2, PROVE_AGAIN_S)
             self._board.live = False
-            pause_s = RECONNECT_FIRST_S if worked else min(pause_s * 2, RECONNECT_MAX_S)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
 
     async def _listen_until_lost(self) -> bool:
         """Listen on a connection of our own; tell whether it ever worked."""
-        connection = await self._connections.connect()
+        connection = await self._connections.connect(HEALTH_TIMEOUT_S)
         lost = asyncio.Event()
         connection.add_termination_listener(lambda _: lost.set())
         try:
@@ -119,7 +127,7 @@ class HintExchange:
             self._board.live = True
             # What was hinted before this moment may have been missed.
             self._board.publish([EVERY_TOPIC])
-            await _until_lost(connection, lost)
+            await self._until_lost(connection, lost)
             return True
         finally:
             connection.terminate()
@@ -141,12 +149,17 @@ class HintExchange:
         elif topics == [_PROOF]:
             self._proof.set()
 
+    async def _until_lost(self, connection: Connection, lost: asyncio.Event) -> None:
+        """Return when the connection has ended; a silent one is asked now and then."""
+        while not lost.is_set():
+            await first_of(lost.wait(), self._suspicious.wait(), timeout_s=HEALTH_INTERVAL_S)
+            if not lost.is_set():
+                self._suspicious.clear()
+                await self._ask(connection)
 
-async def _until_lost(connection: Connection, lost: asyncio.Event) -> None:
-    """Return when the connection has ended; a silent one is asked now and then."""
-    while not lost.is_set():
+    async def _ask(self, connection: Connection) -> None:
         try:
-            async with asyncio.timeout(HEALTH_INTERVAL_S):
-                await lost.wait()
-        except TimeoutError:
             await connection.execute("select 1", timeout=HEALTH_TIMEOUT_S)
+        except TimeoutError:
+            self._connections.suspect()
+            raise

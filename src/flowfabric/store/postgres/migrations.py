@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from flowfabric.store.migrate import Applied, Migration, load, pending
-from flowfabric.store.postgres.driver import Connection
+from flowfabric.store.postgres.driver import Connection, Usable
 from flowfabric.store.postgres.generated import CLOCK_MS, SCHEMA
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
@@ -31,7 +31,7 @@ create table if not exists schema_migration (
 """
 
 
-async def read_ledger(connection: Connection) -> list[Applied]:
+async def read_ledger(connection: Usable) -> list[Applied]:
     """What was applied, oldest first; nothing, if the schema does not exist."""
     exists = await connection.fetch(_LEDGER_EXISTS)
     if not exists[0][0]:

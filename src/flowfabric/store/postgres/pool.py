@@ -4,32 +4,43 @@ Everything lives in the schema `flowfabric`. Normally each connection is told so
 once, when it is made. A transaction-mode pooler (PgBouncer) hands every
 transaction to another server connection and refuses session settings; behind one,
 each transaction sets what it needs itself and nothing is prepared ahead.
+
+A network may swallow what is sent without closing anything. So a statement that
+times out ends its connection at once, waiting for no answer, and with it every idle
+one: they went the same way. The kernel is told to give up early as well.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
+from msgspec import Struct
+
 from flowfabric.errors import InvalidInput, ResourceExhausted, Unavailable
+from flowfabric.patience import patience_s
 from flowfabric.store.postgres.driver import (
     Connection,
+    DriverRow,
     InterfaceError,
-    Pool,
     PostgresError,
+    Usable,
     connect,
-    create_pool,
+    give_up_early,
 )
+from flowfabric.store.postgres.failures import DRIVER_ERRORS
 from flowfabric.store.postgres.generated import SCHEMA
 
 ACQUIRE_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 10.0
-COMMAND_TIMEOUT_S: Final = 60.0
+COMMAND_TIMEOUT_S: Final = 30.0
+"""How long a statement may take whose caller does not say."""
 ROLLBACK_TIMEOUT_S: Final = 5.0
-QUERIES_MAX: Final = 10_000_000
-"""A connection is replaced after that many; a new one has to prepare everything again."""
+CLOSE_TIMEOUT_S: Final = 10.0
 IDLE_LIFETIME_S: Final = 300.0
+"""What stands between us and the server may have forgotten one that lay idle for longer."""
 STATEMENT_CACHE_SIZE: Final = 500
 
 SEARCH_PATH: Final = f"{SCHEMA}, public"
@@ -37,7 +48,7 @@ SEARCH_PATH: Final = f"{SCHEMA}, public"
 # Every statement finds its rows through an index. A plan made while a table was
 # small must not turn into a scan when it has grown, so scans and the joins that
 # need them are off and statements are planned once. A client that vanished must
-# not keep its locks.
+# not keep its locks: our transactions are never idle for long.
 _SETTINGS: Final = {
     "search_path": SEARCH_PATH,
     "enable_seqscan": "off",
@@ -45,12 +56,48 @@ _SETTINGS: Final = {
     "enable_mergejoin": "off",
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
-    "lock_timeout": "10s",
-    "idle_in_transaction_session_timeout": "60s",
+    "lock_timeout": "8s",
+    "idle_in_transaction_session_timeout": "5s",
 }
+_SESSION_SETTINGS: Final = {
+    "application_name": "flowfabric",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+"""So that the server notices a client that is gone, too."""
 
 
 _BEGIN: Final = "begin isolation level read committed"
+
+
+class Idle(Struct, frozen=True):
+    """A connection that nobody uses."""
+
+    connection: Connection
+    since_s: float
+
+
+class Timed:
+    """A connection whose statements may take so long and no longer."""
+
+    def __init__(self, connection: Connection, timeout_s: float) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
+
+    async def execute(self, query: str, *args: object, timeout: float | None = None) -> str:
+        return await self._connection.execute(query, *args, timeout=self._bounded(timeout))
+
+    async def fetch(
+        self, query: str, *args: object, timeout: float | None = None
+    ) -> Sequence[DriverRow]:
+        return await self._connection.fetch(query, *args, timeout=self._bounded(timeout))
+
+    def terminate(self) -> None:
+        self._connection.terminate()
+
+    def _bounded(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
 
 
 class Connections:
@@ -61,124 +108,90 @@ class Connections:
     ) -> None:
         self.pool_max = pool_max
         self.behind_pooler = statement_cache_size == 0
+        self.on_suspicion: Callable[[], None] | None = None
+        """Called when a statement has timed out: the network may swallow packets."""
         self._url = url
         self._acquire_timeout_s = acquire_timeout_s
         self._statement_cache_size = statement_cache_size
-        self._pool: Pool | None = None
-        self._spare: Connection | None = None
-        """Kept from the pool for the next caller: giving it back costs a task each time."""
-        self._kept_at_s = 0.0
-        self._waiting = 0
-        """Callers who wait for the pool to have a connection."""
+        self._is_open = False
+        self._idle: list[Idle] = []
+        self._generations: dict[Connection, int] = {}
+        """Every connection there is, and in which generation it was made."""
+        self._generation = 0
+        self._connecting = 0
+        self._waiting: deque[asyncio.Future[Connection | None]] = deque()
+        """Callers who wait for a connection, or for room to make one."""
+        self._recovering: set[asyncio.Task[None]] = set()
+        self._all_gone = asyncio.Event()
 
     async def open(self) -> None:
         if not self.behind_pooler:
             self.behind_pooler = await self._settings_are_refused()
-        with _readable_url():
-            self._pool = await create_pool(
-                self._url,
-                min_size=1,
-                max_size=self.pool_max,
-                max_queries=QUERIES_MAX,
-                max_inactive_connection_lifetime=IDLE_LIFETIME_S,
-                timeout=CONNECT_TIMEOUT_S,
-                command_timeout=COMMAND_TIMEOUT_S,
-                statement_cache_size=0 if self.behind_pooler else self._statement_cache_size,
-                max_cached_statement_lifetime=0,
-                server_settings=self._server_settings(),
-                reset=_clean_up,
-            )
+        self._is_open = True
+        try:
+            self._give_back(await self._take())
+        except BaseException:
+            self._is_open = False
+            raise
 
     async def close(self) -> None:
-        if self._pool is not None:
-            pool, self._pool = self._pool, None
-            await self._give_back_spare(pool)
-            try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    await pool.close()
-            except TimeoutError:
-                pool.terminate()
+        self._is_open = False
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(self._part(each.connection) for each in idle))
+        if self._generations:
+            # Some are in use, and their callers shall have their answer.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self._all_gone.wait()
+        for recovering in self._recovering:
+            recovering.cancel()
+        await asyncio.gather(*self._recovering, return_exceptions=True)
+        for connection in list(self._generations):
+            self._drop(connection)
 
-    async def connect(self) -> Connection:
+    async def connect(self, command_timeout_s: float = COMMAND_TIMEOUT_S) -> Connection:
         """A connection outside the pool."""
-        with _readable_url():
-            return await connect(
-                self._url,
-                timeout=CONNECT_TIMEOUT_S,
-                command_timeout=COMMAND_TIMEOUT_S,
-                statement_cache_size=0,
-                server_settings=self._server_settings(),
-            )
+        return await self._connect(0, command_timeout_s)
 
     @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Connection]:
+    async def acquire(self) -> AsyncIterator[Usable]:
         """A pooled connection, returned outside any transaction."""
-        # Kept, because the store may be closed while the connection is out.
-        pool = self._pool
-        if pool is None:
-            raise Unavailable("store", "it is not open")
-        connection = await self._take_spare(pool) or await self._acquire_from(pool)
+        connection = await self._take()
+        timeout_s = patience_s()
         try:
-            if self._pool is not pool:
-                # Closed while we waited for our turn; the driver closes it under our hands.
-                raise Unavailable("store", "it is not open")
-            yield connection
-        except BaseException:
-            # Whatever is still under way on it, the pool waits for.
-            await pool.release(connection)
+            yield connection if timeout_s is None else Timed(connection, timeout_s)
+        except TimeoutError:
+            self._drop(connection)
+            self.suspect()
             raise
-        if self._may_keep(connection, pool):
-            self._spare, self._kept_at_s = connection, time.monotonic()
-        else:
-            await pool.release(connection)
-
-    async def _take_spare(self, pool: Pool) -> Connection | None:
-        spare, self._spare = self._spare, None
-        if spare is None:
-            return None
-        # What stands between us and the server may have forgotten one that lay idle for long.
-        if _is_clean(spare) and time.monotonic() - self._kept_at_s < IDLE_LIFETIME_S:
-            return spare
-        with suppress(InterfaceError):
-            spare.terminate()
-        await pool.release(spare)
-        return None
-
-    async def _acquire_from(self, pool: Pool) -> Connection:
-        # The driver starts a task for a timeout, which an idle connection does not need.
-        timeout_s = None if pool.get_idle_size() else self._acquire_timeout_s
-        self._waiting += 1
-        try:
-            return await pool.acquire(timeout=timeout_s)
-        except InterfaceError as error:
-            if self._pool is None:
-                raise Unavailable("store", "it is not open") from error
+        except BaseException as error:
+            if connection.is_closed():
+                self._drop(connection)
+            elif isinstance(error, asyncio.CancelledError) or connection.is_in_transaction():
+                # Whatever is still under way on it ends without its caller.
+                self._recover(connection)
+            else:
+                self._give_back(connection)
             raise
-        except TimeoutError as error:
-            if pool.get_idle_size() == 0 and pool.get_size() >= self.pool_max:
-                raise ResourceExhausted("postgres connections", self.pool_max) from error
-            raise
-        finally:
-            self._waiting -= 1
+        self._give_back(connection)
 
-    def _may_keep(self, connection: Connection, pool: Pool) -> bool:
-        return (
-            self._pool is pool
-            and self._spare is None
-            and self._waiting == 0
-            and _is_clean(connection)
-        )
+    def suspect(self) -> None:
+        """A statement timed out. Idle connections go the same way, so none is used again."""
+        idle, self._idle = self._idle, []
+        for each in idle:
+            self._drop(each.connection)
+        if self.on_suspicion is not None:
+            self.on_suspicion()
 
-    async def _give_back_spare(self, pool: Pool) -> None:
-        if self._spare is not None:
-            spare, self._spare = self._spare, None
-            await pool.release(spare)
-
-    async def distrust(self) -> None:
+    def distrust(self) -> None:
         """Replace every connection before its next use: one was found dead, others may be."""
-        if self._pool is not None:
-            await self._pool.expire_connections()
-            await self._give_back_spare(self._pool)
+        self._generation += 1
+        idle, self._idle = self._idle, []
+        for each in idle:
+            self._drop(each.connection)
 
     @property
     def begin(self) -> str:
@@ -188,8 +201,134 @@ class Connections:
         settings = (f"set local {name} = {_literal(value)}" for name, value in _SETTINGS.items())
         return "; ".join((_BEGIN, *settings))
 
+    # Taking ---------------------------------------------------------------
+
+    async def _take(self) -> Connection:
+        deadline_s: float | None = None
+        while self._is_open:
+            while self._idle:
+                idle = self._idle.pop()
+                if time.monotonic() - idle.since_s < IDLE_LIFETIME_S and _is_clean(idle.connection):
+                    return idle.connection
+                self._drop(idle.connection)
+            if len(self._generations) + self._connecting < self.pool_max:
+                return await self._connect_pooled()
+            if deadline_s is None:
+                deadline_s = time.monotonic() + (patience_s(self._acquire_timeout_s) or 0.0)
+            handed_over = await self._wait_for_turn(deadline_s - time.monotonic())
+            if handed_over is not None:
+                return handed_over
+        raise Unavailable("store", "it is not open")
+
+    async def _wait_for_turn(self, timeout_s: float) -> Connection | None:
+        """A connection that somebody gave back; None when there may be room for another."""
+        turn: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                # It came at the same moment: somebody else gets it.
+                connection = turn.result()
+                self._wake_next() if connection is None else self._give_back(connection)
+            if isinstance(error, TimeoutError):
+                raise ResourceExhausted("postgres connections", self.pool_max) from error
+            raise
+        finally:
+            with suppress(ValueError):
+                self._waiting.remove(turn)
+
+    async def _connect_pooled(self) -> Connection:
+        self._connecting += 1
+        generation = self._generation
+        try:
+            connection = await self._connect(
+                0 if self.behind_pooler else self._statement_cache_size, COMMAND_TIMEOUT_S
+            )
+        except BaseException:
+            self._connecting -= 1
+            self._wake_next()
+            raise
+        self._connecting -= 1
+        if not self._is_open:
+            connection.terminate()
+            raise Unavailable("store", "it is not open")
+        self._generations[connection] = generation
+        self._all_gone.clear()
+        return connection
+
+    async def _connect(self, statement_cache_size: int, command_timeout_s: float) -> Connection:
+        with _readable_url():
+            connection = await connect(
+                self._url,
+                timeout=patience_s(CONNECT_TIMEOUT_S) or CONNECT_TIMEOUT_S,
+                command_timeout=command_timeout_s,
+                statement_cache_size=statement_cache_size,
+                max_cached_statement_lifetime=0,
+                server_settings=self._server_settings(),
+            )
+        give_up_early(connection)
+        return connection
+
+    # Giving back ----------------------------------------------------------
+
+    def _give_back(self, connection: Connection) -> None:
+        trusted = self._generations.get(connection) == self._generation
+        if not (self._is_open and trusted and _is_clean(connection)):
+            self._drop(connection)
+            return
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(connection)
+                return
+        self._idle.append(Idle(connection, time.monotonic()))
+
+    def _drop(self, connection: Connection) -> None:
+        """End a connection without waiting for the server to agree."""
+        with suppress(InterfaceError):
+            connection.terminate()
+        if self._generations.pop(connection, None) is not None:
+            self._wake_next()
+        if not self._generations:
+            self._all_gone.set()
+
+    def _wake_next(self) -> None:
+        """There may be room for another connection."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+    def _recover(self, connection: Connection) -> None:
+        task = asyncio.get_running_loop().create_task(self._clean_up(connection))
+        self._recovering.add(task)
+        task.add_done_callback(self._recovering.discard)
+
+    async def _clean_up(self, connection: Connection) -> None:
+        """Wait until the driver has cancelled what was under way, and end its transaction."""
+        try:
+            # The driver waits for the cancellation outside any timeout of its own.
+            async with asyncio.timeout(ROLLBACK_TIMEOUT_S):
+                await connection.execute("rollback")
+        except TimeoutError:
+            self._drop(connection)
+            self.suspect()
+        except (*DRIVER_ERRORS, asyncio.CancelledError):
+            self._drop(connection)
+        else:
+            self._give_back(connection)
+
+    async def _part(self, connection: Connection) -> None:
+        """End an idle connection politely, if the server listens."""
+        with suppress(*DRIVER_ERRORS):
+            await connection.close(timeout=ROLLBACK_TIMEOUT_S)
+        self._drop(connection)
+
     def _server_settings(self) -> dict[str, str]:
-        return {} if self.behind_pooler else {**_SETTINGS, "application_name": "flowfabric"}
+        return {} if self.behind_pooler else {**_SETTINGS, **_SESSION_SETTINGS}
 
     async def _settings_are_refused(self) -> bool:
         """Whether session settings do not reach the server, which only a pooler explains."""
@@ -203,7 +342,8 @@ class Connections:
             rows = await connection.fetch("show search_path")
             return rows[0][0] != _SETTINGS["search_path"]
         finally:
-            await connection.close(timeout=CONNECT_TIMEOUT_S)
+            with suppress(*DRIVER_ERRORS):
+                await connection.close(timeout=ROLLBACK_TIMEOUT_S)
 
 
 @contextmanager
@@ -227,17 +367,4 @@ def _literal(value: str) -> str:
 
 def _is_clean(connection: Connection) -> bool:
     """Whether the next caller can use it as it is."""
-    try:
-        return not (connection.is_closed() or connection.is_in_transaction())
-    except InterfaceError:
-        # The pool has taken back a connection that died.
-        return False
-
-
-async def _clean_up(connection: Connection) -> None:
-    """Connections come back clean, unless the caller was cancelled in the middle of a commit.
-
-    The driver's own reset would cost a round trip each time.
-    """
-    if connection.is_in_transaction():
-        await connection.execute("rollback", timeout=ROLLBACK_TIMEOUT_S)
+    return not (connection.is_closed() or connection.is_in_transaction())

@@ -28,7 +28,7 @@ from flowfabric.store.drive import drive
 from flowfabric.store.foreign import unwrap, unwrap_sync
 from flowfabric.store.hints import HintBoard, Listener
 from flowfabric.store.migrate import check, load
-from flowfabric.store.postgres.driver import Connection, Fetching, InterfaceError
+from flowfabric.store.postgres.driver import Fetching, InterfaceError, Usable
 from flowfabric.store.postgres.events import WRITERS, EventLog
 from flowfabric.store.postgres.failures import (
     DRIVER_ERRORS,
@@ -221,9 +221,7 @@ class PostgresStore:
 
     # Inside ---------------------------------------------------------------
 
-    async def _transact_on(
-        self, connection: Connection, body: Body[T], lock_wait_ms: int | None
-    ) -> T:
+    async def _transact_on(self, connection: Usable, body: Body[T], lock_wait_ms: int | None) -> T:
         transaction = PostgresTransaction(connection, self._clock)
         async with self._transaction(connection, lock_wait_ms):
             result = await body(transaction)
@@ -231,7 +229,7 @@ class PostgresStore:
             self._exchange.publish(transaction.hinted)
         return result
 
-    async def _try_unlocked_on(self, connection: Connection, body: UnlockedBody[T]) -> T | None:
+    async def _try_unlocked_on(self, connection: Usable, body: UnlockedBody[T]) -> T | None:
         transaction = UnlockedTransaction(connection, self._clock)
         try:
             async with self._scope(connection):
@@ -248,7 +246,7 @@ class PostgresStore:
         return result
 
     @asynccontextmanager
-    async def _scope(self, connection: Connection) -> AsyncIterator[None]:
+    async def _scope(self, connection: Usable) -> AsyncIterator[None]:
         """Statements that commit one by one; behind a pooler they need a transaction around."""
         if not self._connections.behind_pooler:
             yield
@@ -258,7 +256,7 @@ class PostgresStore:
 
     @asynccontextmanager
     async def _transaction(
-        self, connection: Connection, lock_wait_ms: int | None = None
+        self, connection: Usable, lock_wait_ms: int | None = None
     ) -> AsyncIterator[None]:
         begin = self._connections.begin
         if lock_wait_ms is not None:
@@ -270,13 +268,12 @@ class PostgresStore:
             if connection_lost(error):
                 raise _Stale from error
             raise
-        except asyncio.CancelledError:
-            # It may have begun all the same.
-            await _roll_back(connection)
-            raise
         try:
             yield
             ended = await connection.execute("commit")
+        except (TimeoutError, asyncio.CancelledError):
+            # The pool sees to it: the server may not answer, and the caller has waited enough.
+            raise
         except BaseException:
             await _roll_back(connection)
             raise
@@ -294,10 +291,10 @@ class PostgresStore:
                 assert isinstance(failure, Exception)
                 if tries_left == 0:
                     raise translate(failure, self._connections.pool_max) from failure
-                await self._connections.distrust()
+                self._connections.distrust()
             except DRIVER_ERRORS as error:
                 if demoted(error):
-                    await self._connections.distrust()
+                    self._connections.distrust()
                 if not collided(error):
                     raise translate(error, self._connections.pool_max) from error
                 if tries_left == 0:
@@ -323,19 +320,15 @@ class PostgresStore:
         return None if self._clock is None else self._clock.now_ms()
 
 
-async def _roll_back(connection: Connection) -> None:
+async def _roll_back(connection: Usable) -> None:
     """End the transaction without effect, if need be by ending the connection."""
     try:
         await connection.execute("rollback", timeout=ROLLBACK_TIMEOUT_S)
     except DRIVER_ERRORS:
         _drop(connection)
-    except asyncio.CancelledError:
-        # Cancelled again: nobody is left to wait for the answer.
-        _drop(connection)
-        raise
 
 
-def _drop(connection: Connection) -> None:
+def _drop(connection: Usable) -> None:
     """End a connection; the pool may have noticed already that it is dead."""
     with suppress(InterfaceError):
         connection.terminate()
