@@ -223,19 +223,51 @@ async def test_an_idempotency_key_counts_within_its_namespace(given: Given) -> N
     assert len({await given.waiting(**fields) for fields in (*keys, *unkeyed)}) == 5
 
 
-@pytest.mark.parametrize(
-    ("policy", "window_ms"), [(None, DAY_MS), ({"dedup_window_ms": 50}, 50)], ids=["24 h", "policy"]
-)
-async def test_an_idempotency_key_is_free_again_after_its_window(
-    given: Given, engine: Engine, policy: object, window_ms: int
+async def test_an_idempotency_key_holds_as_long_as_its_execution_exists(
+    given: Given, engine: Engine
 ) -> None:
+    first = await given.waiting(idempotency_key="k")
+    repeat = new(idempotency_key="k")
+    given.clock.advance(days=400)
+    await engine.trim_guards()
+    assert await engine.create_execution(repeat) == Duplicate(execution_id=first)
+    await engine.cancel_execution(first, reason="no use")
+    given.clock.advance(days=29)
+    await engine.trim_retention()
+    assert await engine.create_execution(repeat) == Duplicate(execution_id=first)
+    given.clock.advance(days=1)
+    await engine.trim_retention()
+    second = await given.waiting(idempotency_key="k")
+    assert await engine.create_execution(repeat) == Duplicate(execution_id=second)
+
+
+async def test_another_key_for_something_that_exists_is_not_remembered(
+    given: Given, engine: Engine
+) -> None:
+    await given.waiting(execution_id=ID, idempotency_key="first")
+    again = new(execution_id=ID, idempotency_key="other")
+    assert await engine.create_execution(again) == Duplicate(execution_id=ID)
+    assert await engine.create_execution(again) == Duplicate(execution_id=ID)
+    await engine.cancel_execution(ID, reason="no use")
+    given.clock.advance(days=31)
+    await engine.trim_retention()
+    for key in ("first", "other"):
+        assert await given.waiting(idempotency_key=key) != ID
+
+
+async def test_an_idempotency_key_is_free_again_after_its_window(
+    given: Given, engine: Engine
+) -> None:
+    policy = {"dedup_window_ms": 50, "retention_policy": {"failed_ms": 0}}
     first = await given.waiting(idempotency_key="k", policy=policy)
-    given.clock.advance(ms=window_ms - 1)
+    given.clock.advance(ms=49)
     repeat = new(idempotency_key="k", policy=policy)
     assert await engine.create_execution(repeat) == Duplicate(execution_id=first)
     given.clock.advance(ms=1)
     second = await given.waiting(idempotency_key="k", policy=policy)
     assert second != first
+    await engine.cancel_execution(first, reason="no use")
+    assert (await engine.trim_retention()).acted == 1
     assert await engine.create_execution(repeat) == Duplicate(execution_id=second)
 
 

@@ -10,6 +10,7 @@ from flowfabric.core.decision import Changes
 from flowfabric.core.ids import LaneId
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Lane
+from flowfabric.core.results import Duplicate
 from flowfabric.core.states import LaneState, PublicState
 from flowfabric.engine.lanes import LanePage
 from flowfabric.errors import Corruption, LaneNotAccepting, NotFound
@@ -109,7 +110,8 @@ async def test_a_lanes_state_says_whether_it_takes_work_and_hands_it_out(
 ) -> None:
     waiting = await given.waiting(lane_id="mail", priority=9)
     running = await given.running(lane_id="mail")
-    (lane,) = (await engine.list_lanes()).lanes
+    await given.waiting(lane_id="other")
+    lane, _ = (await engine.list_lanes()).lanes
     changed = structs.replace(lane, state=STATES[change])
     assert await getattr(engine, change)("mail") == changed
     async with unchanged(engine):
@@ -195,3 +197,20 @@ async def test_bad_lanes_are_refused(engine: Engine) -> None:
         async with refused(engine, NotFound) as caught:
             await getattr(engine, operation)("unknown")
         assert (caught.value.entity, caught.value.id) == ("lane", "unknown")
+
+
+@pytest.mark.parametrize("close", ["pause_lane", "drain_lane", "disable_lane"])
+async def test_a_repeat_is_answered_wherever_the_lane_stands(
+    engine: Engine, given: Given, close: str
+) -> None:
+    keyed = await given.waiting(idempotency_key="k")
+    named = await given.waiting()
+    await getattr(engine, close)("default")
+    for repeat, found in ((new(idempotency_key="k"), keyed), (new(execution_id=named), named)):
+        assert await engine.create_execution(repeat) == Duplicate(execution_id=found)
+    if close != "pause_lane":
+        for request in (new(idempotency_key="fresh"), new()):
+            async with refused(engine, LaneNotAccepting):
+                await engine.create_execution(request)
+        async with refused(engine, LaneNotAccepting):
+            await engine.create_executions([new(idempotency_key="k"), new()])

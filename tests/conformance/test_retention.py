@@ -144,17 +144,6 @@ async def test_used_up_idempotency_keys_are_forgotten(
     assert len((await state_of(engine)).executions) == 3
 
 
-async def test_a_key_outlives_the_execution_it_created(
-    engine: Engine, given: Given, clock: SettableClock
-) -> None:
-    brief = {"stream_policy": {"retention_ttl_ms": 0}}
-    ended = await given.completed(idempotency_key="k", policy=brief)
-    assert await engine.trim_retention() == Swept(acted=1, full=False)
-    assert await engine.create_execution(new(idempotency_key="k")) == Duplicate(
-        execution_id=ended.execution_id
-    )
-
-
 async def test_a_grant_goes_with_its_execution(engine: Engine, given: Given) -> None:
     claimed = await given.running(policy={"stream_policy": {"retention_ttl_ms": 0}})
     await engine.complete(claimed.handle)

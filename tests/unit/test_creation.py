@@ -46,7 +46,7 @@ def test_everything_left_out_has_a_default() -> None:
         parent_execution_id=None,
         strict=False,
         fingerprint=b"",
-        idempotency_ttl_ms=86_400_000,
+        idempotency_ttl_ms=None,
         tags={},
         policy="{}",
         attempt_timeout_ms=None,
@@ -137,5 +137,4 @@ def test_tags_and_guards_belong_to_their_execution() -> None:
         idempotency_key="k",
         execution=execution.execution_id,
         fingerprint=request.fingerprint,
-        expires_at_ms=NOW_MS + 86_400_000,
     )

@@ -3,7 +3,7 @@
 A request is checked completely before anything is written (`check_new`), then
 turned into a record under the store's clock (`new_execution`). An idempotency
 key is remembered in a guard of its own, so that the same key finds the same
-execution in every lane until the guard expires.
+execution in every lane as long as that execution exists.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from flowfabric.core.ids import (
     solo_execution_id,
 )
 from flowfabric.core.keeping import DEFAULT_KEEP, Keep, keep_of
-from flowfabric.core.limits import IDEMPOTENCY_KEY_BYTES_MAX, IDEMPOTENCY_TTL_MS
+from flowfabric.core.limits import IDEMPOTENCY_KEY_BYTES_MAX
 from flowfabric.core.model import Execution, ExecutionTag, IdempotencyGuard
 from flowfabric.core.operator import clamp_priority
 from flowfabric.core.partitions import PartitionConfig, check_partition
@@ -98,7 +98,7 @@ class Checked(Struct, frozen=True, kw_only=True):
     parent_execution_id: ExecutionId | None
     strict: bool
     fingerprint: bytes
-    idempotency_ttl_ms: int
+    idempotency_ttl_ms: int | None
     tags: dict[str, str]
     policy: str
     attempt_timeout_ms: int | None
@@ -150,9 +150,7 @@ def check_new(
         else parse_execution_id(request.parent_execution_id, "parent_execution_id"),
         strict=check_bool("strict", request.strict),
         fingerprint=fingerprint(lane_id, kind, payload) if request.idempotency_key else b"",
-        idempotency_ttl_ms=IDEMPOTENCY_TTL_MS
-        if policy.dedup_window_ms is None
-        else policy.dedup_window_ms,
+        idempotency_ttl_ms=policy.dedup_window_ms,
         tags=check_tags(request.tags),
         policy="{}" if request.policy is None else encode_policy(policy),
         attempt_timeout_ms=None if timeout is None else timeout.attempt_timeout_ms,
@@ -258,5 +256,7 @@ def new_guard(checked: Checked, now_ms: int) -> IdempotencyGuard:
         idempotency_key=checked.idempotency_key,
         execution=checked.execution_id,
         fingerprint=checked.fingerprint,
-        expires_at_ms=now_ms + checked.idempotency_ttl_ms,
+        expires_at_ms=None
+        if checked.idempotency_ttl_ms is None
+        else now_ms + checked.idempotency_ttl_ms,
     )

@@ -17,7 +17,6 @@ REASON_BYTES_MAX = 2**31
 NAME_BYTES_MAX = 256
 """Identities, encodings, categories and other short text."""
 IDEMPOTENCY_KEY_BYTES_MAX = 512
-IDEMPOTENCY_TTL_MS = 24 * 60 * 60 * 1_000
 
 KEY_WAIT_MS = 10_000
 """How long a submission waits for another open transaction that decides its key or id."""

@@ -230,7 +230,7 @@ class ClaimGrant(Record, frozen=True, kw_only=True):
 
 
 class IdempotencyGuard(Record, frozen=True, kw_only=True):
-    """Remembers, for a while, which execution an idempotency key already created."""
+    """Remembers which execution an idempotency key has created, as long as that one exists."""
 
     table: ClassVar[str] = "idempotency_guard"
     key: ClassVar[tuple[str, ...]] = ("namespace", "idempotency_key")
@@ -240,7 +240,11 @@ class IdempotencyGuard(Record, frozen=True, kw_only=True):
     execution: str
     """The full execution id; the guard itself belongs to no partition."""
     fingerprint: bytes
-    expires_at_ms: int
+    expires_at_ms: int | None = None
+    """When the key is free although its execution exists, if its policy wants that."""
+
+    def holds(self, now_ms: int) -> bool:
+        return self.expires_at_ms is None or self.expires_at_ms > now_ms
 
 
 class WorkerPresence(Record, frozen=True, kw_only=True):

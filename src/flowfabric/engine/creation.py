@@ -24,13 +24,13 @@ from flowfabric.core.creation import (
     new_tags,
 )
 from flowfabric.core.decision import Changes
-from flowfabric.core.ids import ExecutionId, parse_execution_id
+from flowfabric.core.ids import ExecutionId, LaneId, parse_execution_id
 from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.model import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import LaneState
 from flowfabric.engine.routes import Registration, Route, route_of
-from flowfabric.engine.unit import Operations, hint_about, new_uuid
+from flowfabric.engine.unit import Operations, execution_key, hint_about, new_uuid
 from flowfabric.errors import (
     IdempotencyConflict,
     InvalidInput,
@@ -119,6 +119,8 @@ class CreateBody:
         self.shape = shape
         self.interned: dict[Route, int] = {}
         """Routes registered here, which exist if this commits."""
+        self.guards: dict[Key, IdempotencyGuard] = {}
+        """Guards written here."""
 
     async def run(self, tx: Transaction) -> list[CreateResult]:
         await self._admit(tx)
@@ -153,8 +155,23 @@ class CreateBody:
         if registration.unknown:
             # They may be rolled back, so the cache must not learn of them.
             self.interned = await registration.run(tx)
-        for lane in (await tx.get(Lane, [(lane_id,) for lane_id in lane_ids])).values():
-            if lane.state not in ACCEPTING:
+        lanes = await tx.get(Lane, [(lane_id,) for lane_id in lane_ids])
+        closed = {each.lane_id: each for each in lanes.values() if each.state not in ACCEPTING}
+        if closed:
+            await self._refuse_new(tx, closed)
+
+    async def _refuse_new(self, tx: Transaction, closed: dict[LaneId, Lane]) -> None:
+        """Refuse what is new in closed lanes. A repeat is answered wherever it is sent."""
+        asked = [checked for checked in self.checked if checked.lane_id in closed]
+        keys = [(each.namespace, each.idempotency_key) for each in asked if each.idempotency_key]
+        now_ms = await tx.now_ms()
+        guards = await tx.get(IdempotencyGuard, sorted(keys))
+        held = {key for key, guard in guards.items() if guard.holds(now_ms)}
+        known = await tx.get(Execution, [execution_key(each.execution_id) for each in asked])
+        for checked in asked:
+            repeats = execution_key(checked.execution_id) in known
+            if not repeats and (checked.namespace, checked.idempotency_key) not in held:
+                lane = closed[checked.lane_id]
                 raise LaneNotAccepting(
                     f"lane {lane.lane_id!r} is {lane.state} and takes no new executions;"
                     " resume it or submit to another lane"
@@ -183,9 +200,10 @@ class CreateBody:
             guard = new_guard(checked, now_ms)
             guards.setdefault((guard.namespace, guard.idempotency_key), guard)
         held = await _insert_or_lock(tx, guards)
-        live = {key: guard for key, guard in held.items() if guard.expires_at_ms > now_ms}
+        live = {key: guard for key, guard in held.items() if guard.holds(now_ms)}
         expired = held.keys() - live.keys()
         await tx.save(Changes(updates=tuple(guards[key] for key in sorted(expired))))
+        self.guards = {key: guard for key, guard in guards.items() if key not in live}
         return _losers(keyed, guards | live)
 
     async def _finish(
@@ -200,7 +218,11 @@ class CreateBody:
             for execution_id, execution in created.items()
             for tag in new_tags(execution, fresh[execution_id].tags)
         )
-        await tx.save(Changes(inserts=tags))
+        own = {(each.namespace, each.idempotency_key) for each in created.values()}
+        # A guard goes with its execution, which has to know of it: another key for something
+        # that exists already is not remembered.
+        strays = tuple(guard for key, guard in sorted(self.guards.items()) if key not in own)
+        await tx.save(Changes(inserts=tags, deletes=strays))
         hint_about(tx, Changes(inserts=tuple(created.values())), now_ms)
 
     def _answers(

@@ -15,7 +15,8 @@ select (select min(lease_expires_at_ms) from execution
          where retain_until_ms is not null) as retention,
        (select occurred_at_ms + :event_retention_ms from event
          order by event_id limit 1) as event_retention,
-       (select min(expires_at_ms) from idempotency_guard) as guard_retention,
+       (select min(expires_at_ms) from idempotency_guard
+         where expires_at_ms is not null) as guard_retention,
        (select min(completed_at_ms) from execution
          where awaited and lifecycle_phase = 'terminal') as awaited,
        (select min(next_due_at_ms) from schedule

@@ -225,7 +225,7 @@ create table idempotency_guard (
     idempotency_key  text not null,
     execution        text not null,
     fingerprint      bytea not null,
-    expires_at_ms    bigint not null,
+    expires_at_ms    bigint,
     primary key (namespace, idempotency_key)
 ) with (
     autovacuum_vacuum_scale_factor = 0.05,
@@ -233,7 +233,8 @@ create table idempotency_guard (
     autovacuum_analyze_threshold = 500
 );
 
-create index idempotency_guard_due on idempotency_guard (expires_at_ms);
+create index idempotency_guard_due on idempotency_guard (expires_at_ms)
+    where expires_at_ms is not null;
 
 create table worker_presence (
     worker_instance_id  text primary key,

@@ -84,6 +84,11 @@ with due as materialized (
 ), cancels as (
     delete from pending_cancel x using doomed d
      where x.partition_key = d.partition_key and x.execution_id = d.execution_id
+), guards as (
+    -- Unless its key has been free before, and now finds another.
+    delete from idempotency_guard g using doomed d
+     where g.namespace = d.namespace and g.idempotency_key = d.idempotency_key
+       and g.execution = '{fp:' || d.partition_key || '}:' || d.execution_id
 ), gone as (
     delete from execution e using doomed d
      where e.partition_key = d.partition_key and e.execution_id = d.execution_id

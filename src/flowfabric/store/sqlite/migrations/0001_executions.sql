@@ -199,11 +199,12 @@ create table idempotency_guard (
     idempotency_key  text not null,
     execution        text not null,
     fingerprint      blob not null,
-    expires_at_ms    integer not null,
+    expires_at_ms    integer,
     primary key (namespace, idempotency_key)
 ) strict, without rowid;
 
-create index idempotency_guard_due on idempotency_guard (expires_at_ms);
+create index idempotency_guard_due on idempotency_guard (expires_at_ms)
+    where expires_at_ms is not null;
 
 create table worker_presence (
     worker_instance_id  text not null primary key,

@@ -77,6 +77,15 @@ delete from edge_group
 delete from pending_cancel
  where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
 -- next
+-- Unless its key has been free before, and now finds another.
+delete from idempotency_guard
+ where (namespace, idempotency_key) in (
+    select e.namespace, e.idempotency_key
+      from temp.doomed d
+     cross join execution e on e.rowid = d.execution_rowid
+     where e.idempotency_key is not null)
+   and execution in (select '{fp:' || partition_key || '}:' || execution_id from temp.doomed);
+-- next
 delete from execution where rowid in (select execution_rowid from temp.doomed);
 -- next
 select count(*) filter (where not needed) as trimmed, count(*) as looked_at from temp.trimming;
