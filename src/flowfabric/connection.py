@@ -14,13 +14,20 @@ from flowfabric.submission import Submissions
 
 
 async def connect(
-    url: str, *, config: EngineConfig | None = None, clock: Clock | None = None, pool_max: int = 10
+    url: str,
+    *,
+    config: EngineConfig | None = None,
+    clock: Clock | None = None,
+    pool_max: int = 10,
+    set_up: bool = True,
 ) -> Engine:
     """Open an engine on `sqlite:///path.db`, `sqlite:///:memory:` or `postgresql://…`.
 
-    A SQLite database is set up on first use; a Postgres database by `migrate`.
+    A SQLite database is set up on first use, unless `set_up` says no; a Postgres database
+    by `migrate`.
     """
-    return await Engine.open(open_store(url, clock=clock, pool_max=pool_max), config)
+    store = open_store(url, clock=clock, pool_max=pool_max, set_up=set_up)
+    return await Engine.open(store, config)
 
 
 async def migrate(url: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -471,3 +472,22 @@ def test_submitting_by_name_takes_the_newest_version(tmp_path: Path) -> None:
     assert run("submit", "publish@1", '{"article": 1}', *target, cwd=tmp_path).status == 0
     listed = run("ls", "--json", *target, cwd=tmp_path).documents
     assert [each["execution_kind"] for each in listed] == ["publish", "publish@2"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("ls",), ("why", "0123"), ("lanes", "list"), ("doctor",), ("migrate", "--check")],
+    ids=" ".join,
+)
+def test_commands_that_look_do_not_migrate_a_file(tmp_path: Path, command: tuple[str, ...]) -> None:
+    path = tmp_path / "old.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table theirs (id integer)")
+    connection.close()
+    before = path.read_bytes()
+
+    ran = run(*command, url=f"sqlite:///{path}")
+
+    assert ran.status != 0
+    assert "migrate" in ran.out + ran.err
+    assert path.read_bytes() == before

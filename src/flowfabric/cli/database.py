@@ -52,7 +52,7 @@ def migrate_command(target: Target, check: bool) -> int:
 async def _check(target: Target, url: str) -> int:
     check_file(url)
     try:
-        await (await connect(url)).close()
+        await (await connect(url, set_up=False)).close()
     except SchemaTooOld as error:
         if target.json:
             documents.emit({"found": error.found, "expected": error.expected})

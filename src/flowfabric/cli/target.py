@@ -50,7 +50,7 @@ class Target(Struct, frozen=True, kw_only=True):
         url = self.database()
         check_file(url)
         try:
-            return await connect(url)
+            return await connect(url, set_up=False)
         except Transport as error:
             problem = error.detail.removeprefix(f"transport ({error.backend}): ")
             raise Unavailable(redact(url), f"cannot be reached: {problem}") from error

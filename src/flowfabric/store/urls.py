@@ -31,17 +31,21 @@ def open_store(
     pool_max: int = 10,
     statement_cache_size: int | None = None,
     synchronous: Synchronous = "full",
+    set_up: bool = True,
 ) -> Store:
     """The store at `url`; call its `open` before use.
 
-    `pool_max` and `statement_cache_size` concern Postgres, `synchronous` SQLite.
+    `pool_max` and `statement_cache_size` concern Postgres, `synchronous` SQLite, and so does
+    `set_up`: whether opening may create or migrate the file.
     """
     if not isinstance(url, str):
         raise InvalidInput("url", "must be a string", type(url).__name__)
     if UNSTORABLE.search(url):
         raise InvalidInput("url", "must not contain NUL characters or lone surrogates")
     if url.startswith(SQLITE) and url != SQLITE:
-        return SqliteStore(unquote(url[len(SQLITE) :]), clock=clock, synchronous=synchronous)
+        return SqliteStore(
+            unquote(url[len(SQLITE) :]), clock=clock, synchronous=synchronous, set_up=set_up
+        )
     if url.startswith(EMBEDDED) and url != EMBEDDED:
         url = start_embedded(Path(unquote(url[len(EMBEDDED) :])))
     if url.startswith(POSTGRES):

@@ -3,16 +3,21 @@
 from pathlib import Path
 from typing import Final
 
+from flowfabric.errors import Unavailable
 from flowfabric.store.migrate import Applied, Migration, load, pending
 from flowfabric.store.postgres.driver import Connection, Usable
 from flowfabric.store.postgres.generated import CLOCK_MS, SCHEMA
 
+ENCODING: Final = "UTF8"
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 
 _LOCK_KEY: Final = 0x666C6F77666162
 """`flowfab` in ASCII: the advisory lock migrations are applied under."""
 
-_LEDGER_EXISTS: Final = f"select to_regclass('{SCHEMA}.schema_migration') is not null"
+_LEDGER_EXISTS: Final = (
+    f"select to_regclass('{SCHEMA}.schema_migration') is not null,"
+    " current_setting('server_encoding')"
+)
 _APPLIED: Final = (
     "select version, name, checksum, backward_compatible"
     f" from {SCHEMA}.schema_migration order by version"
@@ -32,9 +37,19 @@ create table if not exists schema_migration (
 
 
 async def read_ledger(connection: Usable) -> list[Applied]:
-    """What was applied, oldest first; nothing, if the schema does not exist."""
-    exists = await connection.fetch(_LEDGER_EXISTS)
-    if not exists[0][0]:
+    """What was applied, oldest first; nothing, if the schema does not exist.
+
+    Refuses a database that cannot hold every text: it would take a failure's reason today and
+    break on another tomorrow.
+    """
+    ((exists, encoding),) = await connection.fetch(_LEDGER_EXISTS)
+    if encoding != ENCODING:
+        raise Unavailable(
+            "postgres",
+            f"the encoding of the database is {encoding}, and must be {ENCODING}, which holds any"
+            " text; make another: create database … encoding 'UTF8' template template0",
+        )
+    if not exists:
         return []
     rows = await connection.fetch(_APPLIED)
     return [Applied(int(str(row[0])), str(row[1]), str(row[2]), row[3] is True) for row in rows]

@@ -2,6 +2,8 @@
 
 import sqlite3
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final, Literal
 
 from flowfabric.core.ids import UUID_BYTES, uuid_text
@@ -44,16 +46,35 @@ _DOOMED: Final = "create temp view doomed as select * from trimming where not ne
 
 
 def connect(
-    path: str, synchronous: Synchronous, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS
+    path: str,
+    synchronous: Synchronous,
+    *,
+    busy_timeout_ms: int = BUSY_TIMEOUT_MS,
+    check: Callable[[sqlite3.Connection], None] | None = None,
 ) -> sqlite3.Connection:
-    """A connection on which transactions are begun and ended by hand."""
+    """A connection on which transactions are begun and ended by hand.
+
+    With `check`, the file has to exist, and is left as it is unless `check` passes it.
+    """
     connection = sqlite3.connect(
-        path,
+        path if check is None else f"{Path(path).absolute().as_uri()}?mode=rw",
         timeout=busy_timeout_ms / 1000,
         isolation_level=None,
         check_same_thread=False,
         cached_statements=STATEMENTS_CACHED,
+        uri=check is not None,
     )
+    try:
+        if check is not None:
+            check(connection)
+        _prepare(connection, path, synchronous)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: str, synchronous: Synchronous) -> None:
     if path != MEMORY:
         _use_wal(connection)
     for setting in (
@@ -69,7 +90,6 @@ def connect(
     connection.create_function("uuid_at", 2, _uuid_at, deterministic=True)
     for scratch in (_CLAIMING, _COMPLETING, _RENEWING, _TRIMMING, _DOOMED):
         connection.execute(scratch)
-    return connection
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:

@@ -39,13 +39,23 @@ def apply_pending(connection: sqlite3.Connection) -> list[str]:
     return [migration.name for migration in migrations]
 
 
+def check_schema(connection: sqlite3.Connection) -> None:
+    """Refuse a file that does not have our schema, or another version of it. Changes nothing."""
+    applied = read_ledger(connection) if _has_ledger(connection) else []
+    check(load(MIGRATIONS), applied)
+
+
+def _has_ledger(connection: sqlite3.Connection) -> bool:
+    known = "select 1 from sqlite_master where type = 'table' and name = 'schema_migration'"
+    return connection.execute(known).fetchone() is not None
+
+
 def _up_to_date(connection: sqlite3.Connection) -> bool:
     """Whether there is nothing to apply: then opening the file needs no lock on it.
 
     Somebody may open it for the first time while their own transaction holds the lock.
     """
-    known = "select 1 from sqlite_master where type = 'table' and name = 'schema_migration'"
-    if connection.execute(known).fetchone() is None:
+    if not _has_ledger(connection):
         return False
     applied = read_ledger(connection)
     if pending(load(MIGRATIONS), applied):

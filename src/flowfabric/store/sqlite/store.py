@@ -33,8 +33,9 @@ from flowfabric.store.foreign import unwrap, unwrap_sync
 from flowfabric.store.hints import HintBoard, Listener
 from flowfabric.store.sqlite.connection import BUSY_TIMEOUT_MS, MEMORY, Synchronous, connect
 from flowfabric.store.sqlite.failures import translate
+from flowfabric.store.sqlite.identity import FileIdentity
 from flowfabric.store.sqlite.joined import joined
-from flowfabric.store.sqlite.migrations import apply_pending
+from flowfabric.store.sqlite.migrations import apply_pending, check_schema
 from flowfabric.store.sqlite.transaction import SqliteReader, SqliteTransaction
 from flowfabric.store.sqlite.watcher import watch
 from flowfabric.store.sqlite.writer import Committer, Writer
@@ -63,12 +64,18 @@ class SqliteStore:
         clock: Clock | None = None,
         synchronous: Synchronous = "full",
         busy_timeout_ms: int = BUSY_TIMEOUT_MS,
+        set_up: bool = True,
     ) -> None:
-        """`synchronous="normal"` may lose the latest commits when the power fails."""
+        """`synchronous="normal"` may lose the latest commits when the power fails.
+
+        Without `set_up`, opening neither creates nor migrates the file.
+        """
         self._path = path
         self._clock = clock or SystemClock()
         self._synchronous: Synchronous = synchronous
         self._busy_timeout_ms = busy_timeout_ms
+        self._set_up = set_up
+        self._identity = FileIdentity(MEMORY)
         self._board = HintBoard()
         self._writer: Writer | None = None
         self._readers: ThreadPoolExecutor | None = None
@@ -82,7 +89,8 @@ class SqliteStore:
         loop = asyncio.get_running_loop()
         connection = await loop.run_in_executor(None, self._connect_writer)
         in_file = self._path != MEMORY
-        committer = Committer(connection, self._clock)
+        self._identity = FileIdentity(self._path)
+        committer = Committer(connection, self._clock, self._identity)
         self._writer = Writer(committer, loop, self._board.publish, threaded=in_file)
         if in_file:
             self._readers = ThreadPoolExecutor(READERS, "flowfabric-sqlite-read")
@@ -144,6 +152,7 @@ class SqliteStore:
     def transact_on_sync(
         self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
     ) -> T:
+        self._identity.check()
         with joined(unwrap_sync(connection), self._path) as theirs:
             return drive(body(SqliteTransaction(theirs, self._clock)))
 
@@ -195,8 +204,18 @@ class SqliteStore:
         return connect(self._path, self._synchronous, busy_timeout_ms=self._busy_timeout_ms)
 
     def _connect_writer(self) -> sqlite3.Connection:
-        connection, _ = self._migrate()
-        return connection
+        if self._set_up or self._path == MEMORY:
+            connection, _ = self._migrate()
+            return connection
+        try:
+            return connect(
+                self._path,
+                self._synchronous,
+                busy_timeout_ms=self._busy_timeout_ms,
+                check=check_schema,
+            )
+        except sqlite3.Error as error:
+            raise translate(error) from error
 
     def _migrate(self) -> tuple[sqlite3.Connection, Sequence[str]]:
         try:
@@ -213,6 +232,7 @@ class SqliteStore:
         """Run `body` on a reader's thread, in one snapshot."""
         connection = self._reader()
         try:
+            self._identity.check()
             connection.execute("begin")
             return drive(body(SqliteReader(connection, self._clock)))
         except sqlite3.Error as error:

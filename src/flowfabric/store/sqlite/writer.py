@@ -13,9 +13,11 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
+from flowfabric.errors import Unavailable
 from flowfabric.store.base import Clock
 from flowfabric.store.drive import drive
 from flowfabric.store.sqlite.failures import translate
+from flowfabric.store.sqlite.identity import FileIdentity
 from flowfabric.store.sqlite.transaction import SqliteTransaction
 
 T = TypeVar("T")
@@ -99,9 +101,12 @@ class Probe:
 class Committer:
     """Runs work in transactions on the one connection that writes."""
 
-    def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, clock: Clock, identity: FileIdentity
+    ) -> None:
         self.connection = connection
         self.clock = clock
+        self._identity = identity
 
     def run(self, first: Work, others: Iterable[Work] = ()) -> list[Work]:
         """Run and commit together `first` and what `others` yields; return all, done or failed."""
@@ -113,7 +118,8 @@ class Committer:
                 group.append(work)
                 self._run_one(work)
             self.connection.execute("commit")
-        except sqlite3.Error as error:
+            self._identity.check()
+        except (sqlite3.Error, Unavailable) as error:
             self._give_up(group, error)
         return group
 
@@ -131,8 +137,8 @@ class Committer:
             self.connection.execute("rollback to unit")
         self.connection.execute("release unit")
 
-    def _give_up(self, group: list[Work], error: sqlite3.Error) -> None:
-        """Nothing of the group was written; all of it failed, unless it had already."""
+    def _give_up(self, group: list[Work], error: Exception) -> None:
+        """Nothing of the group was written, or nowhere; all of it failed, unless it had already."""
         if self.connection.in_transaction:
             self.connection.execute("rollback")
         for work in group:

@@ -1,0 +1,108 @@
+"""The file is deleted or replaced under processes that use it."""
+
+import os
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from flowfabric import App, Engine, connect
+from flowfabric.core.creation import NewExecution
+from flowfabric.errors import SchemaTooOld, Transport, Unavailable
+
+REQUEST = NewExecution(execution_kind="work")
+
+
+def contents(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+@pytest.fixture
+async def engine(path: Path) -> AsyncIterator[Engine]:
+    async with await connect(f"sqlite:///{path}") as opened:
+        await opened.create_execution(REQUEST)
+        yield opened
+
+
+async def test_nothing_is_acknowledged_into_a_deleted_file(engine: Engine, path: Path) -> None:
+    os.unlink(path)
+
+    with pytest.raises(Unavailable, match="was deleted while it was in use"):
+        await engine.create_execution(REQUEST)
+    with pytest.raises(Unavailable, match="was deleted while it was in use"):
+        await engine.list_lanes()
+
+
+async def test_nor_into_one_that_was_replaced(engine: Engine, path: Path, tmp_path: Path) -> None:
+    async with await connect(f"sqlite:///{tmp_path / 'other.db'}"):
+        pass
+    (tmp_path / "other.db").replace(path)
+
+    with pytest.raises(Unavailable, match="was replaced while it was in use"):
+        await engine.create_execution(REQUEST)
+    with pytest.raises(Unavailable, match="was replaced while it was in use"):
+        await engine.list_lanes()
+
+
+async def test_a_file_that_is_put_back_serves_again(engine: Engine, path: Path) -> None:
+    os.rename(path, path.with_suffix(".away"))
+    with pytest.raises(Unavailable):
+        await engine.create_execution(REQUEST)
+    os.rename(path.with_suffix(".away"), path)
+
+    await engine.create_execution(REQUEST)
+
+
+async def test_a_transaction_of_the_user_is_not_joined_either(path: Path) -> None:
+    app = App(f"sqlite:///{path}")
+
+    @app.task
+    def work() -> None: ...
+
+    async with app:
+        await app.submit(work)
+        connection = sqlite3.connect(path)
+        os.unlink(path)
+        connection.execute("begin")
+        with pytest.raises(Unavailable, match="was deleted"):
+            await app.submit(work, connection=connection)
+        connection.close()
+
+
+async def test_whoever_waits_for_a_result_learns_of_it(path: Path) -> None:
+    app = App(f"sqlite:///{path}")
+
+    @app.task
+    def work() -> None: ...
+
+    async with app:
+        run = await app.submit(work)
+        os.unlink(path)
+        with pytest.raises(Unavailable, match="was deleted"):
+            await run.state()
+
+
+async def test_looking_creates_no_file(path: Path) -> None:
+    with pytest.raises(Transport):
+        await connect(f"sqlite:///{path}", set_up=False)
+
+    assert os.listdir(path.parent) == []
+
+
+async def test_looking_leaves_a_file_that_is_not_ours_as_it_is(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table theirs (id integer)")
+    connection.close()
+    before = contents(path)
+
+    with pytest.raises(SchemaTooOld):
+        await connect(f"sqlite:///{path}", set_up=False)
+
+    assert contents(path) == before
+    assert os.listdir(path.parent) == [path.name]
+
+
+async def test_looking_opens_a_file_that_is_up_to_date(engine: Engine, path: Path) -> None:
+    async with await connect(f"sqlite:///{path}", set_up=False) as other:
+        assert [each.lane_id for each in (await other.list_lanes()).lanes] == ["default"]
