@@ -20,6 +20,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
+from msgspec import structs
+
 from flowfabric.blocking import Blocking
 from flowfabric.config import EngineConfig
 from flowfabric.connection import Opened, connect
@@ -49,6 +51,7 @@ Ts = TypeVarTuple("Ts")
 M = TypeVar("M", bound=Middleware)
 
 DEFAULT_URL = "sqlite:///flowfabric.db"
+DEFAULT_NAMESPACE = "default"
 MEMORY_URL = "sqlite:///:memory:"
 
 
@@ -59,11 +62,13 @@ class App(Registry):
         self,
         url: str = DEFAULT_URL,
         *,
+        namespace: str = DEFAULT_NAMESPACE,
         config: EngineConfig | None = None,
         clock: Clock | None = None,
         pool_max: int = 10,
     ) -> None:
-        super().__init__()
+        """Apps of different namespaces share a database and see nothing of each other."""
+        super().__init__(namespace)
         self.url = url
         self.resources = Resources()
         self._middleware: list[Middleware] = []
@@ -166,7 +171,9 @@ class App(Registry):
     def adopt(self, other: "App") -> None:
         """Take over another app's tasks, schedules, middleware and resources."""
         self.tasks |= other.tasks
-        self.schedules += other.schedules
+        self.schedules += [
+            structs.replace(each, namespace=self.namespace) for each in other.schedules
+        ]
         self._middleware += other.middlewares
         self.resources.adopt(other.resources)
 
@@ -196,7 +203,7 @@ class App(Registry):
         """
         call, options = read_submission(what, args, given)
         opened = await self._open_unless_closed()
-        request = request_of(call, options)
+        request = request_of(call, options, self.namespace)
         if options.connection is None:
             created = await opened.submissions.submit(request)
         else:
@@ -209,7 +216,7 @@ class App(Registry):
         """Submit many calls, `[publish(1), publish(2)]`, in as few transactions as possible."""
         checked = check_options(options)
         opened = await self._open_unless_closed()
-        requests = [request_of(call, checked) for call in calls]
+        requests = [request_of(call, checked, self.namespace) for call in calls]
         if checked.connection is None:
             created = await opened.submissions.submit_many(requests)
         else:
@@ -223,7 +230,6 @@ class App(Registry):
         self,
         kind: str,
         *,
-        namespace: str = "default",
         tags: Mapping[str, str] | None = None,
         flow_id: str | None = None,
     ) -> Flow:
@@ -231,28 +237,31 @@ class App(Registry):
 
         With a `flow_id` of your own, building and starting the same flow again adds nothing.
         """
-        return Flow(self._open_unless_closed, kind, namespace=namespace, tags=tags, flow_id=flow_id)
+        return Flow(
+            self._open_unless_closed, kind, namespace=self.namespace, tags=tags, flow_id=flow_id
+        )
 
     def flow_run(self, flow_id: str) -> FlowRun:
         """A flow started elsewhere. The app must be open."""
         opened = self._require()
-        return FlowRun(opened.engine, opened.endings, opened.engine.check_flow_id(flow_id))
+        checked = opened.engine.check_flow_id(flow_id)
+        return FlowRun(opened.engine, opened.endings, checked, namespace=self.namespace)
 
     def run(self, task: Task[..., R], execution_id: str) -> Run[R]:
         """The run of an execution submitted elsewhere. The app must be open."""
         opened = self._require()
         checked = opened.engine.check_execution_id(execution_id)
-        return Run(opened.endings, opened.engine, task, checked)
+        return Run(opened.endings, opened.engine, task, checked, namespace=self.namespace)
 
     @cached_property
     def blocking(self) -> Blocking:
         """The same without an event loop, for scripts and web frameworks like Django."""
-        return Blocking(self._connect)
+        return Blocking(self._connect, self.namespace)
 
     @cached_property
     def signals(self) -> Signals:
         """Signals for executions that wait, and the list of what they wait for."""
-        return Signals(self._open_engine)
+        return Signals(self._open_engine, self.namespace)
 
     # Opening and closing
 
@@ -342,6 +351,7 @@ class App(Registry):
             resources=self.resources,
             middleware=self._middleware,
             connect=own,
+            namespace=self.namespace,
         )
 
     async def _connect(self, pool_max: int | None = None) -> Engine:

@@ -34,7 +34,8 @@ Ts = TypeVarTuple("Ts")
 class Blocking:
     """An app's submitting side for code without an event loop. Safe from any thread."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Engine]]) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[Engine]], namespace: str) -> None:
+        self.namespace = namespace
         self._connect = connect
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,7 +60,7 @@ class Blocking:
         """Store an execution; see `App.submit`."""
         call, options = read_submission(what, args, given)
         opened = self._open()
-        request = request_of(call, options)
+        request = request_of(call, options, self.namespace)
         if options.connection is None:
             created = self.wait(opened.submissions.submit(request))
         else:
@@ -72,7 +73,7 @@ class Blocking:
         """Submit many calls at once; see `App.submit_many`."""
         checked = check_options(options)
         opened = self._open()
-        requests = [request_of(call, checked) for call in calls]
+        requests = [request_of(call, checked, self.namespace) for call in calls]
         if checked.connection is None:
             created = self.wait(opened.submissions.submit_many(requests))
         else:
@@ -85,7 +86,9 @@ class Blocking:
     def run(self, task: Task[..., R], execution_id: str) -> "BlockingRun[R]":
         """The run of an execution submitted elsewhere."""
         opened = self._open()
-        return self._run(opened, task, opened.engine.check_execution_id(execution_id))
+        checked = opened.engine.check_execution_id(execution_id)
+        run = Run(opened.endings, opened.engine, task, checked, namespace=self.namespace)
+        return BlockingRun(self, run)
 
     @property
     def signals(self) -> "BlockingSignals":
@@ -205,7 +208,15 @@ class BlockingSignals:
         """Send a signal to whatever the token was made for; see `Signals.deliver`."""
         engine = self._blocking.open()
         return self._blocking.wait(
-            deliver(engine, token, name, payload, source=source, idempotency_key=idempotency_key)
+            deliver(
+                engine,
+                token,
+                name,
+                payload,
+                source=source,
+                idempotency_key=idempotency_key,
+                namespace=self._blocking.namespace,
+            )
         )
 
     def send(
@@ -221,16 +232,26 @@ class BlockingSignals:
         engine = self._blocking.open()
         return self._blocking.wait(
             send(
-                engine, execution_id, name, payload, source=source, idempotency_key=idempotency_key
+                engine,
+                execution_id,
+                name,
+                payload,
+                source=source,
+                idempotency_key=idempotency_key,
+                namespace=self._blocking.namespace,
             )
         )
 
     def token(self, execution_id: str, name: str) -> SignalToken:
         """The token of what an execution waits for under a name, to hand out."""
         engine = self._blocking.open()
-        return self._blocking.wait(token_for(engine, execution_id, name))
+        namespace = self._blocking.namespace
+        return self._blocking.wait(token_for(engine, execution_id, name, namespace=namespace))
 
     def pending(self, *, cursor: str | None = None, limit: int = 100) -> Inbox:
         """What suspended executions wait for; see `Signals.pending`."""
         engine = self._blocking.open()
-        return self._blocking.wait(engine.list_inbox(cursor=cursor, limit=limit))
+        namespace = self._blocking.namespace
+        return self._blocking.wait(
+            engine.list_inbox(namespace=namespace, cursor=cursor, limit=limit)
+        )

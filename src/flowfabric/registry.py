@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, overload
 
 from flowfabric.core.durations import Duration, optional_duration_ms
+from flowfabric.core.ids import parse_namespace
 from flowfabric.core.limits import PAYLOAD_BYTES_MAX
 from flowfabric.core.schedule import ScheduleDefinition, check_definition
 from flowfabric.core.versions import check_task_name, kind_of, names_version, split_kind
@@ -40,7 +41,9 @@ class Timing:
 class Registry:
     """The part of an app that knows its tasks and schedules."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespace: str) -> None:
+        self.namespace = parse_namespace(namespace)
+        """Where its executions, schedules and flows are."""
         self.tasks: dict[str, Task[..., object]] = {}
         """Tasks by kind: by name, from version 2 on by `name@version`."""
         self.schedules: list[ScheduleDefinition] = []
@@ -129,6 +132,7 @@ class Registry:
         settings = call.task.settings
         definition = ScheduleDefinition(
             schedule_id=name,
+            namespace=self.namespace,
             execution_kind=call.task.kind,
             cron=timing.cron,
             every_ms=optional_duration_ms("every", timing.every),

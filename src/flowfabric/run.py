@@ -31,7 +31,7 @@ from flowfabric.errors import (
     Unsuccessful,
 )
 from flowfabric.patience import statements_within
-from flowfabric.signals import SignalToken, send
+from flowfabric.signals import SignalToken, check_namespace, send
 from flowfabric.store.base import HintListener
 from flowfabric.task import Task
 
@@ -133,10 +133,18 @@ class Run(Generic[R_co]):
     """One execution of a task, and a typed way to its result."""
 
     def __init__(
-        self, endings: Endings, engine: Engine, task: Task[..., R_co], execution_id: ExecutionId
+        self,
+        endings: Endings,
+        engine: Engine,
+        task: Task[..., R_co],
+        execution_id: ExecutionId,
+        *,
+        namespace: str | None = None,
     ) -> None:
+        """With a `namespace`, an execution of another one does not exist here."""
         self.execution_id = execution_id
         self.task = task
+        self._namespace = namespace
         self._endings = endings
         self._engine = engine
 
@@ -150,6 +158,7 @@ class Run(Generic[R_co]):
         ended otherwise, and `OperationTimeout` when it did not end in time.
         """
         timeout_s = None if timeout is None else duration_ms("timeout", timeout) / 1_000
+        await self._check_namespace()
         return result_of(self.task, await self._endings.wait(self.execution_id, timeout_s))
 
     async def state(self) -> PublicState:
@@ -158,11 +167,12 @@ class Run(Generic[R_co]):
     async def snapshot(self) -> ExecutionSnapshot:
         """Everything there is to see of the execution now."""
         found = await self._engine.describe_execution(self.execution_id)
-        if found is None:
+        if found is None or self._namespace not in (None, found.namespace):
             raise NotFound("execution", self.execution_id)
         return found
 
     async def cancel(self, reason: str = "cancelled by its submitter") -> None:
+        await self._check_namespace()
         await self._engine.cancel_execution(self.execution_id, reason=reason)
 
     async def signal(
@@ -187,6 +197,7 @@ class Run(Generic[R_co]):
             token=token,
             source=source,
             idempotency_key=idempotency_key,
+            namespace=self._namespace,
         )
 
     async def accept_changes(self) -> None:
@@ -195,4 +206,11 @@ class Run(Generic[R_co]):
 
     async def why(self) -> Explanation:
         """Why it is not running, or how it ended, in one sentence."""
+        await self._check_namespace()
         return await self._engine.explain_execution(self.execution_id)
+
+    async def _check_namespace(self) -> None:
+        """Once: executions do not move."""
+        if self._namespace is not None:
+            await check_namespace(self._engine, self.execution_id, self._namespace)
+            self._namespace = None

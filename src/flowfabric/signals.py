@@ -35,7 +35,7 @@ from flowfabric.core.suspension_model import WaitpointState
 from flowfabric.core.tokens import INVALID, MISSING, WaitpointToken, check_token
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspension_reads import Inbox, WaitpointView
-from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, MissingToken
+from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, MissingToken, NotFound
 from flowfabric.json_values import encode_value
 
 T_co = TypeVar("T_co", covariant=True)
@@ -203,6 +203,7 @@ async def deliver(
     source: str = "",
     idempotency_key: str | None = None,
     execution_id: str | None = None,
+    namespace: str | None = None,
 ) -> SignalResult:
     """Send with a token; with `execution_id` only to that execution."""
     parsed = SignalToken.parse(token)
@@ -218,12 +219,17 @@ async def deliver(
         source_type=EXTERNAL,
         source_identity=source,
         idempotency_key=idempotency_key,
+        namespace=namespace,
     )
 
 
-async def token_for(engine: Engine, execution_id: str, name: str) -> SignalToken:
+async def token_for(
+    engine: Engine, execution_id: str, name: str, *, namespace: str | None = None
+) -> SignalToken:
     """The token of the waitpoint an execution has open under a name."""
     check_name(name)
+    if namespace is not None:
+        await check_namespace(engine, execution_id, namespace)
     found = await _open_waitpoints(engine, execution_id)
     fitting = [each for each in found if each.waitpoint_key == name]
     # What is waited for now comes before what was made for later.
@@ -233,6 +239,12 @@ async def token_for(engine: Engine, execution_id: str, name: str) -> SignalToken
         if token is not None:
             return SignalToken(each.execution_id, each.waitpoint_id, token)
     raise not_awaited(execution_id, name, [each.waitpoint_key for each in found])
+
+
+async def check_namespace(engine: Engine, execution_id: str, namespace: str) -> None:
+    """Raise `NotFound` unless the execution exists in this namespace."""
+    if await engine.get_execution_namespace(execution_id) != namespace:
+        raise NotFound("execution", execution_id)
 
 
 async def _open_waitpoints(engine: Engine, execution_id: str) -> tuple[WaitpointView, ...]:
@@ -249,6 +261,7 @@ async def send(
     token: SignalToken | str | None = None,
     source: str = "",
     idempotency_key: str | None = None,
+    namespace: str | None = None,
 ) -> SignalResult:
     """Send to an execution: with a token, or without one as an operator."""
     if token is not None:
@@ -260,6 +273,7 @@ async def send(
             source=source,
             idempotency_key=idempotency_key,
             execution_id=execution_id,
+            namespace=namespace,
         )
     check_name(name)
     return await engine.deliver_operator_signal(
@@ -270,14 +284,16 @@ async def send(
         source_type=OPERATOR,
         source_identity=source,
         idempotency_key=idempotency_key,
+        namespace=namespace,
     )
 
 
 class Signals:
     """An app's way to signal executions, and to see what waits for one."""
 
-    def __init__(self, engine: Callable[[], Awaitable[Engine]]) -> None:
+    def __init__(self, engine: Callable[[], Awaitable[Engine]], namespace: str) -> None:
         self._engine = engine
+        self._namespace = namespace
 
     async def deliver(
         self,
@@ -295,7 +311,13 @@ class Signals:
         """
         engine = await self._engine()
         return await deliver(
-            engine, token, name, payload, source=source, idempotency_key=idempotency_key
+            engine,
+            token,
+            name,
+            payload,
+            source=source,
+            idempotency_key=idempotency_key,
+            namespace=self._namespace,
         )
 
     async def send(
@@ -310,16 +332,24 @@ class Signals:
         """Send a signal as an operator, without a token; see `Run.signal`."""
         engine = await self._engine()
         return await send(
-            engine, execution_id, name, payload, source=source, idempotency_key=idempotency_key
+            engine,
+            execution_id,
+            name,
+            payload,
+            source=source,
+            idempotency_key=idempotency_key,
+            namespace=self._namespace,
         )
 
     async def token(self, execution_id: str, name: str) -> SignalToken:
         """The token of what an execution waits for under a name, to hand out."""
-        return await token_for(await self._engine(), execution_id, name)
+        engine = await self._engine()
+        return await token_for(engine, execution_id, name, namespace=self._namespace)
 
     async def pending(self, *, cursor: str | None = None, limit: int = 100) -> Inbox:
         """The inbox: what suspended executions wait for, longest first, without tokens.
 
         `limit` counts executions; `next_cursor` continues.
         """
-        return await (await self._engine()).list_inbox(cursor=cursor, limit=limit)
+        engine = await self._engine()
+        return await engine.list_inbox(namespace=self._namespace, cursor=cursor, limit=limit)

@@ -33,7 +33,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     priority: int | None = None
     lane: str | None = None
-    namespace: str = "default"
     idempotency_key: str | None = None
     strict: bool = False
     tags: dict[str, str] = {}
@@ -77,12 +76,12 @@ def check_options(given: Mapping[str, object]) -> Options:
         raise InvalidInput(path.rstrip("`") or "options", problem) from None
 
 
-def request_of(call: Call[object], options: Options) -> NewExecution:
+def request_of(call: Call[object], options: Options, namespace: str) -> NewExecution:
     settings = call.task.settings
     return NewExecution(
         execution_kind=call.task.kind,
         lane_id=options.lane or settings.lane,
-        namespace=options.namespace,
+        namespace=namespace,
         input_payload=call.payload,
         payload_encoding=JSON,
         priority=settings.priority if options.priority is None else options.priority,

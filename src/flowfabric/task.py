@@ -87,7 +87,6 @@ class SubmitOptions(TypedDict, total=False):
 
     priority: int
     lane: str
-    namespace: str
     idempotency_key: str
     strict: bool
     """Refuse an idempotency key that was used with other arguments."""

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from flowfabric.app import MEMORY_URL, App
+from flowfabric.app import DEFAULT_NAMESPACE, MEMORY_URL, App
 from flowfabric.core.checks import check_int, check_time
 from flowfabric.core.durations import duration_ms
 from flowfabric.engine.filters import ExecutionFilter
@@ -73,7 +73,8 @@ class LocalApp(App):
     def __init__(self, of: App | None = None, clock: SettableClock | None = None) -> None:
         """`of` is the application under test, whose tasks and resources are used."""
         self.clock = clock or SettableClock()
-        super().__init__(MEMORY_URL, clock=self.clock)
+        namespace = DEFAULT_NAMESPACE if of is None else of.namespace
+        super().__init__(MEMORY_URL, namespace=namespace, clock=self.clock)
         if of is not None:
             self.adopt(of)
 
@@ -88,7 +89,12 @@ class LocalApp(App):
         await self.store_schedules(opened.engine)
         await self.resources.open()
         worker = InlineWorker(
-            opened.engine, self.tasks, opened.submissions, self.resources, self.middlewares
+            opened.engine,
+            self.tasks,
+            opened.submissions,
+            self.resources,
+            self.middlewares,
+            self.namespace,
         )
         ran = 0
         try:

@@ -43,6 +43,7 @@ def claiming(waiting: ExecutionId) -> dict[str, Arguments]:
         **WORKER,
         "capabilities": ["gpu"],
         "kinds": ["none"],
+        "namespace": "n",
         "lease_ttl_ms": 1_000,
         "max_wait_ms": 0,
     }

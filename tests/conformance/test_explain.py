@@ -26,6 +26,7 @@ async def present(
     async def body(tx: Transaction) -> None:
         presence = WorkerPresence(
             worker_instance_id=WorkerInstanceId(name),
+            namespace=None,
             worker_id=WorkerId("w"),
             lanes=lanes,
             kinds=kinds,

@@ -60,7 +60,7 @@ def test_a_task_says_how_long_its_runs_are_kept() -> None:
     @app.schedule(every="1h", keep="2d")
     def hourly() -> None: ...
 
-    assert request_of(short_lived(), check_options({})).policy == ExecutionPolicy(
+    assert request_of(short_lived(), check_options({}), "default").policy == ExecutionPolicy(
         retention_policy=RetentionPolicy(completed_ms=86_400_000, failed_ms=7 * 86_400_000)
     )
     (schedule,) = app.schedules
@@ -101,7 +101,7 @@ def test_settings_become_the_policy_of_every_execution() -> None:
     async def train(name: str) -> None: ...
 
     call, options = read_submission(train, ["x"], {"deadline": "1h", "delay": 5})
-    request = request_of(call, options)
+    request = request_of(call, options, "default")
     assert (request.lane_id, request.priority, request.delay_ms) == ("gpu", 7, 5_000)
     assert request.input_payload == b'{"name":"x"}'
     policy = parse_policy(request.policy)

@@ -197,6 +197,7 @@ class Question:
 def claim(lane: str, limit: int, kind: str = "mail") -> Question:
     """What a worker asks that has no `gpu` and serves one kind."""
     parameters: Parameters = {
+        "namespace": "default",
         "lanes": [lane],
         "kinds": [kind],
         "capabilities": [],

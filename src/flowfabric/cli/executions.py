@@ -9,7 +9,7 @@ from rich.text import Text
 
 from flowfabric.cli import documents, filters, screen
 from flowfabric.cli.tables import REMARK, fixed, flexible, right
-from flowfabric.cli.target import Target, limit_option, options, with_engine
+from flowfabric.cli.target import Target, limit_option, namespace_option, options, with_engine
 from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Attempt, WorkerPresence
@@ -47,6 +47,7 @@ ATTEMPT_COLUMNS: Final = (
 @click.command("ls")
 @filters.options
 @limit_option
+@namespace_option
 @options
 @with_engine
 async def ls(engine: Engine, target: Target, chosen: filters.Chosen, limit: int) -> None:
@@ -54,7 +55,7 @@ async def ls(engine: Engine, target: Target, chosen: filters.Chosen, limit: int)
 
     With --json: one execution per line.
     """
-    matching = await chosen.resolve(engine)
+    matching = await chosen.resolve(engine, target)
     found: list[ExecutionSnapshot] = []
     cursor: str | None = None
     while len(found) < limit:
@@ -119,10 +120,10 @@ def queued(execution: ExecutionSnapshot) -> bool:
 
 def unserved(execution: ExecutionSnapshot, present: Sequence[WorkerPresence]) -> str | None:
     """Says so if no worker that is there runs such tasks, whatever they may require."""
-    lane, kind = execution.lane_id, execution.execution_kind
-    if not queued(execution) or any(serves(each, lane, kind, ()) for each in present):
+    if not queued(execution) or any(serves(each, execution, ()) for each in present):
         return None
-    if other_versions(present, lane, kind):
+    kind = execution.execution_kind
+    if other_versions(present, execution):
         return f"no worker for version {split_kind(kind)[1]} any more"
     return f"no worker for {kind}" if present else "no worker"
 
@@ -172,6 +173,7 @@ def remark(execution: ExecutionSnapshot, now_ms: int) -> str | None:
 
 @click.command("show", short_help="Show one execution: attempts, payload, result.")
 @click.argument("execution_id", metavar="ID")
+@namespace_option
 @options
 @with_engine
 async def show(engine: Engine, target: Target, execution_id: str) -> None:
@@ -179,7 +181,7 @@ async def show(engine: Engine, target: Target, execution_id: str) -> None:
 
     ID may be shortened to the beginning or end of the uuid.
     """
-    found = await engine.resolve_execution_id(execution_id)
+    found = await target.find(engine, execution_id)
     execution = await engine.describe_execution(found)
     if execution is None:
         raise NotFound("execution", execution_id)
@@ -282,11 +284,12 @@ def _print_attempts(attempts: tuple[Attempt, ...], now_ms: int) -> None:
 
 @click.command("why", short_help="Say why an execution is not running.")
 @click.argument("execution_id", metavar="ID")
+@namespace_option
 @options
 @with_engine
 async def why(engine: Engine, target: Target, execution_id: str) -> None:
     """Say in one sentence why an execution is not running."""
-    found = await engine.resolve_execution_id(execution_id)
+    found = await target.find(engine, execution_id)
     explanation = await engine.explain_execution(found)
     if target.json:
         documents.emit(explanation)

@@ -8,6 +8,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import click
 from msgspec import structs
 
+from flowfabric.cli.target import Target
 from flowfabric.core.durations import duration_ms
 from flowfabric.core.states import PublicState
 from flowfabric.engine.engine import Engine
@@ -26,7 +27,6 @@ class Chosen:
         states: tuple[str, ...],
         lane: str | None,
         kind: str | None,
-        namespace: str | None,
         tag: str | None,
         since: str | None,
         before: str | None,
@@ -35,7 +35,6 @@ class Chosen:
             states=tuple(PublicState(each) for each in states),
             lane_id=lane,
             execution_kind=kind,
-            namespace=namespace,
             tag=None if tag is None else _pair(tag),
         )
         self._since = since
@@ -49,10 +48,11 @@ class Chosen:
     def empty(self) -> bool:
         return self._filter == EVERYTHING and self._since is None and self._before is None
 
-    async def resolve(self, engine: Engine) -> ExecutionFilter:
+    async def resolve(self, engine: Engine, target: Target) -> ExecutionFilter:
         now_ms = await engine.server_time_ms()
         return structs.replace(
             self._filter,
+            namespace=target.scope(),
             created_after_ms=_time("since", self._since, now_ms),
             created_before_ms=_time("before", self._before, now_ms),
         )
@@ -71,7 +71,6 @@ def options(command: Callable[Concatenate[Chosen, P], T]) -> Callable[P, T]:
     )
     @click.option("--lane", help="In this lane.")
     @click.option("--kind", help="Of this kind: the name of the task.")
-    @click.option("--namespace", help="In this namespace.")
     @click.option("--tag", metavar="KEY=VALUE", help="With this tag.")
     @click.option("--since", metavar="WHEN", help="Created after: 2h (ago), or 2026-03-29T06:00.")
     @click.option("--before", metavar="WHEN", help="Created before, in the same way.")
@@ -81,7 +80,7 @@ def options(command: Callable[Concatenate[Chosen, P], T]) -> Callable[P, T]:
         given = dict(kwargs)
         texts = {
             name: _text(given.pop(name, None))
-            for name in ("lane", "kind", "namespace", "tag", "since", "before")
+            for name in ("lane", "kind", "tag", "since", "before")
         }
         states = given.pop("states", ())
         assert isinstance(states, tuple)

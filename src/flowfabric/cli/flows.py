@@ -8,7 +8,7 @@ from rich.text import Text
 
 from flowfabric.cli import documents, exits, screen
 from flowfabric.cli.tables import fixed, flexible, right
-from flowfabric.cli.target import Target, limit_option, options, with_engine
+from flowfabric.cli.target import Target, limit_option, namespace_option, options, with_engine
 from flowfabric.core.durations import duration_ms, span
 from flowfabric.core.flow_cancel import CancelWait, NoWait, WaitTimeout
 from flowfabric.core.flow_model import CancellationPolicy, FlowState
@@ -49,11 +49,12 @@ def flow() -> None:
     help="Only these.",
 )
 @limit_option
+@namespace_option
 @options
 @with_engine
 async def list_flows(engine: Engine, target: Target, states: tuple[str, ...], limit: int) -> None:
     """List flows, newest first. With --json: one per line."""
-    found, more = await _newest(engine, states, limit)
+    found, more = await _newest(engine, target.scope(), states, limit)
     if target.json:
         for each in found:
             documents.emit(each)
@@ -81,13 +82,13 @@ async def list_flows(engine: Engine, target: Target, states: tuple[str, ...], li
 
 
 async def _newest(
-    engine: Engine, states: tuple[str, ...], limit: int
+    engine: Engine, namespace: str | None, states: tuple[str, ...], limit: int
 ) -> tuple[list[FlowListItem], bool]:
     """Flows are kept by id; new ids are larger than old ones, unless given by a program."""
     kept: deque[FlowListItem] = deque(maxlen=limit)
     count, cursor = 0, None
     while True:
-        page = await engine.list_flows(cursor=cursor, limit=PAGE_MAX)
+        page = await engine.list_flows(namespace=namespace, cursor=cursor, limit=PAGE_MAX)
         matching = [each for each in page.flows if not states or each.status in states]
         count += len(matching)
         kept.extend(matching)
@@ -97,17 +98,20 @@ async def _newest(
             return newest[::-1], count > limit
 
 
-async def resolve_flow_id(engine: Engine, text: str) -> str:
+async def resolve_flow_id(engine: Engine, target: Target, text: str) -> str:
     """The flow a uuid stands for, or the beginning or end of one that fits no other."""
-    part = text.lower()
+    part, namespace = text.lower(), target.scope()
     if len(part) == UUID_CHARS:
-        return engine.check_flow_id(part)
+        flow_id = engine.check_flow_id(part)
+        if namespace not in (None, await engine.get_flow_namespace(flow_id)):
+            raise NotFound("flow", text)
+        return flow_id
     if len(part) < ID_PART_CHARS_MIN:
         raise InvalidInput("flow_id", f"give at least {ID_PART_CHARS_MIN} characters of it", text)
     found: list[str] = []
     cursor: str | None = None
     while True:
-        page = await engine.list_flows(cursor=cursor, limit=PAGE_MAX)
+        page = await engine.list_flows(namespace=namespace, cursor=cursor, limit=PAGE_MAX)
         ids = [each.flow_id for each in page.flows]
         found += [each for each in ids if each.startswith(part) or each.endswith(part)]
         cursor = page.next_cursor
@@ -123,6 +127,7 @@ async def resolve_flow_id(engine: Engine, text: str) -> str:
 @flow.command("show")
 @click.argument("flow_id", metavar="ID")
 @click.option("--all", "every_node", is_flag=True, help="A line for every node, however many.")
+@namespace_option
 @options
 @with_engine
 async def show_flow(engine: Engine, target: Target, flow_id: str, every_node: bool) -> None:
@@ -130,7 +135,7 @@ async def show_flow(engine: Engine, target: Target, flow_id: str, every_node: bo
 
     ID may be shortened to the beginning or end of the uuid.
     """
-    graph = await read_graph(engine, await resolve_flow_id(engine, flow_id))
+    graph = await read_graph(engine, await resolve_flow_id(engine, target, flow_id))
     if graph is None:
         raise NotFound("flow", flow_id)
     if target.json:
@@ -179,6 +184,7 @@ async def _print_failures(engine: Engine, graph: FlowGraph) -> None:
 )
 @click.option("--reason", default="cancelled from the command line", show_default=True)
 @click.option("--wait", metavar="DURATION", help="Until the members have ended, as in 30s.")
+@namespace_option
 @options
 @with_engine
 async def cancel_flow(
@@ -186,7 +192,7 @@ async def cancel_flow(
 ) -> int:
     """Close a flow and cancel its members."""
     mode: CancelWait = NoWait() if wait is None else WaitTimeout(duration_ms("wait", wait))
-    found = await resolve_flow_id(engine, flow_id)
+    found = await resolve_flow_id(engine, target, flow_id)
     answer = await engine.cancel_flow(found, reason=reason, cancellation_policy=policy, wait=mode)
     refused = answer.failed_member_execution_ids if isinstance(answer, PartiallyCancelled) else ()
     count = len(answer.member_execution_ids)

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from flowfabric.cli import documents, exits, filters, screen
-from flowfabric.cli.target import Target, options, with_engine
+from flowfabric.cli.target import Target, namespace_option, options, with_engine
 from flowfabric.core.limits import PAGE_MAX, SWEEP_BATCH
 from flowfabric.core.results import Revoked
 from flowfabric.core.states import TERMINAL_STATES, BlockingReason, PublicState
@@ -31,6 +31,7 @@ Act = Callable[[Sequence[str]], Awaitable[Sequence[object]]]
 @filters.options
 @click.option("--reason", default="cancelled from the command line", show_default=True)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@namespace_option
 @options
 @with_engine
 async def cancel(
@@ -47,7 +48,7 @@ async def cancel(
         return await engine.cancel_executions(ids, reason=reason)
 
     unfinished = set(PublicState) - TERMINAL_STATES
-    ids = await _choose(engine, "cancel", execution_ids, chosen, unfinished, yes)
+    ids = await _choose(engine, target, "cancel", execution_ids, chosen, unfinished, yes)
     return await _act_on(target, "cancelled", ids, act)
 
 
@@ -56,6 +57,7 @@ async def cancel(
 @filters.options
 @click.option("--reason", default="replayed from the command line", show_default=True)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@namespace_option
 @options
 @with_engine
 async def replay(
@@ -76,7 +78,7 @@ async def replay(
     ended = set(TERMINAL_STATES)
     if not chosen.states:
         ended -= {PublicState.COMPLETED, PublicState.SKIPPED}
-    ids = await _choose(engine, "replay", execution_ids, chosen, ended, yes)
+    ids = await _choose(engine, target, "replay", execution_ids, chosen, ended, yes)
     return await _act_on(target, "replayed", ids, act)
 
 
@@ -84,6 +86,7 @@ async def replay(
 @click.argument("execution_ids", metavar="[ID]...", nargs=-1)
 @filters.options
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@namespace_option
 @options
 @with_engine
 async def accept(
@@ -108,7 +111,14 @@ async def accept(
         return outcomes
 
     ids = await _choose(
-        engine, "accept", execution_ids, chosen, {PublicState.DELAYED}, yes, among=_is_blocked
+        engine,
+        target,
+        "accept",
+        execution_ids,
+        chosen,
+        {PublicState.DELAYED},
+        yes,
+        among=_is_blocked,
     )
     return await _act_on(target, "accepted", ids, act)
 
@@ -124,11 +134,12 @@ def _any(_: ExecutionSnapshot) -> bool:
 @click.command("priority", short_help="Move a waiting execution in its queue.")
 @click.argument("execution_id", metavar="ID")
 @click.argument("priority", type=int)
+@namespace_option
 @options
 @with_engine
 async def priority(engine: Engine, target: Target, execution_id: str, priority: int) -> None:
     """Move a waiting execution in its queue: higher goes first."""
-    found = await engine.resolve_execution_id(execution_id)
+    found = await target.find(engine, execution_id)
     await engine.change_priority(found, priority, any_runnable=True)
     execution = await engine.describe_execution(found)
     assert execution is not None
@@ -141,6 +152,7 @@ async def priority(engine: Engine, target: Target, execution_id: str, priority: 
 @click.command("revoke", short_help="Take executions from their workers.")
 @click.argument("execution_ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--reason", default="revoked from the command line", show_default=True)
+@namespace_option
 @options
 @with_engine
 async def revoke(
@@ -160,12 +172,13 @@ async def revoke(
                 outcomes.append(answer if held else NoActiveLease("nobody holds it"))
         return outcomes
 
-    ids = [await engine.resolve_execution_id(each) for each in execution_ids]
+    ids = [await target.find(engine, each) for each in execution_ids]
     return await _act_on(target, "revoked", ids, act)
 
 
 async def _choose(
     engine: Engine,
+    target: Target,
     verb: str,
     given: tuple[str, ...],
     chosen: filters.Chosen,
@@ -178,10 +191,10 @@ async def _choose(
     if given and not chosen.empty:
         raise click.UsageError("give either IDs or filters")
     if given:
-        return [await engine.resolve_execution_id(each) for each in given]
-    if chosen.empty:
+        return [await target.find(engine, each) for each in given]
+    if chosen.empty and target.namespace is None:
         raise click.UsageError("which ones? Give IDs, or a filter such as --state or --lane")
-    matching = await chosen.resolve(engine)
+    matching = await chosen.resolve(engine, target)
     states = possible & set(matching.states) if matching.states else possible
     if not states:
         wanted = ", ".join(sorted(possible))

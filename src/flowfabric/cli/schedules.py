@@ -6,9 +6,16 @@ from typing import Final
 import click
 from rich.text import Text
 
+from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.cli import documents, screen
 from flowfabric.cli.tables import REMARK, flexible, right
-from flowfabric.cli.target import Target, options, with_engine
+from flowfabric.cli.target import (
+    Target,
+    namespace_option,
+    options,
+    own_namespace_option,
+    with_engine,
+)
 from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.schedule_model import Schedule, ScheduleKind
@@ -31,15 +38,15 @@ def schedules() -> None:
 
 
 @schedules.command("list")
-@click.option("--namespace", help="In this namespace only.")
+@namespace_option
 @options
 @with_engine
-async def list_schedules(engine: Engine, target: Target, namespace: str | None) -> None:
+async def list_schedules(engine: Engine, target: Target) -> None:
     """List schedules. With --json: one per line."""
     found: list[Schedule] = []
     cursor: tuple[str, str] | None = None
     while True:
-        page = await engine.list_schedules(namespace=namespace, cursor=cursor, limit=PAGE_MAX)
+        page = await engine.list_schedules(namespace=target.scope(), cursor=cursor, limit=PAGE_MAX)
         found += page.schedules
         cursor = page.next_cursor
         if cursor is None:
@@ -92,11 +99,11 @@ Operation = Callable[[Engine, str, str], Awaitable[Schedule]]
 def _steer(name: str, done: str, operation: Operation, help_text: str) -> None:
     @schedules.command(name, help=help_text)
     @click.argument("schedule")
-    @click.option("--namespace", default="default", show_default=True)
+    @own_namespace_option
     @options
     @with_engine
-    async def command(engine: Engine, target: Target, schedule: str, namespace: str) -> None:
-        changed = await operation(engine, schedule, namespace)
+    async def command(engine: Engine, target: Target, schedule: str) -> None:
+        changed = await operation(engine, schedule, target.scope() or DEFAULT_NAMESPACE)
         if target.json:
             documents.emit(changed)
         else:
@@ -125,11 +132,12 @@ _steer("remove", "is removed", _remove, "Forget it; executions it has created st
 
 @schedules.command("run")
 @click.argument("schedule")
-@click.option("--namespace", default="default", show_default=True)
+@own_namespace_option
 @options
 @with_engine
-async def run(engine: Engine, target: Target, schedule: str, namespace: str) -> None:
+async def run(engine: Engine, target: Target, schedule: str) -> None:
     """Create its execution now, out of turn."""
+    namespace = target.scope() or DEFAULT_NAMESPACE
     created = await engine.trigger_schedule(schedule, namespace=namespace)
     if target.json:
         documents.emit({"execution_id": created.execution_id})

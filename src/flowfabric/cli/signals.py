@@ -9,7 +9,7 @@ from rich.text import Text
 
 from flowfabric.cli import documents, screen
 from flowfabric.cli.tables import fixed, flexible, right
-from flowfabric.cli.target import Target, options, with_engine
+from flowfabric.cli.target import Target, namespace_option, options, with_engine
 from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.signals import SignalDuplicate
@@ -42,6 +42,7 @@ _EFFECTS: Final = {
 )
 @click.option("--source", help="Who sends it.  [default: you]")
 @click.option("--key", help="Idempotency key: the same key is accepted once.")
+@namespace_option
 @options
 @with_engine
 async def signal(
@@ -56,7 +57,7 @@ async def signal(
 ) -> None:
     """Send a signal NAME to the execution ID, which waits for it."""
     document = _json(payload)
-    found = await engine.resolve_execution_id(execution_id)
+    found = await target.find(engine, execution_id)
     answer = await send(
         engine,
         found,
@@ -79,11 +80,12 @@ async def signal(
 
 @click.command("waitpoints", short_help="See what suspended executions wait for.")
 @click.option("--limit", type=click.IntRange(1, PAGE_MAX), default=100, show_default=True)
+@namespace_option
 @options
 @with_engine
 async def waitpoints(engine: Engine, target: Target, limit: int) -> None:
     """List what suspended executions wait for, longest first. Tokens are never shown."""
-    entries = (await engine.list_inbox(limit=limit)).entries
+    entries = (await engine.list_inbox(namespace=target.scope(), limit=limit)).entries
     if target.json:
         for entry in entries:
             documents.emit(entry)

@@ -10,8 +10,9 @@ import click
 import msgspec
 from rich.text import Text
 
+from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.cli import documents, exits, screen
-from flowfabric.cli.target import Target, find_app, options, with_engine
+from flowfabric.cli.target import Target, find_app, options, own_namespace_option, with_engine
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.durations import duration_ms
 from flowfabric.core.results import Created
@@ -35,7 +36,7 @@ LOOK_AGAIN_S: Final = 1.0
 )
 @click.option("--encoding", default=JSON, show_default=True, help="How the payload is encoded.")
 @click.option("--lane", help="Otherwise: that of the task, or default.")
-@click.option("--namespace", default="default", show_default=True)
+@own_namespace_option
 @click.option("--priority", type=int)
 @click.option("--key", help="Idempotency key: the same key finds the same execution.")
 @click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE")
@@ -52,7 +53,6 @@ async def submit(
     file: str | None,
     encoding: str,
     lane: str | None,
-    namespace: str,
     priority: int | None,
     key: str | None,
     tags: tuple[str, ...],
@@ -74,7 +74,6 @@ async def submit(
     chosen = Options(
         priority=priority,
         lane=lane,
-        namespace=namespace,
         idempotency_key=key,
         tags=dict(_pairs(tags)),
         delay=delay,
@@ -101,15 +100,15 @@ def _request(
     target: Target, kind: str, data: bytes, chosen: Options, encoding: str
 ) -> NewExecution:
     """What the program would ask for, if there is one; else what was given and no more."""
-    named = target.app if target.url is None else None
-    task = None if named is None else _task_of(named, kind)
+    namespace = target.scope() or DEFAULT_NAMESPACE
+    task = None if target.app is None else _task_of(target.app, kind)
     if task is not None and encoding == JSON:
         task.arguments.decode(data)
-        return request_of(Call(task, data or b"{}"), chosen)
+        return request_of(Call(task, data or b"{}"), chosen, namespace)
     name, version = split_kind(kind)
     plain: Task[[], None] = Task(name, lambda: None, TaskSettings(), version)
     return msgspec.structs.replace(
-        request_of(Call(plain, data), chosen),
+        request_of(Call(plain, data), chosen, namespace),
         priority=chosen.priority,
         payload_encoding=encoding if data else None,
     )

@@ -12,12 +12,15 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import unquote
 
 import click
+from click.core import ParameterSource
 from msgspec import Struct
 
 from flowfabric.app import App
 from flowfabric.connection import connect
+from flowfabric.core.ids import ExecutionId
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import SchemaTooOld, Transport, Unavailable
+from flowfabric.signals import check_namespace
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,7 +38,10 @@ NEEDED: Final = (
 class Target(Struct, frozen=True, kw_only=True):
     url: str | None
     app: str | None
+    """The program whose database is meant; None when the database is named itself."""
     json: bool
+    namespace: str | None = None
+    """As given; see `scope`."""
 
     def database(self) -> str:
         """The URL given, or that of the app given."""
@@ -44,6 +50,20 @@ class Target(Struct, frozen=True, kw_only=True):
         if self.app is not None:
             return find_app(self.app).url
         raise click.UsageError(NEEDED)
+
+    def scope(self) -> str | None:
+        """The namespace the command is about: as given, or that of the app; None for all."""
+        if self.namespace is not None or self.app is None:
+            return self.namespace
+        return find_app(self.app).namespace
+
+    async def find(self, engine: Engine, text: str) -> ExecutionId:
+        """The execution an id or a part of it stands for, in the namespace meant."""
+        found = await engine.resolve_execution_id(text)
+        scope = self.scope()
+        if scope is not None:
+            await check_namespace(engine, found, scope)
+        return found
 
     async def open(self) -> Engine:
         """Connect to a database that exists."""
@@ -83,14 +103,36 @@ def options(command: Callable[Concatenate[Target, P], T]) -> Callable[P, T]:
     @wraps(command)
     def wrapped(context: click.Context, /, *args: P.args, **kwargs: P.kwargs) -> T:
         given = dict(kwargs)
+        url, app = _text(given.pop("url", None)), _text(given.pop("app", None))
+        if url is not None and app is not None:
+            # What was typed beats what is set; otherwise the database beats the program.
+            if _typed(context, "app") and not _typed(context, "url"):
+                url = None
+            else:
+                app = None
         target = Target(
-            url=_text(given.pop("url", None)),
-            app=_text(given.pop("app", None)),
+            url=url,
+            app=app,
             json=bool(given.pop("as_json", False)),
+            namespace=_text(given.pop("namespace", None)),
         )
         return context.invoke(command, target, *args, **given)
 
     return wrapped
+
+
+def _typed(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+namespace_option = click.option(
+    "--namespace", help="In this namespace.  [default: that of the app, or all]"
+)
+"""For a command that has `options`, too, and is about what exists."""
+own_namespace_option = click.option(
+    "--namespace", help="In this namespace.  [default: that of the app, or `default`]"
+)
+"""For a command about one thing that every namespace may have under the same name."""
 
 
 def with_engine(

@@ -255,6 +255,8 @@ class WorkerPresence(Record, frozen=True, kw_only=True):
 
     worker_instance_id: WorkerInstanceId
     worker_id: WorkerId
+    namespace: Namespace | None
+    """Null for a worker that serves every namespace."""
     lanes: str
     """JSON lists; `kinds` is null for a worker that takes every kind."""
     kinds: str | None

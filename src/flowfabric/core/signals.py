@@ -17,7 +17,7 @@ from flowfabric.core.conditions import observe, stored_condition
 from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.execution import Timing
-from flowfabric.core.ids import SignalId, WaitpointId
+from flowfabric.core.ids import Namespace, SignalId, WaitpointId
 from flowfabric.core.model import Execution
 from flowfabric.core.policies import parse_policy
 from flowfabric.core.resuming import resume
@@ -64,6 +64,8 @@ class SignalRequest(Struct, frozen=True, kw_only=True):
     target_scope: str
     created_at_ms: int | None
     dedup_ttl_ms: int
+    namespace: Namespace | None = None
+    """Only to an execution of this one."""
 
 
 class SignalAccepted(Struct, frozen=True, kw_only=True, tag="Accepted"):

@@ -27,8 +27,10 @@ from flowfabric.core.ids import (
     FIRST_UUID,
     ExecutionId,
     FlowId,
+    Namespace,
     make_execution_id,
     parse_execution_id,
+    parse_namespace,
     parse_uuid,
     uuid_of,
 )
@@ -96,12 +98,24 @@ class FlowReads(FlowOperations):
         )
 
     async def list_flows(
-        self, partition: str | int | None = None, *, cursor: str | None = None, limit: int = 100
+        self,
+        partition: str | int | None = None,
+        *,
+        namespace: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
     ) -> FlowPage:
-        """Flows by ascending id, of one partition or of all, after `cursor`."""
+        """Flows by ascending id, of one partition or of all, after `cursor`.
+
+        A `namespace` is looked for in all partitions.
+        """
         check_int("limit", limit, 0, PAGE_MAX)
         after = FIRST_UUID if cursor is None else parse_uuid("cursor", cursor)
         index = self._check_partition(partition)
+        if namespace is not None:
+            parse_namespace(namespace)
+            if index is not None:
+                raise InvalidInput("namespace", "cannot be combined with a partition", namespace)
         if limit == 0:
             return FlowPage(flows=(), next_cursor=None)
 
@@ -109,7 +123,12 @@ class FlowReads(FlowOperations):
             now_ms = await reader.now_ms()
             if index is None:
                 return await reader.select_records(
-                    Flow, "list_flows", after=after, now_ms=now_ms, limit=limit + 1
+                    Flow,
+                    "list_flows",
+                    namespace=namespace,
+                    after=after,
+                    now_ms=now_ms,
+                    limit=limit + 1,
                 )
             return await reader.select_records(
                 Flow,
@@ -288,6 +307,15 @@ class FlowReads(FlowOperations):
             await tx.save(Changes(updates=(touched,) if added else (touched, tag)))
 
         await self.store.transact(body)
+
+    async def get_flow_namespace(self, flow_id: str) -> Namespace | None:
+        asked = self.check_flow_id(flow_id)
+
+        async def body(reader: Reader) -> Namespace | None:
+            flow = await self.find_flow(reader, asked)
+            return None if flow is None else flow.namespace
+
+        return await self.store.read(body)
 
     async def get_flow_tag(self, flow_id: str, key: str) -> str | None:
         """The tag's value, or None when the tag or the flow is missing."""

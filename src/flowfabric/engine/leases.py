@@ -38,6 +38,7 @@ from flowfabric.core.ids import (
     make_execution_id,
     parse_execution_kind,
     parse_lane_id,
+    parse_namespace,
     parse_worker_id,
     uuid_of,
     uuids_from,
@@ -73,6 +74,8 @@ LEASE_TTL_MS = 30_000
 class ClaimQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker can run."""
 
+    namespace: Namespace | None
+    """None: every namespace."""
     lanes: tuple[LaneId, ...]
     kinds: tuple[str, ...] | None
     """None: every kind."""
@@ -120,10 +123,14 @@ class Leases(Operations):
         worker_instance_id: str,
         capabilities: Sequence[str] = (),
         kinds: Sequence[str] | None = None,
+        namespace: str | None = None,
         lease_ttl_ms: int = LEASE_TTL_MS,
         max_wait_ms: int = 0,
     ) -> Claimed | None:
-        """Take the best ready execution of a lane, waiting up to `max_wait_ms` for one."""
+        """Take the best ready execution of a lane, waiting up to `max_wait_ms` for one.
+
+        Without a `namespace`, those of every namespace count.
+        """
         claimed = await self.claim_many(
             [lane_id],
             limit=1,
@@ -131,6 +138,7 @@ class Leases(Operations):
             worker_instance_id=worker_instance_id,
             capabilities=capabilities,
             kinds=kinds,
+            namespace=namespace,
             lease_ttl_ms=lease_ttl_ms,
             max_wait_ms=max_wait_ms,
         )
@@ -145,6 +153,7 @@ class Leases(Operations):
         worker_instance_id: str,
         capabilities: Sequence[str] = (),
         kinds: Sequence[str] | None = None,
+        namespace: str | None = None,
         lease_ttl_ms: int = LEASE_TTL_MS,
         max_wait_ms: int = 0,
     ) -> list[Claimed]:
@@ -153,7 +162,7 @@ class Leases(Operations):
         check_int("max_wait_ms", max_wait_ms, 0, 10 * 60 * 1_000)
         check_ttl(lease_ttl_ms)
         worker = check_worker(worker_id, worker_instance_id)
-        query = check_query(lane_ids, kinds, capabilities)
+        query = check_query(lane_ids, kinds, capabilities, namespace)
         if max_wait_ms == 0:
             return await self._claim(query, worker, lease_ttl_ms, limit)
         deadline_s = time.monotonic() + max_wait_ms / 1_000
@@ -170,6 +179,7 @@ class Leases(Operations):
     ) -> list[Claimed]:
         rows = await self.store.execute_alone(
             "claim_ready",
+            namespace=query.namespace,
             lanes=query.lanes,
             kinds=query.kinds,
             capabilities=query.capabilities,
@@ -417,11 +427,15 @@ def check_worker(worker_id: object, worker_instance_id: object) -> Worker:
 
 
 def check_query(
-    lane_ids: Sequence[str], kinds: Sequence[str] | None, capabilities: Sequence[str]
+    lane_ids: Sequence[str],
+    kinds: Sequence[str] | None,
+    capabilities: Sequence[str],
+    namespace: str | None,
 ) -> ClaimQuery:
     lanes = check_list("lane_ids", lane_ids, 1, BATCH_MAX)
     wanted = None if kinds is None else check_list("kinds", kinds, 0, BATCH_MAX)
     return ClaimQuery(
+        namespace=None if namespace is None else parse_namespace(namespace),
         lanes=tuple(parse_lane_id(lane_id) for lane_id in lanes),
         kinds=None if wanted is None else tuple(parse_execution_kind(kind) for kind in wanted),
         capabilities=tuple(sorted(check_offered(capabilities))),

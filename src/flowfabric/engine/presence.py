@@ -25,14 +25,16 @@ class Presence(Operations):
         worker_instance_id: str,
         capabilities: Sequence[str] = (),
         kinds: Sequence[str] | None = None,
+        namespace: str | None = None,
     ) -> None:
         """Say that a worker is there, what it serves, and that it was seen just now."""
         worker = check_worker(worker_id, worker_instance_id)
-        query = check_query(lane_ids, kinds, capabilities)
+        query = check_query(lane_ids, kinds, capabilities, namespace)
         await self.store.execute_alone(
             "report_presence",
             worker_instance_id=worker.worker_instance_id,
             worker_id=worker.worker_id,
+            namespace=query.namespace,
             lanes=_names(query.lanes),
             kinds=None if query.kinds is None else _names(query.kinds),
             capabilities=_names(query.capabilities),

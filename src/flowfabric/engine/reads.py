@@ -364,10 +364,8 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         lane=(await reader.get(Lane, [lane_key])).get(lane_key),
         required=required,
         ahead=ahead if ahead <= QUEUE_COUNT_MAX else None,
-        served=any(
-            serves(p, execution.lane_id, execution.execution_kind, required) for p in present
-        ),
-        other_versions=other_versions(present, execution.lane_id, execution.execution_kind),
+        served=any(serves(each, execution, required) for each in present),
+        other_versions=other_versions(present, execution),
         now_ms=now_ms,
         waits_for=await waits_for(reader, execution),
     )

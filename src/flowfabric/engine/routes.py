@@ -1,7 +1,7 @@
 """Routes: who may run what.
 
-Each distinct (lane, kind, required capabilities) is one small row; executions
-point at it. Claims pick routes first and rows second.
+Each distinct (namespace, lane, kind, required capabilities) is one small row;
+executions point at it. Claims pick routes first and rows second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,23 @@ import msgspec
 
 from flowfabric.core.creation import Checked
 from flowfabric.core.ids import parse_lane_id
-from flowfabric.core.model import Lane, WorkerPresence
+from flowfabric.core.model import Execution, Lane, WorkerPresence
 from flowfabric.core.states import LaneState
 from flowfabric.core.versions import split_kind
+from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.store.base import Reader, Row, Transaction
 
-Route = tuple[str, str, tuple[str, ...]]
-"""Lane, kind and required capabilities: who may run what."""
+Route = tuple[str, str, str, tuple[str, ...]]
+"""Namespace, lane, kind and required capabilities: who may run what."""
 
 
 def route_of(checked: Checked) -> Route:
-    return (checked.lane_id, checked.execution_kind, checked.required_capabilities)
+    return (
+        checked.namespace,
+        checked.lane_id,
+        checked.execution_kind,
+        checked.required_capabilities,
+    )
 
 
 class Registration:
@@ -31,12 +37,13 @@ class Registration:
 
     async def run(self, tx: Transaction) -> dict[Route, int]:
         """Their ids, once they are there."""
-        await register_lanes(tx, sorted({route[0] for route in self.unknown}), "create_execution")
+        await register_lanes(tx, sorted({route[1] for route in self.unknown}), "create_execution")
         rows = await tx.select(
             "intern_routes",
-            lane_ids=[route[0] for route in self.unknown],
-            execution_kinds=[route[1] for route in self.unknown],
-            capabilities=[msgspec.json.encode(route[2]).decode() for route in self.unknown],
+            namespaces=[route[0] for route in self.unknown],
+            lane_ids=[route[1] for route in self.unknown],
+            execution_kinds=[route[2] for route in self.unknown],
+            capabilities=[msgspec.json.encode(route[3]).decode() for route in self.unknown],
             now_ms=await tx.now_ms(),
         )
         return {_stored_route(row): int(str(row["route_id"])) for row in rows}
@@ -44,7 +51,7 @@ class Registration:
 
 def _stored_route(row: Row) -> Route:
     needs = tuple(msgspec.json.decode(str(row["capabilities"]), type=list[str]))
-    return (str(row["lane_id"]), str(row["execution_kind"]), needs)
+    return (str(row["namespace"]), str(row["lane_id"]), str(row["execution_kind"]), needs)
 
 
 async def register_lanes(tx: Transaction, lane_ids: Sequence[str], registered_by: str) -> None:
@@ -69,26 +76,28 @@ async def required_capabilities(reader: Reader, route_id: int) -> tuple[str, ...
 
 
 def serves(
-    presence: WorkerPresence, lane_id: str, execution_kind: str, required: tuple[str, ...]
+    presence: WorkerPresence, execution: Execution | ExecutionSnapshot, required: tuple[str, ...]
 ) -> bool:
-    """Whether the worker would claim from this route."""
+    """Whether the worker would claim the execution, which needs the required capabilities."""
     kinds = None if presence.kinds is None else _names(presence.kinds)
     return (
-        lane_id in _names(presence.lanes)
-        and (kinds is None or execution_kind in kinds)
+        presence.namespace in (None, execution.namespace)
+        and execution.lane_id in _names(presence.lanes)
+        and (kinds is None or execution.execution_kind in kinds)
         and set(required) <= set(_names(presence.capabilities))
     )
 
 
 def other_versions(
-    present: Sequence[WorkerPresence], lane_id: str, execution_kind: str
+    present: Sequence[WorkerPresence], execution: Execution | ExecutionSnapshot
 ) -> tuple[int, ...]:
-    """Which other versions of the task the workers that are there serve in this lane."""
-    name, version = split_kind(execution_kind)
+    """Which other versions of the task the workers that are there serve in its lane."""
+    name, version = split_kind(execution.execution_kind)
     served = {
         split_kind(kind)
         for presence in present
-        if lane_id in _names(presence.lanes)
+        if presence.namespace in (None, execution.namespace)
+        and execution.lane_id in _names(presence.lanes)
         for kind in _names(presence.kinds or "[]")
     }
     return tuple(sorted(other for found, other in served if found == name and other != version))

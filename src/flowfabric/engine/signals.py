@@ -30,6 +30,7 @@ from flowfabric.core.ids import (
     WaitpointKey,
     parse_execution_id,
     parse_lane_id,
+    parse_namespace,
     parse_uuid,
     partition_of,
     uuid_of,
@@ -115,6 +116,8 @@ class SignalOptions(TypedDict, total=False):
     target_scope: str
     created_at_ms: int | None
     dedup_ttl_ms: int
+    namespace: str | None
+    """An execution of another one counts as unknown."""
 
 
 class Signals(Operations):
@@ -234,7 +237,7 @@ class Signals(Operations):
 
         async def body(tx: Unlocked) -> SignalResult | None:
             key = await _key_of(tx, delivery)
-            subject = await _read_receiver(tx, delivery.execution_id)
+            subject = await _read_receiver(tx, delivery)
             if subject is None or delivery.lane_id not in (None, subject.execution.lane_id):
                 return None
             timing = self.timing(await tx.now_ms())
@@ -283,7 +286,7 @@ class Signals(Operations):
     async def _deliver_in(
         self, tx: Transaction, delivery: Delivery, key: HmacKey | None
     ) -> SignalResult | FlowFabricError:
-        subject = await _load_receiver(tx, delivery.execution_id)
+        subject = await _load_receiver(tx, delivery)
         timing = self.timing(await tx.now_ms())
         if key is not None:
             try:
@@ -344,8 +347,9 @@ async def _key_of(reader: Reader, delivery: Delivery) -> HmacKey | None:
     return matching_key(delivery.token, delivery.execution_id, delivery.address, keys)
 
 
-async def _read_receiver(tx: Unlocked, execution_id: ExecutionId) -> Subject | None:
+async def _read_receiver(tx: Unlocked, delivery: Delivery) -> Subject | None:
     """The same as `_load_receiver`, in one round trip and without locks."""
+    execution_id = delivery.execution_id
     rows = await tx.select_joined(
         (Execution, Suspension, Waitpoint),
         "read_receiver",
@@ -353,7 +357,7 @@ async def _read_receiver(tx: Unlocked, execution_id: ExecutionId) -> Subject | N
         execution_id=uuid_of(execution_id),
     )
     execution = rows[0].get(Execution) if rows else None
-    if execution is None:
+    if execution is None or delivery.request.namespace not in (None, execution.namespace):
         return None
     waitpoints = (row.get(Waitpoint) for row in rows)
     return Subject(
@@ -364,18 +368,18 @@ async def _read_receiver(tx: Unlocked, execution_id: ExecutionId) -> Subject | N
     )
 
 
-async def _load_receiver(tx: Transaction, execution_id: ExecutionId) -> Subject | None:
+async def _load_receiver(tx: Transaction, delivery: Delivery) -> Subject | None:
     """Lock what a signal can change: the attempt stays as it is until the next claim."""
-    key = execution_key(execution_id)
+    key = execution_key(delivery.execution_id)
     execution = (await tx.lock(Execution, [key])).get(key)
-    if execution is None:
+    if execution is None or delivery.request.namespace not in (None, execution.namespace):
         return None
     opened = await load_open(tx, [execution])
     return Subject(
         execution=execution,
         attempt=None,
-        suspension=opened.suspensions.get(execution_id),
-        waitpoints=opened.waitpoints.get(execution_id, ()),
+        suspension=opened.suspensions.get(delivery.execution_id),
+        waitpoints=opened.waitpoints.get(delivery.execution_id, ()),
     )
 
 
@@ -468,6 +472,7 @@ def check_signal(
     target_scope: object = "waitpoint",
     created_at_ms: object = None,
     dedup_ttl_ms: object = SIGNAL_DEDUP_TTL_MS,
+    namespace: object = None,
 ) -> SignalRequest:
     return SignalRequest(
         signal_id=SignalId(new_uuid() if signal_id is None else parse_uuid("signal_id", signal_id)),
@@ -485,5 +490,6 @@ def check_signal(
         or None,
         target_scope=check_text("target_scope", target_scope),
         created_at_ms=check_optional_time("created_at_ms", created_at_ms),
+        namespace=None if namespace is None else parse_namespace(namespace),
         dedup_ttl_ms=check_int("dedup_ttl_ms", dedup_ttl_ms, 0, SIGNAL_DEDUP_TTL_MS_MAX),
     )

@@ -18,6 +18,7 @@ from flowfabric.core.ids import (
     WaitpointId,
     WaitpointKey,
     make_execution_id,
+    parse_namespace,
     parse_uuid,
     uuid_of,
 )
@@ -268,14 +269,19 @@ class SuspensionReads(Operations):
             executions=page, next_cursor=SuspendedCursor.after(page[-1]) if more else None
         )
 
-    async def list_inbox(self, *, cursor: str | None = None, limit: int = 100) -> Inbox:
+    async def list_inbox(
+        self, *, namespace: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Inbox:
         """What suspended executions wait for, longest first; `limit` counts executions."""
         check_int("limit", limit, 1, PAGE_MAX)
         start = SuspendedCursor.parse(cursor)
+        if namespace is not None:
+            parse_namespace(namespace)
 
         async def body(reader: Reader) -> Sequence[Row]:
             return await reader.select(
                 "list_inbox",
+                namespace=namespace,
                 after_ms=start.suspended_at_ms,
                 after_id=start.execution_uuid,
                 limit=limit + 1,

@@ -21,7 +21,7 @@ from flowfabric.core.checks import check_int, check_name
 from flowfabric.core.creation import NewExecution, check_new
 from flowfabric.core.durations import Duration
 from flowfabric.core.flow_build import Dependency, Join
-from flowfabric.core.ids import ExecutionId, FlowId, parse_namespace, parse_uuid
+from flowfabric.core.ids import ExecutionId, FlowId, Namespace, parse_namespace, parse_uuid
 from flowfabric.core.limits import BATCH_MAX, FLOW_MEMBERS_MAX, JOIN_EDGES_MAX
 from flowfabric.core.partitions import PartitionConfig
 from flowfabric.core.tags import check_tags
@@ -81,6 +81,7 @@ class Planned:
     call: Call[object]
     payload_encoding: str
     options: Options
+    namespace: Namespace
     waits_for: Mapping[Node[object], bool]
     """Those it waits for, and whether their result is passed on."""
     when: When
@@ -101,7 +102,7 @@ class Flow:
         open_app: Callable[[], Awaitable[OpenedApp]],
         kind: str,
         *,
-        namespace: str = "default",
+        namespace: str,
         tags: Mapping[str, str] | None = None,
         flow_id: str | None = None,
     ) -> None:
@@ -246,9 +247,10 @@ class Flow:
         node = Node(self.flow_id, task, name, len(self._plan))
         if "name" in own:
             options = structs.replace(options, tags=options.tags | {NAME_TAG: name})
-        options = structs.replace(options, namespace=self.namespace)
         call = Call(task, composed.payload)
-        planned = Planned(node, call, composed.payload_encoding, options, waits_for, when)
+        planned = Planned(
+            node, call, composed.payload_encoding, options, self.namespace, waits_for, when
+        )
         _check_request(planned)
         self._plan.append(planned)
         return node
@@ -283,6 +285,11 @@ class Flow:
 
     async def _tag(self, engine: Engine) -> None:
         if self._id_given:
+            if await engine.get_flow_namespace(self.flow_id) != self.namespace:
+                raise IdempotencyConflict(
+                    f"flow {self.flow_id} is in another namespace than {self.namespace!r}; give"
+                    " this one another flow_id"
+                )
             plan = _digest(self._plan)
             known = await engine.get_flow_tag(self.flow_id, PLAN_TAG)
             if known is not None and known != plan:
@@ -412,7 +419,7 @@ def _check_join(when: When, given: bool, count: int) -> None:
 def _check_request(planned: Planned) -> None:
     """Refuse what can be refused without a database, where it was written."""
     check_new(
-        request_of(planned.call, planned.options),
+        request_of(planned.call, planned.options, planned.namespace),
         new_uuid=NO_UUID,
         partitions=PartitionConfig(),
         payload_bytes_max=UNLIMITED,
@@ -431,7 +438,7 @@ def _digest(plan: Sequence[Planned]) -> str:
 
 def _request(planned: Planned, partitions: PartitionConfig) -> NewExecution:
     return structs.replace(
-        request_of(planned.call, planned.options),
+        request_of(planned.call, planned.options, planned.namespace),
         payload_encoding=planned.payload_encoding,
         execution_id=planned.node.execution_id(partitions),
     )

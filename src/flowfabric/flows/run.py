@@ -37,8 +37,12 @@ CancelPolicy = Literal["cancel_all", "cancel_pending", "flow_only"]
 class FlowRun:
     """A flow in the database."""
 
-    def __init__(self, engine: Engine, endings: Endings, flow_id: FlowId) -> None:
+    def __init__(
+        self, engine: Engine, endings: Endings, flow_id: FlowId, *, namespace: str | None = None
+    ) -> None:
+        """With a `namespace`, a flow of another one does not exist here."""
         self.flow_id = flow_id
+        self._namespace = namespace
         self._engine = engine
         self._endings = endings
 
@@ -60,6 +64,7 @@ class FlowRun:
         A node that never ran, because of how others ended, raises `ExecutionSkipped`.
         """
         run = self.run(node)
+        await self._check_namespace()
         try:
             return await run.result(timeout)
         except ExecutionSkipped as error:
@@ -91,6 +96,7 @@ class FlowRun:
 
     async def summary(self) -> FlowSummary:
         """How many nodes are in which state."""
+        await self._check_namespace()
         found = await self._engine.read_flow_summary(self.flow_id)
         if found is None:
             raise NotFound("flow", self.flow_id)
@@ -107,6 +113,7 @@ class FlowRun:
 
         With `wait`, return once they have ended; raises `OperationTimeout` otherwise.
         """
+        await self._check_namespace()
         mode = NoWait() if wait is None else WaitTimeout(duration_ms("wait", wait))
         return await self._engine.cancel_flow(
             self.flow_id, reason=reason, cancellation_policy=policy, wait=mode
@@ -114,6 +121,7 @@ class FlowRun:
 
     async def view(self) -> FlowGraph:
         """Every node and edge, as they are now."""
+        await self._check_namespace()
         found = await read_graph(self._engine, self.flow_id)
         if found is None:
             raise NotFound("flow", self.flow_id)
@@ -127,3 +135,10 @@ class FlowRun:
         width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_COLUMNS
         console = console or open_console(width=width)
         print_graph(console, await self.view(), every_node=every_node)
+
+    async def _check_namespace(self) -> None:
+        """Once: flows do not move."""
+        if self._namespace is not None:
+            if await self._engine.get_flow_namespace(self.flow_id) != self._namespace:
+                raise NotFound("flow", self.flow_id)
+            self._namespace = None

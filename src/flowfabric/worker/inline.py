@@ -31,8 +31,10 @@ class InlineWorker:
         submissions: Submissions,
         resources: Resources,
         middleware: Sequence[Middleware],
+        namespace: str,
     ) -> None:
         self._engine = engine
+        self._namespace = namespace
         self._tasks = tasks
         self._middleware = middleware
         self._functions = Functions(THREADS, PROCESSES)
@@ -52,6 +54,7 @@ class InlineWorker:
             worker_id="inline",
             worker_instance_id="inline",
             kinds=list(self._tasks),
+            namespace=self._namespace,
             capabilities=sorted({need for each in settings for need in each.capabilities}),
         )
         # Nobody else is there to take a lease, and no time passes while one is held.

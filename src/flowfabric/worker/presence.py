@@ -26,7 +26,10 @@ WITHDRAW_TIMEOUT_S: Final = 5.0
 
 
 async def announce(
-    engine: Engine, settings: WorkerSettings, tasks: Mapping[str, Task[..., object]]
+    engine: Engine,
+    settings: WorkerSettings,
+    tasks: Mapping[str, Task[..., object]],
+    namespace: str | None,
 ) -> None:
     """Report presence now and then until cancelled, then withdraw it."""
     try:
@@ -39,6 +42,7 @@ async def announce(
                         worker_instance_id=settings.worker_instance_id,
                         capabilities=settings.capabilities,
                         kinds=list(tasks),
+                        namespace=namespace,
                     )
             except FlowFabricError as error:
                 log.warning("could not report presence: %s", error)

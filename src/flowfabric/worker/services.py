@@ -225,7 +225,9 @@ class Services:
         if options.execution_id is None and options.idempotency_key is None:
             own_id = child_id(self._shared.engine, parent, step_key, lane)
             options = structs.replace(options, execution_id=own_id)
-        request = structs.replace(request_of(call, options), parent_execution_id=parent)
+        request = structs.replace(
+            request_of(call, options, self.lease.claimed.namespace), parent_execution_id=parent
+        )
         # Safe to repeat: its id, or its idempotency key, is the same each time.
         created = await self._tell(lambda: self._shared.submissions.submit(request))
         return call.task, created.execution_id

@@ -65,13 +65,18 @@ class Worker:
         resources: Resources,
         middleware: Sequence[Middleware] = (),
         connect: Connect | None = None,
+        namespace: str | None = None,
     ) -> None:
-        """`connect` opens another engine on the same database, for the heartbeat."""
+        """`connect` opens another engine on the same database, for the heartbeat.
+
+        Without a `namespace` it runs what it can of every one.
+        """
         for task in tasks.values():
             _ = task.arguments
         self.settings = settings
         self._engine = engine
         self._tasks = tasks
+        self._namespace = namespace
         self._middleware = tuple(middleware)
         self._shares = LaneShares(settings.lanes)
         self._patience_s = settings.lease_ttl_ms / 1_000 / BEATS_PER_LEASE
@@ -113,8 +118,9 @@ class Worker:
     async def run(self) -> None:
         """Work until `stop` is called and everything has been handed back."""
         log.info("worker %s starts", self.settings.worker_instance_id)
+        namespace = self._namespace
         background = [
-            asyncio.create_task(announce(self._engine, self.settings, self._tasks)),
+            asyncio.create_task(announce(self._engine, self.settings, self._tasks, namespace)),
             asyncio.create_task(release_blocked(self._engine, self._tasks)),
             asyncio.create_task(self._watch_for_lost()),
         ]
@@ -201,6 +207,7 @@ class Worker:
                 worker_instance_id=self.settings.worker_instance_id,
                 capabilities=self.settings.capabilities,
                 kinds=list(self._tasks),
+                namespace=self._namespace,
                 lease_ttl_ms=self.settings.lease_ttl_ms,
             )
         for each in claimed:

@@ -3,11 +3,18 @@
 select s.partition_key, s.execution_id, e.execution_kind, e.lane_id, w.waitpoint_id,
        w.waitpoint_key, w.required_signal_names, s.created_at_ms as suspended_at_ms,
        s.timeout_at_ms
-  from (select partition_key, execution_id, suspension_id, created_at_ms, timeout_at_ms
-          from suspension
-         where closed_at_ms is null
-           and (created_at_ms, execution_id) > (:after_ms, :after_id)
-         order by created_at_ms, execution_id
+  from (select open.partition_key, open.execution_id, open.suspension_id, open.created_at_ms,
+               open.timeout_at_ms
+          from suspension as open
+         where open.closed_at_ms is null
+           and (open.created_at_ms, open.execution_id) > (:after_ms, :after_id)
+           and (cast(:namespace as text) is null or exists (
+                select 1
+                  from execution x
+                 where x.partition_key = open.partition_key
+                   and x.execution_id = open.execution_id
+                   and x.namespace = :namespace))
+         order by open.created_at_ms, open.execution_id
          limit :limit) as s
   join execution e on e.partition_key = s.partition_key and e.execution_id = s.execution_id
   left join waitpoint w

@@ -31,11 +31,12 @@ create table lane (
 
 create table route (
     route_id               bigint generated always as identity primary key,
+    namespace              text not null,
     lane_id                text not null,
     execution_kind         text not null,
     required_capabilities  text[] not null default '{}',
     created_at_ms          bigint not null,
-    constraint route_key unique (lane_id, execution_kind, required_capabilities)
+    constraint route_key unique (namespace, lane_id, execution_kind, required_capabilities)
 );
 
 -- Columns that indexes hold come first, those of fixed width before the others: every update
@@ -239,6 +240,7 @@ create index idempotency_guard_due on idempotency_guard (expires_at_ms)
 create table worker_presence (
     worker_instance_id  text primary key,
     worker_id           text not null,
+    namespace           text,
     lanes               text not null,
     kinds               text,
     capabilities        text not null,

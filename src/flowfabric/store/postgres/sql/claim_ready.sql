@@ -47,6 +47,7 @@ with clock as (
                for update skip locked
          ) best
          where route.lane_id = any(:lanes::text[])
+           and (:namespace::text is null or route.namespace = :namespace)
            and (:kinds::text[] is null or route.execution_kind = any(:kinds::text[]))
            and route.required_capabilities <@ :capabilities::text[]
            and lane.state in ('active', 'draining')

@@ -28,11 +28,12 @@ create table lane (
 
 create table route (
     route_id               integer primary key,
+    namespace              text not null,
     lane_id                text not null,
     execution_kind         text not null,
     required_capabilities  text not null default '[]' check (json_valid(required_capabilities)),
     created_at_ms          integer not null,
-    constraint route_key unique (lane_id, execution_kind, required_capabilities)
+    constraint route_key unique (namespace, lane_id, execution_kind, required_capabilities)
 ) strict;
 
 create table execution (
@@ -209,6 +210,7 @@ create index idempotency_guard_due on idempotency_guard (expires_at_ms)
 create table worker_presence (
     worker_instance_id  text not null primary key,
     worker_id           text not null,
+    namespace           text,
     lanes               text not null,
     kinds               text,
     capabilities        text not null,

@@ -43,6 +43,7 @@ select e.rowid, e.partition_key, e.execution_id,
      order by x.priority desc, x.created_at_ms, x.execution_id
      limit :limit)
  where route.lane_id in (select value from json_each(:lanes))
+   and (:namespace is null or route.namespace = :namespace)
    and (:kinds is null or route.execution_kind in (select value from json_each(:kinds)))
    and not exists (
         select 1 from json_each(route.required_capabilities) as need
