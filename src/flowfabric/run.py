@@ -72,7 +72,11 @@ class Endings:
         self._hints: HintListener | None = None
 
     async def wait(self, execution_id: ExecutionId, timeout_s: float | None) -> Outcome:
-        """The end of an execution. Raises `OperationTimeout` when it does not come in time."""
+        """The end of an execution.
+
+        Raises `OperationTimeout` when it does not come in time, and `NotFound` when there is
+        no such execution, or no longer.
+        """
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._awaited.setdefault(execution_id, set()).add(future)
         if self._hints is not None:
@@ -120,13 +124,18 @@ class Endings:
         asked = list(self._awaited)
         found = 0
         for start in range(0, len(asked), BATCH_MAX):
-            outcomes = await self._engine.read_outcomes(asked[start : start + BATCH_MAX])
-            found += len(outcomes)
-            for execution_id, outcome in outcomes.items():
-                for future in self._awaited.get(execution_id, ()):
-                    if not future.done():
-                        future.set_result(outcome)
+            known = await self._engine.find_outcomes(asked[start : start + BATCH_MAX])
+            found += len(known.ended) + len(known.missing)
+            for execution_id, outcome in known.ended.items():
+                for future in self._waiting(execution_id):
+                    future.set_result(outcome)
+            for execution_id in known.missing:
+                for future in self._waiting(execution_id):
+                    future.set_exception(NotFound("execution", execution_id))
         return found
+
+    def _waiting(self, execution_id: ExecutionId) -> list[asyncio.Future[Outcome]]:
+        return [each for each in self._awaited.get(execution_id, ()) if not each.done()]
 
 
 class Run(Generic[R_co]):
@@ -155,7 +164,9 @@ class Run(Generic[R_co]):
         """Wait for the end and return what the task returned.
 
         Raises `ExecutionFailed`, `ExecutionCancelled` or `ExecutionExpired` when it
-        ended otherwise, and `OperationTimeout` when it did not end in time.
+        ended otherwise, `OperationTimeout` when it did not end in time, and `NotFound`
+        when there is no such run: it was deleted, or submitted in a transaction that has
+        not been committed.
         """
         timeout_s = None if timeout is None else duration_ms("timeout", timeout) / 1_000
         await self._check_namespace()

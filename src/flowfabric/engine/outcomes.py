@@ -22,13 +22,25 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """Why it failed or was cancelled; empty otherwise."""
 
 
+class Found(Struct, frozen=True, kw_only=True):
+    """What is known of the ends of some executions; the others have not ended."""
+
+    ended: dict[ExecutionId, Outcome]
+    missing: frozenset[ExecutionId]
+    """There is no such execution, or no longer."""
+
+
 class Outcomes(Operations):
     async def read_outcomes(self, execution_ids: Sequence[str]) -> dict[ExecutionId, Outcome]:
         """How the given executions ended; those that have not, or do not exist, are left out."""
+        return (await self.find_outcomes(execution_ids)).ended
+
+    async def find_outcomes(self, execution_ids: Sequence[str]) -> Found:
+        """How the given executions ended, and which of them do not exist."""
         check_list("execution_ids", execution_ids, 0, BATCH_MAX)
         asked = [self.check_execution_id(each) for each in execution_ids]
         if not asked:
-            return {}
+            return Found(ended={}, missing=frozenset())
 
         async def body(reader: Reader) -> Sequence[Row]:
             return await reader.select(
@@ -37,9 +49,12 @@ class Outcomes(Operations):
                 execution_ids=[uuid_of(each) for each in asked],
             )
 
-        return {
-            outcome.execution_id: outcome for outcome in map(_outcome, await self.store.read(body))
-        }
+        rows = {row_execution_id(row): row for row in await self.store.read(body)}
+        ended = {each: row for each, row in rows.items() if row["public_state"] is not None}
+        return Found(
+            ended={each: _outcome(row) for each, row in ended.items()},
+            missing=frozenset(rows.keys() - ended.keys()),
+        )
 
 
 def _outcome(row: Row) -> Outcome:

@@ -31,6 +31,7 @@ from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import (
     DoNotRetry,
     FlowFabricError,
+    NotFound,
     PendingWaitpointExpired,
     StepsChanged,
     Transport,
@@ -302,7 +303,13 @@ class Attempt:
             await self._failure(str(error), FailureClass.PERMANENT, error.code)()
             return
         if parking.executions:
-            await engine.await_executions(handle, sorted(parking.executions), until_ms=until_ms)
+            try:
+                await engine.await_executions(handle, sorted(parking.executions), until_ms=until_ms)
+            except NotFound as error:
+                if error.id == handle.execution_id:
+                    raise
+                # The handler runs again at once, and is told where it asks for the result.
+                await engine.delay(handle, self.lease.store_now_ms())
         else:
             assert until_ms is not None
             await engine.delay(handle, until_ms)

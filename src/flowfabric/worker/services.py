@@ -26,6 +26,7 @@ from flowfabric.errors import (
     LeaseConflict,
     LeaseExpired,
     LeaseRevoked,
+    NotFound,
     StaleLease,
 )
 from flowfabric.submission import Submissions, child_id, read_submission, request_of
@@ -188,7 +189,10 @@ class Services:
 
     async def outcome_of(self, execution_id: ExecutionId) -> Outcome | None:
         engine = self._shared.engine
-        return (await self._tell(lambda: engine.read_outcomes([execution_id]))).get(execution_id)
+        found = await self._tell(lambda: engine.find_outcomes([execution_id]))
+        if execution_id in found.missing:
+            raise NotFound("execution", execution_id)
+        return found.ended.get(execution_id)
 
     async def create_waitpoint(
         self, name: str, *, waitpoint_id: str, expires_in_ms: int

@@ -1,8 +1,9 @@
--- How the given executions ended; those that have not are left out.
-select e.partition_key, e.execution_id, e.public_state, e.result, e.failure_reason,
-       e.cancellation_reason
+-- How the given executions ended, and which of them do not exist; those under way are left out.
+select w.value ->> 'partition_keys' as partition_key, w.value ->> 'execution_ids' as execution_id,
+       e.public_state, e.result, e.failure_reason, e.cancellation_reason
   from json_each(:rows) as w
- cross join execution as e
+  left join execution as e
     on e.partition_key = w.value ->> 'partition_keys'
    and e.execution_id = w.value ->> 'execution_ids'
- where e.lifecycle_phase = 'terminal';
+ where e.lifecycle_phase is null
+    or e.lifecycle_phase = 'terminal';

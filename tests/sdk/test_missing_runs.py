@@ -1,0 +1,75 @@
+"""Waiting for something that is not there."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from flowfabric import App, Context, Engine, EngineConfig, Run
+from flowfabric.core.decision import Changes
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.model import Execution
+from flowfabric.engine.unit import execution_key
+from flowfabric.errors import NotFound
+from flowfabric.store.base import Transaction
+from tests.apps import working
+from tests.conformance.given import UNKNOWN_ID
+
+
+@pytest.fixture
+async def app(store_url: str) -> AsyncIterator[App]:
+    async with App(store_url, config=EngineConfig(keep=0, keep_failed=0)) as app:
+        yield app
+
+
+async def forget(engine: Engine, execution_id: ExecutionId) -> None:
+    """Delete an execution whoever needs it, as somebody with a database console might."""
+
+    async def body(tx: Transaction) -> None:
+        key = execution_key(execution_id)
+        await tx.save(Changes(deletes=tuple((await tx.lock(Execution, [key])).values())))
+
+    await engine.store.transact(body)
+
+
+async def test_the_result_of_an_unknown_run_is_not_waited_for(app: App) -> None:
+    @app.task
+    def task() -> None: ...
+
+    submitted = await app.submit(task)
+    unknown = Run(submitted._endings, app.engine, task, ExecutionId(UNKNOWN_ID))
+    with pytest.raises(NotFound, match=UNKNOWN_ID):
+        await unknown.result()
+
+
+async def test_a_run_that_is_deleted_while_somebody_waits_ends_the_wait(app: App) -> None:
+    @app.task
+    def task() -> None: ...
+
+    run = await app.submit(task)
+    waiting = asyncio.create_task(run.result())
+    await run.cancel()
+    await app.engine.trim_retention()
+    with pytest.raises(Exception, match=r"not found|cancelled"):
+        await waiting
+    with pytest.raises(NotFound):
+        await run.result()
+
+
+async def test_a_child_that_is_gone_is_told_to_its_parent(app: App) -> None:
+    @app.task
+    def child() -> None: ...
+
+    @app.task(keep="1d")
+    async def parent(ctx: Context) -> str:
+        started = await ctx.submit(child, lane="nobody")
+        await forget(app.engine, started.execution_id)
+        try:
+            await started.result()
+        except NotFound as error:
+            return error.entity
+        return "found"
+
+    async with working(app):
+        run = await app.submit(parent)
+        assert await run.result(timeout="20s") == "execution"
