@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench chaos constraints clean
+.PHONY: help demo test check bench chaos simulate constraints clean
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -39,6 +39,9 @@ bench: $(READY) ## measure throughput and latency
 
 chaos: $(READY) ## kill workers and database connections under load, then audit the result
 	$(BIN)/python -m benchmarks.chaos
+
+simulate: $(READY) ## play whole systems under faults by a virtual clock; SEED=7 repeats one of them
+	$(BIN)/python -m benchmarks.simulation $(if $(SEED),--seed $(SEED)) $(if $(OPERATIONS),--operations $(OPERATIONS))
 
 constraints: ## choose dependency versions anew and write constraints.txt
 	@python=$$($(FIND_PYTHON)); \

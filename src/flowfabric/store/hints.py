@@ -9,7 +9,7 @@ Everything here runs on one event loop.
 import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final, Self
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 EVERY_TOPIC: Final = "*"
 """Hints every listener, whatever it listens to."""
@@ -22,7 +22,7 @@ class HintBoard:
     """Who listens to what."""
 
     def __init__(self) -> None:
-        self._listeners: dict[str, WeakSet[Listener]] = {}
+        self._listeners: dict[str, WeakKeyDictionary[Listener, None]] = {}
         self.live = True
         """Whether hints from other processes arrive here by themselves."""
         self.somebody_waits = asyncio.Event()
@@ -40,7 +40,7 @@ class HintBoard:
     def listen(self, topics: Sequence[str]) -> "Listener":
         listener = Listener(self, topics)
         for topic in topics:
-            self._listeners.setdefault(topic, WeakSet()).add(listener)
+            self._listeners.setdefault(topic, WeakKeyDictionary())[listener] = None
         return listener
 
     def count_waiting(self, change: int) -> None:
@@ -52,10 +52,11 @@ class HintBoard:
 
     def forget(self, listener: "Listener") -> None:
         for topic in listener.topics:
-            listeners = self._listeners.get(topic, WeakSet())
-            listeners.discard(listener)
-            if not listeners:
-                self._listeners.pop(topic, None)
+            listeners = self._listeners.get(topic)
+            if listeners is not None:
+                listeners.pop(listener, None)
+                if not listeners:
+                    del self._listeners[topic]
 
 
 class Listener:
@@ -103,5 +104,5 @@ class Listener:
 
 
 def _wake(listeners: Iterable[Listener]) -> None:
-    for listener in listeners:
+    for listener in list(listeners):
         listener.wake()
