@@ -9,6 +9,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.limits import FENCE_MS_MAX
 from flowfabric.core.results import Created
 from flowfabric.core.states import PublicState
 from flowfabric.engine.operators import Swept
@@ -75,19 +76,62 @@ async def test_executions_exist_if_and_when_the_caller_commits(
     assert state == (PublicState.WAITING if exists else None)
 
 
-async def test_the_fence_holds_inside_the_callers_transaction(
+async def test_a_fence_keeps_the_lease_for_as_long_as_the_callers_transaction_lasts(
     engine: Engine, given: Given, clock: SettableClock, connected: Connected, store_url: str
 ) -> None:
     held = await given.running(ttl_ms=1_000)
-    async with connected() as (connection, _):
+    async with connected() as (connection, end):
         if store_url.endswith(":memory:"):
             with pytest.raises(InvalidInput, match="connection"):
-                await engine.check_fence_on(connection, held.handle)
+                await engine.enter_fence_on(connection, held.handle)
             return
-        await engine.check_fence_on(connection, held.handle)
+        await engine.enter_fence_on(connection, held.handle)
+        clock.advance(ms=5_000)
+        await engine.leave_fence_on(connection, held.handle)
+        await end("commit")
+    assert await engine.expire_due_leases() == Swept(acted=0, full=False)
+    await engine.complete(held.handle, b"done")
+    assert await engine.get_execution_result(held.execution_id) == b"done"
+
+
+async def test_a_fence_that_was_rolled_back_has_kept_nothing(
+    engine: Engine, given: Given, clock: SettableClock, connected: Connected, store_url: str
+) -> None:
+    if store_url.endswith(":memory:"):
+        return
+    held = await given.running(ttl_ms=1_000)
+    async with connected() as (connection, end):
+        await engine.enter_fence_on(connection, held.handle)
         clock.advance(ms=1_000)
+        await engine.leave_fence_on(connection, held.handle)
+        await end("rollback")
+    with pytest.raises(LeaseExpired):
+        await engine.complete(held.handle, b"too late")
+
+
+async def test_nobody_enters_a_fence_without_a_lease(
+    engine: Engine, given: Given, clock: SettableClock, connected: Connected, store_url: str
+) -> None:
+    if store_url.endswith(":memory:"):
+        return
+    held = await given.running(ttl_ms=1_000)
+    clock.advance(ms=1_000)
+    async with connected() as (connection, _):
         with pytest.raises(LeaseExpired):
-            await engine.check_fence_on(connection, held.handle)
+            await engine.enter_fence_on(connection, held.handle)
+
+
+async def test_a_transaction_that_takes_longer_than_a_fence_may_last_is_refused_at_its_end(
+    engine: Engine, given: Given, clock: SettableClock, connected: Connected, store_url: str
+) -> None:
+    if store_url.endswith(":memory:"):
+        return
+    held = await given.running(ttl_ms=1_000)
+    async with connected() as (connection, _):
+        await engine.enter_fence_on(connection, held.handle)
+        clock.advance(ms=FENCE_MS_MAX)
+        with pytest.raises(LeaseExpired):
+            await engine.leave_fence_on(connection, held.handle)
 
 
 async def test_a_connection_that_is_not_async_joins_on_the_calling_thread(
@@ -99,9 +143,10 @@ async def test_a_connection_that_is_not_async_joins_on_the_calling_thread(
             with pytest.raises(InvalidInput, match="connection"):
                 engine.create_executions_on_sync(connection, [WORK])
             with pytest.raises(InvalidInput, match="connection"):
-                engine.check_fence_on_sync(connection, held.handle)
+                engine.enter_fence_on_sync(connection, held.handle)
             return
-        engine.check_fence_on_sync(connection, held.handle)
+        engine.enter_fence_on_sync(connection, held.handle)
+        engine.leave_fence_on_sync(connection, held.handle)
         (created,) = engine.create_executions_on_sync(connection, [WORK])
         await end("commit")
     assert await engine.read_execution_state(created.execution_id) is PublicState.WAITING

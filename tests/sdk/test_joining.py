@@ -209,7 +209,6 @@ async def test_nobody_takes_the_lease_before_a_fenced_transaction_ends(app: App)
     @app.task
     async def publish(ctx: Context) -> None:
         async with connection.transaction(), ctx.fence(connection):
-            await ctx.step("inside", str.upper, "a")
             revoking = asyncio.create_task(app.engine.revoke_lease(ctx.execution_id, reason="test"))
             done, _ = await asyncio.wait([revoking], timeout=0.2)
             waited.put_nowait(not done)

@@ -10,6 +10,7 @@ from flowfabric.core.lease import (
     check_fence,
     check_ttl,
     decide_expire_lease,
+    decide_hold,
     decide_renew,
     decide_revoke,
     lease_is_dead,
@@ -202,6 +203,17 @@ def test_renewing_counts_from_now_and_keeps_the_epoch() -> None:
     after = applied(HELD, decision.changes).execution
     assert after.lease_renewal_deadline_ms == NOW_MS + 5 + 200
     assert [event.event_type for event in decision.changes.events] == ["renewed"]
+
+
+def test_holding_extends_the_lease_as_renewing_does_but_tells_nobody() -> None:
+    later_ms = NOW_MS + TTL_MS - 1
+    held = decide_hold(HELD.execution, fence_of(HELD), TTL_MS, later_ms)
+    renewed = decide_renew(HELD, fence_of(HELD), TTL_MS, later_ms, RETENTION_MS)
+    assert held.answer == renewed.answer
+    assert held.changes.updates == renewed.changes.updates
+    assert held.changes.events == ()
+    with pytest.raises(LeaseExpired):
+        decide_hold(HELD.execution, fence_of(HELD), TTL_MS, NOW_MS + TTL_MS)
 
 
 def why_not_expired(subject: Subject, now_ms: int) -> str:

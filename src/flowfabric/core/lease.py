@@ -138,18 +138,37 @@ def decide_renew(
 ) -> Decision[Renewed]:
     """Extend the lease to `lease_ttl_ms` from now. The epoch stays."""
     check_fence(subject, fence, now_ms, retention_ms)
-    renewed = change(
-        subject.execution,
-        now_ms,
-        lease_last_renewed_at_ms=now_ms,
-        lease_renewal_deadline_ms=now_ms + lease_ttl_ms * 2 // 3,
-        lease_expires_at_ms=now_ms + lease_ttl_ms,
-    )
+    renewed = _extended(subject.execution, lease_ttl_ms, now_ms)
     return Decision(
         answer=Renewed(expires_at_ms=now_ms + lease_ttl_ms, lease_epoch=renewed.lease_epoch),
         changes=Changes(
             updates=(renewed,), events=(lease_event(renewed, LeaseEventType.RENEWED, now_ms),)
         ),
+    )
+
+
+def decide_hold(
+    execution: Execution, fence: Fence, lease_ttl_ms: int, now_ms: int
+) -> Decision[Renewed]:
+    """Extend the lease inside the holder's own transaction, in which nobody else can touch it.
+
+    No event tells of it: readers of the log would wait for that transaction, however long.
+    """
+    check_holder(execution, fence, now_ms)
+    held = _extended(execution, lease_ttl_ms, now_ms)
+    return Decision(
+        answer=Renewed(expires_at_ms=now_ms + lease_ttl_ms, lease_epoch=held.lease_epoch),
+        changes=Changes(updates=(held,)),
+    )
+
+
+def _extended(execution: Execution, lease_ttl_ms: int, now_ms: int) -> Execution:
+    return change(
+        execution,
+        now_ms,
+        lease_last_renewed_at_ms=now_ms,
+        lease_renewal_deadline_ms=now_ms + lease_ttl_ms * 2 // 3,
+        lease_expires_at_ms=now_ms + lease_ttl_ms,
     )
 
 

@@ -5,6 +5,8 @@ PRIORITY_MAX = 9_000
 
 LEASE_TTL_MS_MIN = 1
 LEASE_TTL_MS_MAX = 24 * 60 * 60 * 1_000
+FENCE_MS_MAX = 10 * 60 * 1_000
+"""How long a fenced transaction may last; one that takes longer cannot commit."""
 GRANT_TTL_MS_MAX = 60_000
 
 PAYLOAD_BYTES_MAX = 4 * 1024 * 1024

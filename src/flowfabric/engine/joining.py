@@ -8,17 +8,14 @@ from collections.abc import Sequence
 
 from flowfabric.core.checks import check_list
 from flowfabric.core.creation import Checked, NewExecution
-from flowfabric.core.decision import Refusal
 from flowfabric.core.handles import Handle
-from flowfabric.core.ids import partition_of, uuid_of
-from flowfabric.core.lease import check_fence
-from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
+from flowfabric.core.lease import decide_hold
+from flowfabric.core.limits import BATCH_MAX, FENCE_MS_MAX, KEY_WAIT_MS
 from flowfabric.core.model import Execution
 from flowfabric.core.results import CreateResult
-from flowfabric.core.transition import Subject
 from flowfabric.engine.creation import CreateBody, Creation, saying_who_decides
 from flowfabric.engine.routes import Registration
-from flowfabric.engine.unit import fence_of
+from flowfabric.engine.unit import execution_key, fence_of
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Body, Transaction
 
@@ -57,30 +54,37 @@ class Joining(Creation):
         check_list("requests", requests, 0, BATCH_MAX)
         return [self.check_request(each) for each in requests]
 
-    async def check_fence_on(self, connection: object, handle: Handle) -> None:
-        """Raise unless the handle's lease is live, and keep it so until `connection` commits."""
-        await self.store.transact_on(connection, self._fencing(handle))
+    async def enter_fence_on(self, connection: object, handle: Handle) -> None:
+        """Raise unless the handle's lease is live, and keep it so until `connection` commits.
 
-    def check_fence_on_sync(self, connection: object, handle: Handle) -> None:
-        """The same for a connection that is not async, on the calling thread."""
-        self.store.transact_on_sync(connection, self._fencing(handle))
+        Its row stays locked until then, and the lease lasts for `FENCE_MS_MAX` in there;
+        `leave_fence_on`, just before the commit, gives it its usual time again.
+        """
+        await self.store.transact_on(connection, self._holding(handle, FENCE_MS_MAX))
 
-    def _fencing(self, handle: Handle) -> Body[None]:
+    async def leave_fence_on(self, connection: object, handle: Handle) -> None:
+        """Raise if the transaction has taken longer than a fence may last."""
+        await self.store.transact_on(connection, self._holding(handle, handle.lease_ttl_ms))
+
+    def enter_fence_on_sync(self, connection: object, handle: Handle) -> None:
+        """`enter_fence_on` for a connection that is not async, on the calling thread."""
+        self.store.transact_on_sync(connection, self._holding(handle, FENCE_MS_MAX))
+
+    def leave_fence_on_sync(self, connection: object, handle: Handle) -> None:
+        """`leave_fence_on` for a connection that is not async, on the calling thread."""
+        self.store.transact_on_sync(connection, self._holding(handle, handle.lease_ttl_ms))
+
+    def _holding(self, handle: Handle, lease_ttl_ms: int) -> Body[None]:
         opened = self.open_handle(handle)
-        partition, own_uuid = partition_of(opened.execution_id), uuid_of(opened.execution_id)
+        key = execution_key(opened.execution_id)
+        lasts_ms = max(lease_ttl_ms, opened.lease_ttl_ms)
 
         async def body(tx: Transaction) -> None:
-            found = await tx.select_records(
-                Execution, "share_execution", partition_key=partition, execution_id=own_uuid
-            )
-            if not found:
+            execution = (await tx.lock(Execution, [key])).get(key)
+            if execution is None:
                 raise NotFound("execution", opened.execution_id)
-            subject = Subject(execution=found[0], attempt=None)
-            now_ms = await tx.now_ms()
-            try:
-                check_fence(subject, fence_of(opened), now_ms, self.config.retention_ms)
-            except Refusal as refusal:
-                raise refusal.error from None
+            decision = decide_hold(execution, fence_of(opened), lasts_ms, await tx.now_ms())
+            await tx.save(decision.changes)
 
         return body
 

@@ -43,7 +43,7 @@ from flowfabric.core.ids import (
     uuid_of,
     uuids_from,
 )
-from flowfabric.core.lease import Fence, check_holder, check_ttl, decide_renew
+from flowfabric.core.lease import Fence, check_holder, check_ttl, compare_fence, decide_renew
 from flowfabric.core.limits import BATCH_MAX, GRANT_TTL_MS_MAX
 from flowfabric.core.model import ClaimGrant, Execution
 from flowfabric.core.results import Claimed, Renewed
@@ -65,7 +65,7 @@ from flowfabric.engine.unit import (
     new_random_uuid,
     ready_topic,
 )
-from flowfabric.errors import FlowFabricError, NotFound, RetryExhausted
+from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
 from flowfabric.store.base import Transaction
 
 LEASE_TTL_MS = 30_000
@@ -399,8 +399,15 @@ class Leases(Operations):
 
 def _held_up(handle: Handle, execution: Execution, now_ms: int) -> FlowFabricError:
     """Why the lease of an execution that somebody else has locked is not renewed."""
+    fence = fence_of(handle)
     try:
-        check_holder(execution, fence_of(handle), now_ms)
+        check_holder(execution, fence, now_ms)
+    except LeaseExpired:
+        # Whoever has it locked may be its holder, who keeps the lease in a fence.
+        try:
+            compare_fence(execution, fence)
+        except FlowFabricError as error:
+            return error
     except FlowFabricError as error:
         return error
     return RetryExhausted(f"{handle.execution_id} is locked by another transaction")

@@ -29,8 +29,7 @@ from flowfabric.errors import DoNotRetry, InvalidInput
 from flowfabric.json_values import encode_value
 from flowfabric.run import result_of
 from flowfabric.task import Call, Retry, SubmitOptions, Task, result_codec
-from flowfabric.worker.fence import Fence
-from flowfabric.worker.services import Services
+from flowfabric.worker.services import Fence, Services
 from flowfabric.worker.signalling import BlockingSignalVerbs, SignalVerbs
 from flowfabric.worker.steps import Place
 
@@ -235,9 +234,10 @@ class Context(SignalVerbs):
 
         Use it inside an open transaction: `with` it, or `async with` it for an async
         connection. A worker that has lost its lease is stopped here, and while the
-        transaction lasts nobody else can take the lease.
+        transaction lasts, ten minutes at most, nobody else can take the lease. No verb of
+        the context works in there.
         """
-        return Fence(self._services, connection)
+        return self._services.fence(connection)
 
     # Other executions
 

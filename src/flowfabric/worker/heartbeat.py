@@ -78,6 +78,7 @@ class Heartbeat:
             await asyncio.to_thread(self._thread.join)
 
     def add(self, lease: HeldLease) -> None:
+        lease.renew_soon = self.check_now
         with self._lock:
             self._held[lease.handle.lease_id] = lease
 
@@ -169,6 +170,7 @@ class Heartbeat:
             if isinstance(outcome, Renewed):
                 lease.confirm(asked_at_s)
             elif isinstance(outcome, RetryExhausted):
+                lease.still_locked(asked_at_s)
                 answered = False
             else:
                 self._tell(lease, str(outcome))

@@ -12,9 +12,12 @@ from collections.abc import Callable
 from typing import Final
 
 from flowfabric.core.handles import Handle
+from flowfabric.core.limits import FENCE_MS_MAX
 from flowfabric.core.results import Claimed
 from flowfabric.errors import LeaseExpired
 
+UNSETTLED_S: Final = 1.0
+"""How long a worker goes on after a fence without knowing whether its transaction committed."""
 ENDED: Final = "its time is over and it was not renewed"
 
 # The monotonic clock of Linux stands still while the machine is suspended; leases do not.
@@ -40,6 +43,10 @@ class HeldLease:
         self.fenced = 0
         """How many transactions of the handler hold the execution's row: it needs, and gets,
         no renewal while one does, since nobody can take the lease before that one ends."""
+        self.unsettled = False
+        """Whether such a transaction may still be about to commit, and with it a longer lease."""
+        self.renew_soon: Callable[[], None] | None = None
+        self._fenced_until_s = 0.0
         self.settled = False
         """Set when the end has been reported: losing the lease means nothing any more."""
         self._store_ms_at_zero = claimed.lease_expires_at_ms - claimed.handle.lease_ttl_ms
@@ -61,12 +68,14 @@ class HeldLease:
         }
 
     def confirm(self, asked_at_s: float) -> None:
+        self.unsettled = False
         self.valid_until_s = max(self.valid_until_s, asked_at_s + self.ttl_s)
 
     @property
     def left_s(self) -> float:
         """How long the lease may still be live."""
-        return self.valid_until_s - clock_s()
+        ends_at_s = self._fenced_until_s if self.fenced else self.valid_until_s
+        return ends_at_s - clock_s()
 
     def may_be_live(self) -> bool:
         return self.lost is None and self.left_s > 0
@@ -81,6 +90,24 @@ class HeldLease:
         self.check()
         if self.lost is not None:
             raise LeaseExpired(f"the lease of {self.handle.execution_id} is gone: {self.lost}")
+
+    def enter_fence(self, asked_at_s: float) -> None:
+        self.fenced += 1
+        self._fenced_until_s = asked_at_s + max(FENCE_MS_MAX / 1_000, self.ttl_s)
+
+    def leave_fence(self) -> None:
+        """From here on it is up to the transaction, which commits a longer lease or none."""
+        self.fenced -= 1
+        self.unsettled = True
+        self.still_locked(clock_s())
+        if self.renew_soon is not None:
+            self.renew_soon()
+
+    def still_locked(self, asked_at_s: float) -> None:
+        """Somebody has the row locked, maybe the fence: nobody could take the lease so far."""
+        if self.unsettled:
+            until_s = min(asked_at_s + UNSETTLED_S, self._fenced_until_s)
+            self.valid_until_s = max(self.valid_until_s, until_s)
 
     def lose(self, reason: str) -> None:
         """Tell the handler, once."""

@@ -4,8 +4,8 @@ import asyncio
 import concurrent.futures
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Final, TypeVar
 
 from msgspec import structs
@@ -31,6 +31,7 @@ from flowfabric.errors import (
 )
 from flowfabric.submission import Submissions, child_id, read_submission, request_of
 from flowfabric.task import Task
+from flowfabric.worker.fence import Inside, check_outside
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.held import HeldLease
 from flowfabric.worker.parking import Parking
@@ -84,6 +85,7 @@ class Recorder:
         return await fenced(self._lease, loading)
 
     async def store(self, step: NewStep) -> StepStored:
+        check_outside(self._lease)
         # What the handler did not wait for comes before it, also in the list of steps.
         await self.settle()
         return await fenced(self._lease, self._send(step))
@@ -153,6 +155,7 @@ class Services:
         self.lease.check()
         if self.stopped is not None:
             raise asyncio.CancelledError(self.stopped)
+        check_outside(self.lease)
 
     def stop(self, reason: str) -> None:
         """Tell the handler to stop: what its thread waits for ends at once."""
@@ -208,15 +211,8 @@ class Services:
         engine, execution_id = self._shared.engine, self.lease.claimed.execution_id
         return await self._tell(lambda: engine.describe_suspension(execution_id, suspension_id))
 
-    async def check_fence(self, connection: object) -> None:
-        await fenced(self.lease, self._shared.engine.check_fence_on(connection, self.lease.handle))
-
-    def check_fence_sync(self, connection: object) -> None:
-        try:
-            self._shared.engine.check_fence_on_sync(connection, self.lease.handle)
-        except LOST as error:
-            self._loop.call_soon_threadsafe(self.lease.lose, str(error))
-            raise asyncio.CancelledError(str(error)) from None
+    def fence(self, connection: object) -> "Fence":
+        return Fence(self._shared.engine, self.lease, connection, self._loop)
 
     async def submit_child(
         self, step_key: str, what: object, args: Sequence[object], given: Mapping[str, object]
@@ -241,6 +237,7 @@ class Services:
 
     async def _tell(self, report: Callable[[], Awaitable[T]]) -> T:
         """A word to the store that is safe to repeat."""
+        check_outside(self.lease)
         return await fenced(self.lease, self._shared.reports.send(self.lease, report))
 
 
@@ -253,6 +250,63 @@ async def fenced(lease: HeldLease, work: Awaitable[T]) -> T:
         # The cancellation arrives here, wherever in the handler this is.
         await asyncio.sleep(STOP_WAIT_S)
         raise asyncio.CancelledError(str(error)) from None
+
+
+class Fence:
+    """Keeps the lease for as long as the transaction of `connection` lasts."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        lease: HeldLease,
+        connection: object,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._engine = engine
+        self._lease = lease
+        self._connection = connection
+        self._loop = loop
+        self._inside = Inside(lease)
+
+    def __enter__(self) -> None:
+        with self._refusing():
+            self._inside.approach()
+            self._engine.enter_fence_on_sync(self._connection, self._lease.handle)
+        self._inside.enter()
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        try:
+            if kind is None:
+                with self._refusing():
+                    self._engine.leave_fence_on_sync(self._connection, self._lease.handle)
+        finally:
+            self._inside.leave()
+
+    async def __aenter__(self) -> None:
+        await fenced(self._lease, self._enter())
+
+    async def _enter(self) -> None:
+        self._inside.approach()
+        await self._engine.enter_fence_on(self._connection, self._lease.handle)
+        self._inside.enter()
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        try:
+            if kind is None:
+                await fenced(
+                    self._lease, self._engine.leave_fence_on(self._connection, self._lease.handle)
+                )
+        finally:
+            self._inside.leave()
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """`fenced` for a handler's thread."""
+        try:
+            yield
+        except LOST as error:
+            self._loop.call_soon_threadsafe(self._lease.lose, str(error))
+            raise asyncio.CancelledError(str(error)) from None
 
 
 def _hand_over(task: "asyncio.Task[T]", done: "concurrent.futures.Future[T]") -> None:

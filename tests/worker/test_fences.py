@@ -1,0 +1,194 @@
+"""Business rows inside a fence: once per run, however long their transaction takes."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable
+
+import asyncpg
+import psycopg
+import pytest
+
+from flowfabric import App, Context
+from flowfabric.core.ids import uuid_of
+from flowfabric.errors import ExecutionFailed
+from tests.apps import working
+
+LEASE_S = 1.0
+LEASES = 3
+"""How many times the lease a transaction lasts."""
+
+
+def overdue_for_others(url: str, ctx: Context) -> None:
+    """Wait until the lease, as others see it, is over for longer than it lasts."""
+    ended = "select lease_expires_at_ms from {schema}execution where execution_id = '{uuid}'"
+    uuid = uuid_of(ctx.execution_id)
+    while True:
+        if url.startswith("postgres"):
+            with psycopg.connect(url) as looking:
+                found = looking.execute(ended.format(schema="flowfabric.", uuid=uuid)).fetchone()
+        else:
+            with sqlite3.connect(url.removeprefix("sqlite:///")) as file:
+                found = file.execute(ended.format(schema="", uuid=uuid)).fetchone()
+        assert found is not None
+        if time.time() * 1_000 > found[0] + (LEASES - 1) * LEASE_S * 1_000:
+            return
+
+
+async def with_asyncpg(url: str, ctx: Context) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction(), ctx.fence(connection):
+            await connection.execute("insert into article values (1)")
+            await asyncio.to_thread(overdue_for_others, url, ctx)
+    finally:
+        await connection.close()
+
+
+async def with_psycopg(url: str, ctx: Context) -> None:
+    def publish() -> None:
+        with psycopg.connect(url) as connection, ctx.fence(connection):
+            connection.execute("insert into article values (1)")
+            overdue_for_others(url, ctx)
+
+    await asyncio.to_thread(publish)
+
+
+async def with_sqlite(url: str, ctx: Context) -> None:
+    def publish() -> None:
+        connection = sqlite3.connect(url.removeprefix("sqlite:///"))
+        with connection, ctx.fence(connection):
+            connection.execute("insert into article values (1)")
+            overdue_for_others(url, ctx)
+        connection.close()
+
+    await asyncio.to_thread(publish)
+
+
+def create_table(url: str) -> None:
+    if url.startswith("postgres"):
+        with psycopg.connect(url) as connection:
+            connection.execute("create table article (id int)")
+    else:
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as file:
+            file.execute("create table article (id int)")
+
+
+def count_rows(url: str) -> object:
+    if url.startswith("postgres"):
+        with psycopg.connect(url) as connection:
+            found = connection.execute("select count(*) from article").fetchone()
+    else:
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as file:
+            found = file.execute("select count(*) from article").fetchone()
+    assert found is not None
+    return found[0]
+
+
+@pytest.mark.parametrize("publishing", [with_asyncpg, with_psycopg, with_sqlite])
+async def test_a_fence_longer_than_the_lease_commits_once_and_the_run_completes(
+    app: App, publishing: Callable[[str, Context], Awaitable[None]]
+) -> None:
+    of_sqlite = publishing is with_sqlite
+    if app.url.endswith(":memory:") or of_sqlite is not app.url.startswith("sqlite"):
+        return
+
+    @app.task
+    async def publish(ctx: Context) -> int:
+        await publishing(app.url, ctx)
+        return ctx.attempt_index
+
+    async with app:
+        create_table(app.url)
+        async with working(app, lease_ttl=LEASE_S):
+            run = await app.submit(publish)
+            assert await run.result(timeout="30s") == 0
+        assert count_rows(app.url) == 1
+        assert (await run.snapshot()).lease_reclaim_count == 0
+
+
+async def say_how_far(ctx: Context, app: App) -> None:
+    await ctx.progress(50)
+
+
+async def make_a_waitpoint(ctx: Context, app: App) -> None:
+    await ctx.waitpoint("go")
+
+
+async def take_a_step(ctx: Context, app: App) -> None:
+    def effect() -> None:
+        raise AssertionError("it is refused before anything runs")
+
+    await ctx.step("inside", effect)
+
+
+async def ask_for_the_time(ctx: Context, app: App) -> None:
+    await ctx.now()
+
+
+async def submit_a_child(ctx: Context, app: App) -> None:
+    await ctx.submit(app.tasks["publish"]())
+
+
+async def say_so_from_a_thread(ctx: Context, app: App) -> None:
+    await asyncio.to_thread(ctx.blocking.progress, 50)
+
+
+async def open_another_fence(ctx: Context, app: App) -> None:
+    connection = await asyncpg.connect(app.url)
+    try:
+        async with connection.transaction(), ctx.fence(connection):
+            raise AssertionError("one is open already")
+    finally:
+        await connection.close()
+
+
+VERBS = (
+    say_how_far,
+    make_a_waitpoint,
+    take_a_step,
+    ask_for_the_time,
+    submit_a_child,
+    say_so_from_a_thread,
+    open_another_fence,
+)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_verb_that_would_wait_for_the_fence_around_it_is_refused_at_once(
+    postgres_database: str, verb: Callable[[Context, App], Awaitable[None]]
+) -> None:
+    app = App(postgres_database)
+
+    @app.task
+    async def publish(ctx: Context) -> None:
+        connection = await asyncpg.connect(postgres_database)
+        try:
+            async with connection.transaction(), ctx.fence(connection):
+                await verb(ctx, app)
+        finally:
+            await connection.close()
+
+    async with app, working(app):
+        run = await app.submit(publish)
+        with pytest.raises(ExecutionFailed, match=r"inside a fence none of|is open already"):
+            await run.result(timeout="20s")
+
+
+async def test_after_a_fence_every_verb_works_again(postgres_database: str) -> None:
+    app = App(postgres_database)
+
+    @app.task
+    async def publish(ctx: Context) -> int:
+        connection = await asyncpg.connect(postgres_database)
+        try:
+            for _ in range(2):
+                async with connection.transaction(), ctx.fence(connection):
+                    await connection.execute("select 1")
+                await ctx.progress(50)
+        finally:
+            await connection.close()
+        return await ctx.step("outside", lambda: 7)
+
+    async with app, working(app):
+        assert await (await app.submit(publish)).result(timeout="20s") == 7
