@@ -359,17 +359,34 @@ async def test_the_cascade_leaves_members_alone_that_are_being_cancelled(
     assert await graph.state("last") == "cancelled"
 
 
-async def test_acknowledging_takes_members_off_the_queue(engine: Engine, graph: Graph) -> None:
+async def test_acknowledging_takes_ended_members_off_the_queue(
+    engine: Engine, graph: Graph
+) -> None:
     names = await many(graph)
     await engine.cancel_flow(graph.flow_id)
+    queued = (await engine.cancel_pending_members(limit=1)).acted
+    await engine.cancel_execution(graph[names[1]], reason="sooner")
 
-    await engine.ack_cancel_member(graph.flow_id, graph[names[0]])
-    await engine.ack_cancel_member(graph.flow_id, graph[names[0]])
     await engine.ack_cancel_member(new_id(), graph[names[1]])
+    await engine.ack_cancel_member(graph.flow_id, graph[names[1]])
+    await engine.ack_cancel_member(graph.flow_id, graph[names[1]])
+
+    assert queued == 1
+    left = (await engine.cancel_pending_members(limit=1_000)).acted
+    assert left == len(names) - 2
+
+
+async def test_acknowledging_does_not_keep_a_member_from_being_cancelled(
+    engine: Engine, graph: Graph
+) -> None:
+    names = await many(graph)
+    await engine.cancel_flow(graph.flow_id)
+    for name in names:
+        await engine.ack_cancel_member(graph.flow_id, graph[name])
+
     await graph.settle()
 
-    assert await graph.state(names[0]) == "waiting"
-    assert await graph.state(names[1]) == "cancelled"
+    assert set((await graph.states()).values()) == {"cancelled"}
 
 
 async def test_members_of_a_cancelled_flow_are_not_replayed(engine: Engine, graph: Graph) -> None:

@@ -35,6 +35,7 @@ from flowfabric.core.flow_results import (
 )
 from flowfabric.core.ids import FIRST_UUID, ExecutionId, FlowId, make_execution_id
 from flowfabric.core.limits import BATCH_MAX, CANCEL_BATCH, MEMBERS_SHOWN_MAX
+from flowfabric.core.model import Execution
 from flowfabric.core.operator import CancelRequest, decide_cancel
 from flowfabric.core.results import Cancelled
 from flowfabric.core.states import LifecyclePhase, PublicState
@@ -152,19 +153,12 @@ class FlowCancels(FlowOperations):
                 for each in outcomes
                 if isinstance(each, Cancelled) and each.public_state is PublicState.CANCELLED
             ]
-        # Queued before any member is locked: whoever cancels them locks in this order too.
-        await tx.select(
-            "enqueue_members",
-            flow_id=flow.flow_id,
-            only_waiting=only_waiting,
-            reason=reason,
-            now_ms=await tx.now_ms(),
-        )
         tx.hint(MEMBER_CANCEL_TOPIC)
         marked = await tx.select(
             "request_cancel",
             flow_id=flow.flow_id,
             only_waiting=only_waiting,
+            reason=reason,
             now_ms=await tx.now_ms(),
         )
         return sorted(_member_ids(flow, marked))
@@ -231,14 +225,21 @@ class FlowCancels(FlowOperations):
         await self.store.transact(body)
 
     async def ack_cancel_member(self, flow_id: str, execution_id: str) -> None:
-        """Take one member off the queue of those to be cancelled; one that is not there is fine."""
+        """Take a member that has ended off the queue of those to be cancelled.
+
+        One that is not there is fine; one that has not ended stays, for nobody else would
+        cancel it.
+        """
         asked = self.check_flow_id(flow_id)
         member_id = self.check_execution_id(execution_id)
 
         async def body(tx: Transaction) -> None:
             key: Key = (self.flow_key(asked)[0], member_id)
             row = (await tx.lock(PendingCancel, [key])).get(key)
-            if row is not None and row.flow_id == asked:
+            if row is None or row.flow_id != asked:
+                return
+            member = (await tx.get(Execution, [key])).get(key)
+            if member is None or member.lifecycle_phase is LifecyclePhase.TERMINAL:
                 await tx.save(Changes(deletes=(row,)))
 
         await self.store.transact(body)

@@ -1,6 +1,10 @@
--- Mark a flow's members as about to be cancelled, so that nobody claims them any more.
+-- Mark a flow's members as about to be cancelled, so that nobody claims them any more, and
+-- queue each for it; those already queued stay as they are.
+--
+-- Who is queued is locked, and whoever cancels a queued member locks its row of the queue
+-- first. That cannot wait for us: a conflict with a row of the queue is ignored, not awaited.
 with chosen as materialized (
-    select partition_key, execution_id
+    select partition_key, execution_id, flow_id
       from execution
      where flow_id = :flow_id::uuid
        and lifecycle_phase <> 'terminal'
@@ -8,6 +12,13 @@ with chosen as materialized (
             or (lifecycle_phase in ('submitted', 'runnable') and ownership_state = 'unowned'))
      order by partition_key, execution_id
        for update
+), queued as (
+    insert into pending_cancel (
+        partition_key, execution_id, flow_id, reason, only_waiting, enqueued_at_ms, due_at_ms)
+    select partition_key, execution_id, flow_id, :reason::text, :only_waiting::boolean,
+           :now_ms::bigint, :now_ms::bigint
+      from chosen
+        on conflict do nothing
 )
 update execution e
    set cancel_requested = true,

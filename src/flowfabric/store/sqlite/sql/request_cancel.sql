@@ -1,4 +1,14 @@
--- Mark a flow's members as about to be cancelled, so that nobody claims them any more.
+-- Mark a flow's members as about to be cancelled, so that nobody claims them any more, and
+-- queue each for it; those already queued stay as they are.
+insert or ignore into pending_cancel (
+    partition_key, execution_id, flow_id, reason, only_waiting, enqueued_at_ms, due_at_ms)
+select partition_key, execution_id, flow_id, :reason, :only_waiting, :now_ms, :now_ms
+  from execution
+ where flow_id = :flow_id
+   and lifecycle_phase <> 'terminal'
+   and (not :only_waiting
+        or (lifecycle_phase in ('submitted', 'runnable') and ownership_state = 'unowned'));
+-- next
 update execution
    set cancel_requested = 1,
        ready = 0,
