@@ -58,6 +58,7 @@ def ended(before: Execution, public_state: PublicState, now_ms: int, **fields: o
         "public_state": public_state,
         "ready": False,
         "delay_until_ms": None,
+        "awaits_child": False,
         "attempt_time_left_ms": None,
         "current_suspension_id": None,
         "current_waitpoint_id": None,

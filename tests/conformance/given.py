@@ -16,6 +16,7 @@ from flowfabric.testing import SettableClock
 
 TTL_MS = 30_000
 BACKOFF_MS = 5_000
+DAY_MS = 24 * 60 * 60 * 1_000
 RETRYING = {"retry_policy": {"max_retries": 3, "backoff": {"type": "fixed", "delay_ms": 5_000}}}
 TAGGED = {"namespace": "shop", "tags": {"cairn.instance_id": "i-1"}}
 """Fields of an execution that its events repeat."""
@@ -150,8 +151,10 @@ class Given:
         return claimed
 
     async def waiting_children(self, **fields: object) -> Claimed:
+        """Its attempt waits for the end of another execution, in a lane of its own."""
         claimed = await self.running(**fields)
-        await self.engine.wait_children(claimed.handle)
+        child = await self.delayed(DAY_MS, lane_id="children")
+        await self.engine.await_executions(claimed.handle, [child])
         return claimed
 
     async def suspended(self, **fields: object) -> Claimed:

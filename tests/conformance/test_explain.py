@@ -11,7 +11,7 @@ from flowfabric.errors import NotFound
 from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given, new
-from tests.conformance.observed import refused, unchanged
+from tests.conformance.observed import execution_of, refused, unchanged
 
 
 async def present(
@@ -123,6 +123,7 @@ async def test_every_situation_is_explained(
     delayed = await given.delayed(by_ms=1_500)
     retrying = await given.retrying()
     children = await given.waiting_children()
+    awaiting = await execution_of(engine, children.execution_id)
     completed, failed = await given.completed(), await given.failed("no disk")
     cancelled = await given.cancelled("not needed")
     until_ms = clock.now_ms() + 1_500
@@ -139,7 +140,7 @@ async def test_every_situation_is_explained(
         ),
         children.execution_id: (
             Cause.BLOCKED,
-            "It is blocked: waiting for child executions to complete.",
+            f"It is blocked: {awaiting.blocking_detail}.",
         ),
         completed.execution_id: (Cause.ENDED, "It has ended as completed."),
         failed.execution_id: (Cause.ENDED, "It has ended as failed: no disk."),
@@ -158,7 +159,7 @@ async def test_every_situation_is_explained(
         {"delay_until_ms": retry_ms, "blocking_reason": "waiting_for_retry_backoff"},
         {
             "blocking_reason": "waiting_for_children",
-            "blocking_detail": "waiting for child executions to complete",
+            "blocking_detail": awaiting.blocking_detail,
         },
         {"completed_at_ms": clock.now_ms()},
         {"completed_at_ms": clock.now_ms()},

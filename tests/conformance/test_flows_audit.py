@@ -11,9 +11,10 @@ from flowfabric.core.flow_model import CompletionDispatch, EdgeGroup, FlowState,
 from flowfabric.core.flow_policy import Quorum
 from flowfabric.core.limits import AUDIT_BATCH, AUDIT_EVERY_MS
 from flowfabric.core.model import Execution
+from flowfabric.core.transition import change
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import execution_key
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock
@@ -181,6 +182,29 @@ async def test_members_of_a_cancelled_flow_are_left_to_their_cancellation(
     await overwrite(graph, structs.replace(group, group_state=GroupState.SATISFIED))
     assert await passes(graph, clock) == [0]
     assert await graph.claim() == {}
+
+
+async def test_a_member_marked_for_cancellation_that_nobody_has_queued_is_cancelled(
+    engine: Engine, graph: Graph, clock: SettableClock
+) -> None:
+    await graph.build({"a": "", "b": "a", "c": ""})
+    handle = (await graph.claimed("c")).handle
+    await engine.cancel_flow(graph.flow_id, reason="enough", cancellation_policy="flow_only")
+    for name in "abc":
+        execution = await execution_of(engine, graph[name])
+        marked = change(execution, clock.now_ms(), cancel_requested=True)
+        await overwrite(graph, marked)
+    await graph.settle()
+    assert await graph.claim() == {}
+
+    assert await passes(graph, clock, 2) == [3, 0]
+    await graph.settle()
+
+    assert await graph.states() == {"a": "cancelled", "b": "cancelled", "c": "cancelled"}
+    assert (await execution_of(engine, graph["a"])).cancellation_reason == "enough"
+    with pytest.raises(FlowFabricError):
+        await engine.complete(handle)
+    assert await passes(graph, clock) == [0]
 
 
 async def test_each_look_goes_on_where_the_last_one_ended(

@@ -35,7 +35,7 @@ async def test_a_skipped_member_waits_again(engine: Engine, graph: Graph) -> Non
     assert answer == Replayed(public_state=PublicState.WAITING_CHILDREN)
     execution = await execution_of(engine, graph["d"])
     assert execution.blocking_reason is BlockingReason.WAITING_FOR_CHILDREN
-    assert execution.blocking_detail == "1 dep(s) unsatisfied after replay"
+    assert execution.blocking_detail == "waiting for the executions it depends on"
     assert execution.attempt_state is AttemptState.PENDING_REPLAY_ATTEMPT
     assert execution.replay_count == 1
     group = await graph.group("d")

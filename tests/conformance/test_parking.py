@@ -1,6 +1,7 @@
 """Releasing the worker while the attempt goes on: delays and waiting for children."""
 
 from flowfabric import Engine
+from flowfabric.core.handles import HandleKind
 from flowfabric.core.results import Delayed, Marked, Moved
 from flowfabric.core.states import (
     AttemptLifecycle,
@@ -56,9 +57,10 @@ async def test_a_delay_sets_the_attempt_aside_until_a_time(
     ]
 
 
-async def test_waiting_for_children_sets_the_attempt_aside(
+async def test_who_depends_on_nothing_waits_for_children_no_longer_than_it_takes(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:
+    """Nobody would ever wake it."""
     running = await given.running(**TAGGED)
     execution_id = running.execution_id
     before = await execution_of(engine, execution_id)
@@ -66,15 +68,16 @@ async def test_waiting_for_children_sets_the_attempt_aside(
     cursor = await cursor_of(engine)
     now_ms = clock.advance("1s")
     assert await engine.wait_children(running.handle) == Moved(
-        execution_id=execution_id, public_state=PublicState.WAITING_CHILDREN
+        execution_id=execution_id, public_state=PublicState.WAITING
     )
     assert await execution_of(engine, execution_id) == set_aside(
         before,
-        EligibilityState.BLOCKED_BY_DEPENDENCIES,
-        BlockingReason.WAITING_FOR_CHILDREN,
+        EligibilityState.ELIGIBLE_NOW,
+        BlockingReason.WAITING_FOR_WORKER,
         AttemptState.ATTEMPT_INTERRUPTED,
         now_ms,
-        blocking_detail="waiting for child executions to complete",
+        public_state=PublicState.WAITING,
+        ready=True,
     )
     assert await engine.list_attempts(execution_id) == (
         attempt_set_aside(attempt, "waiting_children", now_ms),
@@ -82,6 +85,7 @@ async def test_waiting_for_children_sets_the_attempt_aside(
     assert await events_since(engine, cursor) == [
         lease_event(before, "revoked", now_ms, "waiting_children")
     ]
+    assert (await given.taken()).handle.kind is HandleKind.RESUMED
 
 
 async def test_parking_again_gives_the_same_answer_and_changes_nothing(

@@ -41,7 +41,8 @@ async def test_only_what_has_ended_is_deleted(
         await given.state(state)
     clock.advance("365d")
     assert await engine.trim_retention() == Swept(acted=4, full=False)
-    assert len((await state_of(engine)).executions) == len(EVERY_STATE) - 4
+    # One of them waits for a child, which has not ended either.
+    assert len((await state_of(engine)).executions) == len(EVERY_STATE) - 4 + 1
 
 
 async def test_a_policy_keeps_its_execution_shorter_or_longer(

@@ -9,10 +9,15 @@ from msgspec import structs
 
 from flowfabric import Engine, FlowFabricError
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.decision import Changes
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.model import Execution
 from flowfabric.core.results import Created
 from flowfabric.core.tags import INSTANCE_TAG_KEY
+from flowfabric.core.transition import change
+from flowfabric.engine.unit import execution_key
+from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock
 
 LANES = ("one", "two")
@@ -33,6 +38,10 @@ CHAPTERS = (
     ("claim", "complete", "replay"),
     ("cancel", "replay"),
     ("claim", "wait_children"),
+    ("claim", "hold", "fail", "promote"),
+    ("claim", "hold", "expire"),
+    ("claim", "hold"),
+    ("hold",),
     ("claim",),
     ("reprioritise",),
     ("moment",),
@@ -150,9 +159,23 @@ async def _take(step: str, engine: Engine, clock: SettableClock, grown: Grown) -
             await engine.change_priority(execution_id, 3)
         case "moment":
             clock.advance(ms=7)
+        case "hold":
+            await _hold(engine, clock, execution_id)
         case _:
             if grown.handles:
                 await _work(step, engine, clock, grown.handles[-1])
+
+
+async def _hold(engine: Engine, clock: SettableClock, execution_id: ExecutionId) -> None:
+    """An edge into it, as far as its own row tells, that passes something on later."""
+    key = execution_key(execution_id)
+
+    async def body(tx: Transaction) -> None:
+        execution = (await tx.lock(Execution, [key]))[key]
+        held = change(execution, clock.now_ms(), join_pending=True, next_payload=b"later")
+        await tx.save(Changes(updates=(held,)))
+
+    await engine.store.transact(body)
 
 
 async def _claim(engine: Engine, grown: Grown) -> None:

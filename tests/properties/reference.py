@@ -281,7 +281,8 @@ class Reference:
         if refusal := self.refusal(known, handle):
             return refusal
         self.park(known, "children")
-        known.state = Public.WAITING_CHILDREN
+        # It depends on nothing.
+        known.state = Public.WAITING
         return "Moved"
 
     def give_up(self, known: Known, handle: Handle) -> Answer:

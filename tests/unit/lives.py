@@ -27,7 +27,7 @@ from flowfabric.core.states import FailureClass
 from flowfabric.core.suspend_request import NORMAL, SuspendRequest, check_suspend
 from flowfabric.core.suspension import SuspendFindings, decide_suspend
 from flowfabric.core.suspension_model import HmacKey, Suspension, Waitpoint, WaitpointState
-from flowfabric.core.transition import Subject
+from flowfabric.core.transition import Subject, change
 
 NOW_MS = 1_000_000
 TTL_MS = 9_000
@@ -125,6 +125,7 @@ def resumable(**fields: object) -> Subject:
 
 def waiting_children(**fields: object) -> Subject:
     held = running(**fields)
+    held = structs.replace(held, execution=change(held.execution, NOW_MS, join_pending=True))
     return applied(held, decide_wait_children(held, fence_of(held), TIMING).changes)
 
 

@@ -3,11 +3,17 @@
 import pytest
 from msgspec import structs
 
-from flowfabric.core.flow_audit import next_audit, overlooked, untold_edges
+from flowfabric.core.flow_audit import next_audit, overlooked, requeued
 from flowfabric.core.flow_build import NewEdge, new_edge, new_flow, new_group
 from flowfabric.core.flow_cancel import postponed
-from flowfabric.core.flow_model import EdgeGroup, FlowAudit, GroupState, PendingCancel
-from flowfabric.core.flow_resolve import holds_back
+from flowfabric.core.flow_model import (
+    DependencyState,
+    EdgeGroup,
+    FlowAudit,
+    GroupState,
+    PendingCancel,
+)
+from flowfabric.core.flow_resolve import Ending, counts, holds_back
 from flowfabric.core.flow_views import EligibilityStatus, eligibility
 from flowfabric.core.ids import FIRST_UUID, EdgeId, FlowId, Namespace
 from flowfabric.core.model import Execution
@@ -58,6 +64,8 @@ def test_a_member_is_overlooked_when_nothing_holds_it_back(
     "fields",
     [
         {"cancel_requested": True},
+        # A child wakes it when it ends.
+        {"awaits_child": True},
         {"eligibility_state": EligibilityState.ELIGIBLE_NOW},
         {"eligibility_state": EligibilityState.NOT_ELIGIBLE_UNTIL_TIME},
         {"lifecycle_phase": LifecyclePhase.ACTIVE, "ownership_state": OwnershipState.LEASED},
@@ -68,37 +76,52 @@ def test_a_member_that_does_not_wait_for_others_is_left_alone(fields: dict[str, 
     assert overlooked(FLOW, structs.replace(BLOCKED, **fields), None) is None
 
 
-# Endings nobody was told of
+def test_whoever_waits_for_its_join_is_found_whatever_else_it_does() -> None:
+    running = structs.replace(
+        BLOCKED,
+        lifecycle_phase=LifecyclePhase.ACTIVE,
+        ownership_state=OwnershipState.LEASED,
+        join_pending=True,
+    )
+    assert overlooked(FLOW, running, in_state(GroupState.SATISFIED)) is not None
+    assert overlooked(FLOW, running, in_state(GroupState.PENDING)) is None
+
+
+def test_a_member_marked_for_cancellation_is_queued_for_it() -> None:
+    marked = structs.replace(BLOCKED, cancel_requested=True)
+    closed = structs.replace(FLOW, cancel_reason="enough")
+    row = requeued(closed, marked, 5_000)
+    assert row is not None
+    assert (row.execution_id, row.reason, row.due_at_ms) == (marked.execution_id, "enough", 5_000)
+    assert requeued(closed, BLOCKED, 5_000) is None
+    ended = structs.replace(marked, lifecycle_phase=LifecyclePhase.TERMINAL)
+    assert requeued(closed, ended, 5_000) is None
+
+
+# Which endings count
 
 
 @pytest.mark.parametrize(
-    ("phase", "outcome", "reopened_at_ms", "counts"),
-    [
-        (LifecyclePhase.TERMINAL, TerminalOutcome.SUCCESS, None, True),
-        (LifecyclePhase.TERMINAL, TerminalOutcome.FAILED, None, True),
-        (LifecyclePhase.RUNNABLE, TerminalOutcome.NONE, None, False),
-        # The downstream was replayed after the failure, which no longer counts.
-        (LifecyclePhase.TERMINAL, TerminalOutcome.FAILED, 5_000, False),
-        (LifecyclePhase.TERMINAL, TerminalOutcome.FAILED, 5_001, False),
-        (LifecyclePhase.TERMINAL, TerminalOutcome.FAILED, 4_999, True),
-        (LifecyclePhase.TERMINAL, TerminalOutcome.SUCCESS, 5_001, True),
-    ],
+    ("replay_count", "counts_from_replay", "counted"),
+    [(0, 0, True), (2, 0, True), (0, 1, False), (1, 2, False), (2, 2, True)],
 )
 def test_an_ending_counts_unless_the_downstream_was_replayed_since(
-    phase: LifecyclePhase, outcome: TerminalOutcome, reopened_at_ms: int | None, counts: bool
+    replay_count: int, counts_from_replay: int, counted: bool
 ) -> None:
-    upstream = an_execution(lifecycle_phase=phase, terminal_outcome=outcome, completed_at_ms=5_000)
+    ending = Ending(outcome=TerminalOutcome.FAILED, replay_count=replay_count)
     wanted = NewEdge(
         edge_id=EdgeId("00000000-0000-4000-8000-000000000003"),
-        upstream_id=upstream.execution_id,
+        upstream_id=an_execution().execution_id,
         downstream_id=BLOCKED.execution_id,
         data_passing_ref="",
         replaces_payload=True,
     )
     edge = structs.replace(
-        new_edge(FLOW, wanted, 1_000, applied=True), reopened_at_ms=reopened_at_ms
+        new_edge(FLOW, wanted, 1_000, applied=True), counts_from_replay=counts_from_replay
     )
-    assert untold_edges([edge], {upstream.execution_id: upstream}) == ([edge] if counts else [])
+    assert counts(edge, ending) is counted
+    resolved = structs.replace(edge, dep_state=DependencyState.SATISFIED)
+    assert not counts(resolved, ending)
 
 
 def test_a_look_ends_where_its_page_did_and_begins_anew_after_the_last() -> None:
@@ -143,6 +166,11 @@ def test_a_join_holds_back_until_it_is_satisfied(group: EdgeGroup | None, held: 
             structs.replace(BLOCKED, terminal_outcome=TerminalOutcome.SKIPPED),
             None,
             EligibilityStatus.TERMINAL,
+        ),
+        (
+            structs.replace(BLOCKED, awaits_child=True),
+            None,
+            EligibilityStatus.BLOCKED_BY_DEPENDENCIES,
         ),
         (BLOCKED, None, EligibilityStatus.ELIGIBLE),
         (BLOCKED, EMPTY, EligibilityStatus.ELIGIBLE),

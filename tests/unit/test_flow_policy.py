@@ -54,7 +54,10 @@ def group(policy: EdgeDependencyPolicy, **fields: int) -> EdgeGroup:
         (Quorum(2), 1, 1, 0, GroupState.PENDING),
         (Quorum(2), 2, 1, 0, GroupState.SATISFIED),
         (Quorum(2), 1, 1, 1, GroupState.IMPOSSIBLE),
-        (Quorum(4), 0, 1, 0, GroupState.IMPOSSIBLE),
+        # Fewer edges than it needs: more are to come.
+        (Quorum(4), 0, 1, 0, GroupState.PENDING),
+        (Quorum(4), 3, 0, 0, GroupState.PENDING),
+        (Quorum(3), 0, 1, 0, GroupState.IMPOSSIBLE),
     ],
 )
 def test_where_a_group_stands(

@@ -65,6 +65,7 @@ def finish(
         "terminal_outcome": outcome,
         "attempt_state": AttemptState.ATTEMPT_TERMINAL if had_attempt else before.attempt_state,
         "delay_until_ms": None,
+        "awaits_child": False,
         "attempt_time_left_ms": None,
         "current_suspension_id": None,
         "current_waitpoint_id": None,

@@ -222,16 +222,12 @@ def decide_delay(
     return Decision(answer=answer, changes=changes)
 
 
-def decide_wait_children(
-    subject: Subject, fence: Fence | None, timing: Timing, *, join_holds: bool = False
-) -> Decision[Moved]:
+def decide_wait_children(subject: Subject, fence: Fence | None, timing: Timing) -> Decision[Moved]:
     """Put the attempt aside until the executions it depends on have ended.
 
-    With `join_holds` they have: it is ready again at once, for nobody would wake it.
+    If they have, or if it depends on none, it is ready again at once.
     """
     execution = subject.execution
-    state = PublicState.WAITING if join_holds else PublicState.WAITING_CHILDREN
-    answer = Moved(execution_id=execution.execution_id, public_state=state)
     if already_parked(subject, fence, WAITING_CHILDREN):
         state = execution.public_state
         return Decision(answer=Moved(execution_id=execution.execution_id, public_state=state))
@@ -240,14 +236,13 @@ def decide_wait_children(
         subject,
         WAITING_CHILDREN,
         timing.now_ms,
-        eligibility_state=EligibilityState.ELIGIBLE_NOW
-        if join_holds
-        else EligibilityState.BLOCKED_BY_DEPENDENCIES,
-        blocking_reason=BlockingReason.WAITING_FOR_WORKER
-        if join_holds
-        else BlockingReason.WAITING_FOR_CHILDREN,
-        blocking_detail="" if join_holds else "waiting for child executions to complete",
+        eligibility_state=EligibilityState.ELIGIBLE_NOW,
+        blocking_reason=BlockingReason.WAITING_FOR_WORKER,
+        blocking_detail="",
     )
+    parked = changes.updates[0]
+    assert isinstance(parked, Execution)
+    answer = Moved(execution_id=execution.execution_id, public_state=parked.public_state)
     return Decision(answer=answer, changes=changes)
 
 
@@ -345,7 +340,7 @@ def decide_promote(subject: Subject, now_ms: int) -> Decision[Marked | AlreadySa
         return Decision(answer=AlreadySatisfied(reason="not_delayed"))
     if execution.delay_until_ms is not None and execution.delay_until_ms > now_ms:
         return Decision(answer=AlreadySatisfied(reason="not_yet_due"))
-    after = change(execution, now_ms, **UNBLOCKED, delay_until_ms=None)
+    after = change(execution, now_ms, **UNBLOCKED, delay_until_ms=None, awaits_child=False)
     answer = Marked(execution_id=execution.execution_id, public_state=after.public_state)
     return Decision(answer=answer, changes=Changes(updates=(after,)))
 

@@ -5,17 +5,16 @@ unless somebody mended the database by hand, or a rule here was wrong once. The 
 finds executions that would otherwise wait for ever.
 """
 
-from collections.abc import Iterable, Mapping
-
 from msgspec import structs
 
 from flowfabric.core.flow_build import new_group
-from flowfabric.core.flow_model import Edge, EdgeGroup, Flow, FlowAudit, GroupState
-from flowfabric.core.flow_resolve import holds_back, waits_for_worker
-from flowfabric.core.ids import FIRST_UUID, ExecutionId
+from flowfabric.core.flow_cancel import FLOW_CANCELLED
+from flowfabric.core.flow_model import EdgeGroup, Flow, FlowAudit, GroupState, PendingCancel
+from flowfabric.core.flow_resolve import holds_back
+from flowfabric.core.ids import FIRST_UUID
 from flowfabric.core.limits import AUDIT_EVERY_MS
 from flowfabric.core.model import Execution
-from flowfabric.core.states import EligibilityState, LifecyclePhase, TerminalOutcome
+from flowfabric.core.readiness import Hold, held_by
 
 
 def next_audit(audit: FlowAudit, last: tuple[str, str] | None, now_ms: int) -> FlowAudit:
@@ -29,30 +28,15 @@ def next_audit(audit: FlowAudit, last: tuple[str, str] | None, now_ms: int) -> F
     )
 
 
-def untold_edges(edges: Iterable[Edge], upstreams: Mapping[ExecutionId, Execution]) -> list[Edge]:
-    """Open edges whose upstream has ended, in a way that still counts for them."""
-    return [edge for edge in edges if _counts(edge, upstreams[edge.upstream_id])]
-
-
-def _counts(edge: Edge, upstream: Execution) -> bool:
-    if upstream.lifecycle_phase is not LifecyclePhase.TERMINAL:
-        return False
-    if upstream.terminal_outcome is TerminalOutcome.SUCCESS or edge.reopened_at_ms is None:
-        return True
-    assert upstream.completed_at_ms is not None
-    return upstream.completed_at_ms > edge.reopened_at_ms
-
-
 def overlooked(flow: Flow, execution: Execution, group: EdgeGroup | None) -> EdgeGroup | None:
     """The fired group of an execution that waits although nothing holds it back; none if it does.
 
-    An execution without a group, or with one that has no edges, waits for nothing.
+    An execution without a group, or with one that has no edges, waits for nothing. One that
+    waits for the end of a child has somebody who wakes it.
     """
-    if (
-        not waits_for_worker(execution)
-        or execution.cancel_requested
-        or execution.eligibility_state is not EligibilityState.BLOCKED_BY_DEPENDENCIES
-    ):
+    if held_by(execution) in (Hold.ENDED, Hold.CANCELLATION):
+        return None
+    if not execution.join_pending and held_by(execution) is not Hold.JOIN:
         return None
     if group is not None and group.group_state is GroupState.IMPOSSIBLE:
         return group
@@ -60,4 +44,18 @@ def overlooked(flow: Flow, execution: Execution, group: EdgeGroup | None) -> Edg
         return None
     return structs.replace(
         group or new_group(flow, execution.execution_id), group_state=GroupState.SATISFIED
+    )
+
+
+def requeued(flow: Flow, execution: Execution, now_ms: int) -> PendingCancel | None:
+    """What has a member cancelled that is marked for it; none for one that is not."""
+    if held_by(execution) is not Hold.CANCELLATION:
+        return None
+    return PendingCancel(
+        partition_key=execution.partition_key,
+        execution_id=execution.execution_id,
+        flow_id=flow.flow_id,
+        reason=flow.cancel_reason or FLOW_CANCELLED,
+        enqueued_at_ms=now_ms,
+        due_at_ms=now_ms,
     )

@@ -134,8 +134,11 @@ class Edge(Record, frozen=True, kw_only=True):
     applied_at_ms: int | None = None
     resolved_at_ms: int | None = None
     resolved_outcome: TerminalOutcome | None = None
-    reopened_at_ms: int | None = None
-    """When its downstream was replayed: what the upstream failed before then no longer counts."""
+    counts_from_replay: int = 0
+    """The first life of the upstream, by its replays, whose end counts.
+
+    When the downstream is replayed, what its upstreams failed before then no longer does.
+    """
 
 
 class EdgeGroup(Record, frozen=True, kw_only=True):

@@ -114,10 +114,15 @@ def resolved_count(group: EdgeGroup) -> int:
 
 
 def evaluate(group: EdgeGroup) -> GroupState:
-    """Where the group stands. Staged edges count as still open, so none is overlooked."""
+    """Where the group stands. Staged edges count as still open, so none is overlooked.
+
+    A quorum that has fewer edges than it needs is still being built: it waits for more.
+    """
     needed = group.staged if group.policy_kind is PolicyKind.ALL_OF else group.k
     if group.succeeded >= needed:
         return GroupState.SATISFIED
+    if group.staged < needed:
+        return GroupState.PENDING
     if group.failed + group.skipped > group.staged - needed:
         return GroupState.IMPOSSIBLE
     return GroupState.PENDING

@@ -22,9 +22,9 @@ from flowfabric.core.flow_model import (
 from flowfabric.core.flow_policy import count_outcome
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.model import Execution
+from flowfabric.core.readiness import HELD_BY_JOIN, Hold, held_by
 from flowfabric.core.states import (
     AttemptLifecycle,
-    BlockingReason,
     EligibilityState,
     LifecyclePhase,
     OwnershipState,
@@ -40,8 +40,18 @@ class Ending(Struct, frozen=True, kw_only=True):
     """How an upstream ended, and what it left."""
 
     outcome: TerminalOutcome
+    replay_count: int = 0
+    """Which life of the upstream ended."""
     result: bytes | None = None
     result_encoding: str | None = None
+
+
+def counts(edge: Edge, ending: Ending) -> bool:
+    """Whether an ending is news to an open edge, and not from before its downstream's replay."""
+    return (
+        edge.dep_state is DependencyState.UNSATISFIED
+        and ending.replay_count >= edge.counts_from_replay
+    )
 
 
 class Resolution(Struct, frozen=True, kw_only=True):
@@ -58,14 +68,17 @@ def resolve_edges(
     endings: Mapping[ExecutionId, Ending],
     now_ms: int,
 ) -> Resolution:
-    """Resolve applied edges whose upstream is among `endings`; each edge resolves once."""
+    """Resolve applied edges whose upstream is among `endings`; each edge resolves once.
+
+    An ending from before the downstream's replay resolves nothing.
+    """
     current = dict(groups)
     resolved: list[Edge] = []
     inputs: list[ExecutionInput] = []
     for edge in edges:
-        if edge.dep_state is not DependencyState.UNSATISFIED:
-            continue
         ending = endings[edge.upstream_id]
+        if not counts(edge, ending):
+            continue
         before = current[edge.downstream_id]
         current[edge.downstream_id] = count_outcome(before, ending.outcome, now_ms)
         after = _resolved(edge, ending.outcome, now_ms)
@@ -133,27 +146,24 @@ def holds_back(group: EdgeGroup | None) -> bool:
     return group is not None and group.staged > 0 and group.group_state is not GroupState.SATISFIED
 
 
-def block(
-    execution: Execution, group: EdgeGroup, detail: str, now_ms: int
-) -> tuple[Execution, EdgeGroup]:
-    """Hold the execution back; what held it back before is kept in the group."""
-    if not waits_for_worker(execution):
-        return execution, group
-    if execution.eligibility_state is not EligibilityState.BLOCKED_BY_DEPENDENCIES:
+def block(execution: Execution, group: EdgeGroup, now_ms: int) -> tuple[Execution, EdgeGroup]:
+    """Have the execution wait for its join, from now on or once it waits for a worker again.
+
+    What holds it back until then is kept in the group, unless it is a child it awaits.
+    """
+    if (
+        waits_for_worker(execution)
+        and not execution.awaits_child
+        and execution.eligibility_state is not EligibilityState.BLOCKED_BY_DEPENDENCIES
+    ):
         group = structs.replace(
             group,
             prior_eligibility=execution.eligibility_state,
             prior_blocking_reason=execution.blocking_reason,
             prior_blocking_detail=execution.blocking_detail,
         )
-    blocked = change(
-        execution,
-        now_ms,
-        eligibility_state=EligibilityState.BLOCKED_BY_DEPENDENCIES,
-        blocking_reason=BlockingReason.WAITING_FOR_CHILDREN,
-        blocking_detail=detail,
-    )
-    return blocked, group
+        return change(execution, now_ms, **HELD_BY_JOIN, join_pending=True), group
+    return change(execution, now_ms, join_pending=True), group
 
 
 def release(
@@ -165,27 +175,25 @@ def release(
 ) -> Changes:
     """What a fired group does to its downstream.
 
-    One that has ended, or is about to be cancelled, is left alone. A satisfied
-    group changes only an execution that is really waiting for it.
+    One that has ended, or is about to be cancelled, is left alone. Any other gets its
+    inputs now, or when the attempt that goes on is over, whichever way it becomes ready.
     """
     execution = subject.execution
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL or execution.cancel_requested:
         return NO_CHANGES
     if group.group_state is GroupState.IMPOSSIBLE:
         return _skip(subject, timing)
-    if (
-        not waits_for_worker(execution)
-        or execution.eligibility_state is not EligibilityState.BLOCKED_BY_DEPENDENCIES
-    ):
-        return NO_CHANGES
     size = sum(len(each.value or b"") for each in inputs)
     if size > inputs_bytes_max:
         return _refuse_inputs(subject, size, inputs_bytes_max, timing)
     fields = _unblocked(execution, group, timing.now_ms) | _payload(inputs)
-    return Changes(updates=(change(execution, timing.now_ms, **fields),))
+    return Changes(updates=(change(execution, timing.now_ms, **fields, join_pending=False),))
 
 
 def _unblocked(execution: Execution, group: EdgeGroup, now_ms: int) -> dict[str, Field]:
+    """What becomes of the block by the join: what held the execution back before, or nothing."""
+    if not waits_for_worker(execution) or held_by(execution) is not Hold.JOIN:
+        return {}
     prior = group.prior_eligibility
     delayed = prior is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME
     due = execution.delay_until_ms is None or execution.delay_until_ms <= now_ms
@@ -204,7 +212,7 @@ def _payload(inputs: Sequence[ExecutionInput]) -> dict[str, Field]:
     if not passed:
         return {}
     newest = max(passed, key=lambda each: (each.resolved_at_ms, each.edge_id))
-    return {"payload": newest.value, "payload_encoding": newest.value_encoding}
+    return {"next_payload": newest.value, "next_payload_encoding": newest.value_encoding}
 
 
 def _skip(subject: Subject, timing: Timing) -> Changes:
@@ -216,9 +224,13 @@ def _skip(subject: Subject, timing: Timing) -> Changes:
         attempt_end=AttemptLifecycle.ENDED_CANCELLED,
         reason=DEPENDENCY_IMPOSSIBLE,
         attempt_failure=DEPENDENCY_IMPOSSIBLE,
-        # Whoever runs it is fenced at once.
-        fields={"lease_epoch": subject.execution.lease_epoch + 1},
+        fields=_fenced(subject),
     )
+
+
+def _fenced(subject: Subject) -> dict[str, Field]:
+    """Whoever runs it is fenced at once."""
+    return {"lease_epoch": subject.execution.lease_epoch + 1}
 
 
 def _refuse_inputs(subject: Subject, size: int, bytes_max: int, timing: Timing) -> Changes:
@@ -231,8 +243,9 @@ def _refuse_inputs(subject: Subject, size: int, bytes_max: int, timing: Timing) 
         reason=INPUTS_TOO_LARGE,
         attempt_failure=INPUTS_TOO_LARGE,
         fields={
+            **_fenced(subject),
             "failure_reason": f"{INPUTS_TOO_LARGE}: the results of its dependencies are {size}"
             f" bytes together, at most {bytes_max} are passed on; have them keep it elsewhere and"
-            " return where"
+            " return where",
         },
     )

@@ -16,8 +16,10 @@ from flowfabric.core.flow_model import (
     GroupState,
 )
 from flowfabric.core.flow_policy import EdgeDependencyPolicy, policy_of, resolved_count
+from flowfabric.core.flow_resolve import holds_back
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace
 from flowfabric.core.model import Execution
+from flowfabric.core.readiness import Hold, held_by
 from flowfabric.core.states import (
     LifecyclePhase,
     OwnershipState,
@@ -244,8 +246,8 @@ def eligibility(execution: Execution | None, group: EdgeGroup | None) -> Eligibi
         return EligibilityStatus.OWNED
     if execution.terminal_outcome is not TerminalOutcome.NONE:
         return EligibilityStatus.TERMINAL
-    if group is None or group.group_state is GroupState.SATISFIED or group.staged == 0:
-        return EligibilityStatus.ELIGIBLE
-    if group.group_state is GroupState.IMPOSSIBLE:
+    if group is not None and group.group_state is GroupState.IMPOSSIBLE:
         return EligibilityStatus.IMPOSSIBLE
-    return EligibilityStatus.BLOCKED_BY_DEPENDENCIES
+    if holds_back(group) or held_by(execution) is Hold.CHILD:
+        return EligibilityStatus.BLOCKED_BY_DEPENDENCIES
+    return EligibilityStatus.ELIGIBLE

@@ -24,6 +24,7 @@ from flowfabric.core.ids import AttemptId, LeaseId
 from flowfabric.core.limits import LEASE_TTL_MS_MAX, LEASE_TTL_MS_MIN
 from flowfabric.core.model import Execution
 from flowfabric.core.policies import parse_policy
+from flowfabric.core.readiness import LOST_LEASE
 from flowfabric.core.results import AlreadySatisfied, Marked, Renewed, Revoked
 from flowfabric.core.states import (
     AttemptLifecycle,
@@ -33,7 +34,7 @@ from flowfabric.core.states import (
     OwnershipState,
     TerminalOutcome,
 )
-from flowfabric.core.transition import LOST_LEASE, NO_LEASE, Field, Subject, change, final_lease
+from flowfabric.core.transition import NO_LEASE, Field, Subject, change, final_lease
 from flowfabric.errors import (
     ExecutionNotActive,
     InvalidInput,

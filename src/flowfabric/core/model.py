@@ -131,6 +131,8 @@ class Execution(Record, frozen=True, kw_only=True):
     signal_count: int = 0
     cancel_requested: bool = False
     """Its flow was cancelled and its own cancellation is on the way: nobody may claim it."""
+    join_pending: bool = False
+    """Whether edges into it keep it from being ready. Says nothing once it has ended."""
     last_capability_mismatch_at_ms: int | None = None
     failure_reason: str | None = None
     cancellation_reason: str | None = None
@@ -138,11 +140,16 @@ class Execution(Record, frozen=True, kw_only=True):
 
     payload: bytes = b""
     payload_encoding: str | None = None
+    next_payload: bytes | None = None
+    next_payload_encoding: str | None = None
+    """What its join passed on while it was held: its payload once it may be claimed again."""
     result: bytes | None = None
     result_encoding: str | None = None
     policy: str = "{}"
     awaited: bool = False
     """Whether another execution is parked until this one has ended."""
+    awaits_child: bool = False
+    """Whether it is parked itself until one of those it awaits has ended."""
     attempt_timeout_ms: int | None = None
     retention_ms: int | None = None
     retention_failed_ms: int | None = None

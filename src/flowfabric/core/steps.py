@@ -20,9 +20,9 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import Fence, check_fence
 from flowfabric.core.model import Execution
 from flowfabric.core.results import Marked, Moved
-from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase, PublicState
+from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase
 from flowfabric.core.step_model import Step, StepKind, Waiter
-from flowfabric.core.transition import Subject, change
+from flowfabric.core.transition import UNBLOCKED, Subject, change
 
 
 class NewStep(Struct, frozen=True, kw_only=True):
@@ -105,6 +105,7 @@ def decide_await(
         blocking_reason=BlockingReason.WAITING_FOR_CHILDREN,
         blocking_detail=_waits_for(list(awaited)),
         delay_until_ms=due_ms,
+        awaits_child=True,
     )
     marked = tuple(
         change(execution, timing.now_ms, awaited=True)
@@ -139,19 +140,12 @@ def decide_wake(subject: Subject, timing: Timing) -> Decision[Marked | None]:
     execution, attempt = subject.execution, subject.attempt
     waits = (
         execution.lifecycle_phase is LifecyclePhase.RUNNABLE
-        and execution.blocking_reason is BlockingReason.WAITING_FOR_CHILDREN
+        and execution.awaits_child
         and attempt is not None
         and attempt.suspension_id == WAITING_CHILDREN
     )
     if not waits:
         return Decision(answer=None)
-    after = change(
-        execution,
-        timing.now_ms,
-        eligibility_state=EligibilityState.ELIGIBLE_NOW,
-        blocking_reason=BlockingReason.WAITING_FOR_WORKER,
-        blocking_detail="",
-        delay_until_ms=None,
-    )
-    answer = Marked(execution_id=execution.execution_id, public_state=PublicState.WAITING)
+    after = change(execution, timing.now_ms, **UNBLOCKED, delay_until_ms=None, awaits_child=False)
+    answer = Marked(execution_id=execution.execution_id, public_state=after.public_state)
     return Decision(answer=answer, changes=Changes(updates=(after,)))

@@ -3,26 +3,18 @@
 `Subject` is what an operation locks before it decides: the execution, its
 current attempt, any claim grant, and what is open of suspension and waitpoints.
 `change` is the only way to make the next version of an execution: it stamps the
-times and derives `public_state` and `ready` from the six state dimensions, so the
-two can never disagree.
+times, holds back what waits for its join, puts in what that passed on, and derives
+`public_state` and `ready` from the six state dimensions, so the two can never disagree.
 """
 
 from msgspec import Struct, structs
 
 from flowfabric.core.model import Attempt, ClaimGrant, Execution
-from flowfabric.core.states import (
-    BlockingReason,
-    EligibilityState,
-    LifecyclePhase,
-    OwnershipState,
-    TerminalOutcome,
-    derive_public_state,
-)
+from flowfabric.core.readiness import HELD_BY_JOIN, falls_to_join, is_ready, takes_payload
+from flowfabric.core.states import BlockingReason, EligibilityState, derive_public_state
 from flowfabric.core.suspension_model import Suspension, Waitpoint
 
 Field = str | int | bool | bytes | None
-
-LOST_LEASE = (OwnershipState.LEASE_EXPIRED_RECLAIMABLE, OwnershipState.LEASE_REVOKED)
 
 NO_LEASE: dict[str, Field] = {
     "lease_id": None,
@@ -44,7 +36,7 @@ UNBLOCKED: dict[str, Field] = {
     "blocking_reason": BlockingReason.WAITING_FOR_WORKER,
     "blocking_detail": "",
 }
-"""Nothing but a worker is missing."""
+"""Nothing but a worker is missing; or its join, see `readiness`."""
 
 
 def final_lease(execution: Execution) -> dict[str, Field]:
@@ -67,24 +59,18 @@ class Subject(Struct, frozen=True, kw_only=True):
     """The open ones, by id."""
 
 
-def is_ready(execution: Execution) -> bool:
-    """Whether `claim` may hand the execution to a worker now.
-
-    Work whose lease was lost is ready too: it needs nobody to release it first.
-    """
-    if execution.terminal_outcome is not TerminalOutcome.NONE or execution.cancel_requested:
-        return False
-    if execution.lifecycle_phase is LifecyclePhase.ACTIVE:
-        return execution.ownership_state in LOST_LEASE
-    return (
-        execution.lifecycle_phase is LifecyclePhase.RUNNABLE
-        and execution.ownership_state is OwnershipState.UNOWNED
-        and execution.eligibility_state is EligibilityState.ELIGIBLE_NOW
-    )
-
-
 def settle(execution: Execution) -> Execution:
     """The same execution with its derived fields brought up to date."""
+    if falls_to_join(execution):
+        execution = structs.replace(execution, **HELD_BY_JOIN)
+    if execution.next_payload is not None and takes_payload(execution):
+        execution = structs.replace(
+            execution,
+            payload=execution.next_payload,
+            payload_encoding=execution.next_payload_encoding,
+            next_payload=None,
+            next_payload_encoding=None,
+        )
     return structs.replace(
         execution,
         public_state=derive_public_state(

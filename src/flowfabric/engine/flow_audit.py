@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from flowfabric.core.checks import check_int
 from flowfabric.core.decision import NO_CHANGES, Changes
-from flowfabric.core.flow_audit import next_audit, overlooked, untold_edges
+from flowfabric.core.flow_audit import next_audit, overlooked, requeued
 from flowfabric.core.flow_model import EdgeGroup, Flow, FlowAudit
 from flowfabric.core.flow_resolve import Ending
 from flowfabric.core.flow_views import recounted
@@ -20,7 +20,7 @@ from flowfabric.core.states import LifecyclePhase
 from flowfabric.engine.flow_dispatch import open_edges
 from flowfabric.engine.flow_unit import FlowOperations, member_counts
 from flowfabric.engine.operators import Swept
-from flowfabric.engine.unit import execution_key, row_execution_id
+from flowfabric.engine.unit import MEMBER_CANCEL_TOPIC, execution_key, row_execution_id
 from flowfabric.store.base import Row, Transaction
 
 AUDIT_KEY = (1,)
@@ -49,17 +49,30 @@ class FlowAudits(FlowOperations):
                 return 0
             keys = [execution_key(each) for each in sorted(member_ids)]
             members = {e.execution_id: e for e in (await tx.get(Execution, keys)).values()}
+            queued = await self._requeue(tx, flow, members)
             told = await self._tell(tx, members)
             freed = await self._free(tx, flow, members)
-            return told + freed + await self._recount(tx, flow)
+            return queued + told + freed + await self._recount(tx, flow)
 
         return await self.store.transact(body)
+
+    async def _requeue(
+        self, tx: Transaction, flow: Flow, members: dict[ExecutionId, Execution]
+    ) -> int:
+        """Queue members that are marked for cancellation and are queued no more."""
+        now_ms = await tx.now_ms()
+        wanted = [
+            row for each in members.values() if (row := requeued(flow, each, now_ms)) is not None
+        ]
+        if not wanted:
+            return 0
+        tx.hint(MEMBER_CANCEL_TOPIC)
+        return len(await tx.insert_new(wanted))
 
     async def _tell(self, tx: Transaction, members: dict[ExecutionId, Execution]) -> int:
         """Resolve open edges out of members that have ended."""
         ended = [e for e in members.values() if e.lifecycle_phase is LifecyclePhase.TERMINAL]
-        edges = await open_edges(tx, [each.execution_id for each in ended])
-        untold = untold_edges(edges, members)
+        untold = await open_edges(tx, {each.execution_id: each.replay_count for each in ended})
         if not untold:
             return 0
         groups = await tx.lock(
@@ -68,6 +81,7 @@ class FlowAudits(FlowOperations):
         endings = {
             each.execution_id: Ending(
                 outcome=each.terminal_outcome,
+                replay_count=each.replay_count,
                 result=each.result,
                 result_encoding=each.result_encoding,
             )

@@ -8,7 +8,7 @@ transaction handles keeps its row until the last of them is done.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, structs
 
@@ -25,7 +25,7 @@ from flowfabric.core.flow_model import (
     GroupState,
 )
 from flowfabric.core.flow_policy import is_spared
-from flowfabric.core.flow_resolve import Ending
+from flowfabric.core.flow_resolve import Ending, counts, waits_for_worker
 from flowfabric.core.flow_results import (
     AlreadyFired,
     AlreadyResolved,
@@ -35,7 +35,13 @@ from flowfabric.core.flow_results import (
     ResolveResult,
     Satisfied,
 )
-from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, uuid_of
+from flowfabric.core.ids import (
+    ExecutionId,
+    FlowId,
+    make_execution_id,
+    partition_of,
+    uuid_of,
+)
 from flowfabric.core.limits import (
     BATCH_MAX,
     DISPATCH_BATCH,
@@ -173,7 +179,9 @@ class FlowDispatch(Flows):
             endings = await endings_of(tx, flow.partition_key, [execution_id])
             taken = Taken(
                 row=row,
-                ending=endings.get(execution_id, Ending(outcome=row.outcome)),
+                ending=endings.get(
+                    execution_id, Ending(outcome=row.outcome, replay_count=row.replay_count)
+                ),
                 stale=execution_id not in endings,
                 spared=is_spared(row.outcome, execution.cancellation_reason),
             )
@@ -185,7 +193,8 @@ class FlowDispatch(Flows):
         self, tx: Transaction, flows: Sequence[Flow], taken: Sequence[Taken]
     ) -> Dispatched:
         fresh = {each.row.execution_id: each.ending for each in taken if not each.stale}
-        edges = await open_edges(tx, list(fresh))
+        lives = {execution_id: ending.replay_count for execution_id, ending in fresh.items()}
+        edges = await open_edges(tx, lives)
         groups = await tx.lock(
             EdgeGroup, sorted({execution_key(edge.downstream_id) for edge in edges})
         )
@@ -246,6 +255,11 @@ class FlowDispatch(Flows):
             if edge.dep_state is not DependencyState.UNSATISFIED:
                 return AlreadyResolved()
             ending = await self._known_ending(tx, edge, outcome)
+            if not counts(edge, ending):
+                raise ExecutionNotTerminal(
+                    f"{edge.upstream_id} has not ended since {edge.downstream_id} was replayed:"
+                    " replay it too"
+                )
             return await self._resolve(tx, edge, ending)
 
         return await self.store.transact(body)
@@ -375,16 +389,19 @@ def _counted(flow: Flow, ended: Sequence[Taken]) -> Flow:
     )
 
 
-async def open_edges(tx: Transaction, upstream_ids: Sequence[ExecutionId]) -> Sequence[Edge]:
-    """Applied edges out of executions that have not resolved, locked; only so many at a time."""
-    if not upstream_ids:
+async def open_edges(tx: Transaction, lives: Mapping[ExecutionId, int]) -> Sequence[Edge]:
+    """Applied edges that the ends of these lives resolve, locked; only so many at a time.
+
+    `lives` says how often each of the upstreams was replayed.
+    """
+    if not lives:
         return []
-    keys = [execution_key(each) for each in upstream_ids]
     return await tx.select_records(
         Edge,
         "open_edges",
-        partition_keys=[int(key[0]) for key in keys],
-        execution_ids=[uuid_of(each) for each in upstream_ids],
+        partition_keys=[partition_of(each) for each in lives],
+        execution_ids=[uuid_of(each) for each in lives],
+        replay_counts=list(lives.values()),
         limit=DISPATCH_EDGES_MAX,
     )
 
@@ -399,7 +416,7 @@ def _before(row: CompletionDispatch, last: Edge) -> bool:
 
 async def _injected(tx: Transaction, settled: Settled, child_id: ExecutionId) -> bool:
     """Whether the child, now free to run, got its payload from an upstream."""
-    if not settled.children.updates:
+    if not any(isinstance(e, Execution) and waits_for_worker(e) for e in settled.children.updates):
         return False
     inputs = (await inputs_of(tx, [child_id])).get(child_id, {})
     return any(each.replaces_payload and each.value is not None for each in inputs.values())

@@ -244,7 +244,7 @@ class _Building:
             join = self.plan.joins.get(execution.execution_id)
             if join is not None:
                 group = new_group(flow, join.downstream_id, join.rule or ALL_OF)
-                execution, group = block(execution, group, _detail(join), now_ms)
+                execution, group = block(execution, group, now_ms)
                 self.groups[join.downstream_id] = with_staged(group, join.edges, applied=True)
             made[execution.execution_id] = execution
             return execution
@@ -382,9 +382,7 @@ class _Building:
             group = group or new_group(flow, join.downstream_id)
             group = group if join.rule is None else with_rule(group, join.rule)
             group = with_staged(group, join.edges, applied=True)
-            execution, self.groups[join.downstream_id] = block(
-                execution, group, _detail(join), now_ms
-            )
+            execution, self.groups[join.downstream_id] = block(execution, group, now_ms)
             blocked.append(execution)
         return set(known), blocked
 
@@ -402,7 +400,3 @@ class _Building:
         endings = ended | await endings_of(tx, flow.partition_key, sorted(passing))
         groups = {key: self.groups[key] for key in {edge.downstream_id for edge in due}}
         await self.engine.settle_edges(tx, due, groups, endings)
-
-
-def _detail(join: CheckedJoin) -> str:
-    return f"{len(join.edges)} dep(s) unresolved"

@@ -7,25 +7,34 @@ forgotten; an upstream that has succeeded since counts at once.
 
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from flowfabric.core.checks import check_list, check_optional_text
-from flowfabric.core.decision import Changes
+from flowfabric.core.decision import Changes, combine
 from flowfabric.core.execution import Timing
-from flowfabric.core.flow_model import CompletionDispatch, Edge, EdgeGroup, Flow, PendingCancel
+from flowfabric.core.flow_model import (
+    CompletionDispatch,
+    Edge,
+    EdgeGroup,
+    EdgeState,
+    Flow,
+    PendingCancel,
+)
 from flowfabric.core.flow_replay import (
-    Reopened,
+    Joined,
     check_replayable,
     decide_member_replay,
     reopen,
     uncount,
 )
-from flowfabric.core.flow_resolve import holds_back
+from flowfabric.core.flow_resolve import Ending, holds_back
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX
 from flowfabric.core.model import Execution
 from flowfabric.core.results import Replayed
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.core.transition import Subject
-from flowfabric.engine.flow_unit import FlowOperations, endings_of, forgotten
+from flowfabric.engine.flow_unit import FlowOperations, endings_of, forgotten, inputs_of
 from flowfabric.engine.operators import Operators
 from flowfabric.engine.unit import execution_key, hint_about, load_subjects
 from flowfabric.errors import FlowFabricError, NotFound, RetryExhausted
@@ -119,30 +128,6 @@ class _Replaying:
         except FlowFabricError as error:
             return error
 
-    async def _replay(
-        self,
-        tx: Transaction,
-        subject: Subject,
-        reopened: Reopened | None,
-        timing: Timing,
-        also: Changes,
-    ) -> Replayed:
-        decision = decide_member_replay(subject, reopened, self.reason, self.requested_by, timing)
-        changes = decision.changes
-        await tx.save(
-            Changes(
-                updates=(*changes.updates, *also.updates),
-                deletes=also.deletes,
-                events=changes.events,
-            )
-        )
-        hint_about(tx, changes, timing.now_ms)
-        # A repeat within one call finds the execution replayed.
-        (self.subjects[subject.execution.execution_id],) = (
-            await load_subjects(tx, [subject.execution.execution_id])
-        ).values()
-        return decision.answer
-
     async def _replay_member(self, tx: Transaction, subject: Subject, timing: Timing) -> Replayed:
         execution = subject.execution
         key = execution_key(execution.execution_id)
@@ -150,51 +135,82 @@ class _Replaying:
         if flow is None or forgotten(flow, timing.now_ms):
             raise NotFound("flow", execution.flow_id or "")
         check_replayable(flow)
-        group = (await tx.lock(EdgeGroup, [key])).get(key)
-        reopened = None
-        # A join that was satisfied stays satisfied.
-        if group is not None and holds_back(group):
-            edges = await _edges_into(tx, execution.execution_id)
-            reopened = reopen(group, edges, timing.now_ms)
+        join = await self._join(tx, execution.execution_id)
+        decision = decide_member_replay(
+            subject, join.joined, self.reason, self.requested_by, timing
+        )
         row_key = (*key[:1], flow.flow_id, execution.execution_id, execution.replay_count)
         untold = (await tx.lock(CompletionDispatch, [row_key])).get(row_key)
         after = self.engine.settled_flow(uncount(flow, execution, untold), timing.now_ms)
-        cancel = self.cancels.pop(key, None)
-        gone = tuple(row for row in (untold, cancel) if row is not None)
-        answer = await self._replay(
-            tx, subject, reopened, timing, Changes(updates=(after,), deletes=gone)
-        )
+        gone = tuple(row for row in (untold, self.cancels.pop(key, None)) if row is not None)
+        also = Changes(updates=(after,), deletes=gone)
+        await tx.save(combine([decision.changes, also]))
+        hint_about(tx, decision.changes, timing.now_ms)
         self.flows[(flow.partition_key, flow.flow_id)] = after
-        if reopened is None:
-            return answer
+        # A repeat within one call finds the execution replayed.
+        self.subjects |= await load_subjects(tx, [execution.execution_id])
+        if join.joined is None or join.joined.reopened is None:
+            return decision.answer
         await tx.select(
             "drop_siblings",
             flow_id=flow.flow_id,
             downstream_id=uuid_of(execution.execution_id),
         )
-        return await self._count_successes(tx, execution.execution_id, answer)
+        return await self._count_successes(tx, join, decision.answer)
 
-    async def _count_successes(
-        self, tx: Transaction, execution_id: ExecutionId, answer: Replayed
-    ) -> Replayed:
-        """Resolve what has succeeded since; what failed before waits for its own replay."""
+    async def _join(self, tx: Transaction, execution_id: ExecutionId) -> "_Join":
+        """What the member waits for: its join opened again, or what a satisfied one passes."""
         key = execution_key(execution_id)
-        group = (await tx.lock(EdgeGroup, [key]))[key]
+        group = (await tx.lock(EdgeGroup, [key])).get(key)
+        if group is None or group.staged == 0:
+            return _Join(joined=None)
+        bytes_max = self.engine.config.payload_bytes_max
+        if not holds_back(group):
+            inputs = (await inputs_of(tx, [execution_id])).get(execution_id, {})
+            return _Join(
+                joined=Joined(
+                    group=group,
+                    reopened=None,
+                    inputs=tuple(inputs.values()),
+                    inputs_bytes_max=bytes_max,
+                )
+            )
         edges = await _edges_into(tx, execution_id)
-        endings = await endings_of(
-            tx, partition_of(execution_id), [edge.upstream_id for edge in edges]
+        endings = await endings_of(tx, group.partition_key, [edge.upstream_id for edge in edges])
+        reopened = reopen(group, edges, endings)
+        return _Join(
+            joined=Joined(group=group, reopened=reopened, inputs_bytes_max=bytes_max),
+            succeeded={
+                upstream: ending
+                for upstream, ending in endings.items()
+                if ending.outcome is TerminalOutcome.SUCCESS
+            },
         )
-        succeeded = {
-            upstream: ending
-            for upstream, ending in endings.items()
-            if ending.outcome is TerminalOutcome.SUCCESS
-        }
-        due = [edge for edge in edges if edge.upstream_id in succeeded and edge.applied_at_ms]
-        settled = await self.engine.settle_edges(tx, due, {execution_id: group}, succeeded)
+
+    async def _count_successes(self, tx: Transaction, join: "_Join", answer: Replayed) -> Replayed:
+        """Resolve what has succeeded since; what failed before waits for its own replay."""
+        assert join.joined is not None
+        assert join.joined.reopened is not None
+        group = join.joined.reopened.group
+        due = [
+            edge
+            for edge in join.joined.reopened.edges
+            if edge.upstream_id in join.succeeded and edge.edge_state is EdgeState.APPLIED
+        ]
+        settled = await self.engine.settle_edges(
+            tx, due, {group.downstream_id: group}, join.succeeded
+        )
         for record in settled.children.updates:
             if isinstance(record, Execution):
+                self.subjects |= await load_subjects(tx, [record.execution_id])
                 return Replayed(public_state=record.public_state)
         return answer
+
+
+class _Join(Struct, frozen=True, kw_only=True):
+    joined: Joined | None
+    succeeded: dict[ExecutionId, Ending] = {}
+    """Upstreams that count at once."""
 
 
 async def _edges_into(tx: Transaction, execution_id: ExecutionId) -> Sequence[Edge]:

@@ -236,17 +236,18 @@ async def endings_of(
     )
     return {
         make_execution_id(partition_key, str(row["execution_id"])): ending_of(
-            row, str(row["terminal_outcome"])
+            row, TerminalOutcome(str(row["terminal_outcome"]))
         )
         for row in rows
     }
 
 
-def ending_of(row: Row, outcome: str) -> Ending:
+def ending_of(row: Row, outcome: TerminalOutcome) -> Ending:
     result, encoding = row["result"], row["result_encoding"]
     assert result is None or isinstance(result, bytes)
     return Ending(
-        outcome=TerminalOutcome(outcome),
+        outcome=outcome,
+        replay_count=int(str(row["replay_count"])),
         result=result,
         result_encoding=None if encoding is None else str(encoding),
     )

@@ -147,9 +147,7 @@ class Flows(FlowOperations):
         now_ms = await tx.now_ms()
         group = with_staged(known or new_group(flow, wanted.downstream_id), [wanted], applied=False)
         grown = with_edges(flow, 1, now_ms)
-        open_count = group.staged - resolved_count(group)
-        detail = f"{open_count} dep(s) unresolved incl {wanted.edge_id}"
-        blocked, group = block(downstream, group, detail, now_ms)
+        blocked, group = block(downstream, group, now_ms)
         await tx.save(
             Changes(
                 inserts=(
@@ -211,7 +209,7 @@ class Flows(FlowOperations):
         endings = await endings_of(tx, edge.partition_key, [edge.upstream_id])
         if endings:
             settled = await self.settle_edges(tx, [edge], {edge.downstream_id: group}, endings)
-            (group,) = settled.resolution.groups
+            group = next(iter(settled.resolution.groups), group)
         return Applied(unsatisfied_count=group.applied - resolved_count(group))
 
     # Policies

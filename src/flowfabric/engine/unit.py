@@ -38,9 +38,10 @@ from flowfabric.core.ids import (
 from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence
 from flowfabric.core.model import Attempt, ClaimGrant, Execution
 from flowfabric.core.partitions import PartitionConfig, check_partition
+from flowfabric.core.readiness import LOST_LEASE
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.suspension_model import Suspension, Waitpoint, WaitpointState
-from flowfabric.core.transition import LOST_LEASE, Subject
+from flowfabric.core.transition import Subject
 from flowfabric.engine.routes import Registration, Route
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Key, Parameter, Row, Saving, Store, Transaction, Unlocked

@@ -30,13 +30,10 @@ from flowfabric.core.execution import (
     decide_progress,
     decide_wait_children,
 )
-from flowfabric.core.flow_model import EdgeGroup
-from flowfabric.core.flow_resolve import holds_back
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import Fence
 from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX
-from flowfabric.core.model import Execution
 from flowfabric.core.operator import decide_worker_cancel
 from flowfabric.core.policies import ExecutionPolicy, RetryPolicy, parse_policy
 from flowfabric.core.results import Cancelled, Completed, Delayed, FailResult, Moved, Updated
@@ -50,12 +47,10 @@ from flowfabric.engine.unit import (
     Operations,
     attempt,
     check_fence_given,
-    execution_key,
     fence_of,
     lease_columns,
 )
 from flowfabric.errors import FlowFabricError, InvalidInput
-from flowfabric.store.base import Transaction
 
 
 class Completion(Struct, frozen=True, kw_only=True):
@@ -239,26 +234,16 @@ class Work(Operations):
         return await self.decide(Ask(opened.execution_id, decide))
 
     async def wait_children(self, handle: Handle | bytes) -> Moved:
-        """Release the worker until the executions this one depends on have ended."""
+        """Release the worker until the executions this one depends on have ended.
+
+        One that depends on none, as outside a flow, is ready again at once.
+        """
         opened = self.open_handle(handle)
-        key = execution_key(opened.execution_id)
 
-        async def body(tx: Transaction) -> list[Moved | FlowFabricError]:
-            # A join fires under the lock of its execution, so after it none is missed.
-            locked = await tx.lock(Execution, [key])
-            group = (await tx.get(EdgeGroup, [key])).get(key)
-            member = any(execution.flow_id for execution in locked.values())
-            holds = member and not holds_back(group)
+        def decide(subject: Subject, timing: Timing) -> Decision[Moved]:
+            return decide_wait_children(subject, fence_of(opened), timing)
 
-            def decide(subject: Subject, timing: Timing) -> Decision[Moved]:
-                return decide_wait_children(subject, fence_of(opened), timing, join_holds=holds)
-
-            return await self.decide_in(tx, [Ask(opened.execution_id, decide)], [0.0])
-
-        (outcome,) = await self.store.transact(body)
-        if isinstance(outcome, FlowFabricError):
-            raise outcome
-        return outcome
+        return await self.decide(Ask(opened.execution_id, decide))
 
     async def progress(
         self, handle: Handle | bytes, *, percent: int | None = None, message: str | None = None

@@ -1,11 +1,12 @@
 -- What a page of all flows' members shows that must not be, and where the page ends.
 --
 -- `ending`: it has ended, nobody is about to tell of it, and somebody waits for it.
--- `waiting`: it waits for others, and no join holds it back.
+-- `waiting`: it waits for its join, and that holds it back no more.
+-- `given_up`: it is marked for cancellation, and nobody is about to cancel it.
 -- `counts`: its flow, all of which is on this page, has counted other endings than there are.
 with page as materialized (
     select e.partition_key, e.flow_id, e.execution_id, e.lifecycle_phase, e.eligibility_state,
-           e.cancel_requested, e.terminal_outcome, e.completed_at_ms,
+           e.cancel_requested, e.join_pending, e.awaits_child, e.replay_count,
            row_number() over (order by e.flow_id, e.execution_id) as place,
            e.lifecycle_phase = 'terminal' and not exists (
                 select 1
@@ -38,21 +39,29 @@ with page as materialized (
                    and edge.upstream_id = p.execution_id
                    and edge.edge_state = 'applied'
                    and edge.dep_state = 'unsatisfied'
-                   and (edge.reopened_at_ms is null
-                        or p.terminal_outcome = 'success'
-                        or p.completed_at_ms > edge.reopened_at_ms)) as ending,
-           p.lifecycle_phase = 'runnable'
-               and p.eligibility_state = 'blocked_by_dependencies'
+                   and edge.counts_from_replay <= p.replay_count) as ending,
+           p.lifecycle_phase <> 'terminal'
                and not p.cancel_requested
+               and (p.join_pending
+                    or (p.lifecycle_phase = 'runnable'
+                        and p.eligibility_state = 'blocked_by_dependencies'
+                        and not p.awaits_child))
                and coalesce((
                     select g.staged = 0 or g.group_state <> 'pending'
                       from edge_group g
                      where g.partition_key = p.partition_key
                        and g.downstream_id = p.execution_id), true) as waiting,
+           p.lifecycle_phase <> 'terminal'
+               and p.cancel_requested
+               and not exists (
+                    select 1
+                      from pending_cancel c
+                     where c.partition_key = p.partition_key
+                       and c.execution_id = p.execution_id) as given_up,
            p.flow_id in (select flow_id from whole) as counts
       from page p
 )
-select partition_key, flow_id, execution_id, place, ending or waiting or counts as suspect
+select partition_key, flow_id, execution_id, place, ending or waiting or given_up or counts as suspect
   from seen
- where ending or waiting or counts or place = (select max(place) from page)
+ where ending or waiting or given_up or counts or place = (select max(place) from page)
  order by place;

@@ -23,6 +23,7 @@ create table waiter (
 ) strict, without rowid;
 
 alter table execution add column awaited integer not null default 0;
+alter table execution add column awaits_child integer not null default 0;
 
 -- What an execution waits for, or has waited for.
 create index waiter_by_waiting on waiter (waiting);

@@ -4,6 +4,10 @@
 
 alter table execution add column cancel_requested integer not null default 0
     check (cancel_requested in (0, 1));
+alter table execution add column join_pending integer not null default 0
+    check (join_pending in (0, 1));
+alter table execution add column next_payload blob;
+alter table execution add column next_payload_encoding text;
 
 drop index execution_by_flow;
 create index execution_by_flow on execution (flow_id, execution_id) where flow_id is not null;
@@ -49,21 +53,21 @@ create table flow_tag (
 ) strict, without rowid;
 
 create table edge (
-    flow_id           text not null,
-    edge_id           text not null,
-    upstream_id       text not null,
-    downstream_id     text not null,
-    created_at_ms     integer not null,
-    partition_key     integer not null,
-    replaces_payload  integer not null check (replaces_payload in (0, 1)),
-    dependency_kind   text not null,
-    data_passing_ref  text not null,
-    edge_state        text not null,
-    dep_state         text not null,
-    applied_at_ms     integer,
-    resolved_at_ms    integer,
-    resolved_outcome  text,
-    reopened_at_ms    integer,
+    flow_id             text not null,
+    edge_id             text not null,
+    upstream_id         text not null,
+    downstream_id       text not null,
+    created_at_ms       integer not null,
+    counts_from_replay  integer not null,
+    partition_key       integer not null,
+    replaces_payload    integer not null check (replaces_payload in (0, 1)),
+    dependency_kind     text not null,
+    data_passing_ref    text not null,
+    edge_state          text not null,
+    dep_state           text not null,
+    applied_at_ms       integer,
+    resolved_at_ms      integer,
+    resolved_outcome    text,
     -- The uuid first: the other way round SQLite searches by the partition alone.
     primary key (flow_id, edge_id, partition_key),
     constraint edge_pair unique (upstream_id, downstream_id, partition_key)

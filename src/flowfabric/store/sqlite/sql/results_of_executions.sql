@@ -1,5 +1,6 @@
 -- How the given executions ended, and what they left.
-select e.partition_key, e.execution_id, e.terminal_outcome, e.result, e.result_encoding
+select e.partition_key, e.execution_id, e.terminal_outcome, e.replay_count,
+       e.result, e.result_encoding
   from json_each(:execution_ids) as w
  cross join execution as e
     on e.partition_key = :partition_key and e.execution_id = w.value
