@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Generic, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from flowfabric.connection import Opened
+from flowfabric.core.details import ExecutionDetails, StepView
 from flowfabric.core.durations import Duration
 from flowfabric.core.explain import Explanation
 from flowfabric.core.ids import ExecutionId
@@ -181,6 +182,14 @@ class BlockingRun(Generic[R_co]):
                 name, payload, token=token, source=source, idempotency_key=idempotency_key
             )
         )
+
+    def snapshot(self) -> ExecutionDetails:
+        """Everything there is to see of the execution now; see `Run.snapshot`."""
+        return self._blocking.wait(self._run.snapshot())
+
+    def steps(self) -> tuple[StepView, ...]:
+        """What its handler has done so far; see `Run.steps`."""
+        return self._blocking.wait(self._run.steps())
 
     def accept_changes(self) -> None:
         """Let it run on although changed code has blocked it; see `Run.accept_changes`."""

@@ -10,13 +10,13 @@ import logging
 import time
 from typing import Final, Generic, TypeVar
 
+from flowfabric.core.details import ExecutionDetails, StepView
 from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.explain import Explanation
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState
-from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.outcomes import Outcome
 from flowfabric.engine.unit import COMPLETION_TOPIC
@@ -173,14 +173,22 @@ class Run(Generic[R_co]):
         return result_of(self.task, await self._endings.wait(self.execution_id, timeout_s))
 
     async def state(self) -> PublicState:
-        return (await self.snapshot()).public_state
+        await self._check_namespace()
+        found = await self._engine.read_execution_state(self.execution_id)
+        if found is None:
+            raise NotFound("execution", self.execution_id)
+        return found
 
-    async def snapshot(self) -> ExecutionSnapshot:
-        """Everything there is to see of the execution now."""
-        found = await self._engine.describe_execution(self.execution_id)
+    async def snapshot(self) -> ExecutionDetails:
+        """Everything there is to see of the execution now: steps, attempts and children too."""
+        found = await self._engine.inspect_execution(self.execution_id)
         if found is None or self._namespace not in (None, found.namespace):
             raise NotFound("execution", self.execution_id)
         return found
+
+    async def steps(self) -> tuple[StepView, ...]:
+        """What its handler has done so far, in the order it was done in."""
+        return (await self.snapshot()).steps
 
     async def cancel(self, reason: str = "cancelled by its submitter") -> None:
         await self._check_namespace()
@@ -213,6 +221,7 @@ class Run(Generic[R_co]):
 
     async def accept_changes(self) -> None:
         """Let it run on although changed code has blocked it; see `Engine.accept_changes`."""
+        await self._check_namespace()
         await self._engine.accept_changes(self.execution_id)
 
     async def why(self) -> Explanation:

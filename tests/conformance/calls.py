@@ -13,6 +13,7 @@ Arguments = Mapping[str, object]
 
 BY_ID = (
     "describe_execution", "explain_execution", "get_execution_namespace", "get_execution_result",
+    "inspect_execution",
     "list_attempts", "mark_lease_expired_if_due", "promote_delayed", "read_current_attempt_index",
     "read_execution_context", "read_execution_info", "read_execution_state",
     "read_total_attempt_count", "resolve_execution_flow_id",
@@ -76,7 +77,7 @@ def holding(running: Claimed) -> dict[str, Arguments]:
         "complete": {**by_handle, **result},
         "complete_many": {"completions": [Completion(handle=running.handle)]},
         "complete_execution": {**by_fence, **result, "source": "worker"},
-        "fail": {**by_handle, **failure},
+        "fail": {**by_handle, **failure, "traceback": "in main"},
         "fail_many": {"reports": [FailureReport(handle=running.handle, reason="broken")]},
         "fail_execution": {**by_fence, **failure, "retry_policy": None, "source": "worker"},
         "delay": {**by_handle, "delay_until_ms": 5},

@@ -18,6 +18,7 @@ from flowfabric import Engine, FlowFabricError
 from flowfabric.engine.blocked import Blocked
 from flowfabric.engine.bulk import Bulk
 from flowfabric.engine.creation import Creation
+from flowfabric.engine.details import Details
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.leases import Leases
 from flowfabric.engine.lookup import Lookup
@@ -32,7 +33,8 @@ from tests.conformance.given import WORKER, Given
 from tests.conformance.observed import call, unchanged
 
 GROUPS = (
-    Creation, Leases, Work, Blocked, Operators, Reads, Lookup, Tags, Lanes, Retention, Bulk,
+    Creation, Leases, Work, Blocked, Operators, Reads, Details, Lookup, Tags, Lanes,
+    Retention, Bulk,
 )  # fmt: skip
 INTERNAL = {"create_checked"}
 """Takes what has been checked before."""
@@ -46,7 +48,7 @@ MESSAGES = {
     "cancel", "cancel_execution", "cancel_executions", "cancel_matching", "fail", "fail_execution",
     "revoke_lease", "FailureReport",
 }  # fmt: skip
-"""Their reasons are for people: whatever is said is kept, if need be shortened."""
+"""Their reasons and tracebacks are for people: whatever is said is kept, if need be shortened."""
 WITH_RULES_OF_ITS_OWN = {("NewExecution", "policy"), ("Fence", "by_handle")}
 
 
@@ -69,7 +71,7 @@ def wrong_values(owner: str, name: str, annotation: object) -> Iterator[object]:
     yield from (value for value in ONE_OF_EACH if not admits(annotation, value))
     if admits(annotation, 5) and (owner, name) not in CLAMPED:
         yield from NUMBERS_BEYOND
-    if admits(annotation, "text") and not (name == "reason" and owner in MESSAGES):
+    if admits(annotation, "text") and not (name in ("reason", "traceback") and owner in MESSAGES):
         yield from TEXTS_BEYOND
 
 

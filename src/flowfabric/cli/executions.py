@@ -8,6 +8,7 @@ import click
 from rich.text import Text
 
 from flowfabric.cli import documents, filters, screen
+from flowfabric.cli.details import print_children, print_steps, print_tracebacks
 from flowfabric.cli.tables import REMARK, fixed, flexible, right
 from flowfabric.cli.target import Target, limit_option, namespace_option, options, with_engine
 from flowfabric.core.durations import span
@@ -171,21 +172,21 @@ def remark(execution: ExecutionSnapshot, now_ms: int) -> str | None:
             return execution.blocking_detail or execution.blocking_reason
 
 
-@click.command("show", short_help="Show one execution: attempts, payload, result.")
+@click.command("show", short_help="Show one execution: steps, attempts, payload, result.")
 @click.argument("execution_id", metavar="ID")
 @namespace_option
 @options
 @with_engine
 async def show(engine: Engine, target: Target, execution_id: str) -> None:
-    """Show one execution with its attempts, payload and result.
+    """Show one execution with its steps, children, attempts and their tracebacks, payload and
+    result.
 
     ID may be shortened to the beginning or end of the uuid.
     """
     found = await target.find(engine, execution_id)
-    execution = await engine.describe_execution(found)
+    execution = await engine.inspect_execution(found)
     if execution is None:
         raise NotFound("execution", execution_id)
-    attempts = await engine.list_attempts(found)
     context = await engine.read_execution_context(found)
     result = await engine.get_execution_result(found)
     explanation = await engine.explain_execution(found)
@@ -198,7 +199,6 @@ async def show(engine: Engine, target: Target, execution_id: str) -> None:
                 "explanation": explanation.sentence,
                 "payload": context.input_payload,
                 "result": result,
-                "attempts": attempts,
             }
         )
         return
@@ -214,8 +214,11 @@ async def show(engine: Engine, target: Target, execution_id: str) -> None:
             console.print()
             console.print(Text(name, style="dim"))
             console.print(block(text))
-    if attempts:
-        _print_attempts(attempts, now_ms)
+    print_steps(execution, now_ms)
+    print_children(execution, now_ms)
+    if execution.attempts:
+        _print_attempts(execution.attempts, now_ms)
+    print_tracebacks(execution)
 
 
 def _facts(execution: ExecutionSnapshot, now_ms: int) -> list[tuple[str, str | None]]:
@@ -231,6 +234,7 @@ def _facts(execution: ExecutionSnapshot, now_ms: int) -> list[tuple[str, str | N
         ("lane", f"{execution.lane_id}  priority {execution.priority}"),
         ("namespace", None if execution.namespace == "default" else execution.namespace),
         ("flow", execution.flow_id),
+        ("parent", execution.parent_execution_id),
         ("created", screen.moment(execution.created_at_ms, now_ms)),
         ("started", screen.moment(execution.started_at_ms, now_ms)),
         ("ended", screen.moment(execution.completed_at_ms, now_ms)),

@@ -93,6 +93,14 @@ def check_optional_bytes(field: str, value: object, bytes_max: int) -> bytes | N
     return None if value is None else check_bytes(field, value, bytes_max)
 
 
+def shorten_front(text: str, bytes_max: int) -> str:
+    """The end of `text`, cut at a character boundary, within `bytes_max` bytes."""
+    data = text.replace("\x00", "\\0").encode(errors="backslashreplace")
+    if len(data) <= bytes_max:
+        return data.decode()
+    return "…" + data[len(data) - bytes_max + 3 :].decode(errors="ignore")
+
+
 def shorten(text: str, bytes_max: int) -> str:
     """The beginning of `text`, cut at a character boundary, within `bytes_max` bytes."""
     text = text.replace("\x00", "\\0")

@@ -42,6 +42,7 @@ def finish(
     reason: str,
     attempt_failure: str | None = None,
     attempt_category: str | None = None,
+    attempt_traceback: str | None = None,
     lease_event_type: LeaseEventType = LeaseEventType.REVOKED,
     fields: Mapping[str, Field] = NOTHING_MORE,
 ) -> Changes:
@@ -85,7 +86,14 @@ def finish(
         inserts=dispatch_of(after, now_ms),
         updates=(
             after,
-            *end_attempt(subject.attempt, attempt_end, now_ms, attempt_failure, attempt_category),
+            *end_attempt(
+                subject.attempt,
+                attempt_end,
+                now_ms,
+                attempt_failure,
+                attempt_category,
+                attempt_traceback,
+            ),
             *close_suspension(subject.suspension, reason, now_ms),
             *close_waitpoints(subject.waitpoints, reason, now_ms),
         ),
@@ -116,6 +124,7 @@ def end_attempt(
     now_ms: int,
     failure: str | None = None,
     category: str | None = None,
+    traceback: str | None = None,
 ) -> tuple[Attempt, ...]:
     """The attempt's last version, or nothing when none is open."""
     if attempt is None or attempt.attempt_state.is_terminal:
@@ -127,6 +136,7 @@ def end_attempt(
             ended_at_ms=now_ms,
             failure_reason=failure,
             failure_category=category,
+            failure_traceback=traceback,
         ),
     )
 

@@ -50,6 +50,8 @@ class Failure(Struct, frozen=True, kw_only=True):
     failure_class: FailureClass = FailureClass.TRANSIENT
     category: str = ""
     """Free-form; the class's name when empty."""
+    traceback: str | None = None
+    """Where in the program it happened."""
 
     @property
     def named_category(self) -> str:
@@ -137,6 +139,7 @@ def decide_fail(
         reason="failed_terminal",
         attempt_failure=failure.reason,
         attempt_category=failure.named_category,
+        attempt_traceback=failure.traceback,
         fields={"failure_reason": failure.reason},
     )
     return Decision(answer=TerminalFailed(execution_id=execution.execution_id), changes=changes)
@@ -186,6 +189,7 @@ def schedule_retry(
         now_ms,
         failure.reason,
         failure.named_category,
+        failure.traceback,
     )
     event = lease_event(before, LeaseEventType.REVOKED, now_ms, "failed_retry_scheduled")
     return Decision(

@@ -14,6 +14,8 @@ PAYLOAD_BYTES_MAX = 4 * 1024 * 1024
 
 TEXT_BYTES_MAX = 64 * 1024
 """Failure reasons, progress messages and other free text; longer reasons are shortened."""
+TRACEBACK_BYTES_MAX = 16 * 1024
+"""Of a failure's traceback the end is kept, where the cause is."""
 REASON_BYTES_MAX = 2**31
 """A reason before it is shortened."""
 NAME_BYTES_MAX = 256

@@ -187,6 +187,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     worker_instance_id: WorkerInstanceId | None = None
     failure_reason: str | None = None
     failure_category: str | None = None
+    failure_traceback: str | None = None
     retry_reason: str | None = None
     previous_attempt_index: int | None = None
     replay_reason: str | None = None

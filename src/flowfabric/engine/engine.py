@@ -15,6 +15,7 @@ from flowfabric.core.checks import check_int
 from flowfabric.core.partitions import PartitionConfig
 from flowfabric.engine.blocked import Blocked
 from flowfabric.engine.bulk import Bulk
+from flowfabric.engine.details import Details
 from flowfabric.engine.flow_audit import FlowAudits
 from flowfabric.engine.flow_cancels import FlowCancels
 from flowfabric.engine.flow_dispatch import FlowDispatch
@@ -118,6 +119,7 @@ class Engine(
     Presence,
     Bulk,
     Reads,
+    Details,
     Lookup,
     Tags,
     Lanes,

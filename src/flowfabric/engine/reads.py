@@ -138,18 +138,10 @@ class Reads(Operations):
     async def list_attempts(self, execution_id: str) -> tuple[Attempt, ...]:
         """Every attempt, oldest first."""
         asked = self.check_execution_id(execution_id)
-        key = partition_key, _ = execution_key(asked)
 
         async def body(reader: Reader) -> tuple[Attempt, ...]:
-            # In this order: what no longer follows from the execution has a row by then.
-            execution = (await reader.get(Execution, [key])).get(key)
-            found = await reader.select_records(
-                Attempt, "list_attempts", partition_key=partition_key, execution_id=uuid_of(asked)
-            )
-            if found or execution is None:
-                return tuple(found)
-            first = first_attempt(execution)
-            return () if first is None else (first,)
+            execution = await find(reader, asked)
+            return () if execution is None else await attempts_of(reader, execution)
 
         return await self.store.read(body)
 
@@ -305,6 +297,23 @@ async def find_or_refuse(reader: Reader, execution_id: ExecutionId) -> Execution
     if execution is None:
         raise InvalidInput("execution_id", "execution not found", execution_id)
     return execution
+
+
+async def attempts_of(reader: Reader, execution: Execution) -> tuple[Attempt, ...]:
+    """Every attempt, oldest first.
+
+    Read the execution first: if its first attempt is no longer implicit, its row exists.
+    """
+    found = await reader.select_records(
+        Attempt,
+        "list_attempts",
+        partition_key=execution.partition_key,
+        execution_id=uuid_of(execution.execution_id),
+    )
+    if found:
+        return tuple(found)
+    first = first_attempt(execution)
+    return () if first is None else (first,)
 
 
 async def tags_of(reader: Reader, execution_id: ExecutionId) -> dict[str, str]:

@@ -19,6 +19,7 @@ from flowfabric.core.checks import (
     check_text,
     check_time,
     shorten,
+    shorten_front,
 )
 from flowfabric.core.decision import Decision
 from flowfabric.core.execution import (
@@ -33,7 +34,7 @@ from flowfabric.core.execution import (
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import Fence
-from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX
+from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
 from flowfabric.core.operator import decide_worker_cancel
 from flowfabric.core.policies import ExecutionPolicy, RetryPolicy, parse_policy
 from flowfabric.core.results import Cancelled, Completed, Delayed, FailResult, Moved, Updated
@@ -82,6 +83,8 @@ class FailureReport(Struct, frozen=True, kw_only=True):
     reason: str
     failure_class: FailureClass = FailureClass.TRANSIENT
     category: str = ""
+    traceback: str | None = None
+    """Shortened to its last `TRACEBACK_BYTES_MAX` bytes."""
 
 
 class Work(Operations):
@@ -178,10 +181,15 @@ class Work(Operations):
         *,
         failure_class: FailureClass = FailureClass.TRANSIENT,
         category: str = "",
+        traceback: str | None = None,
     ) -> FailResult:
         """Report a failed attempt; the policy decides between a retry and the end."""
         report = FailureReport(
-            handle=handle, reason=reason, failure_class=failure_class, category=category
+            handle=handle,
+            reason=reason,
+            failure_class=failure_class,
+            category=category,
+            traceback=traceback,
         )
         return await self.decide(self._report_ask(report))
 
@@ -198,7 +206,9 @@ class Work(Operations):
         if not isinstance(report, FailureReport):
             raise InvalidInput("reports", "must be a list of FailureReport", report)
         handle = self.open_handle(report.handle)
-        failure = check_failure(report.reason, report.failure_class, report.category)
+        failure = check_failure(
+            report.reason, report.failure_class, report.category, report.traceback
+        )
         return _fail_ask(handle.execution_id, fence_of(handle), failure, None)
 
     async def fail_execution(
@@ -293,10 +303,14 @@ def _fail_ask(
     return Ask(execution_id, decide)
 
 
-def check_failure(reason: object, failure_class: object, category: object) -> Failure:
-    """A failure to record. A reason of any length is accepted and shortened: it is a message."""
+def check_failure(
+    reason: object, failure_class: object, category: object, traceback: object = None
+) -> Failure:
+    """A failure to record. Reason and traceback may have any length and are shortened."""
     if not isinstance(reason, str):
         raise InvalidInput("reason", "must be a string", reason)
+    if not isinstance(traceback, str | None):
+        raise InvalidInput("traceback", "must be a string", traceback)
     try:
         known = FailureClass(str(failure_class))
     except ValueError as error:
@@ -306,6 +320,7 @@ def check_failure(reason: object, failure_class: object, category: object) -> Fa
         reason=shorten(reason, TEXT_BYTES_MAX),
         failure_class=known,
         category=check_text("category", category),
+        traceback=None if not traceback else shorten_front(traceback, TRACEBACK_BYTES_MAX),
     )
 
 

@@ -7,7 +7,6 @@ ends the worker.
 """
 
 import asyncio
-import concurrent.futures
 import inspect
 import logging
 import traceback
@@ -15,8 +14,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from flowfabric.core.checks import shorten
@@ -45,6 +42,7 @@ from flowfabric.worker.context import Context
 from flowfabric.worker.held import HeldLease
 from flowfabric.worker.parking import Parking, Pause
 from flowfabric.worker.services import Services, Shared
+from flowfabric.worker.tracebacks import theirs, traceback_text
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +52,6 @@ Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[obje
 TIMEOUT_GRACE_S: Final = 0.05
 """Waited after the deadline: the store, whose clock decides, should agree that it has passed."""
 TIMEOUT_TRIES: Final = 20
-OURS: Final = (str(Path(__file__).parent.parent), str(Path(concurrent.futures.__file__).parent))
-"""Files between the worker and a handler, of no interest to whoever wrote that one."""
 UNUSABLE: Final = (PendingWaitpointExpired, WaitpointNotFound, WaitpointNotPending)
 """Why a waitpoint made beforehand cannot be waited at."""
 OUTAGE_PAUSE_MS: Final = 1_000
@@ -263,13 +259,21 @@ class Attempt:
             exc_info=None if where is None else (type(error), error, where),
             extra=self.lease.log_fields,
         )
-        return self._failure(describe(error), failure_class, category(error))
+        return self._failure(describe(error), failure_class, category(error), traceback_text(error))
 
     def _failure(
-        self, reason: str, failure_class: FailureClass, named: str = ""
+        self,
+        reason: str,
+        failure_class: FailureClass,
+        named: str = "",
+        where: str | None = None,
     ) -> Callable[[], Awaitable[object]]:
         report = FailureReport(
-            handle=self.lease.handle, reason=reason, failure_class=failure_class, category=named
+            handle=self.lease.handle,
+            reason=reason,
+            failure_class=failure_class,
+            category=named,
+            traceback=where,
         )
         return lambda: self._shared.reports.failures.add(report)
 
@@ -391,14 +395,6 @@ def describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" (in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {_text(error)}{where}"
-
-
-def theirs(error: BaseException) -> TracebackType | None:
-    """The traceback from the first line of the program on; None if it never came to one."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(OURS):
-        frame = frame.tb_next
-    return frame
 
 
 def _text(error: BaseException) -> str:

@@ -162,6 +162,7 @@ create table attempt (
     worker_instance_id           text,
     failure_reason               text,
     failure_category             text,
+    failure_traceback            text,
     retry_reason                 text,
     previous_attempt_index       integer,
     replay_reason                text,

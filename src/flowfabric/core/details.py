@@ -1,0 +1,79 @@
+"""One execution with all that belongs to it: its steps, its attempts, its children."""
+
+from msgspec import Struct
+
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.model import Attempt, Execution
+from flowfabric.core.states import PublicState
+from flowfabric.core.step_model import Step, StepKind
+from flowfabric.core.views import ExecutionSnapshot, snapshot
+
+
+class StepView(Struct, frozen=True, kw_only=True):
+    """What a handler has done: a step with its result, or the error it ended with."""
+
+    step_key: str
+    name: str
+    branch: str
+    """Which of the handler's parallel branches it belongs to; empty for the handler itself."""
+    kind: StepKind
+    result: bytes | None
+    """As stored: JSON, unless the app's codec says otherwise."""
+    error: str | None
+    started_at_ms: int | None
+    recorded_at_ms: int
+    duration_ms: int | None
+    """None where nothing ran, as for a sleep."""
+    wake_at_ms: int | None
+    attempt_index: int
+
+
+class ChildView(Struct, frozen=True, kw_only=True):
+    execution_id: ExecutionId
+    execution_kind: str
+    public_state: PublicState
+    created_at_ms: int
+
+
+class ExecutionDetails(ExecutionSnapshot, frozen=True, kw_only=True):
+    """A snapshot, and all that belongs to the execution."""
+
+    steps: tuple[StepView, ...]
+    attempts: tuple[Attempt, ...]
+    """Oldest first; a failed one has its traceback."""
+    children: tuple[ChildView, ...]
+    """What it submitted and is still stored, oldest first."""
+
+
+def step_view(step: Step) -> StepView:
+    return StepView(
+        step_key=step.step_key,
+        name=step.step_key,
+        branch="",
+        kind=step.kind,
+        result=step.result,
+        error=None,
+        started_at_ms=None,
+        recorded_at_ms=step.recorded_at_ms,
+        duration_ms=None,
+        wake_at_ms=step.wake_at_ms,
+        attempt_index=step.attempt_index,
+    )
+
+
+def details(
+    execution: Execution,
+    tags: dict[str, str],
+    *,
+    steps: tuple[Step, ...],
+    attempts: tuple[Attempt, ...],
+    children: tuple[ChildView, ...],
+) -> ExecutionDetails:
+    seen = snapshot(execution, tags)
+    shared = {name: getattr(seen, name) for name in ExecutionSnapshot.__struct_fields__}
+    return ExecutionDetails(
+        **shared,
+        steps=tuple(step_view(step) for step in steps),
+        attempts=attempts,
+        children=children,
+    )
