@@ -34,6 +34,7 @@ async def working(
     cancel_grace: Duration = "5s",
     capabilities: tuple[str, ...] = (),
     prefetch: int | None = None,
+    processes: int | None = None,
     worker_instance_id: str = "w-1",
 ) -> AsyncIterator[asyncio.Event]:
     """A worker in the background; the event it yields stops it, as does the end."""
@@ -46,6 +47,7 @@ async def working(
         cancel_grace=cancel_grace,
         capabilities=capabilities,
         prefetch=prefetch,
+        processes=processes,
         worker_id="w",
         worker_instance_id=worker_instance_id,
     )

@@ -178,6 +178,12 @@ class Task(Generic[P, R_co]):
         parse_lane_id(settings.lane)
         if settings.executor == "process" and self.is_async:
             raise InvalidInput("executor", "a process runs plain functions, not async ones")
+        if settings.executor == "process" and _asks_for_context(function):
+            raise InvalidInput(
+                "executor",
+                f"{name} takes a context, which cannot reach another process; leave the parameter"
+                " out, or run the task in a thread",
+            )
         _ = settings.policy
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
@@ -213,6 +219,15 @@ class Bound:
 
     args: tuple[object, ...] = ()
     kwargs: dict[str, object] = field(default_factory=dict)
+
+
+def _asks_for_context(function: Callable[..., object]) -> bool:
+    """Told from the annotation as it is written: names in it may not be defined yet."""
+    parameters = list(inspect.signature(function).parameters.values())
+    first: object = parameters[0].annotation if parameters else None
+    if isinstance(first, str):
+        return first.rpartition(".")[2] == "Context"
+    return isinstance(first, type) and issubclass(first, HandlerContext)
 
 
 class Arguments:

@@ -9,16 +9,13 @@ ends the worker.
 import asyncio
 import inspect
 import logging
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from enum import StrEnum
 from functools import partial
 from typing import Final
 
-from flowfabric.core.checks import shorten
 from flowfabric.core.execution import ATTEMPT_TIMEOUT
-from flowfabric.core.limits import NAME_BYTES_MAX, PAGE_MAX
+from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import FailureClass
 from flowfabric.core.suspend_request import Binding
@@ -30,15 +27,15 @@ from flowfabric.errors import (
     FlowFabricError,
     NotFound,
     PendingWaitpointExpired,
-    StepsChanged,
     Transport,
     Validation,
     WaitpointNotFound,
     WaitpointNotPending,
 )
 from flowfabric.passing import JSON_WITH_INPUTS, complete
-from flowfabric.task import JSON, Bound, Retry, Task
+from flowfabric.task import JSON, Bound, Task
 from flowfabric.worker.context import Context
+from flowfabric.worker.describing import category, classify, describe, elsewhere, text_of
 from flowfabric.worker.held import HeldLease
 from flowfabric.worker.parking import Parking, Pause
 from flowfabric.worker.services import Services, Shared
@@ -255,8 +252,10 @@ class Attempt:
             logging.ERROR if failure_class is FailureClass.PERMANENT else logging.WARNING,
             "handler failed: %s: %s",
             type(error).__name__,
-            _text(error),
-            exc_info=None if where is None else (type(error), error, where),
+            text_of(error),
+            exc_info=None
+            if where is None and not elsewhere(error)
+            else (type(error), error, where),
             extra=self.lease.log_fields,
         )
         return self._failure(describe(error), failure_class, category(error), traceback_text(error))
@@ -371,35 +370,3 @@ class Attempt:
                 ", ".join(unused),
                 extra=self.lease.log_fields,
             )
-
-
-def classify(error: BaseException, task: Task[..., object]) -> FailureClass:
-    """Whether trying again may help."""
-    retry = task.settings.retry or Retry()
-    if isinstance(error, (DoNotRetry, StepsChanged, Validation, *retry.never_on)):
-        return FailureClass.PERMANENT
-    if isinstance(error, BrokenProcessPool):
-        return FailureClass.INFRA_CRASH
-    return FailureClass.TRANSIENT
-
-
-def category(error: BaseException) -> str:
-    named = error.code if isinstance(error, FlowFabricError) else type(error).__name__
-    return shorten(named, NAME_BYTES_MAX)
-
-
-def describe(error: BaseException) -> str:
-    """The exception in one line, and where the handler raised it."""
-    if isinstance(error, FlowFabricError):
-        return _text(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" (in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {_text(error)}{where}"
-
-
-def _text(error: BaseException) -> str:
-    """What the exception says of itself; its `__str__` is the user's and may fail as well."""
-    try:
-        return str(error)
-    except Exception as failure:
-        return f"<its text cannot be had: {type(failure).__name__}>"

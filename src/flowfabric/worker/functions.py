@@ -1,26 +1,17 @@
 """Calling user functions: on the loop, in a thread, or in another process.
 
-Threads get the caller's context variables. Processes get only the name of the
-task and its stored arguments, and give back its stored result, so that nothing
-but JSON crosses.
+Threads get the caller's context variables.
 """
 
 import asyncio
 import contextvars
-import importlib
 import inspect
-import multiprocessing
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final
 
-from flowfabric.errors import InvalidInput
 from flowfabric.task import Task
-
-PROCESSES_MAX: Final = 61
-"""The most Windows allows; far more than useful elsewhere."""
+from flowfabric.worker.processes import Processes, contained
 
 
 class Functions:
@@ -30,8 +21,7 @@ class Functions:
         self._threads = ThreadPoolExecutor(threads, "flowfabric-handler")
         # Apart from the handlers: those that wait for a step must not keep it from running.
         self._step_threads = ThreadPoolExecutor(threads, "flowfabric-step")
-        self._processes = min(processes, PROCESSES_MAX)
-        self._pool: ProcessPoolExecutor | None = None
+        self._processes = Processes(processes)
 
     async def call(
         self, function: Callable[..., object], *args: object, **kwargs: object
@@ -52,59 +42,16 @@ class Functions:
 
     async def in_process(self, task: Task[..., object], payload: bytes) -> bytes:
         """Run a task elsewhere and return its encoded result."""
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                self._processes, mp_context=multiprocessing.get_context("spawn")
-            )
-        module, name = task.function.__module__, task.function.__qualname__
-        try:
-            return await self._submit(self._pool, module, name, payload)
-        except BrokenProcessPool:
-            # The pool is of no use any more once one of its processes has died.
-            pool, self._pool = self._pool, None
-            if pool is not None:
-                pool.shutdown(wait=False)
-            raise
-
-    @staticmethod
-    def _submit(
-        pool: ProcessPoolExecutor, module: str, name: str, payload: bytes
-    ) -> "asyncio.Future[bytes]":
-        loop = asyncio.get_running_loop()
-        try:
-            return loop.run_in_executor(pool, _run_here, module, name, payload)
-        except OSError as error:
-            # A process died while the pool was starting another: its pipes are closed.
-            raise BrokenProcessPool("a process of the pool ended abruptly") from error
+        return await self._processes.run(task, payload)
 
     def close(self) -> None:
-        """Let threads and processes end by themselves; abandoned ones are not waited for."""
+        """Let threads end by themselves, abandoned ones are not waited for; end the processes."""
         for threads in (self._threads, self._step_threads):
             threads.shutdown(wait=False, cancel_futures=True)
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._processes.close()
 
 
 def _in(threads: ThreadPoolExecutor, call: Callable[[], object]) -> "asyncio.Future[object]":
     """Run `call` in a thread, with the caller's context variables."""
-    run = partial(contextvars.copy_context().run, _contained, call)
+    run = partial(contextvars.copy_context().run, contained, call)
     return asyncio.get_running_loop().run_in_executor(threads, run)
-
-
-def _run_here(module: str, name: str, payload: bytes) -> bytes:
-    """In the other process: find the task by its name and run it."""
-    found: object = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    if not isinstance(found, Task):
-        raise InvalidInput("task", f"{module}.{name} is not a task at the top of its module")
-    bound = found.arguments.decode(payload)
-    return found.encode_result(_contained(partial(found.function, *bound.args, **bound.kwargs)))
-
-
-def _contained(call: Callable[[], object]) -> object:
-    """As in a coroutine, a StopIteration ends nothing but `call`: no future can carry one."""
-    try:
-        return call()
-    except StopIteration as error:
-        raise RuntimeError("function raised StopIteration") from error

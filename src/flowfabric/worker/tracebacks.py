@@ -6,6 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from flowfabric.worker.describing import elsewhere
+
 OURS: Final = (str(Path(__file__).parent.parent), str(Path(concurrent.futures.__file__).parent))
 """Files between the worker and a handler, of no interest to whoever wrote that one."""
 CHAIN_MAX: Final = 20
@@ -22,6 +24,9 @@ def theirs(error: BaseException) -> TracebackType | None:
 
 def traceback_text(error: BaseException) -> str | None:
     """The traceback as Python prints it, without our own frames before the program's."""
+    origin = elsewhere(error)
+    if origin is not None:
+        return origin.told.trace or None
     where = theirs(error)
     if where is None:
         return None

@@ -1,0 +1,213 @@
+"""Processes of our own for tasks that keep a core busy.
+
+Each holds one task at a time, so that whatever a task does to its process happens to nobody
+else: a task that ends its process has failed alone, and one that is told to stop is killed
+with it. Nothing but bytes crosses: the name of a task and its stored arguments, then its
+stored result or what it raised. An exception that cannot be rebuilt here crosses as the
+text it would have been reported as.
+"""
+
+import asyncio
+import importlib
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.errors import InvalidInput
+from flowfabric.task import Task
+from flowfabric.worker.describing import (
+    ProcessDied,
+    RaisedElsewhere,
+    Told,
+    category,
+    classify,
+    describe,
+)
+from flowfabric.worker.tracebacks import traceback_text
+
+PROCESSES_MAX: Final = 61
+"""The most Windows lets us wait for; far more than useful elsewhere."""
+
+_SPAWN: Final = multiprocessing.get_context("spawn")
+
+
+class Ask(Struct, frozen=True, array_like=True):
+    """What a process is to run."""
+
+    module: str
+    name: str
+    payload: bytes
+
+
+class Processes:
+    """The processes of one worker; they are started when they are needed, and used again."""
+
+    def __init__(self, count: int) -> None:
+        count = min(count, PROCESSES_MAX)
+        self._turns = asyncio.Semaphore(count)
+        self._threads = ThreadPoolExecutor(count, "flowfabric-process")
+        """Each waits for one process."""
+        self._idle: list[_Child] = []
+        self._busy: set[_Child] = set()
+
+    async def run(self, task: Task[..., object], payload: bytes) -> bytes:
+        """Run a task elsewhere and return its encoded result. Cancelling it ends its process."""
+        ask = Ask(task.function.__module__, task.function.__qualname__, payload)
+        loop = asyncio.get_running_loop()
+        async with self._turns:
+            child = self._idle.pop() if self._idle else _Child()
+            self._busy.add(child)
+            try:
+                told = await loop.run_in_executor(self._threads, child.ask, ask)
+            except BaseException:
+                child.kill()
+                raise
+            finally:
+                self._busy.discard(child)
+            self._idle.append(child)
+        return _result(told)
+
+    def close(self) -> None:
+        """End them all; whatever they still run has been given up."""
+        for child in (*self._idle, *self._busy):
+            child.kill()
+        self._idle.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _Child:
+    """One process. `ask` blocks; `kill` ends it from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._killed = False
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._pipe: Connection | None = None
+
+    def ask(self, ask: Ask) -> Told:
+        try:
+            pipe = self._started()
+            pipe.send_bytes(msgspec.msgpack.encode(ask))
+            return msgspec.msgpack.decode(pipe.recv_bytes(), type=Told)
+        except (EOFError, OSError) as error:
+            raise ProcessDied(self._last_words()) from error
+
+    def kill(self) -> None:
+        with self._lock:
+            self._killed = True
+            if self._process is not None:
+                self._process.kill()
+
+    def _started(self) -> Connection:
+        with self._lock:
+            if self._killed:
+                raise EOFError
+            if self._pipe is None:
+                self._pipe, theirs_end = _SPAWN.Pipe()
+                self._process = _SPAWN.Process(target=_serve, args=(theirs_end,), daemon=True)
+                self._process.start()
+                theirs_end.close()
+            return self._pipe
+
+    def _last_words(self) -> str:
+        process = self._process
+        if process is None:
+            return "the process of the task was not started"
+        process.join()
+        code = process.exitcode
+        how = (
+            f"was killed by signal {-code}" if code is not None and code < 0 else f"exited: {code}"
+        )
+        return f"the process of the task {how}"
+
+
+def _result(told: Told) -> bytes:
+    if told.result is not None:
+        return told.result
+    elsewhere = RaisedElsewhere(told)
+    if told.pickled is None:
+        raise elsewhere
+    error = pickle.loads(told.pickled)
+    assert isinstance(error, BaseException)
+    raise error from elsewhere
+
+
+# In the other process -----------------------------------------------------------------
+
+
+def _serve(pipe: Connection) -> None:
+    """Run what is asked for, one task after the other, until nobody asks any more."""
+    # Ctrl-C and the end of a service are for the worker, which tells us.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # It must not keep the worker from exiting, and yet a task may start processes of its own.
+    multiprocessing.current_process().daemon = False
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError, OSError):
+        while True:
+            ask = msgspec.msgpack.decode(pipe.recv_bytes(), type=Ask)
+            pipe.send_bytes(msgspec.msgpack.encode(_answer(ask)))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _answer(ask: Ask) -> Told:
+    task: Task[..., object] | None = None
+    try:
+        task = _find(ask)
+        bound = task.arguments.decode(ask.payload)
+        call = partial(task.function, *bound.args, **bound.kwargs)
+        return Told(result=task.encode_result(contained(call)))
+    except BaseException as error:
+        return Told(
+            reason=describe(error),
+            failure_class=classify(error, task),
+            category=category(error),
+            trace=traceback_text(error) or "",
+            pickled=_rebuildable(error),
+        )
+
+
+def _find(ask: Ask) -> "Task[..., object]":
+    found: object = importlib.import_module(ask.module)
+    for part in ask.name.split("."):
+        found = getattr(found, part)
+    if not isinstance(found, Task):
+        raise InvalidInput(
+            "task", f"{ask.module}.{ask.name} is not a task at the top of its module"
+        )
+    return found
+
+
+def contained(call: Callable[[], object]) -> object:
+    """As in a coroutine, a StopIteration ends nothing but `call`: no future can carry one."""
+    try:
+        return call()
+    except StopIteration as error:
+        raise RuntimeError("function raised StopIteration") from error
+
+
+def _rebuildable(error: BaseException) -> bytes | None:
+    """The exception as bytes from which the same can be made; not all can."""
+    with suppress(Exception):
+        pickled = pickle.dumps(error)
+        rebuilt = pickle.loads(pickled)
+        if type(rebuilt) is type(error) and str(rebuilt) == str(error):
+            return pickled
+    return None
