@@ -11,8 +11,9 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.schedule import ScheduleDefinition
-from flowfabric.core.states import FailureClass, LaneState, PublicState
+from flowfabric.core.states import EligibilityState, FailureClass, LaneState, PublicState
 from tests.cli.command import COMMAND, environment, run
+from tests.conformance.auditing import spoil
 
 
 async def create(engine: Engine, **fields: str) -> str:
@@ -319,10 +320,26 @@ async def test_doctor_says_what_is_wrong(engine: Engine, url: str) -> None:
         "workers": "warning",
         "timers": "fine",
         "lanes": "fine",
+        "audit": "fine",
     }
     missing = run("doctor", url=url.replace("flowfabric.db", "missing.db"))
     assert missing.status == 5
     assert "✗ database" in missing.out
+
+
+async def test_doctor_finds_what_nothing_moves(engine: Engine, url: str) -> None:
+    stuck = await create(engine)
+    await spoil(
+        engine,
+        stuck,
+        ready=False,
+        eligibility_state=EligibilityState.BLOCKED_BY_DEPENDENCIES,
+    )
+    ran = run("doctor", url=url)
+    assert ran.status == 1
+    assert "✗ audit" in ran.out
+    assert stuck[-12:] in ran.out
+    assert "nothing will move it: cancel it" in ran.out
 
 
 def test_passwords_are_not_shown() -> None:

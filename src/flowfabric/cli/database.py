@@ -14,6 +14,7 @@ from rich.text import Text
 from flowfabric.cli import documents, exits, screen
 from flowfabric.cli.target import Target, check_file, options, redact
 from flowfabric.connection import connect, migrate
+from flowfabric.core.audit import Complaint, Wrong
 from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.states import LaneState
@@ -26,6 +27,9 @@ SLOW_MS: Final = 20.0
 SKEW_MAX_MS: Final = 1_000
 OVERDUE_MAX_MS: Final = 15_000
 HINTS_WAIT_S: Final = 3.0
+AUDIT_S: Final = 20.0
+"""How long the audit looks at executions and rows, at most."""
+COMPLAINTS_SHOWN: Final = 5
 
 
 @click.command("migrate")
@@ -137,6 +141,8 @@ async def _findings(target: Target) -> AsyncIterator[Finding]:
         yield _workers(len(workers))
         yield await _overdue(engine)
         yield await _lanes(engine)
+        async for finding in _audit(engine):
+            yield finding
 
 
 async def _round_trip(engine: Engine) -> Finding:
@@ -200,3 +206,34 @@ async def _lanes(engine: Engine) -> Finding:
         says = ", ".join(f"{lane.lane_id} is {lane.state}" for lane in closed)
         return Finding("lanes", Verdict.WARNING, says, "flowfabric lanes resume LANE")
     return Finding("lanes", Verdict.FINE, f"{len(page.lanes)} known, all active")
+
+
+async def _audit(engine: Engine) -> AsyncIterator[Finding]:
+    """Whether every execution has something that moves it, and every row an execution."""
+    deadline = time.monotonic() + AUDIT_S
+    found, whole = await _complaints(engine, deadline)
+    if found:
+        # What changed while it was looked at is not there any more.
+        again, _ = await _complaints(engine, deadline + AUDIT_S)
+        found = [each for each in found if each in again]
+    seen = "everything" if whole else f"as much as was seen in {AUDIT_S:.0f} s"
+    if not found:
+        yield Finding("audit", Verdict.FINE, f"{seen} is in order")
+    for wrong in Wrong:
+        matching = [each for each in found if each.wrong is wrong]
+        if matching:
+            shown = ", ".join(f"{e.execution_id} ({e.detail})" for e in matching[:COMPLAINTS_SHOWN])
+            more = f" and {len(matching) - COMPLAINTS_SHOWN} more"
+            says = shown + (more if len(matching) > COMPLAINTS_SHOWN else "")
+            yield Finding("audit", Verdict.PROBLEM, says, matching[0].advice)
+
+
+async def _complaints(engine: Engine, deadline: float) -> tuple[list[Complaint], bool]:
+    """What the audit complains of, and whether it came to its end."""
+    found: list[Complaint] = []
+    page = await engine.audit()
+    found += page.complaints
+    while page.cursor is not None and time.monotonic() < deadline:
+        page = await engine.audit(cursor=page.cursor)
+        found += page.complaints
+    return found, page.cursor is None

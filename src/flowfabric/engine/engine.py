@@ -13,6 +13,7 @@ from msgspec import Struct
 from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int
 from flowfabric.core.partitions import PartitionConfig
+from flowfabric.engine.audit import Audits
 from flowfabric.engine.blocked import Blocked
 from flowfabric.engine.bulk import Bulk
 from flowfabric.engine.details import Details
@@ -124,6 +125,7 @@ class Engine(
     Tags,
     Lanes,
     Retention,
+    Audits,
     Suspensions,
     Signals,
     SuspensionReads,

@@ -1,0 +1,150 @@
+"""No state without an owner: what moves each execution that has not ended.
+
+Such an execution is ready, leased, or waits for exactly one thing that is sure to come
+or can be sent: a time, a waitpoint, a join, a child, a queued cancellation, or a gate
+that an operator opens. One that has none of these would wait for ever. A ready one's
+join holds. A row goes with what it belongs to.
+
+Operations keep it so; the audit looks whether they did, on any database.
+"""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from flowfabric.core.flow_model import GroupState
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.states import EligibilityState, LifecyclePhase, OwnershipState
+
+
+class Circumstances(Struct, frozen=True, kw_only=True):
+    """An execution, as far as it tells what will move it. Columns of `audit_executions.sql`."""
+
+    lifecycle_phase: LifecyclePhase
+    ownership_state: OwnershipState
+    eligibility_state: EligibilityState
+    ready: bool
+    cancel_requested: bool
+    in_flow: bool
+    flow_exists: bool
+    delay_until_ms: int | None = None
+    lease_expires_at_ms: int | None = None
+    retain_until_ms: int | None = None
+    suspended: bool = False
+    """It has an open suspension."""
+    suspension_due_ms: int | None = None
+    open_waitpoints: int = 0
+    group_state: GroupState | None = None
+    group_staged: int = 0
+    awaits_child: bool = False
+    """It waits for an execution that has not ended, or whose end is about to be told."""
+    cancel_queued: bool = False
+
+
+class Mover(StrEnum):
+    """What will move an execution on."""
+
+    READY = "ready"
+    LEASE = "lease"
+    DUE_TIME = "due_time"
+    WAITPOINT = "waitpoint"
+    JOIN = "join"
+    CHILD = "child"
+    CANCELLATION = "cancellation"
+    GATE = "gate"
+
+
+class Wrong(StrEnum):
+    """What an audit can find."""
+
+    UNOWNED = "unowned"
+    JOIN_OPEN = "join_open"
+    FLOW_GONE = "flow_gone"
+    KEPT_FOR_EVER = "kept_for_ever"
+    STRAY = "stray"
+
+
+ADVICE = {
+    Wrong.UNOWNED: "nothing will move it: cancel it, and replay it if it is still wanted",
+    Wrong.JOIN_OPEN: "a worker may run it before what it waits for: pause its lane, and cancel it",
+    Wrong.FLOW_GONE: "its flow is gone: cancel it if it has not ended",
+    Wrong.KEPT_FOR_EVER: "it has ended and will never be deleted: replay and cancel it",
+    Wrong.STRAY: "it belongs to an execution that is gone, and can be deleted",
+}
+
+
+class Complaint(Struct, frozen=True, kw_only=True):
+    """One thing that must not be."""
+
+    wrong: Wrong
+    execution_id: ExecutionId
+    detail: str
+
+    @property
+    def advice(self) -> str:
+        return ADVICE[self.wrong]
+
+
+class AuditPage(Struct, frozen=True, kw_only=True):
+    complaints: tuple[Complaint, ...]
+    cursor: str | None
+    """Where the next page begins; none after the last."""
+
+
+_GATES = (
+    EligibilityState.BLOCKED_BY_BUDGET,
+    EligibilityState.BLOCKED_BY_QUOTA,
+    EligibilityState.BLOCKED_BY_ROUTE,
+    EligibilityState.BLOCKED_BY_LANE_STATE,
+    EligibilityState.BLOCKED_BY_OPERATOR,
+)
+
+
+def mover(about: Circumstances) -> Mover | None:
+    """What will move an execution that has not ended; None if nothing will."""
+    if about.cancel_requested:
+        return Mover.CANCELLATION if about.cancel_queued else None
+    if about.ready:
+        return Mover.READY
+    match about.lifecycle_phase:
+        case LifecyclePhase.ACTIVE:
+            leased = about.ownership_state is OwnershipState.LEASED
+            return Mover.LEASE if leased and about.lease_expires_at_ms is not None else None
+        case LifecyclePhase.SUSPENDED:
+            awaited = about.suspension_due_ms is not None or about.open_waitpoints > 0
+            return Mover.WAITPOINT if about.suspended and awaited else None
+        case LifecyclePhase.RUNNABLE:
+            return _blocked_mover(about)
+        case _:
+            return None
+
+
+def _blocked_mover(about: Circumstances) -> Mover | None:
+    state = about.eligibility_state
+    if state is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME:
+        return None if about.delay_until_ms is None else Mover.DUE_TIME
+    if state is EligibilityState.BLOCKED_BY_DEPENDENCIES:
+        if about.awaits_child:
+            return Mover.CHILD
+        return Mover.JOIN if join_is_open(about) else None
+    return Mover.GATE if state in _GATES else None
+
+
+def join_is_open(about: Circumstances) -> bool:
+    """Whether a join with edges still waits for one of its upstreams."""
+    return about.group_staged > 0 and about.group_state is GroupState.PENDING
+
+
+def wrongs(about: Circumstances) -> list[Wrong]:
+    """Everything that must not be about one execution."""
+    if about.lifecycle_phase is LifecyclePhase.TERMINAL:
+        kept = about.retain_until_ms is None and not (about.in_flow and about.flow_exists)
+        return [Wrong.KEPT_FOR_EVER] if kept else []
+    found: list[Wrong] = []
+    if about.in_flow and not about.flow_exists:
+        found.append(Wrong.FLOW_GONE)
+    if mover(about) is None:
+        found.append(Wrong.UNOWNED)
+    if about.ready and join_is_open(about):
+        found.append(Wrong.JOIN_OPEN)
+    return found

@@ -1,0 +1,52 @@
+-- A page of all executions: those that have not ended with whatever could move them, and those
+-- that have ended and will never be deleted. The last of the page is always among them.
+with page as materialized (
+    select e.*, '{fp:' || e.partition_key || '}:' || e.execution_id as wire_id,
+           row_number() over (order by e.partition_key, e.execution_id) as place
+      from (select *
+              from execution
+             where (partition_key, execution_id) > (:after_partition_key, :after_execution_id)
+             order by partition_key, execution_id
+             limit :limit) e
+)
+select p.partition_key, p.execution_id, p.place, p.lifecycle_phase, p.ownership_state,
+       p.eligibility_state, p.ready, p.cancel_requested, p.flow_id is not null as in_flow,
+       p.delay_until_ms, p.lease_expires_at_ms, p.retain_until_ms,
+       exists (
+            select 1 from flow f
+             where f.partition_key = p.partition_key and f.flow_id = p.flow_id) as flow_exists,
+       exists (
+            select 1 from suspension s
+             where s.partition_key = p.partition_key
+               and s.execution_id = p.execution_id
+               and s.closed_at_ms is null) as suspended,
+       (select s.timeout_at_ms from suspension s
+         where s.partition_key = p.partition_key
+           and s.execution_id = p.execution_id
+           and s.closed_at_ms is null) as suspension_due_ms,
+       (select count(*) from waitpoint w
+         where w.partition_key = p.partition_key
+           and w.execution_id = p.execution_id
+           and w.state <> 'closed') as open_waitpoints,
+       (select g.group_state from edge_group g
+         where g.partition_key = p.partition_key
+           and g.downstream_id = p.execution_id) as group_state,
+       coalesce((
+            select g.staged from edge_group g
+             where g.partition_key = p.partition_key
+               and g.downstream_id = p.execution_id), 0) as group_staged,
+       exists (
+            select 1 from waiter w
+              join execution a
+                on a.partition_key = w.partition_key and a.execution_id = w.execution_id
+             where w.waiting = p.wire_id
+               and (a.lifecycle_phase <> 'terminal' or a.awaited)) as awaits_child,
+       exists (
+            select 1 from pending_cancel c
+             where c.partition_key = p.partition_key
+               and c.execution_id = p.execution_id) as cancel_queued
+  from page p
+ where p.lifecycle_phase <> 'terminal'
+    or p.retain_until_ms is null
+    or p.place = (select max(place) from page)
+ order by p.place;
