@@ -1,28 +1,44 @@
 """Values as JSON: what arguments, results, steps and signals are stored as.
 
+msgspec knows its own structs, dataclasses, attrs classes, typed dicts and the types of the
+standard library; Pydantic models are written and read by themselves.
+
 JSON has no NaN and no infinities, and the encoder writes null for them. Nothing
 is stored as something else than it was, so they are refused, with their place.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Protocol, Self, TypeVar, runtime_checkable
 
 import msgspec
+from msgspec import inspect
 
 from flowfabric.errors import InvalidInput
+
+T = TypeVar("T")
+
+KINDS = "Pydantic models, dataclasses, attrs classes, msgspec structs and what JSON has"
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A Pydantic model. The package itself is not needed here."""
+
+    def model_dump(self, *, mode: str, by_alias: bool) -> dict[str, object]: ...
+    @classmethod
+    def model_validate_json(cls, json_data: bytes) -> Self: ...
 
 
 def encode_value(field: str, value: object) -> bytes:
     """Raises `InvalidInput` that names `field` and what in it cannot be stored."""
     try:
-        data = msgspec.json.encode(value)
+        data = msgspec.json.encode(value, enc_hook=_plain)
         # Only what was written as null can have been a number JSON lacks.
-        built = msgspec.to_builtins(value, enc_hook=_skip_raw) if b"null" in data else None
+        built = msgspec.to_builtins(value, enc_hook=_plain_or_raw) if b"null" in data else None
         place = _not_finite(built)
     except Exception as error:
-        raise InvalidInput(
-            field, f"cannot be stored: {error}. Only what msgspec encodes as JSON can", value
-        ) from error
+        raise InvalidInput(field, f"cannot be stored: {error}. What can: {KINDS}", value) from error
     if place is not None:
         raise InvalidInput(
             f"{field}{place}",
@@ -31,9 +47,84 @@ def encode_value(field: str, value: object) -> bytes:
     return data
 
 
-def _skip_raw(value: object) -> None:
-    """JSON that the caller has written is stored as it is; the encoder takes nothing else."""
-    assert isinstance(value, msgspec.Raw)
+def decoder_of(kind: type[T]) -> "msgspec.json.Decoder[T]":
+    """Reads a type from JSON. Raises `TypeError` for one that nothing can be read as."""
+    return msgspec.json.Decoder(kind, dec_hook=typed)
+
+
+def read_as(data: bytes | msgspec.Raw, kind: object) -> object:
+    """Raises `msgspec.ValidationError` for JSON that does not fit."""
+    decoder: msgspec.json.Decoder[object] = msgspec.json.Decoder(type=kind, dec_hook=typed)
+    return decoder.decode(data)
+
+
+def check_storable(field: str, kind: object) -> None:
+    """Raise `InvalidInput` for an annotation that values cannot be stored for."""
+    try:
+        described = inspect.type_info(kind)
+    except TypeError as error:
+        raise InvalidInput(field, f"cannot be stored: {error}. What can: {KINDS}") from None
+    for each in _parts(described, set()):
+        if isinstance(each, inspect.CustomType) and not _is_read(each.cls):
+            name = getattr(each.cls, "__qualname__", each.cls)
+            raise InvalidInput(
+                field,
+                f"{name} cannot be stored. What can: {KINDS}. Pass what it is made of, and make it"
+                " inside the function",
+            )
+
+
+def _parts(described: inspect.Type, seen: set[int]) -> Iterator[inspect.Type]:
+    """A type and all it consists of; types may contain themselves."""
+    if id(described) in seen:
+        return
+    seen.add(id(described))
+    yield described
+    for name in described.__struct_fields__:
+        value: object = getattr(described, name)
+        for each in value if isinstance(value, tuple) else (value,):
+            inner = each.type if isinstance(each, inspect.Field) else each
+            if isinstance(inner, inspect.Type):
+                yield from _parts(inner, seen)
+
+
+def _is_read(kind: object) -> bool:
+    return kind is object or (isinstance(kind, type) and issubclass(kind, Model))
+
+
+def _plain(value: object) -> object:
+    """What msgspec does not know, as something it does."""
+    if isinstance(value, Model):
+        return value.model_dump(mode="json", by_alias=True)
+    raise TypeError(f"a value of type {type(value).__qualname__} has no JSON form")
+
+
+def typed(kind: type, value: object) -> object:
+    """What msgspec does not know, from what it reads."""
+    if not issubclass(kind, Model):
+        return value
+    try:
+        return kind.model_validate_json(msgspec.json.encode(value))
+    except ValueError as error:
+        raise ValueError(_one_line(error)) from None
+
+
+def _one_line(error: ValueError) -> str:
+    """Pydantic tells every problem on lines of its own."""
+    listed: object = getattr(error, "errors", list)()
+    if not isinstance(listed, list):
+        return str(error)
+    problems = [
+        f"{'.'.join(str(part) for part in each.get('loc', ()))}: {each.get('msg')}"
+        for each in listed
+        if isinstance(each, dict)
+    ]
+    return "; ".join(problems) or str(error)
+
+
+def _plain_or_raw(value: object) -> object:
+    """JSON that the caller has written is stored as it is."""
+    return None if isinstance(value, msgspec.Raw) else _plain(value)
 
 
 def _not_finite(value: object) -> str | None:

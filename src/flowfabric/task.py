@@ -31,7 +31,7 @@ from flowfabric.core.policies import (
 )
 from flowfabric.core.versions import check_version, kind_of
 from flowfabric.errors import InvalidInput
-from flowfabric.json_values import encode_value
+from flowfabric.json_values import check_storable, decoder_of, encode_value, typed
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -185,6 +185,9 @@ class Task(Generic[P, R_co]):
                 " out, or run the task in a thread",
             )
         _ = settings.policy
+        if names_are_known(function):
+            _ = self.arguments
+            result_codec(function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         return Call(self, self.arguments.encode(args, kwargs))
@@ -245,6 +248,9 @@ class Arguments:
         self.names = tuple(parameter.name for parameter in parameters)
         self.required = tuple(each.name for each in parameters if _is_required(each))
         self._hints = hints
+        for parameter in parameters:
+            kind = hints.get(parameter.name, object)
+            check_storable(f"argument {parameter.name} of {name}", kind)
         self._decoder = _decoder(name, parameters, hints)
         self._decoders: dict[frozenset[str], msgspec.json.Decoder[msgspec.Struct]] = {}
 
@@ -320,7 +326,7 @@ class Arguments:
         if name not in self.required:
             return True
         try:
-            msgspec.convert(None, _as_type(self._hints.get(name, object)))
+            decoder_of(_as_type(self._hints.get(name, object))).decode(b"null")
         except msgspec.ValidationError:
             return False
         return True
@@ -391,7 +397,7 @@ def _decoder(
         struct = msgspec.defstruct(
             f"{name}_arguments", fields, kw_only=True, forbid_unknown_fields=True
         )
-        return msgspec.json.Decoder(struct)
+        return decoder_of(struct)
     except TypeError as error:
         raise InvalidInput(f"arguments of {name}", f"cannot be decoded: {error}") from error
 
@@ -420,6 +426,17 @@ class _Holder:
     kind: object
 
 
+def names_are_known(function: Callable[..., object]) -> bool:
+    """Whether all that its annotations name exists already; the module may be half-way through."""
+    try:
+        typing.get_type_hints(function)
+    except NameError:
+        return False
+    except TypeError:
+        return True
+    return True
+
+
 def resolve_hints(function: Callable[..., object]) -> dict[str, object]:
     try:
         return typing.get_type_hints(function, include_extras=True)
@@ -437,7 +454,9 @@ class ResultCodec:
     """Decodes what a function returned, by its annotation; without one, plain JSON."""
 
     def __init__(self, function: Callable[..., object]) -> None:
-        self.decoder = msgspec.json.Decoder(resolve_hints(function).get("return", object))
+        kind = resolve_hints(function).get("return", object)
+        check_storable(f"the result of {getattr(function, '__name__', function)}", kind)
+        self.decoder = msgspec.json.Decoder(kind, dec_hook=typed)
 
 
 @lru_cache(maxsize=1024)

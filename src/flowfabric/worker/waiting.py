@@ -20,6 +20,7 @@ from flowfabric.core.ids import ExecutionId, uuid4_from
 from flowfabric.core.suspend_request import FreshWaitpoint, UsePending
 from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
 from flowfabric.errors import InvalidInput, MaxReplaysExhausted, SignalTimeout
+from flowfabric.json_values import read_as
 from flowfabric.signals import Signal, SignalToken
 from flowfabric.worker.parking import Pause
 from flowfabric.worker.services import Services
@@ -184,9 +185,8 @@ def _signal(stored: StoredSignal, kind: object) -> Signal[object]:
 
 
 def _payload(stored: StoredSignal, kind: object) -> object:
-    decoder: msgspec.json.Decoder[object] = msgspec.json.Decoder(type=kind)
     try:
-        return decoder.decode(stored.payload)
+        return read_as(stored.payload, kind)
     except msgspec.ValidationError as error:
         raise InvalidInput(
             f"payload of signal {stored.name}", f"does not fit the type asked for: {error}"
