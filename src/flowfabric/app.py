@@ -30,6 +30,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.errors import Unavailable
 from flowfabric.flows.builder import Flow
 from flowfabric.flows.run import FlowRun
+from flowfabric.outages import waited_out
 from flowfabric.registry import Registry
 from flowfabric.run import Run
 from flowfabric.signals import Signals
@@ -321,13 +322,14 @@ class App(Registry):
         """Run tasks until `stop` is set or SIGTERM or SIGINT arrives; a second one stops now.
 
         `lanes` are those of the app's tasks unless given, with weights or without.
-        `settings` says it all at once.
+        `settings` says it all at once. While the database is away it waits, from the start.
         """
         chosen = settings or WorkerSettings(
             lanes=lanes or self.lanes(), capabilities=capabilities, concurrency=concurrency
         )
-        opened = await self.open()
-        await self.store_schedules(opened.engine)
+        opened = await waited_out(self._open_with_schedules, stop)
+        if opened is None:
+            return
         worker = self._worker(opened, chosen)
         await self.resources.open()
         try:
@@ -335,6 +337,11 @@ class App(Registry):
                 await worker.run()
         finally:
             await self.resources.close()
+
+    async def _open_with_schedules(self) -> Opened:
+        opened = await self.open()
+        await self.store_schedules(opened.engine)
+        return opened
 
     def lanes(self) -> list[str]:
         """The lanes of the app's tasks."""

@@ -30,6 +30,7 @@ from flowfabric.errors import (
     OperationTimeout,
     Unsuccessful,
 )
+from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
 from flowfabric.signals import SignalToken, check_namespace, send
 from flowfabric.store.base import HintListener
@@ -110,8 +111,8 @@ class Endings:
                 try:
                     with statements_within(READ_TIMEOUT_S):
                         found = await self._look()
-                except FlowFabricError:
-                    log.warning("could not read results; trying again", exc_info=True)
+                except FlowFabricError as error:
+                    log.log(level_of(error), "could not read results; trying again: %s", error)
                     await asyncio.sleep(AFTER_ERROR_S)
                     continue
                 if found:

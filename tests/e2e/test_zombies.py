@@ -31,7 +31,7 @@ def steps_of(log: Path, name: str) -> list[tuple[str, str]]:
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         for _ in iter(condition, True):
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
 
 
 async def stop_outside_a_write(process: asyncio.subprocess.Process, url: str) -> None:

@@ -1,6 +1,8 @@
 """A database that goes away while a handler works: nothing of that counts against its run."""
 
 import asyncio
+import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -77,3 +79,70 @@ async def test_an_outage_under_a_verb_does_not_count_against_the_run(
             0,
             0,
         )
+
+
+async def test_an_outage_is_told_of_once_when_it_begins_and_once_when_it_ends(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App(network.url)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def work(ctx: Context) -> str:
+        begun.set()
+        await go_on.wait()
+        await ctx.step("inside", str.upper, "a")
+        return "done"
+
+    # Renewals, claims, reports, reconcilers, presence and the wait for the result: all meet it.
+    async with app, working(app, lease_ttl="20s"):
+        run = await app.submit(work)
+        await begun.wait()
+        caplog.clear()
+        network.go_down()
+        go_on.set()
+        await network.was_tried(60)
+        network.heal()
+        assert await run.result(timeout="20s") == "done"
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("flowfabric") and record.levelno >= logging.WARNING
+    ]
+    assert len(told) == 2, told
+    assert re.fullmatch(r"the database \S+ at 127.0.0.1:\d+ does not answer; .*", told[0])
+    assert re.fullmatch(r"the database \S+ at 127.0.0.1:\d+ answers again, after .* s", told[1])
+
+
+async def test_a_worker_started_during_an_outage_waits_as_a_running_one_does(
+    network: Network, postgres_database: str
+) -> None:
+    app, outside = App(network.url), App(postgres_database)
+    for each in (app, outside):
+
+        @each.task
+        async def echo(number: int) -> int:
+            return number
+
+    network.go_down()
+    stop = asyncio.Event()
+    worker = asyncio.create_task(app.run_worker(stop=stop, signals=False))
+    await network.was_tried(3)
+    network.heal()
+    async with outside:
+        run = await outside.submit(outside.tasks["echo"](7))
+        assert await run.result(timeout="20s") == 7
+    stop.set()
+    await worker
+    await app.close()
+
+
+async def test_a_worker_that_waits_for_the_database_can_be_stopped(network: Network) -> None:
+    app = App(network.url)
+    network.go_down()
+    stop = asyncio.Event()
+    worker = asyncio.create_task(app.run_worker(stop=stop, signals=False))
+    await network.was_tried(2)
+    stop.set()
+    await worker
+    await app.close()

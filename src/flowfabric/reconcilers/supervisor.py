@@ -28,6 +28,7 @@ from flowfabric.engine.unit import (
     DUE_TOPIC,
     MEMBER_CANCEL_TOPIC,
 )
+from flowfabric.outages import is_outage
 from flowfabric.patience import statements_within
 
 log = logging.getLogger(__name__)
@@ -162,8 +163,8 @@ class Supervisor:
                 await self._sweep(name)
             if due:
                 waits = await self._next_due()
-        except Exception:
-            log.exception("could not ask what is due; asking again in %s s", AFTER_ERROR_S)
+        except Exception as error:
+            _tell(error, f"could not ask what is due; asking again in {AFTER_ERROR_S} s")
             return AFTER_ERROR_S
         soonest_s = min((waits[name] for name in SWEEPS if name in waits), default=0) / 1_000
         if not waits:
@@ -185,9 +186,14 @@ class Supervisor:
             patience = nullcontext() if name in SLOW else statements_within(self._patience_s)
             with patience:
                 swept = await _run_one(self._engine, SWEEPS[name])
-        except Exception:
-            log.exception("reconciler %s failed; it tries again in %s s", name, AFTER_ERROR_S)
+        except Exception as error:
+            _tell(error, f"reconciler {name} failed; it tries again in {AFTER_ERROR_S} s")
             return AFTER_ERROR_S
         for failure in swept.failures:
             log.error("reconciler %s: %s", name, failure)
         return AFTER_HELD_S if swept.held else URGENT_SLEEP_S
+
+
+def _tell(error: Exception, what: str) -> None:
+    # Whoever asked first has told of an outage.
+    log.log(logging.DEBUG if is_outage(error) else logging.ERROR, what, exc_info=error)

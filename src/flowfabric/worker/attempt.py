@@ -244,7 +244,7 @@ class Attempt:
             return self._after_stop()
         if isinstance(error, Transport) and error.kind.retryable:
             # No trouble of the database counts against a run.
-            log.warning("met an outage, and runs again: %s", error, extra=self.lease.log_fields)
+            log.info("met an outage, and runs again: %s", error, extra=self.lease.log_fields)
             return self._rest
         failure_class = classify(error, self.task)
         where = theirs(error)

@@ -24,6 +24,7 @@ from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.results import Renewed
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError, RetryExhausted
+from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
 from flowfabric.worker.held import ENDED, HeldLease, clock_s
 
@@ -122,8 +123,8 @@ class Heartbeat:
             try:
                 with statements_within(self._interval_s):
                     engine = await connect()
-            except FlowFabricError:
-                log.warning("the heartbeat cannot reach the database; trying again", exc_info=True)
+            except FlowFabricError as error:
+                log.log(level_of(error), "the heartbeat is not connected; trying again: %s", error)
                 await asyncio.sleep(RETRY_S)
                 continue
             async with engine:
@@ -163,7 +164,7 @@ class Heartbeat:
                     [lease.handle for lease in held], waits=False
                 )
         except FlowFabricError as error:
-            log.warning("leases could not be renewed; trying again: %s", error)
+            log.log(level_of(error), "leases could not be renewed; trying again: %s", error)
             return False
         answered = True
         for lease, outcome in zip(held, outcomes, strict=True):

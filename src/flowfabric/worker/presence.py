@@ -11,6 +11,7 @@ from typing import Final
 
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError
+from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
 from flowfabric.task import Task
 from flowfabric.worker.lanes import LaneShares
@@ -45,7 +46,7 @@ async def announce(
                         namespace=namespace,
                     )
             except FlowFabricError as error:
-                log.warning("could not report presence: %s", error)
+                log.log(level_of(error), "could not report presence: %s", error)
             await asyncio.sleep(INTERVAL_S)
     finally:
         with suppress(FlowFabricError, TimeoutError):
@@ -64,4 +65,8 @@ async def release_blocked(engine: Engine, tasks: Mapping[str, Task[..., object]]
             if not swept.full:
                 return
     except FlowFabricError as error:
-        log.warning("could not release blocked executions; they look again later: %s", error)
+        log.log(
+            level_of(error),
+            "could not release blocked executions; they look again later: %s",
+            error,
+        )

@@ -19,6 +19,7 @@ from flowfabric.engine.steps import StepReport
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import FlowFabricError, RetryExhausted
 from flowfabric.group_commit import OUTAGE, GroupCommit
+from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
 from flowfabric.worker.held import HeldLease
 
@@ -58,7 +59,8 @@ class Reports:
                 with statements_within(self._patience_s):
                     return await report()
             except (*OUTAGE, RetryExhausted) as error:
-                log.warning(
+                log.log(
+                    level_of(error),
                     "%s: the database did not answer, reporting again: %s",
                     lease.handle.execution_id,
                     error,

@@ -22,6 +22,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import LOST_TOPIC, ready_topic
 from flowfabric.errors import FlowFabricError
 from flowfabric.first_of import first_of
+from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
 from flowfabric.reconcilers.supervisor import Supervisor
 from flowfabric.store.base import HintListener
@@ -165,7 +166,12 @@ class Worker:
                 try:
                     found = await self._claim(wanted)
                 except FlowFabricError as error:
-                    log.warning("could not claim; trying again in %.1f s: %s", backoff_s, error)
+                    log.log(
+                        level_of(error),
+                        "could not claim; trying again in %.1f s: %s",
+                        backoff_s,
+                        error,
+                    )
                     pause_s = backoff_s * random.uniform(0.5, 1.0)
                     await first_of(self._stopping.wait(), timeout_s=pause_s)
                     backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)

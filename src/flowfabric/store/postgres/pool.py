@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -108,6 +109,8 @@ class Connections:
     ) -> None:
         self.pool_max = pool_max
         self.behind_pooler = statement_cache_size == 0
+        self.database = _named(url)
+        """What people know it by, without the password."""
         self.on_suspicion: Callable[[], None] | None = None
         """Called when a statement has timed out: the network may swallow packets."""
         self._url = url
@@ -359,6 +362,15 @@ def _readable_url() -> Iterator[None]:
             "must be postgresql://user:password@host:port/database, with"
             " / ? # [ ] @ : % in user and password percent-encoded",
         ) from None
+
+
+def _named(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        server = f"{parts.hostname or 'the local server'}{f':{parts.port}' if parts.port else ''}"
+    except ValueError:
+        return "postgres"
+    return f"the database {parts.path.removeprefix('/')} at {server}"
 
 
 def _literal(value: str) -> str:

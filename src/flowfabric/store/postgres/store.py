@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from flowfabric.core.handles import POSTGRES_TAG
 from flowfabric.errors import Bug, FlowFabricError, RetryExhausted
+from flowfabric.outages import Watch
 from flowfabric.store.base import (
     Body,
     Clock,
@@ -283,6 +284,10 @@ class PostgresStore:
 
     async def _retried(self, once: Callable[[], Awaitable[T]]) -> T:
         """Run `once`, again after collisions, and translate what it raises."""
+        with Watch(self._connections.database):
+            return await self._repeated(once)
+
+    async def _repeated(self, once: Callable[[], Awaitable[T]]) -> T:
         for tries_left in reversed(range(TRIES_MAX)):
             try:
                 return await once()
@@ -304,10 +309,11 @@ class PostgresStore:
 
     @asynccontextmanager
     async def _translated(self) -> AsyncIterator[None]:
-        try:
-            yield
-        except DRIVER_ERRORS as error:
-            raise translate(error, self._connections.pool_max) from error
+        with Watch(self._connections.database):
+            try:
+                yield
+            except DRIVER_ERRORS as error:
+                raise translate(error, self._connections.pool_max) from error
 
     async def _event_writers(self) -> frozenset[str]:
         async def once() -> frozenset[str]:

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from flowfabric.core.handles import SQLITE_TAG
 from flowfabric.errors import Bug, FlowFabricError, Unavailable
+from flowfabric.outages import Watch
 from flowfabric.store.base import (
     Body,
     Clock,
@@ -71,6 +72,7 @@ class SqliteStore:
         Without `set_up`, opening neither creates nor migrates the file.
         """
         self._path = path
+        self._named = f"the database in {path}"
         self._clock = clock or SystemClock()
         self._synchronous: Synchronous = synchronous
         self._busy_timeout_ms = busy_timeout_ms
@@ -125,7 +127,8 @@ class SqliteStore:
         await self.read(nothing)
 
     async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
-        return await self._open_writer().transact(body)
+        with Watch(self._named):
+            return await self._open_writer().transact(body)
 
     def transact_apart(self, body: Body[T]) -> T:
         raise Bug("writers of an SQLite file take turns")
@@ -140,7 +143,8 @@ class SqliteStore:
                 return None
 
         try:
-            return await self._open_writer().transact(unless_refused)
+            with Watch(self._named):
+                return await self._open_writer().transact(unless_refused)
         except UniqueViolation:
             return None
 
@@ -159,7 +163,8 @@ class SqliteStore:
     async def read(self, body: ReadBody[T]) -> T:
         if self._readers is None:
             return await self.transact(body)
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, body)
+        with Watch(self._named):
+            return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, body)
 
     async def execute_alone(self, name: str, **parameters: Parameter) -> Sequence[Row]:
         async def body(transaction: Transaction) -> Sequence[Row]:

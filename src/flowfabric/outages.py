@@ -1,0 +1,116 @@
+"""One line when a database goes away and one when it is back, however many notice.
+
+Claims, renewals, reports, reconcilers and readers all meet the same outage, again and
+again. The stores say here what they see; whoever waits an outage out says nothing more.
+"""
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from msgspec import Struct
+
+from flowfabric.errors import FlowFabricError, ResourceExhausted, Transport
+from flowfabric.first_of import first_of
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PAUSE_FIRST_S: Final = 0.1
+PAUSE_MAX_S: Final = 2.0
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether the database, or the way to it, is away: trying again later may help."""
+    if isinstance(error, Transport):
+        return error.kind.retryable
+    return isinstance(error, ResourceExhausted)
+
+
+def level_of(error: BaseException) -> int:
+    """How loudly to tell of an error that will be tried again: an outage has been told of."""
+    return logging.DEBUG if is_outage(error) else logging.WARNING
+
+
+async def waited_out(ask: Callable[[], Awaitable[T]], stop: asyncio.Event | None) -> T | None:
+    """The answer, as soon as the database is there to give it; None once `stop` is set."""
+    stopped = asyncio.Event() if stop is None else stop
+    pause_s = PAUSE_FIRST_S
+    while not stopped.is_set():
+        try:
+            return await ask()
+        except FlowFabricError as error:
+            if not is_outage(error):
+                raise
+        await first_of(stopped.wait(), timeout_s=pause_s * random.uniform(0.5, 1.0))
+        pause_s = min(pause_s * 2, PAUSE_MAX_S)
+    return None
+
+
+class Seen(Struct):
+    """What this process knows of one database."""
+
+    away_since_s: float | None = None
+    answered_at_s: float = 0.0
+
+
+class Outages:
+    """What all stores of a process, on whatever thread, see of their databases."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Seen] = {}
+        self._away = 0
+        self._lock = threading.Lock()
+
+    def failed(self, database: str, error: BaseException, asked_at_s: float) -> None:
+        """It did not answer what was asked at that time by the monotonic clock."""
+        if not is_outage(error):
+            return
+        with self._lock:
+            seen = self._seen.setdefault(database, Seen())
+            # What was asked before it answered others tells nothing new.
+            if seen.away_since_s is not None or asked_at_s < seen.answered_at_s:
+                return
+            seen.away_since_s = asked_at_s
+            self._away += 1
+        log.warning("%s does not answer; trying again until it does: %s", database, error)
+
+    def answered(self, database: str) -> None:
+        if not self._away:
+            return
+        with self._lock:
+            seen = self._seen.setdefault(database, Seen())
+            since_s, seen.away_since_s = seen.away_since_s, None
+            seen.answered_at_s = time.monotonic()
+            if since_s is None:
+                return
+            self._away -= 1
+        log.warning("%s answers again, after %.1f s", database, seen.answered_at_s - since_s)
+
+
+_OUTAGES: Final = Outages()
+
+
+class Watch:
+    """Around whatever a database is asked. Use as a context."""
+
+    def __init__(self, database: str, outages: Outages = _OUTAGES) -> None:
+        self._database = database
+        self._outages = outages
+        self._asked_at_s = 0.0
+
+    def __enter__(self) -> None:
+        self._asked_at_s = time.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *rest: object
+    ) -> None:
+        if error is None:
+            self._outages.answered(self._database)
+        else:
+            self._outages.failed(self._database, error, self._asked_at_s)
