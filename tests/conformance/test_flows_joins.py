@@ -194,6 +194,7 @@ async def test_a_join_that_cannot_be_is_refused_with_everything_else_in_the_call
 
 
 async def test_a_cycle_within_one_call_is_seen(engine: Engine, graph: Graph) -> None:
+    await graph.member("known")
     members = graph.new("a", "b", "c")
     joins = [graph.join("b", "a"), graph.join("c", "b"), graph.join("a", "c")]
     async with refused(engine, CycleDetected):
@@ -265,6 +266,7 @@ async def test_members_come_from_nowhere_else(engine: Engine, graph: Graph) -> N
 
 
 async def test_a_closed_or_missing_flow_does_not_grow(engine: Engine, graph: Graph) -> None:
+    await graph.member("known")
     members = graph.new("a")
     await engine.cancel_flow(graph.flow_id)
     async with refused(engine, FlowAlreadyTerminal):

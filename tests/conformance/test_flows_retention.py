@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric import Engine, EngineConfig
 from flowfabric.core.flow_policy import AnyOf
-from flowfabric.core.flow_results import FlowExists
+from flowfabric.core.flow_results import FlowCreated, FlowExists
 from flowfabric.errors import NotFound
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.testing import SettableClock
@@ -126,3 +126,34 @@ async def test_a_flow_that_failed_is_kept_longer_than_one_that_completed(
     await engine.cancel_execution(graph["a"], reason="no use")
     await graph.settle()
     assert (await engine.next_due())["flow_retention"] == 60 * WEEK_MS
+
+
+@pytest.mark.parametrize("trims", [0, 1, 2])
+async def test_the_id_of_a_forgotten_flow_is_free_again(
+    engine: Engine, graph: Graph, clock: SettableClock, trims: int
+) -> None:
+    """Whether nobody has begun to delete it, somebody is at it, or has been."""
+    await graph.build({"b": "a"}, passing=True)
+    await graph.run("a")
+    await graph.settle()
+    await graph.run("b")
+    await graph.settle()
+    clock.advance(ms=WEEK_MS)
+    for _ in range(trims):
+        await engine.trim_flows(limit=1)
+
+    created = await engine.create_flow(graph.flow_id, flow_kind="again")
+
+    assert created == FlowCreated(flow_id=graph.flow_id)
+    flow = await graph.flow()
+    assert (flow.flow_kind, flow.node_count, flow.edge_count) == ("again", 0, 0)
+    assert (await engine.list_flow_members(graph.flow_id)).members == ()
+    assert await engine.list_edges(graph.flow_id) == ()
+    assert await engine.create_flow(graph.flow_id, flow_kind="again") == FlowExists(
+        flow_id=graph.flow_id
+    )
+    again = Graph(engine, graph.flow_id)
+    await again.build({"b": "a"})
+    await again.run("a")
+    await again.settle()
+    assert await again.states() == {"a": "completed", "b": "waiting"}

@@ -9,7 +9,7 @@ being deleted batch by batch.
 
 from collections.abc import Sequence
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int
 from flowfabric.core.decision import Changes
@@ -34,24 +34,41 @@ class FlowRetention(FlowOperations):
             flows = await tx.select_records(
                 Flow, "due_flows", before_ms=now_ms, limit=FLOWS_PER_TRIM
             )
-            more = len(flows) == FLOWS_PER_TRIM
-            flows = await _let_go(tx, flows, now_ms)
-            if not flows:
-                return Swept(acted=0, full=more)
-            which = _which(flows)
-            (row,) = await tx.select("release_flow_members", now_ms=now_ms, limit=limit, **which)
-            released = int(str(row["released"]))
-            if released or await tx.select("any_flow_member", **which):
-                trimmed, _ = await trim_executions(tx, now_ms, limit)
-                return Swept(acted=max(released, trimmed), full=bool(released or trimmed))
-            (row,) = await tx.select("trim_flow_edges", limit=limit, **which)
-            trimmed = int(str(row["trimmed"]))
-            if trimmed == limit:
-                return Swept(acted=trimmed, full=True)
-            await tx.select("delete_flows", **which)
-            return Swept(acted=trimmed + len(flows), full=more)
+            forgot = await forget(tx, flows, limit)
+            more = len(flows) == FLOWS_PER_TRIM and forgot.complete
+            return Swept(acted=forgot.acted, full=forgot.more or more)
 
         return await self.store.transact(body)
+
+
+class Forgot(Struct, frozen=True, kw_only=True):
+    """What a step of deleting flows did."""
+
+    acted: int
+    more: bool = False
+    """Whether the next step will do more."""
+    complete: bool = False
+    """Whether of all flows there is nothing left that may go."""
+
+
+async def forget(tx: Transaction, due: Sequence[Flow], limit: int) -> Forgot:
+    """Delete the next rows of flows past their keep time; the caller has locked them."""
+    now_ms = await tx.now_ms()
+    flows = await _let_go(tx, due, now_ms)
+    if not flows:
+        return Forgot(acted=0, complete=True)
+    which = _which(flows)
+    (row,) = await tx.select("release_flow_members", now_ms=now_ms, limit=limit, **which)
+    released = int(str(row["released"]))
+    if released or await tx.select("any_flow_member", **which):
+        trimmed, _ = await trim_executions(tx, now_ms, limit)
+        return Forgot(acted=max(released, trimmed), more=bool(released or trimmed))
+    (row,) = await tx.select("trim_flow_edges", limit=limit, **which)
+    trimmed = int(str(row["trimmed"]))
+    if trimmed == limit:
+        return Forgot(acted=trimmed, more=True)
+    await tx.select("delete_flows", **which)
+    return Forgot(acted=trimmed + len(flows), complete=True)
 
 
 async def _let_go(tx: Transaction, flows: Sequence[Flow], now_ms: int) -> list[Flow]:

@@ -46,9 +46,18 @@ from flowfabric.core.flow_results import (
     Staged,
 )
 from flowfabric.core.flow_views import edge_snapshot
-from flowfabric.core.ids import EdgeId, ExecutionId, parse_namespace, parse_uuid, uuid_of
+from flowfabric.core.ids import (
+    EdgeId,
+    ExecutionId,
+    FlowId,
+    parse_namespace,
+    parse_uuid,
+    uuid_of,
+)
+from flowfabric.core.limits import SWEEP_BATCH
 from flowfabric.core.model import Execution
-from flowfabric.engine.flow_unit import FlowOperations, endings_of
+from flowfabric.engine.flow_retention import forget
+from flowfabric.engine.flow_unit import FlowOperations, endings_of, forgotten
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import (
     CycleDetected,
@@ -56,27 +65,51 @@ from flowfabric.errors import (
     ExecutionAlreadyInFlow,
     InvalidDependency,
     NotFound,
+    RetryExhausted,
 )
 from flowfabric.store.base import Transaction
+
+FORGET_STEPS_MAX = 100_000
+"""More than the largest flow takes to go."""
 
 
 class Flows(FlowOperations):
     async def create_flow(
         self, flow_id: str, *, flow_kind: str, namespace: str = "default"
     ) -> CreateFlowResult:
-        """Create an empty flow. An id that exists is left as it is."""
+        """Create an empty flow. An id that exists is left as it is.
+
+        The id of one past its keep time is free again; what is left of that one goes first.
+        """
         asked = self.check_flow_id(flow_id)
         kind = check_name("flow_kind", flow_kind)
         checked_namespace = parse_namespace(namespace)
         partition_key, _ = self.flow_key(asked)
 
-        async def body(tx: Transaction) -> CreateFlowResult:
-            now_ms = await tx.now_ms()
-            flow = new_flow(asked, partition_key, kind, checked_namespace, now_ms)
-            added = await tx.insert_new([flow])
-            return FlowCreated(flow_id=asked) if added else FlowExists(flow_id=asked)
+        async def body(tx: Transaction) -> CreateFlowResult | None:
+            flow = new_flow(asked, partition_key, kind, checked_namespace, await tx.now_ms())
+            if await tx.insert_new([flow]):
+                return FlowCreated(flow_id=asked)
+            return await self._found(tx, asked)
 
-        return await self.store.transact(body)
+        for _ in range(FORGET_STEPS_MAX):
+            answer = await self.store.transact(body)
+            if answer is not None:
+                return answer
+        raise _still_going(asked)
+
+    async def _found(self, tx: Transaction, flow_id: FlowId) -> FlowExists | None:
+        """The flow that has the id; none if it went, or a part of what is past its time did."""
+        key = self.flow_key(flow_id)
+        flow = (await tx.lock(Flow, [key])).get(key)
+        if flow is None:
+            return None
+        if not forgotten(flow, await tx.now_ms()):
+            return FlowExists(flow_id=flow_id)
+        forgot = await forget(tx, [flow], SWEEP_BATCH)
+        if forgot.acted == 0 and not forgot.complete:
+            raise _still_going(flow_id)
+        return None
 
     async def add_execution_to_flow(self, flow_id: str, execution_id: str) -> AddResult:
         """Make an execution a member, for life. Adding it again changes nothing."""
@@ -240,6 +273,12 @@ class Flows(FlowOperations):
             return Set()
 
         return await self.store.transact(body)
+
+
+def _still_going(flow_id: FlowId) -> RetryExhausted:
+    return RetryExhausted(
+        f"flow {flow_id} is past its keep time and is being deleted: try again, or use another id"
+    )
 
 
 async def lock_execution(tx: Transaction, execution_id: ExecutionId) -> Execution:
