@@ -6,8 +6,10 @@ from msgspec import Struct
 
 from flowfabric.core.durations import span
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.join_facts import JoinFacts
 from flowfabric.core.lease import lease_is_dead
 from flowfabric.core.model import Execution, Lane
+from flowfabric.core.readiness import Hold, held_by
 from flowfabric.core.states import (
     BlockingReason,
     EligibilityState,
@@ -25,6 +27,7 @@ class Cause(StrEnum):
     SUSPENDED = "suspended"
     DELAYED = "delayed"
     BLOCKED = "blocked"
+    CANCELLING = "cancelling"
     CODE_CHANGED = "code_changed"
     LANE_CLOSED = "lane_closed"
     NO_WORKER = "no_worker"
@@ -54,6 +57,8 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     """The versions of the same task that somebody claimed lately."""
     waits_for: tuple[str, ...] = ()
     """The names of its open waitpoints, which signals are sent to."""
+    join: JoinFacts | None = None
+    """What its open join waits for."""
 
 
 def explain(execution: Execution, around: Surroundings) -> Explanation:
@@ -71,6 +76,13 @@ Reason = tuple[Cause, str, dict[str, str | int | None]]
 
 
 def _reason(execution: Execution, around: Surroundings) -> Reason:
+    hold = held_by(execution)
+    if hold is Hold.CANCELLATION:
+        sentence = "It is about to be cancelled with its flow: a reconciler does it shortly."
+        return Cause.CANCELLING, sentence, {"flow_id": execution.flow_id}
+    if hold is Hold.JOIN and around.join is not None:
+        detail = _blocking(execution) | around.join.detail()
+        return Cause.BLOCKED, around.join.sentence(), detail
     match execution.lifecycle_phase:
         case LifecyclePhase.TERMINAL:
             return _ended(execution)
@@ -81,8 +93,8 @@ def _reason(execution: Execution, around: Surroundings) -> Reason:
     if execution.eligibility_state is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME:
         return _delayed(execution, around.now_ms)
     if not execution.ready:
-        detail = execution.blocking_detail or execution.blocking_reason
-        return Cause.BLOCKED, f"It is blocked: {detail}.", _blocking(execution)
+        why = execution.blocking_detail or execution.blocking_reason
+        return Cause.BLOCKED, f"It is blocked: {why}.", _blocking(execution)
     return _queued(execution, around)
 
 

@@ -113,12 +113,17 @@ def resolved_count(group: EdgeGroup) -> int:
     return group.succeeded + group.failed + group.skipped
 
 
+def needed_count(group: EdgeGroup) -> int:
+    """How many upstreams must succeed."""
+    return group.staged if group.policy_kind is PolicyKind.ALL_OF else group.k
+
+
 def evaluate(group: EdgeGroup) -> GroupState:
     """Where the group stands. Staged edges count as still open, so none is overlooked.
 
     A quorum that has fewer edges than it needs is still being built: it waits for more.
     """
-    needed = group.staged if group.policy_kind is PolicyKind.ALL_OF else group.k
+    needed = needed_count(group)
     if group.succeeded >= needed:
         return GroupState.SATISFIED
     if group.staged < needed:

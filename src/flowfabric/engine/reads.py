@@ -46,6 +46,7 @@ from flowfabric.engine.filters import (
     ListCursor,
     check_filter,
 )
+from flowfabric.engine.join_facts import read_join_facts
 from flowfabric.engine.routes import other_versions, required_capabilities, serves
 from flowfabric.engine.unit import Operations, execution_key, row_execution_id
 from flowfabric.errors import InvalidInput, NotFound
@@ -377,6 +378,7 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         other_versions=other_versions(present, execution),
         now_ms=now_ms,
         waits_for=await waits_for(reader, execution),
+        join=await read_join_facts(reader, execution),
     )
 
 

@@ -1,0 +1,11 @@
+-- Executions another one still waits for, and from which of their lives on.
+select e.execution_id, e.public_state, e.terminal_outcome, e.replay_count, g.counts_from_replay
+  from (select *
+          from edge
+         where partition_key = :partition_key
+           and downstream_id = :downstream_id
+           and dep_state = 'unsatisfied'
+         order by edge_id
+         limit :limit) g
+  join execution e on e.partition_key = g.partition_key and e.execution_id = g.upstream_id
+ order by g.edge_id;
