@@ -260,7 +260,7 @@ async def test_reading(engine: Engine, graph: Graph) -> None:
                 0: ("flow_id", NO_UUIDS),
                 1: ("direction", ("out", 7)),
                 "cursor": ("cursor", NO_UUIDS[1:]),
-                "limit": ("limit", NO_LIMITS),
+                "limit": ("limit", NO_LIMITS[1:]),
             },
         ),
         (

@@ -1,6 +1,7 @@
 """Reading flows: descriptions, lists, tags, summaries."""
 
 import pytest
+from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.flow_model import DependencyState, EdgeState, FlowState, GroupState
@@ -12,7 +13,8 @@ from flowfabric.core.flow_views import (
     FlowStatus,
     FlowSummary,
 )
-from flowfabric.core.ids import EdgeId
+from flowfabric.core.ids import EdgeId, FlowId, flow_execution_id
+from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.states import PublicState
 from flowfabric.engine.flow_reads import Incoming, Outgoing
 from flowfabric.errors import InvalidInput, NotFound
@@ -301,3 +303,60 @@ async def test_members_are_listed_with_their_tags(engine: Engine, graph: Graph) 
         tagged: {"app.team": "sport"},
         plain: {},
     }
+
+
+# Whole lists
+
+NIL = "00000000-0000-0000-0000-000000000000"
+LAST = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+
+
+async def test_no_list_ends_unseen(engine: Engine, graph: Graph) -> None:
+    """More edges and joins than a page has."""
+    count = PAGE_MAX + 5
+    names = [f"n{number}" for number in range(count)]
+    members = graph.new("a", *names)
+    for start in range(0, len(members), PAGE_MAX):
+        batch = members[start : start + PAGE_MAX]
+        await engine.add_dependencies(
+            graph.flow_id,
+            [graph.join(n, "a") for n in names if graph[n] in {m.execution_id for m in batch}],
+            members=batch,
+        )
+
+    assert len((await graph.flow()).edge_groups) == count
+    edges = await engine.list_edges(graph.flow_id)
+    assert len({edge.edge_id for edge in edges}) == count
+    assert await engine.list_edges(graph.flow_id, Outgoing(graph["a"])) == edges
+    assert await engine.list_edges(graph.flow_id, cursor=edges[2].edge_id) == edges[3:]
+    assert await engine.list_edges(graph.flow_id, limit=3) == edges[:3]
+
+
+async def test_the_first_and_the_last_uuid_are_in_every_list(engine: Engine) -> None:
+    partitions = engine.deployment.partitions
+    for flow_id in (NIL, LAST):
+        await engine.create_flow(flow_id, flow_kind="tests")
+        graph = Graph(engine, FlowId(flow_id))
+        for name, uuid in (("a", NIL), ("b", LAST)):
+            graph.ids[name] = flow_execution_id(graph.flow_id, uuid, partitions)
+        members = [graph.request(name) for name in "ab"]
+        first, last = (graph.join("b", "a"), graph.join("a", "b"))
+        wanted = first if flow_id == NIL else last
+        (dependency,) = wanted.dependencies
+        edge_id = structs.replace(dependency, edge_id=flow_id)
+        await engine.add_dependencies(
+            graph.flow_id, [structs.replace(wanted, dependencies=[edge_id])], members=members
+        )
+        found = (await engine.list_flow_members(graph.flow_id)).members
+        assert [each.execution_id for each in found] == [graph["a"], graph["b"]]
+        paged = await engine.list_flow_members(graph.flow_id, cursor=graph["a"])
+        assert [each.execution_id for each in paged.members] == [graph["b"]]
+        assert (await engine.list_flow_members(graph.flow_id, cursor=graph["b"])).members == ()
+        assert [each.edge_id for each in await engine.list_edges(graph.flow_id)] == [flow_id]
+        node = Incoming(wanted.downstream_execution_id)
+        assert [e.edge_id for e in await engine.list_edges(graph.flow_id, node)] == [flow_id]
+        groups = await engine.list_edge_groups(graph.flow_id)
+        assert [g.downstream_execution_id for g in groups] == [wanted.downstream_execution_id]
+    assert [each.flow_id for each in (await engine.list_flows()).flows] == [NIL, LAST]
+    assert [each.flow_id for each in (await engine.list_flows(cursor=NIL)).flows] == [LAST]
+    assert (await engine.list_flows(cursor=LAST)).flows == ()

@@ -79,7 +79,7 @@ class FlowSnapshot(Struct, frozen=True, kw_only=True):
     ended_at_ms: int | None
     tags: dict[str, str]
     edge_groups: tuple[EdgeGroupSnapshot, ...]
-    """The first page; `list_edge_groups` has the rest."""
+    """All of them, by ascending downstream id."""
 
 
 class FlowStatus(StrEnum):

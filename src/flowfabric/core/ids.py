@@ -81,9 +81,20 @@ def uuid_of(execution_id: ExecutionId) -> str:
     return execution_id[-UUID_CHARS:]
 
 
+def start_after(cursor: str | None) -> str | None:
+    """Where a list in the order of uuids goes on after `cursor`; without one, where it begins.
+
+    None when nothing can follow.
+    """
+    return FIRST_UUID if cursor is None else next_uuid(cursor)
+
+
 def uuid_after(execution_id: ExecutionId) -> str | None:
     """The uuid that follows in order; none follows the last."""
-    uuid = uuid_of(execution_id)
+    return next_uuid(uuid_of(execution_id))
+
+
+def next_uuid(uuid: str) -> str | None:
     return None if uuid == LAST_UUID else _hyphenate(f"{int(uuid.replace('-', ''), 16) + 1:032x}")
 
 

@@ -122,7 +122,7 @@ class FlowCancels(FlowOperations):
         rows = await tx.select(
             "list_flow_members",
             flow_id=flow.flow_id,
-            after=FIRST_UUID,
+            start=FIRST_UUID,
             limit=MEMBERS_SHOWN_MAX,
         )
         return FlowAlreadyEnded(

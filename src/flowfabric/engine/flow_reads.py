@@ -1,6 +1,6 @@
 """Reading flows: one by id, lists page by page, tags, and summaries."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct, structs
 
@@ -24,7 +24,7 @@ from flowfabric.core.flow_views import (
     status_of,
 )
 from flowfabric.core.ids import (
-    FIRST_UUID,
+    EdgeId,
     ExecutionId,
     FlowId,
     Namespace,
@@ -32,9 +32,10 @@ from flowfabric.core.ids import (
     parse_execution_id,
     parse_namespace,
     parse_uuid,
+    start_after,
     uuid_of,
 )
-from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.limits import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX, PAGE_MAX
 from flowfabric.core.model import Execution
 from flowfabric.core.partitions import PartitionFamily, PartitionKey, check_partition
 from flowfabric.core.states import PublicState
@@ -84,7 +85,7 @@ class FlowReads(FlowOperations):
                 flow,
                 await self._state(reader, flow),
                 {str(row["tag_key"]): str(row["tag_value"]) for row in tags},
-                await _groups(reader, asked, FIRST_UUID, PAGE_MAX),
+                await _all_groups(reader, asked),
             )
 
         return await self.store.read(body)
@@ -110,13 +111,13 @@ class FlowReads(FlowOperations):
         A `namespace` is looked for in all partitions.
         """
         check_int("limit", limit, 0, PAGE_MAX)
-        after = FIRST_UUID if cursor is None else parse_uuid("cursor", cursor)
+        start = start_after(None if cursor is None else parse_uuid("cursor", cursor))
         index = self._check_partition(partition)
         if namespace is not None:
             parse_namespace(namespace)
             if index is not None:
                 raise InvalidInput("namespace", "cannot be combined with a partition", namespace)
-        if limit == 0:
+        if limit == 0 or start is None:
             return FlowPage(flows=(), next_cursor=None)
 
         async def body(reader: Reader) -> Sequence[Flow]:
@@ -126,7 +127,7 @@ class FlowReads(FlowOperations):
                     Flow,
                     "list_flows",
                     namespace=namespace,
-                    after=after,
+                    start=start,
                     now_ms=now_ms,
                     limit=limit + 1,
                 )
@@ -134,7 +135,7 @@ class FlowReads(FlowOperations):
                 Flow,
                 "list_partition_flows",
                 partition_key=index,
-                after=after,
+                start=start,
                 now_ms=now_ms,
                 limit=limit + 1,
             )
@@ -160,12 +161,12 @@ class FlowReads(FlowOperations):
         """Members by ascending id, with their states and tags."""
         check_int("limit", limit, 0, PAGE_MAX)
         asked = self.check_flow_id(flow_id)
-        after = FIRST_UUID if cursor is None else uuid_of(parse_execution_id(cursor, "cursor"))
+        start = _start_after_member(cursor)
         partition_key, _ = self.flow_key(asked)
 
         async def body(reader: Reader) -> tuple[FlowMember, ...]:
             rows = await reader.select(
-                "list_flow_members", flow_id=asked, after=after, limit=limit + 1
+                "list_flow_members", flow_id=asked, start=start, limit=limit + 1
             )
             found = [_member(partition_key, row) for row in rows]
             tags = await tags_of_many(reader, [each.execution_id for each in found])
@@ -173,7 +174,7 @@ class FlowReads(FlowOperations):
                 structs.replace(each, tags=tags.get(each.execution_id, {})) for each in found
             )
 
-        found = await self.store.read(body) if limit else ()
+        found = await self.store.read(body) if limit and start else ()
         page = found[:limit]
         return FlowMemberPage(
             members=page, next_cursor=page[-1].execution_id if len(found) > limit else None
@@ -185,12 +186,12 @@ class FlowReads(FlowOperations):
         """Joins by ascending downstream id, after the downstream `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
         asked = self.check_flow_id(flow_id)
-        after = FIRST_UUID if cursor is None else uuid_of(parse_execution_id(cursor, "cursor"))
+        start = _start_after_member(cursor)
 
-        async def body(reader: Reader) -> tuple[EdgeGroupSnapshot, ...]:
-            return await _groups(reader, asked, after, limit)
+        async def body(reader: Reader) -> Sequence[EdgeGroup]:
+            return await _groups(reader, asked, start, limit)
 
-        return await self.store.read(body)
+        return tuple(group_snapshot(group) for group in await self.store.read(body))
 
     # Edges
 
@@ -200,26 +201,39 @@ class FlowReads(FlowOperations):
         direction: Outgoing | Incoming | None = None,
         *,
         cursor: str | None = None,
-        limit: int = PAGE_MAX,
+        limit: int | None = None,
     ) -> tuple[EdgeSnapshot, ...]:
-        """Edges of a flow, or of one of its members, by ascending id after `cursor`."""
-        check_int("limit", limit, 0, PAGE_MAX)
+        """Edges of a flow, or of one of its members, by ascending id after `cursor`.
+
+        All of them, or a page of at most `limit`.
+        """
+        if limit is not None:
+            check_int("limit", limit, 0, PAGE_MAX)
         asked = self.check_flow_id(flow_id)
-        after = FIRST_UUID if cursor is None else parse_uuid("cursor", cursor)
+        after = None if cursor is None else EdgeId(parse_uuid("cursor", cursor))
         upstream, downstream = self._ends(direction)
         partition_key, _ = self.flow_key(asked)
 
-        async def body(reader: Reader) -> Sequence[Edge]:
-            name, parameters = _edge_list(upstream, downstream)
-            return await reader.select_records(
-                Edge,
-                name,
-                partition_key=partition_key,
-                flow_id=asked,
-                after=after,
-                limit=limit,
-                **parameters,
-            )
+        name, parameters = _edge_list(upstream, downstream)
+
+        async def body(reader: Reader) -> list[Edge]:
+            async def page(after: EdgeId | None, limit: int) -> Sequence[Edge]:
+                start = start_after(after)
+                if start is None:
+                    return ()
+                return await reader.select_records(
+                    Edge,
+                    name,
+                    partition_key=partition_key,
+                    flow_id=asked,
+                    start=start,
+                    limit=limit,
+                    **parameters,
+                )
+
+            if limit is not None:
+                return list(await page(after, limit))
+            return await _all_edges(page, after)
 
         return tuple(edge_snapshot(edge) for edge in await self.store.read(body))
 
@@ -329,13 +343,42 @@ class FlowReads(FlowOperations):
         return await self.store.read(body)
 
 
+def _start_after_member(cursor: str | None) -> str | None:
+    return start_after(None if cursor is None else uuid_of(parse_execution_id(cursor, "cursor")))
+
+
 async def _groups(
-    reader: Reader, flow_id: FlowId, after: str, limit: int
-) -> tuple[EdgeGroupSnapshot, ...]:
-    found = await reader.select_records(
-        EdgeGroup, "list_edge_groups", flow_id=flow_id, after=after, limit=limit
+    reader: Reader, flow_id: FlowId, start: str | None, limit: int
+) -> Sequence[EdgeGroup]:
+    if start is None:
+        return ()
+    return await reader.select_records(
+        EdgeGroup, "list_edge_groups", flow_id=flow_id, start=start, limit=limit
     )
-    return tuple(group_snapshot(group) for group in found)
+
+
+async def _all_groups(reader: Reader, flow_id: FlowId) -> tuple[EdgeGroupSnapshot, ...]:
+    """Every join, page by page: a flow has at most one for each member."""
+    groups: list[EdgeGroup] = []
+    for _ in range(FLOW_MEMBERS_MAX // PAGE_MAX + 1):
+        last = uuid_of(groups[-1].downstream_id) if groups else None
+        found = await _groups(reader, flow_id, start_after(last), PAGE_MAX)
+        groups += found
+        if len(found) < PAGE_MAX:
+            break
+    return tuple(group_snapshot(group) for group in groups)
+
+
+async def _all_edges(
+    page: Callable[[EdgeId | None, int], Awaitable[Sequence[Edge]]], after: EdgeId | None
+) -> list[Edge]:
+    edges: list[Edge] = []
+    for _ in range(FLOW_EDGES_MAX // PAGE_MAX + 1):
+        found = await page(edges[-1].edge_id if edges else after, PAGE_MAX)
+        edges += found
+        if len(found) < PAGE_MAX:
+            break
+    return edges
 
 
 def _edge_list(

@@ -7,7 +7,6 @@ from msgspec import Struct
 from flowfabric.core.flow_model import DependencyState
 from flowfabric.core.flow_policy import EdgeDependencyPolicy
 from flowfabric.core.flow_views import (
-    EdgeGroupSnapshot,
     EdgeSnapshot,
     FlowMember,
     FlowSnapshot,
@@ -48,8 +47,8 @@ async def read_graph(engine: Engine, flow_id: str) -> FlowGraph | None:
     if flow is None:
         return None
     members = await _members(engine, flow_id)
-    edges = await _edges(engine, flow_id)
-    groups = {each.downstream_execution_id: each for each in await _groups(engine, flow)}
+    edges = await engine.list_edges(flow_id)
+    groups = {each.downstream_execution_id: each for each in flow.edge_groups}
     places = {each.execution_id: place for place, each in enumerate(members)}
     upstreams: dict[ExecutionId, list[ExecutionId]] = {}
     for edge in sorted(edges, key=lambda edge: places.get(edge.upstream_execution_id, -1)):
@@ -68,7 +67,7 @@ async def read_graph(engine: Engine, flow_id: str) -> FlowGraph | None:
             )
             for each in members
         ),
-        edges=tuple(edges),
+        edges=edges,
     )
 
 
@@ -113,25 +112,3 @@ async def _members(engine: Engine, flow_id: str) -> list[FlowMember]:
         cursor = page.next_cursor
         if cursor is None:
             return members
-
-
-async def _edges(engine: Engine, flow_id: str) -> list[EdgeSnapshot]:
-    edges: list[EdgeSnapshot] = []
-    while True:
-        cursor = edges[-1].edge_id if edges else None
-        page = await engine.list_edges(flow_id, cursor=cursor, limit=PAGE_MAX)
-        edges += page
-        if len(page) < PAGE_MAX:
-            return edges
-
-
-async def _groups(engine: Engine, flow: FlowSnapshot) -> list[EdgeGroupSnapshot]:
-    groups = list(flow.edge_groups)
-    while groups and len(groups) % PAGE_MAX == 0:
-        page = await engine.list_edge_groups(
-            flow.flow_id, cursor=groups[-1].downstream_execution_id, limit=PAGE_MAX
-        )
-        if not page:
-            break
-        groups += page
-    return groups

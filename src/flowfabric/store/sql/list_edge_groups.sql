@@ -2,6 +2,6 @@
 select *
   from edge_group
  where flow_id = :flow_id
-   and downstream_id > :after
+   and downstream_id >= :start
  order by downstream_id
  limit :limit;

@@ -4,6 +4,6 @@ select *
  where partition_key = :partition_key
    and downstream_id = :execution_id
    and flow_id = :flow_id
-   and edge_id > :after
+   and edge_id >= :start
  order by edge_id
  limit :limit;

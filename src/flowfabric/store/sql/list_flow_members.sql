@@ -2,6 +2,6 @@
 select execution_id, execution_kind, public_state
   from execution
  where flow_id = :flow_id
-   and execution_id > :after
+   and execution_id >= :start
  order by execution_id
  limit :limit;
