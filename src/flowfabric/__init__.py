@@ -1,6 +1,7 @@
 """Durable execution for Python: functions that survive crashes, on SQLite or Postgres."""
 
 from flowfabric.app import App
+from flowfabric.coding import Codec
 from flowfabric.config import EngineConfig
 from flowfabric.connection import connect, migrate
 from flowfabric.engine.engine import Engine
@@ -20,6 +21,7 @@ __all__ = [
     "AllOf",
     "AnyOf",
     "App",
+    "Codec",
     "Context",
     "DoNotRetry",
     "Engine",

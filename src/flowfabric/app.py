@@ -23,6 +23,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, 
 from msgspec import structs
 
 from flowfabric.blocking import Blocking
+from flowfabric.coding import Codec, check_codec
 from flowfabric.config import EngineConfig
 from flowfabric.connection import Opened, connect
 from flowfabric.core.durations import Duration
@@ -64,13 +65,20 @@ class App(Registry):
         url: str = DEFAULT_URL,
         *,
         namespace: str = DEFAULT_NAMESPACE,
+        codec: Codec | None = None,
         config: EngineConfig | None = None,
         clock: Clock | None = None,
         pool_max: int = 10,
     ) -> None:
-        """Apps of different namespaces share a database and see nothing of each other."""
+        """Apps of different namespaces share a database and see nothing of each other.
+
+        All payloads go through the `codec`, if there is one; see `Codec`.
+        """
         super().__init__(namespace)
+        if codec is not None:
+            check_codec(codec)
         self.url = url
+        self.codec = codec
         self.resources = Resources()
         self._middleware: list[Middleware] = []
         self._config = config
@@ -367,6 +375,7 @@ class App(Registry):
             config=self._config,
             clock=self._clock,
             pool_max=self._pool_max if pool_max is None else pool_max,
+            codec=self.codec,
         )
 
     def _require(self) -> Opened:

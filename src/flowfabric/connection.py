@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Self
 
+from flowfabric.coding import Codec, CodedEngine
 from flowfabric.config import EngineConfig
 from flowfabric.engine.engine import Engine
 from flowfabric.run import Endings
@@ -20,13 +21,16 @@ async def connect(
     clock: Clock | None = None,
     pool_max: int = 10,
     set_up: bool = True,
+    codec: Codec | None = None,
 ) -> Engine:
     """Open an engine on `sqlite:///path.db`, `sqlite:///:memory:` or `postgresql://…`.
 
     A SQLite database is set up on first use, unless `set_up` says no; a Postgres database
-    by `migrate`.
+    by `migrate`. All payloads go through the `codec`, if there is one.
     """
     store = open_store(url, clock=clock, pool_max=pool_max, set_up=set_up)
+    if codec is not None:
+        return await CodedEngine.opened_with(store, config, codec)
     return await Engine.open(store, config)
 
 

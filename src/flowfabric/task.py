@@ -31,7 +31,14 @@ from flowfabric.core.policies import (
 )
 from flowfabric.core.versions import check_version, kind_of
 from flowfabric.errors import InvalidInput
-from flowfabric.json_values import check_storable, decoder_of, encode_value, typed
+from flowfabric.json_values import (
+    ENCODED,
+    UNREADABLE,
+    check_storable,
+    decoder_of,
+    encode_value,
+    typed,
+)
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -207,6 +214,8 @@ class Task(Generic[P, R_co]):
         return encode_value(f"the result of {self.name}", value)
 
     def decode_result(self, data: bytes | None) -> R_co:
+        if data and data.startswith(ENCODED):
+            raise InvalidInput(f"the result of {self.name}", UNREADABLE)
         try:
             result: R_co = result_codec(self.function).decoder.decode(data or b"null")
         except msgspec.DecodeError as error:
@@ -333,6 +342,8 @@ class Arguments:
 
     def decode(self, payload: bytes) -> Bound:
         """Raises `InvalidInput` that names the argument."""
+        if payload.startswith(ENCODED):
+            raise InvalidInput(f"payload of {self._name}", UNREADABLE)
         try:
             values = self._decoder.decode(payload or b"{}")
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -74,7 +74,8 @@ class LocalApp(App):
         """`of` is the application under test, whose tasks and resources are used."""
         self.clock = clock or SettableClock()
         namespace = DEFAULT_NAMESPACE if of is None else of.namespace
-        super().__init__(MEMORY_URL, namespace=namespace, clock=self.clock)
+        codec = None if of is None else of.codec
+        super().__init__(MEMORY_URL, namespace=namespace, codec=codec, clock=self.clock)
         if of is not None:
             self.adopt(of)
 

@@ -70,7 +70,8 @@ class Target(Struct, frozen=True, kw_only=True):
         url = self.database()
         check_file(url)
         try:
-            return await connect(url, set_up=False)
+            codec = None if self.app is None else find_app(self.app).codec
+            return await connect(url, set_up=False, codec=codec)
         except Transport as error:
             problem = error.detail.removeprefix(f"transport ({error.backend}): ")
             raise Unavailable(redact(url), f"cannot be reached: {problem}") from error

@@ -193,6 +193,11 @@ class Engine(
         finally:
             await self.close()
 
+    @property
+    def plain_bytes_max(self) -> int:
+        """Largest payload or result that may be given to the engine."""
+        return self.config.payload_bytes_max
+
     def backend_label(self) -> str:
         return self.store.label
 

@@ -190,7 +190,7 @@ class Attempt:
         return complete(self.task, claimed.payload, results)
 
     def _checked(self, result: bytes) -> bytes:
-        limit = self._shared.engine.config.payload_bytes_max
+        limit = self._shared.engine.plain_bytes_max
         if len(result) > limit:
             raise DoNotRetry(
                 f"the result of {self.task.name} is {len(result)} bytes, at most {limit} are"

@@ -1,0 +1,261 @@
+"""A codec around payloads: encryption, compression, large values kept elsewhere.
+
+    class Sealed:
+        def encode(self, data: bytes) -> bytes: return fernet.encrypt(data)
+        def decode(self, data: bytes) -> bytes: return fernet.decrypt(data)
+
+    app = App(url, codec=Sealed())
+
+Arguments, results, results of steps, payloads of signals and what flows pass on go through it.
+What a codec has written is marked, so that values stored before there was one are still read,
+and values are never encoded twice.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, Self, TypeVar, Unpack
+
+from msgspec import Struct, structs
+
+from flowfabric.config import EngineConfig
+from flowfabric.core.creation import Checked, NewExecution, fingerprint
+from flowfabric.core.handles import Handle
+from flowfabric.core.lease import Fence
+from flowfabric.core.results import Claimed, Completed
+from flowfabric.core.signals import SignalResult
+from flowfabric.core.step_model import Step
+from flowfabric.core.steps import StepStored
+from flowfabric.core.tokens import WaitpointToken
+from flowfabric.core.views import ExecutionContext
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.leases import LEASE_TTL_MS
+from flowfabric.engine.outcomes import Found
+from flowfabric.engine.signals import SignalOptions
+from flowfabric.engine.steps import StepReport
+from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
+from flowfabric.engine.work import Completion
+from flowfabric.errors import FlowFabricError, InvalidInput
+from flowfabric.json_values import ENCODED
+from flowfabric.store.base import Store
+
+S = TypeVar("S", bound=Struct)
+
+PLAIN_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""Largest value that is given to a codec; the engine's own limit is for what it makes of it."""
+
+
+class Codec(Protocol):
+    """What an app's payloads go through. Both may block and may be called from any thread.
+
+    `decode(encode(data))` must be `data`, in every process that shares the database.
+    """
+
+    def encode(self, data: bytes, /) -> bytes: ...
+    def decode(self, data: bytes, /) -> bytes: ...
+
+
+class CodedEngine(Engine):
+    """An engine whose payloads go through a codec on their way in and out."""
+
+    codec: Codec
+
+    @classmethod
+    async def opened_with(cls, store: Store, config: EngineConfig | None, codec: Codec) -> Self:
+        engine = await cls.open(store, config)
+        engine.codec = codec
+        return engine
+
+    @property
+    def plain_bytes_max(self) -> int:
+        return PLAIN_BYTES_MAX
+
+    # Bytes
+
+    def pack(self, data: bytes | None) -> bytes | None:
+        if not data or data.startswith(ENCODED):
+            return data
+        return ENCODED + self.codec.encode(data)
+
+    def unpack(self, data: bytes | None) -> bytes | None:
+        if not data or not data.startswith(ENCODED):
+            return data
+        return self.codec.decode(data.removeprefix(ENCODED))
+
+    def _readable(self, data: bytes | None) -> bytes | None:
+        """As it is stored when it cannot be read: of many, one must not spoil the others."""
+        try:
+            return self.unpack(data)
+        except Exception:
+            return data
+
+    # In
+
+    def check_request(self, request: object) -> Checked:
+        if not isinstance(request, NewExecution) or not isinstance(request.input_payload, bytes):
+            return super().check_request(request)
+        packed = structs.replace(request, input_payload=self.pack(request.input_payload))
+        checked = super().check_request(packed)
+        if checked.idempotency_key is None:
+            return checked
+        # Of what was asked for: a codec may write the same differently each time.
+        plain = fingerprint(checked.lane_id, checked.execution_kind, request.input_payload)
+        return structs.replace(checked, fingerprint=plain)
+
+    async def complete_many(
+        self, completions: Sequence[Completion]
+    ) -> list[Completed | FlowFabricError]:
+        return await super().complete_many(await self._all(completions, self._pack_completion))
+
+    def _pack_completion(self, completion: Completion) -> Completion:
+        return structs.replace(completion, result=self.pack(completion.result))
+
+    async def complete_execution(
+        self,
+        execution_id: str,
+        *,
+        fence: Fence | None = None,
+        result: bytes | None = None,
+        result_encoding: str | None = None,
+        source: str = "worker",
+    ) -> Completed:
+        return await super().complete_execution(
+            execution_id,
+            fence=fence,
+            result=await asyncio.to_thread(self.pack, result),
+            result_encoding=result_encoding,
+            source=source,
+        )
+
+    async def record_steps(
+        self, reports: Sequence[StepReport]
+    ) -> list[StepStored | FlowFabricError]:
+        return await super().record_steps(await self._all(reports, self._pack_report))
+
+    def _pack_report(self, report: StepReport) -> StepReport:
+        step = structs.replace(report.step, result=self.pack(report.step.result))
+        return structs.replace(report, step=step)
+
+    async def deliver_signal(
+        self,
+        execution_id: str,
+        waitpoint_id: str,
+        *,
+        waitpoint_token: str | WaitpointToken,
+        signal_name: str,
+        **options: Unpack[SignalOptions],
+    ) -> SignalResult:
+        packed = await asyncio.to_thread(self._pack_signal, options)
+        return await super().deliver_signal(
+            execution_id,
+            waitpoint_id,
+            waitpoint_token=waitpoint_token,
+            signal_name=signal_name,
+            **packed,
+        )
+
+    async def deliver_operator_signal(
+        self,
+        execution_id: str,
+        waitpoint_key: str,
+        *,
+        signal_name: str,
+        **options: Unpack[SignalOptions],
+    ) -> SignalResult:
+        packed = await asyncio.to_thread(self._pack_signal, options)
+        return await super().deliver_operator_signal(
+            execution_id, waitpoint_key, signal_name=signal_name, **packed
+        )
+
+    def _pack_signal(self, options: SignalOptions) -> SignalOptions:
+        payload = options.get("payload")
+        return options if payload is None else {**options, "payload": self.pack(payload)}
+
+    # Out
+
+    async def claim_many(
+        self,
+        lane_ids: Sequence[str],
+        *,
+        limit: int,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Sequence[str] = (),
+        kinds: Sequence[str] | None = None,
+        namespace: str | None = None,
+        lease_ttl_ms: int = LEASE_TTL_MS,
+        max_wait_ms: int = 0,
+    ) -> list[Claimed]:
+        claimed = await super().claim_many(
+            lane_ids,
+            limit=limit,
+            worker_id=worker_id,
+            worker_instance_id=worker_instance_id,
+            capabilities=capabilities,
+            kinds=kinds,
+            namespace=namespace,
+            lease_ttl_ms=lease_ttl_ms,
+            max_wait_ms=max_wait_ms,
+        )
+        return await self._all(
+            claimed, lambda each: structs.replace(each, payload=self._readable(each.payload))
+        )
+
+    async def find_outcomes(self, execution_ids: Sequence[str]) -> Found:
+        found = await super().find_outcomes(execution_ids)
+        plain = await self._all(
+            list(found.ended.values()),
+            lambda each: structs.replace(each, result=self._readable(each.result)),
+        )
+        return structs.replace(found, ended={each.execution_id: each for each in plain})
+
+    async def read_execution_inputs(self, execution_id: str) -> dict[str, bytes | None]:
+        found = await super().read_execution_inputs(execution_id)
+        return await asyncio.to_thread(
+            lambda: {name: self.unpack(value) for name, value in found.items()}
+        )
+
+    async def list_steps(self, execution_id: str) -> tuple[Step, ...]:
+        found = await super().list_steps(execution_id)
+        plain = await self._all(
+            found, lambda each: structs.replace(each, result=self.unpack(each.result))
+        )
+        return tuple(plain)
+
+    async def get_execution_result(self, execution_id: str) -> bytes | None:
+        result = await super().get_execution_result(execution_id)
+        return await asyncio.to_thread(self._readable, result)
+
+    async def read_execution_context(self, execution_id: str) -> ExecutionContext:
+        found = await super().read_execution_context(execution_id)
+        payload = await asyncio.to_thread(self._readable, found.input_payload)
+        return structs.replace(found, input_payload=payload)
+
+    async def observe_signals(
+        self, handle: Handle | bytes, *, include_unmatched: bool = False
+    ) -> tuple[ResumeSignal, ...]:
+        found = await super().observe_signals(handle, include_unmatched=include_unmatched)
+        return tuple(await self._all(found, self._unpack_signal))
+
+    async def describe_suspension(
+        self, execution_id: str, suspension_id: str
+    ) -> SuspensionView | None:
+        found = await super().describe_suspension(execution_id, suspension_id)
+        if found is None:
+            return None
+        signals = await self._all(found.signals, self._unpack_signal)
+        return structs.replace(found, signals=tuple(signals))
+
+    def _unpack_signal(self, signal: ResumeSignal) -> ResumeSignal:
+        return structs.replace(signal, payload=self.unpack(signal.payload))
+
+    async def _all(self, records: Sequence[S], change: Callable[[S], S]) -> list[S]:
+        """Off the event loop: a codec may take its time."""
+        if not records:
+            return []
+        return await asyncio.to_thread(lambda: [change(each) for each in records])
+
+
+def check_codec(codec: object) -> None:
+    for name in ("encode", "decode"):
+        if not callable(getattr(codec, name, None)):
+            raise InvalidInput("codec", f"needs a method {name}(data: bytes) -> bytes", codec)

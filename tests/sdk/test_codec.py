@@ -1,0 +1,114 @@
+"""Payloads through a codec, on every store."""
+
+import zlib
+from pathlib import Path
+
+import pytest
+
+from flowfabric import App, Context, EngineConfig, testing
+from flowfabric.core.states import PublicState
+from flowfabric.errors import ExecutionFailed
+from tests.apps import reached, working
+
+SECRET = "the butler did it"
+
+
+class Elsewhere:
+    """Keeps everything in a dictionary, and never gives the same answer twice."""
+
+    def __init__(self) -> None:
+        self.kept: dict[bytes, bytes] = {}
+
+    def encode(self, data: bytes) -> bytes:
+        key = b"%d" % len(self.kept)
+        self.kept[key] = zlib.compress(data)
+        return key
+
+    def decode(self, data: bytes) -> bytes:
+        return zlib.decompress(self.kept[data])
+
+
+def whodunit(app: App) -> None:
+    @app.task
+    async def tell(ctx: Context, clue: str) -> str:
+        found = await ctx.step("look", lambda: clue)
+        heard = await ctx.wait_for_signal("heard", timeout="1h", type=str)
+        child = await ctx.submit(repeat, heard.payload)
+        assert (found, await child.result()) == (clue, heard.payload)
+        return found
+
+    @app.task
+    async def repeat(words: str) -> str:
+        return words
+
+
+async def test_nothing_is_stored_as_it_was_said(store_url: str) -> None:
+    codec = Elsewhere()
+    async with App(store_url, codec=codec) as app:
+        whodunit(app)
+        async with working(app):
+            run = await app.submit(app.tasks["tell"](SECRET), idempotency_key="k", strict=True)
+            again = await app.submit(app.tasks["tell"](SECRET), idempotency_key="k", strict=True)
+            assert again.execution_id == run.execution_id
+            await reached(run, PublicState.SUSPENDED)
+            await run.signal("heard", SECRET)
+            assert await run.result(timeout="20s") == SECRET
+        (step, *_) = await app.engine.list_steps(run.execution_id)
+        assert step.result == f'"{SECRET}"'.encode()
+    assert any(SECRET.encode() in zlib.decompress(each) for each in codec.kept.values())
+    if store_url.startswith("sqlite"):
+        for path in Path(store_url.removeprefix("sqlite:///")).parent.iterdir():
+            assert SECRET.encode() not in path.read_bytes()
+
+
+async def test_large_values_fit_when_the_codec_keeps_them_elsewhere(store_url: str) -> None:
+    config = EngineConfig(payload_bytes_max=1_000)
+    async with App(store_url, codec=Elsewhere(), config=config) as app:
+
+        @app.task
+        async def echo(ctx: Context, words: str) -> str:
+            return await ctx.step("say", lambda: words)
+
+        async with working(app):
+            run = await app.submit(echo, "x" * 10_000)
+            assert await run.result(timeout="20s") == "x" * 10_000
+
+
+async def test_what_was_stored_without_a_codec_is_still_read(store_url: str) -> None:
+    async with App(store_url) as plain:
+        whodunit(plain)
+        run = await plain.submit(plain.tasks["repeat"]("hello"))
+    async with App(store_url, codec=Elsewhere()) as app:
+        whodunit(app)
+        async with working(app):
+            assert await app.run(app.tasks["repeat"], run.execution_id).result("20s") == "hello"
+
+
+async def test_without_the_codec_a_run_fails_with_the_reason(store_url: str) -> None:
+    async with App(store_url, codec=Elsewhere()) as coded:
+        whodunit(coded)
+        run = await coded.submit(coded.tasks["repeat"]("hello"))
+    async with App(store_url) as app:
+        whodunit(app)
+        async with working(app):
+            with pytest.raises(ExecutionFailed, match="stored through a codec"):
+                await app.run(app.tasks["repeat"], run.execution_id).result("20s")
+
+
+async def test_flows_pass_on_what_went_through_a_codec() -> None:
+    app = App(codec=Elsewhere())
+
+    @app.task
+    async def make() -> str:
+        return SECRET
+
+    @app.task
+    async def use(one: str, more: list[str]) -> list[str]:
+        return [one, *more]
+
+    async with testing.engine(app=app) as local:
+        flow = local.flow("whodunit")
+        node = flow.add(use, flow.add(make), join=[flow.add(make)])
+        run = await flow.start()
+        await local.drain()
+        assert await run.result(node) == [SECRET, SECRET]
