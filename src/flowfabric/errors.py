@@ -13,6 +13,8 @@
     ├── Unsuccessful        the execution that was waited for did not complete     409
     │   └── ExecutionFailed, ExecutionCancelled, ExecutionExpired, ExecutionSkipped
     ├── StepsChanged        the code no longer takes the steps it has stored       409
+    │   └── CodeMismatch    a call that does not fit them, refused before it ran
+    ├── StepFailed          a step failed in an earlier run, its class is gone     500
     ├── DoNotRetry          raised by handlers: trying again cannot help           422
     │   └── SignalTimeout   what a handler waited for did not come in time
     ├── Bug                 the engine broke one of its own rules                  500
@@ -30,45 +32,12 @@ succeed when the same call is simply repeated. The default message of an error i
 the first line of its docstring.
 """
 
-import re
-from typing import ClassVar, Final, TypeVar
+from typing import Final, TypeVar
 
 from flowfabric.error_kinds import BackendErrorKind, ErrorClass, abbreviated
+from flowfabric.error_kinds import FlowFabricError as FlowFabricError
 
 _NOT_GIVEN: Final = object()
-_WORD_START: Final = re.compile(r"(?<!^)(?=[A-Z])")
-
-
-class FlowFabricError(Exception):
-    """Something FlowFabric refused or could not do."""
-
-    code: ClassVar[str] = "error"
-    http_status: ClassVar[int] = 500
-    error_class: ErrorClass = ErrorClass.TERMINAL
-    detail: str
-
-    def __init_subclass__(
-        cls,
-        *,
-        code: str | None = None,
-        error_class: ErrorClass | None = None,
-        http_status: int | None = None,
-    ) -> None:
-        super().__init_subclass__()
-        cls.code = code or _WORD_START.sub("_", cls.__name__).lower()
-        if error_class is not None:
-            cls.error_class = error_class
-        if http_status is not None:
-            cls.http_status = http_status
-
-    def __init__(self, detail: str = "") -> None:
-        self.detail = detail or (self.__doc__ or self.code).partition("\n")[0]
-        super().__init__(self.detail)
-
-    @property
-    def retryable(self) -> bool:
-        """Whether repeating the same call may succeed."""
-        return self.error_class is ErrorClass.RETRYABLE
 
 
 _Error = TypeVar("_Error", bound=FlowFabricError)
@@ -210,11 +179,29 @@ class ExecutionSkipped(Unsuccessful):
 
 
 class StepsChanged(FlowFabricError, http_status=409):
-    """The handler asks for its steps in another order than the one that was stored.
+    """The code no longer accounts for the steps it has stored.
 
-    Its code was changed while the execution was under way, or depends on something
-    that is not recorded. Restore the order, or submit the work anew.
+    It was changed while the execution was under way, or depends on something that
+    is not recorded. Restore the steps, or submit the work anew.
     """
+
+
+class CodeMismatch(StepsChanged):
+    """A call was refused before it ran: it does not fit the steps that are stored."""
+
+    def __init__(self, step_key: str, detail: str) -> None:
+        super().__init__(detail)
+        self.step_key = step_key
+
+
+class StepFailed(FlowFabricError, http_status=500):
+    """A step failed in an earlier run with an exception whose class cannot be found any more."""
+
+    def __init__(self, step_key: str, type_name: str, message: str) -> None:
+        super().__init__(f"step {step_key}: {type_name}: {message}")
+        self.step_key = step_key
+        self.type_name = type_name
+        self.message = message
 
 
 class DoNotRetry(FlowFabricError, http_status=422):
@@ -238,6 +225,18 @@ class InvalidInput(Validation):
         self.field = field
         self.problem = problem
         self.value = None if value is _NOT_GIVEN else value
+
+
+class NotInAStep(Validation):
+    """A verb was called inside the function of a step. Call it from the handler itself."""
+
+    def __init__(self, verb: str, step_name: str) -> None:
+        super().__init__(
+            f"{verb} was called inside the function of step {step_name!r}: a step runs as a whole"
+            " or not at all, so it cannot wait or take steps. Call it from the handler itself"
+        )
+        self.verb = verb
+        self.step_name = step_name
 
 
 class PayloadTooLarge(Validation):

@@ -40,6 +40,7 @@ async def test_a_step_is_stored_once_and_found_by_every_later_attempt(
             step_key="write",
             after_key="read",
             kind=StepKind.CALL,
+            name="write",
             result=b'"text"',
             attempt_index=0,
             recorded_at_ms=clock.now_ms(),

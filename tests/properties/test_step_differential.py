@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from flowfabric.core.decision import Changes
 from flowfabric.core.execution import Timing
@@ -10,6 +11,8 @@ from flowfabric.core.step_model import Step, StepKind
 from flowfabric.core.steps import NewStep, decide_record
 from flowfabric.core.transition import Subject
 from flowfabric.engine.unit import fence_of, lease_columns
+from flowfabric.store.base import Key
+from flowfabric.store.mapping import key_of
 from tests.properties.pasts import Past
 from tests.properties.test_differential import (
     KINDS,
@@ -31,7 +34,13 @@ new_steps = st.lists(
         NewStep,
         step_key=st.sampled_from(("a", "ü#2")),
         after_key=st.sampled_from((None, "before")),
-        kind=st.sampled_from(tuple(StepKind)),
+        kind=st.sampled_from((StepKind.SLEEP, *StepKind)),
+        line=st.sampled_from(("", "=ü", "0a:1:2b:p:fetch")),
+        name=st.sampled_from(("a", "submit ü")),
+        digest=st.sampled_from(("", "0a.1b")),
+        number=st.sampled_from((1, 7)),
+        parallel=st.booleans(),
+        failure=st.sampled_from((None, None, b"", b"\xffwhy")),
         result=st.sampled_from((None, b"", b"\x00\xff", b"1")),
         sleep_ms=st.sampled_from((None, 0, 1_000)),
     ),
@@ -45,21 +54,31 @@ def check_record(
 ) -> None:
     grown, before = prepare(world, histories)
     handles = [handle for handle, _ in shown(grown, held)]
-    given_steps = steps[: len(handles)]
+    first = steps[: len(handles)]
     timing = Timing(now_ms=world.now_ms, retention_ms=RETENTION_MS)
+    expected: dict[Key, Step] = {}
+    # Everything comes again, as it was, and then as something the handler has given up.
+    given_up = [structs.replace(step, failure=b"given up") for step in first]
+    for given_steps in (first, first, given_up):
 
-    def decide(position: int, subject: Subject) -> Changes:
-        fence = fence_of(handles[position])
-        return decide_record(subject, fence, given_steps[position], None, timing).changes
+        def decide(
+            position: int, subject: Subject, given_steps: list[NewStep] = given_steps
+        ) -> Changes:
+            fence = fence_of(handles[position])
+            return decide_record(subject, fence, given_steps[position], None, timing).changes
 
-    for _ in range(2):
-        # The second time everything is stored already, and nothing changes any more.
         rows = run_alone(
             world,
             "record_steps",
             step_keys=[step.step_key for step in given_steps],
             after_keys=[step.after_key for step in given_steps],
             kinds=[step.kind.value for step in given_steps],
+            lines=[step.line for step in given_steps],
+            names=[step.name for step in given_steps],
+            digests=[step.digest for step in given_steps],
+            numbers=[step.number for step in given_steps],
+            parallels=[step.parallel for step in given_steps],
+            failures=[step.failure for step in given_steps],
             results=[step.result for step in given_steps],
             sleeps_ms=[step.sleep_ms for step in given_steps],
             **lease_columns(handles),
@@ -71,8 +90,20 @@ def check_record(
         stored: list[Step] = []
         for each in grown:
             stored += world.run(world.engine.list_steps(each.execution_id))
-        expected = [record for changes in decided.values() for record in changes.inserts]
-        assert sorted(stored, key=str) == sorted(expected, key=str)
+        for position, (made,) in zip(
+            sure, (each.inserts for each in decided.values()), strict=True
+        ):
+            known = expected.get(key_of(made))
+            if known is not None:
+                subject = before[handles[position].execution_id].subject
+                fence = fence_of(handles[position])
+                changes = decide_record(
+                    subject, fence, given_steps[position], known, timing
+                ).changes
+                (made,) = changes.updates or (known,)
+            assert isinstance(made, Step)
+            expected[key_of(made)] = made
+        assert sorted(stored, key=str) == sorted(expected.values(), key=str)
         check_outcome(world, before, {})
 
 

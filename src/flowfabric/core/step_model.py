@@ -15,7 +15,9 @@ class StepKind(StrEnum):
     NOW = "now"
     RANDOM = "random"
     UUID = "uuid"
+    SUBMIT = "submit"
     CHILD = "child"
+    WAITPOINT = "waitpoint"
     SIGNAL = "signal"
     ACCEPT = "accept"
     """Not of the handler: a person allowed a step that changed code asks for."""
@@ -30,11 +32,21 @@ class Step(Record, frozen=True, kw_only=True):
     partition_key: int
     execution_id: ExecutionId
     step_key: str
-    """Its name; from the second use of a name on, `name#2`, `name#3`, …"""
+    """A name nothing else of the execution has; see `journal.step_key`."""
     after_key: str | None = None
-    """The step before it in the same line of execution, by which a changed order is noticed."""
+    """The step before it in the same line, for whoever reads them in order."""
     kind: StepKind
+    line: str = ""
+    """The line it belongs to; empty for the function itself."""
+    name: str = ""
+    digest: str = ""
+    """Of its arguments."""
+    number: int = 1
+    parallel: bool = False
+    """Whether it was asked for while earlier ones of its line were under way."""
     result: bytes | None = None
+    failure: bytes | None = None
+    """How it ended without a result, as the handler saw it."""
     wake_at_ms: int | None = None
     """When a sleep ends."""
     attempt_index: int

@@ -12,7 +12,7 @@ anew, finds the results there are, and parks again for the rest.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.execution import WAITING_CHILDREN, Timing, park
@@ -31,7 +31,14 @@ class NewStep(Struct, frozen=True, kw_only=True):
     step_key: str
     after_key: str | None = None
     kind: StepKind = StepKind.CALL
+    line: str = ""
+    name: str = ""
+    """The key, if it is empty."""
+    digest: str = ""
+    number: int = 1
+    parallel: bool = False
     result: bytes | None = None
+    failure: bytes | None = None
     sleep_ms: int | None = None
 
 
@@ -43,11 +50,14 @@ class StepStored(Struct, frozen=True, kw_only=True):
 def decide_record(
     subject: Subject, fence: Fence, step: NewStep, stored: Step | None, timing: Timing
 ) -> Decision[StepStored]:
-    """Store a step, unless it is stored already."""
+    """Store a step, unless it is stored already. What is stored may still be given up."""
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
     answer = StepStored(at_ms=timing.now_ms)
     if stored is not None:
-        return Decision(answer=answer)
+        if stored.failure is not None or step.failure is None:
+            return Decision(answer=answer)
+        given_up = structs.replace(stored, failure=step.failure)
+        return Decision(answer=answer, changes=Changes(updates=(given_up,)))
     execution = subject.execution
     record = Step(
         partition_key=execution.partition_key,
@@ -55,7 +65,13 @@ def decide_record(
         step_key=step.step_key,
         after_key=step.after_key,
         kind=step.kind,
+        line=step.line,
+        name=step.name or step.step_key,
+        digest=step.digest,
+        number=step.number,
+        parallel=step.parallel,
         result=step.result,
+        failure=step.failure,
         wake_at_ms=None if step.sleep_ms is None else timing.now_ms + step.sleep_ms,
         attempt_index=execution.current_attempt_index,
         recorded_at_ms=timing.now_ms,

@@ -18,7 +18,8 @@ from flowfabric.core.execution import Timing
 from flowfabric.core.hand_back import decide_hand_back
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
-from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
+from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
+from flowfabric.core.limits import BATCH_MAX, NAME_BYTES_MAX, SWEEP_BATCH
 from flowfabric.core.model import Execution
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.results import HandedBack, Moved
@@ -49,7 +50,8 @@ from flowfabric.engine.unit import (
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
-STEP_KEY_BYTES_MAX = 256
+STEPS_MAX = 1_000_000_000
+"""What no number of a step exceeds."""
 AWAITED_MAX = 1_000
 """How many executions one execution may wait for at a time."""
 
@@ -97,6 +99,12 @@ class Steps(Operations):
             step_keys=[step.step_key for step in steps],
             after_keys=[step.after_key for step in steps],
             kinds=[step.kind.value for step in steps],
+            lines=[step.line for step in steps],
+            names=[step.name for step in steps],
+            digests=[step.digest for step in steps],
+            numbers=[step.number for step in steps],
+            parallels=[step.parallel for step in steps],
+            failures=[step.failure for step in steps],
             results=[step.result for step in steps],
             sleeps_ms=[step.sleep_ms for step in steps],
             **lease_columns([report.handle for report in reports]),
@@ -232,10 +240,17 @@ def check_step(step: object, result_bytes_max: int) -> NewStep:
     check_optional_text("after_key", step.after_key, bytes_max=STEP_KEY_BYTES_MAX)
     if step.kind not in list(StepKind):
         raise InvalidInput("kind", f"must be one of {', '.join(StepKind)}", step.kind)
+    check_text("line", step.line, bytes_max=LINE_BYTES_MAX)
+    check_text("name", step.name, bytes_max=STEP_NAME_BYTES_MAX)
+    check_text("digest", step.digest, bytes_max=NAME_BYTES_MAX)
+    check_int("number", step.number, 1, STEPS_MAX)
+    if not isinstance(step.parallel, bool):
+        raise InvalidInput("parallel", "must be a bool", step.parallel)
     check_optional_bytes(f"the result of {key}", step.result, result_bytes_max)
+    check_optional_bytes(f"the failure of {key}", step.failure, result_bytes_max)
     if step.sleep_ms is not None:
         check_int("sleep_ms", step.sleep_ms, 0, DURATION_MAX_MS)
-    return structs.replace(step, kind=StepKind(step.kind))
+    return structs.replace(step, kind=StepKind(step.kind), name=step.name or key)
 
 
 def _hand_back_ask(handle: Handle, reason: str) -> Ask[HandedBack]:

@@ -132,6 +132,9 @@ class Attempt:
     def _let_go(self) -> None:
         """Of all that points back here: it would wait for the garbage collector."""
         self.lease.on_lost = None
+        if self._services is not None and self._parking is not None:
+            self._services.steps.let_go()
+            self._parking.let_go()
         self._services = self._parking = None
 
     def _start_timer(self) -> None:

@@ -4,8 +4,8 @@
 `ctx.blocking`, which has the same verbs without `await`.
 
 Finished steps are stored and returned by later runs of the handler: after a crash,
-a retry, a long sleep, an operator's replay. An exception is not stored: a step
-that failed runs again. Arguments are not compared; a step is known by its name.
+a retry, a long sleep, an operator's replay. Each verb takes its place when it is
+called, and does its work when it is awaited; see `worker.steps`.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import logging
 import random as randomness
 import uuid as uuids
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Final, Generic, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
@@ -22,16 +23,22 @@ import msgspec
 from flowfabric.core.checks import check_text
 from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.journal import STEP_NAME_BYTES_MAX
 from flowfabric.core.retry import decide_retry
-from flowfabric.core.states import FailureClass
-from flowfabric.core.step_model import StepKind
-from flowfabric.errors import DoNotRetry, InvalidInput
+from flowfabric.core.states import FailureClass, PublicState
+from flowfabric.core.step_model import Step, StepKind
+from flowfabric.engine.outcomes import Outcome
+from flowfabric.errors import DoNotRetry, InvalidInput, NotInAStep
 from flowfabric.json_values import encode_value
 from flowfabric.run import result_of
-from flowfabric.task import Call, Retry, SubmitOptions, Task, result_codec
+from flowfabric.submission import Options, read_submission
+from flowfabric.task import Call as Submission
+from flowfabric.task import Retry, SubmitOptions, Task, result_codec
+from flowfabric.worker.digests import digest_of
+from flowfabric.worker.lines import inside_step
 from flowfabric.worker.services import Fence, Services
 from flowfabric.worker.signalling import BlockingSignalVerbs, SignalVerbs
-from flowfabric.worker.steps import Place
+from flowfabric.worker.steps import Call
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,6 +46,7 @@ R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+BRANCH_NAME_BYTES_MAX: Final = 100
 IN_PROCESS_SLEEP_MS: Final = 5_000
 """Shorter sleeps keep the worker; unwinding and claiming again would cost more than it frees."""
 
@@ -125,49 +133,60 @@ class Context(SignalVerbs):
         tries again within this run of the handler; after the last try the exception
         reaches the handler.
         """
-        check_text("name", name, empty=False)
-        # Taken here and not in the coroutine: steps are numbered in the order of the code.
-        place = self._services.steps.take(name, StepKind.CALL)
-        return self._step(place, function, args, given)
+        return self._step(self._ask_step(name, function, args, given), function, args, given)
+
+    def _ask_step(
+        self, name: str, function: object, args: tuple[object, ...], given: dict[str, object]
+    ) -> Call:
+        check_text("name", name, bytes_max=STEP_NAME_BYTES_MAX, empty=False)
+        retry = given.get("retry")
+        if not isinstance(retry, Retry | None):
+            raise InvalidInput("retry", "must be a Retry", retry)
+        kwargs = {key: value for key, value in given.items() if key != "retry"}
+        return self._services.steps.ask(StepKind.CALL, name, digest_of(function, *args, kwargs))
 
     async def _step(
         self,
-        place: Place,
+        call: Call,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        given: dict[str, object],
+    ) -> object:
+        services, journal = self._services, self._services.steps
+        decoder = result_codec(function).decoder
+        with call:
+            stored = await journal.find(call)
+            if stored is not None:
+                return decode_step(call.key, decoder.decode, stored.result or b"null")
+            services.check()
+            with services.parking.working():
+                try:
+                    data = encode_step(call.key, await self._tried(call, function, args, given))
+                except Exception as error:
+                    journal.failed(call, error)
+                    raise
+                await journal.store(call, result=data)
+        return decode_step(call.key, decoder.decode, data)
+
+    async def _tried(
+        self,
+        call: Call,
         function: Callable[..., object],
         args: tuple[object, ...],
         given: dict[str, object],
     ) -> object:
         kwargs = dict(given)
         retry = kwargs.pop("retry", None)
-        if not isinstance(retry, Retry | None):
-            raise InvalidInput("retry", "must be a Retry", retry)
-        services = self._services
-        decoder = result_codec(function).decoder
-        stored = await services.steps.find(place)
-        if stored is not None:
-            return decode_step(place.key, decoder.decode, stored.result or b"null")
-        services.check()
-        with services.parking.working():
-            value = await self._tried(place, function, args, kwargs, retry)
-            data = encode_step(place.key, value)
-            await services.steps.store(place, result=data)
-        return decode_step(place.key, decoder.decode, data)
-
-    async def _tried(
-        self,
-        place: Place,
-        function: Callable[..., object],
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
-        retry: Retry | None,
-    ) -> object:
         retry_count = 0
         while True:
             self._services.check()
+            inside = inside_step.set(call.name)
             try:
                 return await self._services.functions.call(function, *args, **kwargs)
             except Exception as error:
-                if retry is None or isinstance(error, (DoNotRetry, *retry.never_on)):
+                if not isinstance(retry, Retry) or isinstance(
+                    error, (DoNotRetry, NotInAStep, *retry.never_on)
+                ):
                     raise
                 delay_ms = decide_retry(
                     retry.policy,
@@ -178,56 +197,79 @@ class Context(SignalVerbs):
                 )
                 if delay_ms is None:
                     raise
-                self.log.warning("step %s failed, trying again: %r", place.key, error)
+                self.log.warning("step %s failed, trying again: %r", call.key, error)
+            finally:
+                inside_step.reset(inside)
             retry_count += 1
             await asyncio.sleep(delay_ms / 1_000)
 
-    async def sleep(self, duration: Duration) -> None:
+    def sleep(self, duration: Duration) -> Coroutine[object, object, None]:
         """Wait durably. A long sleep releases the worker; the handler runs again after it."""
         sleep_ms = duration_ms("duration", duration)
-        services = self._services
-        place = services.steps.take("sleep", StepKind.SLEEP)
-        stored = await services.steps.find(place)
-        if stored is None:
-            services.check()
-            with services.parking.working():
-                stored_at_ms = (await services.steps.store(place, sleep_ms=sleep_ms)).at_ms
-            wake_at_ms = stored_at_ms + sleep_ms
-        else:
-            wake_at_ms = stored.wake_at_ms or 0
-        left_ms = wake_at_ms - services.lease.store_now_ms()
-        if left_ms > services.in_process_sleep_ms:
-            await services.parking.until(wake_at_ms)
-        elif left_ms > 0:
-            await asyncio.sleep(left_ms / 1_000)
+        call = self._services.steps.ask(StepKind.SLEEP, "sleep", digest_of(sleep_ms))
+        return self._sleep(call, sleep_ms)
 
-    async def now(self) -> datetime:
-        """The time by the store's clock; later runs of the handler get the same."""
+    async def _sleep(self, call: Call, sleep_ms: int) -> None:
         services = self._services
-        place = services.steps.take("now", StepKind.NOW)
-        stored = await services.steps.find(place)
-        at_ms = (
-            (await services.steps.store(place)).at_ms if stored is None else stored.recorded_at_ms
-        )
+        with call:
+            stored = await services.steps.find(call)
+            if stored is None:
+                services.check()
+                with services.parking.working():
+                    stored_at_ms = (await services.steps.store(call, sleep_ms=sleep_ms)).at_ms
+                wake_at_ms = stored_at_ms + sleep_ms
+            else:
+                wake_at_ms = stored.wake_at_ms or 0
+            left_ms = wake_at_ms - services.lease.store_now_ms()
+            if left_ms > services.in_process_sleep_ms:
+                await services.parking.until(wake_at_ms)
+            elif left_ms > 0:
+                await asyncio.sleep(left_ms / 1_000)
+
+    def now(self) -> Coroutine[object, object, datetime]:
+        """The time by the store's clock; later runs of the handler get the same."""
+        return self._now(self._services.steps.ask(StepKind.NOW, "now", ""))
+
+    async def _now(self, call: Call) -> datetime:
+        services = self._services
+        with call:
+            stored = await services.steps.find(call)
+            if stored is None:
+                with services.parking.working():
+                    at_ms = (await services.steps.store(call)).at_ms
+            else:
+                at_ms = stored.recorded_at_ms
         return datetime.fromtimestamp(at_ms / 1_000, UTC)
 
-    async def random(self) -> float:
+    def random(self) -> Coroutine[object, object, float]:
         """A number from 0 to 1; later runs of the handler get the same."""
-        return await self._recorded("random", StepKind.RANDOM, randomness.random, float)
+        call = self._services.steps.ask(StepKind.RANDOM, "random", "")
+        return self._recorded(call, randomness.random, float)
 
-    async def uuid(self) -> uuids.UUID:
+    def uuid(self) -> Coroutine[object, object, uuids.UUID]:
         """A random uuid; later runs of the handler get the same."""
-        return await self._recorded("uuid", StepKind.UUID, uuids.uuid4, uuids.UUID)
+        call = self._services.steps.ask(StepKind.UUID, "uuid", "")
+        return self._recorded(call, uuids.uuid4, uuids.UUID)
 
-    async def _recorded(self, name: str, kind: StepKind, make: Callable[[], T], as_: type[T]) -> T:
+    async def _recorded(self, call: Call, make: Callable[[], T], as_: type[T]) -> T:
         services = self._services
-        place = services.steps.take(name, kind)
-        stored = await services.steps.find(place)
-        if stored is not None:
-            return msgspec.json.decode(stored.result or b"null", type=as_)
-        value = make()
-        await services.steps.store(place, result=msgspec.json.encode(value))
+        with call:
+            stored = await services.steps.find(call)
+            if stored is not None:
+                return msgspec.json.decode(stored.result or b"null", type=as_)
+            value = make()
+            with services.parking.working():
+                await services.steps.store(call, result=msgspec.json.encode(value))
         return value
+
+    def branch(self, name: str) -> AbstractContextManager[None]:
+        """Give a branch of the function a name: `with ctx.branch("ada"): …`.
+
+        What is called inside is known by that name, wherever and in whatever order it
+        runs. For parallel branches that nothing else tells apart.
+        """
+        check_text("name", name, bytes_max=BRANCH_NAME_BYTES_MAX, empty=False)
+        return self._services.steps.branch(name)
 
     def fence(self, connection: object) -> Fence:
         """Commit business rows only while this worker owns the execution.
@@ -242,30 +284,67 @@ class Context(SignalVerbs):
     # Other executions
 
     @overload
-    async def submit(
+    def submit(
         self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> "Child[R]": ...
+    ) -> "Coroutine[object, object, Child[R]]": ...
     @overload
-    async def submit(
+    def submit(
         self,
-        task: Callable[[Unpack[Ts]], Call[R]],
+        task: Callable[[Unpack[Ts]], Submission[R]],
         /,
         *args: *Ts,
         **options: Unpack[SubmitOptions],
-    ) -> "Child[R]": ...
+    ) -> "Coroutine[object, object, Child[R]]": ...
     @overload
-    async def submit(self, call: Call[R], /, **options: Unpack[SubmitOptions]) -> "Child[R]": ...
-    async def submit(self, what: object, /, *args: object, **given: object) -> "Child[object]":
+    def submit(
+        self, call: Submission[R], /, **options: Unpack[SubmitOptions]
+    ) -> "Coroutine[object, object, Child[R]]": ...
+    def submit(
+        self, what: object, /, *args: object, **given: object
+    ) -> "Coroutine[object, object, Child[object]]":
         """Submit another execution. A later run of the handler finds the same one."""
-        place = self._services.steps.take("submit", StepKind.CHILD)
-        self._services.check()
-        task, execution_id = await self._services.submit_child(place.key, what, args, given)
-        return Child(self, task, execution_id)
+        return self._submit_any(what, args, given)
+
+    def _submit_any(
+        self, what: object, args: tuple[object, ...], given: dict[str, object]
+    ) -> "Coroutine[object, object, Child[object]]":
+        submission, options = read_submission(what, args, given)
+        if options.connection is not None:
+            raise InvalidInput("connection", "a handler submits through its own context")
+        arguments = submission.payload if isinstance(what, Submission) else args
+        call = self._services.steps.ask(
+            StepKind.SUBMIT, f"submit {submission.task.name}", digest_of(arguments, given)
+        )
+        return self._submit(call, submission, options)
+
+    async def _submit(
+        self, call: Call, submission: Submission[object], options: Options
+    ) -> "Child[object]":
+        services = self._services
+        with call:
+            stored = await services.steps.find(call)
+            if stored is None:
+                services.check()
+                with services.parking.working():
+                    made = await services.submit_child(call.key, submission, options)
+                    # Later runs find the same one by its id, or its idempotency key.
+                    services.steps.store_later(call, result=msgspec.json.encode(made))
+            else:
+                made = ExecutionId(msgspec.json.decode(stored.result or b"null", type=str))
+        return Child(self, submission.task, made)
 
     async def progress(self, percent: int | None = None, message: str | None = None) -> None:
         """Say how far the work is. What is not given stays as it was."""
         self._services.check()
-        await self._services.progress(percent, message)
+        with self._services.parking.working():
+            await self._services.progress(percent, message)
+
+
+class ChildEnd(msgspec.Struct, frozen=True):
+    """How a child ended without a result, as its parent has seen it."""
+
+    public_state: PublicState
+    reason: str
 
 
 class Child(Generic[R_co]):
@@ -280,25 +359,40 @@ class Child(Generic[R_co]):
         """Wait for its end without holding a worker, and return what it returned.
 
         While it runs, the handler is parked; when it has ended, the handler runs again
-        and comes by here with the result. Raises as `Run.result` does.
+        and comes by here with the result. Raises as `Run.result` does. How it ended is
+        stored, and the same in every later run.
         """
-        place = self._context._services.steps.take(f"result of {self.execution_id}", StepKind.CHILD)
-        return self._result(place)
+        name = f"result of {self.execution_id}"
+        return self._result(self._context._services.steps.ask(StepKind.CHILD, name, ""))
 
-    async def _result(self, place: Place) -> R_co:
+    async def _result(self, call: Call) -> R_co:
         services = self._context._services
-        stored = await services.steps.find(place)
-        if stored is not None:
-            return self.task.decode_result(stored.result)
-        services.check()
-        with services.parking.working():
-            outcome = await services.outcome_of(self.execution_id)
-            if outcome is not None:
-                value = result_of(self.task, outcome)
-                await services.steps.store(place, result=outcome.result)
-                return value
-        await services.parking.until_ended(self.execution_id)
-        raise AssertionError("a parked handler is unwound")
+        with call:
+            stored = await services.steps.find(call)
+            if stored is not None:
+                return result_of(self.task, self._outcome(stored))
+            services.check()
+            with services.parking.working():
+                outcome = await services.outcome_of(self.execution_id)
+                if outcome is not None:
+                    end = ChildEnd(outcome.public_state, outcome.reason)
+                    failed = outcome.public_state is not PublicState.COMPLETED
+                    failure = msgspec.json.encode(end) if failed else None
+                    await services.steps.store(call, result=outcome.result, failure=failure)
+                    return result_of(self.task, outcome)
+            await services.parking.until_ended(self.execution_id)
+            raise AssertionError("a parked handler is unwound")
+
+    def _outcome(self, stored: Step) -> Outcome:
+        end = ChildEnd(PublicState.COMPLETED, "")
+        if stored.failure is not None:
+            end = msgspec.json.decode(stored.failure, type=ChildEnd)
+        return Outcome(
+            execution_id=self.execution_id,
+            public_state=end.public_state,
+            result=stored.result,
+            reason=end.reason,
+        )
 
 
 def encode_step(key: str, value: object) -> bytes:
@@ -347,10 +441,9 @@ class BlockingContext(BlockingSignalVerbs):
         **given: object,
     ) -> object:
         """Run a function once, whatever crashes; see `Context.step`."""
-        check_text("name", name, empty=False)
-        services = self._context._services
-        place = services.steps.take(name, StepKind.CALL)
-        return services.wait(self._context._step(place, function, args, given))
+        context = self._context
+        call = context._ask_step(name, function, args, given)
+        return context._services.wait(context._step(call, function, args, given))
 
     def sleep(self, duration: Duration) -> None:
         """Wait durably; see `Context.sleep`."""
@@ -375,17 +468,15 @@ class BlockingContext(BlockingSignalVerbs):
     @overload
     def submit(
         self,
-        task: Callable[[Unpack[Ts]], Call[R]],
+        task: Callable[[Unpack[Ts]], Submission[R]],
         /,
         *args: *Ts,
         **options: Unpack[SubmitOptions],
     ) -> "BlockingChild[R]": ...
     def submit(self, task: object, /, *args: object, **given: object) -> "BlockingChild[object]":
         """Submit another execution; see `Context.submit`."""
-        services = self._context._services
-        place = services.steps.take("submit", StepKind.CHILD)
-        found, execution_id = services.wait(services.submit_child(place.key, task, args, given))
-        return BlockingChild(Child(self._context, found, execution_id))
+        context = self._context
+        return BlockingChild(context._services.wait(context._submit_any(task, args, given)))
 
 
 class BlockingChild(Generic[R_co]):

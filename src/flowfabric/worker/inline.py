@@ -11,6 +11,7 @@ from flowfabric.task import Task
 from flowfabric.worker.attempt import Attempt, Middleware
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.held import HeldLease
+from flowfabric.worker.lines import watch_tasks
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared
@@ -38,6 +39,7 @@ class InlineWorker:
         self._tasks = tasks
         self._middleware = middleware
         self._functions = Functions(THREADS, PROCESSES)
+        self._unwatch = watch_tasks(asyncio.get_running_loop())
         self._reports = Reports(engine, PATIENCE_S)
         self._shared = Shared(
             engine, self._reports, submissions, self._functions, resources, in_process_sleep_ms=0
@@ -76,6 +78,7 @@ class InlineWorker:
     async def close(self) -> None:
         await self._reports.close()
         self._functions.close()
+        self._unwatch()
 
 
 def _nothing(attempt: Attempt) -> None:

@@ -40,12 +40,16 @@ class Parking:
     def __init__(self, park: Callable[[], None]) -> None:
         self._park = park
         self._busy = 0
+        self._stopped: list[asyncio.Future[None]] = []
         self._loop = asyncio.get_running_loop()
         self.until_ms: list[int] = []
         self.executions: set[ExecutionId] = set()
         self.pause: Pause | None = None
         self.conflict: InvalidInput | None = None
         """Why what the branches wait for cannot be waited for at once."""
+
+    def moved(self) -> None:
+        """Something of the handler began or ended."""
 
     @property
     def wanted(self) -> bool:
@@ -91,7 +95,14 @@ class Parking:
 
     async def _stop_here(self) -> None:
         self._look_soon()
-        await self._loop.create_future()
+        forever = self._loop.create_future()
+        self._stopped.append(forever)
+        await forever
+
+    def let_go(self) -> None:
+        """End what still waits here after the handler has ended."""
+        for forever in self._stopped:
+            forever.cancel()
 
     def _look_soon(self) -> None:
         # Twice around the loop: a branch whose step has just ended may begin its next one.

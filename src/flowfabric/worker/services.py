@@ -4,7 +4,8 @@ import asyncio
 import concurrent.futures
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final, TypeVar
 
@@ -29,15 +30,15 @@ from flowfabric.errors import (
     NotFound,
     StaleLease,
 )
-from flowfabric.submission import Submissions, child_id, read_submission, request_of
-from flowfabric.task import Task
+from flowfabric.submission import Options, Submissions, child_id, request_of
+from flowfabric.task import Call as Submission
 from flowfabric.worker.fence import Inside, check_outside
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.held import HeldLease
 from flowfabric.worker.parking import Parking
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
-from flowfabric.worker.steps import StepLog, adopt_last_step
+from flowfabric.worker.steps import Call, Journal
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,8 @@ class Recorder:
         self._lease = lease
         self._parking = parking
         self._recordings: set[asyncio.Task[None]] = set()
+        self._refused: FlowFabricError | None = None
+        """Why something the handler did not wait for cannot be stored."""
 
     async def load(self) -> Sequence[Step]:
         execution_id = self._lease.claimed.execution_id
@@ -86,8 +89,10 @@ class Recorder:
 
     async def store(self, step: NewStep) -> StepStored:
         check_outside(self._lease)
-        # What the handler did not wait for comes before it, also in the list of steps.
+        # What the handler did not wait for comes before it: it was called before.
         await self.settle()
+        if self._refused is not None:
+            raise self._refused
         return await fenced(self._lease, self._send(step))
 
     def store_later(self, step: NewStep) -> None:
@@ -112,7 +117,8 @@ class Recorder:
         except LOST as error:
             self._lease.lose(str(error))
         except FlowFabricError as error:
-            # Nothing is lost: later runs find out anew what could not be stored.
+            # Later runs would find out anew, if only nothing is stored after it.
+            self._refused = error
             log.warning(
                 "step %s was not stored: %s", step.step_key, error, extra=self._lease.log_fields
             )
@@ -134,6 +140,7 @@ class Services:
         claimed = lease.claimed
         self._shared = shared
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._calls: set[asyncio.Task[object]] = set()
         self.lease = lease
         self.parking = parking
@@ -143,11 +150,14 @@ class Services:
         self.stopped: str | None = None
         self.first_run = claimed.handle.kind is HandleKind.FRESH and claimed.attempt_index == 0
         """No run of the handler came before this one: it has left nothing to be found."""
-        self.waitpoints: dict[str, str] = {}
+        self.waitpoints: dict[str, Call] = {}
         """Waitpoints made for waits the handler has not come to yet, by name."""
         self._recorder = recorder = Recorder(shared, lease, parking)
-        self.steps = StepLog(
-            recorder.store, recorder.store_later, None if self.first_run else recorder.load
+        self.steps = Journal(
+            recorder.store,
+            recorder.store_later,
+            None if self.first_run else recorder.load,
+            parking.moved,
         )
 
     def check(self) -> None:
@@ -160,11 +170,19 @@ class Services:
     def stop(self, reason: str) -> None:
         """Tell the handler to stop: what its thread waits for ends at once."""
         self.stopped = reason
+        self.steps.close()
         for call in self._calls:
             call.cancel()
 
     def wait(self, work: Coroutine[object, object, T]) -> T:
         """From the handler's thread: run `work` on the worker's loop and wait for it."""
+        if threading.get_ident() == self._thread:
+            work.close()
+            raise InvalidInput(
+                "ctx.blocking",
+                "is for plain functions, which run in a thread; on the event loop it would wait"
+                " for itself. Use the verb of ctx itself, with await",
+            )
         context = contextvars.copy_context()
         done: concurrent.futures.Future[T] = concurrent.futures.Future()
 
@@ -183,8 +201,6 @@ class Services:
             return done.result()
         except concurrent.futures.CancelledError:
             raise asyncio.CancelledError(self.stopped) from None
-        finally:
-            adopt_last_step(context)
 
     async def progress(self, percent: int | None, message: str | None) -> None:
         engine, handle = self._shared.engine, self.lease.handle
@@ -215,11 +231,9 @@ class Services:
         return Fence(self._shared.engine, self.lease, connection, self._loop)
 
     async def submit_child(
-        self, step_key: str, what: object, args: Sequence[object], given: Mapping[str, object]
-    ) -> tuple[Task[..., object], ExecutionId]:
-        call, options = read_submission(what, args, given)
-        if options.connection is not None:
-            raise InvalidInput("connection", "a handler submits through its own context")
+        self, step_key: str, call: Submission[object], options: Options
+    ) -> ExecutionId:
+        """Create an execution that names this one as its parent. Safe to repeat."""
         lane = options.lane or call.task.settings.lane
         parent = self.lease.claimed.execution_id
         if options.execution_id is None and options.idempotency_key is None:
@@ -230,7 +244,7 @@ class Services:
         )
         # Safe to repeat: its id, or its idempotency key, is the same each time.
         created = await self._tell(lambda: self._shared.submissions.submit(request))
-        return call.task, created.execution_id
+        return created.execution_id
 
     async def settle(self) -> None:
         await self._recorder.settle()

@@ -9,14 +9,13 @@ from flowfabric.core.step_model import StepKind
 from flowfabric.errors import InvalidInput, SignalTimeout
 from flowfabric.signals import Signal, SignalToken, check_name, condition_of
 from flowfabric.task import HandlerContext
+from flowfabric.worker.digests import digest_of
 from flowfabric.worker.services import Services
-from flowfabric.worker.steps import Place
 from flowfabric.worker.waiting import (
     Wait,
     make_waitpoint,
     outcome_of,
     signals_of,
-    waitpoint_id_of,
 )
 
 T = TypeVar("T")
@@ -105,9 +104,11 @@ class SignalVerbs(HandlerContext):
         One that no wait takes over before it `expires` is closed.
         """
         expires_in_ms = duration_ms("expires", expires)
-        place = self._services.steps.take(f"waitpoint {check_name(name)}", StepKind.SIGNAL)
-        self._services.waitpoints[name] = waitpoint_id_of(self._services, place)
-        return make_waitpoint(self._services, place, name, expires_in_ms)
+        call = self._services.steps.ask(
+            StepKind.WAITPOINT, f"waitpoint {check_name(name)}", digest_of(expires_in_ms)
+        )
+        self._services.waitpoints[name] = call
+        return make_waitpoint(self._services, call, name, expires_in_ms)
 
     # Shared
 
@@ -120,8 +121,9 @@ class SignalVerbs(HandlerContext):
             for name in referenced_waitpoint_keys(condition)
             if name in made
         }
-        place: Place = self._services.steps.take(step_name, StepKind.SIGNAL)
-        return Wait(place=place, condition=condition, timeout_ms=timeout_ms, pending=pending)
+        digest = digest_of(repr(condition), timeout_ms)
+        call = self._services.steps.ask(StepKind.SIGNAL, step_name, digest)
+        return Wait(call=call, condition=condition, timeout_ms=timeout_ms, pending=pending)
 
     def _wait_for(
         self, conditions: tuple[str | Condition, ...], timeout: Duration | None

@@ -1,113 +1,309 @@
-"""What a handler has done so far, and whether it still does it in the same order.
+"""The journal of one run of a handler: its calls, and the stored steps they stand for.
 
-Each step has a key: its name, numbered from the second use on. It also remembers
-the step before it *in the same line of execution*: branches started with
-`asyncio.gather` or a task group each continue from the step at which they were
-started, so parallel branches may finish in any order without being mistaken for
-a changed one. Asking for a stored step after another predecessor, or as another
-kind, means that the code has changed under the execution: `StepsChanged`.
+Every call of a durable verb takes its place when it is made, in the line of the task
+that makes it. When it is awaited, the journal finds the stored step it stands for;
+which one that is, and whether a call that is not stored may run, the core decides.
+
+A failure the handler has seen is stored once the handler goes on past it: before the
+next call that was made after it runs, when the handler is parked, or when it completes.
+The failure that ends a run is not stored, so that a retry tries the step again.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextvars import Context, ContextVar
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final
 
+from flowfabric.core.blocking import accepted_key
+from flowfabric.core.journal import Asked, Kept, Shelf, kept_lines, line_id, step_key
 from flowfabric.core.step_model import Step, StepKind
 from flowfabric.core.steps import NewStep, StepStored
-from flowfabric.errors import StepsChanged
+from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
+from flowfabric.worker.failures import GIVEN_UP, encode_failure, rebuilt
+from flowfabric.worker.lines import Call, Line, Seen, current_line, inside_step, root_line
 
 Load = Callable[[], Awaitable[Sequence[Step]]]
 Store = Callable[[NewStep], Awaitable[StepStored]]
 StoreLater = Callable[[NewStep], None]
 
-_last_step: ContextVar[str | None] = ContextVar("flowfabric_last_step", default=None)
+__all__ = ["Call", "Journal"]
+
+TURNS: Final = 5
+"""How often the event loop goes round until whoever waited for a call has gone on."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a step stands: its key, and the key before it."""
-
-    key: str
-    after: str | None
-    kind: StepKind
-
-
-class StepLog:
+class Journal:
     """The stored steps of one execution, as one run of its handler meets them."""
 
-    def __init__(self, store: Store, store_later: StoreLater, load: Load | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        store_later: StoreLater,
+        load: Load | None,
+        moved: Callable[[], None],
+    ) -> None:
         """Without `load` the execution is known to have no steps yet."""
         self._store = store
         self._store_later = store_later
         self._load = load
-        self._stored: dict[str, Step] | None = {} if load is None else None
-        self._uses: dict[str, int] = {}
-        self._asked: set[str] = set()
-        _last_step.set(None)
+        self._moved = moved
+        self._loading, self._ending = asyncio.Lock(), asyncio.Lock()
+        self._under_way = 0
+        self._endless: set[asyncio.Future[None]] = set()
+        self._steps: dict[str, Step] = {}
+        self._by_line: dict[str, list[Kept]] = {}
+        self._lines: dict[str, Shelf] = {}
+        self._keys: set[str] = set()
+        self._line_ids: set[str] = set()
+        self._named: dict[str, Line] = {}
+        self._entered: set[str] = set()
+        self._count = 0
+        self._untaken: set[str] = set()
+        self.closed = False
+        self._root = root_line(self)
+        current_line.set(self._root)
 
-    def take(self, name: str, kind: StepKind) -> Place:
-        """The place of the next step of this name. Call it in the order of the code."""
-        number = self._uses[name] = self._uses.get(name, 0) + 1
-        key = name if number == 1 else f"{name}#{number}"
-        self._asked.add(key)
-        return Place(key, _last_step.get(), kind)
+    # Calls
 
-    async def find(self, place: Place) -> Step | None:
-        """The stored step at a place, if there is one."""
-        if self._stored is None:
-            assert self._load is not None
-            self._stored = {step.step_key: step for step in await self._load()}
-        step = self._stored.get(place.key)
+    def ask(self, kind: StepKind, name: str, digest: str) -> Call:
+        """Take the place of a call. Call it when the verb is called, not when it is awaited."""
+        self.check_outside_steps(name)
+        if self.closed:
+            raise asyncio.CancelledError("the handler has been told to stop")
+        return self._line().ask(kind, name, digest)
+
+    def _line(self) -> Line:
+        line = current_line.get()
+        return line if line is not None and line.journal is self else self._root
+
+    @staticmethod
+    def check_outside_steps(name: str) -> None:
+        step = inside_step.get()
         if step is not None:
-            _check_order(step, place)
-            _last_step.set(place.key)
+            raise NotInAStep(name, step)
+
+    async def find(self, call: Call) -> Step | None:
+        """The stored step a call stands for; without one, the call may run now.
+
+        Raises what was stored as the failure of the step.
+        """
+        await self._loaded()
+        call.line.place(call)
+        step = call.step
+        if step is None:
+            if call.refusal:
+                raise CodeMismatch(call.key, call.refusal)
+            await self._store_seen(call.line.gone_past(call))
+            return None
+        self._untaken.discard(step.step_key)
+        if step.failure == GIVEN_UP:
+            await self._given_up()
+        await self.take_turn()
+        if step.failure is not None and step.kind is StepKind.CALL:
+            raise rebuilt(call.key, step.failure)
         return step
 
+    async def take_turn(self) -> None:
+        """Let whoever waits for another call go on first, if one has just ended.
+
+        Calls that end together would otherwise look like calls that were waited for
+        together; see `parallel` in `core.journal`.
+        """
+        if self._under_way > 1:
+            async with self._ending:
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
+
     async def store(
-        self, place: Place, *, result: bytes | None = None, sleep_ms: int | None = None
+        self,
+        call: Call,
+        *,
+        result: bytes | None = None,
+        failure: bytes | None = None,
+        sleep_ms: int | None = None,
     ) -> StepStored:
-        stored = await self._store(_new_step(place, result, sleep_ms))
-        _last_step.set(place.key)
+        new = _new_step(call, result=result, failure=failure, sleep_ms=sleep_ms)
+        stored = await self._store(new)
+        await self.take_turn()
         return stored
 
-    def store_later(self, place: Place, *, result: bytes) -> None:
+    def store_later(self, call: Call, *, result: bytes) -> None:
         """Store a step while the handler goes on: for what every later run would find out anew."""
-        self._store_later(_new_step(place, result))
-        _last_step.set(place.key)
+        self._store_later(_new_step(call, result=result))
+
+    def failed(self, call: Call, error: Exception) -> None:
+        """A step failed for good, and the handler is about to see it."""
+        call.line.pend(call, encode_failure(error))
+
+    async def settle(self) -> None:
+        """The handler has gone on past every failure: it is parked, or has completed."""
+        seen, self._root.seen = self._root.seen, []
+        await self._store_seen(seen)
+
+    async def _store_seen(self, seen: Iterable[Seen]) -> None:
+        for each in seen:
+            await self._store(_new_step(each.call, failure=each.failure))
+
+    async def _given_up(self) -> None:
+        """Wait for the handler to give the call up as it did before."""
+        forever = asyncio.get_running_loop().create_future()
+        self._endless.add(forever)
+        try:
+            await forever
+        finally:
+            self._endless.discard(forever)
+
+    # What is stored
+
+    async def _loaded(self) -> None:
+        if self._load is None:
+            return
+        async with self._loading:
+            load = self._load
+            if load is not None:
+                self._take_in(await load())
+                self._load = None
+
+    def _take_in(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            self._steps[step.step_key] = step
+            if step.kind is StepKind.ACCEPT:
+                continue
+            self._by_line.setdefault(step.line, []).append(_kept(step))
+        self._keys.update(self._steps)
+        self._untaken.update(each.key for kept in self._by_line.values() for each in kept)
+        self._line_ids.update(self._by_line)
+        self._lines = {group: Shelf(kept) for group, kept in kept_lines(self._by_line).items()}
+
+    async def placed(self, call: Call) -> str:
+        """The key of a call, whether or not it is stored."""
+        await self._loaded()
+        call.line.place(call)
+        return call.key
+
+    async def untaken(self) -> bool:
+        """Whether steps are stored that the line of this call has not come to yet."""
+        await self._loaded()
+        line = self._line()
+        line.place_all()
+        return bool(line.shelf.left)
 
     def never_asked_for(self) -> list[str]:
-        """Stored steps this run did not come by: a sign that the code has changed."""
-        return sorted((self._stored or {}).keys() - self._asked)
+        """Stored steps this run did not come by."""
+        return sorted(self._untaken)
+
+    # What lines ask
+
+    def tick(self) -> int:
+        self._count += 1
+        return self._count
+
+    def began(self) -> None:
+        self._under_way += 1
+        self._moved()
+
+    def ended(self) -> None:
+        self._under_way -= 1
+        self._moved()
+
+    def moved(self) -> None:
+        self._moved()
+
+    def accepted(self, key: str) -> bool:
+        return accepted_key(key) in self._steps
+
+    def step(self, key: str) -> Step:
+        return self._steps[key]
+
+    def steps_of(self, line: str) -> Shelf:
+        return Shelf(self._by_line.get(line, ()))
+
+    def lines_at(self, group: str) -> Shelf:
+        if group not in self._lines:
+            self._lines[group] = Shelf(())
+        return self._lines[group]
+
+    def new_line_id(self, group: str, asked: Asked) -> str:
+        while (made := line_id(group, asked)) in self._line_ids:
+            asked = asked._replace(number=asked.number + 1)
+        self._line_ids.add(made)
+        return made
+
+    def new_step_key(self, line: str, asked: Asked) -> tuple[str, Asked]:
+        while (made := step_key(line, asked)) in self._keys:
+            asked = asked._replace(number=asked.number + 1)
+        self._keys.add(made)
+        return made, asked
+
+    # Branches with names
+
+    @contextmanager
+    def branch(self, name: str) -> Iterator[None]:
+        """Everything called inside belongs to a line of this name."""
+        made = self._line().named(name)
+        line = self._named.setdefault(made.known_as, made)
+        if line.known_as in self._entered:
+            raise InvalidInput("branch", "another branch of this name is under way", name)
+        self._entered.add(line.known_as)
+        line.parent, line.made = made.parent, made.made
+        token = current_line.set(line)
+        try:
+            yield
+        finally:
+            # A branch that is thrown away with its task is closed in another context.
+            with suppress(ValueError):
+                current_line.reset(token)
+            self._entered.discard(line.known_as)
+            line.left()
+
+    def close(self) -> None:
+        """From now on every call stops the handler where it is."""
+        self.closed = True
+
+    def let_go(self) -> None:
+        """Of all that points back to the attempt."""
+        self.closed = True
+        for forever in self._endless:
+            forever.cancel()
+        self._root.let_go()
+        self._named.clear()
+        self._store, self._store_later, self._moved = _gone, _gone_too, _nothing
 
 
-def _new_step(place: Place, result: bytes | None, sleep_ms: int | None = None) -> NewStep:
+async def _gone(step: NewStep) -> StepStored:
+    raise asyncio.CancelledError("the handler has ended")
+
+
+def _gone_too(step: NewStep) -> None:
+    raise asyncio.CancelledError("the handler has ended")
+
+
+def _nothing() -> None:
+    """Nobody listens any more."""
+
+
+def _kept(step: Step) -> Kept:
+    return Kept(step.step_key, step.kind, step.name, step.digest, step.number, step.parallel)
+
+
+def _new_step(
+    call: Call,
+    *,
+    result: bytes | None = None,
+    failure: bytes | None = None,
+    sleep_ms: int | None = None,
+) -> NewStep:
+    asked = call.asked
     return NewStep(
-        step_key=place.key,
-        after_key=place.after,
-        kind=place.kind,
+        step_key=call.key,
+        after_key=call.after_key,
+        kind=call.kind,
+        line=call.line.known_as,
+        name=asked.name,
+        digest=asked.digest,
+        number=asked.number,
+        parallel=asked.parallel,
         result=result,
+        failure=failure,
         sleep_ms=sleep_ms,
     )
-
-
-def _check_order(step: Step, place: Place) -> None:
-    if step.kind is not place.kind:
-        raise StepsChanged(
-            f"step {place.key!r} was stored as a {step.kind} and is now a {place.kind};"
-            " the code has changed while the execution was under way"
-        )
-    if step.after_key != place.after:
-        raise StepsChanged(
-            f"step {place.key!r} was stored {_after(step.after_key)} and is now asked for"
-            f" {_after(place.after)}; the code has changed while the execution was under way."
-            " Restore the order of its steps, or submit the work anew"
-        )
-
-
-def _after(key: str | None) -> str:
-    return "as the first" if key is None else f"after {key!r}"
-
-
-def adopt_last_step(context: Context) -> None:
-    """Continue after the step that was last in `context`: work done for a thread ran in it."""
-    _last_step.set(context.get(_last_step))

@@ -24,7 +24,7 @@ from flowfabric.json_values import read_as
 from flowfabric.signals import Signal, SignalToken
 from flowfabric.worker.parking import Pause
 from flowfabric.worker.services import Services
-from flowfabric.worker.steps import Place
+from flowfabric.worker.steps import Call
 
 PAUSES_MAX: Final = 1_000
 """Pauses one wait may have had; each but the last ended with its execution, which was replayed."""
@@ -50,11 +50,11 @@ class StoredWait(Struct, frozen=True, kw_only=True):
 class Wait(Struct, frozen=True, kw_only=True):
     """A wait where the code asks for it."""
 
-    place: Place
+    call: Call
     condition: Condition
     timeout_ms: int | None
-    pending: Mapping[str, str]
-    """The waitpoints made for it beforehand: their ids by name."""
+    pending: Mapping[str, Call]
+    """The waitpoints made for it beforehand, by name."""
 
 
 def named_id(execution_id: ExecutionId, *position: str) -> str:
@@ -64,54 +64,65 @@ def named_id(execution_id: ExecutionId, *position: str) -> str:
 
 
 async def make_waitpoint(
-    services: Services, place: Place, name: str, expires_in_ms: int
+    services: Services, call: Call, name: str, expires_in_ms: int
 ) -> SignalToken:
     execution_id = services.lease.claimed.execution_id
-    services.check()
-    with services.parking.working():
-        made = await services.create_waitpoint(
-            name, waitpoint_id=waitpoint_id_of(services, place), expires_in_ms=expires_in_ms
-        )
+    with call:
+        stored = await services.steps.find(call)
+        services.check()
+        with services.parking.working():
+            # Asked for in every run, since the token itself is stored nowhere.
+            made = await services.create_waitpoint(
+                name,
+                waitpoint_id=await _waitpoint_id(services, call),
+                expires_in_ms=expires_in_ms,
+            )
+            if stored is None:
+                services.steps.store_later(call, result=msgspec.json.encode(made.waitpoint_id))
     return SignalToken(execution_id, made.waitpoint_id, made.waitpoint_token)
 
 
-def waitpoint_id_of(services: Services, place: Place) -> str:
-    return named_id(services.lease.claimed.execution_id, "waitpoint", place.key)
+async def _waitpoint_id(services: Services, call: Call) -> str:
+    key = await services.steps.placed(call)
+    return named_id(services.lease.claimed.execution_id, "waitpoint", key)
 
 
 async def outcome_of(services: Services, wait: Wait) -> StoredWait:
     """How the wait ended; while it has not, the handler is unwound here."""
-    place = wait.place
-    stored = await services.steps.find(place)
-    if stored is not None:
-        return msgspec.json.decode(stored.result or b"null", type=StoredWait)
-    services.check()
-    with services.parking.working():
-        suspension_id, view = await _last_pause(services, place)
-        if view is not None:
-            ended = _stored(view)
-            services.steps.store_later(place, result=msgspec.json.encode(ended))
-            return ended
-    await services.parking.until_signalled(_pause(services, wait, suspension_id))
-    raise AssertionError("a suspended handler is unwound")
+    call = wait.call
+    with call:
+        stored = await services.steps.find(call)
+        if stored is not None:
+            return msgspec.json.decode(stored.result or b"null", type=StoredWait)
+        services.check()
+        with services.parking.working():
+            suspension_id, view = await _last_pause(services, call)
+            if view is not None:
+                ended = _stored(view)
+                services.steps.store_later(call, result=msgspec.json.encode(ended))
+                return ended
+            pause = await _pause(services, wait, suspension_id)
+        await services.parking.until_signalled(pause)
+        raise AssertionError("a suspended handler is unwound")
 
 
-async def _last_pause(services: Services, place: Place) -> tuple[str, SuspensionView | None]:
+async def _last_pause(services: Services, call: Call) -> tuple[str, SuspensionView | None]:
     """The pause that ended this wait; or the id for the next one."""
     for number in range(PAUSES_MAX):
         suspension_id = named_id(
-            services.lease.claimed.execution_id, "suspension", place.key, str(number)
+            services.lease.claimed.execution_id, "suspension", call.key, str(number)
         )
         view = None
         if not services.first_run:
             view = await services.describe_suspension(suspension_id)
         if view is None or view.resumed or (view.close_reason or "").startswith(RESUMED_BY):
             return suspension_id, view
-    raise MaxReplaysExhausted(f"{place.key} was waited for {PAUSES_MAX} times")
+    raise MaxReplaysExhausted(f"{call.key} was waited for {PAUSES_MAX} times")
 
 
-def _pause(services: Services, wait: Wait, suspension_id: str) -> Pause:
+async def _pause(services: Services, wait: Wait, suspension_id: str) -> Pause:
     execution_id = services.lease.claimed.execution_id
+    pending = {name: await _waitpoint_id(services, made) for name, made in wait.pending.items()}
     keys = referenced_waitpoint_keys(wait.condition)
     return Pause(
         suspension_id=suspension_id,
@@ -120,7 +131,7 @@ def _pause(services: Services, wait: Wait, suspension_id: str) -> Pause:
         # An earlier attempt may have made it: its token is handed out already.
         pending={
             name: UsePending(waitpoint_id=waitpoint_id, any_attempt=True)
-            for name, waitpoint_id in wait.pending.items()
+            for name, waitpoint_id in pending.items()
         },
         fresh=tuple(
             FreshWaitpoint(

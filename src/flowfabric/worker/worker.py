@@ -33,6 +33,7 @@ from flowfabric.worker.functions import Functions
 from flowfabric.worker.heartbeat import BEATS_PER_LEASE, Connect, Heartbeat
 from flowfabric.worker.held import HeldLease, clock_s
 from flowfabric.worker.lanes import LaneShares
+from flowfabric.worker.lines import watch_tasks
 from flowfabric.worker.presence import announce, release_blocked
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
@@ -125,6 +126,7 @@ class Worker:
             asyncio.create_task(release_blocked(self._engine, self._tasks)),
             asyncio.create_task(self._watch_for_lost()),
         ]
+        unwatch = watch_tasks(asyncio.get_running_loop())
         supervisor = (
             Supervisor(self._engine, patience_s=self._patience_s)
             if self.settings.reconcile
@@ -144,6 +146,7 @@ class Worker:
             await asyncio.gather(*background, return_exceptions=True)
             await self._heartbeat.stop()
             self._functions.close()
+            unwatch()
             log.info("worker %s has stopped", self.settings.worker_instance_id)
 
     # Claiming

@@ -3,20 +3,26 @@
 -- Durable steps: what handlers have done, and which executions wait for which.
 
 create table step (
-    partition_key    int not null,
+    partition_key    smallint not null,
     execution_id     uuid not null,
     attempt_index    int not null,
+    number           int not null,
+    parallel         boolean not null,
     recorded_at_ms   bigint not null,
     wake_at_ms       bigint,
     kind             text not null,
     step_key         text not null,
     after_key        text,
+    line             text not null,
+    name             text not null,
+    digest           text not null,
     result           bytea,
+    failure          bytea,
     primary key (partition_key, execution_id, step_key)
 );
 
 create table waiter (
-    partition_key  int not null,
+    partition_key  smallint not null,
     execution_id   uuid not null,
     waiting        text not null,
     primary key (partition_key, execution_id, waiting)

@@ -2,16 +2,17 @@
 --
 -- One round trip stands in for `core.steps.decide_record` in the sure case: the lease is
 -- live. All others are left to the caller. A step that is stored already stays as it is: the
--- same report came twice.
+-- same report came twice. It may only be given up afterwards.
 with given as materialized (
     select *
       from unnest(
           :partition_keys::int[], :execution_ids::uuid[], :lease_ids::uuid[],
-          :step_keys::text[], :after_keys::text[], :kinds::text[], :results::bytea[],
-          :sleeps_ms::bigint[]
+          :step_keys::text[], :after_keys::text[], :kinds::text[], :lines::text[],
+          :names::text[], :digests::text[], :numbers::int[], :parallels::boolean[],
+          :results::bytea[], :failures::bytea[], :sleeps_ms::bigint[]
       ) with ordinality as g (
-          partition_key, execution_id, lease_id, step_key, after_key, kind, result, sleep_ms,
-          position)
+          partition_key, execution_id, lease_id, step_key, after_key, kind, line, name, digest,
+          number, parallel, result, failure, sleep_ms, position)
 ), locked as materialized (
     -- Shared: several steps of one execution may be stored at once, but nobody may take
     -- the lease away before they are.
@@ -34,11 +35,20 @@ with given as materialized (
      where locked.lease_expires_at_ms > clock.now_ms
 ), written as (
     insert into step (
-        partition_key, execution_id, step_key, after_key, kind, result, wake_at_ms,
-        attempt_index, recorded_at_ms)
-    select partition_key, execution_id, step_key, after_key, kind, result, now_ms + sleep_ms,
-           attempt_index, now_ms
+        partition_key, execution_id, step_key, after_key, kind, line, name, digest, number,
+        parallel, result, failure, wake_at_ms, attempt_index, recorded_at_ms)
+    select partition_key, execution_id, step_key, after_key, kind, line, name, digest, number,
+           parallel, result, failure, now_ms + sleep_ms, attempt_index, now_ms
       from held
         on conflict (partition_key, execution_id, step_key) do nothing
+), given_up as (
+    -- Not as part of the insert: a key that comes twice would be an error there.
+    update step s set failure = h.failure
+      from held h
+     where s.partition_key = h.partition_key
+       and s.execution_id = h.execution_id
+       and s.step_key = h.step_key
+       and s.failure is null
+       and h.failure is not null
 )
 select position - 1 as position, now_ms from held;

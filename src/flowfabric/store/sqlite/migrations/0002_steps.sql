@@ -8,10 +8,16 @@ create table step (
     step_key         text not null,
     after_key        text,
     kind             text not null,
+    line             text not null,
+    name             text not null,
+    digest           text not null,
+    number           integer not null,
+    parallel         integer not null,
     attempt_index    integer not null,
     recorded_at_ms   integer not null,
     wake_at_ms       integer,
     result           blob,
+    failure          blob,
     primary key (partition_key, execution_id, step_key)
 ) strict, without rowid;
 

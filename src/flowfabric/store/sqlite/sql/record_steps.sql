@@ -2,12 +2,14 @@
 --
 -- Stands in for `core.steps.decide_record` in the sure case: the lease is live. All others
 -- are left to the caller. A step that is stored already stays as it is: the same report
--- came twice.
+-- came twice. It may only be given up afterwards.
 insert into step (
-    partition_key, execution_id, step_key, after_key, kind, result, wake_at_ms,
-    attempt_index, recorded_at_ms)
+    partition_key, execution_id, step_key, after_key, kind, line, name, digest, number,
+    parallel, result, failure, wake_at_ms, attempt_index, recorded_at_ms)
 select e.partition_key, e.execution_id, g.value ->> 'step_keys', g.value ->> 'after_keys',
-       g.value ->> 'kinds', unhex(g.value ->> 'results'), :clock + (g.value ->> 'sleeps_ms'),
+       g.value ->> 'kinds', g.value ->> 'lines', g.value ->> 'names', g.value ->> 'digests',
+       g.value ->> 'numbers', g.value ->> 'parallels', unhex(g.value ->> 'results'),
+       unhex(g.value ->> 'failures'), :clock + (g.value ->> 'sleeps_ms'),
        e.current_attempt_index, :clock
   from json_each(:rows) as g
  cross join execution as e
@@ -17,7 +19,9 @@ select e.partition_key, e.execution_id, g.value ->> 'step_keys', g.value ->> 'af
    and e.ownership_state = 'leased'
    and e.lease_id = g.value ->> 'lease_ids'
    and e.lease_expires_at_ms > :clock
-    on conflict (partition_key, execution_id, step_key) do nothing;
+    on conflict (partition_key, execution_id, step_key) do update
+          set failure = excluded.failure
+        where step.failure is null and excluded.failure is not null;
 -- next
 select g.key as position, :clock as now_ms
   from json_each(:rows) as g

@@ -1,0 +1,240 @@
+"""Which stored step a call of a durable function stands for.
+
+A function's calls form *lines*: a line is what one task of the function calls, one
+call after another. The function itself is a line; each task it starts is a line
+of its own, known by the call after which it was started, the name of its
+coroutine, its arguments, and its number among its equals.
+
+Within a line a call is known by kind and name. Calls made together, before any of
+them is awaited, are matched together:
+
+1. A call takes the stored step with equal arguments, if there is one.
+2. What is left is matched by number, which is the order of the code. Arguments
+   are no reason to refuse: one may be the time.
+3. A call made while earlier calls or branches of its own line are still under way is
+   *parallel*: its number is a matter of who came first. It is known by kind, name and
+   arguments alone.
+
+A call that finds no stored step is new. It may run only if its line has left no step
+of the line behind: otherwise the code no longer accounts for what is stored.
+Parallel steps are no such sign, since whoever asks for them may still come. The same
+rules match the lines started at one place with those that were stored.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+STEP_KEY_BYTES_MAX: Final = 256
+STEP_NAME_BYTES_MAX: Final = 256
+LINE_BYTES_MAX: Final = 512
+ROOT: Final = ""
+"""The line of the function itself."""
+BRANCH: Final = "branch"
+"""The kind of a line among the lines started at one place."""
+
+_GROUP_CHARS: Final = 12
+_SHORT_CHARS: Final = 10
+_LABEL_CHARS_MAX: Final = 80
+_NUMBERED: Final = re.compile(r"#\d+$")
+
+
+class Asked(NamedTuple):
+    """A call as the code makes it."""
+
+    kind: str
+    name: str
+    digest: str
+    """Of its arguments: one of those that stay the same in every run, as a rule, then,
+    after a dot, one of all."""
+    number: int
+    """Which use of the name it is; of name and arguments, if it is parallel."""
+    parallel: bool = False
+
+
+class Kept(NamedTuple):
+    """A step, or a line, as it is stored."""
+
+    key: str
+    kind: str
+    name: str
+    digest: str
+    number: int
+    parallel: bool = False
+
+
+class Match(NamedTuple):
+    """What a call stands for: a stored step, or nothing yet."""
+
+    kept: Kept | None = None
+    refusal: str = ""
+    """Why a call that stands for nothing yet must not run."""
+
+
+class Shelf:
+    """What is stored of one line and has not been asked for in this run."""
+
+    def __init__(self, kept: Iterable[Kept]) -> None:
+        self._equal: dict[tuple[str, str, str], dict[tuple[int, bool], Kept]] = {}
+        self._ordered: dict[tuple[str, str], dict[int, Kept]] = {}
+        self._parallel: dict[tuple[str, str], dict[str, Kept]] = {}
+        self._left: dict[str, Kept] = {}
+        self._accepted = False
+        for each in sorted(kept, key=lambda kept: (kept.number, kept.key)):
+            name = each.kind, each.name
+            self._equal.setdefault((*name, each.digest), {})[each.number, each.parallel] = each
+            if each.parallel:
+                self._parallel.setdefault(name, {})[each.key] = each
+            else:
+                self._ordered.setdefault(name, {})[each.number] = each
+            self._left[each.key] = each
+
+    @property
+    def left(self) -> list[Kept]:
+        return list(self._left.values())
+
+    def take(self, burst: Sequence[Asked]) -> list[Match]:
+        """What the calls of one burst stand for, taken off the shelf."""
+        found: list[Kept | None] = [None] * len(burst)
+        passes = (self._same, self._equal_to, self._alike, self._numbered)
+        for candidate in passes if self._left else ():
+            for position, asked in enumerate(burst):
+                if found[position] is None:
+                    found[position] = self._remove(candidate(asked))
+        if len(burst) == 1 and found[0] is None and self._left:
+            found[0] = self._remove(self._lowest(burst[0]))
+        return [
+            Match(kept) if kept is not None else Match(refusal=self._refusal(asked))
+            for asked, kept in zip(burst, found, strict=True)
+        ]
+
+    def accept(self) -> None:
+        """A person has accepted that steps are left behind: they are no sign any more."""
+        self._accepted = True
+
+    # Candidates, best first
+
+    def _same(self, asked: Asked) -> Kept | None:
+        equal = self._equal.get((asked.kind, asked.name, asked.digest))
+        return equal.get((asked.number, asked.parallel)) if equal else None
+
+    def _equal_to(self, asked: Asked) -> Kept | None:
+        equal = self._equal.get((asked.kind, asked.name, asked.digest))
+        return next(iter(equal.values())) if equal else None
+
+    def _alike(self, asked: Asked) -> Kept | None:
+        kept = self._numbered(asked)
+        return kept if kept is not None and firm(kept.digest) == firm(asked.digest) else None
+
+    def _numbered(self, asked: Asked) -> Kept | None:
+        if asked.parallel:
+            return None
+        return self._ordered.get((asked.kind, asked.name), {}).get(asked.number)
+
+    def _lowest(self, asked: Asked) -> Kept | None:
+        ordered = self._ordered.get((asked.kind, asked.name))
+        return next(iter(ordered.values())) if ordered and not asked.parallel else None
+
+    def _remove(self, kept: Kept | None) -> Kept | None:
+        if kept is not None:
+            name = kept.kind, kept.name
+            del self._equal[*name, kept.digest][kept.number, kept.parallel]
+            if kept.parallel:
+                del self._parallel[name][kept.key]
+            else:
+                del self._ordered[name][kept.number]
+            del self._left[kept.key]
+        return kept
+
+    def _refusal(self, asked: Asked) -> str:
+        """Why a call that is not stored must not run; empty if it may."""
+        if not self._left or self._accepted:
+            return ""
+        behind = next((kept for kept in self._left.values() if not kept.parallel), None)
+        if behind is not None:
+            return (
+                f"{shown(asked)} is not stored, but {shown(behind)} is and has not been asked for;"
+                " the code has changed while the execution was under way. Restore its steps, or"
+                " submit the work anew"
+            )
+        for kept in self._parallel.get((asked.kind, asked.name), {}).values():
+            if firm(kept.digest) == firm(asked.digest):
+                return (
+                    f"{shown(asked)} may be the one that is stored or another one: branches of the"
+                    " function run in parallel and its arguments differ only in times, random"
+                    " numbers or the like. Take those from ctx.now(), ctx.random() and ctx.uuid(),"
+                    " or give each branch a name: with ctx.branch(name)"
+                )
+        return ""
+
+
+def firm(digest: str) -> str:
+    """The part of a digest that stays the same in every run."""
+    return digest.partition(".")[0]
+
+
+def shown(call: Asked | Kept) -> str:
+    what = "the branch" if call.kind == BRANCH else "step" if call.kind == "call" else ""
+    number = f" (number {call.number})" if call.number > 1 else ""
+    return f"{what} {call.name!r}{number}".lstrip()
+
+
+# Names for lines and steps
+
+
+def named_line(parent: str, name: str) -> str:
+    """The line of a branch that the code gives a name; names are nested, places are not."""
+    path = f"{parent}/{name}" if parent.startswith("=") else f"={name}"
+    return path if len(path.encode()) <= LINE_BYTES_MAX else f"={_hash(path)}"
+
+
+def line_group(parent: str, fork_key: str) -> str:
+    """The place at which lines are started: a line, and the call made there before."""
+    return _hash(f"{parent}\x00{fork_key}")[:_GROUP_CHARS]
+
+
+def line_id(group: str, asked: Asked) -> str:
+    parallel = "p" if asked.parallel else ""
+    return f"{group}:{asked.number}:{asked.digest}:{parallel}:{asked.name}"
+
+
+def label_of(qualified_name: str) -> str:
+    """The name of a coroutine as lines are known by it."""
+    if len(qualified_name) <= _LABEL_CHARS_MAX:
+        return qualified_name
+    last = qualified_name.rpartition(".")[2][:_LABEL_CHARS_MAX]
+    return f"{_hash(qualified_name)[:_SHORT_CHARS]}.{last}"
+
+
+def kept_lines(line_ids: Iterable[str]) -> dict[str, list[Kept]]:
+    """The stored lines by the place they were started at; without those that have names."""
+    groups: dict[str, list[Kept]] = {}
+    for each in line_ids:
+        if each == ROOT or each.startswith("="):
+            continue
+        group, number, digest, parallel, label = each.split(":", 4)
+        kept = Kept(each, BRANCH, label, digest, int(number), parallel == "p")
+        groups.setdefault(group, []).append(kept)
+    return groups
+
+
+def step_key(line: str, asked: Asked) -> str:
+    """A name for a step: `charge`, `charge#2`; in a branch `charge@fetch[2].1f3a9c0b2d`."""
+    key = asked.name
+    if asked.parallel:
+        key += f"~{asked.digest}"
+    if asked.number > 1 or _NUMBERED.search(asked.name):
+        key += f"#{asked.number}"
+    if line.startswith("="):
+        key += f"@{line[1:]}"
+    elif line != ROOT:
+        _, number, _, _, label = line.split(":", 4)
+        key += f"@{label.rpartition('.')[2]}[{number}].{_hash(line)[:_SHORT_CHARS]}"
+    if len(key.encode()) <= STEP_KEY_BYTES_MAX:
+        return key
+    return f"{key.encode()[: STEP_KEY_BYTES_MAX // 2].decode(errors='ignore')}~{_hash(key)[:32]}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,106 @@
+"""A short name for the arguments of a call, by which parallel calls are told apart.
+
+Two digests: one of what stays the same from run to run as a rule, and one that has
+times, floats and uuids too. Of objects that are no plain values only the type
+counts. Large arguments are read up to a limit.
+"""
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import hashlib
+import inspect
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+NODES_MAX: Final = 500
+"""Values of one call that are looked at, those inside others included."""
+DEPTH_MAX: Final = 16
+CHARS: Final = 12
+
+_FIRM: Final = (bool, int, str, bytes, bytearray, decimal.Decimal, datetime.timedelta)
+_FLEETING: Final = (float, complex, datetime.date, datetime.time, uuid.UUID)
+_NOTHING: Final = hashlib.sha256(b"").hexdigest()[:CHARS]
+
+
+def digest_of(*values: object) -> str:
+    """`firm`, or `firm.full` when some of the values may change from run to run."""
+    if not values:
+        return _NOTHING
+    reading = _Reading()
+    full = reading.digest(values, 0)
+    firm = full if not reading.fleeting else _Reading(firm_only=True).digest(values, 0)
+    return firm if firm == full else f"{firm}.{full}"
+
+
+def coroutine_arguments(coroutine: object) -> tuple[object, ...]:
+    """What a coroutine that has not begun was called with; nothing for others."""
+    if not inspect.iscoroutine(coroutine) or coroutine.cr_frame is None:
+        return ()
+    code, values = coroutine.cr_code, coroutine.cr_frame.f_locals
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return tuple(values.get(name) for name in code.co_varnames[:count])
+
+
+class _Reading:
+    """One walk through the arguments of a call."""
+
+    def __init__(self, *, firm_only: bool = False) -> None:
+        self._firm_only = firm_only
+        self._nodes = 0
+        self.fleeting = False
+
+    def digest(self, value: object, depth: int) -> str:
+        kind = type(value)
+        self._nodes += 1
+        if value is None or self._nodes > NODES_MAX or depth > DEPTH_MAX:
+            content = b""
+        elif isinstance(value, enum.Enum):
+            content = value.name.encode()
+        elif isinstance(value, _FIRM):
+            content = bytes(value) if isinstance(value, bytes | bytearray) else _text(value)
+        elif isinstance(value, _FLEETING):
+            self.fleeting = True
+            content = b"" if self._firm_only else _text(value)
+        else:
+            content = " ".join(self._parts(value, depth + 1)).encode()
+        made = hashlib.sha256(kind.__qualname__.encode())
+        made.update(b"\x00")
+        made.update(content)
+        return made.hexdigest()[:CHARS]
+
+    def _parts(self, value: object, depth: int) -> Iterable[str]:
+        if isinstance(value, Mapping):
+            return sorted(self._both(key, held, depth) for key, held in value.items())
+        if isinstance(value, set | frozenset):
+            return sorted(self.digest(each, depth) for each in value)
+        if isinstance(value, Sequence):
+            return [self.digest(each, depth) for each in value]
+        if isinstance(value, type) or inspect.isroutine(value):
+            return (value.__qualname__,)
+        return [self.digest(getattr(value, name, None), depth) for name in _fields(value)]
+
+    def _both(self, key: object, held: object, depth: int) -> str:
+        return f"{self.digest(key, depth)}={self.digest(held, depth)}"
+
+
+def _text(value: object) -> bytes:
+    return str(value).encode(errors="surrogatepass")
+
+
+def _fields(value: object) -> Iterable[str]:
+    """The fields of a record; none of an object whose inside is its own affair."""
+    kind = type(value)
+    if isinstance(value, Struct):
+        return value.__struct_fields__
+    if dataclasses.is_dataclass(value):
+        return [field.name for field in dataclasses.fields(value)]
+    attributes = getattr(kind, "__attrs_attrs__", None)
+    if attributes is not None:
+        return [str(attribute.name) for attribute in attributes]
+    return list(getattr(kind, "__pydantic_fields__", ()))

@@ -1,0 +1,448 @@
+"""The lines of a durable function: who calls what, one after another.
+
+The worker watches which tasks a handler starts, from the moment they are created:
+that is the order of the code, whereas the order in which they arrive somewhere is
+chance. Outside handlers, and for tasks of our own, watching costs a lookup.
+"""
+
+import asyncio
+import contextvars
+import inspect
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from types import CodeType, TracebackType
+from typing import Final, Protocol, TypeVar
+
+from flowfabric.core.journal import (
+    BRANCH,
+    ROOT,
+    Asked,
+    Shelf,
+    label_of,
+    line_group,
+    named_line,
+)
+from flowfabric.core.step_model import Step, StepKind
+from flowfabric.worker.digests import coroutine_arguments, digest_of
+from flowfabric.worker.failures import GIVEN_UP
+
+OURS: Final = str(Path(__file__).parent.parent)
+DEMO: Final = str(Path(OURS, "demo"))
+
+T = TypeVar("T")
+
+_durable: "weakref.WeakSet[CodeType]" = weakref.WeakSet()
+"""Code of coroutines that have made durable calls."""
+
+current_line: ContextVar["Line | None"] = ContextVar("flowfabric_line", default=None)
+inside_step: ContextVar[str | None] = ContextVar("flowfabric_step", default=None)
+"""The step whose function is running, if any."""
+
+
+class Watched(Protocol):
+    """What lines tell the journal, and ask of it."""
+
+    def tick(self) -> int:
+        """The next number of all: whatever happens later gets a higher one."""
+
+    def steps_of(self, line: str) -> Shelf:
+        """What is stored of a line."""
+
+    def lines_at(self, group: str) -> Shelf:
+        """The lines that are stored as started at one place."""
+
+    def step(self, key: str) -> Step: ...
+
+    def new_line_id(self, group: str, asked: Asked) -> str: ...
+
+    def new_step_key(self, line: str, asked: Asked) -> tuple[str, Asked]: ...
+
+    def accepted(self, key: str) -> bool:
+        """Whether a person has allowed a call that does not fit what is stored."""
+
+    def began(self) -> None:
+        """A call is awaited."""
+
+    def ended(self) -> None:
+        """A call has ended."""
+
+    def moved(self) -> None:
+        """A task of the handler began or ended."""
+
+    @property
+    def closed(self) -> bool: ...
+
+
+class Call:
+    """One call of a durable verb. While it is under way, use it as a context."""
+
+    __slots__ = (
+        "after_key", "asked", "key", "kind", "line", "made", "refusal", "step"
+    )  # fmt: skip
+
+    def __init__(self, line: "Line", kind: StepKind, asked: Asked, made: int) -> None:
+        self.line = line
+        self.kind = kind
+        self.asked = asked
+        self.made = made
+        self.key = ""
+        self.after_key: str | None = None
+        self.step: Step | None = None
+        """What is stored of it."""
+        self.refusal = ""
+
+    @property
+    def name(self) -> str:
+        return self.asked.name
+
+    def __enter__(self) -> None:
+        self.line.begin()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.line.end()
+        if isinstance(exc, asyncio.CancelledError) and self.key and self.step is None:
+            self.line.pend(self, GIVEN_UP)
+
+
+class Seen:
+    """A failure the handler has seen, which is stored as soon as the handler goes on."""
+
+    __slots__ = ("call", "failure", "since")
+
+    def __init__(self, call: Call, failure: bytes, since: int) -> None:
+        self.call = call
+        self.failure = failure
+        self.since = since
+
+
+class Forks:
+    """The lines started between two calls of a line."""
+
+    __slots__ = ("anchor", "numbers", "waiting")
+
+    def __init__(self, anchor: Call | None) -> None:
+        self.anchor = anchor
+        self.waiting: list[Line] = []
+        """Those that no stored line has been looked for yet."""
+        self.numbers: dict[tuple[str, ...], int] = {}
+
+
+class Line:
+    """Calls made one after another: those of one task, as a rule."""
+
+    def __init__(
+        self, journal: Watched, parent: "Line | None", asked: Asked, made: int = 0
+    ) -> None:
+        self.journal = journal
+        self.parent = parent
+        self.asked = asked
+        self.made = made
+        self.id: str | None = None
+        self.refusal = ""
+        self.seen: list[Seen] = []
+        self.forks = Forks(None)
+        self.started_at: Forks | None = None if parent is None else parent.forks
+        self._after_key: str | None = None
+        self._burst: list[Call] = []
+        self._bursts: deque[list[Call]] = deque()
+        self._numbers: dict[tuple[str, ...], int] = {}
+        self._shelf: Shelf | None = None
+        self._open = 0
+        self._active = False
+        self._quiet: set[Line] = set()
+        """Branches that have made no call yet."""
+        self.code: CodeType | None = None
+
+    # Calling
+
+    def ask(self, kind: StepKind, name: str, digest: str) -> Call:
+        """Take the place of the next call. Call it in the order of the code."""
+        self._activate()
+        parallel = self._is_parallel()
+        counted = (name, digest) if parallel else (name,)
+        number = self._numbers[counted] = self._numbers.get(counted, 0) + 1
+        if not self._burst:
+            self._burst = []
+            self._bursts.append(self._burst)
+        made = self.journal.tick()
+        call = Call(self, kind, Asked(kind, name, digest, number, parallel), made)
+        self._burst.append(call)
+        self.forks = Forks(call)
+        return call
+
+    def begin(self) -> None:
+        """One of its calls is awaited: whatever is called from now on is not of its burst."""
+        self._open += 1
+        self._close_burst()
+        self.journal.began()
+
+    def end(self) -> None:
+        self._open -= 1
+        self.journal.ended()
+
+    def _close_burst(self) -> None:
+        self._burst = []
+
+    def _activate(self) -> None:
+        """From its first call on, a branch counts as something under way in its parent."""
+        line: Line | None = self
+        while line is not None and not line._active:
+            line._active = True
+            if line.code is not None:
+                _durable.add(line.code)
+            if line.parent is not None:
+                line.parent._open += 1
+                line.parent._quiet.discard(line)
+            line = line.parent
+
+    def _is_parallel(self) -> bool:
+        """Whether something of this line is under way beside what it does now."""
+        for branch in [each for each in self._quiet if each.code in _durable]:
+            # Others of its kind make calls: it counts before its first one.
+            branch._activate()
+        return self._open > 0
+
+    # Finding out what is meant
+
+    def place(self, call: Call) -> None:
+        """Say what a call stands for: a stored step, or a key for a new one."""
+        if call.key:
+            return
+        self.identify()
+        while not call.key:
+            self._place_burst(self._bursts.popleft())
+
+    def place_all(self) -> None:
+        """Say it of every call made so far."""
+        self.identify()
+        self._close_burst()
+        while self._bursts:
+            self._place_burst(self._bursts.popleft())
+
+    def _place_burst(self, burst: list[Call]) -> None:
+        matches = self.shelf.take([call.asked for call in burst])
+        for call, match in zip(burst, matches, strict=True):
+            call.after_key = self._after_key
+            if match.kept is not None:
+                call.key, call.step = match.kept.key, self.journal.step(match.kept.key)
+            else:
+                call.key, call.asked = self.journal.new_step_key(self.known_as, call.asked)
+                call.refusal = self.refusal or match.refusal
+            if self.journal.accepted(call.key):
+                call.refusal = self.refusal = ""
+                self.shelf.accept()
+        self._after_key = burst[-1].key
+
+    def identify(self) -> None:
+        """Find the stored line this one continues, together with those started with it."""
+        forks, parent = self.started_at, self.parent
+        if self.id is not None or forks is None or parent is None:
+            return
+        parent.identify()
+        anchor = forks.anchor
+        if anchor is not None:
+            anchor.line.place(anchor)
+        group = line_group(parent.known_as, "" if anchor is None else anchor.key)
+        after_key = None if anchor is None else anchor.key
+        waiting, forks.waiting = forks.waiting, []
+        if self not in waiting:
+            waiting.append(self)
+        matches = self.journal.lines_at(group).take([each.asked for each in waiting])
+        for line, match in zip(waiting, matches, strict=True):
+            kept = match.kept
+            line._after_key = after_key
+            line.refusal = match.refusal
+            line.id = kept.key if kept else self.journal.new_line_id(group, line.asked)
+
+    @property
+    def known_as(self) -> str:
+        assert self.id is not None
+        return self.id
+
+    @property
+    def shelf(self) -> Shelf:
+        if self._shelf is None:
+            self._shelf = self.journal.steps_of(self.known_as)
+        return self._shelf
+
+    # Branches
+
+    def fork(self, coroutine: object) -> "Line":
+        """A line for a task that is being created here."""
+        label = label_of(getattr(coroutine, "__qualname__", type(coroutine).__name__))
+        digest = digest_of(*coroutine_arguments(coroutine))
+        parallel = self._is_parallel()
+        counted = (label, digest) if parallel else (label,)
+        number = self.forks.numbers[counted] = self.forks.numbers.get(counted, 0) + 1
+        asked = Asked(BRANCH, label, digest, number, parallel)
+        made = Line(self.journal, self, asked, self.journal.tick())
+        made.code = coroutine.cr_code if inspect.iscoroutine(coroutine) else None
+        self.forks.waiting.append(made)
+        # Not at once: what is started together is in the order of the code.
+        asyncio.get_running_loop().call_soon(self._quiet.add, made)
+        self.journal.moved()
+        return made
+
+    def named(self, name: str) -> "Line":
+        """A line the code gives a name: it is known by that alone, wherever it is."""
+        above: Line | None = self
+        while above is not None and not (above.id or "").startswith("="):
+            above = above.parent
+        path = named_line(above.known_as if above is not None else ROOT, name)
+        made = Line(self.journal, self, Asked(BRANCH, name, "", 1), self.journal.tick())
+        made.id = path
+        return made
+
+    def ended(self, *_: object) -> None:
+        """Its task has ended; what its failures meant is for its parent to say."""
+        self.left()
+        self.let_go()
+        self.journal.moved()
+
+    def left(self) -> None:
+        """Nothing more is called in it for now."""
+        parent = self.parent
+        if parent is None:
+            return
+        parent._quiet.discard(self)
+        if self._active:
+            self._active = False
+            parent._open -= 1
+        now = self.journal.tick()
+        for seen in self.seen:
+            seen.since = now
+        parent.seen += self.seen
+        self.seen = []
+
+    def let_go(self) -> None:
+        """Of all that points back here: it would wait for the garbage collector."""
+        self.forks, self._shelf = Forks(None), None
+        self.seen, self._burst = [], []
+        self._quiet.clear()
+        self._bursts.clear()
+
+    # Failures
+
+    def pend(self, call: Call, failure: bytes) -> None:
+        self.seen.append(Seen(call, failure, self.journal.tick()))
+
+    def gone_past(self, call: Call) -> Iterator[Seen]:
+        """The failures after which `call` was made: the handler has gone on past them."""
+        line: Line | None = self
+        made = call.made
+        while line is not None:
+            passed = [seen for seen in line.seen if seen.since < made]
+            line.seen = [seen for seen in line.seen if seen.since >= made]
+            yield from passed
+            made = line.made
+            line = line.parent
+
+
+def root_line(journal: Watched) -> Line:
+    line = Line(journal, None, Asked(BRANCH, ROOT, "", 1))
+    line.id = ROOT
+    return line
+
+
+# Watching which tasks a handler starts
+
+
+class TaskFactory(Protocol):
+    """As `asyncio` calls it."""
+
+    def __call__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[object, object, T]
+        | Generator["asyncio.Future[object] | None", None, T],
+        /,
+    ) -> "asyncio.Future[T]": ...
+
+
+_ours: dict[CodeType, bool] = {}
+_watching: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Watch]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class _Watch:
+    def __init__(self, before: TaskFactory | None) -> None:
+        self.before = before
+        self.uses = 0
+
+    def factory(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[object, object, T]
+        | Generator["asyncio.Future[object] | None", None, T],
+        /,
+        *,
+        context: contextvars.Context | None = None,
+        **given: object,
+    ) -> "asyncio.Future[T]":
+        """Create a task; inside a handler, with a line of its own."""
+        line = current_line.get() if context is None else None
+        if line is None or line.journal.closed or inside_step.get() or _is_ours(coroutine):
+            return self._create(loop, coroutine, context)
+        branch = line.fork(coroutine)
+        own = contextvars.copy_context()
+        own.run(current_line.set, branch)
+        task = self._create(loop, coroutine, own)
+        task.add_done_callback(branch.ended)
+        return task
+
+    def _create(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[object, object, T]
+        | Generator["asyncio.Future[object] | None", None, T],
+        context: contextvars.Context | None,
+    ) -> "asyncio.Future[T]":
+        if self.before is None:
+            return asyncio.Task(coroutine, loop=loop, context=context)
+        if context is None:
+            return self.before(loop, coroutine)
+        # It copies the context it is called in, whether or not it can be given one.
+        return context.run(self.before, loop, coroutine)
+
+
+def watch_tasks(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+    """See every task that handlers start on a loop, until the function returned is called."""
+    watch = _watching.get(loop)
+    if watch is None or loop.get_task_factory() != watch.factory:
+        watch = _watching[loop] = _Watch(loop.get_task_factory())
+        loop.set_task_factory(watch.factory)
+    watch.uses += 1
+    return partial(_unwatch, weakref.ref(loop), watch)
+
+
+def _unwatch(loop: "weakref.ref[asyncio.AbstractEventLoop]", watch: _Watch) -> None:
+    watch.uses -= 1
+    watched = loop()
+    if watched is None or watch.uses > 0:
+        return
+    # Whoever has put another one in place meanwhile keeps it.
+    if watched.get_task_factory() == watch.factory:
+        watched.set_task_factory(watch.before)
+        _watching.pop(watched, None)
+
+
+def _is_ours(coroutine: object) -> bool:
+    """Whether a coroutine is part of the engine: it makes no calls of its own."""
+    if not inspect.iscoroutine(coroutine):
+        return False
+    code = coroutine.cr_code
+    known = _ours.get(code)
+    if known is None:
+        filename = code.co_filename
+        known = _ours[code] = filename.startswith(OURS) and not filename.startswith(DEMO)
+    return known

@@ -1,0 +1,197 @@
+"""Which stored step a call stands for, and whether a new call may run."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowfabric.core.journal import (
+    BRANCH,
+    ROOT,
+    STEP_KEY_BYTES_MAX,
+    Asked,
+    Kept,
+    Shelf,
+    kept_lines,
+    label_of,
+    line_group,
+    line_id,
+    named_line,
+    step_key,
+)
+
+
+def asked(text: str) -> Asked:
+    """`name:digest#number`, with `!` at the end if it is parallel."""
+    rest, _, number = text.rstrip("!").partition("#")
+    name, _, digest = rest.partition(":")
+    return Asked("call", name, digest, int(number or 1), text.endswith("!"))
+
+
+def kept(text: str) -> Kept:
+    return Kept(text, *asked(text))
+
+
+def taken(stored: Sequence[str], *bursts: Sequence[str]) -> list[list[str]]:
+    """For each call the stored step it takes, `new`, or `refused`."""
+    shelf = Shelf(kept(each) for each in stored)
+    found = []
+    for burst in bursts:
+        matches = shelf.take([asked(each) for each in burst])
+        found.append(
+            [
+                each.kept.key if each.kept else "refused" if each.refusal else "new"
+                for each in matches
+            ]
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stored", "bursts", "expected"),
+    [
+        pytest.param([], [["a"]], [["new"]], id="nothing is stored"),
+        pytest.param(["a"], [["a"]], [["a"]], id="the same call"),
+        pytest.param(["a:1"], [["a:2"]], [["a:1"]], id="an argument may be the time"),
+        pytest.param(["a:1", "a:2#2"], [["a:9"], ["a:8#2"]], [["a:1"], ["a:2#2"]], id="in a loop"),
+        pytest.param(["a"], [["b"]], [["refused"]], id="renamed"),
+        pytest.param(["a", "b"], [["a"], ["x"], ["b"]], [["a"], ["refused"], ["b"]], id="inserted"),
+        pytest.param(["a", "b"], [["b"], ["a"], ["c"]], [["b"], ["a"], ["new"]], id="reordered"),
+        pytest.param(["a"], [["a"], ["b"]], [["a"], ["new"]], id="appended"),
+        pytest.param(
+            ["a:2#2"], [["a:1", "a:2#2"]], [["new", "a:2#2"]], id="together, the second is stored"
+        ),
+        pytest.param(
+            ["a:1", "a:2#2"], [["a:2", "a:1#2"]], [["a:2#2", "a:1"]], id="together, in other order"
+        ),
+        pytest.param(
+            ["a:f.1", "a:f.2#2"],
+            [["a:f.8", "a:f.9#2"]],
+            [["a:f.1", "a:f.2#2"]],
+            id="together, with other times",
+        ),
+        pytest.param(["b:2!"], [["b:1!"]], [["new"]], id="another one of parallel calls"),
+        pytest.param(["b:2!"], [["c:1"]], [["new"]], id="parallel ones may still be asked for"),
+        pytest.param(["b:2!"], [["b:1!"], ["b:2!"]], [["new"], ["b:2!"]], id="and are"),
+        pytest.param(["b:f.2!"], [["b:f.1!"]], [["refused"]], id="cannot be told apart"),
+        pytest.param(["b:2"], [["b:1!"]], [["refused"]], id="one behind that was in order"),
+    ],
+)
+def test_a_call_takes_its_own_step(
+    stored: list[str], bursts: list[list[str]], expected: list[list[str]]
+) -> None:
+    assert taken(stored, *bursts) == expected
+
+
+def test_another_kind_of_the_same_name_is_another_call() -> None:
+    (match,) = Shelf([kept("sleep")]).take([Asked("sleep", "sleep", "", 1)])
+    assert match.kept is None
+    assert "step 'sleep' is and has not been asked for" in match.refusal
+
+
+def test_a_change_that_a_person_accepted_is_no_reason_to_refuse() -> None:
+    shelf = Shelf([kept("a"), kept("b")])
+    shelf.accept()
+    assert [each.refusal for each in shelf.take([asked("c")])] == [""]
+    assert [each.kept for each in shelf.take([asked("b")])] == [kept("b")]
+    assert shelf.left == [kept("a")]
+
+
+calls = st.tuples(st.sampled_from("ab"), st.sampled_from(("1", "2", "f.3", "f.4")))
+programs = st.lists(st.lists(calls, min_size=1, max_size=4), min_size=1, max_size=5)
+
+
+def numbered(program: list[list[tuple[str, str]]]) -> list[list[Asked]]:
+    uses: dict[str, int] = {}
+    bursts = []
+    for burst in program:
+        made = []
+        for name, digest in burst:
+            uses[name] = uses.get(name, 0) + 1
+            made.append(Asked("call", name, digest, uses[name]))
+        bursts.append(made)
+    return bursts
+
+
+@given(program=programs, data=st.data())
+def test_every_call_of_an_unchanged_program_gets_its_own_step_after_a_crash(
+    program: list[list[tuple[str, str]]], data: st.DataObject
+) -> None:
+    bursts = numbered(program)
+    whole = data.draw(st.integers(0, len(bursts)))
+    kept_of = {each: Kept(str(each), *each) for burst in bursts for each in burst}
+    stored = {each for burst in bursts[:whole] for each in burst}
+    if whole < len(bursts):
+        stored |= {each for each in bursts[whole] if data.draw(st.booleans())}
+    shelf = Shelf(kept_of[each] for each in stored)
+    for burst in bursts:
+        for each, match in zip(burst, shelf.take(burst), strict=True):
+            assert match.refusal == ""
+            if each in stored:
+                assert match.kept == kept_of[each]
+            else:
+                assert match.kept is None
+
+
+@given(program=programs, data=st.data())
+def test_changing_times_among_the_arguments_change_nothing(
+    program: list[list[tuple[str, str]]], data: st.DataObject
+) -> None:
+    bursts = numbered(program)
+    shelf = Shelf(Kept(str(each.number) + each.name, *each) for burst in bursts for each in burst)
+    for burst in bursts:
+        later = [each._replace(digest=f"f.{data.draw(st.integers(10, 99))}") for each in burst]
+        for each, match in zip(later, shelf.take(later), strict=True):
+            assert match.kept is not None
+            assert match.kept.name == each.name
+
+
+@given(
+    stored=st.lists(st.tuples(calls, st.booleans()), max_size=6, unique=True),
+    burst=st.lists(calls, min_size=1, max_size=3),
+)
+def test_no_step_is_taken_twice_and_none_by_a_call_of_another_name(
+    stored: list[tuple[tuple[str, str], bool]], burst: list[tuple[str, str]]
+) -> None:
+    shelf = Shelf(
+        Kept(f"k{number}", "call", name, digest, number, parallel)
+        for number, ((name, digest), parallel) in enumerate(stored)
+    )
+    (made,) = numbered([burst])
+    before = len(shelf.left)
+    found = [each.kept for each in shelf.take(made)]
+    keys = [each.key for each in found if each is not None]
+    assert len(set(keys)) == len(keys) == before - len(shelf.left)
+    assert all(own is None or own.name == each.name for own, each in zip(found, made, strict=True))
+
+
+def test_lines_are_found_again_from_the_names_they_are_stored_under() -> None:
+    group = line_group(ROOT, "charge")
+    first, second = (
+        Asked(BRANCH, "shop.<locals>.fetch", "0a.1b", number, parallel)
+        for number, parallel in ((1, False), (2, True))
+    )
+    stored = [line_id(group, first), line_id(group, second), ROOT, named_line(ROOT, "ada")]
+    found = kept_lines(stored)
+    assert found == {group: [Kept(stored[0], *first), Kept(stored[1], *second)]}
+
+
+def test_keys_are_readable_different_and_short_enough() -> None:
+    fetch = line_id(line_group(ROOT, "x"), Asked(BRANCH, "shop.<locals>.fetch", "0a", 2))
+    other = line_id(line_group(ROOT, "y"), Asked(BRANCH, "shop.<locals>.fetch", "0a", 2))
+    long = named_line(named_line(ROOT, "ü" * 200), "ü" * 200)
+    calls = [asked(each) for each in ("charge", "charge#2", "charge#1", "charge:0a!", "x" * 256)]
+    keys = [step_key(line, each) for line in (ROOT, fetch, other, long) for each in calls]
+    assert keys[0] == keys[2] == "charge"
+    assert keys[1] == "charge#2"
+    assert keys[5].startswith("charge@fetch[2].")
+    assert len(set(keys)) == len(keys) - 4
+    assert max(len(key.encode()) for key in keys) <= STEP_KEY_BYTES_MAX
+    assert step_key(ROOT, Asked("call", "charge#2", "", 1)) == "charge#2#1"
+
+
+def test_a_long_name_of_a_coroutine_keeps_its_end() -> None:
+    label = label_of("test_something_very_long." * 10 + "<locals>.fetch")
+    assert label.endswith(".fetch")
+    assert len(label) < 100
