@@ -16,7 +16,7 @@ and closes it explicitly.
 import asyncio
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
@@ -25,7 +25,7 @@ from msgspec import structs
 from flowfabric.blocking import Blocking
 from flowfabric.coding import Codec, check_codec
 from flowfabric.config import EngineConfig
-from flowfabric.connection import Opened, connect
+from flowfabric.connection import Opened, connect, migrate
 from flowfabric.core.durations import Duration
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import Unavailable
@@ -69,9 +69,11 @@ class App(Registry):
         config: EngineConfig | None = None,
         clock: Clock | None = None,
         pool_max: int = 10,
+        migrate: bool = False,
     ) -> None:
         """Apps of different namespaces share a database and see nothing of each other.
 
+        With `migrate`, opening brings the schema of the database up to date.
         All payloads go through the `codec`, if there is one; see `Codec`.
         """
         super().__init__(namespace)
@@ -84,7 +86,10 @@ class App(Registry):
         self._config = config
         self._clock = clock
         self._pool_max = pool_max
+        self._migrate = migrate and url != MEMORY_URL
         self._opened: Opened | None = None
+        self._guard: AsyncGenerator[None, None] | None = None
+        """Closes what is open, at the latest when the event loop ends."""
         self._closed = False
         self._opening: asyncio.Lock | None = None
 
@@ -282,12 +287,17 @@ class App(Registry):
     async def open(self) -> Opened:
         """Connect, if it is not connected yet."""
         self._closed = False
+        if self._opened is not None and self._opened.loop.is_closed():
+            self._opened = self._guard = self._opening = None
         if self._opened is None:
             if self._opening is None:
                 self._opening = asyncio.Lock()
             async with self._opening:
                 if self._opened is None:
-                    self._opened = await Opened.through(self._connect)
+                    opened = await Opened.through(self._connect)
+                    self._guard = _closing_at_the_end(opened)
+                    await anext(self._guard)
+                    self._opened = opened
         if self._opened.loop is not asyncio.get_running_loop():
             raise Unavailable("app", "it was opened on another event loop; close it there first")
         return self._opened
@@ -304,9 +314,10 @@ class App(Registry):
     async def close(self) -> None:
         """Send what is underway and disconnect. It may be opened again."""
         self._closed = True
-        opened, self._opened, self._opening = self._opened, None, None
-        if opened is not None:
-            await opened.close()
+        guard, self._guard = self._guard, None
+        self._opened = self._opening = None
+        if guard is not None:
+            await guard.aclose()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -370,6 +381,9 @@ class App(Registry):
         )
 
     async def _connect(self, pool_max: int | None = None) -> Engine:
+        if self._migrate:
+            await migrate(self.url)
+            self._migrate = False
         return await connect(
             self.url,
             config=self._config,
@@ -382,6 +396,14 @@ class App(Registry):
         if self._opened is None:
             raise Unavailable("app", "it is not open: `async with app:` or `await app.open()`")
         return self._opened
+
+
+async def _closing_at_the_end(opened: Opened) -> AsyncGenerator[None, None]:
+    """An event loop closes the generators it has left when it ends, and waits for them."""
+    try:
+        yield
+    finally:
+        await opened.close()
 
 
 class TaskDecorator:

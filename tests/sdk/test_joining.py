@@ -131,7 +131,7 @@ async def test_a_connection_without_a_transaction_or_of_another_kind_is_refused(
             await app.submit(greeting(app, "x"), connection=connection)
     finally:
         await connection.close()
-    with pytest.raises(InvalidInput, match="must be an asyncpg or psycopg 3 connection"):
+    with pytest.raises(InvalidInput, match="must be a connection of asyncpg, psycopg or psycopg2"):
         await app.submit(greeting(app, "x"), connection=object())
 
 

@@ -1,6 +1,6 @@
 """Whose connection is this? Finding the driver's own connection in what users pass.
 
-SQLAlchemy wraps the driver's connection and begins its transaction only when it
+SQLAlchemy and Django wrap the driver's connection. SQLAlchemy begins its transaction only when it
 is first used, so it is used here first: what is then written through the driver
 belongs to the same transaction.
 """
@@ -20,7 +20,9 @@ def comes_from(connection: object, package: str) -> bool:
 
 
 def unwrap_sync(connection: object) -> object:
-    """The driver's connection behind a SQLAlchemy session or connection; others as they are."""
+    """The driver's connection behind Django's or SQLAlchemy's; others as they are."""
+    if comes_from(connection, "django"):
+        return _unwrap_django(connection)
     if not comes_from(connection, "sqlalchemy"):
         return connection
     orm, engine = _loaded("sqlalchemy.orm"), _loaded("sqlalchemy.engine")
@@ -31,6 +33,16 @@ def unwrap_sync(connection: object) -> object:
         driver: object = connection.connection.dbapi_connection
         return driver
     raise unknown(connection)
+
+
+def _unwrap_django(connection: object) -> object:
+    """`django.db.connection` stands for the connection of the calling thread."""
+    ensure = getattr(connection, "ensure_connection", None)
+    if ensure is None:
+        raise unknown(connection)
+    ensure()
+    driver: object = getattr(connection, "connection", None)
+    return driver
 
 
 async def unwrap(connection: object) -> object:
@@ -51,8 +63,8 @@ def unknown(connection: object) -> InvalidInput:
     kind = type(connection)
     return InvalidInput(
         "connection",
-        "must be an asyncpg or psycopg 3 connection, a SQLAlchemy connection or session over one"
-        " of these, or on SQLite a sqlite3.Connection;"
+        "must be a connection of asyncpg, psycopg or psycopg2, on SQLite one of sqlite3 or"
+        " aiosqlite, or over one of these a SQLAlchemy connection or session, or Django's;"
         f" this is a {kind.__module__}.{kind.__qualname__}",
     )
 

@@ -1,6 +1,7 @@
 """Our statements on somebody else's Postgres connection, inside their transaction."""
 
 import importlib
+import re
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from flowfabric.store.postgres.failures import lock_timed_out
 from flowfabric.store.postgres.hints import CHANNEL, hint_payload
 from flowfabric.store.postgres.pool import SEARCH_PATH
 
+_NUMBERED: Final = re.compile(r"\$(\d+)")
 _NO_TRANSACTION: Final = "has no open transaction to take part in; begin one first"
 
 
@@ -49,7 +51,7 @@ class _Cursor(Protocol):
     @property
     def description(self) -> Sequence[_Column] | None: ...
 
-    def execute(self, query: str, params: Sequence[object]) -> object: ...
+    def execute(self, query: str, params: Sequence[object] | dict[str, object]) -> object: ...
 
     def fetchall(self) -> Iterable[Iterable[Value | uuid.UUID]]: ...
 
@@ -97,17 +99,44 @@ class AsyncPsycopgConnection:
         return [ForeignRow(names, row) for row in await self._cursor.fetchall()]
 
 
+class Psycopg2Connection:
+    """A psycopg2 connection behind the same face: it writes values into the statement itself."""
+
+    def __init__(self, cursor: _Cursor) -> None:
+        self._cursor = cursor
+
+    async def fetch(
+        self, query: str, *args: object, timeout: float | None = None
+    ) -> Sequence[DriverRow]:
+        named = _NUMBERED.sub(r"%(p\1)s", query.replace("%", "%%"))
+        values = {f"p{place}": _parameter(value) for place, value in enumerate(args, 1)}
+        self._cursor.execute(named, values)
+        columns = self._cursor.description
+        if columns is None:
+            return []
+        names = [column.name for column in columns]
+        return [ForeignRow(names, map(_plain, row)) for row in self._cursor.fetchall()]
+
+
+def _plain(value: Value | uuid.UUID | memoryview) -> Value | uuid.UUID:
+    return bytes(value) if isinstance(value, memoryview) else value
+
+
 def joined(connection: object) -> Fetching:
     """A connection of any driver we know, as one we can run our statements on."""
     if comes_from(connection, "asyncpg"):
         return _asyncpg(connection)
     if comes_from(connection, "psycopg"):
         return _psycopg(connection)
+    if comes_from(connection, "psycopg2"):
+        return _psycopg2(connection)
     raise unknown(connection)
 
 
 def joined_sync(connection: object) -> Fetching:
     """The same, for connections that need no event loop."""
+    if comes_from(connection, "psycopg2"):
+        return _psycopg2(connection)
     if comes_from(connection, "psycopg"):
         fetching = _psycopg(connection)
         if isinstance(fetching, PsycopgConnection):
@@ -195,6 +224,18 @@ def _psycopg(connection: object) -> PsycopgConnection | AsyncPsycopgConnection:
             psycopg.AsyncRawCursor(connection, row_factory=rows.tuple_row)
         )
     return PsycopgConnection(psycopg.RawCursor(connection, row_factory=rows.tuple_row))
+
+
+def _psycopg2(connection: object) -> Psycopg2Connection:
+    psycopg2 = importlib.import_module("psycopg2")
+    extensions = importlib.import_module("psycopg2.extensions")
+    if not isinstance(connection, psycopg2.extensions.connection):
+        raise unknown(connection)
+    idle = connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
+    if connection.autocommit and idle:
+        raise InvalidInput("connection", _NO_TRANSACTION)
+    # Of the plain kind: theirs may return rows of another shape.
+    return Psycopg2Connection(connection.cursor(cursor_factory=extensions.cursor))
 
 
 def _parameter(value: object) -> object:

@@ -5,12 +5,26 @@ Nobody needs to be told: other connections to the file notice the commit.
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 
 from flowfabric.errors import InvalidInput
 from flowfabric.store.foreign import unknown
 from flowfabric.store.sqlite.connection import MEMORY
+
+T = TypeVar("T")
+
+
+async def on_its_thread(connection: object, work: Callable[[sqlite3.Connection], T]) -> T:
+    """Run something on the thread of an aiosqlite connection."""
+    # It offers no other way to run more than one statement of ours.
+    run: Callable[[Callable[[], T]], Awaitable[T]] | None = getattr(connection, "_execute", None)
+    own: object = getattr(connection, "_conn", None)
+    if run is None or not isinstance(own, sqlite3.Connection):
+        raise unknown(connection)
+    return await run(partial(work, own))
 
 
 @contextmanager

@@ -30,12 +30,12 @@ from flowfabric.store.base import (
 )
 from flowfabric.store.drive import drive
 from flowfabric.store.event_pages import EVENTS_MAX, WINDOW, page, window_of
-from flowfabric.store.foreign import unwrap, unwrap_sync
+from flowfabric.store.foreign import comes_from, unwrap, unwrap_sync
 from flowfabric.store.hints import HintBoard, Listener
 from flowfabric.store.sqlite.connection import BUSY_TIMEOUT_MS, MEMORY, Synchronous, connect
 from flowfabric.store.sqlite.failures import translate
 from flowfabric.store.sqlite.identity import FileIdentity
-from flowfabric.store.sqlite.joined import joined
+from flowfabric.store.sqlite.joined import joined, on_its_thread
 from flowfabric.store.sqlite.migrations import apply_pending, check_schema
 from flowfabric.store.sqlite.transaction import SqliteReader, SqliteTransaction
 from flowfabric.store.sqlite.watcher import watch
@@ -151,7 +151,11 @@ class SqliteStore:
     async def transact_on(
         self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
     ) -> T:
-        return self.transact_on_sync(await unwrap(connection), body)
+        theirs = await unwrap(connection)
+        if comes_from(theirs, "aiosqlite"):
+            # Its connection may be used on a thread of its own only.
+            return await on_its_thread(theirs, lambda own: self.transact_on_sync(own, body))
+        return self.transact_on_sync(theirs, body)
 
     def transact_on_sync(
         self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
