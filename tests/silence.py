@@ -59,6 +59,11 @@ class Network:
         self._refused = asyncio.Semaphore(0)
         self.url = ""
 
+    @property
+    def made(self) -> int:
+        """Connections that were ever made through it."""
+        return len(self._lines)
+
     def go_down(self) -> None:
         self._is_down, self._refused = True, asyncio.Semaphore(0)
         for line in self._lines:

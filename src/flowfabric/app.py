@@ -70,11 +70,14 @@ class App(Registry):
         clock: Clock | None = None,
         pool_max: int = 10,
         migrate: bool = False,
+        listen_url: str | None = None,
     ) -> None:
         """Apps of different namespaces share a database and see nothing of each other.
 
         With `migrate`, opening brings the schema of the database up to date.
         All payloads go through the `codec`, if there is one; see `Codec`.
+        Where `url` leads through PgBouncer in transaction mode, `listen_url` is a way past
+        it, over which each process hears at once what it would otherwise have to ask for.
         """
         super().__init__(namespace)
         if codec is not None:
@@ -87,6 +90,7 @@ class App(Registry):
         self._clock = clock
         self._pool_max = pool_max
         self._migrate = migrate and url != MEMORY_URL
+        self._listen_url = listen_url
         self._opened: Opened | None = None
         self._guard: AsyncGenerator[None, None] | None = None
         """Closes what is open, at the latest when the event loop ends."""
@@ -390,6 +394,7 @@ class App(Registry):
             clock=self._clock,
             pool_max=self._pool_max if pool_max is None else pool_max,
             codec=self.codec,
+            listen_url=self._listen_url,
         )
 
     def _require(self) -> Opened:

@@ -20,6 +20,7 @@ async def connect(
     config: EngineConfig | None = None,
     clock: Clock | None = None,
     pool_max: int = 10,
+    listen_url: str | None = None,
     set_up: bool = True,
     codec: Codec | None = None,
 ) -> Engine:
@@ -28,7 +29,7 @@ async def connect(
     A SQLite database is set up on first use, unless `set_up` says no; a Postgres database
     by `migrate`. All payloads go through the `codec`, if there is one.
     """
-    store = open_store(url, clock=clock, pool_max=pool_max, set_up=set_up)
+    store = open_store(url, clock=clock, pool_max=pool_max, listen_url=listen_url, set_up=set_up)
     if codec is not None:
         return await CodedEngine.opened_with(store, config, codec)
     return await Engine.open(store, config)

@@ -7,6 +7,7 @@ Everything here runs on one event loop.
 """
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from typing import Final, Self
 from weakref import WeakKeyDictionary
@@ -14,8 +15,10 @@ from weakref import WeakKeyDictionary
 EVERY_TOPIC: Final = "*"
 """Hints every listener, whatever it listens to."""
 
-POLL_FIRST_S: Final = 0.05
+POLL_FIRST_S: Final = 0.01
 POLL_MAX_S: Final = 1.0
+POLLS_PER_IDLE_TIME: Final = 8
+"""Whoever has had nothing to do for a second looks again after an eighth of that."""
 
 
 class HintBoard:
@@ -60,23 +63,27 @@ class HintBoard:
 
 
 class Listener:
-    """Waits for hints on its topics. Polls, faster when busy, while the board is not live."""
+    """Waits for hints on its topics. While the board is not live it polls, in step with the load:
+    at once where there was just something to do, rarely where there is never anything."""
 
     def __init__(self, board: HintBoard, topics: Sequence[str]) -> None:
         self.topics = tuple(topics)
         self._board = board
         self._hinted = asyncio.Event()
-        self._poll_s = POLL_FIRST_S
+        self._busy_at_s = time.monotonic()
 
     async def wait(self, timeout_s: float) -> bool:
         if not self._board.live:
-            timeout_s = min(timeout_s, self._poll_s)
+            idle_s = time.monotonic() - self._busy_at_s
+            poll_s = max(POLL_FIRST_S, min(idle_s / POLLS_PER_IDLE_TIME, POLL_MAX_S))
+            timeout_s = min(timeout_s, poll_s)
         hinted = await self._wait(timeout_s)
-        self._poll_s = POLL_FIRST_S if hinted else min(self._poll_s * 2, POLL_MAX_S)
+        if hinted:
+            self.found_work()
         return hinted
 
     def found_work(self) -> None:
-        self._poll_s = POLL_FIRST_S
+        self._busy_at_s = time.monotonic()
 
     def wake(self) -> None:
         self._hinted.set()

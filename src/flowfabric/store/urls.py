@@ -30,13 +30,14 @@ def open_store(
     clock: Clock | None = None,
     pool_max: int = 10,
     statement_cache_size: int | None = None,
+    listen_url: str | None = None,
     synchronous: Synchronous = "full",
     set_up: bool = True,
 ) -> Store:
     """The store at `url`; call its `open` before use.
 
-    `pool_max` and `statement_cache_size` concern Postgres, `synchronous` SQLite, and so does
-    `set_up`: whether opening may create or migrate the file.
+    `pool_max`, `statement_cache_size` and `listen_url` concern Postgres, `synchronous` SQLite,
+    and so does `set_up`: whether opening may create or migrate the file.
     """
     if not isinstance(url, str):
         raise InvalidInput("url", "must be a string", type(url).__name__)
@@ -49,7 +50,7 @@ def open_store(
     if url.startswith(EMBEDDED) and url != EMBEDDED:
         url = start_embedded(Path(unquote(url[len(EMBEDDED) :])))
     if url.startswith(POSTGRES):
-        return _postgres(url, clock, pool_max, statement_cache_size)
+        return _postgres(url, clock, pool_max, statement_cache_size, listen_url)
     known = ", ".join(f"{start}…" for start in (SQLITE, *POSTGRES, EMBEDDED))
     # No more of it is shown than surely holds no password.
     start = _SCHEME.match(url)
@@ -58,7 +59,11 @@ def open_store(
 
 
 def _postgres(
-    url: str, clock: Clock | None, pool_max: int, statement_cache_size: int | None
+    url: str,
+    clock: Clock | None,
+    pool_max: int,
+    statement_cache_size: int | None,
+    listen_url: str | None,
 ) -> Store:
     # Imported here: the driver is an extra that SQLite users need not install.
     try:
@@ -68,7 +73,11 @@ def _postgres(
             "postgresql", f"needs {error.name}: pip install flowfabric[postgres]"
         ) from error
     return PostgresStore(
-        url, clock=clock, pool_max=pool_max, statement_cache_size=statement_cache_size
+        url,
+        clock=clock,
+        pool_max=pool_max,
+        statement_cache_size=statement_cache_size,
+        listen_url=listen_url,
     )
 
 

@@ -11,6 +11,7 @@ from flowfabric.core.decision import Changes
 from flowfabric.store.base import HintListener, Store, Transaction
 from flowfabric.store.hints import POLL_MAX_S
 from flowfabric.store.postgres.store import PostgresStore
+from tests.silence import Network
 from tests.store.records import a_lane, change_postgres
 
 LISTENERS = """
@@ -128,3 +129,17 @@ async def test_a_pooler_that_swallows_notifications_is_noticed(postgres_database
     await store.close()
     server.close()
     await server.wait_closed()
+
+
+async def test_hints_take_another_way_than_statements_where_there_is_one(
+    postgres_database: str,
+) -> None:
+    async with Network(postgres_database).open() as past_the_pooler:
+        store = PostgresStore(postgres_database, listen_url=past_the_pooler.url)
+        await store.open()
+        try:
+            with store.hints(["a"]) as listener:
+                await until_live(store, listener)
+            assert past_the_pooler.made == 1
+        finally:
+            await store.close()

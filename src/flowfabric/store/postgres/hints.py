@@ -117,7 +117,7 @@ class HintExchange:
 
     async def _listen_until_lost(self) -> bool:
         """Listen on a connection of our own; tell whether it ever worked."""
-        connection = await self._connections.connect(HEALTH_TIMEOUT_S)
+        connection = await self._connections.connect_to_listen(HEALTH_TIMEOUT_S)
         lost = asyncio.Event()
         connection.add_termination_listener(lambda _: lost.set())
         try:

@@ -105,7 +105,13 @@ class Connections:
     """A pool, and whether a transaction-mode pooler stands between it and the server."""
 
     def __init__(
-        self, url: str, *, pool_max: int, acquire_timeout_s: float, statement_cache_size: int
+        self,
+        url: str,
+        *,
+        pool_max: int,
+        acquire_timeout_s: float,
+        statement_cache_size: int,
+        listen_url: str | None = None,
     ) -> None:
         self.pool_max = pool_max
         self.behind_pooler = statement_cache_size == 0
@@ -114,6 +120,7 @@ class Connections:
         self.on_suspicion: Callable[[], None] | None = None
         """Called when a statement has timed out: the network may swallow packets."""
         self._url = url
+        self._listen_url = listen_url or url
         self._acquire_timeout_s = acquire_timeout_s
         self._statement_cache_size = statement_cache_size
         self._is_open = False
@@ -155,9 +162,13 @@ class Connections:
         for connection in list(self._generations):
             self._drop(connection)
 
-    async def connect(self, command_timeout_s: float = COMMAND_TIMEOUT_S) -> Connection:
+    async def connect(self) -> Connection:
         """A connection outside the pool."""
-        return await self._connect(0, command_timeout_s)
+        return await self._connect(self._url, 0, COMMAND_TIMEOUT_S)
+
+    async def connect_to_listen(self, command_timeout_s: float) -> Connection:
+        """One for hints, past any transaction-mode pooler if we know a way."""
+        return await self._connect(self._listen_url, 0, command_timeout_s)
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Usable]:
@@ -246,9 +257,8 @@ class Connections:
         self._connecting += 1
         generation = self._generation
         try:
-            connection = await self._connect(
-                0 if self.behind_pooler else self._statement_cache_size, COMMAND_TIMEOUT_S
-            )
+            cached = 0 if self.behind_pooler else self._statement_cache_size
+            connection = await self._connect(self._url, cached, COMMAND_TIMEOUT_S)
         except BaseException:
             self._connecting -= 1
             self._wake_next()
@@ -261,10 +271,12 @@ class Connections:
         self._all_gone.clear()
         return connection
 
-    async def _connect(self, statement_cache_size: int, command_timeout_s: float) -> Connection:
+    async def _connect(
+        self, url: str, statement_cache_size: int, command_timeout_s: float
+    ) -> Connection:
         with _readable_url():
             connection = await connect(
-                self._url,
+                url,
                 timeout=patience_s(CONNECT_TIMEOUT_S) or CONNECT_TIMEOUT_S,
                 command_timeout=command_timeout_s,
                 statement_cache_size=statement_cache_size,

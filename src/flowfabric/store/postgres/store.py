@@ -81,10 +81,11 @@ class PostgresStore:
         pool_max: int = 10,
         acquire_timeout_s: float = ACQUIRE_TIMEOUT_S,
         statement_cache_size: int | None = None,
+        listen_url: str | None = None,
     ) -> None:
         """`statement_cache_size=0` says that a transaction-mode pooler is in between.
 
-        Most such poolers are noticed by themselves.
+        Most such poolers are noticed by themselves. `listen_url` is a way past it, for hints.
         """
         self._clock = clock
         self._connections = Connections(
@@ -94,6 +95,7 @@ class PostgresStore:
             statement_cache_size=(
                 STATEMENT_CACHE_SIZE if statement_cache_size is None else statement_cache_size
             ),
+            listen_url=listen_url,
         )
         self._board = HintBoard()
         self._exchange = HintExchange(self._board, self._connections)
