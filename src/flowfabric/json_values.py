@@ -14,6 +14,7 @@ from typing import Protocol, Self, TypeVar, runtime_checkable
 import msgspec
 from msgspec import inspect
 
+from flowfabric.core.checks import check_depth
 from flowfabric.errors import InvalidInput
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ def encode_value(field: str, value: object) -> bytes:
             f"{field}{place}",
             "is NaN or infinite, which JSON cannot hold; use None or text instead",
         )
+    check_depth(field, data)
     return data
 
 

@@ -245,3 +245,30 @@ async def test_a_name_that_would_act_on_a_terminal_is_refused(
             continue
         accepted.append(what)
     assert accepted == []
+
+
+async def test_json_that_is_nested_too_deep_is_refused_at_every_door(
+    engine: Engine, given: Given
+) -> None:
+    claimed = await given.running()
+    deep = b"[" * 100_000 + b"]" * 100_000
+    json = {"payload_encoding": "json"}
+    schedule = ScheduleDefinition(schedule_id="s", execution_kind="k", every_ms=1_000)
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "arguments": lambda: engine.create_execution(new(input_payload=deep, **json)),
+        "result": lambda: engine.complete(claimed.handle, deep, result_encoding="json"),
+        "schedule": lambda: engine.upsert_schedule(
+            structs.replace(schedule, input_payload=deep, payload_encoding="json")
+        ),
+        "signal": lambda: engine.deliver_signal(
+            claimed.execution_id,
+            FIRST_UUID,
+            waitpoint_token=f"k1:{'0' * 64}",
+            signal_name="s",
+            payload=deep[:500] + deep[-500:],
+            payload_encoding="json",
+        ),
+    }
+    for call in calls.values():
+        with pytest.raises(InvalidInput, match="nested at most 128 deep"):
+            await call()

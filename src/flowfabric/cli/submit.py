@@ -15,6 +15,7 @@ from flowfabric.cli import documents, exits, screen
 from flowfabric.cli.target import Target, find_app, options, own_namespace_option, with_engine
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.durations import duration_ms
+from flowfabric.core.limits import PAYLOAD_DEPTH_MAX
 from flowfabric.core.results import Created
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.versions import split_kind
@@ -129,6 +130,10 @@ def _task_of(reference: str, kind: str) -> Task[..., object]:
 def _check_json(data: bytes) -> None:
     try:
         msgspec.json.decode(data)
+    except RecursionError:
+        raise click.BadParameter(
+            f"must be nested at most {PAYLOAD_DEPTH_MAX} deep", param_hint="PAYLOAD"
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise click.BadParameter(
             f'is not JSON: {error}. Quote it for your shell, as in \'{{"name": "Ada"}}\'',

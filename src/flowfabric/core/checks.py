@@ -4,9 +4,21 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from flowfabric.core.limits import NAME_BYTES_MAX, REASON_BYTES_MAX, TEXT_BYTES_MAX, TIME_MS_MAX
+from flowfabric.core.limits import (
+    NAME_BYTES_MAX,
+    PAYLOAD_DEPTH_MAX,
+    REASON_BYTES_MAX,
+    TEXT_BYTES_MAX,
+    TIME_MS_MAX,
+)
 from flowfabric.core.visible import is_visible
 from flowfabric.errors import InvalidInput, PayloadTooLarge
+
+JSON: Final = "json"
+"""The encoding of what tasks are given and return."""
+_TEXTS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_SAME_BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 
 UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 """Characters no store takes as text: NUL, and surrogates that are half of nothing."""
@@ -99,6 +111,30 @@ def shorten_front(text: str, bytes_max: int) -> str:
     if len(data) <= bytes_max:
         return data.decode()
     return "…" + data[len(data) - bytes_max + 3 :].decode(errors="ignore")
+
+
+def check_json(field: str, value: object, bytes_max: int, *, encoding: object) -> bytes:
+    """Bytes that, where their encoding says so, are JSON not nested too deep."""
+    data = check_bytes(field, value, bytes_max)
+    if encoding == JSON:
+        check_depth(field, data)
+    return data
+
+
+def check_depth(field: str, document: bytes) -> None:
+    """Refuse JSON with more lists and objects inside each other than can be read back."""
+    if document.count(b"[") + document.count(b"{") <= PAYLOAD_DEPTH_MAX:
+        return
+    brackets = _TEXTS.sub(b"", document).translate(_SAME_BRACKETS, _NOT_BRACKETS)
+    # Each pass takes away the innermost level.
+    for _ in range(PAYLOAD_DEPTH_MAX):
+        less = brackets.replace(b"[]", b"")
+        if len(less) == len(brackets):
+            break
+        brackets = less
+    if b"[]" in brackets:
+        problem = f"must be nested at most {PAYLOAD_DEPTH_MAX} deep, in lists and objects"
+        raise InvalidInput(field, problem)
 
 
 def shorten(text: str, bytes_max: int) -> str:

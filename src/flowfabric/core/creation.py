@@ -14,8 +14,8 @@ from msgspec import Struct
 from flowfabric.core.capabilities import check_required
 from flowfabric.core.checks import (
     check_bool,
-    check_bytes,
     check_int,
+    check_json,
     check_optional_text,
     check_optional_time,
     check_text,
@@ -125,7 +125,12 @@ def check_new(
     timeout = policy.timeout_policy
     lane_id = parse_lane_id(request.lane_id)
     kind = parse_execution_kind(request.execution_kind)
-    payload = check_bytes("input_payload", request.input_payload, payload_bytes_max)
+    payload = check_json(
+        "input_payload",
+        request.input_payload,
+        payload_bytes_max,
+        encoding=request.payload_encoding,
+    )
     delay_until_ms = request.delay_until_ms
     if delay_until_ms is None and request.delay_ms is None:
         delay_until_ms = policy.delay_until

@@ -12,6 +12,9 @@ GRANT_TTL_MS_MAX = 60_000
 PAYLOAD_BYTES_MAX = 4 * 1024 * 1024
 """Input payload and result, each. `EngineConfig.payload_bytes_max` changes it."""
 
+PAYLOAD_DEPTH_MAX = 128
+"""Lists and objects inside each other in any JSON that is stored; readers have limits, too."""
+
 TEXT_BYTES_MAX = 64 * 1024
 """Failure reasons, progress messages and other free text; longer reasons are shortened."""
 TRACEBACK_BYTES_MAX = 16 * 1024

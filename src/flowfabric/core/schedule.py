@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import (
-    check_bytes,
     check_int,
+    check_json,
     check_name,
     check_optional_text,
     check_text,
@@ -122,7 +122,12 @@ def check_definition(
         catch_up=CatchUp(definition.catch_up),
         lane_id=parse_lane_id(definition.lane_id),
         execution_kind=parse_execution_kind(definition.execution_kind),
-        payload=check_bytes("input_payload", definition.input_payload, payload_bytes_max),
+        payload=check_json(
+            "input_payload",
+            definition.input_payload,
+            payload_bytes_max,
+            encoding=definition.payload_encoding,
+        ),
         payload_encoding=check_optional_text("payload_encoding", definition.payload_encoding),
         policy="{}" if policy is None else encode_policy(parse_policy(policy)),
         priority=None

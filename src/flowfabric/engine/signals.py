@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from flowfabric.core.checks import (
     check_int,
+    check_json,
     check_name,
-    check_optional_bytes,
     check_optional_text,
     check_optional_time,
     check_text,
@@ -481,7 +481,9 @@ def check_signal(
         signal_category=check_text("signal_category", signal_category),
         source_type=check_text("source_type", source_type),
         source_identity=check_text("source_identity", source_identity),
-        payload=check_optional_bytes("payload", payload, SIGNAL_PAYLOAD_BYTES_MAX),
+        payload=None
+        if payload is None
+        else check_json("payload", payload, SIGNAL_PAYLOAD_BYTES_MAX, encoding=payload_encoding),
         payload_encoding=check_text("payload_encoding", payload_encoding),
         correlation_id=check_text("correlation_id", correlation_id),
         idempotency_key=check_optional_text(

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from flowfabric.core.checks import (
     check_int,
+    check_json,
     check_list,
-    check_optional_bytes,
     check_optional_text,
     check_reason,
     check_text,
@@ -112,11 +112,15 @@ class Work(Operations):
         opened = [attempt(self._open_completion, completion) for completion in completions]
         return await self.decide_rest(opened, await self._complete_sure(opened), _completion_ask)
 
+    def _check_result(self, result: object, encoding: object) -> None:
+        check_optional_text("result_encoding", encoding)
+        if result is not None:
+            check_json("result", result, self.config.payload_bytes_max, encoding=encoding)
+
     def _open_completion(self, completion: object) -> OpenCompletion:
         if not isinstance(completion, Completion):
             raise InvalidInput("completions", "must be a list of Completion", completion)
-        check_optional_bytes("result", completion.result, self.config.payload_bytes_max)
-        check_optional_text("result_encoding", completion.result_encoding)
+        self._check_result(completion.result, completion.result_encoding)
         return OpenCompletion(
             handle=self.open_handle(completion.handle),
             result=completion.result or None,
@@ -163,8 +167,7 @@ class Work(Operations):
         source: str = "worker",
     ) -> Completed:
         """Finish an execution named by id and fence, or by an operator without one."""
-        check_optional_bytes("result", result, self.config.payload_bytes_max)
-        check_optional_text("result_encoding", result_encoding)
+        self._check_result(result, result_encoding)
         given = check_fence_given(fence, source)
 
         def decide(subject: Subject, timing: Timing) -> Decision[Completed]:
