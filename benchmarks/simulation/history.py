@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 from flowfabric import Engine
+from flowfabric.core.cursors import START
 from flowfabric.core.events import EventCategory, LeaseEventType, StoredEvent
 
 PAGE = 1_000
@@ -34,7 +35,7 @@ async def check_history(observer: Engine) -> list[str]:
 
 
 async def _events(observer: Engine) -> AsyncIterator[StoredEvent]:
-    after = 0
+    after = START
     while True:
         page = await observer.read_events(after=after, limit=PAGE)
         for event in page.events:

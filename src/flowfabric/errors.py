@@ -23,6 +23,7 @@
     │   └── SchemaTooOld, SchemaTooNew
     ├── ResourceExhausted   a bounded pool is full; come back later                429
     ├── OperationTimeout    it took longer than the caller allowed                 504
+    ├── HistoryChanged      the event log lost what a cursor has seen              409
     ├── StreamDisconnected  a subscription ended; reconnect from its cursor        503
     └── StreamBackpressure  the reader is slower than the writer                   503
 
@@ -98,8 +99,7 @@ class SchemaTooOld(Unavailable):
             f"the database is at version {found}, this package needs {expected};"
             " run `flowfabric migrate`",
         )
-        self.found = found
-        self.expected = expected
+        self.found, self.expected = found, expected
 
 
 class SchemaTooNew(Unavailable):
@@ -111,8 +111,7 @@ class SchemaTooNew(Unavailable):
             f"the database is at version {found}, this package knows only {expected};"
             " upgrade the flowfabric package",
         )
-        self.found = found
-        self.expected = expected
+        self.found, self.expected = found, expected
 
 
 class ResourceExhausted(FlowFabricError, error_class=ErrorClass.RETRYABLE, http_status=429):
@@ -146,6 +145,14 @@ class StreamDisconnected(FlowFabricError, http_status=503):
     def __init__(self, cursor: int | str | None) -> None:
         super().__init__(f"stream disconnected at cursor {cursor}")
         self.cursor = cursor
+
+
+class HistoryChanged(FlowFabricError, http_status=409):
+    """The event log has lost what a cursor has seen. Read on from `resume_after`."""
+
+    def __init__(self, detail: str, resume_after: str) -> None:
+        super().__init__(detail)
+        self.resume_after = resume_after
 
 
 class StreamBackpressure(FlowFabricError, error_class=ErrorClass.INFORMATIONAL, http_status=503):

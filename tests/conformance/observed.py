@@ -82,12 +82,12 @@ def without_id(event: StoredEvent) -> Event:
     return Event(**fields)
 
 
-async def cursor_of(engine: Engine) -> int:
+async def cursor_of(engine: Engine) -> str:
     """The end of the event log."""
     return (await engine.read_events(limit=PAGE_MAX)).cursor
 
 
-async def events_since(engine: Engine, cursor: int = 0) -> list[Event]:
+async def events_since(engine: Engine, cursor: str | int = 0) -> list[Event]:
     page = await engine.read_events(after=cursor, limit=PAGE_MAX)
     return [without_id(event) for event in page.events]
 

@@ -123,7 +123,7 @@ async def test_events_are_forgotten_by_age_oldest_first(
     while trimmed.full:
         trimmed = await engine.trim_events(limit=1)
     page = await engine.read_events()
-    assert (page.events, page.cursor) == (before[3:], before[3].event_id)
+    assert page.events == before[3:]
     clock.advance(ms=1)
     assert await engine.trim_events() == Swept(acted=1, full=False)
     assert (await engine.read_events()).events == ()

@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from flowfabric import App, Engine, FlowRun
+from flowfabric.core.cursors import START
 from flowfabric.core.flow_views import FlowStatus
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import PublicState
@@ -194,7 +195,7 @@ async def statuses(engine: Engine) -> dict[FlowStatus, int]:
 
 async def engine_completions(engine: Engine) -> int:
     """How many endings the engine told of."""
-    cursor = total = 0
+    cursor, total = START, 0
     while True:
         page = await engine.read_events(after=cursor, limit=1_000, category="completion")
         total += len(page.events)

@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 
 from flowfabric import Engine, EngineConfig, connect
 from flowfabric.core.attempts import first_attempt
+from flowfabric.core.cursors import START
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import Event, StoredEvent
 from flowfabric.core.flow_model import CompletionDispatch
@@ -94,7 +95,7 @@ class World:
         self.clock = SettableClock(START_MS)
         self._loop = asyncio.new_event_loop()
         self._engine: Engine | None = None
-        self._cursor = 0
+        self._cursor = START
 
     def __enter__(self) -> "World":
         return self

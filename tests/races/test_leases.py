@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from flowfabric import Engine
+from flowfabric.core.cursors import START
 from flowfabric.core.events import Event, LeaseEventType
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, uuid_of
@@ -52,7 +53,7 @@ async def sweepers(url: str) -> AsyncIterator[None]:
 async def lease_events(engine: Engine) -> dict[str, list[Event]]:
     """What happened to each lease, in order."""
     by_lease: dict[str, list[Event]] = defaultdict(list)
-    after = 0
+    after = START
     while True:
         page = await engine.read_events(after=after, limit=PAGE_MAX, category="lease")
         for event in page.events:

@@ -11,12 +11,13 @@ from flowfabric.core.events import EventCategory, StoredEvent
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import COMPLETION_TOPIC, LOST_TOPIC
+from flowfabric.errors import HistoryChanged
 
 LOOK_AGAIN_S: Final = 0.5
 
 
 @click.command("events")
-@click.option("--after", type=click.IntRange(min=0), help="Begin after this event id.")
+@click.option("--after", metavar="ID", help="Begin after this event id, or cursor.")
 @limit_option
 @click.option("--category", type=click.Choice([each.value for each in EventCategory]))
 @click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on.")
@@ -25,7 +26,7 @@ LOOK_AGAIN_S: Final = 0.5
 async def events(
     engine: Engine,
     target: Target,
-    after: int | None,
+    after: str | None,
     limit: int,
     category: str | None,
     follow: bool,
@@ -34,12 +35,19 @@ async def events(
 
     The latest are taken before --category is applied, so fewer may be printed.
     """
-    cursor = max(0, await engine.last_event_id() - limit) if after is None else after
+    cursor = after or str(max(0, await engine.last_event_id() - limit))
     left = limit
     with engine.store.hints([COMPLETION_TOPIC, LOST_TOPIC]) as hints:
         while left > 0 or follow:
             size = PAGE_MAX if follow else min(PAGE_MAX, left)
-            page = await engine.read_events(after=cursor, limit=size, category=category)
+            try:
+                page = await engine.read_events(after=cursor, limit=size, category=category)
+            except HistoryChanged as error:
+                if not follow:
+                    raise
+                screen.err().print(Text(str(error), style="yellow"))
+                cursor = error.resume_after
+                continue
             for event in page.events:
                 _print(event, target)
             left -= len(page.events)

@@ -17,6 +17,7 @@ from flowfabric.engine.audit import Audits
 from flowfabric.engine.blocked import Blocked
 from flowfabric.engine.bulk import Bulk
 from flowfabric.engine.details import Details
+from flowfabric.engine.event_reads import EventReads
 from flowfabric.engine.flow_audit import FlowAudits
 from flowfabric.engine.flow_cancels import FlowCancels
 from flowfabric.engine.flow_dispatch import FlowDispatch
@@ -120,6 +121,7 @@ class Engine(
     Presence,
     Bulk,
     Reads,
+    EventReads,
     Details,
     Lookup,
     Tags,

@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from flowfabric.core.attempts import first_attempt
 from flowfabric.core.checks import check_int, check_list, check_optional_time, check_text
-from flowfabric.core.events import EventCategory
 from flowfabric.core.explain import Explanation, Surroundings, explain
 from flowfabric.core.ids import (
     FIRST_UUID,
@@ -50,7 +49,7 @@ from flowfabric.engine.join_facts import read_join_facts
 from flowfabric.engine.routes import other_versions, required_capabilities, serves
 from flowfabric.engine.unit import Operations, execution_key, row_execution_id
 from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.store.base import EventPage, Reader, Row
+from flowfabric.store.base import Reader, Row
 
 T = TypeVar("T")
 
@@ -257,16 +256,6 @@ class Reads(Operations):
             if more
             else None,
         )
-
-    async def read_events(
-        self, *, after: int = 0, limit: int = 256, category: str | None = None
-    ) -> EventPage:
-        """Events after a cursor, in order, none missing: see the store's promise."""
-        check_int("after", after, 0, 2**62)
-        check_int("limit", limit, 1, PAGE_MAX)
-        if category is not None and category not in list(EventCategory):
-            raise InvalidInput("category", f"must be one of {', '.join(EventCategory)}", category)
-        return await self.store.read_events(after=after, limit=limit, category=category)
 
     # Shared
 

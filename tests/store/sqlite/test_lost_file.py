@@ -9,13 +9,17 @@ import pytest
 
 from flowfabric import App, Engine, connect
 from flowfabric.core.creation import NewExecution
-from flowfabric.errors import SchemaTooOld, Transport, Unavailable
+from flowfabric.errors import HistoryChanged, SchemaTooOld, Transport, Unavailable
 
 REQUEST = NewExecution(execution_kind="work")
 
 
 def contents(path: Path) -> bytes:
     return path.read_bytes()
+
+
+def restore(path: Path, backup: bytes) -> None:
+    path.write_bytes(backup)
 
 
 @pytest.fixture
@@ -106,3 +110,28 @@ async def test_looking_leaves_a_file_that_is_not_ours_as_it_is(path: Path) -> No
 async def test_looking_opens_a_file_that_is_up_to_date(engine: Engine, path: Path) -> None:
     async with await connect(f"sqlite:///{path}", set_up=False) as other:
         assert [each.lane_id for each in (await other.list_lanes()).lanes] == ["default"]
+
+
+async def test_a_reader_of_events_is_told_of_a_restored_backup(path: Path) -> None:
+    url = f"sqlite:///{path}"
+    async with await connect(url) as engine:
+        await claim_one(engine)
+    backup = contents(path)
+    async with await connect(url) as engine:
+        await claim_one(engine)
+        seen = (await engine.read_events()).cursor
+    restore(path, backup)
+    async with await connect(url) as engine:
+        newer = [await claim_one(engine) for _ in range(3)]
+        with pytest.raises(HistoryChanged) as told:
+            await engine.read_events(after=seen)
+        resumed = await engine.read_events(after=told.value.resume_after)
+
+    assert set(newer) <= {event.execution_id for event in resumed.events}
+
+
+async def claim_one(engine: Engine) -> str:
+    created = await engine.create_execution(REQUEST)
+    while (await engine.claim(worker_id="w", worker_instance_id="w-1")) is not None:
+        pass
+    return created.execution_id
