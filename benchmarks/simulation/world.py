@@ -25,7 +25,7 @@ from flowfabric.store.sqlite.store import SqliteStore
 T = TypeVar("T")
 
 WORKERS: Final = 3
-PATIENCE_S: Final = 1_800.0
+PATIENCE_S: Final = 900.0
 """How long the system may take to settle once the weather is clear."""
 LOOK_S: Final = 5.0
 OVER: Final = frozenset(
@@ -291,13 +291,14 @@ class World:
         while len(self.workers) < 2:
             self.start_worker()
         deadline_s = self.clock.now_s + PATIENCE_S
-        while self.clock.now_s < deadline_s:
+        open_ones: list[Asked] = self.asked
+        while (self._errands or open_ones) and self.clock.now_s < deadline_s:
             await asyncio.sleep(LOOK_S)
-            states = {
-                asked.execution_id: await self._state(asked.execution_id) for asked in self.asked
-            }
-            if not self._errands and all(state in OVER for state in states.values()):
-                break
+            open_ones = [
+                each
+                for each in (open_ones or self.asked)
+                if await self._state(each.execution_id) not in OVER
+            ]
         for asked in self.asked:
             await self._judge(asked)
         if self._errands:
