@@ -28,6 +28,7 @@ WORKERS: Final = 3
 PATIENCE_S: Final = 900.0
 """How long the system may take to settle once the weather is clear."""
 LOOK_S: Final = 5.0
+AUDIT_S: Final = 10.0
 OVER: Final = frozenset(
     {
         None,
@@ -110,10 +111,15 @@ class World:
     async def live(self, operations: int) -> Verdict:
         for _ in range(WORKERS):
             self.start_worker()
+        audit_at_s = AUDIT_S
         while self.counter.operations < operations:
             await asyncio.sleep(self.chance.expovariate(4))
             self._happen()
+            if self.clock.now_s >= audit_at_s:
+                await self._audit()
+                audit_at_s = self.clock.now_s + AUDIT_S
         await self._settle()
+        await self._audit()
         self.ledger.violations += await check_history(self.observer)
         return Verdict(
             seed=self.seed,
@@ -307,6 +313,17 @@ class World:
     async def _state(self, execution_id: str) -> PublicState | None:
         found = await self.observer.describe_execution(execution_id)
         return None if found is None else found.public_state
+
+    async def _audit(self) -> None:
+        """Everything has something that moves it, at every moment."""
+        cursor: str | None = None
+        while True:
+            page = await self.observer.audit(cursor=cursor)
+            for complaint in page.complaints:
+                self.ledger.report(f"{complaint.execution_id}: {complaint.detail}")
+            cursor = page.cursor
+            if cursor is None:
+                return
 
     async def _judge(self, asked: Asked) -> None:
         """The job has ended, well unless an operator cancelled it, and with its result."""
