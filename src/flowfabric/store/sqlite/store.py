@@ -8,7 +8,6 @@ is private to its Store object and disappears with it.
 import asyncio
 import queue
 import sqlite3
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -32,6 +31,7 @@ from flowfabric.store.drive import drive
 from flowfabric.store.event_pages import EVENTS_MAX, WINDOW, page, window_of
 from flowfabric.store.foreign import comes_from, unwrap, unwrap_sync
 from flowfabric.store.hints import HintBoard, Listener
+from flowfabric.store.sqlite.clock import MachineClock
 from flowfabric.store.sqlite.connection import BUSY_TIMEOUT_MS, MEMORY, Synchronous, connect
 from flowfabric.store.sqlite.failures import translate
 from flowfabric.store.sqlite.identity import FileIdentity
@@ -44,11 +44,6 @@ from flowfabric.store.sqlite.writer import Committer, Writer
 T = TypeVar("T")
 
 READERS: Final = 4
-
-
-class SystemClock:
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
 
 
 class SqliteStore:
@@ -73,7 +68,7 @@ class SqliteStore:
         """
         self._path = path
         self._named = f"the database in {path}"
-        self._clock = clock or SystemClock()
+        self._clock = clock or MachineClock()
         self._synchronous: Synchronous = synchronous
         self._busy_timeout_ms = busy_timeout_ms
         self._set_up = set_up

@@ -26,6 +26,7 @@ from flowfabric.store.mapping import (
     table_of,
     to_values,
 )
+from flowfabric.store.sqlite.clock import MachineClock
 from flowfabric.store.sqlite.generated import (
     delete_text,
     get_text,
@@ -48,6 +49,8 @@ _Bindings = Mapping[str, Value]
 class SqliteReader:
     """Row access without locks."""
 
+    _writes = False
+
     def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:
         self._connection = connection
         self._clock = clock
@@ -55,7 +58,7 @@ class SqliteReader:
 
     async def now_ms(self) -> int:
         if self._now_ms is None:
-            self._now_ms = self._clock.now_ms()
+            self._now_ms = self._time_ms()
         return self._now_ms
 
     async def get(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
@@ -106,8 +109,13 @@ class SqliteReader:
         Statement(name, "", tuple(wanted), locks=False).check(parameters)
         bindings = {name: _binding(value) for name, value in parameters.items()}
         if CLOCK in wanted and bindings.get(CLOCK) is None:
-            bindings[CLOCK] = self._clock.now_ms()
+            bindings[CLOCK] = self._time_ms()
         return bindings
+
+    def _time_ms(self) -> int:
+        if isinstance(self._clock, MachineClock):
+            return self._clock.now_on(self._connection, writes=self._writes)
+        return self._clock.now_ms()
 
     def _remember(self, records: Iterable[Record]) -> None:
         """Note rows as they are in the database; only a transaction cares."""
@@ -115,6 +123,8 @@ class SqliteReader:
 
 class SqliteTransaction(SqliteReader):
     """Row access inside the writer's transaction."""
+
+    _writes = True
 
     def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:
         super().__init__(connection, clock)

@@ -2,6 +2,13 @@
 --
 -- Executions and what belongs to them. Uuids are text; times are milliseconds.
 
+-- What the wall clock showed when the machine started; see `core.clock`.
+create table clock (
+    singleton      integer primary key default 1 check (singleton = 1),
+    boot_id        text not null,
+    started_at_ms  integer not null
+) strict;
+
 create table deployment (
     singleton              integer primary key default 1 check (singleton = 1),
     num_flow_partitions    integer not null check (num_flow_partitions > 0),
