@@ -86,6 +86,7 @@ class App(Registry):
         self.codec = codec
         self.resources = Resources()
         self._middleware: list[Middleware] = []
+        self._adopted: list[App] = []
         self._config = config
         self._clock = clock
         self._pool_max = pool_max
@@ -187,13 +188,24 @@ class App(Registry):
         return tuple(self._middleware)
 
     def adopt(self, other: "App") -> None:
-        """Take over another app's tasks, schedules, middleware and resources."""
+        """Take over another app's tasks, schedules, middleware and resources.
+
+        Nothing is replaced: a task or schedule whose name is taken is refused. Adopting the same
+        app again changes nothing.
+        """
+        if other in self._adopted:
+            return
+        self.check_adoptable(other)
         self.tasks |= other.tasks
         self.schedules += [
             structs.replace(each, namespace=self.namespace) for each in other.schedules
         ]
         self._middleware += other.middlewares
         self.resources.adopt(other.resources)
+        self._adopted.append(other)
+
+    def meet(self, task: Task[..., object]) -> None:
+        """Called with every task that is submitted through this app."""
 
     # Submitting
 
@@ -220,6 +232,7 @@ class App(Registry):
         transaction: it exists if and when that one commits.
         """
         call, options = read_submission(what, args, given)
+        self.meet(call.task)
         opened = await self._open_unless_closed()
         request = request_of(call, options, self.namespace)
         if options.connection is None:
@@ -233,6 +246,8 @@ class App(Registry):
     ) -> list[Run[R]]:
         """Submit many calls, `[publish(1), publish(2)]`, in as few transactions as possible."""
         checked = check_options(options)
+        for call in calls:
+            self.meet(call.task)
         opened = await self._open_unless_closed()
         requests = [request_of(call, checked, self.namespace) for call in calls]
         if checked.connection is None:
@@ -256,7 +271,12 @@ class App(Registry):
         With a `flow_id` of your own, building and starting the same flow again adds nothing.
         """
         return Flow(
-            self._open_unless_closed, kind, namespace=self.namespace, tags=tags, flow_id=flow_id
+            self._open_unless_closed,
+            kind,
+            namespace=self.namespace,
+            tags=tags,
+            flow_id=flow_id,
+            meet=self.meet,
         )
 
     def flow_run(self, flow_id: str) -> FlowRun:

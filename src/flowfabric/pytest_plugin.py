@@ -28,7 +28,7 @@ if importlib.util.find_spec("pytest_asyncio") is not None:
 
     @pytest_asyncio.fixture
     async def flowfabric_app(flowfabric_clock: "SettableClock") -> "AsyncIterator[LocalApp]":
-        """An empty app in memory; `flowfabric_app.adopt(shop)` gives it the tasks under test."""
+        """An app in memory that adopts the app of whatever is submitted through it."""
         from flowfabric.testing import LocalApp
 
         async with LocalApp(clock=flowfabric_clock) as app:

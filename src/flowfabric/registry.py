@@ -63,12 +63,28 @@ class Registry:
         if known is not None:
             raise InvalidInput(
                 "task",
-                f"{task.kind!r} is the name of {known.function.__module__}."
-                f"{known.function.__qualname__} already; give one of them another `name=` or"
-                " `version=`",
+                f"{task.kind!r} is the name of {_place(known)} already; give one of them another"
+                " `name=` or `version=`",
             )
+        task.owner = self
         self.tasks[task.kind] = task
         return task
+
+    def check_adoptable(self, other: "Registry") -> None:
+        """Raise unless every name of the other is free here, or stands for the same."""
+        for kind, task in other.tasks.items():
+            if self.tasks.get(kind, task) is not task:
+                raise InvalidInput(
+                    "adopt",
+                    f"task {kind!r} is already that of {_place(self.tasks[kind])}; it would be"
+                    f" replaced by that of {_place(task)}. Give one of them another `name=`",
+                )
+        own = {each.schedule_id for each in self.schedules}
+        for each in other.schedules:
+            if each.schedule_id in own:
+                raise InvalidInput(
+                    "adopt", "is the name of a schedule of both apps; rename one", each.schedule_id
+                )
 
     def find_task(self, text: str) -> Task[..., object] | None:
         """The task of a name in its newest version, or in the one named: `publish@1`."""
@@ -151,6 +167,10 @@ class Registry:
         """Have the database know every schedule declared."""
         for definition in self.schedules:
             await engine.upsert_schedule(definition)
+
+
+def _place(task: Task[..., object]) -> str:
+    return f"{task.function.__module__}.{task.function.__qualname__}"
 
 
 class ScheduleDecorator:

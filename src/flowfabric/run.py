@@ -99,6 +99,10 @@ class Endings:
                 if not waiting:
                     del self._awaited[execution_id]
 
+    async def is_idle(self) -> bool:
+        """Whether nothing will end any more by itself, as in tests that run work by hand."""
+        return False
+
     async def close(self) -> None:
         if self._reader is not None:
             self._reader.cancel()

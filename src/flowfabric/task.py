@@ -177,6 +177,8 @@ class Task(Generic[P, R_co]):
         self.version = check_version(version)
         self.kind = parse_execution_kind(kind_of(name, version))
         """The kind of its executions."""
+        self.owner: object = None
+        """The app it was declared on."""
         self.function = function
         self.settings = settings
         self.is_async = inspect.iscoroutinefunction(function)

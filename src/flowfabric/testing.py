@@ -1,18 +1,25 @@
 """Help for tests of code that uses FlowFabric."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from threading import Lock
 from typing import Final
 
 import msgspec
 
 from flowfabric.app import DEFAULT_NAMESPACE, MEMORY_URL, App
+from flowfabric.connection import Opened
 from flowfabric.core.checks import check_int, check_time
 from flowfabric.core.durations import duration_ms
+from flowfabric.core.ids import ExecutionId
+from flowfabric.engine.engine import Engine
 from flowfabric.engine.filters import ExecutionFilter
-from flowfabric.errors import OperationTimeout
+from flowfabric.engine.outcomes import Outcome
+from flowfabric.errors import ExecutionNotTerminal, NotFound, OperationTimeout
 from flowfabric.reconcilers.supervisor import URGENT, run_due
+from flowfabric.run import Endings
 from flowfabric.task import Task
 from flowfabric.worker.inline import InlineWorker
 
@@ -63,6 +70,35 @@ class SettableClock:
             return self._now_ms
 
 
+class LocalEndings(Endings):
+    """The ends of executions that only `drain` brings about: none is waited for in vain."""
+
+    def __init__(self, engine: Engine, drains: Callable[[], Awaitable[bool]]) -> None:
+        super().__init__(engine)
+        self._local = engine
+        self._drains = drains
+
+    async def wait(self, execution_id: ExecutionId, timeout_s: float | None) -> Outcome:
+        while True:
+            found = await self._local.find_outcomes([execution_id])
+            if execution_id in found.ended:
+                return found.ended[execution_id]
+            if found.missing:
+                raise NotFound("execution", execution_id)
+            if await self.is_idle():
+                why = await self._local.explain_execution(execution_id)
+                raise ExecutionNotTerminal(
+                    f"{execution_id} has not ended, and nothing happens by itself here."
+                    f" {why.sentence} `await app.drain()` runs what is ready,"
+                    " `app.clock.advance(…)` moves time, `drain(skip_time=True)` does both"
+                )
+
+    async def is_idle(self) -> bool:
+        # A drain that was started together with the wait has its turn first.
+        await asyncio.sleep(0)
+        return not await self._drains()
+
+
 class LocalApp(App):
     """An app on a database in memory that runs its work when told to.
 
@@ -76,16 +112,54 @@ class LocalApp(App):
         namespace = DEFAULT_NAMESPACE if of is None else of.namespace
         codec = None if of is None else of.codec
         super().__init__(MEMORY_URL, namespace=namespace, codec=codec, clock=self.clock)
+        self._drains = 0
+        self._drained = asyncio.Event()
         if of is not None:
             self.adopt(of)
+
+    def meet(self, task: Task[..., object]) -> None:
+        """Adopt the app of a task that is submitted without having been adopted."""
+        if task.kind not in self.tasks and isinstance(task.owner, App):
+            self.adopt(task.owner)
+
+    async def open(self) -> Opened:
+        opened = await super().open()
+        if not isinstance(opened.endings, LocalEndings):
+            endings = LocalEndings(opened.engine, self._wait_for_drains)
+            opened = self._opened = replace(opened, endings=endings)
+            await self.store_schedules(opened.engine)
+        return opened
+
+    async def _wait_for_drains(self) -> bool:
+        """Until nothing is being run; False when nothing was."""
+        if not self._drains:
+            return False
+        await self._drained.wait()
+        return True
+
+    async def _pause(self, seconds: float) -> None:
+        """What waits in place takes its time from the clock."""
+        self.clock.advance(ms=round(seconds * 1_000))
+        await asyncio.sleep(0)
 
     async def drain(self, *, skip_time: bool = False) -> int:
         """Run everything that is ready, and what becomes ready by that; return how much ran.
 
         Retries, sleeps and timeouts wait for the clock, unless `skip_time` moves it to
-        whatever is due next until nothing is left. Schedules count from the first `drain`
-        and always wait for the clock: they never end.
+        whatever is due next until nothing is left. The retries of a step wait in place: they
+        move the clock. Schedules count from the start and always wait for the clock: they
+        never end.
         """
+        self._drains += 1
+        self._drained.clear()
+        try:
+            return await self._drain(skip_time)
+        finally:
+            self._drains -= 1
+            if not self._drains:
+                self._drained.set()
+
+    async def _drain(self, skip_time: bool) -> int:
         opened = await self.open()
         await self.store_schedules(opened.engine)
         await self.resources.open()
@@ -96,6 +170,7 @@ class LocalApp(App):
             self.resources,
             self.middlewares,
             self.namespace,
+            self._pause,
         )
         ran = 0
         try:

@@ -105,13 +105,16 @@ class Flow:
         namespace: str,
         tags: Mapping[str, str] | None = None,
         flow_id: str | None = None,
+        meet: Callable[[Task[..., object]], None] | None = None,
     ) -> None:
+        """`meet` is told of every task that becomes a node."""
         self.kind = check_name("flow", kind)
         self.namespace = parse_namespace(namespace)
         self.tags = check_tags(tags or {})
         self._id_given = flow_id is not None
         self.flow_id = FlowId(parse_uuid("flow_id", new_uuid() if flow_id is None else flow_id))
         self._open_app = open_app
+        self._meet = meet
         self._plan: list[Planned] = []
         self._names = NodeNames()
         self._started = False
@@ -253,6 +256,8 @@ class Flow:
         )
         _check_request(planned)
         self._plan.append(planned)
+        if self._meet is not None:
+            self._meet(task)
         return node
 
     async def start(self) -> FlowRun:

@@ -16,7 +16,13 @@ from flowfabric.core.flow_views import FlowSummary
 from flowfabric.core.ids import FlowId
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import COMPLETION_TOPIC
-from flowfabric.errors import ExecutionSkipped, InvalidInput, NotFound, OperationTimeout
+from flowfabric.errors import (
+    ExecutionNotTerminal,
+    ExecutionSkipped,
+    InvalidInput,
+    NotFound,
+    OperationTimeout,
+)
 from flowfabric.flows.drawing import print_graph
 from flowfabric.flows.graph import FlowGraph, read_graph, why_skipped
 from flowfabric.flows.node import Node
@@ -88,6 +94,11 @@ class FlowRun:
                 state = await self.state()
                 if state in ENDED:
                     return state
+                if await self._endings.is_idle():
+                    raise ExecutionNotTerminal(
+                        f"flow {self.flow_id} is {state}, and nothing happens by itself here:"
+                        " `await app.drain()` runs what is ready"
+                    )
                 await hints.wait(LOOK_AGAIN_S)
                 await asyncio.sleep(READ_GAP_S)
 

@@ -201,7 +201,7 @@ class Context(SignalVerbs):
             finally:
                 inside_step.reset(inside)
             retry_count += 1
-            await asyncio.sleep(delay_ms / 1_000)
+            await self._services.pause(delay_ms / 1_000)
 
     def sleep(self, duration: Duration) -> Coroutine[object, object, None]:
         """Wait durably. A long sleep releases the worker; the handler runs again after it."""

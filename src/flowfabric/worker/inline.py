@@ -2,9 +2,10 @@
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
+from flowfabric.core.limits import LEASE_TTL_MS_MAX
 from flowfabric.engine.engine import Engine
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
@@ -33,6 +34,7 @@ class InlineWorker:
         resources: Resources,
         middleware: Sequence[Middleware],
         namespace: str,
+        pause: Callable[[float], Awaitable[None]],
     ) -> None:
         self._engine = engine
         self._namespace = namespace
@@ -42,7 +44,13 @@ class InlineWorker:
         self._unwatch = watch_tasks(asyncio.get_running_loop())
         self._reports = Reports(engine, PATIENCE_S)
         self._shared = Shared(
-            engine, self._reports, submissions, self._functions, resources, in_process_sleep_ms=0
+            engine,
+            self._reports,
+            submissions,
+            self._functions,
+            resources,
+            in_process_sleep_ms=0,
+            pause=pause,
         )
 
     async def run_ready(self) -> int:
@@ -57,9 +65,10 @@ class InlineWorker:
             worker_instance_id="inline",
             kinds=list(self._tasks),
             namespace=self._namespace,
+            lease_ttl_ms=LEASE_TTL_MS_MAX,
             capabilities=sorted({need for each in settings for need in each.capabilities}),
         )
-        # Nobody else is there to take a lease, and no time passes while one is held.
+        # Nobody else is there to take a lease, and hardly any time passes while one is held.
         attempts = [
             Attempt(
                 self._shared,

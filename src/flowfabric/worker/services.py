@@ -60,13 +60,16 @@ class Shared:
         functions: Functions,
         resources: Resources,
         in_process_sleep_ms: int,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """`pause` waits so many seconds in place."""
         self.engine = engine
         self.reports = reports
         self.submissions = submissions
         self.functions = functions
         self.resources = resources
         self.in_process_sleep_ms = in_process_sleep_ms
+        self.pause = pause
 
 
 class Recorder:
@@ -147,6 +150,7 @@ class Services:
         self.functions = shared.functions
         self.resources = shared.resources
         self.in_process_sleep_ms = shared.in_process_sleep_ms
+        self.pause = shared.pause
         self.stopped: str | None = None
         self.first_run = claimed.handle.kind is HandleKind.FRESH and claimed.attempt_index == 0
         """No run of the handler came before this one: it has left nothing to be found."""
