@@ -1,16 +1,20 @@
 """Finding what must not be."""
 
 import pytest
+from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.audit import Complaint, Wrong
+from flowfabric.core.flow_model import CompletionDispatch, Flow
+from flowfabric.core.flow_policy import Quorum
 from flowfabric.core.model import Execution
 from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase
 from flowfabric.core.step_model import Waiter
 from flowfabric.engine.unit import execution_key
+from flowfabric.testing import SettableClock
 from tests.conformance.auditing import complaints_of, delete, spoil
 from tests.conformance.given import EVERY_STATE, Given
-from tests.conformance.graphs import new_graph
+from tests.conformance.graphs import new_graph, overwrite
 from tests.conformance.observed import execution_of, refuses
 
 
@@ -18,8 +22,7 @@ async def test_nothing_is_wrong_with_an_execution_in_any_state(
     engine: Engine, given: Given
 ) -> None:
     for state in EVERY_STATE:
-        if state != "waiting_children":
-            await given.state(state)
+        await given.state(state)
     graph = await new_graph(engine)
     await graph.build({"b": "a", "c": "b"})
     parent = await given.running()
@@ -106,6 +109,78 @@ async def test_what_is_left_of_something_that_is_gone_is_found(
     ]
 
 
-@pytest.mark.parametrize("cursor", ["x", "executions/1", "strays/-1", "executions/1/x", 5])
+# Flows
+
+
+async def test_nothing_is_wrong_with_a_flow_in_the_middle_of_everything(
+    engine: Engine, clock: SettableClock
+) -> None:
+    """Told and untold endings, open, staged and reopened edges, a lost lease with a join."""
+    graph = await new_graph(engine)
+    await graph.build({"d": "a b", "e": "b c", "replayed": "f g", "h": "i"})
+    await graph.fail("f")
+    await graph.run("i")
+    await graph.settle()
+    await engine.replay_execution(graph["replayed"])
+    await graph.member("staged")
+    await graph.stage("i", "staged")
+    await graph.run("a")
+    await graph.claimed("c")
+    await graph.member("lost")
+    await graph.claimed("lost")
+    await graph.edge("b", "lost")
+    await engine.revoke_lease(graph["lost"], reason="moved")
+    await graph.member("short")
+    await engine.set_edge_group_policy(graph.flow_id, graph["short"], Quorum(2))
+    await graph.edge("i", "short")
+    assert await complaints_of(engine) == []
+    assert await complaints_of(engine, 1) == []
+
+
+async def test_an_open_join_that_nothing_will_resolve_is_found(engine: Engine) -> None:
+    graph = await new_graph(engine)
+    await graph.build({"b": "a"})
+    await graph.run("a")
+    row = (*execution_key(graph["a"])[:1], graph.flow_id, graph["a"], 0)
+    await delete(engine, CompletionDispatch, [row])
+    found = await complaints_of(engine)
+    assert [(each.wrong, each.execution_id) for each in found] == [
+        (Wrong.UNOWNED, graph["b"]),
+        (Wrong.MISCOUNTED, f"{{fp:{row[0]}}}:{graph.flow_id}"),
+    ]
+
+
+async def test_an_execution_that_misreads_its_join_is_found(engine: Engine) -> None:
+    graph = await new_graph(engine)
+    await graph.build({"b": "a"})
+    await spoil(engine, graph["b"], join_pending=False)
+    await spoil(engine, graph["a"], join_pending=True, ready=True)
+    found = {(each.wrong, each.execution_id) for each in await complaints_of(engine)}
+    assert found == {(Wrong.JOIN_MISREAD, graph[name]) for name in "ab"}
+
+
+async def test_wrong_counts_of_a_join_are_found(engine: Engine) -> None:
+    graph = await new_graph(engine)
+    await graph.build({"b": "a"})
+    group = await graph.stored_group("b")
+    assert group is not None
+    await overwrite(graph, structs.replace(group, staged=2))
+    (complaint,) = await complaints_of(engine)
+    assert (complaint.wrong, complaint.execution_id) == (Wrong.MISCOUNTED, graph["b"])
+
+
+async def test_what_is_left_of_a_flow_that_is_gone_is_found(engine: Engine) -> None:
+    graph = await new_graph(engine)
+    await graph.build({"b": "a"})
+    await engine.set_flow_tag(graph.flow_id, "app.run", "1")
+    partition_key = execution_key(graph["a"])[0]
+    await delete(engine, Flow, [(partition_key, graph.flow_id)])
+    found = [each.detail for each in await complaints_of(engine) if each.wrong is Wrong.STRAY]
+    assert sorted(found) == ["a row of edge is left of it", "a row of flow_tag is left of it"]
+
+
+@pytest.mark.parametrize(
+    "cursor", ["x", "executions/1", "strays/-1", "executions/1/x", "flows/0/x", 5]
+)
 async def test_a_cursor_that_no_page_gave_is_refused(engine: Engine, cursor: object) -> None:
     await refuses(engine, "cursor", "audit", cursor=cursor)

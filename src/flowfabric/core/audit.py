@@ -36,6 +36,10 @@ class Circumstances(Struct, frozen=True, kw_only=True):
     open_waitpoints: int = 0
     group_state: GroupState | None = None
     group_staged: int = 0
+    join_pending: bool = False
+    """What the execution itself knows about its join."""
+    join_moves: bool = False
+    """Something will resolve one of the edges into it, or it waits for more of them."""
     awaits_child: bool = False
     """It waits for an execution that has not ended, or whose end is about to be told."""
     cancel_queued: bool = False
@@ -59,6 +63,8 @@ class Wrong(StrEnum):
 
     UNOWNED = "unowned"
     JOIN_OPEN = "join_open"
+    JOIN_MISREAD = "join_misread"
+    MISCOUNTED = "miscounted"
     FLOW_GONE = "flow_gone"
     KEPT_FOR_EVER = "kept_for_ever"
     STRAY = "stray"
@@ -67,6 +73,8 @@ class Wrong(StrEnum):
 ADVICE = {
     Wrong.UNOWNED: "nothing will move it: cancel it, and replay it if it is still wanted",
     Wrong.JOIN_OPEN: "a worker may run it before what it waits for: pause its lane, and cancel it",
+    Wrong.JOIN_MISREAD: "it does not know how its join stands: cancel it, and replay it if wanted",
+    Wrong.MISCOUNTED: "counts of its flow or join are wrong: see project_flow_summary",
     Wrong.FLOW_GONE: "its flow is gone: cancel it if it has not ended",
     Wrong.KEPT_FOR_EVER: "it has ended and will never be deleted: replay and cancel it",
     Wrong.STRAY: "it belongs to an execution that is gone, and can be deleted",
@@ -107,9 +115,10 @@ def mover(about: Circumstances) -> Mover | None:
     if about.ready:
         return Mover.READY
     match about.lifecycle_phase:
+        case LifecyclePhase.ACTIVE if about.ownership_state is OwnershipState.LEASED:
+            return None if about.lease_expires_at_ms is None else Mover.LEASE
         case LifecyclePhase.ACTIVE:
-            leased = about.ownership_state is OwnershipState.LEASED
-            return Mover.LEASE if leased and about.lease_expires_at_ms is not None else None
+            return Mover.JOIN if join_is_open(about) and about.join_moves else None
         case LifecyclePhase.SUSPENDED:
             awaited = about.suspension_due_ms is not None or about.open_waitpoints > 0
             return Mover.WAITPOINT if about.suspended and awaited else None
@@ -126,7 +135,7 @@ def _blocked_mover(about: Circumstances) -> Mover | None:
     if state is EligibilityState.BLOCKED_BY_DEPENDENCIES:
         if about.awaits_child:
             return Mover.CHILD
-        return Mover.JOIN if join_is_open(about) else None
+        return Mover.JOIN if join_is_open(about) and about.join_moves else None
     return Mover.GATE if state in _GATES else None
 
 
@@ -147,4 +156,7 @@ def wrongs(about: Circumstances) -> list[Wrong]:
         found.append(Wrong.UNOWNED)
     if about.ready and join_is_open(about):
         found.append(Wrong.JOIN_OPEN)
+    # One about to be cancelled is not told any more how its join went.
+    if about.join_pending != join_is_open(about) and not about.cancel_requested:
+        found.append(Wrong.JOIN_MISREAD)
     return found

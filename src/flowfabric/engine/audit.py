@@ -1,7 +1,7 @@
 """Looking for what must not be; see `core.audit`. Reads only, a page at a time.
 
-The executions come first, in the order of their ids, then the rows that belong to
-executions, a few partitions at a time.
+The executions come first, in the order of their ids, then the counts of flows, then the
+rows that belong to executions and flows, a few partitions at a time.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import msgspec
 
 from flowfabric.core.audit import AuditPage, Circumstances, Complaint, Wrong, mover, wrongs
 from flowfabric.core.checks import check_int, check_optional_text
-from flowfabric.core.ids import FIRST_UUID, parse_uuid
+from flowfabric.core.ids import FIRST_UUID, make_execution_id, parse_uuid
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.partitions import parse_index
 from flowfabric.engine.unit import Operations, row_execution_id
@@ -20,6 +20,7 @@ from flowfabric.store.base import Reader, Row
 PARTITIONS_PER_PAGE = 16
 """Of how many partitions one page looks at all rows."""
 _EXECUTIONS = "executions"
+_FLOWS = "flows"
 _STRAYS = "strays"
 _FLAGS = (
     "ready",
@@ -29,7 +30,10 @@ _FLAGS = (
     "suspended",
     "awaits_child",
     "cancel_queued",
+    "join_pending",
+    "join_moves",
 )
+FLOWS_PER_PAGE = 100
 
 
 class Audits(Operations):
@@ -43,6 +47,8 @@ class Audits(Operations):
         phase, partition_key, uuid = _parse(cursor)
         if phase == _EXECUTIONS:
             return await self._audit_executions(partition_key, uuid, limit)
+        if phase == _FLOWS:
+            return await self._audit_flows(uuid, min(limit, FLOWS_PER_PAGE))
         return await self._audit_rows(partition_key, limit)
 
     async def _audit_executions(self, partition_key: int, uuid: str, limit: int) -> AuditPage:
@@ -58,9 +64,31 @@ class Audits(Operations):
         last = rows[-1] if rows and int(str(rows[-1]["place"])) == limit else None
         return AuditPage(
             complaints=tuple(complaint for row in rows for complaint in _complaints(row)),
-            cursor=f"{_STRAYS}/0"
+            cursor=f"{_FLOWS}/0/{FIRST_UUID}"
             if last is None
             else f"{_EXECUTIONS}/{last['partition_key']!s}/{last['execution_id']!s}",
+        )
+
+    async def _audit_flows(self, after: str, limit: int) -> AuditPage:
+        async def body(reader: Reader) -> tuple[Sequence[Row], Sequence[Row]]:
+            flows = await reader.select("audit_flow_counts", after_flow_id=after, limit=limit)
+            joins = await reader.select("audit_join_counts", after_flow_id=after, limit=limit)
+            return flows, joins
+
+        flows, joins = await self.store.read(body)
+        last = flows[-1] if flows and int(str(flows[-1]["place"])) == limit else None
+        found = [_flow_complaint(row) for row in flows if row["miscounted"]]
+        found += [
+            Complaint(
+                wrong=Wrong.MISCOUNTED,
+                execution_id=row_execution_id(row),
+                detail="its join counts other edges than it has",
+            )
+            for row in joins
+        ]
+        return AuditPage(
+            complaints=tuple(found),
+            cursor=f"{_STRAYS}/0" if last is None else f"{_FLOWS}/0/{last['flow_id']!s}",
         )
 
     async def _audit_rows(self, first: int, limit: int) -> AuditPage:
@@ -86,6 +114,19 @@ class Audits(Operations):
         )
 
 
+def _flow_complaint(row: Row) -> Complaint:
+    """About a whole flow: it carries the flow's uuid as its subject."""
+    counts, found = (
+        ", ".join(str(row[name]) for name in names)
+        for names in (("node_count", "edge_count", "ended_count"), ("members", "edges", "told"))
+    )
+    return Complaint(
+        wrong=Wrong.MISCOUNTED,
+        execution_id=make_execution_id(int(str(row["partition_key"])), str(row["flow_id"])),
+        detail=f"a flow that counts {counts} members, edges and endings, and has {found}",
+    )
+
+
 def _complaints(row: Row) -> list[Complaint]:
     columns = {name: value for name, value in row.items() if value is not None}
     flags = {name: bool(columns[name]) for name in _FLAGS}
@@ -108,6 +149,6 @@ def _parse(cursor: object) -> tuple[str, int, str]:
     phase, _, rest = text.partition("/")
     partition, _, uuid = rest.partition("/")
     index = parse_index(partition)
-    if phase not in (_EXECUTIONS, _STRAYS) or index is None:
+    if phase not in (_EXECUTIONS, _FLOWS, _STRAYS) or index is None:
         raise InvalidInput("cursor", "must be one that an earlier page ended with", cursor)
     return phase, index, FIRST_UUID if phase == _STRAYS else parse_uuid("cursor", uuid)

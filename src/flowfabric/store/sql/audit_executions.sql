@@ -10,7 +10,8 @@ with page as materialized (
              limit :limit) e
 )
 select p.partition_key, p.execution_id, p.place, p.lifecycle_phase, p.ownership_state,
-       p.eligibility_state, p.ready, p.cancel_requested, p.flow_id is not null as in_flow,
+       p.eligibility_state, p.ready, p.cancel_requested, p.join_pending,
+       p.flow_id is not null as in_flow,
        p.delay_until_ms, p.lease_expires_at_ms, p.retain_until_ms,
        exists (
             select 1 from flow f
@@ -35,6 +36,31 @@ select p.partition_key, p.execution_id, p.place, p.lifecycle_phase, p.ownership_
             select g.staged from edge_group g
              where g.partition_key = p.partition_key
                and g.downstream_id = p.execution_id), 0) as group_staged,
+       -- An edge will resolve when it is applied, when its upstream ends or that is told, or when
+       -- an upstream that ended before the downstream's replay is replayed itself. A quorum with
+       -- too few edges waits for more.
+       exists (
+            select 1 from edge_group g
+             where g.partition_key = p.partition_key
+               and g.downstream_id = p.execution_id
+               and (g.k > g.staged
+                    or exists (
+                        select 1 from edge
+                          join execution u
+                            on u.partition_key = edge.partition_key
+                           and u.execution_id = edge.upstream_id
+                         where edge.partition_key = g.partition_key
+                           and edge.downstream_id = g.downstream_id
+                           and edge.dep_state = 'unsatisfied'
+                           and (edge.edge_state = 'pending'
+                                or u.lifecycle_phase <> 'terminal'
+                                or u.replay_count < edge.counts_from_replay
+                                or exists (
+                                    select 1 from completion_dispatch d
+                                     where d.partition_key = u.partition_key
+                                       and d.flow_id = u.flow_id
+                                       and d.execution_id = u.execution_id
+                                       and d.replay_count = u.replay_count))))) as join_moves,
        exists (
             select 1 from waiter w
               join execution a

@@ -1,4 +1,4 @@
--- Rows of some partitions that belong to executions which are gone; some of each kind.
+-- Rows of some partitions that belong to executions or flows which are gone; some of each kind.
 select * from (
     select 'attempt' as belongings, t.partition_key, t.execution_id as execution_id
       from attempt t
@@ -123,4 +123,22 @@ select * from (
        and not exists (
             select 1 from execution e
              where e.partition_key = t.partition_key and e.execution_id = t.execution_id)
-     limit :limit) as completion_dispatch_strays;
+     limit :limit) as completion_dispatch_strays
+union all
+select * from (
+    select 'edge' as belongings, t.partition_key, t.upstream_id as execution_id
+      from edge t
+     where t.partition_key between :first_partition and :last_partition
+       and not exists (
+            select 1 from flow f
+             where f.partition_key = t.partition_key and f.flow_id = t.flow_id)
+     limit :limit) as edge_strays
+union all
+select * from (
+    select 'flow_tag' as belongings, t.partition_key, t.flow_id as execution_id
+      from flow_tag t
+     where t.partition_key between :first_partition and :last_partition
+       and not exists (
+            select 1 from flow f
+             where f.partition_key = t.partition_key and f.flow_id = t.flow_id)
+     limit :limit) as flow_tag_strays;
