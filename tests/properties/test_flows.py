@@ -10,7 +10,6 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,11 +25,10 @@ from flowfabric.core.ids import ExecutionId, FlowId, flow_execution_id, uuid4_fr
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import FailureClass
 from flowfabric.errors import DependencyAlreadyExists
-from flowfabric.store.base import Body, Parameter, Row, Store
-from flowfabric.store.postgres.store import PostgresStore
-from flowfabric.store.sqlite.store import SqliteStore
+from flowfabric.store.base import Store
 from tests import postgres
 from tests.properties.asyncio_runner import run
+from tests.properties.crashes import Crash, Crashes, CrashingPostgres, CrashingSqlite
 from tests.properties.flow_model import (
     CANCELLED,
     FAILED,
@@ -41,66 +39,8 @@ from tests.properties.flow_model import (
     random_nodes,
 )
 
-T = TypeVar("T")
-
 LEASE_MS = 24 * 60 * 60 * 1_000
 STEPS_MAX = 20_000
-
-
-class Crash(Exception):
-    """The process is gone."""
-
-
-class Crashes:
-    """Loses the process around the commit of a transaction to come."""
-
-    def __init__(self) -> None:
-        self.next: tuple[int, bool] | None = None
-        """After how many transactions, and whether that one still commits."""
-        self.happened = 0
-
-    async def around(self, once: Callable[[], Awaitable[T]]) -> T:
-        if self.next is None:
-            return await once()
-        countdown, commits = self.next
-        if countdown > 0:
-            self.next = (countdown - 1, commits)
-            return await once()
-        self.next = None
-        self.happened += 1
-        if commits:
-            await once()
-        raise Crash
-
-
-class CrashingSqlite(SqliteStore):
-    def __init__(self, crashes: Crashes) -> None:
-        super().__init__(":memory:")
-        self.crashes = crashes
-
-    async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
-        return await self.crashes.around(lambda: super(CrashingSqlite, self).transact(body))
-
-    async def execute_alone(self, name: str, **parameters: Parameter) -> list[Row]:
-        async def once() -> list[Row]:
-            return list(await super(CrashingSqlite, self).execute_alone(name, **parameters))
-
-        return await self.crashes.around(once)
-
-
-class CrashingPostgres(PostgresStore):
-    def __init__(self, url: str, crashes: Crashes) -> None:
-        super().__init__(url)
-        self.crashes = crashes
-
-    async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
-        return await self.crashes.around(lambda: super(CrashingPostgres, self).transact(body))
-
-    async def execute_alone(self, name: str, **parameters: Parameter) -> list[Row]:
-        async def once() -> list[Row]:
-            return list(await super(CrashingPostgres, self).execute_alone(name, **parameters))
-
-        return await self.crashes.around(once)
 
 
 class Driver:

@@ -1,0 +1,66 @@
+"""Stores that lose the process around the commit of a transaction."""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from flowfabric.store.base import Body, Clock, Parameter, Row
+from flowfabric.store.postgres.store import PostgresStore
+from flowfabric.store.sqlite.store import SqliteStore
+
+T = TypeVar("T")
+
+
+class Crash(Exception):
+    """The process is gone."""
+
+
+class Crashes:
+    """Loses the process around the commit of a transaction to come."""
+
+    def __init__(self) -> None:
+        self.next: tuple[int, bool] | None = None
+        """After how many transactions, and whether that one still commits."""
+        self.happened = 0
+
+    async def around(self, once: Callable[[], Awaitable[T]]) -> T:
+        if self.next is None:
+            return await once()
+        countdown, commits = self.next
+        if countdown > 0:
+            self.next = (countdown - 1, commits)
+            return await once()
+        self.next = None
+        self.happened += 1
+        if commits:
+            await once()
+        raise Crash
+
+
+class CrashingSqlite(SqliteStore):
+    def __init__(self, crashes: Crashes, clock: Clock | None = None) -> None:
+        super().__init__(":memory:", clock=clock)
+        self.crashes = crashes
+
+    async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
+        return await self.crashes.around(lambda: super(CrashingSqlite, self).transact(body))
+
+    async def execute_alone(self, name: str, **parameters: Parameter) -> list[Row]:
+        async def once() -> list[Row]:
+            return list(await super(CrashingSqlite, self).execute_alone(name, **parameters))
+
+        return await self.crashes.around(once)
+
+
+class CrashingPostgres(PostgresStore):
+    def __init__(self, url: str, crashes: Crashes, clock: Clock | None = None) -> None:
+        super().__init__(url, clock=clock)
+        self.crashes = crashes
+
+    async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
+        return await self.crashes.around(lambda: super(CrashingPostgres, self).transact(body))
+
+    async def execute_alone(self, name: str, **parameters: Parameter) -> list[Row]:
+        async def once() -> list[Row]:
+            return list(await super(CrashingPostgres, self).execute_alone(name, **parameters))
+
+        return await self.crashes.around(once)
