@@ -90,6 +90,8 @@ class Attempt:
         self._services: Services | None = None
         self._parking: Parking | None = None
         self._handler_ended = False
+        self._went_on = False
+        """Whether the handler completed, or is to run on later, whatever failed in it."""
 
     def start(self) -> "asyncio.Task[None]":
         self._running = asyncio.create_task(self._run(), name=self.lease.claimed.execution_id)
@@ -124,10 +126,23 @@ class Attempt:
                 self._timer.cancel()
             self._on_handler_ended(self)
         try:
-            await self._services.settle()
+            await self._settle(self._services)
             await self._send(report)
         finally:
             self._let_go()
+
+    async def _settle(self, services: Services) -> None:
+        """Store what the handler has not waited for, and the failures it has gone on past."""
+        await services.settle()
+        if not self._went_on:
+            return
+        try:
+            await services.steps.settle()
+        except FlowFabricError as error:
+            log.warning("a failure was not stored: %s", error, extra=self.lease.log_fields)
+        except asyncio.CancelledError:
+            if self.lease.lost is None:
+                raise
 
     def _let_go(self) -> None:
         """Of all that points back here: it would wait for the garbage collector."""
@@ -161,8 +176,9 @@ class Attempt:
             return self._after_error(error)
         if self.stopping is not None:
             self._running.uncancel()
-        if self.stopping in (Stop.LOST, Stop.TIMEOUT):
+        if self.stopping in (Stop.LOST, Stop.TIMEOUT, Stop.PARK):
             return self._after_stop()
+        self._went_on = True
         self._warn_about_unused_steps()
         completion = Completion(handle=self.lease.handle, result=result, result_encoding=JSON)
         return lambda: self._shared.reports.completions.add(completion)
@@ -234,6 +250,7 @@ class Attempt:
             case Stop.DRAIN:
                 return lambda: self._shared.reports.returns.add(handle)
             case Stop.PARK:
+                self._went_on = True
                 return self._park
             case _:
                 log.warning(
@@ -242,6 +259,9 @@ class Attempt:
                 return None
 
     def _after_error(self, error: BaseException) -> Callable[[], Awaitable[object]] | None:
+        if self.stopping is Stop.PARK:
+            # What a handler raises while it is unwound is of no interest: it runs again.
+            return self._after_stop()
         if self.stopping in (Stop.LOST, Stop.TIMEOUT):
             log.warning("raised while it was stopped: %r", error, extra=self.lease.log_fields)
             return self._after_stop()

@@ -10,7 +10,7 @@ import contextvars
 import inspect
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -64,6 +64,10 @@ class Watched(Protocol):
     def accepted(self, key: str) -> bool:
         """Whether a person has allowed a call that does not fit what is stored."""
 
+    @property
+    def seen(self) -> "list[Seen]":
+        """Failures the handler has seen that are not stored yet."""
+
     def began(self) -> None:
         """A call is awaited."""
 
@@ -109,17 +113,21 @@ class Call:
         traceback: TracebackType | None,
     ) -> None:
         self.line.end()
-        if isinstance(exc, asyncio.CancelledError) and self.key and self.step is None:
+        if not isinstance(exc, asyncio.CancelledError) or self.line.journal.closed:
+            return
+        if self.key and self.step is None:
             self.line.pend(self, GIVEN_UP)
 
 
 class Seen:
     """A failure the handler has seen, which is stored as soon as the handler goes on."""
 
-    __slots__ = ("call", "failure", "since")
+    __slots__ = ("call", "failure", "line", "since")
 
     def __init__(self, call: Call, failure: bytes, since: int) -> None:
         self.call = call
+        self.line = call.line
+        """Where it was seen; when that has ended, where that was started."""
         self.failure = failure
         self.since = since
 
@@ -148,7 +156,6 @@ class Line:
         self.made = made
         self.id: str | None = None
         self.refusal = ""
-        self.seen: list[Seen] = []
         self.forks = Forks(None)
         self.started_at: Forks | None = None if parent is None else parent.forks
         self._after_key: str | None = None
@@ -318,33 +325,32 @@ class Line:
             self._active = False
             parent._open -= 1
         now = self.journal.tick()
-        for seen in self.seen:
-            seen.since = now
-        parent.seen += self.seen
-        self.seen = []
+        for seen in self.journal.seen:
+            if seen.line is self:
+                seen.line, seen.since = parent, now
 
     def let_go(self) -> None:
         """Of all that points back here: it would wait for the garbage collector."""
         self.forks, self._shelf = Forks(None), None
-        self.seen, self._burst = [], []
+        self._burst = []
         self._quiet.clear()
         self._bursts.clear()
 
     # Failures
 
     def pend(self, call: Call, failure: bytes) -> None:
-        self.seen.append(Seen(call, failure, self.journal.tick()))
+        self.journal.seen.append(Seen(call, failure, self.journal.tick()))
 
-    def gone_past(self, call: Call) -> Iterator[Seen]:
+    def gone_past(self, call: Call) -> list[Seen]:
         """The failures after which `call` was made: the handler has gone on past them."""
+        found: list[Seen] = []
         line: Line | None = self
         made = call.made
-        while line is not None:
-            passed = [seen for seen in line.seen if seen.since < made]
-            line.seen = [seen for seen in line.seen if seen.since >= made]
-            yield from passed
-            made = line.made
-            line = line.parent
+        while line is not None and self.journal.seen:
+            here = line
+            found += [seen for seen in self.journal.seen if seen.line is here and seen.since < made]
+            made, line = line.made, line.parent
+        return found
 
 
 def root_line(journal: Watched) -> Line:

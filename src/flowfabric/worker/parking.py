@@ -1,13 +1,16 @@
 """Letting go of the worker in the middle of a handler.
 
-A branch that has to wait long says so and stops there. The handler is parked as
-soon as no step of it is under way: a parallel branch finishes the step it is in,
-and its result is stored, before anything is unwound.
+A branch that has to wait long says so and stops there. The handler is parked when
+nothing else of it goes on: no call of another branch is under way, and for some turns
+of the event loop no task of it has begun or ended and no call was made. So a
+result on its way to another branch is used, and an exception on its way out of
+the handler ends the run: it counts for more than a wait.
 """
 
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Final
 
 from msgspec import Struct
 
@@ -15,6 +18,9 @@ from flowfabric.core.conditions import Condition
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.suspend_request import Binding, FreshWaitpoint, UsePending
 from flowfabric.errors import InvalidInput
+
+QUIET_TURNS: Final = 20
+"""Turns of the event loop without any sign of the handler, after which it only waits."""
 
 
 class Pause(Struct, frozen=True, kw_only=True):
@@ -40,16 +46,16 @@ class Parking:
     def __init__(self, park: Callable[[], None]) -> None:
         self._park = park
         self._busy = 0
-        self._stopped: list[asyncio.Future[None]] = []
+        self._looking = False
+        self._quiet_turns = 0
+        self._ended = False
+        self._stopped: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
         self.until_ms: list[int] = []
         self.executions: set[ExecutionId] = set()
         self.pause: Pause | None = None
         self.conflict: InvalidInput | None = None
         """Why what the branches wait for cannot be waited for at once."""
-
-    def moved(self) -> None:
-        """Something of the handler began or ended."""
 
     @property
     def wanted(self) -> bool:
@@ -58,30 +64,55 @@ class Parking:
     @contextmanager
     def working(self) -> Iterator[None]:
         """Around whatever must not be cut off."""
-        self._busy += 1
+        self.begin()
         try:
             yield
         finally:
-            self._busy -= 1
-            self._look_soon()
+            self.end()
+
+    def begin(self) -> None:
+        self._busy += 1
+        self.moved()
+
+    def end(self) -> None:
+        self._busy -= 1
+        self.moved()
+
+    def moved(self) -> None:
+        """Something of the handler began or ended: look again whether it is quiet."""
+        self._quiet_turns = 0
+        if self.wanted and not self._looking:
+            self._looking = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        if self._busy > 0 or self._ended:
+            # Whoever is busy says so when it ends.
+            self._looking = False
+        elif self._quiet_turns < QUIET_TURNS:
+            self._quiet_turns += 1
+            self._loop.call_soon(self._look)
+        else:
+            self._looking = False
+            self._park()
 
     async def until(self, time_ms: int) -> None:
         """Stop here until a time. Does not return: the handler is unwound and runs again."""
         self._check_alone(self.pause is not None)
         self.until_ms.append(time_ms)
-        await self._stop_here()
+        await self.stop_here()
 
     async def until_ended(self, execution_id: ExecutionId) -> None:
         """Stop here until another execution has ended. Does not return either."""
         self._check_alone(self.pause is not None)
         self.executions.add(execution_id)
-        await self._stop_here()
+        await self.stop_here()
 
     async def until_signalled(self, pause: Pause) -> None:
         """Stop here until signals end the pause. Does not return either."""
         self._check_alone(self.wanted)
         self.pause = pause
-        await self._stop_here()
+        await self.stop_here()
 
     def _check_alone(self, taken: bool) -> None:
         # An execution has one open suspension, which ends for one reason.
@@ -93,22 +124,19 @@ class Parking:
             )
             raise self.conflict
 
-    async def _stop_here(self) -> None:
-        self._look_soon()
-        forever = self._loop.create_future()
-        self._stopped.append(forever)
-        await forever
+    async def stop_here(self) -> None:
+        """Wait without being busy, until the handler is unwound."""
+        forever: asyncio.Future[None] = self._loop.create_future()
+        self._stopped.add(forever)
+        self.end()
+        try:
+            await forever
+        finally:
+            self.begin()
+            self._stopped.discard(forever)
 
     def let_go(self) -> None:
         """End what still waits here after the handler has ended."""
+        self._ended = True
         for forever in self._stopped:
             forever.cancel()
-
-    def _look_soon(self) -> None:
-        # Twice around the loop: a branch whose step has just ended may begin its next one.
-        if self.wanted:
-            self._loop.call_soon(self._loop.call_soon, self._look)
-
-    def _look(self) -> None:
-        if self._busy == 0:
-            self._park()

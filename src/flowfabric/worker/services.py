@@ -161,7 +161,7 @@ class Services:
             recorder.store,
             recorder.store_later,
             None if self.first_run else recorder.load,
-            parking.moved,
+            parking,
         )
 
     def check(self) -> None:

@@ -21,6 +21,7 @@ from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
 from flowfabric.worker.failures import GIVEN_UP, encode_failure, rebuilt
 from flowfabric.worker.lines import Call, Line, Seen, current_line, inside_step, root_line
+from flowfabric.worker.parking import Parking
 
 Load = Callable[[], Awaitable[Sequence[Step]]]
 Store = Callable[[NewStep], Awaitable[StepStored]]
@@ -40,16 +41,16 @@ class Journal:
         store: Store,
         store_later: StoreLater,
         load: Load | None,
-        moved: Callable[[], None],
+        parking: Parking,
     ) -> None:
         """Without `load` the execution is known to have no steps yet."""
         self._store = store
         self._store_later = store_later
         self._load = load
-        self._moved = moved
+        self._parking: Parking | None = parking
         self._loading, self._ending = asyncio.Lock(), asyncio.Lock()
         self._under_way = 0
-        self._endless: set[asyncio.Future[None]] = set()
+        self.seen: list[Seen] = []
         self._steps: dict[str, Step] = {}
         self._by_line: dict[str, list[Kept]] = {}
         self._lines: dict[str, Shelf] = {}
@@ -137,21 +138,17 @@ class Journal:
 
     async def settle(self) -> None:
         """The handler has gone on past every failure: it is parked, or has completed."""
-        seen, self._root.seen = self._root.seen, []
-        await self._store_seen(seen)
+        await self._store_seen(list(self.seen))
 
     async def _store_seen(self, seen: Iterable[Seen]) -> None:
         for each in seen:
+            self.seen.remove(each)
             await self._store(_new_step(each.call, failure=each.failure))
 
     async def _given_up(self) -> None:
         """Wait for the handler to give the call up as it did before."""
-        forever = asyncio.get_running_loop().create_future()
-        self._endless.add(forever)
-        try:
-            await forever
-        finally:
-            self._endless.discard(forever)
+        if self._parking is not None:
+            await self._parking.stop_here()
 
     # What is stored
 
@@ -200,14 +197,17 @@ class Journal:
 
     def began(self) -> None:
         self._under_way += 1
-        self._moved()
+        if self._parking is not None:
+            self._parking.begin()
 
     def ended(self) -> None:
         self._under_way -= 1
-        self._moved()
+        if self._parking is not None:
+            self._parking.end()
 
     def moved(self) -> None:
-        self._moved()
+        if self._parking is not None:
+            self._parking.moved()
 
     def accepted(self, key: str) -> bool:
         return accepted_key(key) in self._steps
@@ -263,11 +263,10 @@ class Journal:
     def let_go(self) -> None:
         """Of all that points back to the attempt."""
         self.closed = True
-        for forever in self._endless:
-            forever.cancel()
         self._root.let_go()
         self._named.clear()
-        self._store, self._store_later, self._moved = _gone, _gone_too, _nothing
+        self.seen.clear()
+        self._store, self._store_later, self._parking = _gone, _gone_too, None
 
 
 async def _gone(step: NewStep) -> StepStored:
@@ -276,10 +275,6 @@ async def _gone(step: NewStep) -> StepStored:
 
 def _gone_too(step: NewStep) -> None:
     raise asyncio.CancelledError("the handler has ended")
-
-
-def _nothing() -> None:
-    """Nobody listens any more."""
 
 
 def _kept(step: Step) -> Kept:
