@@ -175,11 +175,17 @@ class BlockingRun(Generic[R_co]):
         token: SignalToken | str | None = None,
         source: str = "",
         idempotency_key: str | None = None,
+        keep: bool = True,
     ) -> SignalResult:
         """Send what it waits for; see `Run.signal`."""
         return self._blocking.wait(
             self._run.signal(
-                name, payload, token=token, source=source, idempotency_key=idempotency_key
+                name,
+                payload,
+                token=token,
+                source=source,
+                idempotency_key=idempotency_key,
+                keep=keep,
             )
         )
 
@@ -236,6 +242,7 @@ class BlockingSignals:
         *,
         source: str = "",
         idempotency_key: str | None = None,
+        keep: bool = True,
     ) -> SignalResult:
         """Send a signal as an operator, without a token; see `Signals.send`."""
         engine = self._blocking.open()
@@ -248,6 +255,7 @@ class BlockingSignals:
                 source=source,
                 idempotency_key=idempotency_key,
                 namespace=self._blocking.namespace,
+                keep=keep,
             )
         )
 

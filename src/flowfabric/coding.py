@@ -30,7 +30,7 @@ from flowfabric.core.views import ExecutionContext
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.leases import LEASE_TTL_MS
 from flowfabric.engine.outcomes import Found
-from flowfabric.engine.signals import SignalOptions
+from flowfabric.engine.signal_request import SignalOptions
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
 from flowfabric.engine.work import Completion
@@ -159,11 +159,12 @@ class CodedEngine(Engine):
         waitpoint_key: str,
         *,
         signal_name: str,
+        keep: bool = True,
         **options: Unpack[SignalOptions],
     ) -> SignalResult:
         packed = await asyncio.to_thread(self._pack_signal, options)
         return await super().deliver_operator_signal(
-            execution_id, waitpoint_key, signal_name=signal_name, **packed
+            execution_id, waitpoint_key, signal_name=signal_name, keep=keep, **packed
         )
 
     def _pack_signal(self, options: SignalOptions) -> SignalOptions:

@@ -56,8 +56,7 @@ class NotFound(FlowFabricError, http_status=404):
 
     def __init__(self, entity: str, id: str) -> None:  # noqa: A002
         super().__init__(f"{entity} not found: {id}")
-        self.entity = entity
-        self.id = id
+        self.entity, self.id = entity, id
         if entity == "stream":
             self.error_class = ErrorClass.EXPECTED
 
@@ -77,8 +76,7 @@ class Transport(FlowFabricError):
         self, backend: str, detail: str, *, kind: BackendErrorKind = BackendErrorKind.OTHER
     ) -> None:
         super().__init__(f"transport ({backend}): {detail}")
-        self.backend = backend
-        self.kind = kind
+        self.backend, self.kind = backend, kind
         self.error_class = ErrorClass.RETRYABLE if kind.retryable else ErrorClass.TERMINAL
 
 
@@ -229,8 +227,7 @@ class InvalidInput(Validation):
     def __init__(self, field: str, problem: str, value: object = _NOT_GIVEN) -> None:
         shown = "" if value is _NOT_GIVEN else f" (got {abbreviated(value)})"
         super().__init__(f"{field}: {problem}{shown}")
-        self.field = field
-        self.problem = problem
+        self.field, self.problem = field, problem
         self.value = None if value is _NOT_GIVEN else value
 
 
@@ -251,9 +248,7 @@ class PayloadTooLarge(Validation):
 
     def __init__(self, field: str, limit_bytes: int, actual_bytes: int) -> None:
         super().__init__(f"{field}: {actual_bytes} bytes, at most {limit_bytes} allowed")
-        self.field = field
-        self.limit_bytes = limit_bytes
-        self.actual_bytes = actual_bytes
+        self.field, self.limit_bytes, self.actual_bytes = field, limit_bytes, actual_bytes
 
 
 class NotStorable(Validation):
@@ -281,6 +276,10 @@ class InvalidPolicyJson(Validation):
     """The execution policy is malformed; the detail names the field."""
 class SignalLimitExceeded(Validation):
     """The execution has accepted as many signals as it may."""
+class KeptSignalsFull(Validation):
+    """The execution keeps as many signals for later waits as it may. Send it when it waits."""
+class WrongSignalName(Validation):
+    """The waitpoint, and so its token, takes signals of its own name only."""
 class InvalidWaitpointKey(Validation):
     """The waitpoint key is malformed or belongs to another waitpoint."""
 class InvalidToken(Validation):

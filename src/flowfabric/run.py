@@ -207,11 +207,13 @@ class Run(Generic[R_co]):
         token: SignalToken | str | None = None,
         source: str = "",
         idempotency_key: str | None = None,
+        keep: bool = True,
     ) -> SignalResult:
         """Send what it waits for: with a token, or without one as an operator.
 
-        `source` says who sends, which is what waits for distinct sources count. Raises
-        `WaitpointNotFound` when nothing waits for `name`.
+        `source` says who sends, which is what waits for distinct sources count. When nothing
+        waits for `name` yet, the next wait of that name takes it; with `keep=False` that
+        raises `WaitpointNotFound`.
         """
         return await send(
             self._engine,
@@ -222,6 +224,7 @@ class Run(Generic[R_co]):
             source=source,
             idempotency_key=idempotency_key,
             namespace=self._namespace,
+            keep=keep,
         )
 
     async def accept_changes(self) -> None:

@@ -262,6 +262,7 @@ async def send(
     source: str = "",
     idempotency_key: str | None = None,
     namespace: str | None = None,
+    keep: bool = True,
 ) -> SignalResult:
     """Send to an execution: with a token, or without one as an operator."""
     if token is not None:
@@ -280,6 +281,7 @@ async def send(
         execution_id,
         name,
         signal_name=name,
+        keep=keep,
         payload=encode_payload(payload),
         source_type=OPERATOR,
         source_identity=source,
@@ -328,6 +330,7 @@ class Signals:
         *,
         source: str = "",
         idempotency_key: str | None = None,
+        keep: bool = True,
     ) -> SignalResult:
         """Send a signal as an operator, without a token; see `Run.signal`."""
         engine = await self._engine()
@@ -339,6 +342,7 @@ class Signals:
             source=source,
             idempotency_key=idempotency_key,
             namespace=self._namespace,
+            keep=keep,
         )
 
     async def token(self, execution_id: str, name: str) -> SignalToken:

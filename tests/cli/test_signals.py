@@ -91,9 +91,13 @@ def _three(value: object) -> tuple[object, object, object]:
 async def test_what_cannot_be_sent_says_why(url: str, engine: Engine) -> None:
     async with App(url) as app:
         submitted = await waiting(app)
-        other = run("signal", submitted.execution_id, "rejected", url=url)
+        other = run("signal", submitted.execution_id, "rejected", "--no-keep", url=url)
         assert other.status == 4
         assert "it waits for 'approved'" in other.err
+        kept = run("signal", submitted.execution_id, "rejected", url=url)
+        assert "the next wait of that name takes it" in kept.out
+        shown = run("show", submitted.execution_id, url=url)
+        assert "1 signal is kept for its next waits: 'rejected'" in " ".join(shown.out.split())
         garbled = run("signal", submitted.execution_id, "approved", "--payload", "{", url=url)
         assert garbled.status == 2
         assert "--payload" in garbled.err

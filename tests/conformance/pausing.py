@@ -14,7 +14,7 @@ from flowfabric.core.results import Claimed
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate, SignalResult
 from flowfabric.core.suspension_model import SignalEffect, Suspension, Waitpoint
 from flowfabric.core.tokens import WaitpointToken
-from flowfabric.engine.signals import SignalOptions
+from flowfabric.engine.signal_request import SignalOptions
 from flowfabric.engine.suspensions import Suspended, SuspendOptions
 from flowfabric.engine.unit import execution_key
 from flowfabric.store.base import Reader

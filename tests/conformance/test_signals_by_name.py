@@ -7,7 +7,7 @@ from flowfabric.core.conditions import OperatorOnly, all_of_waitpoints
 from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState
 from flowfabric.core.suspension_model import SignalEffect
-from flowfabric.errors import NotFound, WaitpointNotFound
+from flowfabric.errors import NotFound, TargetNotSignalable, WaitpointNotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
 from tests.conformance.observed import refused, refuses, unchanged
@@ -17,10 +17,14 @@ SECRET = "ab" * 32
 
 
 async def send(
-    engine: Engine, execution_id: str, key: str = "gate", idempotency_key: str | None = None
+    engine: Engine,
+    execution_id: str,
+    key: str = "gate",
+    idempotency_key: str | None = None,
+    keep: bool = True,
 ) -> SignalResult:
     return await engine.deliver_operator_signal(
-        execution_id, key, signal_name="approved", idempotency_key=idempotency_key
+        execution_id, key, signal_name="approved", idempotency_key=idempotency_key, keep=keep
     )
 
 
@@ -54,7 +58,6 @@ async def test_what_is_waited_for_comes_before_what_was_made_for_later(
 ) -> None:
     claimed = await given.running()
     await create(engine, claimed)
-    assert effect_of(await send(engine, claimed.execution_id)) is SignalEffect.BUFFERED
     await pause(given, claimed)
     assert effect_of(await send(engine, claimed.execution_id)) is SignalEffect.SATISFIED
     assert effect_of(await send(engine, claimed.execution_id)) is SignalEffect.BUFFERED
@@ -105,24 +108,25 @@ async def test_a_forgotten_key_is_a_new_signal(
     duplicate_of(await click())
 
 
-async def test_a_name_nothing_waits_for_is_answered_with_what_is(
+async def test_who_insists_on_being_waited_for_is_answered_with_what_is(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:
     claimed = await given.running()
     async with unchanged(engine):
         with pytest.raises(WaitpointNotFound, match="it waits for no signal"):
-            await send(engine, claimed.execution_id)
+            await send(engine, claimed.execution_id, keep=False)
     await create(engine, claimed)
     clock.advance(ms=TTL_MS)
     async with refused(engine, WaitpointNotFound):
-        await send(engine, claimed.execution_id)
+        await send(engine, claimed.execution_id, keep=False)
     taken = await paused(given)
     async with unchanged(engine):
         with pytest.raises(WaitpointNotFound, match=r"does not wait for 'other' now: .* 'gate'"):
-            await send(engine, taken.execution_id, "other")
+            await send(engine, taken.execution_id, "other", keep=False)
     await engine.cancel_execution(taken.execution_id, reason="enough")
-    async with refused(engine, WaitpointNotFound):
-        await send(engine, taken.execution_id)
+    for keep, error in ((False, WaitpointNotFound), (True, TargetNotSignalable)):
+        async with refused(engine, error):
+            await send(engine, taken.execution_id, keep=keep)
     async with refused(engine, NotFound):
         await send(engine, UNKNOWN_ID)
 

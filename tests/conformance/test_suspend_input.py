@@ -85,7 +85,11 @@ PENDING = UsePending(waitpoint_id=SAME_ID)
             ],
             "duplicate_waitpoint_id: each must occur once",
         ),
-        (APPROVED, [FRESH, FRESH], "duplicate_waitpoint_key: each must occur once"),
+        (
+            APPROVED,
+            [FRESH, FRESH],
+            "duplicate_waitpoint_key: only waitpoints made beforehand share a key",
+        ),
         (APPROVED, "gate", "must be a list of bindings"),
         (APPROVED, 7, "must be a list of bindings"),
         (APPROVED, ["gate"], "must be FreshWaitpoint or UsePending"),
@@ -127,7 +131,8 @@ async def test_bindings_that_do_not_fit_the_condition_are_refused(
         ),
         (
             Count(3, CountKind.DISTINCT_WAITPOINTS, ("gate", "b")),
-            "count_exceeds_waitpoint_set: n=3 > waitpoints.len()=2 at path <root>",
+            "count_exceeds_waitpoint_set: 3 distinct waitpoints are waited for, 2 exist under"
+            " 'gate', 'b'",
         ),
         (
             Count(1, CountKind.DISTINCT_WAITPOINTS, ("gate", "gate")),

@@ -39,10 +39,10 @@ async def test_a_signal_nothing_waits_for_says_what_is_waited_for() -> None:
         gate_of(app)
         run = await app.submit(app.tasks["gate"]())
         with pytest.raises(WaitpointNotFound, match="it waits for no signal"):
-            await run.signal("go")
+            await run.signal("go", keep=False)
         await app.drain()
         with pytest.raises(WaitpointNotFound, match="it waits for 'go'"):
-            await run.signal("stop")
+            await run.signal("stop", keep=False)
 
 
 async def test_payloads_beyond_the_limit_or_without_a_json_form_are_refused() -> None:

@@ -449,7 +449,6 @@ async def test_names_and_conditions_are_checked_where_they_are_asked_for() -> No
                 lambda: ctx.wait_for_signal("x" * 201),
                 lambda: ctx.wait_for(),
                 lambda: ctx.wait_for(all_of()),
-                lambda: ctx.wait_for(count(2, "a", distinct="waitpoints")),
                 lambda: ctx.wait_for_signal("go", timeout="soon"),
             ):
                 with pytest.raises(InvalidInput) as refused:
@@ -463,7 +462,6 @@ async def test_names_and_conditions_are_checked_where_they_are_asked_for() -> No
             "name",
             "name",
             "wait_for",
-            "resume_condition",
             "resume_condition",
             "timeout",
         ]

@@ -43,7 +43,7 @@ def signal(
         execution_id=EXECUTION,
         signal_id=SignalId(f"00000000-0000-4000-8000-{number:012x}"),
         sequence=number,
-        waitpoint_id=WaitpointId("22222222-2222-4222-8222-222222222222"),
+        waitpoint_id=WaitpointId(f"22222222-2222-4222-8222-{ord(key):012x}"),
         waitpoint_key=WaitpointKey(key),
         suspension_id=None,
         signal_name=name,

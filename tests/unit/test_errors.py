@@ -42,8 +42,9 @@ ALL = [
 CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
     Validation: """
         invalid_input capability_mismatch invalid_capabilities invalid_policy_json
-        payload_too_large not_in_a_step signal_limit_exceeded invalid_waitpoint_key
-        invalid_token missing_token token_expired not_storable
+        payload_too_large not_in_a_step signal_limit_exceeded kept_signals_full
+        wrong_signal_name invalid_waitpoint_key invalid_token missing_token token_expired
+        not_storable
         waitpoint_not_token_bound retention_limit_exceeded invalid_lease_for_suspend
         invalid_dependency invalid_waitpoint_for_execution invalid_blocking_reason
         invalid_offset unauthorized invalid_budget_scope budget_override_not_allowed

@@ -25,13 +25,12 @@ from flowfabric.core.signals import (
     SignalRequest,
     decide_deliver,
 )
+from flowfabric.core.suspend_dedup import dedup_ttl_ms, may_repeat
 from flowfabric.core.suspend_request import NORMAL, BoundWaitpoint, UsePending
 from flowfabric.core.suspension import (
     SuspendFindings,
     decide_create_waitpoint,
     decide_suspend,
-    dedup_ttl_ms,
-    may_repeat,
     with_default_timeout,
 )
 from flowfabric.core.suspension_model import (
@@ -327,9 +326,7 @@ def test_an_early_signal_that_fits_keeps_the_lease() -> None:
     held = applied(held, sent.changes)
     waitpoint = open_waitpoint(held)
     request = asking(waitpoints=[UsePending(waitpoint_id=waitpoint.waitpoint_id)])
-    found = SuspendFindings(
-        keys=[KEY], bound={waitpoint.waitpoint_id: waitpoint}, buffered=[signal]
-    )
+    found = SuspendFindings(keys=[KEY], bound={waitpoint.waitpoint_id: waitpoint}, kept=[signal])
     decision = decide_suspend(held, fence_of(held), request, found, TIMING)
     assert decision.answer.already_satisfied
     assert vector(applied(held, decision.changes).execution) == vector(held.execution)

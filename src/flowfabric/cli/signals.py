@@ -25,6 +25,7 @@ _EFFECTS: Final = {
     SignalEffect.APPENDED: "accepted; it waits for more",
     SignalEffect.APPENDED_DUPLICATE: "accepted, but the same has counted before; it still waits",
     SignalEffect.BUFFERED: "kept until it waits for it",
+    SignalEffect.KEPT: "kept: nothing waits for it yet, the next wait of that name takes it",
     SignalEffect.MATCHER_FAILED: "ignored: it waits for a signal of another name",
     SignalEffect.NOT_IN_CONDITION: "ignored: it does not wait for this",
 }
@@ -43,6 +44,11 @@ _EFFECTS: Final = {
 @click.option("--source", help="Who sends it.  [default: you]")
 @click.option("--key", help="Idempotency key: the same key is accepted once.")
 @namespace_option
+@click.option(
+    "--keep/--no-keep",
+    default=True,
+    help="Keep it for the next wait of that name when nothing waits for it.  [default: keep]",
+)
 @options
 @with_engine
 async def signal(
@@ -54,8 +60,9 @@ async def signal(
     token: str | None,
     source: str | None,
     key: str | None,
+    keep: bool,
 ) -> None:
-    """Send a signal NAME to the execution ID, which waits for it."""
+    """Send a signal NAME to the execution ID, which waits for it, or will."""
     document = _json(payload)
     found = await target.find(engine, execution_id)
     answer = await send(
@@ -66,6 +73,7 @@ async def signal(
         token=token,
         source=_user() if source is None else source,
         idempotency_key=key,
+        keep=keep,
     )
     if isinstance(answer, SignalDuplicate):
         signal_id, effect, sentence = answer.existing_signal_id, "duplicate", "was accepted before"

@@ -152,7 +152,7 @@ def _identity(leaf: Leaf, signal: SignalFacts) -> tuple[str, ...]:
         return ()
     match leaf.count_kind:
         case CountKind.DISTINCT_WAITPOINTS:
-            return (signal.waitpoint_key,)
+            return (signal.waitpoint_id,)
         case CountKind.DISTINCT_SIGNALS:
             return (signal.signal_id,)
         case CountKind.DISTINCT_SOURCES:
@@ -197,6 +197,12 @@ def required_signal_names(condition: Condition, waitpoint_key: str) -> tuple[str
         if waitpoint_key in keys_of(leaf) and isinstance(leaf.matcher, ByName)
     )
     return tuple(names)
+
+
+def takes_own_name(condition: Condition, waitpoint_key: str) -> bool:
+    """Whether signals that go by the waitpoint's own key are what is waited for there."""
+    there = [leaf for leaf in leaves(condition) if waitpoint_key in keys_of(leaf)]
+    return bool(there) and all(accepts(leaf.matcher, waitpoint_key) for leaf in there)
 
 
 # Checking ---------------------------------------------------------------------
@@ -264,17 +270,24 @@ def _check_count(node: Count, place: str) -> None:
     if node.count_kind not in list(CountKind):
         kinds = ", ".join(CountKind)
         raise InvalidInput(FIELD, f"count_kind must be one of {kinds} at path {place}")
-    if node.count_kind is CountKind.DISTINCT_WAITPOINTS and node.n > len(keys):
-        raise InvalidInput(
-            FIELD,
-            f"count_exceeds_waitpoint_set: n={node.n} > waitpoints.len()={len(keys)}"
-            f" at path {place}",
-        )
     for key in keys:
         _check_key(key, place)
     if node.count_kind is CountKind.DISTINCT_WAITPOINTS and len(set(keys)) != len(keys):
         raise InvalidInput(FIELD, f"count_duplicate_waitpoints at path {place}: name each once")
     _check_matcher(node.matcher, place)
+
+
+def check_countable(bound: Sequence[str], condition: Condition) -> None:
+    """Refuse to wait for more distinct waitpoints than are bound, which nothing could meet."""
+    for leaf in leaves(condition):
+        if isinstance(leaf, Count) and leaf.count_kind is CountKind.DISTINCT_WAITPOINTS:
+            there = sum(key in leaf.waitpoints for key in bound)
+            if leaf.n > there:
+                raise InvalidInput(
+                    FIELD,
+                    f"count_exceeds_waitpoint_set: {leaf.n} distinct waitpoints are waited for,"
+                    f" {there} exist under {', '.join(map(repr, leaf.waitpoints))}",
+                )
 
 
 def _check_key(key: object, place: str) -> None:

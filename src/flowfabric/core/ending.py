@@ -71,6 +71,7 @@ def finish(
         "current_suspension_id": None,
         "current_waitpoint_id": None,
         "open_waitpoint_count": 0,
+        "keeps_signals": before.keeps_signals or got_signals(subject.suspension),
         "completed_at_ms": now_ms,
         "retain_until_ms": None
         if before.flow_id
@@ -148,6 +149,11 @@ def close_suspension(
     if suspension is None:
         return ()
     return (structs.replace(suspension, closed_at_ms=now_ms, close_reason=reason),)
+
+
+def got_signals(suspension: Suspension | None) -> bool:
+    """Whether a pause that ends unmet may have signals to give back to later waits."""
+    return suspension is not None and suspension.last_signal_at_ms is not None
 
 
 def close_waitpoints(

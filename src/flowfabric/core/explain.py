@@ -1,5 +1,6 @@
 """Why an execution is not running: one sentence, and the same as data."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from msgspec import Struct
@@ -59,10 +60,15 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     """The names of its open waitpoints, which signals are sent to."""
     join: JoinFacts | None = None
     """What its open join waits for."""
+    kept: Mapping[str, int] = {}
+    """How many signals it keeps for its next waits, by name."""
 
 
 def explain(execution: Execution, around: Surroundings) -> Explanation:
     cause, sentence, detail = _reason(execution, around)
+    if around.kept:
+        sentence += _keeping(around.kept)
+        detail = detail | {"kept_signals": sum(around.kept.values())}
     return Explanation(
         execution_id=execution.execution_id,
         public_state=execution.public_state,
@@ -70,6 +76,13 @@ def explain(execution: Execution, around: Surroundings) -> Explanation:
         sentence=sentence,
         detail=detail,
     )
+
+
+def _keeping(kept: Mapping[str, int]) -> str:
+    each = ", ".join(f"{name!r}" if n == 1 else f"{name!r} ({n})" for name, n in kept.items())
+    total = sum(kept.values())
+    kept_for = "1 signal is kept" if total == 1 else f"{total} signals are kept"
+    return f" {kept_for} for its next waits: {each}."
 
 
 Reason = tuple[Cause, str, dict[str, str | int | None]]

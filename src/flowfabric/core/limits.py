@@ -37,6 +37,14 @@ SWEEP_BATCH = 500
 """Rows one sweep of a reconciler handles in one transaction."""
 
 SIGNAL_PAYLOAD_BYTES_MAX = 64 * 1024
+KEPT_SIGNALS_MAX = 1_000
+"""Signals one execution keeps for waits to come."""
+KEPT_SIGNAL_BYTES_MAX = 1024 * 1024
+"""Payloads of all of them together."""
+KEPT_SIGNALS_READ_MAX = 10_000
+"""Kept signals one wait looks at, with those it gets back from pauses that ended unmet."""
+KEPT_SIGNALS_SHOWN_MAX = 100
+"""Kept signals the description of an execution lists."""
 SIGNAL_DEDUP_TTL_MS = 24 * 60 * 60 * 1_000
 SIGNAL_DEDUP_TTL_MS_MAX = 7 * 24 * 60 * 60 * 1_000
 SUSPEND_CLOCK_SKEW_MS = 600_000

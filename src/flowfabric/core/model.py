@@ -129,6 +129,8 @@ class Execution(Record, frozen=True, kw_only=True):
     open_waitpoint_count: int = 0
     """Waitpoints still pending or active. Zero tells that there is nothing to load or close."""
     signal_count: int = 0
+    keeps_signals: bool = False
+    """There may be signals no wait has taken. False tells that there is nothing to look for."""
     cancel_requested: bool = False
     """Its flow was cancelled and its own cancellation is on the way: nobody may claim it."""
     join_pending: bool = False

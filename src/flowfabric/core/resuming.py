@@ -4,7 +4,8 @@
 every waitpoint of it, and leaves the attempt interrupted, so that the next claim
 continues the same attempt. Nothing that arrives for the old waitpoints later can
 touch the execution: they are closed, and a signal must name an open waitpoint of
-the open suspension.
+the open suspension. What counted for a pause that ended unmet counts for the next
+wait of the same name.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core.decision import Changes, Decision, Refusal
-from flowfabric.core.ending import close_suspension, close_waitpoints, finish
+from flowfabric.core.ending import close_suspension, close_waitpoints, finish, got_signals
 from flowfabric.core.events import operator_event
 from flowfabric.core.execution import Timing
 from flowfabric.core.granting import Granted, NewIds, Worker, grant_lease
@@ -115,6 +116,7 @@ def resume(
         current_suspension_id=None,
         current_waitpoint_id=None,
         open_waitpoint_count=before.open_waitpoint_count - len(own),
+        keeps_signals=before.keeps_signals or (reason != RESUMED and got_signals(suspension)),
         **(timed if delay_ms else at_once),
     )
     (closed,) = close_suspension(suspension, reason, now_ms)

@@ -4,7 +4,8 @@ The caller has shown a token, or is an operator. Repeats come first: a sender
 whose connection died before it saw our answer is told `Duplicate`, even when its
 signal has resumed the execution meanwhile. Then the waitpoint must be open: a
 pending one keeps the signal for later, an active one must belong to the open
-suspension, whose condition is looked at again.
+suspension, whose condition is looked at again. A signal by name that nothing waits
+for is kept for the next wait of that name.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.execution import Timing
 from flowfabric.core.ids import Namespace, SignalId, WaitpointId
+from flowfabric.core.kept import KeptSize, Mailbox, check_room, mailbox_id
 from flowfabric.core.model import Execution
 from flowfabric.core.policies import parse_policy
 from flowfabric.core.resuming import resume
@@ -38,12 +40,14 @@ from flowfabric.errors import (
     TargetNotSignalable,
     WaitpointClosed,
     WaitpointNotFound,
+    WrongSignalName,
 )
 
 DEDUPED: Final = "deduped"
 _EVENT_TYPES: Final = {
     SignalEffect.SATISFIED: "satisfied",
     SignalEffect.BUFFERED: "buffered",
+    SignalEffect.KEPT: "buffered",
 }
 
 
@@ -77,11 +81,25 @@ class SignalAccepted(Struct, frozen=True, kw_only=True, tag="Accepted"):
         """Whether this signal brought the execution back."""
         return self.effect is SignalEffect.SATISFIED
 
+    @property
+    def kept(self) -> bool:
+        """Whether it is kept for a wait that the execution has not come to yet."""
+        return self.effect in (SignalEffect.KEPT, SignalEffect.BUFFERED)
+
 
 class SignalDuplicate(Struct, frozen=True, kw_only=True, tag="Duplicate"):
     """The same signal was accepted before; nothing was done."""
 
     existing_signal_id: SignalId
+
+    @property
+    def resumed(self) -> bool:
+        """A repeat brings nothing back, whatever the first signal did."""
+        return False
+
+    @property
+    def kept(self) -> bool:
+        return False
 
 
 SignalResult = SignalAccepted | SignalDuplicate
@@ -90,22 +108,31 @@ SignalResult = SignalAccepted | SignalDuplicate
 class SignalFindings(Struct, frozen=True, kw_only=True):
     """What was found, under the execution's lock, about a signal."""
 
-    waitpoint: Waitpoint
+    waitpoint: Waitpoint | None
+    mailbox: Mailbox | None = None
+    """Where it is kept when there is no waitpoint."""
     dedup: SignalDedup | None = None
     """What its idempotency key delivered before, live or expired."""
     recorded: bool = False
     """A signal of this id was accepted before."""
     satisfiers: Sequence[SignalFacts] = ()
     """What brought the open suspension's condition forward so far, in order."""
+    kept: KeptSize = KeptSize()
 
 
 def addressed(
-    subject: Subject, waitpoint_key: str, delivered: Sequence[SignalDedup], now_ms: int
+    subject: Subject,
+    waitpoint_key: str,
+    delivered: Sequence[SignalDedup],
+    now_ms: int,
+    *,
+    keep: bool,
 ) -> WaitpointId:
-    """The waitpoint that a signal by name goes to: what is waited for now before what is for later.
+    """Where a signal by name goes: to what is waited for now before what is for later.
 
     `delivered` is what the signal's idempotency key delivered before under that name. A
     repeat goes where the first went, or it would count for the next wait of the same name.
+    What nothing waits for goes to the mailbox of the name; refused unless `keep`.
     """
     for each in delivered:
         if each.expires_at_ms > now_ms:
@@ -115,32 +142,41 @@ def addressed(
         for waitpoint in subject.waitpoints
         if waitpoint.waitpoint_key == waitpoint_key and not is_expired(waitpoint, now_ms)
     ]
-    fitting.sort(key=lambda each: (each.state is not WaitpointState.ACTIVE, each.created_at_ms))
-    if not fitting:
+    if fitting:
+        return min(fitting, key=_turn).waitpoint_id
+    if not keep:
         keys = [waitpoint.waitpoint_key for waitpoint in subject.waitpoints]
         raise not_awaited(subject.execution.execution_id, waitpoint_key, keys)
-    return fitting[0].waitpoint_id
+    return mailbox_id(subject.execution.execution_id, waitpoint_key)
+
+
+def _turn(waitpoint: Waitpoint) -> tuple[bool, int, int]:
+    """Of several waitpoints of one name, those that nobody has used go first."""
+    waited_for = waitpoint.state is WaitpointState.ACTIVE
+    return not waited_for, waitpoint.signal_count, waitpoint.created_at_ms
 
 
 def not_awaited(execution_id: str, name: str, awaited: Sequence[str]) -> WaitpointNotFound:
     others = ", ".join(dict.fromkeys(repr(str(each)) for each in awaited))
     told = f"it waits for {others}" if others else "it waits for no signal"
     return WaitpointNotFound(
-        f"{execution_id} does not wait for {name!r} now: {told}. A handler that makes its"
-        " waitpoint first, with ctx.waitpoint, can be signalled before it waits"
+        f"{execution_id} does not wait for {name!r} now: {told}. Without keep=False the signal"
+        " is kept for its next wait of that name"
     )
 
 
 def decide_deliver(
     subject: Subject, request: SignalRequest, found: SignalFindings, timing: Timing
 ) -> Decision[SignalResult]:
+    _check_name(found.waitpoint, request.signal_name)
     repeated = _repeated(subject.execution, request, found, timing.now_ms)
     if repeated is not None:
         return repeated
     suspension = _open_suspension(subject, found.waitpoint, timing.now_ms)
     _check_limit(subject.execution)
-    signal = _new_signal(subject.execution, request, found.waitpoint, timing.now_ms)
+    signal = _new_signal(subject.execution, request, found, timing.now_ms)
     if suspension is None:
+        check_room(subject.execution, found.kept, signal)
         changes = _noted(subject, signal, found.waitpoint, None, timing.now_ms)
     else:
         condition = stored_condition(suspension.resume_condition)
@@ -168,6 +204,17 @@ def decide_deliver(
     )
 
 
+def _check_name(waitpoint: Waitpoint | None, signal_name: str) -> None:
+    """Who holds the token of `reject` must not be able to send `approve`."""
+    if waitpoint is None or not waitpoint.own_name_only:
+        return
+    if signal_name != waitpoint.waitpoint_key:
+        raise WrongSignalName(
+            f"signal_name: the waitpoint takes {waitpoint.waitpoint_key!r} only,"
+            f" not {signal_name!r}"
+        )
+
+
 def _repeated(
     execution: Execution, request: SignalRequest, found: SignalFindings, now_ms: int
 ) -> Decision[SignalResult] | None:
@@ -178,7 +225,7 @@ def _repeated(
         existing = request.signal_id
     if existing is None:
         return None
-    signal = _new_signal(execution, request, found.waitpoint, now_ms)
+    signal = _new_signal(execution, request, found, now_ms)
     told = structs.replace(signal, signal_id=existing)
     return Decision(
         answer=SignalDuplicate(existing_signal_id=existing),
@@ -186,11 +233,15 @@ def _repeated(
     )
 
 
-def _open_suspension(subject: Subject, waitpoint: Waitpoint, now_ms: int) -> Suspension | None:
+def _open_suspension(
+    subject: Subject, waitpoint: Waitpoint | None, now_ms: int
+) -> Suspension | None:
     """The suspension the signal counts for; none when it is to be kept for a later one."""
     execution, suspension = subject.execution, subject.suspension
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
         raise TargetNotSignalable(f"{execution.execution_id} is {execution.public_state}")
+    if waitpoint is None:
+        return None
     if waitpoint.state is WaitpointState.CLOSED or is_expired(waitpoint, now_ms):
         raise WaitpointClosed(f"waitpoint {waitpoint.waitpoint_id} takes no more signals")
     if waitpoint.state is WaitpointState.PENDING:
@@ -210,15 +261,17 @@ def _check_limit(execution: Execution) -> None:
 
 
 def _new_signal(
-    execution: Execution, request: SignalRequest, waitpoint: Waitpoint, now_ms: int
+    execution: Execution, request: SignalRequest, found: SignalFindings, now_ms: int
 ) -> Signal:
+    to = found.waitpoint or found.mailbox
+    assert to is not None, "a signal goes to a waitpoint, or is kept"
     return Signal(
         partition_key=execution.partition_key,
         execution_id=execution.execution_id,
         signal_id=request.signal_id,
         sequence=execution.signal_count,
-        waitpoint_id=waitpoint.waitpoint_id,
-        waitpoint_key=waitpoint.waitpoint_key,
+        waitpoint_id=to.waitpoint_id,
+        waitpoint_key=to.waitpoint_key,
         suspension_id=None,
         signal_name=request.signal_name,
         signal_category=request.signal_category,
@@ -231,19 +284,26 @@ def _new_signal(
         accepted_at_ms=now_ms,
         payload=request.payload,
         payload_encoding=request.payload_encoding,
-        observed_effect=SignalEffect.BUFFERED,
+        observed_effect=SignalEffect.KEPT if found.waitpoint is None else SignalEffect.BUFFERED,
     )
 
 
 def _noted(
     subject: Subject,
     signal: Signal,
-    waitpoint: Waitpoint,
+    waitpoint: Waitpoint | None,
     suspension: Suspension | None,
     now_ms: int,
 ) -> Changes:
     """Count the signal, and resume if it has met the condition."""
-    execution = change(subject.execution, now_ms, signal_count=subject.execution.signal_count + 1)
+    execution = change(
+        subject.execution,
+        now_ms,
+        signal_count=subject.execution.signal_count + 1,
+        keeps_signals=subject.execution.keeps_signals or suspension is None,
+    )
+    if waitpoint is None:
+        return Changes(updates=(execution,))
     counted = structs.replace(
         waitpoint,
         signal_count=waitpoint.signal_count + 1,

@@ -17,6 +17,7 @@ from flowfabric.core.conditions import (
     Single,
     TimeoutOnly,
     check_condition,
+    check_countable,
     referenced_waitpoint_keys,
 )
 from flowfabric.core.ids import SuspensionId, WaitpointId, WaitpointKey, parse_uuid
@@ -38,6 +39,8 @@ class FreshWaitpoint(Struct, frozen=True, kw_only=True):
     waitpoint_key: str | None = None
     """`wpk:<waitpoint_id>` when left out."""
     waitpoint_id: str | None = None
+    own_name_only: bool = False
+    """Refuse signals whose name is not the key."""
 
 
 class UsePending(Struct, frozen=True, kw_only=True):
@@ -77,6 +80,7 @@ class BoundWaitpoint(Struct, frozen=True, kw_only=True):
 
     waitpoint_id: WaitpointId
     waitpoint_key: WaitpointKey
+    own_name_only: bool = False
 
 
 class SuspendRequest(Struct, frozen=True, kw_only=True):
@@ -95,6 +99,8 @@ class SuspendRequest(Struct, frozen=True, kw_only=True):
     """The timeout counted from when the execution suspends, by the store's clock."""
     continuation_metadata_pointer: str | None
     idempotency_key: str | None
+    take_pending: bool = False
+    """Take over every pending waitpoint of the condition's names in place of fresh ones."""
 
     @property
     def fresh(self) -> tuple[BoundWaitpoint, ...]:
@@ -109,7 +115,11 @@ class SuspendRequest(Struct, frozen=True, kw_only=True):
 
 
 def check_bindings(
-    waitpoints: Sequence[Binding], condition: Condition, new_ids: Sequence[str]
+    waitpoints: Sequence[Binding],
+    condition: Condition,
+    new_ids: Sequence[str],
+    *,
+    take_pending: bool = False,
 ) -> tuple[BoundWaitpoint | UsePending, ...]:
     """Fill in the ids, and refuse bindings that do not fit the condition.
 
@@ -134,7 +144,11 @@ def check_bindings(
     if len({each.waitpoint_id for each in bound}) != len(bound):
         raise InvalidInput("waitpoints", "duplicate_waitpoint_id: each must occur once")
     keys = [each.waitpoint_key for each in bound if isinstance(each, BoundWaitpoint)]
-    if len(keys) == len(bound):
+    if len(set(keys)) != len(keys):
+        raise InvalidInput(
+            "waitpoints", "duplicate_waitpoint_key: only waitpoints made beforehand share a key"
+        )
+    if len(keys) == len(bound) and not take_pending:
         check_keys(keys, condition)
     return bound
 
@@ -168,13 +182,12 @@ def _bind(binding: object, new_id: str) -> BoundWaitpoint | UsePending:
         waitpoint_key=WaitpointKey(
             f"wpk:{waitpoint_id}" if key is None else check_name("waitpoint_key", key)
         ),
+        own_name_only=check_bool("own_name_only", binding.own_name_only),
     )
 
 
 def check_keys(bound: Sequence[str], condition: Condition) -> None:
-    """Every key the condition mentions is bound once, and the other way round."""
-    if len(set(bound)) != len(bound):
-        raise InvalidInput("waitpoints", "duplicate_waitpoint_key: each must occur once")
+    """Every key the condition mentions is bound, and the other way round."""
     mentioned = referenced_waitpoint_keys(condition)
     for missing in mentioned:
         if missing not in bound:
@@ -184,6 +197,7 @@ def check_keys(bound: Sequence[str], condition: Condition) -> None:
     for extra in spare:
         if extra not in mentioned:
             raise InvalidInput("waitpoints", f"extra_binding_not_referenced_by_condition: {extra}")
+    check_countable(bound, condition)
 
 
 def default_bindings(condition: Condition) -> tuple[Binding, ...]:
@@ -212,6 +226,7 @@ def check_suspend(
     timeout_behavior: object = None,
     continuation_metadata_pointer: object = None,
     idempotency_key: object = None,
+    take_pending: object = False,
 ) -> SuspendRequest:
     """Everything about a request that can be refused without looking at the execution.
 
@@ -219,7 +234,8 @@ def check_suspend(
     """
     condition = check_condition(resume_condition)
     chosen = default_bindings(condition) if waitpoints is None else check_sequence(waitpoints)
-    bindings = check_bindings(chosen, condition, new_ids[1:])
+    taking = check_bool("take_pending", take_pending)
+    bindings = check_bindings(chosen, condition, new_ids[1:], take_pending=taking)
     if timeout_at_ms is not None and timeout_in_ms is not None:
         raise InvalidInput("timeout_in_ms", "give either timeout_at_ms or timeout_in_ms")
     if isinstance(condition, TimeoutOnly) and timeout_at_ms is None and timeout_in_ms is None:
@@ -250,6 +266,7 @@ def check_suspend(
             "idempotency_key", idempotency_key, bytes_max=IDEMPOTENCY_KEY_BYTES_MAX
         )
         or None,
+        take_pending=taking,
     )
 
 

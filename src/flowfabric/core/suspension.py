@@ -1,10 +1,11 @@
 """How an execution pauses.
 
 A worker that holds the lease parks its attempt behind waitpoints. It may make a
-waitpoint beforehand (`pending`) and hand out its token; signals that arrive
-early are kept, and when the suspension takes the waitpoint over they count from
-the start. If they already meet the condition, the worker keeps its lease and
-goes on: nothing was ever parked.
+waitpoint beforehand (`pending`) and hand out its token. Signals that arrive early
+are kept, at a waitpoint or under a name, and count from the start for the next
+suspension that waits under that name, in the order they came, as far as it needs
+them; the others stay kept. If they meet the condition, the worker keeps its lease
+and goes on: nothing was ever parked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,27 +16,25 @@ from msgspec import Struct, structs
 
 from flowfabric.core import tokens
 from flowfabric.core.conditions import (
-    Condition,
     Single,
     encode_condition,
-    observe,
     required_signal_names,
 )
 from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.execution import Timing, park, repeats
 from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails, details_of, token_of
-from flowfabric.core.ids import SignalId, WaitpointId
+from flowfabric.core.ids import WaitpointId
+from flowfabric.core.kept import Taken, take
 from flowfabric.core.lease import Fence, check_fence
 from flowfabric.core.limits import (
     OPEN_WAITPOINTS_MAX,
     SUSPEND_CLOCK_SKEW_MS,
-    SUSPEND_DEDUP_GRACE_MS,
-    SUSPEND_DEDUP_TTL_MS_MAX,
     TIME_MS_MAX,
 )
 from flowfabric.core.model import Execution
 from flowfabric.core.policies import parse_policy
 from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase
+from flowfabric.core.suspend_dedup import remember
 from flowfabric.core.suspend_request import (
     BoundWaitpoint,
     ResumePolicy,
@@ -46,7 +45,6 @@ from flowfabric.core.suspend_request import (
 )
 from flowfabric.core.suspension_model import (
     HmacKey,
-    SignalEffect,
     SignalFacts,
     SuspendDedup,
     Suspension,
@@ -100,8 +98,8 @@ class SuspendFindings(Struct, frozen=True, kw_only=True):
     keys: Sequence[HmacKey]
     bound: Mapping[WaitpointId, Waitpoint] = {}
     """Rows that already have an id the request names."""
-    buffered: Sequence[SignalFacts] = ()
-    """Signals that came early to the pending waitpoints, in order."""
+    kept: Sequence[SignalFacts] = ()
+    """Signals no wait has taken, under any name, in order."""
     suspension_id_taken: bool = False
     expired_dedup: SuspendDedup | None = None
 
@@ -170,17 +168,61 @@ def decide_suspend(
     if found.suspension_id_taken:
         raise InvalidInput("suspension_id", "was used before", request.suspension_id)
     suspension, waitpoints = _opened(subject, request, found, timing.now_ms)
-    seen = _replay(request.condition, suspension, found.buffered)
+    seen = take(request.condition, suspension, found.kept)
     already = seen.closer is not None
     settle = _satisfied if already else _parked
     changes = settle(subject, suspension, _Opened.of(waitpoints, found), seen, timing.now_ms)
-    dedup = _remember(subject, request, suspension, already, timing.now_ms)
+    dedup = remember(subject, request, suspension, already, timing.now_ms)
     if found.expired_dedup is None:
         changes = structs.replace(changes, inserts=(*changes.inserts, *dedup))
     else:
         changes = structs.replace(changes, updates=(*changes.updates, *dedup))
     details = details_of(suspension, waitpoints, found.keys, timing.now_ms)
     return Decision(answer=Parked(details=details, already_satisfied=already), changes=changes)
+
+
+def decide_take(
+    subject: Subject,
+    fence: Fence,
+    request: SuspendRequest,
+    found: SuspendFindings,
+    timing: Timing,
+) -> Decision[bool]:
+    """Let kept signals meet the condition, if they can; otherwise leave them, and wait for nothing.
+
+    For a worker whose handler waits in one branch while another works.
+    """
+    _check_may_suspend(subject, fence, timing)
+    if found.suspension_id_taken:
+        raise InvalidInput("suspension_id", "was used before", request.suspension_id)
+    suspension, waitpoints = _opened(subject, request, found, timing.now_ms)
+    seen = take(request.condition, suspension, found.kept)
+    if seen.closer is None:
+        return Decision(answer=False)
+    opened = _Opened.of(waitpoints, found)
+    return Decision(
+        answer=True, changes=_satisfied(subject, suspension, opened, seen, timing.now_ms)
+    )
+
+
+def with_pending(
+    request: SuspendRequest, waitpoints: Sequence[Waitpoint], now_ms: int
+) -> SuspendRequest:
+    """The request with every pending waitpoint of its names in place of a fresh one."""
+    if not request.take_pending:
+        return request
+    bindings: list[BoundWaitpoint | UsePending] = []
+    for binding in request.bindings:
+        made = [
+            UsePending(waitpoint_id=each.waitpoint_id, any_attempt=True)
+            for each in sorted(waitpoints, key=lambda each: (each.created_at_ms, each.waitpoint_id))
+            if isinstance(binding, BoundWaitpoint)
+            and each.waitpoint_key == binding.waitpoint_key
+            and each.state is WaitpointState.PENDING
+            and not is_expired(each, now_ms)
+        ]
+        bindings += made or [binding]
+    return structs.replace(request, bindings=tuple(bindings))
 
 
 def _check_may_suspend(subject: Subject, fence: Fence, timing: Timing) -> None:
@@ -304,6 +346,7 @@ def _new_waitpoint(
         state=WaitpointState.PENDING,
         token_kid=key.kid,
         token_fingerprint=tokens.fingerprint(token),
+        own_name_only=bound.own_name_only,
         created_at_ms=now_ms,
     )
 
@@ -328,38 +371,6 @@ def _new_suspension(
     )
 
 
-class _Replayed(Struct, frozen=True, kw_only=True):
-    """Early signals as they count for the suspension."""
-
-    signals: tuple[SignalFacts, ...] = ()
-    closer: SignalId | None = None
-
-    def counted(self, waitpoint: Waitpoint) -> Waitpoint:
-        """The waitpoint with those of its signals that count."""
-        own = (each for each in self.signals if each.waitpoint_id == waitpoint.waitpoint_id)
-        return structs.replace(waitpoint, matched_signal_count=sum(each.matched for each in own))
-
-
-def _replay(
-    condition: Condition, suspension: Suspension, buffered: Sequence[SignalFacts]
-) -> _Replayed:
-    """Let early signals count, in the order they came, until the condition is met."""
-    satisfiers: list[SignalFacts] = []
-    counted: list[SignalFacts] = []
-    closer: SignalId | None = None
-    for signal in buffered:
-        taken = structs.replace(signal, suspension_id=suspension.suspension_id)
-        if closer is None:
-            seen = observe(condition, satisfiers, signal)
-            taken = structs.replace(taken, matched=seen.matched, satisfier=seen.satisfier)
-            if seen.satisfier:
-                satisfiers.append(taken)
-            if seen.effect is SignalEffect.SATISFIED:
-                closer = signal.signal_id
-        counted.append(taken)
-    return _Replayed(signals=tuple(counted), closer=closer)
-
-
 class _Opened(Struct, frozen=True, kw_only=True):
     """The waitpoints of a suspension, by whether they have a row already."""
 
@@ -375,7 +386,7 @@ class _Opened(Struct, frozen=True, kw_only=True):
 
 
 def _parked(
-    subject: Subject, suspension: Suspension, opened: _Opened, seen: _Replayed, now_ms: int
+    subject: Subject, suspension: Suspension, opened: _Opened, seen: Taken, now_ms: int
 ) -> Changes:
     changes = park(
         subject,
@@ -389,6 +400,8 @@ def _parked(
         current_suspension_id=suspension.suspension_id,
         current_waitpoint_id=suspension.waitpoint_id,
         open_waitpoint_count=subject.execution.open_waitpoint_count + len(opened.fresh),
+        # What it has taken it gives back should it end unmet.
+        keeps_signals=bool(seen.left or seen.signals),
     )
     counted = (seen.counted(each) for each in opened.taken_over)
     return structs.replace(
@@ -399,7 +412,7 @@ def _parked(
 
 
 def _satisfied(
-    subject: Subject, suspension: Suspension, opened: _Opened, seen: _Replayed, now_ms: int
+    subject: Subject, suspension: Suspension, opened: _Opened, seen: Taken, now_ms: int
 ) -> Changes:
     """The record of a pause that never happened; the worker keeps its lease."""
     before = subject.execution
@@ -411,7 +424,7 @@ def _satisfied(
         closer_signal_id=seen.closer,
     )
     open_count = before.open_waitpoint_count - len(opened.taken_over)
-    after = change(before, now_ms, open_waitpoint_count=open_count)
+    after = change(before, now_ms, open_waitpoint_count=open_count, keeps_signals=bool(seen.left))
 
     def closed(waitpoint: Waitpoint) -> Waitpoint:
         return structs.replace(
@@ -425,62 +438,6 @@ def _satisfied(
     return Changes(
         inserts=(ended, *map(closed, opened.fresh)),
         updates=(after, *map(closed, opened.taken_over), *seen.signals),
-    )
-
-
-def _remember(
-    subject: Subject,
-    request: SuspendRequest,
-    suspension: Suspension,
-    already_satisfied: bool,
-    now_ms: int,
-) -> tuple[SuspendDedup, ...]:
-    """So that a repeat gets this answer, whatever else it asks for."""
-    execution = subject.execution
-    if request.idempotency_key is None:
-        return ()
-    assert execution.lease_id is not None
-    assert execution.current_attempt_id is not None
-    assert execution.worker_instance_id is not None
-    return (
-        SuspendDedup(
-            partition_key=execution.partition_key,
-            execution_id=execution.execution_id,
-            idempotency_key=request.idempotency_key,
-            suspension_id=suspension.suspension_id,
-            already_satisfied=already_satisfied,
-            lease_id=execution.lease_id,
-            lease_epoch=execution.lease_epoch,
-            attempt_id=execution.current_attempt_id,
-            attempt_index=execution.current_attempt_index,
-            worker_instance_id=execution.worker_instance_id,
-            lease_ttl_ms=lease_ttl_of(execution),
-            expires_at_ms=now_ms + dedup_ttl_ms(suspension.timeout_at_ms, now_ms),
-        ),
-    )
-
-
-def lease_ttl_of(execution: Execution) -> int:
-    """How long the live lease was granted or renewed for."""
-    assert execution.lease_expires_at_ms is not None
-    assert execution.lease_last_renewed_at_ms is not None
-    return execution.lease_expires_at_ms - execution.lease_last_renewed_at_ms
-
-
-def dedup_ttl_ms(timeout_at_ms: int | None, now_ms: int) -> int:
-    """As long as the suspension can last, and a little more."""
-    if timeout_at_ms is None:
-        return SUSPEND_DEDUP_TTL_MS_MAX
-    lasts_ms = max(timeout_at_ms - now_ms, 0)
-    return min(lasts_ms + SUSPEND_DEDUP_GRACE_MS, SUSPEND_DEDUP_TTL_MS_MAX)
-
-
-def may_repeat(execution: Execution, dedup: SuspendDedup, fence: Fence) -> bool:
-    """Whether the caller is who was answered, or who holds the execution now."""
-    asked = (fence.lease_id, fence.lease_epoch, fence.attempt_id)
-    return asked in (
-        (dedup.lease_id, dedup.lease_epoch, dedup.attempt_id),
-        (execution.lease_id, execution.lease_epoch, execution.current_attempt_id),
     )
 
 

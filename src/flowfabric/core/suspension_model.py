@@ -1,7 +1,8 @@
 """The rows of suspensions, waitpoints and signals, and the words in them.
 
 A suspension is one pause of one execution. It owns waitpoints: mailboxes that
-the outside reaches with a token. A signal is a named message to one waitpoint.
+the outside reaches with a token. A signal is a named message to one waitpoint, or to
+whatever next waits under a name: a signal that no wait has taken yet is *kept*.
 All three are kept until the execution itself is deleted, so that what happened
 can be read back; what is still open is told by `Suspension.closed_at_ms` and
 `Waitpoint.state`.
@@ -72,6 +73,8 @@ class SignalEffect(StrEnum):
     MATCHER_FAILED = "signal_ignored_matcher_failed"
     NOT_IN_CONDITION = "signal_ignored_not_in_condition"
     BUFFERED = "buffered_for_pending_waitpoint"
+    KEPT = "kept_for_next_wait"
+    """Nothing waited under its name: the next wait of that name takes it."""
 
 
 class Suspension(Record, frozen=True, kw_only=True):
@@ -124,6 +127,8 @@ class Waitpoint(Record, frozen=True, kw_only=True):
     token_fingerprint: str
     required_signal_names: str = "[]"
     """JSON list: the names the condition waits for here; empty when any will do."""
+    own_name_only: bool = False
+    """Refuses signals whose name is not its key: its token is good for that name alone."""
     created_at_ms: int
     activated_at_ms: int | None = None
     expires_at_ms: int | None = None
@@ -147,9 +152,10 @@ class SignalFacts(Record, frozen=True, kw_only=True):
     sequence: int
     """Counts the signals of one execution in the order they were accepted."""
     waitpoint_id: WaitpointId
+    """Of a signal that met no waitpoint: `mailbox_id` of its name, which no waitpoint has."""
     waitpoint_key: WaitpointKey
     suspension_id: SuspensionId | None
-    """Null while the signal is kept for a pending waitpoint."""
+    """The pause that took it; null while it is kept."""
     signal_name: str
     source_type: str
     source_identity: str

@@ -12,6 +12,7 @@ from flowfabric.core.ids import (
     LaneId,
     LeaseId,
     Namespace,
+    SignalId,
     WaitpointId,
     WorkerInstanceId,
     parse_lane_id,
@@ -28,6 +29,7 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
+from flowfabric.core.suspension_model import Signal
 from flowfabric.errors import Corruption, InvalidInput
 
 
@@ -43,6 +45,17 @@ class LeaseSummary(Struct, frozen=True, kw_only=True):
     worker_instance_id: WorkerInstanceId
     expires_at_ms: int
     last_heartbeat_at_ms: int | None
+
+
+class KeptSignal(Struct, frozen=True, kw_only=True):
+    """A signal that no wait has taken yet."""
+
+    name: str
+    signal_id: SignalId
+    source: str
+    source_type: str
+    received_at_ms: int
+    payload_bytes: int
 
 
 class ExecutionSnapshot(Struct, frozen=True, kw_only=True):
@@ -75,6 +88,8 @@ class ExecutionSnapshot(Struct, frozen=True, kw_only=True):
     delay_until_ms: int | None
     deadline_at_ms: int | None
     tags: dict[str, str]
+    kept_signals: tuple[KeptSignal, ...] = ()
+    """Kept for its next waits, in order, at most `KEPT_SIGNALS_SHOWN_MAX`. Lists leave it empty."""
 
 
 class StateVector(Struct, frozen=True, kw_only=True):
@@ -134,6 +149,17 @@ def snapshot(execution: Execution, tags: dict[str, str]) -> ExecutionSnapshot:
             "current_waitpoint": execution.current_waitpoint_id,
             "tags": dict(sorted(tags.items())),
         }
+    )
+
+
+def kept_signal(signal: Signal) -> KeptSignal:
+    return KeptSignal(
+        name=signal.signal_name,
+        signal_id=signal.signal_id,
+        source=signal.source_identity,
+        source_type=signal.source_type,
+        received_at_ms=signal.accepted_at_ms,
+        payload_bytes=len(signal.payload or b""),
     )
 
 

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import structs
 
 from flowfabric.core.details import ChildView, ExecutionDetails, details
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.step_model import Step
 from flowfabric.core.steps import in_order
-from flowfabric.engine.reads import attempts_of, find, tags_of
+from flowfabric.engine.reads import attempts_of, find, kept_signals, tags_of
 from flowfabric.engine.unit import Operations, row_execution_id
 from flowfabric.store.base import Reader, Row
 
@@ -23,13 +24,14 @@ class Details(Operations):
             execution = await find(reader, asked)
             if execution is None:
                 return None
-            return details(
+            seen = details(
                 execution,
                 await tags_of(reader, asked),
                 steps=await steps_of(reader, asked),
                 attempts=await attempts_of(reader, execution),
                 children=await children_of(reader, asked),
             )
+            return structs.replace(seen, kept_signals=await kept_signals(reader, execution))
 
         return await self.store.read(body)
 

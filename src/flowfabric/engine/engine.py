@@ -25,6 +25,7 @@ from flowfabric.engine.flow_joins import FlowJoins
 from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.flow_retention import FlowRetention
 from flowfabric.engine.joining import Joining
+from flowfabric.engine.kept_signals import KeptSignals
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.leases import Leases
 from flowfabric.engine.lookup import Lookup
@@ -130,6 +131,7 @@ class Engine(
     Audits,
     Suspensions,
     Signals,
+    KeptSignals,
     SuspensionReads,
     WaitpointKeys,
     FlowJoins,

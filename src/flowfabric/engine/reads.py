@@ -1,10 +1,11 @@
 """Reading executions: one by id, or lists page by page. Nothing here locks."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric.core.attempts import first_attempt
 from flowfabric.core.checks import check_int, check_list, check_optional_time, check_text
@@ -24,17 +25,24 @@ from flowfabric.core.ids import (
     uuid_after,
     uuid_of,
 )
-from flowfabric.core.limits import EXPIRED_LEASES_PAGE_MAX, PAGE_MAX
+from flowfabric.core.limits import (
+    EXPIRED_LEASES_PAGE_MAX,
+    KEPT_SIGNALS_READ_MAX,
+    KEPT_SIGNALS_SHOWN_MAX,
+    PAGE_MAX,
+)
 from flowfabric.core.model import Attempt, Execution, Lane, WorkerPresence
 from flowfabric.core.partitions import check_partition
 from flowfabric.core.states import LifecyclePhase, PublicState
-from flowfabric.core.suspension_model import Waitpoint
+from flowfabric.core.suspension_model import Signal, SignalFacts, Waitpoint
 from flowfabric.core.views import (
     ExecutionContext,
     ExecutionInfo,
     ExecutionSnapshot,
+    KeptSignal,
     core_fields,
     info,
+    kept_signal,
     snapshot,
     stored_flow_id,
 )
@@ -95,7 +103,8 @@ class Reads(Operations):
             execution = await find(reader, asked)
             if execution is None:
                 return None
-            return snapshot(execution, await tags_of(reader, asked))
+            seen = snapshot(execution, await tags_of(reader, asked))
+            return structs.replace(seen, kept_signals=await kept_signals(reader, execution))
 
         return await self.store.read(body)
 
@@ -368,7 +377,30 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         now_ms=now_ms,
         waits_for=await waits_for(reader, execution),
         join=await read_join_facts(reader, execution),
+        kept=Counter(each.signal_name for each in await load_kept(reader, execution)),
     )
+
+
+async def load_kept(
+    reader: Reader, execution: Execution, limit: int = KEPT_SIGNALS_READ_MAX
+) -> Sequence[SignalFacts]:
+    """The signals no wait has taken, in order."""
+    if not execution.keeps_signals:
+        return ()
+    return await reader.select_records(
+        SignalFacts,
+        "list_kept_signals",
+        partition_key=execution.partition_key,
+        execution_id=uuid_of(execution.execution_id),
+        limit=limit,
+    )
+
+
+async def kept_signals(reader: Reader, execution: Execution) -> tuple[KeptSignal, ...]:
+    found = await load_kept(reader, execution, KEPT_SIGNALS_SHOWN_MAX)
+    keys = [(each.partition_key, each.execution_id, each.signal_id) for each in found]
+    signals = await reader.get(Signal, keys)
+    return tuple(kept_signal(signals[key]) for key in keys)
 
 
 async def waits_for(reader: Reader, execution: Execution) -> tuple[str, ...]:

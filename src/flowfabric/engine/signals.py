@@ -6,41 +6,26 @@ the execution or the waitpoint exists. Nothing is written for it: a refusal that
 wrote would take longer where there is something to write to.
 """
 
-import logging
-import time
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from msgspec import Struct
 
-from flowfabric.core.checks import (
-    check_int,
-    check_json,
-    check_name,
-    check_optional_text,
-    check_optional_time,
-    check_text,
-)
+from flowfabric.core.checks import check_bool, check_name, check_text
 from flowfabric.core.conditions import AllOf, Count, stored_condition
 from flowfabric.core.decision import Decision
 from flowfabric.core.ids import (
     ExecutionId,
-    SignalId,
     WaitpointId,
     WaitpointKey,
     parse_execution_id,
     parse_lane_id,
-    parse_namespace,
     parse_uuid,
     partition_of,
     uuid_of,
 )
-from flowfabric.core.limits import (
-    IDEMPOTENCY_KEY_BYTES_MAX,
-    SIGNAL_DEDUP_TTL_MS,
-    SIGNAL_DEDUP_TTL_MS_MAX,
-    SIGNAL_PAYLOAD_BYTES_MAX,
-)
+from flowfabric.core.kept import KeptSize, Mailbox, mailbox_id
+from flowfabric.core.limits import SIGNAL_DEDUP_TTL_MS
 from flowfabric.core.model import Execution
 from flowfabric.core.signals import (
     SignalFindings,
@@ -49,12 +34,14 @@ from flowfabric.core.signals import (
     addressed,
     decide_deliver,
 )
+from flowfabric.core.states import OwnershipState
 from flowfabric.core.suspension_model import (
     HmacKey,
     SignalDedup,
     SignalFacts,
     Suspension,
     Waitpoint,
+    WaitpointState,
 )
 from flowfabric.core.tokens import (
     INVALID,
@@ -64,30 +51,29 @@ from flowfabric.core.tokens import (
     matching_key,
 )
 from flowfabric.core.transition import Subject
+from flowfabric.engine.kept_signals import kept_topic
+from flowfabric.engine.signal_request import REFUSALS, SignalOptions, check_signal
 from flowfabric.engine.suspensions import find_waitpoint
 from flowfabric.engine.unit import (
     Operations,
     execution_key,
     load_open,
-    new_uuid,
     settle_in,
     settle_unlocked,
 )
 from flowfabric.engine.waitpoint_keys import load_keys
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, NotFound
-from flowfabric.store.base import Body, Reader, Transaction, Unlocked, UnlockedBody
-
-log = logging.getLogger(__name__)
+from flowfabric.store.base import Body, Reader, Saving, Transaction, Unlocked, UnlockedBody
 
 SIGNAL_TOPIC = "signal"
-REFUSALS_LOGGED_EVERY_S = 1.0
-"""How often at most a process writes a line about wrong tokens."""
 
 
 class WaitpointName(Struct, frozen=True):
     """Whichever waitpoint the execution has open under a name."""
 
     waitpoint_key: WaitpointKey
+    keep: bool = True
+    """Keep the signal for the next wait of that name when nothing waits for it."""
 
 
 class Delivery(Struct, frozen=True, kw_only=True):
@@ -99,25 +85,6 @@ class Delivery(Struct, frozen=True, kw_only=True):
     token: WaitpointToken | None = None
     """None: an operator delivers."""
     lane_id: str | None = None
-
-
-class SignalOptions(TypedDict, total=False):
-    """What may be said about a signal beside its name."""
-
-    signal_id: str | None
-    """Made up when left out."""
-    signal_category: str
-    source_type: str
-    source_identity: str
-    payload: bytes | None
-    payload_encoding: str
-    correlation_id: str
-    idempotency_key: str | None
-    target_scope: str
-    created_at_ms: int | None
-    dedup_ttl_ms: int
-    namespace: str | None
-    """An execution of another one counts as unknown."""
 
 
 class Signals(Operations):
@@ -207,19 +174,22 @@ class Signals(Operations):
         waitpoint_key: str,
         *,
         signal_name: str,
+        keep: bool = True,
         **options: Unpack[SignalOptions],
     ) -> SignalResult:
         """Deliver, as an operator, to whatever the execution waits at under a name.
 
         No token is needed or read. Where several waitpoints have the name, the one that
-        is waited at comes first. An idempotency key holds for the name, not for one
-        waitpoint: a repeat never counts for the next wait of the same name.
+        is waited at comes first. When nothing waits under the name, the signal is kept for
+        the next wait that does; with `keep=False` it is refused. An idempotency key holds
+        for the name, not for one waitpoint: a repeat never counts for the next wait of the
+        same name.
         """
         key = check_name("waitpoint_key", waitpoint_key)
         given: SignalOptions = {"source_type": "operator", **options}
         delivery = Delivery(
             execution_id=self.check_execution_id(execution_id),
-            address=WaitpointName(WaitpointKey(key)),
+            address=WaitpointName(WaitpointKey(key), check_bool("keep", keep)),
             request=check_signal(signal_name, **given),
         )
         return await self._deliver(delivery)
@@ -251,7 +221,7 @@ class Signals(Operations):
             def decide() -> Decision[SignalResult]:
                 return decide_deliver(subject, delivery.request, found, timing)
 
-            tx.hint(SIGNAL_TOPIC)
+            _hint(tx, subject.execution)
             return await settle_unlocked(tx, decide, timing.now_ms)
 
         return body
@@ -309,28 +279,14 @@ class Signals(Operations):
         def decide() -> Decision[SignalResult]:
             return decide_deliver(subject, delivery.request, found, timing)
 
-        tx.hint(SIGNAL_TOPIC)
+        _hint(tx, subject.execution)
         return await settle_in(tx, decide, timing.now_ms)
 
 
-class Refusals:
-    """Leaves a trace of wrong tokens in the log, in few lines however many come."""
-
-    def __init__(self) -> None:
-        self._since = 0
-        self._last_s: float | None = None
-
-    def note(self, execution_id: ExecutionId, code: str) -> None:
-        self._since += 1
-        now_s = time.monotonic()
-        if self._last_s is not None and now_s - self._last_s < REFUSALS_LOGGED_EVERY_S:
-            return
-        log.warning("%d signals refused: %s, the last for %s", self._since, code, execution_id)
-        self._last_s, self._since = now_s, 0
-
-
-REFUSALS = Refusals()
-"""Of this process."""
+def _hint(tx: Saving, execution: Execution) -> None:
+    tx.hint(SIGNAL_TOPIC)
+    if execution.ownership_state is OwnershipState.LEASED and execution.worker_instance_id:
+        tx.hint(kept_topic(execution.worker_instance_id))
 
 
 def _unknown(delivery: Delivery, entity: str, name: str) -> FlowFabricError:
@@ -394,16 +350,35 @@ async def _find_for(
     request = delivery.request
     at = (subject.execution.partition_key, subject.execution.execution_id)
     waitpoint = await find_waitpoint(reader, subject, address)
-    if waitpoint is None:
+    if waitpoint is not None:
+        key = waitpoint.waitpoint_key
+    elif isinstance(delivery.address, WaitpointName):
+        key = delivery.address.waitpoint_key
+    else:
         return None
     chosen = [] if request.signal_id_is_new else [(*at, request.signal_id)]
     recorded = await reader.get(SignalFacts, chosen)
     return SignalFindings(
         waitpoint=waitpoint,
+        mailbox=Mailbox(waitpoint_id=address, waitpoint_key=key),
         dedup=dedup,
         recorded=bool(recorded),
         satisfiers=await _satisfiers(reader, subject),
+        kept=await _kept_size(reader, subject.execution, waitpoint),
     )
+
+
+async def _kept_size(reader: Reader, execution: Execution, waitpoint: Waitpoint | None) -> KeptSize:
+    """What is kept already, where one more may have to be."""
+    active = waitpoint is not None and waitpoint.state is WaitpointState.ACTIVE
+    if active or not execution.keeps_signals:
+        return KeptSize()
+    (row,) = await reader.select(
+        "size_kept_signals",
+        partition_key=execution.partition_key,
+        execution_id=uuid_of(execution.execution_id),
+    )
+    return KeptSize(signals=int(str(row["signals"])), bytes=int(str(row["bytes"])))
 
 
 async def _earlier(tx: Transaction, subject: Subject, delivery: Delivery) -> Sequence[SignalDedup]:
@@ -421,6 +396,7 @@ async def _earlier(tx: Transaction, subject: Subject, delivery: Delivery) -> Seq
         partition_key=execution.partition_key,
         execution_id=uuid_of(execution.execution_id),
         waitpoint_key=address.waitpoint_key,
+        mailbox_id=mailbox_id(execution.execution_id, address.waitpoint_key),
         idempotency_key=idempotency_key,
     )
 
@@ -431,7 +407,8 @@ def _address(
     """Which waitpoint the signal goes to."""
     if isinstance(delivery.address, str):
         return delivery.address
-    return addressed(subject, delivery.address.waitpoint_key, earlier, now_ms)
+    name = delivery.address
+    return addressed(subject, name.waitpoint_key, earlier, now_ms, keep=name.keep)
 
 
 async def _satisfiers(reader: Reader, subject: Subject) -> tuple[SignalFacts, ...]:
@@ -456,42 +433,3 @@ def delivered(outcome: SignalResult | FlowFabricError) -> SignalResult:
     if isinstance(outcome, FlowFabricError):
         raise outcome
     return outcome
-
-
-def check_signal(
-    signal_name: object,
-    *,
-    signal_id: object = None,
-    signal_category: object = "default",
-    source_type: object = "external",
-    source_identity: object = "",
-    payload: object = None,
-    payload_encoding: object = "json",
-    correlation_id: object = "",
-    idempotency_key: object = None,
-    target_scope: object = "waitpoint",
-    created_at_ms: object = None,
-    dedup_ttl_ms: object = SIGNAL_DEDUP_TTL_MS,
-    namespace: object = None,
-) -> SignalRequest:
-    return SignalRequest(
-        signal_id=SignalId(new_uuid() if signal_id is None else parse_uuid("signal_id", signal_id)),
-        signal_id_is_new=signal_id is None,
-        signal_name=check_name("signal_name", signal_name),
-        signal_category=check_text("signal_category", signal_category),
-        source_type=check_text("source_type", source_type),
-        source_identity=check_text("source_identity", source_identity),
-        payload=None
-        if payload is None
-        else check_json("payload", payload, SIGNAL_PAYLOAD_BYTES_MAX, encoding=payload_encoding),
-        payload_encoding=check_text("payload_encoding", payload_encoding),
-        correlation_id=check_text("correlation_id", correlation_id),
-        idempotency_key=check_optional_text(
-            "idempotency_key", idempotency_key, bytes_max=IDEMPOTENCY_KEY_BYTES_MAX
-        )
-        or None,
-        target_scope=check_text("target_scope", target_scope),
-        created_at_ms=check_optional_time("created_at_ms", created_at_ms),
-        namespace=None if namespace is None else parse_namespace(namespace),
-        dedup_ttl_ms=check_int("dedup_ttl_ms", dedup_ttl_ms, 0, SIGNAL_DEDUP_TTL_MS_MAX),
-    )

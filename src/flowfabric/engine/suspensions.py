@@ -11,7 +11,7 @@ from typing import TypedDict, TypeVar, Unpack
 from msgspec import Struct, structs
 
 from flowfabric.core.attempts import first_attempt
-from flowfabric.core.checks import check_int, check_name, check_text
+from flowfabric.core.checks import check_bool, check_int, check_name, check_text
 from flowfabric.core.conditions import Condition
 from flowfabric.core.decision import Decision
 from flowfabric.core.handles import Handle, HandleKind, sign
@@ -31,6 +31,7 @@ from flowfabric.core.limits import (
 )
 from flowfabric.core.model import Attempt, Execution
 from flowfabric.core.resuming import WaitpointsClosed, decide_close_waitpoint
+from flowfabric.core.suspend_dedup import lease_ttl_of, may_repeat
 from flowfabric.core.suspend_request import (
     Binding,
     BoundWaitpoint,
@@ -44,12 +45,10 @@ from flowfabric.core.suspension import (
     decide_create_waitpoint,
     decide_repeat_waitpoint,
     decide_suspend,
-    lease_ttl_of,
-    may_repeat,
+    with_pending,
 )
 from flowfabric.core.suspension_model import (
     HmacKey,
-    SignalFacts,
     SuspendDedup,
     Suspension,
     TimeoutBehavior,
@@ -57,6 +56,7 @@ from flowfabric.core.suspension_model import (
 )
 from flowfabric.core.tokens import signing_key
 from flowfabric.core.transition import Subject
+from flowfabric.engine.reads import load_kept
 from flowfabric.engine.unit import (
     Operations,
     attempt,
@@ -116,6 +116,8 @@ class SuspendOptions(TypedDict, total=False):
     timeout_behavior: str | TimeoutBehavior | None
     continuation_metadata_pointer: str | None
     idempotency_key: str | None
+    take_pending: bool
+    """Take over every pending waitpoint of the condition's names in place of fresh ones."""
 
 
 class Suspensions(Operations):
@@ -162,12 +164,14 @@ class Suspensions(Operations):
         *,
         expires_in_ms: int,
         waitpoint_id: str | None = None,
+        own_name_only: bool = False,
     ) -> PendingWaitpoint:
         """A waitpoint whose token can be handed out before the execution suspends.
 
         Signals that arrive before the suspension are kept for it; a waitpoint that no
         suspension takes over in time is closed. Each call makes another one, unless it
         names a `waitpoint_id`: a repeat gets the one there is, in whatever state it is.
+        With `own_name_only` it refuses signals whose name is not its key.
         """
         opened = self.open_handle(handle)
         check_int("expires_in_ms", expires_in_ms, 1, WAITPOINT_TTL_MS_MAX)
@@ -176,6 +180,7 @@ class Suspensions(Operations):
         bound = BoundWaitpoint(
             waitpoint_id=WaitpointId(named),
             waitpoint_key=WaitpointKey(check_name("waitpoint_key", key)),
+            own_name_only=check_bool("own_name_only", own_name_only),
         )
 
         async def body(tx: Transaction) -> PendingWaitpoint | FlowFabricError:
@@ -262,7 +267,7 @@ class Suspensions(Operations):
             )
             execution = rows[0].get(Execution) if rows else None
             key = rows[0].get(HmacKey) if rows else None
-            if execution is None or key is None:
+            if execution is None or key is None or _has_kept(execution, request):
                 return None
             subject = Subject(execution=execution, attempt=_attempt_of(tx, execution, rows[0]))
             timing = self.timing(await tx.now_ms())
@@ -289,10 +294,11 @@ class Suspensions(Operations):
                 if not may_repeat(subject.execution, repeat.dedup, fence):
                     compare_fence(subject.execution, fence)
                 return repeat.parked, self._handle_of(subject, repeat.dedup)
-            found = await _find_for(tx, subject, request, repeat)
+            wanted = with_pending(request, subject.waitpoints, timing.now_ms)
+            found = await find_for(tx, subject, wanted, repeat)
 
             def decide() -> Decision[Parked]:
-                return decide_suspend(subject, fence, request, found, timing)
+                return decide_suspend(subject, fence, wanted, found, timing)
 
             outcome = await settle_in(tx, decide, timing.now_ms)
             if isinstance(outcome, FlowFabricError):
@@ -394,7 +400,7 @@ async def find_waitpoint(
     return (await tx.get(Waitpoint, [key])).get(key)
 
 
-async def _find_for(
+async def find_for(
     tx: Transaction,
     subject: Subject,
     request: SuspendRequest,
@@ -402,33 +408,22 @@ async def _find_for(
 ) -> SuspendFindings:
     execution = subject.execution
     at = (execution.partition_key, execution.execution_id)
-    pending = [WaitpointId(each.waitpoint_id) for each in request.pending]
+    pending = (WaitpointId(each.waitpoint_id) for each in request.pending)
     named = [*pending, *(bound.waitpoint_id for bound in request.fresh)]
     rows = await tx.lock(Waitpoint, [(*at, waitpoint_id) for waitpoint_id in named])
     taken = await tx.get(Suspension, [(*at, request.suspension_id)])
     return SuspendFindings(
         keys=await ensure_keys(tx),
         bound={waitpoint.waitpoint_id: waitpoint for waitpoint in rows.values()},
-        buffered=await _early_signals(tx, execution, pending),
+        kept=await load_kept(tx, execution),
         suspension_id_taken=bool(taken),
         expired_dedup=expired,
     )
 
 
-async def _early_signals(
-    tx: Transaction, execution: Execution, pending: Sequence[WaitpointId]
-) -> Sequence[SignalFacts]:
-    """What came early to any of the waitpoints, in order."""
-    early: list[SignalFacts] = []
-    for waitpoint_id in pending:
-        early += await tx.select_records(
-            SignalFacts,
-            "list_buffered_signals",
-            partition_key=execution.partition_key,
-            execution_id=uuid_of(execution.execution_id),
-            waitpoint_id=waitpoint_id,
-        )
-    return sorted(early, key=lambda signal: signal.sequence)
+def _has_kept(execution: Execution, request: SuspendRequest) -> bool:
+    """Whether there may be something for the suspension to take over."""
+    return execution.keeps_signals or (request.take_pending and execution.open_waitpoint_count > 0)
 
 
 def checked_request(resume_condition: Condition, options: SuspendOptions) -> SuspendRequest:

@@ -15,22 +15,17 @@ from functools import partial
 from typing import Final
 
 from flowfabric.core.execution import ATTEMPT_TIMEOUT
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import FailureClass
-from flowfabric.core.suspend_request import Binding
-from flowfabric.core.suspension_model import TimeoutBehavior, WaitpointState
-from flowfabric.engine.suspensions import SuspendOutcome, SuspendSatisfied
+from flowfabric.core.suspension_model import TimeoutBehavior
+from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import (
     DoNotRetry,
     FlowFabricError,
     NotFound,
-    PendingWaitpointExpired,
     Transport,
     Validation,
-    WaitpointNotFound,
-    WaitpointNotPending,
 )
 from flowfabric.passing import JSON_WITH_INPUTS, complete
 from flowfabric.task import JSON, Bound, Task
@@ -49,12 +44,8 @@ Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[obje
 TIMEOUT_GRACE_S: Final = 0.05
 """Waited after the deadline: the store, whose clock decides, should agree that it has passed."""
 TIMEOUT_TRIES: Final = 20
-UNUSABLE: Final = (PendingWaitpointExpired, WaitpointNotFound, WaitpointNotPending)
-"""Why a waitpoint made beforehand cannot be waited at."""
 OUTAGE_PAUSE_MS: Final = 1_000
 """How long a handler rests that met an outage where no verb of its context waits it out."""
-EXPIRY_MARGIN_MS: Final = 1_000
-"""Not waited at either: one that may have expired by the time the store looks."""
 
 
 class Stop(StrEnum):
@@ -341,38 +332,20 @@ class Attempt:
             await engine.delay(handle, until_ms)
 
     async def _suspend(self, pause: Pause) -> None:
-        made = [each.waitpoint_id for each in pause.pending.values()]
-        try:
-            outcome = await self._open_pause(pause, pause.bindings(made))
-        except UNUSABLE as error:
-            # Its token is lost for good; an operator can still send the signal.
-            log.warning("waiting without it: %s", error, extra=self.lease.log_fields)
-            outcome = await self._open_pause(pause, pause.bindings(await self._usable()))
-        if isinstance(outcome, SuspendSatisfied):
-            # The handler is unwound already: it runs again at once, and finds the signals.
-            await self._shared.engine.delay(self.lease.handle, self.lease.store_now_ms())
-
-    async def _usable(self) -> set[str]:
-        """Waitpoints made beforehand that can still be waited at."""
-        execution_id = self.lease.claimed.execution_id
-        page = await self._shared.engine.list_pending_waitpoints(execution_id, limit=PAGE_MAX)
-        soon_ms = self.lease.store_now_ms() + EXPIRY_MARGIN_MS
-        return {
-            each.waitpoint_id
-            for each in page.waitpoints
-            if each.state is WaitpointState.PENDING and (each.expires_at_ms or 0) > soon_ms
-        }
-
-    async def _open_pause(self, pause: Pause, waitpoints: Sequence[Binding]) -> SuspendOutcome:
-        return await self._shared.engine.suspend(
+        outcome = await self._shared.engine.suspend(
             self.lease.handle,
             resume_condition=pause.condition,
-            waitpoints=waitpoints,
+            waitpoints=pause.fresh,
+            # An earlier attempt may have made some: their tokens are handed out already.
+            take_pending=True,
             suspension_id=pause.suspension_id,
             timeout_in_ms=pause.timeout_in_ms,
             timeout_behavior=None if pause.timeout_in_ms is None else TimeoutBehavior.AUTO_RESUME,
             idempotency_key=pause.suspension_id,
         )
+        if isinstance(outcome, SuspendSatisfied):
+            # The handler is unwound already: it runs again at once, and finds the signals.
+            await self._shared.engine.delay(self.lease.handle, 0)
 
     async def _send(self, report: Callable[[], Awaitable[object]] | None) -> None:
         if report is None:

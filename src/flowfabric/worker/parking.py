@@ -8,7 +8,7 @@ the handler ends the run: it counts for more than a wait.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from flowfabric.core.conditions import Condition
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.suspend_request import Binding, FreshWaitpoint, UsePending
+from flowfabric.core.suspend_request import FreshWaitpoint
 from flowfabric.errors import InvalidInput
 
 QUIET_TURNS: Final = 20
@@ -30,14 +30,7 @@ class Pause(Struct, frozen=True, kw_only=True):
     condition: Condition
     timeout_in_ms: int | None
     fresh: tuple[FreshWaitpoint, ...]
-    """A waitpoint for each name it waits for."""
-    pending: Mapping[str, UsePending]
-    """Those made beforehand, by name."""
-
-    def bindings(self, usable: Collection[str]) -> tuple[Binding, ...]:
-        """Waitpoints made beforehand where they are `usable`, by id; fresh ones elsewhere."""
-        made = {key: each for key, each in self.pending.items() if each.waitpoint_id in usable}
-        return tuple(made.get(each.waitpoint_key or "", each) for each in self.fresh)
+    """A waitpoint for each name it waits for, where none was made beforehand."""
 
 
 class Parking:

@@ -38,7 +38,7 @@ from flowfabric.worker.held import HeldLease
 from flowfabric.worker.parking import Parking
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
-from flowfabric.worker.steps import Call, Journal
+from flowfabric.worker.steps import Journal
 
 log = logging.getLogger(__name__)
 
@@ -154,8 +154,6 @@ class Services:
         self.stopped: str | None = None
         self.first_run = claimed.handle.kind is HandleKind.FRESH and claimed.attempt_index == 0
         """No run of the handler came before this one: it has left nothing to be found."""
-        self.waitpoints: dict[str, Call] = {}
-        """Waitpoints made for waits the handler has not come to yet, by name."""
         self._recorder = recorder = Recorder(shared, lease, parking)
         self.steps = Journal(
             recorder.store,
@@ -223,8 +221,12 @@ class Services:
         engine, handle = self._shared.engine, self.lease.handle
         return await self._tell(
             lambda: engine.create_waitpoint(
-                handle, name, expires_in_ms=expires_in_ms, waitpoint_id=waitpoint_id
-            )
+                handle,
+                name,
+                expires_in_ms=expires_in_ms,
+                waitpoint_id=waitpoint_id,
+                own_name_only=True,
+            ),
         )
 
     async def describe_suspension(self, suspension_id: str) -> SuspensionView | None:

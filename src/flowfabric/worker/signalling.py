@@ -101,13 +101,13 @@ class SignalVerbs(HandlerContext):
     ) -> Coroutine[object, object, SignalToken]:
         """A token to hand out before waiting; the next wait for `name` takes what came early.
 
-        One that no wait takes over before it `expires` is closed.
+        Ask for several to hand out one to each sender. A token is refused once it `expires`,
+        or the wait is over; what it has sent until then is kept for the next wait of `name`.
         """
         expires_in_ms = duration_ms("expires", expires)
         call = self._services.steps.ask(
             StepKind.WAITPOINT, f"waitpoint {check_name(name)}", digest_of(expires_in_ms)
         )
-        self._services.waitpoints[name] = call
         return make_waitpoint(self._services, call, name, expires_in_ms)
 
     # Shared
@@ -115,15 +115,9 @@ class SignalVerbs(HandlerContext):
     def _wait(self, step_name: str, condition: Condition, timeout: Duration | None) -> Wait:
         # All of this happens when the verb is called: places are taken in the order of the code.
         timeout_ms = optional_duration_ms("timeout", timeout)
-        made = self._services.waitpoints
-        pending = {
-            str(name): made.pop(name)
-            for name in referenced_waitpoint_keys(condition)
-            if name in made
-        }
         digest = digest_of(repr(condition), timeout_ms)
         call = self._services.steps.ask(StepKind.SIGNAL, step_name, digest)
-        return Wait(call=call, condition=condition, timeout_ms=timeout_ms, pending=pending)
+        return Wait(call=call, condition=condition, timeout_ms=timeout_ms)
 
     def _wait_for(
         self, conditions: tuple[str | Condition, ...], timeout: Duration | None

@@ -8,16 +8,15 @@ pause keeps it anyway, the handler goes on without waiting for that.
 """
 
 import hashlib
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final, Literal
 
 import msgspec
 from msgspec import Raw, Struct
 
-from flowfabric.core.conditions import Condition, referenced_waitpoint_keys
+from flowfabric.core.conditions import Condition, referenced_waitpoint_keys, takes_own_name
 from flowfabric.core.ids import ExecutionId, uuid4_from
-from flowfabric.core.suspend_request import FreshWaitpoint, UsePending
+from flowfabric.core.suspend_request import FreshWaitpoint
 from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
 from flowfabric.errors import InvalidInput, MaxReplaysExhausted, SignalTimeout
 from flowfabric.json_values import read_as
@@ -53,8 +52,6 @@ class Wait(Struct, frozen=True, kw_only=True):
     call: Call
     condition: Condition
     timeout_ms: int | None
-    pending: Mapping[str, Call]
-    """The waitpoints made for it beforehand, by name."""
 
 
 def named_id(execution_id: ExecutionId, *position: str) -> str:
@@ -101,8 +98,7 @@ async def outcome_of(services: Services, wait: Wait) -> StoredWait:
                 ended = _stored(view)
                 services.steps.store_later(call, result=msgspec.json.encode(ended))
                 return ended
-            pause = await _pause(services, wait, suspension_id)
-        await services.parking.until_signalled(pause)
+        await services.parking.until_signalled(_pause(services, wait, suspension_id))
         raise AssertionError("a suspended handler is unwound")
 
 
@@ -120,22 +116,18 @@ async def _last_pause(services: Services, call: Call) -> tuple[str, SuspensionVi
     raise MaxReplaysExhausted(f"{call.key} was waited for {PAUSES_MAX} times")
 
 
-async def _pause(services: Services, wait: Wait, suspension_id: str) -> Pause:
+def _pause(services: Services, wait: Wait, suspension_id: str) -> Pause:
     execution_id = services.lease.claimed.execution_id
-    pending = {name: await _waitpoint_id(services, made) for name, made in wait.pending.items()}
     keys = referenced_waitpoint_keys(wait.condition)
     return Pause(
         suspension_id=suspension_id,
         condition=wait.condition,
         timeout_in_ms=wait.timeout_ms,
-        # An earlier attempt may have made it: its token is handed out already.
-        pending={
-            name: UsePending(waitpoint_id=waitpoint_id, any_attempt=True)
-            for name, waitpoint_id in pending.items()
-        },
         fresh=tuple(
             FreshWaitpoint(
-                waitpoint_key=key, waitpoint_id=named_id(execution_id, suspension_id, key)
+                waitpoint_key=key,
+                waitpoint_id=named_id(execution_id, suspension_id, key),
+                own_name_only=takes_own_name(wait.condition, key),
             )
             for key in keys
         ),

@@ -1,4 +1,4 @@
--- What one idempotency key delivered to any of the waitpoints of one name, oldest first.
+-- What one idempotency key delivered under one name, to a waitpoint or to be kept.
 select d.*
   from waitpoint w
   join signal_dedup d
@@ -9,4 +9,10 @@ select d.*
    and w.execution_id = :execution_id
    and w.waitpoint_key = :waitpoint_key
    and d.idempotency_key = :idempotency_key
- order by w.created_at_ms, w.waitpoint_id;
+union all
+select d.*
+  from signal_dedup d
+ where d.partition_key = :partition_key
+   and d.execution_id = :execution_id
+   and d.waitpoint_id = :mailbox_id
+   and d.idempotency_key = :idempotency_key;

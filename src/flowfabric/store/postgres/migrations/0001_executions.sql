@@ -72,6 +72,7 @@ create table execution (
     lease_reclaim_count                integer not null,
     open_waitpoint_count               integer not null default 0,
     signal_count                       integer not null default 0,
+    keeps_signals                      boolean not null default false,
     cancel_requested                   boolean not null default false,
     join_pending                       boolean not null default false,
     awaits_child                       boolean not null default false,

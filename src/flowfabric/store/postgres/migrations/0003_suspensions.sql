@@ -42,6 +42,7 @@ create table waitpoint (
     ordinal                integer not null,
     signal_count           integer not null,
     matched_signal_count   integer not null,
+    own_name_only          boolean not null,
     partition_key          smallint not null,
     state                  text not null check (state in ('pending', 'active', 'closed')),
     waitpoint_key          text not null,
@@ -54,11 +55,11 @@ create table waitpoint (
     closed_at_ms           bigint,
     close_reason           text,
     last_signal_at_ms      bigint,
-    primary key (partition_key, execution_id, waitpoint_id),
-    constraint waitpoint_key_of_suspension
-        unique (partition_key, execution_id, suspension_id, waitpoint_key)
+    primary key (partition_key, execution_id, waitpoint_id)
 ) with (fillfactor = 80);
 
+create index waitpoint_of_suspension
+    on waitpoint (partition_key, execution_id, suspension_id, ordinal);
 create index waitpoint_open on waitpoint (partition_key, execution_id, waitpoint_id)
     where state <> 'closed';
 create index waitpoint_expiry_due on waitpoint (expires_at_ms)
@@ -91,7 +92,7 @@ create table signal (
 
 create index signal_of_suspension
     on signal (partition_key, execution_id, suspension_id, satisfier, sequence);
-create index signal_buffered on signal (partition_key, execution_id, waitpoint_id, sequence)
+create index signal_kept on signal (partition_key, execution_id, sequence)
     where suspension_id is null;
 
 create table signal_dedup (

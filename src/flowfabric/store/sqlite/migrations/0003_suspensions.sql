@@ -4,6 +4,8 @@
 
 alter table execution add column open_waitpoint_count integer not null default 0;
 alter table execution add column signal_count integer not null default 0;
+alter table execution add column keeps_signals integer not null default 0
+    check (keeps_signals in (0, 1));
 
 create table suspension (
     sequence                       integer primary key autoincrement,
@@ -45,6 +47,7 @@ create table waitpoint (
     ordinal                integer not null,
     signal_count           integer not null,
     matched_signal_count   integer not null,
+    own_name_only          integer not null check (own_name_only in (0, 1)),
     partition_key          integer not null,
     state                  text not null check (state in ('pending', 'active', 'closed')),
     waitpoint_key          text not null,
@@ -57,11 +60,11 @@ create table waitpoint (
     closed_at_ms           integer,
     close_reason           text,
     last_signal_at_ms      integer,
-    primary key (partition_key, execution_id, waitpoint_id),
-    constraint waitpoint_key_of_suspension
-        unique (partition_key, execution_id, suspension_id, waitpoint_key)
+    primary key (partition_key, execution_id, waitpoint_id)
 ) strict;
 
+create index waitpoint_of_suspension
+    on waitpoint (partition_key, execution_id, suspension_id, ordinal);
 create index waitpoint_open on waitpoint (partition_key, execution_id, waitpoint_id)
     where state <> 'closed';
 create index waitpoint_expiry_due on waitpoint (expires_at_ms)
@@ -94,7 +97,7 @@ create table signal (
 
 create index signal_of_suspension
     on signal (partition_key, execution_id, suspension_id, satisfier, sequence);
-create index signal_buffered on signal (partition_key, execution_id, waitpoint_id, sequence)
+create index signal_kept on signal (partition_key, execution_id, sequence)
     where suspension_id is null;
 
 create table signal_dedup (
