@@ -286,9 +286,12 @@ class App(Registry):
         return FlowRun(opened.engine, opened.endings, checked, namespace=self.namespace)
 
     def run(self, task: Task[..., R], execution_id: str) -> Run[R]:
-        """The run of an execution submitted elsewhere. The app must be open."""
+        """The run of an execution submitted elsewhere, by its id in full, its uuid, or your own id.
+
+        The app must be open.
+        """
         opened = self._require()
-        checked = opened.engine.check_execution_id(execution_id)
+        checked = opened.engine.named_execution_id(execution_id, self.namespace)
         return Run(opened.endings, opened.engine, task, checked, namespace=self.namespace)
 
     @cached_property

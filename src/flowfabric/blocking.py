@@ -85,9 +85,9 @@ class Blocking:
         ]
 
     def run(self, task: Task[..., R], execution_id: str) -> "BlockingRun[R]":
-        """The run of an execution submitted elsewhere."""
+        """The run of an execution submitted elsewhere; see `App.run`."""
         opened = self._open()
-        checked = opened.engine.check_execution_id(execution_id)
+        checked = opened.engine.named_execution_id(execution_id, self.namespace)
         run = Run(opened.endings, opened.engine, task, checked, namespace=self.namespace)
         return BlockingRun(self, run)
 

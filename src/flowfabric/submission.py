@@ -18,7 +18,7 @@ import msgspec
 
 from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.durations import optional_duration_ms
-from flowfabric.core.ids import ExecutionId, parse_lane_id, solo_execution_id, uuid4_from
+from flowfabric.core.ids import ExecutionId, solo_execution_id, uuid4_from
 from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.policies import ExecutionPolicy, TimeoutPolicy
 from flowfabric.core.results import CreateResult
@@ -175,9 +175,7 @@ def _decided_by(checked: Checked) -> tuple[str, str]:
     return checked.namespace, checked.idempotency_key or checked.execution_id
 
 
-def child_id(engine: Engine, parent: ExecutionId, step_key: str, lane: str) -> ExecutionId:
+def child_id(engine: Engine, parent: ExecutionId, step_key: str) -> ExecutionId:
     """The id of what a handler submits at one of its steps: the same in every run."""
     digest = hashlib.sha256(f"{parent}\x00{step_key}".encode()).digest()
-    return solo_execution_id(
-        parse_lane_id(lane), uuid4_from(digest[:16]), engine.deployment.partitions
-    )
+    return solo_execution_id(uuid4_from(digest[:16]), engine.deployment.partitions)

@@ -162,8 +162,8 @@ async def test_show_tells_missing_from_ambiguous_from_nonsense(engine: Engine, u
     ambiguous = run("show", shared, url=url)
     assert ambiguous.status == 2
     assert ids[0][-36:] in ambiguous.err
-    assert run("show", "zzzz", url=url).status == 2
-    assert run("show", "abc", url=url).status == 2
+    assert run("show", "zzzz", url=url).status == 3
+    assert run("show", "{fp:1}", url=url).status == 2
     unknown = "{fp:86}:00000000-0000-4000-8000-000000000000"
     for command in ("show", "why", "cancel", "replay", "revoke"):
         assert run(command, unknown, url=url).status == 3, command

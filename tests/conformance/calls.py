@@ -121,7 +121,7 @@ def reading(waiting: ExecutionId) -> dict[str, Arguments]:
         **{name: {"execution_id": waiting} for name in BY_ID},
         "get_execution_tag": {"execution_id": waiting, "key": "a.b"},
         "read_exec_core_fields": {"execution_id": waiting, "names": ["lane_id"], "partition": None},
-        "resolve_execution_id": {"text": waiting},
+        "resolve_execution_id": {"text": waiting, "namespace": "default"},
         "list_executions": {"partition": 5, **page},
         "find_executions": {"matching": EVERYTHING, **page},
         "list_lanes": page,

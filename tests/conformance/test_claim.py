@@ -8,7 +8,7 @@ from msgspec import structs
 from flowfabric import Engine
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.handles import Handle, HandleKind
-from flowfabric.core.ids import LaneId, Namespace, WorkerId, WorkerInstanceId
+from flowfabric.core.ids import LaneId, Namespace, WorkerId, WorkerInstanceId, partition_of
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.model import Attempt
 from flowfabric.core.results import Claimed
@@ -129,7 +129,7 @@ async def test_a_claim_starts_an_attempt_and_tells_of_it(
     lease_id, attempt_id = claimed.lease_id, claimed.attempt_id
     assert await engine.list_attempts(execution_id) == (
         Attempt(
-            partition_key=86,
+            partition_key=partition_of(execution_id),
             execution_id=execution_id,
             attempt_index=0,
             attempt_id=attempt_id,
@@ -147,7 +147,7 @@ async def test_a_claim_starts_an_attempt_and_tells_of_it(
         Event(
             category=EventCategory.LEASE,
             event_type="acquired",
-            partition_key=86,
+            partition_key=partition_of(execution_id),
             execution_id=execution_id,
             lease_id=lease_id,
             lease_epoch=1,

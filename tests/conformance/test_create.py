@@ -189,11 +189,6 @@ async def test_a_deadline_is_a_time_or_counted_from_creation(
     assert (await execution_of(engine, execution_id)).deadline_at_ms == deadline_ms
 
 
-async def test_a_minted_id_lies_in_the_partition_of_its_lane(given: Given) -> None:
-    assert (await given.waiting()).startswith("{fp:86}:")
-    assert (await given.waiting(lane_id="workers-a")).startswith("{fp:193}:")
-
-
 # Repeats
 
 
@@ -426,7 +421,9 @@ BAD_FIELDS: list[tuple[str, dict[str, object]]] = [
     ("delay_ms", {"delay_ms": "1s"}),
     ("execution_deadline_at_ms", {"execution_deadline_at_ms": 1.5}),
     ("execution_deadline_at_ms", {"execution_deadline_at_ms": -1}),
-    ("execution_id", {"execution_id": "550e8400-e29b-41d4-a716-446655440000"}),
+    ("execution_id", {"execution_id": "550E8400-e29b-41d4-a716-446655440000"}),
+    ("execution_id", {"execution_id": ""}),
+    ("execution_id", {"execution_id": "order\n42"}),
     ("execution_id", {"execution_id": ID.upper()}),
     ("execution_id", {"execution_id": 5}),
     ("partition", {"execution_id": ID.replace("7", "256", 1)}),

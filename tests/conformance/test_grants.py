@@ -7,7 +7,7 @@ from msgspec import structs
 
 from flowfabric import Engine, FlowFabricError
 from flowfabric.core.handles import HandleKind
-from flowfabric.core.ids import ExecutionId, WorkerId, WorkerInstanceId
+from flowfabric.core.ids import ExecutionId, WorkerId, WorkerInstanceId, partition_of
 from flowfabric.core.model import ClaimGrant
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.states import AttemptType
@@ -116,7 +116,8 @@ async def test_a_claim_by_id_is_the_same_as_any_other_claim(
     assert by_lane.execution_id == execution_id
     assert by_lane == structs.replace(by_id, handle=by_lane.handle)
     assert by_lane.handle.kind is by_id.handle.kind
-    who = {"execution_id": execution_id, "lease_id": by_lane.lease_id}
+    where = {"partition_key": partition_of(execution_id), "execution_id": execution_id}
+    who = {**where, "lease_id": by_lane.lease_id}
     instance = {"worker_instance_id": by_lane.handle.worker_instance_id}
     worker = {"worker_id": instance["worker_instance_id"].removesuffix("-instance")}
     assert await execution_of(engine, execution_id) == structs.replace(

@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.ids import ExecutionId, LaneId, LeaseId, Namespace, WorkerInstanceId
+from flowfabric.core.ids import ExecutionId, LaneId, LeaseId, Namespace, WorkerInstanceId, uuid_of
 from flowfabric.core.limits import EXPIRED_LEASES_PAGE_MAX, PAGE_MAX
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import PublicState
@@ -158,8 +158,8 @@ async def test_what_is_found_comes_in_pages_newest_first(
         created = await given.waiting(
             namespace="n", tags={"a.b": "c"}, execution_kind=f"kind-{number % 2}"
         )
-        ids.append((clock.now_ms(), created))
-    expected = [execution_id for _, execution_id in sorted(ids, reverse=True)]
+        ids.append((clock.now_ms(), uuid_of(created), created))
+    expected = [execution_id for _, _, execution_id in sorted(ids, reverse=True)]
     seen: list[ExecutionId] = []
     cursor = None
     for size in (3, 3, 1):

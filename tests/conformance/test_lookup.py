@@ -52,9 +52,15 @@ async def test_a_part_that_fits_none_is_not_found(engine: Engine, text: str) -> 
         await engine.resolve_execution_id(text)
 
 
-@pytest.mark.parametrize("text", ["", "abc", "wxyz", "%%%%", "{fp:7}:", "____"])
-async def test_what_cannot_be_a_part_is_refused(engine: Engine, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "a\nb", "{fp:7}:"])
+async def test_what_cannot_be_an_id_is_refused(engine: Engine, text: str) -> None:
     with pytest.raises(InvalidInput):
+        await engine.resolve_execution_id(text)
+
+
+@pytest.mark.parametrize("text", ["abc", "wxyz", "%%%%", "____"])
+async def test_what_cannot_be_a_part_is_nobodys_own_id_either(engine: Engine, text: str) -> None:
+    with pytest.raises(NotFound):
         await engine.resolve_execution_id(text)
 
 

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.decision import Changes
-from flowfabric.core.ids import LaneId, Namespace, WorkerInstanceId
+from flowfabric.core.ids import LaneId, Namespace, WorkerInstanceId, partition_of
 from flowfabric.core.model import Execution
 from flowfabric.core.states import (
     AttemptState,
@@ -48,6 +48,7 @@ async def test_a_fresh_execution_is_described_whole(
     snapshot = await engine.describe_execution(execution_id)
     assert snapshot == ExecutionSnapshot(
         execution_id=execution_id,
+        own_id=None,
         flow_id=None,
         parent_execution_id=None,
         lane_id=LaneId("mail"),
@@ -289,7 +290,10 @@ async def test_fields_are_read_by_name_as_text(
         "no_such_field": None,
     }
     assert await engine.read_exec_core_fields(execution_id, list(fields)) == fields
-    assert await engine.read_exec_core_fields(execution_id, [], partition=86) == {}
+    assert (
+        await engine.read_exec_core_fields(execution_id, [], partition=partition_of(execution_id))
+        == {}
+    )
     assert await engine.read_exec_core_fields(UNKNOWN_ID, ["lane_id", "x"]) == {
         "lane_id": None,
         "x": None,
@@ -411,7 +415,8 @@ async def test_every_operation_refuses_an_id_it_cannot_read(engine: Engine) -> N
         ("execution_id", ""),
         ("execution_id", None),
         ("execution_id", 5),
-        ("execution_id", "550e8400-e29b-41d4-a716-446655440000"),
+        ("execution_id", "550E8400-e29b-41d4-a716-446655440000"),
+        ("execution_id", "order-42"),
         ("execution_id", "{fp:086}:550e8400-e29b-41d4-a716-446655440000"),
         ("execution_id", "{fp:86}:550E8400-E29B-41D4-A716-446655440000"),
         ("execution_id", "{fp:65536}:550e8400-e29b-41d4-a716-446655440000"),

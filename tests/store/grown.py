@@ -10,15 +10,8 @@ from dataclasses import dataclass
 
 from flowfabric import Engine
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.ids import (
-    FIRST_UUID,
-    LaneId,
-    partition_of,
-    solo_execution_id,
-    uuid_of,
-)
+from flowfabric.core.ids import FIRST_UUID, make_execution_id, uuid_of
 from flowfabric.core.limits import HELD_MS_MAX, HELD_MS_MIN, TIME_MS_MAX
-from flowfabric.core.partitions import PartitionConfig
 from flowfabric.core.results import Created
 from flowfabric.core.states import PublicState
 from flowfabric.store.base import Parameter
@@ -33,6 +26,8 @@ READY = 1_000
 EVENTS = 100_000
 GUARDS = 20_000
 PAGE = 50
+PARTITION = 86
+"""Where all of them are."""
 BATCH = 100
 FENCES = 10
 LEASED_SALT, ENDED_SALT, LOST_SALT, DELAYED_SALT = 0x1EA5, 0xE4D, 0x1057, 0xDE1
@@ -105,6 +100,7 @@ class Group:
         created = await engine.create_execution(
             NewExecution(
                 execution_kind=self.kind,
+                execution_id=make_execution_id(PARTITION, f"{self.salt:08x}{FIRST_UUID[8:]}"),
                 lane_id=self.lane,
                 policy={"routing_requirements": {"required_capabilities": list(self.needs)}},
             )
@@ -166,9 +162,9 @@ BELONGINGS = (
 
 
 def id_of(salt: int, n: int) -> tuple[int, str]:
-    """Partition and uuid of a copy in the lane `main`; see `tests.bulk`."""
+    """Partition and uuid of a copy; see `tests.bulk`."""
     uuid = f"{salt:08x}-0000-4000-8000-{n:012x}"
-    return partition_of(solo_execution_id(LaneId("main"), uuid, PartitionConfig())), uuid
+    return PARTITION, uuid
 
 
 Parameters = dict[str, Parameter]

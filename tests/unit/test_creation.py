@@ -33,7 +33,8 @@ def checked(**fields: object) -> Checked:
 
 def test_everything_left_out_has_a_default() -> None:
     assert checked() == Checked(
-        execution_id=ExecutionId(f"{{fp:86}}:{UUID}"),
+        execution_id=ExecutionId(f"{{fp:24}}:{UUID}"),
+        own_id=None,
         namespace=Namespace("default"),
         lane_id=LaneId("default"),
         execution_kind="work",
@@ -95,7 +96,6 @@ def test_an_id_must_agree_with_its_partition() -> None:
         {"execution_id": mine, "partition_id": 8},
         {"partition_id": 7},
         {"execution_id": f"{{fp:256}}:{UUID}"},
-        {"execution_id": UUID},
     ):
         with pytest.raises(InvalidInput):
             checked(**fields)
@@ -125,7 +125,7 @@ def test_tags_and_guards_belong_to_their_execution() -> None:
     assert execution.instance_tag == "i"
     assert new_tags(execution, {"a.b": "c"}) == (
         ExecutionTag(
-            partition_key=86,
+            partition_key=24,
             execution_id=execution.execution_id,
             tag_key="a.b",
             tag_value="c",

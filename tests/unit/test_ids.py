@@ -11,13 +11,16 @@ from flowfabric.core.ids import (
     FIRST_UUID,
     LAST_UUID,
     FlowId,
-    LaneId,
     flow_execution_id,
     make_execution_id,
+    member_execution_id,
+    own_execution_id,
+    parse_any_id,
     parse_execution_id,
     parse_execution_kind,
     parse_lane_id,
     parse_namespace,
+    parse_own_id,
     parse_uuid,
     parse_worker_id,
     partition_of,
@@ -28,13 +31,12 @@ from flowfabric.core.ids import (
     uuid_after,
     uuid_of,
 )
-from flowfabric.core.partitions import PartitionConfig, flow_partition, lane_partition
+from flowfabric.core.partitions import PartitionConfig, flow_partition, solo_partition
 from flowfabric.errors import InvalidInput
 
 RAW = "550e8400-e29b-41d4-a716-446655440000"
 NIL = "00000000-0000-0000-0000-000000000000"
 DEFAULT = PartitionConfig()
-LANE = LaneId("default")
 FLOW = FlowId(RAW)
 
 uuids = st.uuids().map(str)
@@ -93,23 +95,45 @@ def test_an_execution_id_may_name_a_partition_the_deployment_does_not_have() -> 
 
 
 @pytest.mark.parametrize("uuid", [NIL, RAW, str(uuid5(UUID(NIL), "name"))])
-def test_derived_ids_embed_any_uuid_verbatim_in_the_partition_of_their_owner(uuid: str) -> None:
-    solo = solo_execution_id(LANE, uuid, DEFAULT)
+def test_derived_ids_embed_any_uuid_verbatim_in_their_partition(uuid: str) -> None:
+    solo = solo_execution_id(uuid, DEFAULT)
     member = flow_execution_id(FLOW, uuid, DEFAULT)
-    assert (uuid_of(solo), partition_of(solo)) == (uuid, lane_partition(LANE, DEFAULT))
+    assert (uuid_of(solo), partition_of(solo)) == (uuid, solo_partition(uuid, DEFAULT))
     assert (uuid_of(member), partition_of(member)) == (uuid, flow_partition(FLOW, DEFAULT))
 
 
 def test_derived_ids_are_stable_until_the_partition_count_changes() -> None:
-    assert solo_execution_id(LANE, NIL, DEFAULT) == f"{{fp:86}}:{NIL}"
+    assert solo_execution_id(RAW, DEFAULT) == f"{{fp:24}}:{RAW}"
     assert flow_execution_id(FLOW, NIL, DEFAULT) == f"{{fp:24}}:{NIL}"
     resized = PartitionConfig(num_flow=7)
-    assert solo_execution_id(LANE, NIL, resized) == f"{{fp:{54870 % 7}}}:{NIL}"
+    assert solo_execution_id(RAW, resized) == f"{{fp:{36888 % 7}}}:{RAW}"
 
 
-def test_a_solo_id_uses_the_partitioner_it_is_given() -> None:
-    made = solo_execution_id(LANE, NIL, DEFAULT, partitioner=lambda _: 5)
-    assert made == f"{{fp:5}}:{NIL}"
+def test_the_bare_uuid_of_what_we_name_is_the_id_in_full() -> None:
+    for made in (solo_execution_id(RAW, DEFAULT), member_execution_id(FLOW, RAW, DEFAULT)):
+        assert parse_any_id(uuid_of(made), DEFAULT) == made
+        assert parse_any_id(made, DEFAULT) == made
+    with pytest.raises(InvalidInput, match="execution_id: missing tag"):
+        parse_any_id("order-42", DEFAULT)
+
+
+def test_an_id_of_ones_own_stands_for_one_execution_of_its_namespace() -> None:
+    mine = own_execution_id("shop", "order-42", DEFAULT)
+    assert mine == own_execution_id("shop", "order-42", DEFAULT)
+    assert UUID(uuid_of(mine)).version == 5
+    others = [own_execution_id(*each, DEFAULT) for each in (("shop", "order-43"), ("", "order-42"))]
+    assert mine not in others
+
+
+@pytest.mark.parametrize("text", [f"{{fp:1}}:{RAW}", RAW, RAW.upper(), "{order}", 5, None])
+def test_what_looks_like_one_of_ours_is_nobodys_own_id(text: object) -> None:
+    assert parse_own_id(text) is None
+
+
+@pytest.mark.parametrize("text", ["", "a\nb", "k" * 257])
+def test_a_bad_id_of_ones_own_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="execution_id"):
+        parse_own_id(text)
 
 
 @given(uuid=uuids)

@@ -12,12 +12,13 @@ from flowfabric.core.partitions import (
     budget_partition,
     check_partition,
     crc16_xmodem,
+    fitted,
     flow_partition,
     fnv1a_64,
     fnv1a_u16_mod,
     fnv1a_xor8hex,
-    lane_partition,
     quota_partition,
+    solo_partition,
 )
 from flowfabric.errors import InvalidInput
 
@@ -44,17 +45,29 @@ def test_a_deployment_has_256_flow_and_32_budget_and_quota_partitions_by_default
 
 
 def test_lanes_and_flows_land_where_they_always_did() -> None:
-    assert lane_partition("default", DEFAULT) == 86
-    assert lane_partition("workers-a", DEFAULT) == 193
+    assert crc16_xmodem(b"default") % DEFAULT.num_flow == 86
+    assert solo_partition(UUID, DEFAULT) == 24
     assert flow_partition(UUID, DEFAULT) == 24
     assert budget_partition(UUID, DEFAULT) == 36888 % 32
     assert quota_partition(UUID, PartitionConfig(num_quota=7)) == 36888 % 7
 
 
-@given(lane=st.text(), uuid=st.uuids(), config=st.integers(1, PARTITIONS_MAX).map(PartitionConfig))
-def test_every_partition_is_in_range(lane: str, uuid: object, config: PartitionConfig) -> None:
+@given(uuid=st.uuids(), config=st.integers(1, PARTITIONS_MAX).map(PartitionConfig))
+def test_every_partition_is_in_range(uuid: object, config: PartitionConfig) -> None:
     assert 0 <= flow_partition(str(uuid), config) < config.num_flow
-    assert 0 <= lane_partition(lane, config) < config.num_flow
+    assert 0 <= solo_partition(str(uuid), config) < config.num_flow
+
+
+@given(uuid=st.uuids(), count=st.integers(1, PARTITIONS_MAX), data=st.data())
+def test_a_uuid_can_be_fitted_to_any_partition(
+    uuid: object, count: int, data: st.DataObject
+) -> None:
+    config = PartitionConfig(num_flow=count)
+    wanted = data.draw(st.integers(0, count - 1))
+    made = fitted(str(uuid), wanted, config)
+    assert solo_partition(made, config) == wanted
+    assert made[:-4] == str(uuid)[:-4]
+    assert fitted(made, wanted, config) == made
 
 
 @pytest.mark.parametrize("field", ["num_flow", "num_budget", "num_quota"])
@@ -70,16 +83,6 @@ def make_config(**arguments: object) -> PartitionConfig:
     config = make(**arguments)
     assert isinstance(config, PartitionConfig)
     return config
-
-
-def test_the_lane_partitioner_can_be_replaced() -> None:
-    assert lane_partition("any", DEFAULT, partitioner=lambda lane: len(lane)) == 3
-
-
-@pytest.mark.parametrize("index", [-1, 256])
-def test_a_replaced_partitioner_must_stay_in_range(index: int) -> None:
-    with pytest.raises(InvalidInput):
-        lane_partition("any", DEFAULT, partitioner=lambda _: index)
 
 
 @pytest.mark.parametrize("index", [0, 255])

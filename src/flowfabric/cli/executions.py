@@ -90,7 +90,7 @@ def _print_list(
             LIST_COLUMNS,
             [
                 (
-                    screen.short_id(each.execution_id),
+                    each.own_id or screen.short_id(each.execution_id),
                     shown_state(each),
                     each.execution_kind,
                     each.lane_id,
@@ -231,6 +231,7 @@ def _facts(execution: ExecutionSnapshot, now_ms: int) -> list[tuple[str, str | N
     }
     return [
         ("id", execution.execution_id),
+        ("own id", execution.own_id),
         ("lane", f"{execution.lane_id}  priority {execution.priority}"),
         ("namespace", None if execution.namespace == "default" else execution.namespace),
         ("flow", execution.flow_id),

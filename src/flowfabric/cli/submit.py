@@ -15,6 +15,7 @@ from flowfabric.cli import documents, exits, screen
 from flowfabric.cli.target import Target, find_app, options, own_namespace_option, with_engine
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.durations import duration_ms
+from flowfabric.core.ids import uuid_of
 from flowfabric.core.limits import PAYLOAD_DEPTH_MAX
 from flowfabric.core.results import Created
 from flowfabric.core.states import TERMINAL_STATES, PublicState
@@ -40,6 +41,7 @@ LOOK_AGAIN_S: Final = 1.0
 @own_namespace_option
 @click.option("--priority", type=int)
 @click.option("--key", help="Idempotency key: the same key finds the same execution.")
+@click.option("--id", "execution_id", help="An id of your own: it finds the same execution again.")
 @click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE")
 @click.option("--delay", metavar="DURATION", help="Not before this has passed, as in 10m.")
 @click.option("--policy", metavar="JSON", help="Retries, timeouts and the like.")
@@ -56,6 +58,7 @@ async def submit(
     lane: str | None,
     priority: int | None,
     key: str | None,
+    execution_id: str | None,
     tags: tuple[str, ...],
     delay: str | None,
     policy: str | None,
@@ -76,6 +79,7 @@ async def submit(
         priority=priority,
         lane=lane,
         idempotency_key=key,
+        execution_id=execution_id,
         tags=dict(_pairs(tags)),
         delay=delay,
     )
@@ -91,9 +95,9 @@ async def submit(
     if target.json:
         documents.emit({"execution_id": created.execution_id, "created": new})
     else:
-        screen.out().print(Text(created.execution_id))
+        screen.out().print(Text(execution_id or uuid_of(created.execution_id)))
         if not new:
-            screen.err().print("[dim]It was there already: the key was used before.[/]")
+            screen.err().print("[dim]It was there already: the key or id was used before.[/]")
     return exits.OK
 
 

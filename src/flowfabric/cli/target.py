@@ -59,8 +59,8 @@ class Target(Struct, frozen=True, kw_only=True):
 
     async def find(self, engine: Engine, text: str) -> ExecutionId:
         """The execution an id or a part of it stands for, in the namespace meant."""
-        found = await engine.resolve_execution_id(text)
         scope = self.scope()
+        found = await engine.resolve_execution_id(text, namespace=scope or "default")
         if scope is not None:
             await check_namespace(engine, found, scope)
         return found

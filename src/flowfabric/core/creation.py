@@ -24,10 +24,12 @@ from flowfabric.core.ids import (
     ExecutionId,
     LaneId,
     Namespace,
-    parse_execution_id,
+    own_execution_id,
+    parse_any_id,
     parse_execution_kind,
     parse_lane_id,
     parse_namespace,
+    parse_own_id,
     partition_of,
     solo_execution_id,
 )
@@ -77,6 +79,7 @@ class NewExecution(Struct, frozen=True, kw_only=True):
     """How long to wait from creation on, by the store's clock; `delay_until_ms` goes first."""
     execution_deadline_at_ms: int | None = None
     execution_id: str | None = None
+    """An id in full, a uuid, or any other text: an id of the caller's own, within `namespace`."""
     partition_id: int | None = None
     parent_execution_id: str | None = None
     """The execution that submits this one. Once ended, a child is kept while its parent runs."""
@@ -86,6 +89,7 @@ class Checked(Struct, frozen=True, kw_only=True):
     """A request with every field valid and every default filled in."""
 
     execution_id: ExecutionId
+    own_id: str | None
     namespace: Namespace
     lane_id: LaneId
     execution_kind: str
@@ -124,6 +128,8 @@ def check_new(
     routing = policy.routing_requirements
     timeout = policy.timeout_policy
     lane_id = parse_lane_id(request.lane_id)
+    namespace = parse_namespace(request.namespace)
+    own_id = None if request.execution_id is None else parse_own_id(request.execution_id)
     kind = parse_execution_kind(request.execution_kind)
     payload = check_json(
         "input_payload",
@@ -135,8 +141,9 @@ def check_new(
     if delay_until_ms is None and request.delay_ms is None:
         delay_until_ms = policy.delay_until
     return Checked(
-        execution_id=_check_id(request, lane_id, new_uuid, partitions),
-        namespace=parse_namespace(request.namespace),
+        execution_id=_check_id(request, own_id, new_uuid, partitions),
+        own_id=own_id,
+        namespace=namespace,
         lane_id=lane_id,
         execution_kind=kind,
         required_capabilities=()
@@ -152,7 +159,7 @@ def check_new(
         or None,
         parent_execution_id=None
         if request.parent_execution_id is None
-        else parse_execution_id(request.parent_execution_id, "parent_execution_id"),
+        else parse_any_id(request.parent_execution_id, partitions, "parent_execution_id"),
         strict=check_bool("strict", request.strict),
         fingerprint=fingerprint(lane_id, kind, payload) if request.idempotency_key else b"",
         idempotency_ttl_ms=policy.dedup_window_ms,
@@ -173,12 +180,14 @@ def check_new(
 
 
 def _check_id(
-    request: NewExecution, lane_id: LaneId, new_uuid: str, partitions: PartitionConfig
+    request: NewExecution, own_id: str | None, new_uuid: str, partitions: PartitionConfig
 ) -> ExecutionId:
-    if request.execution_id is None:
-        execution_id = solo_execution_id(lane_id, new_uuid, partitions)
+    if own_id is not None:
+        execution_id = own_execution_id(request.namespace, own_id, partitions)
+    elif request.execution_id is None:
+        execution_id = solo_execution_id(new_uuid, partitions)
     else:
-        execution_id = parse_execution_id(request.execution_id)
+        execution_id = parse_any_id(request.execution_id, partitions)
         check_partition(partition_of(execution_id), partitions)
     if request.partition_id not in (None, partition_of(execution_id)):
         raise InvalidInput(
@@ -205,6 +214,7 @@ def new_execution(checked: Checked, route_id: int, now_ms: int) -> Execution:
         Execution(
             partition_key=partition_of(checked.execution_id),
             execution_id=checked.execution_id,
+            own_id=checked.own_id,
             namespace=checked.namespace,
             lane_id=checked.lane_id,
             execution_kind=checked.execution_kind,

@@ -1,13 +1,15 @@
 """Identifiers: their types, their one canonical spelling, how they are made.
 
 An execution id is `{fp:N}:<uuid>`. N is the partition and travels with the id, so
-finding a row needs no lookup. Parsers accept exactly one spelling of each id:
-two texts that are not equal never mean the same row.
+finding a row needs no lookup; it follows from the uuid too, so that the bare uuid
+serves as well. Parsers accept exactly one spelling of either. People may choose ids of
+their own, which stand for a uuid derived from them and their namespace.
 
 Ids are made from entropy and time handed in by the caller; nothing here draws
 either. New uuids are time-ordered (version 7), so inserts stay local in an index.
 """
 
+import hashlib
 import re
 from typing import Final, NewType
 
@@ -15,10 +17,10 @@ from flowfabric.core.limits import NAME_BYTES_MAX
 from flowfabric.core.partitions import (
     INDEX_MAX,
     PartitionConfig,
-    Partitioner,
+    fitted,
     flow_partition,
-    lane_partition,
     parse_index,
+    solo_partition,
 )
 from flowfabric.errors import InvalidInput
 
@@ -103,16 +105,39 @@ def make_execution_id(partition: int, uuid: str) -> ExecutionId:
     return ExecutionId(f"{{fp:{partition}}}:{uuid}")
 
 
-def solo_execution_id(
-    lane_id: LaneId,
-    uuid: str,
-    partitions: PartitionConfig,
-    *,
-    partitioner: Partitioner | None = None,
+def parse_any_id(
+    text: object, partitions: PartitionConfig, field: str = "execution_id"
 ) -> ExecutionId:
+    """An execution id in full, or its bare uuid."""
+    if isinstance(text, str) and _UUID.fullmatch(text) is not None:
+        return solo_execution_id(text, partitions)
+    return parse_execution_id(text, field)
+
+
+def parse_own_id(text: object, field: str = "execution_id") -> str | None:
+    """The id somebody chose for an execution; None if the text is one of ours, or bad."""
+    if not isinstance(text, str) or text.startswith("{") or _UUID.fullmatch(text.lower()):
+        return None
+    return _parse_name(field, text)
+
+
+def own_execution_id(namespace: str, own_id: str, partitions: PartitionConfig) -> ExecutionId:
+    """The execution id that an id of somebody's own stands for, in a namespace."""
+    digest = bytearray(hashlib.sha1(f"{namespace}\x00{own_id}".encode()).digest()[:UUID_BYTES])
+    digest[6] = digest[6] & 0x0F | 0x50
+    digest[8] = digest[8] & 0x3F | 0x80
+    return solo_execution_id(uuid_text(bytes(digest)), partitions)
+
+
+def solo_execution_id(uuid: str, partitions: PartitionConfig) -> ExecutionId:
     """The id of an execution that belongs to no flow. Any uuid is embedded verbatim."""
-    partition = lane_partition(lane_id, partitions, partitioner=partitioner)
-    return make_execution_id(partition, uuid)
+    return make_execution_id(solo_partition(uuid, partitions), uuid)
+
+
+def member_execution_id(flow_id: FlowId, uuid: str, partitions: PartitionConfig) -> ExecutionId:
+    """The id of a member of a flow, with a uuid that tells its partition by itself."""
+    partition = flow_partition(flow_id, partitions)
+    return make_execution_id(partition, fitted(uuid, partition, partitions))
 
 
 def flow_execution_id(flow_id: FlowId, uuid: str, partitions: PartitionConfig) -> ExecutionId:

@@ -54,6 +54,8 @@ class Execution(Record, frozen=True, kw_only=True):
 
     partition_key: int
     execution_id: ExecutionId
+    own_id: str | None = None
+    """What its submitter calls it; its uuid is derived from it."""
     namespace: Namespace
     lane_id: LaneId
     execution_kind: str

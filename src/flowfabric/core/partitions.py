@@ -1,17 +1,20 @@
 """Where a row lives: small stable hashes of ids.
 
 Everything that belongs to one flow shares the flow's partition; an execution
-without a flow takes its partition from its lane. The index is written into the
-execution id once and read back from there ever after, never hashed again, so ids
-stay valid when the deployment's partition count changes.
+without a flow takes its partition from its own uuid, so that a busy lane is spread
+over all of them and a bare uuid tells where to look. The uuids we make for members
+of flows are fitted to the flow's partition for the same reason. The index is written
+into the execution id once and read back from there ever after, so ids stay valid when
+the deployment's partition count changes.
 
 The hash is CRC-16/XMODEM: part of the id format, so it can never change.
 """
 
 import re
+from array import array
 from binascii import crc_hqx
-from collections.abc import Callable
 from enum import StrEnum
+from functools import cache
 from typing import Final
 
 import msgspec
@@ -23,9 +26,6 @@ PARTITIONS_MAX: Final = 32_768
 
 INDEX_MAX: Final = 65_535
 """The largest index an id or a partition key can spell."""
-
-Partitioner = Callable[[str], int]
-"""Chooses the partition for a lane: deterministic, and below `num_flow`."""
 
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,4}")
 _FNV_OFFSET_BASIS: Final = 0xCBF29CE484222325
@@ -63,13 +63,31 @@ def quota_partition(quota_policy_id: str, config: PartitionConfig) -> int:
     return crc16_xmodem(_uuid_bytes(quota_policy_id)) % config.num_quota
 
 
-def lane_partition(
-    lane_id: str, config: PartitionConfig, *, partitioner: Partitioner | None = None
-) -> int:
-    """The partition of executions that belong to a lane but to no flow."""
-    if partitioner is None:
-        return crc16_xmodem(lane_id.encode()) % config.num_flow
-    return check_partition(partitioner(lane_id), config)
+def solo_partition(uuid: str, config: PartitionConfig) -> int:
+    """The partition of an execution that belongs to no flow."""
+    return crc16_xmodem(_uuid_bytes(uuid)) % config.num_flow
+
+
+def fitted(uuid: str, partition: int, config: PartitionConfig) -> str:
+    """The uuid with its last two bytes changed so that it hashes to `partition`.
+
+    Two bytes reach every value of a 16-bit sum, so there is always a solution.
+    """
+    data = _uuid_bytes(uuid)
+    before, wanted = crc16_xmodem(data[:-2]), crc16_xmodem(data)
+    wanted += partition - wanted % config.num_flow
+    if wanted > INDEX_MAX:
+        wanted -= config.num_flow
+    return f"{uuid[:-4]}{_unhashed()[wanted] ^ before:04x}"
+
+
+@cache
+def _unhashed() -> "array[int]":
+    """By its sum, the two bytes that have it."""
+    found = array("H", bytes(2 * (INDEX_MAX + 1)))
+    for value in range(INDEX_MAX + 1):
+        found[crc16_xmodem(value.to_bytes(2))] = value
+    return found
 
 
 def check_partition(index: int, config: PartitionConfig) -> int:

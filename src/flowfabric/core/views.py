@@ -60,6 +60,7 @@ class KeptSignal(Struct, frozen=True, kw_only=True):
 
 class ExecutionSnapshot(Struct, frozen=True, kw_only=True):
     execution_id: ExecutionId
+    own_id: str | None
     flow_id: FlowId | None
     parent_execution_id: str | None
     lane_id: LaneId

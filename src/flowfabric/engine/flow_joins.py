@@ -39,8 +39,8 @@ from flowfabric.core.flow_views import edge_snapshot
 from flowfabric.core.ids import (
     ExecutionId,
     FlowId,
-    flow_execution_id,
     make_execution_id,
+    member_execution_id,
     uuid_of,
 )
 from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX
@@ -74,7 +74,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 class FlowJoins(FlowOperations):
     def new_member_id(self, flow_id: str) -> ExecutionId:
         """A fresh id for an execution that is to become a member of the flow."""
-        return flow_execution_id(
+        return member_execution_id(
             self.check_flow_id(flow_id), new_uuid(), self.deployment.partitions
         )
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from flowfabric.core.checks import check_text
-from flowfabric.core.ids import FIRST_UUID, LAST_UUID, ExecutionId
-from flowfabric.core.model import WorkerPresence
+from flowfabric.core.ids import FIRST_UUID, LAST_UUID, ExecutionId, parse_namespace, parse_own_id
+from flowfabric.core.model import Execution, WorkerPresence
 from flowfabric.engine.reads import PRESENCE_MS
-from flowfabric.engine.unit import Operations, row_execution_id
+from flowfabric.engine.unit import Operations, execution_key, row_execution_id
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Row
 
@@ -19,22 +19,23 @@ _HEXADECIMAL: Final = re.compile(r"[0-9a-f-]+")
 
 
 class Lookup(Operations):
-    async def resolve_execution_id(self, text: str) -> ExecutionId:
-        """The execution a full id, a uuid, or the beginning or end of its uuid stands for.
+    async def resolve_execution_id(self, text: str, *, namespace: str = "default") -> ExecutionId:
+        """The execution that text stands for.
 
-        The part must fit one execution alone. Parts are looked for in the index of
-        all ids: for people, not for programs.
+        A full id, somebody's own id in `namespace`, a uuid, or the beginning or end of a
+        uuid, which must fit one execution alone. Parts are looked for in the index of all
+        ids: for people, not for programs.
         """
+        parse_namespace(namespace)
         if check_text("execution_id", text).startswith("{"):
             return self.check_execution_id(text)
+        if parse_own_id(text) is not None:
+            named = self.named_execution_id(text, namespace)
+            if await self._exists(named):
+                return named
         part = text.lower()
         if len(part) < UUID_PART_CHARS_MIN or _HEXADECIMAL.fullmatch(part) is None:
-            raise InvalidInput(
-                "execution_id",
-                "must be {fp:N}:<uuid>, or the beginning or end of the uuid"
-                f" with at least {UUID_PART_CHARS_MIN} characters",
-                text,
-            )
+            raise NotFound("execution", text)
         found = await self._find_by_uuid(part)
         if not found:
             raise NotFound("execution", text)
@@ -62,6 +63,12 @@ class Lookup(Operations):
         async def body(reader: Reader) -> int:
             (row,) = await reader.select("last_event")
             return int(str(row["event_id"] or 0))
+
+        return await self.store.read(body)
+
+    async def _exists(self, execution_id: ExecutionId) -> bool:
+        async def body(reader: Reader) -> bool:
+            return bool(await reader.get(Execution, [execution_key(execution_id)]))
 
         return await self.store.read(body)
 

@@ -28,7 +28,10 @@ from flowfabric.core.ids import (
     ExecutionId,
     LeaseId,
     make_execution_id,
-    parse_execution_id,
+    own_execution_id,
+    parse_any_id,
+    parse_namespace,
+    parse_own_id,
     parse_uuid,
     partition_of,
     uuid4_from,
@@ -167,9 +170,17 @@ class Operations:
     # Input
 
     def check_execution_id(self, execution_id: object, field: str = "execution_id") -> ExecutionId:
-        parsed = parse_execution_id(execution_id, field)
+        """An id in full, or a bare uuid."""
+        parsed = parse_any_id(execution_id, self.deployment.partitions, field)
         check_partition(partition_of(parsed), self.deployment.partitions)
         return parsed
+
+    def named_execution_id(self, text: str, namespace: str) -> ExecutionId:
+        """The same, or an id that somebody has chosen in a namespace."""
+        own_id = parse_own_id(text)
+        if own_id is None:
+            return self.check_execution_id(text)
+        return own_execution_id(parse_namespace(namespace), own_id, self.deployment.partitions)
 
     def verify_handle(self, handle: Handle | bytes) -> Handle:
         """Check that the handle is ours and unchanged."""

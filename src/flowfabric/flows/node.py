@@ -3,7 +3,7 @@
 import hashlib
 from typing import Final, Generic, TypeVar
 
-from flowfabric.core.ids import ExecutionId, FlowId, flow_execution_id
+from flowfabric.core.ids import ExecutionId, FlowId, member_execution_id
 from flowfabric.core.partitions import PartitionConfig
 from flowfabric.errors import InvalidInput
 from flowfabric.task import Source, Task
@@ -36,7 +36,7 @@ class Node(Source, Generic[R_co]):
         )
 
     def execution_id(self, partitions: PartitionConfig) -> ExecutionId:
-        return flow_execution_id(self.flow_id, member_uuid(self.flow_id, self.index), partitions)
+        return member_execution_id(self.flow_id, member_uuid(self.flow_id, self.index), partitions)
 
 
 def member_uuid(flow_id: FlowId, index: int) -> str:

@@ -240,10 +240,9 @@ class Services:
         self, step_key: str, call: Submission[object], options: Options
     ) -> ExecutionId:
         """Create an execution that names this one as its parent. Safe to repeat."""
-        lane = options.lane or call.task.settings.lane
         parent = self.lease.claimed.execution_id
         if options.execution_id is None and options.idempotency_key is None:
-            own_id = child_id(self._shared.engine, parent, step_key, lane)
+            own_id = child_id(self._shared.engine, parent, step_key)
             options = structs.replace(options, execution_id=own_id)
         request = structs.replace(
             request_of(call, options, self.lease.claimed.namespace), parent_execution_id=parent

@@ -62,6 +62,7 @@ create table execution (
     delay_until_ms                     bigint,
     flow_id                            uuid,
     parent_execution_id                text,
+    own_id                             text,
     last_transition_at_ms              bigint not null,
     last_mutation_at_ms                bigint not null,
     lease_epoch                        bigint not null,

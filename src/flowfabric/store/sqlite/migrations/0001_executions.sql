@@ -74,6 +74,7 @@ create table execution (
     instance_tag                    text,
     flow_id                         text,
     parent_execution_id             text,
+    own_id                          text,
     current_attempt_id              text,
     lease_id                        text,
     worker_id                       text,

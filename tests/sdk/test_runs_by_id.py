@@ -1,4 +1,4 @@
-"""Waiting for something that is not there."""
+"""Runs by their ids, and waiting for something that is not there."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -73,3 +73,17 @@ async def test_a_child_that_is_gone_is_told_to_its_parent(app: App) -> None:
     async with working(app):
         run = await app.submit(parent)
         assert await run.result(timeout="20s") == "execution"
+
+
+async def test_a_run_is_found_by_its_uuid_and_by_an_id_of_its_own(app: App) -> None:
+    @app.task(keep="1d")
+    def double(number: int) -> int:
+        return 2 * number
+
+    async with working(app):
+        run = await app.submit(double, 21, execution_id="order-42")
+        again = await app.submit(double, 1, execution_id="order-42")
+        for name in (run.execution_id, run.execution_id[-36:], "order-42"):
+            assert await app.run(double, name).result(timeout="20s") == 42
+    assert again.execution_id == run.execution_id
+    assert (await run.snapshot()).own_id == "order-42"
