@@ -203,9 +203,10 @@ class World:
     async def _approve(self, execution_id: str, number: int) -> None:
         """Send the decision until it is taken, as a person would who sees nothing happen."""
         run = self.client.app.run(self.client.program.tasks["approval"], execution_id)
+        key = self._uuid()
         while await self._state(execution_id) not in OVER:
             try:
-                await run.signal("decided", number, idempotency_key="decision")
+                await run.signal("decided", number, idempotency_key=key)
             except FlowFabricError:
                 await asyncio.sleep(self.chance.uniform(0.5, 2))
             else:
@@ -240,10 +241,14 @@ class World:
             )
 
     def _replay(self) -> None:
-        touched = sorted(self.ledger.touched)
+        touched = [each for each in self.asked if each.execution_id in self.ledger.touched]
         if touched:
-            execution_id = self.chance.choice(touched)
-            self._errand(self._steer(lambda: self.client.app.engine.replay_execution(execution_id)))
+            self._errand(self._replay_one(self.chance.choice(touched)))
+
+    async def _replay_one(self, asked: Asked) -> None:
+        await self._steer(lambda: self.client.app.engine.replay_execution(asked.execution_id))
+        if asked.kind == "approval":
+            await self._approve(asked.execution_id, asked.number)
 
     async def _steer(self, what: Callable[[], Awaitable[object]]) -> None:
         try:
