@@ -10,6 +10,7 @@ from flowfabric.flows.builder import Flow
 from flowfabric.flows.node import Node
 from flowfabric.flows.policies import AllOf, AnyOf, Quorum
 from flowfabric.flows.run import FlowRun
+from flowfabric.providing import provided
 from flowfabric.run import Run
 from flowfabric.signals import Signal, SignalToken, all_of, any_of, count
 from flowfabric.task import Retry, Task
@@ -44,4 +45,5 @@ __all__ = [
     "connect",
     "count",
     "migrate",
+    "provided",
 ]

@@ -17,6 +17,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cached_property, partial
 from typing import Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
@@ -176,12 +177,16 @@ class App(Registry):
         return around
 
     def provide(self, kind: type[T], factory: Factory[T]) -> None:
-        """Give handlers a resource, as `ctx.get(kind)`.
+        """Give handlers a resource: as `ctx.get(kind)`, and as the parameter of tasks declared
+        from now on whose annotation is `kind`.
 
         `factory` returns it, or a context manager around it; it is made when the
         worker starts and closed when it stops.
         """
         self.resources.provide(kind, factory)
+
+    def provided_kinds(self) -> AbstractSet[type]:
+        return self.resources.kinds()
 
     @property
     def middlewares(self) -> Sequence[Middleware]:

@@ -77,8 +77,8 @@ def check_storable(field: str, kind: object) -> None:
             name = getattr(each.cls, "__qualname__", each.cls)
             raise InvalidInput(
                 field,
-                f"{name} cannot be stored. What can: {KINDS}. Pass what it is made of, and make it"
-                " inside the function",
+                f"{name} cannot be stored. What can: {KINDS}. Pass what it is made of and make it"
+                f" inside the function, or call app.provide({name}, …) before the task is declared",
             )
 
 

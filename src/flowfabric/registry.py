@@ -9,6 +9,7 @@ process may.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, TypeVar, overload
 
@@ -58,7 +59,7 @@ class Registry:
     ) -> Task[..., object]:
         """Add a task, under the function's own name unless another is given."""
         name = check_task_name(name or str(getattr(function, "__name__", "")))
-        task: Task[..., object] = Task(name, function, settings, version)
+        task: Task[..., object] = Task(name, function, settings, version, self.provided_kinds())
         known = self.tasks.get(task.kind)
         if known is not None:
             raise InvalidInput(
@@ -69,6 +70,10 @@ class Registry:
         task.owner = self
         self.tasks[task.kind] = task
         return task
+
+    def provided_kinds(self) -> AbstractSet[type]:
+        """Classes whose parameters are filled in instead of being arguments."""
+        return frozenset()
 
     def check_adoptable(self, other: "Registry") -> None:
         """Raise unless every name of the other is free here, or stands for the same."""

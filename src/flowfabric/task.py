@@ -11,6 +11,7 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Final, Generic, Literal, ParamSpec, TypedDict, TypeVar
@@ -39,6 +40,7 @@ from flowfabric.json_values import (
     encode_value,
     typed,
 )
+from flowfabric.providing import resources_of
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -172,7 +174,9 @@ class Task(Generic[P, R_co]):
         function: Callable[..., object],
         settings: TaskSettings,
         version: int = 1,
+        kinds: AbstractSet[type] = frozenset(),
     ) -> None:
+        self._kinds = kinds
         self.name = parse_execution_kind(name)
         self.version = check_version(version)
         self.kind = parse_execution_kind(kind_of(name, version))
@@ -195,7 +199,8 @@ class Task(Generic[P, R_co]):
             )
         _ = settings.policy
         if names_are_known(function):
-            _ = self.arguments
+            if self.arguments.resources and settings.executor == "process":
+                raise InvalidInput("executor", "resources cannot be passed to another process")
             result_codec(function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
@@ -206,7 +211,7 @@ class Task(Generic[P, R_co]):
 
     @cached_property
     def arguments(self) -> "Arguments":
-        return Arguments(self.name, self.function)
+        return Arguments(self.name, self.function, self._kinds)
 
     @property
     def takes_context(self) -> bool:
@@ -247,7 +252,10 @@ def _asks_for_context(function: Callable[..., object]) -> bool:
 class Arguments:
     """The parameters of a function as a JSON object."""
 
-    def __init__(self, name: str, function: Callable[..., object]) -> None:
+    def __init__(
+        self, name: str, function: Callable[..., object], kinds: AbstractSet[type] = frozenset()
+    ) -> None:
+        """`kinds` are those of the resources there are; see `flowfabric.providing`."""
         self._name = name
         parameters = list(inspect.signature(function).parameters.values())
         hints = resolve_hints(function)
@@ -255,6 +263,12 @@ class Arguments:
         self.takes_context = isinstance(first, type) and issubclass(first, HandlerContext)
         if self.takes_context:
             parameters = parameters[1:]
+        self.resources = resources_of(name, parameters, hints, kinds)
+        """Parameters the worker fills in, with what by."""
+        order = [parameter.name for parameter in parameters]
+        places = [order.index(each) for each in self.resources]
+        self._by_name = frozenset(order[min(places) :] if places else ())
+        parameters = [each for each in parameters if each.name not in self.resources]
         self._signature = inspect.Signature(parameters)
         self.names = tuple(parameter.name for parameter in parameters)
         self.required = tuple(each.name for each in parameters if _is_required(each))
@@ -353,6 +367,7 @@ class Arguments:
         bound, positional, gap = Bound(), list[object](), False
         for parameter in self._signature.parameters.values():
             value = getattr(values, parameter.name)
+            gap = gap or parameter.name in self._by_name
             if value is msgspec.UNSET:
                 gap = True
                 continue

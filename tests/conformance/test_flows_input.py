@@ -319,7 +319,7 @@ async def test_a_partition_that_is_not_one_of_flows(engine: Engine) -> None:
 
 
 async def test_tagging(engine: Engine, graph: Graph) -> None:
-    keys = (None, 7, "", "nodot", "Upper.case", "a.", ".b", "a.b\x00", "a." + "b" * 300)
+    keys = (None, 7, "", "a=b", " a", "a ", "a.b\x00", "a." + "b" * 300)
     await refuses_each(
         engine,
         "set_flow_tag",

@@ -8,25 +8,7 @@ from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
 from tests.conformance.observed import events_since, execution_of, refused, refuses, unchanged
 
-BAD_KEYS: tuple[object, ...] = (
-    "",
-    "Cairn.x",
-    "1cairn.x",
-    "cairn",
-    "cairn.",
-    "cairn..x",
-    ".cairn",
-    "ca-irn.x",
-    "cairn.Foo",
-    "cairn.foo-bar",
-    "cairn.a b",
-    "cairn.'x",
-    "cairn.x\\",
-    "cairn.x\n",
-    "a." + "b" * 255,
-    5,
-    None,
-)
+BAD_KEYS: tuple[object, ...] = ("", "a=b", " a", "a\n", "a\x1bb", "a." + "b" * 255, 5, None)
 
 
 async def tags_of(engine: Engine, execution_id: str) -> dict[str, str]:
@@ -67,7 +49,7 @@ async def test_several_tags_are_set_together(engine: Engine, given: Given) -> No
     assert await tags_of(engine, execution_id) == {"a.kept": "1", "a.new": "2", "a.old": "2"}
     async with unchanged(engine):
         await refuses(
-            engine, "tag key", "set_execution_tags", execution_id, {"a.new": "3", "Bad": ""}
+            engine, "tag key", "set_execution_tags", execution_id, {"a.new": "3", "b=d": ""}
         )
         await refuses(engine, "tags", "set_execution_tags", execution_id, {})
         await refuses(engine, "tags", "set_execution_tags", execution_id, ["a.b"])

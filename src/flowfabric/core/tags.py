@@ -1,14 +1,13 @@
 """Tags: flat labels on executions and flows.
 
-A key looks like `namespace.name`. The dot separates nothing: keys are plain
-strings and are never nested.
+A key is any text people can read and type: `team`, `app.team`, `Kunde Nr.`. Nothing in it
+separates anything; what tools write begins with a name of theirs and a dot.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
-from flowfabric.core.checks import UNSTORABLE
+from flowfabric.core.checks import UNSTORABLE, check_name
 from flowfabric.errors import InvalidInput
 
 INSTANCE_TAG_KEY: Final = "cairn.instance_id"
@@ -18,17 +17,12 @@ TAGS_MAX: Final = 64
 TAG_KEY_MAX_BYTES: Final = 256
 TAG_VALUE_MAX_BYTES: Final = 4096
 
-_KEY: Final = re.compile(r"[a-z][a-z0-9_]*\.[a-z0-9_][a-z0-9_.]*")
-
 
 def check_tag_key(key: object) -> str:
-    if not isinstance(key, str):
-        raise InvalidInput("tag key", "must be a string", key)
-    if len(key) > TAG_KEY_MAX_BYTES:
-        raise InvalidInput("tag key", f"must be at most {TAG_KEY_MAX_BYTES} bytes", key)
-    if _KEY.fullmatch(key) is None:
-        raise InvalidInput("tag key", "must look like namespace.name, in lower case", key)
-    return key
+    name = check_name("tag key", key, bytes_max=TAG_KEY_MAX_BYTES)
+    if "=" in name or name != name.strip():
+        raise InvalidInput("tag key", "must not contain =, nor begin or end with a space", key)
+    return name
 
 
 def check_tag_value(key: str, value: object) -> str:

@@ -210,7 +210,9 @@ class Attempt:
 
     async def _call(self, context: Context, bound: Bound, payload: bytes) -> object:
         first = (context,) if self.task.takes_context else ()
-        args, kwargs = (*first, *bound.args), bound.kwargs
+        args = (*first, *bound.args)
+        resources: dict[str, type[object]] = self.task.arguments.resources
+        kwargs = bound.kwargs | {name: context.get(kind) for name, kind in resources.items()}
         if self.task.is_async:
             made = self.task.function(*args, **kwargs)
             assert inspect.isawaitable(made), "what it was registered as"

@@ -35,6 +35,7 @@ from flowfabric.submission import Options, read_submission
 from flowfabric.task import Call as Submission
 from flowfabric.task import Retry, SubmitOptions, Task, result_codec
 from flowfabric.worker.digests import digest_of
+from flowfabric.worker.facts import BlockingFacts, Facts
 from flowfabric.worker.lines import inside_step
 from flowfabric.worker.services import Fence, Services
 from flowfabric.worker.signalling import BlockingSignalVerbs, SignalVerbs
@@ -51,7 +52,7 @@ IN_PROCESS_SLEEP_MS: Final = 5_000
 """Shorter sleeps keep the worker; unwinding and claiming again would cost more than it frees."""
 
 
-class Context(SignalVerbs):
+class Context(SignalVerbs, Facts):
     """The execution a handler works on, and the verbs it has."""
 
     def __init__(self, services: Services) -> None:
@@ -408,11 +409,12 @@ def decode_step(key: str, decode: Callable[[bytes], object], data: bytes) -> obj
         ) from error
 
 
-class BlockingContext(BlockingSignalVerbs):
+class BlockingContext(BlockingSignalVerbs, BlockingFacts):
     """A context's verbs for plain functions. Call it from the handler's own thread."""
 
     def __init__(self, context: Context) -> None:
-        super().__init__(context)
+        BlockingSignalVerbs.__init__(self, context)
+        BlockingFacts.__init__(self, context)
         self._context = context
 
     @overload

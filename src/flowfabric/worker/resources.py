@@ -31,6 +31,9 @@ class Resources:
             raise InvalidInput("provide", f"{kind.__name__} is provided already")
         self._factories[kind] = factory
 
+    def kinds(self) -> frozenset[type]:
+        return frozenset(self._factories)
+
     def adopt(self, other: "Resources") -> None:
         """Provide what another provides."""
         self._factories |= other._factories

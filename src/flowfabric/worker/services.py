@@ -5,7 +5,7 @@ import concurrent.futures
 import contextvars
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final, TypeVar
 
@@ -214,6 +214,10 @@ class Services:
         if execution_id in found.missing:
             raise NotFound("execution", execution_id)
         return found.ended.get(execution_id)
+
+    async def tags(self) -> Mapping[str, str]:
+        engine, execution_id = self._shared.engine, self.lease.claimed.execution_id
+        return (await self._tell(lambda: engine.read_execution_context(execution_id))).tags
 
     async def create_waitpoint(
         self, name: str, *, waitpoint_id: str, expires_in_ms: int
