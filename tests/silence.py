@@ -42,6 +42,9 @@ class Line:
         if way not in self.silent:
             self.cut()
 
+    def end_server(self) -> None:
+        self._writers[Way.REQUESTS].close()
+
     def cut(self) -> None:
         for writer in self._writers.values():
             writer.close()
@@ -74,6 +77,12 @@ class Network:
         for line in self._lines:
             line.silent |= set(ways)
         self._silent_from_now = set(ways) if new_too else set()
+
+    def let_the_server_give_up(self) -> None:
+        """End silenced connections on its side only, as it does when nobody answers its probes."""
+        for line in self._lines:
+            if line.silent:
+                line.end_server()
 
     def heal(self) -> None:
         """Let new connections through; those that were silenced stay dead."""

@@ -3,26 +3,49 @@
 import asyncio
 import os
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import asyncpg
 
-from benchmarks.chaos.worker import job
+from benchmarks.chaos.pooler import Pooler
+from benchmarks.chaos.worker import fenced_job, job
 from flowfabric import App, migrate
 from flowfabric.errors import FlowFabricError
 from tests.postgres import Server, create_database
+from tests.silence import Network
 
 ROOT = Path(__file__).parent.parent.parent
 LOAD_S = 10.0
 FAULT_AT_S = 2.0
 JOBS_PER_S = 100
 BATCH = 10
+FENCED_EVERY = 10
+"""Every so many jobs write through a fence, each on a connection of its own."""
 WORKERS = 2
 PATIENCE_S = 60.0
+
+
+@dataclass
+class Ways:
+    """How each of the workers, in turn, and the submitter reach the server."""
+
+    workers: tuple[str, ...]
+    submitter: str
+    network: Network | None = None
+    pooler: Pooler | None = None
+
+
+Route = Callable[[str], AbstractAsyncContextManager[Ways]]
+
+
+@asynccontextmanager
+async def directly(url: str) -> AsyncIterator[Ways]:
+    yield Ways((url,), url)
 
 
 @dataclass
@@ -32,6 +55,8 @@ class Arena:
     server: Server
     url: str
     app: App
+    ways: Ways
+    holds: Path
     workers: list[asyncio.subprocess.Process] = field(default_factory=list)
     killed: set[int] = field(default_factory=set)
     submitted: int = 0
@@ -41,7 +66,8 @@ class Arena:
             sys.executable,
             "-m",
             "benchmarks.chaos.worker",
-            self.url,
+            self.ways.workers[len(self.workers) % len(self.ways.workers)],
+            str(self.holds),
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
             stderr=asyncio.subprocess.DEVNULL,
@@ -67,7 +93,8 @@ class Arena:
         while True:
             try:
                 for number in numbers:
-                    await self.app.submit(job(number), idempotency_key=f"job-{number}")
+                    kind = job if number % FENCED_EVERY else fenced_job
+                    await self.app.submit(kind(number), idempotency_key=f"job-{number}")
             except FlowFabricError:
                 if time.monotonic() > deadline_s:
                     raise
@@ -110,20 +137,30 @@ Fault = Callable[[Arena], Awaitable[None]]
 
 
 @asynccontextmanager
-async def arena(server: Server) -> AsyncIterator[Arena]:
+async def arena(server: Server, route: Route = directly) -> AsyncIterator[Arena]:
     url = await create_database(server.url)
     await migrate(url)
-    async with App(url) as app:
-        ready = Arena(server, url, app)
-        for _ in range(WORKERS):
-            await ready.start_worker()
-        try:
+    with tempfile.TemporaryDirectory() as folder:
+        holds = Path(folder) / "holds"
+        async with (
+            route(url) as ways,
+            App(ways.submitter) as app,
+            working(Arena(server, url, app, ways, holds)) as ready,
+        ):
             yield ready
-        finally:
-            for worker in ready.workers:
-                if worker.returncode is None:
-                    worker.kill()
-                await worker.wait()
+
+
+@asynccontextmanager
+async def working(ready: Arena) -> AsyncIterator[Arena]:
+    for _ in range(WORKERS):
+        await ready.start_worker()
+    try:
+        yield ready
+    finally:
+        for worker in ready.workers:
+            if worker.returncode is None:
+                worker.kill()
+            await worker.wait()
 
 
 async def steady(within: Arena, seconds: float) -> None:

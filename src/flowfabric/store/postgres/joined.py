@@ -16,6 +16,14 @@ from flowfabric.store.postgres.hints import CHANNEL, hint_payload
 from flowfabric.store.postgres.pool import SEARCH_PATH
 
 _NUMBERED: Final = re.compile(r"\$(\d+)")
+# Until the transaction ends the server probes for its client: one that vanished behind a
+# network that swallows packets must not keep what it has locked.
+_ENTER: Final = """
+select set_config('search_path', $1, true),
+       set_config('tcp_keepalives_idle', '3', true),
+       set_config('tcp_keepalives_interval', '1', true),
+       set_config('tcp_keepalives_count', '3', true)
+"""
 _NO_TRANSACTION: Final = "has no open transaction to take part in; begin one first"
 
 
@@ -149,7 +157,7 @@ def joined_sync(connection: object) -> Fetching:
 async def enter(connection: Fetching) -> str:
     """Make our tables visible to our statements; return what to `leave` with."""
     rows = await connection.fetch("select current_setting('search_path')")
-    await _set_path(connection, SEARCH_PATH)
+    await connection.fetch(_ENTER, SEARCH_PATH)
     return str(rows[0][0])
 
 
