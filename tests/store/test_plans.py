@@ -343,6 +343,8 @@ SCANS_ON_PURPOSE = {
     ("trim_events", "event"),
     # Its index holds nothing but what is due.
     ("due_awaited", "execution"),
+    # From its end, back to the time at which what a reader has seen was lost.
+    ("event_before", "event"),
     # For people who type part of an id.
     ("find_by_uuid", "execution"),
 }

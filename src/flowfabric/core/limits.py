@@ -28,6 +28,13 @@ IDEMPOTENCY_KEY_BYTES_MAX = 512
 KEY_WAIT_MS = 10_000
 """How long a submission waits for another open transaction that decides its key or id."""
 
+ROUTES_MAX = 100_000
+"""Combinations of namespace, lane, kind and required capabilities in one database."""
+ROUTE_KEEP_MS = 24 * 60 * 60 * 1_000
+"""How long a route that no execution uses is kept after somebody last asked for it."""
+ROUTE_CACHE_MS = 60 * 60 * 1_000
+"""How long a process remembers a route; far less than it is kept."""
+
 BATCH_MAX = 1_000
 """Rows one call may create, claim, renew, complete or fail."""
 PAGE_MAX = 1_000

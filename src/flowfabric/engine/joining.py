@@ -42,6 +42,7 @@ class Joining(Creation):
     ) -> list[CreateResult]:
         """The same for a connection that is not async, on the calling thread."""
         checked = self._check_all(requests)
+        self.forget_routes()
         registration = Registration(checked, self.routes)
         if registration.unknown and self.store.writes_beside:
             self.routes.update(self.store.transact_apart(registration.run))

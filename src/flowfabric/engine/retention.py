@@ -1,4 +1,4 @@
-"""Forgetting: ended executions after their keep time, old events, used-up guards.
+"""Forgetting: ended executions after their keep time, old events, used-up guards, unused kinds.
 
 When an execution ends it gets the time after which it may go, so that the scan
 for it is one index and a policy's own retention needs no special case. What somebody
@@ -6,7 +6,7 @@ waits for, and what a parent that has not ended may still ask for, is kept beyon
 """
 
 from flowfabric.core.checks import check_int
-from flowfabric.core.limits import BATCH_MAX, HELD_MS_MAX, HELD_MS_MIN, SWEEP_BATCH
+from flowfabric.core.limits import BATCH_MAX, HELD_MS_MAX, HELD_MS_MIN, ROUTE_KEEP_MS, SWEEP_BATCH
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import Operations
 from flowfabric.store.base import Transaction
@@ -30,6 +30,20 @@ class Retention(Operations):
     async def trim_guards(self, *, limit: int = SWEEP_BATCH) -> Swept:
         """Delete idempotency guards that have expired."""
         return await self._trim("trim_guards", 0, limit)
+
+    async def trim_routes(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Forget kinds that no execution has and nobody has submitted lately."""
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def body(tx: Transaction) -> Swept:
+            now_ms = await tx.now_ms()
+            (row,) = await tx.select(
+                "trim_routes", before_ms=now_ms, retain_until_ms=now_ms + ROUTE_KEEP_MS, limit=limit
+            )
+            looked_at = int(str(row["looked_at"]))
+            return Swept(acted=int(str(row["trimmed"])), full=looked_at == limit)
+
+        return await self.store.transact(body)
 
     async def _trim(self, name: str, age_ms: int, limit: int) -> Swept:
         check_int("limit", limit, 1, BATCH_MAX)

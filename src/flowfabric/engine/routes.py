@@ -2,19 +2,25 @@
 
 Each distinct (namespace, lane, kind, required capabilities) is one small row;
 executions point at it. Claims pick routes first and rows second.
+
+A route that no execution uses and nobody has asked for in a day is deleted. A
+process asks anew for those it uses every hour, so that none has the id of a deleted one.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from flowfabric.core.creation import Checked
 from flowfabric.core.ids import parse_lane_id
+from flowfabric.core.limits import ROUTE_CACHE_MS, ROUTE_KEEP_MS, ROUTES_MAX
 from flowfabric.core.model import Execution, Lane, WorkerPresence
 from flowfabric.core.states import LaneState
 from flowfabric.core.versions import split_kind
 from flowfabric.core.views import ExecutionSnapshot
-from flowfabric.store.base import Reader, Row, Transaction
+from flowfabric.errors import InvalidInput
+from flowfabric.store.base import Reader, Row, Store, Transaction
 
 Route = tuple[str, str, str, tuple[str, ...]]
 """Namespace, lane, kind and required capabilities: who may run what."""
@@ -45,8 +51,41 @@ class Registration:
             execution_kinds=[route[2] for route in self.unknown],
             capabilities=[msgspec.json.encode(route[3]).decode() for route in self.unknown],
             now_ms=await tx.now_ms(),
+            retain_until_ms=await tx.now_ms() + ROUTE_KEEP_MS,
+            count_max=ROUTES_MAX,
         )
+        if int(str(rows[0]["total"])) > ROUTES_MAX:
+            raise InvalidInput(
+                "execution_kind",
+                f"there may be {ROUTES_MAX} kinds in a database, counted by namespace, lane and"
+                " required capabilities; those that nothing uses are forgotten after a day",
+                self.unknown[0][2],
+            )
         return {_stored_route(row): int(str(row["route_id"])) for row in rows}
+
+
+class KnowsRoutes:
+    """Remembers the routes met lately."""
+
+    store: Store
+
+    def __init__(self) -> None:
+        self.routes: dict[Route, int] = {}
+        """Their ids: read them after `forget_routes`."""
+        self._routes_since_s = time.monotonic()
+
+    async def know_routes(self, checked: Sequence[Checked]) -> None:
+        """Register lanes and routes that are new here, at once and for good."""
+        self.forget_routes()
+        registration = Registration(checked, self.routes)
+        if registration.unknown:
+            self.routes.update(await self.store.transact(registration.run))
+
+    def forget_routes(self) -> None:
+        """Forget routes that are to be asked for again: unused ones are deleted some day."""
+        if time.monotonic() - self._routes_since_s > ROUTE_CACHE_MS / 1_000:
+            # Whoever is creating right now keeps the one he has.
+            self.routes, self._routes_since_s = {}, time.monotonic()
 
 
 def _stored_route(row: Row) -> Route:

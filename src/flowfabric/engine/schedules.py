@@ -167,6 +167,7 @@ class Schedules(Creation):
         """Create the executions of due times that have come, and move on to the next ones."""
         check_int("limit", limit, 1, BATCH_MAX // rules.FIRINGS_MAX)
         interned: dict[Route, int] = {}
+        self.forget_routes()
 
         async def body(tx: Transaction) -> Swept:
             found = await tx.select_records(

@@ -17,7 +17,6 @@ from msgspec import Struct, structs
 from flowfabric.config import EngineConfig
 from flowfabric.core.attempts import first_attempt, runs_first_attempt
 from flowfabric.core.checks import check_int, check_text
-from flowfabric.core.creation import Checked
 from flowfabric.core.decision import NO_CHANGES, Changes, Decision, Refusal, combine
 from flowfabric.core.execution import Timing
 from flowfabric.core.flow_model import CompletionDispatch
@@ -45,7 +44,7 @@ from flowfabric.core.readiness import LOST_LEASE
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.suspension_model import Suspension, Waitpoint, WaitpointState
 from flowfabric.core.transition import Subject
-from flowfabric.engine.routes import Registration, Route
+from flowfabric.engine.routes import KnowsRoutes
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Key, Parameter, Row, Saving, Store, Transaction, Unlocked
 
@@ -80,23 +79,14 @@ class Deployment(Struct, frozen=True, kw_only=True):
     handle_key: bytes
 
 
-class Operations:
+class Operations(KnowsRoutes):
     """What every group of operations works with."""
 
     def __init__(self, store: Store, config: EngineConfig, deployment: Deployment) -> None:
+        super().__init__()
         self.store = store
         self.config = config
         self.deployment = deployment
-        self.routes: dict[Route, int] = {}
-        """Ids of the routes met so far. A route never changes, so this never goes stale."""
-
-    # Routes
-
-    async def know_routes(self, checked: Sequence[Checked]) -> None:
-        """Register lanes and routes that are new here, at once and for good."""
-        registration = Registration(checked, self.routes)
-        if registration.unknown:
-            self.routes.update(await self.store.transact(registration.run))
 
     # Deciding
 

@@ -65,10 +65,17 @@ SWEEPS: Mapping[str, Sweep] = {
     "flow_retention": Engine.trim_flows,
     "event_retention": Engine.trim_events,
     "guard_retention": Engine.trim_guards,
+    "route_retention": Engine.trim_routes,
 }
 """Every reconciler by name, in the order they run. `next_due.sql` has a column for each."""
 
-SLOW: Final = ("retention", "flow_retention", "event_retention", "guard_retention")
+SLOW: Final = (
+    "retention",
+    "flow_retention",
+    "event_retention",
+    "guard_retention",
+    "route_retention",
+)
 
 URGENT: Mapping[str, str] = {DISPATCH_TOPIC: "dispatch", MEMBER_CANCEL_TOPIC: "member_cancel"}
 """Those that also run at once, by the topic of the hint that says so."""

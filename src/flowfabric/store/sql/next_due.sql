@@ -17,6 +17,7 @@ select (select min(lease_expires_at_ms) from execution
          order by event_id limit 1) as event_retention,
        (select min(expires_at_ms) from idempotency_guard
          where expires_at_ms is not null) as guard_retention,
+       (select min(retain_until_ms) from route) as route_retention,
        (select min(completed_at_ms) from execution
          where awaited and lifecycle_phase = 'terminal') as awaited,
        (select min(next_due_at_ms) from schedule

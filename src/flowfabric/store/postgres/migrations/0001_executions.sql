@@ -35,9 +35,15 @@ create table route (
     lane_id                text not null,
     execution_kind         text not null,
     required_capabilities  text[] not null default '{}',
+    -- Of the capabilities: what they may be is more than an index can hold.
+    capabilities_hash      bytea not null,
     created_at_ms          bigint not null,
-    constraint route_key unique (namespace, lane_id, execution_kind, required_capabilities)
+    retain_until_ms        bigint not null,
+    constraint route_key unique (namespace, lane_id, execution_kind, capabilities_hash)
 );
+
+create index route_by_kind on route (execution_kind, lane_id);
+create index route_retention on route (retain_until_ms);
 
 -- Columns that indexes hold come first, those of fixed width before the others: every update
 -- compares them, and finds what stands behind a text or a null only by walking there.
@@ -213,8 +219,10 @@ create table execution_tag (
     autovacuum_analyze_threshold = 500
 );
 
+-- By a hash: a value may be longer than an index can hold.
 create index execution_tag_by_value
-    on execution_tag (tag_key, tag_value, created_at_ms, execution_id, partition_key);
+    on execution_tag (
+        tag_key, hashtextextended(tag_value, 0), created_at_ms, execution_id, partition_key);
 
 create table claim_grant (
     execution_id        uuid not null,

@@ -32,7 +32,14 @@ with clock as (
            end as attempt_type
       from (
         select best.*
-          from route
+          from (
+            -- Found by what the worker serves: how many other kinds there are costs nothing.
+            select * from route
+             where execution_kind = any(:kinds::text[]) and lane_id = any(:lanes::text[])
+            union all
+            select * from route
+             where :kinds::text[] is null and lane_id = any(:lanes::text[])
+          ) as route
           join lane using (lane_id)
          cross join lateral (
             select e.ctid as row_version, e.partition_key, e.execution_id, e.priority,
@@ -46,9 +53,7 @@ with clock as (
              limit :limit::bigint
                for update skip locked
          ) best
-         where route.lane_id = any(:lanes::text[])
-           and (:namespace::text is null or route.namespace = :namespace)
-           and (:kinds::text[] is null or route.execution_kind = any(:kinds::text[]))
+         where (:namespace::text is null or route.namespace = :namespace)
            and route.required_capabilities <@ :capabilities::text[]
            and lane.state in ('active', 'draining')
          order by best.priority desc, best.created_at_ms, best.execution_id

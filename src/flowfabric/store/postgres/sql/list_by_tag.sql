@@ -3,6 +3,7 @@ select e.*
   from execution_tag t
   join execution e using (partition_key, execution_id)
  where t.tag_key = :tag_key
+   and hashtextextended(t.tag_value, 0) = hashtextextended(:tag_value::text, 0)
    and t.tag_value = :tag_value
    and t.created_at_ms > :created_after_ms::bigint
    and t.created_at_ms <= least(:before_ms::bigint, :created_before_ms::bigint - 1)

@@ -40,8 +40,12 @@ create table route (
     execution_kind         text not null,
     required_capabilities  text not null default '[]' check (json_valid(required_capabilities)),
     created_at_ms          integer not null,
+    retain_until_ms        integer not null,
     constraint route_key unique (namespace, lane_id, execution_kind, required_capabilities)
 ) strict;
+
+create index route_by_kind on route (execution_kind, lane_id);
+create index route_retention on route (retain_until_ms);
 
 create table execution (
     partition_key                   integer not null,

@@ -33,7 +33,13 @@ select e.rowid, e.partition_key, e.execution_id,
        end,
        e.pending_retry_reason, e.pending_replay_reason,
        e.pending_replay_requested_by, e.pending_previous_attempt_index, e.current_attempt_index
-  from route
+  from (
+    -- Found by what the worker serves: how many other kinds there are costs nothing.
+    select route.* from json_each(:kinds) as kind
+     cross join route on route.execution_kind = kind.value
+    union all
+    select * from route where :kinds is null
+  ) as route
  cross join lane on lane.lane_id = route.lane_id and lane.state in ('active', 'draining')
  cross join execution as e on e.rowid in (
     select x.rowid
@@ -44,7 +50,6 @@ select e.rowid, e.partition_key, e.execution_id,
      limit :limit)
  where route.lane_id in (select value from json_each(:lanes))
    and (:namespace is null or route.namespace = :namespace)
-   and (:kinds is null or route.execution_kind in (select value from json_each(:kinds)))
    and not exists (
         select 1 from json_each(route.required_capabilities) as need
          where need.value not in (select value from json_each(:capabilities)))
