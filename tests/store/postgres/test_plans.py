@@ -66,8 +66,9 @@ insert into suspend_dedup (partition_key, execution_id, suspension_id, lease_id,
 select partition_key, execution_id, execution_id, execution_id, execution_id, 1, 1, 1, 0, false,
        'key', 'worker' from execution;
 insert into edge (partition_key, flow_id, edge_id, upstream_id, downstream_id, created_at_ms,
-                  replaces_payload, dependency_kind, data_passing_ref, edge_state, dep_state)
-select partition_key, flow_id, execution_id, execution_id, execution_id, 1, true, 'success_only',
+                  counts_from_replay, replaces_payload, dependency_kind, data_passing_ref,
+                  edge_state, dep_state)
+select partition_key, flow_id, execution_id, execution_id, execution_id, 1, 0, true, 'success_only',
        '', 'applied', 'unsatisfied' from execution;
 insert into edge_group (partition_key, flow_id, downstream_id, k, staged, applied, succeeded,
                         failed, skipped, named_inputs, policy_kind, on_satisfied, group_state)

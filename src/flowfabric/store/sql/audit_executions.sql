@@ -46,21 +46,23 @@ select p.partition_key, p.execution_id, p.place, p.lifecycle_phase, p.ownership_
                and (g.k > g.staged
                     or exists (
                         select 1 from edge
-                          join execution u
-                            on u.partition_key = edge.partition_key
-                           and u.execution_id = edge.upstream_id
                          where edge.partition_key = g.partition_key
                            and edge.downstream_id = g.downstream_id
                            and edge.dep_state = 'unsatisfied'
                            and (edge.edge_state = 'pending'
-                                or u.lifecycle_phase <> 'terminal'
-                                or u.replay_count < edge.counts_from_replay
+                                or exists (
+                                    select 1 from execution u
+                                     where u.partition_key = edge.partition_key
+                                       and u.execution_id = edge.upstream_id
+                                       and (u.lifecycle_phase <> 'terminal'
+                                            or u.replay_count < edge.counts_from_replay))
                                 or exists (
                                     select 1 from completion_dispatch d
-                                     where d.partition_key = u.partition_key
-                                       and d.flow_id = u.flow_id
-                                       and d.execution_id = u.execution_id
-                                       and d.replay_count = u.replay_count))))) as join_moves,
+                                     where d.partition_key = edge.partition_key
+                                       and d.flow_id = edge.flow_id
+                                       and d.execution_id = edge.upstream_id
+                                       and d.replay_count >= edge.counts_from_replay)))))
+           as join_moves,
        exists (
             select 1 from waiter w
               join execution a
