@@ -22,6 +22,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspension_reads import Inbox
 from flowfabric.run import Run
 from flowfabric.signals import SignalToken, deliver, send, token_for
+from flowfabric.store.drive import drive
 from flowfabric.submission import check_options, read_submission, request_of
 from flowfabric.task import Call, SubmitOptions, Task
 
@@ -105,6 +106,15 @@ class Blocking:
         assert self._loop is not None, "the background loop runs"
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
+    def sending(
+        self, connection: object, work: Callable[[Engine], Coroutine[object, object, T]]
+    ) -> T:
+        """Do something on the background loop; or on this thread, inside a transaction of it."""
+        engine = self.open()
+        if connection is None:
+            return self.wait(work(engine))
+        return _here(work(engine.on(connection, sync=True)))
+
     def close(self) -> None:
         """End the background thread. The next call starts another."""
         with self._lock:
@@ -135,6 +145,15 @@ class Blocking:
                 self._loop = _start_loop()
                 self._opened = self.wait(Opened.through(self._connect))
             return self._opened
+
+
+def _here(work: Coroutine[object, object, T]) -> T:
+    """Run a coroutine on this thread, to which the caller's connection belongs."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    return drive(work)
 
 
 def _start_loop() -> asyncio.AbstractEventLoop:
@@ -176,17 +195,22 @@ class BlockingRun(Generic[R_co]):
         source: str = "",
         idempotency_key: str | None = None,
         keep: bool = True,
+        connection: object = None,
     ) -> SignalResult:
-        """Send what it waits for; see `Run.signal`."""
-        return self._blocking.wait(
-            self._run.signal(
+        """Send what it waits for; see `Run.signal`. `connection` is one that is not async."""
+        return self._blocking.sending(
+            connection,
+            lambda engine: send(
+                engine,
+                self.execution_id,
                 name,
                 payload,
                 token=token,
                 source=source,
                 idempotency_key=idempotency_key,
+                namespace=self._blocking.namespace,
                 keep=keep,
-            )
+            ),
         )
 
     def snapshot(self) -> ExecutionDetails:
@@ -219,11 +243,12 @@ class BlockingSignals:
         *,
         source: str = "",
         idempotency_key: str | None = None,
+        connection: object = None,
     ) -> SignalResult:
         """Send a signal to whatever the token was made for; see `Signals.deliver`."""
-        engine = self._blocking.open()
-        return self._blocking.wait(
-            deliver(
+        return self._blocking.sending(
+            connection,
+            lambda engine: deliver(
                 engine,
                 token,
                 name,
@@ -231,7 +256,7 @@ class BlockingSignals:
                 source=source,
                 idempotency_key=idempotency_key,
                 namespace=self._blocking.namespace,
-            )
+            ),
         )
 
     def send(
@@ -243,11 +268,12 @@ class BlockingSignals:
         source: str = "",
         idempotency_key: str | None = None,
         keep: bool = True,
+        connection: object = None,
     ) -> SignalResult:
         """Send a signal as an operator, without a token; see `Signals.send`."""
-        engine = self._blocking.open()
-        return self._blocking.wait(
-            send(
+        return self._blocking.sending(
+            connection,
+            lambda engine: send(
                 engine,
                 execution_id,
                 name,
@@ -256,7 +282,7 @@ class BlockingSignals:
                 idempotency_key=idempotency_key,
                 namespace=self._blocking.namespace,
                 keep=keep,
-            )
+            ),
         )
 
     def token(self, execution_id: str, name: str) -> SignalToken:

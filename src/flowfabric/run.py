@@ -32,7 +32,7 @@ from flowfabric.errors import (
 )
 from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
-from flowfabric.signals import SignalToken, check_namespace, send
+from flowfabric.signals import SignalToken, check_namespace, engine_on, send
 from flowfabric.store.base import HintListener
 from flowfabric.task import Task
 
@@ -208,15 +208,17 @@ class Run(Generic[R_co]):
         source: str = "",
         idempotency_key: str | None = None,
         keep: bool = True,
+        connection: object = None,
     ) -> SignalResult:
         """Send what it waits for: with a token, or without one as an operator.
 
         `source` says who sends, which is what waits for distinct sources count. When nothing
         waits for `name` yet, the next wait of that name takes it; with `keep=False` that
-        raises `WaitpointNotFound`.
+        raises `WaitpointNotFound`. With `connection=` it is sent if and when that
+        connection's transaction commits.
         """
         return await send(
-            self._engine,
+            engine_on(self._engine, connection),
             self.execution_id,
             name,
             payload,

@@ -194,6 +194,11 @@ def encode_payload(payload: object) -> bytes | None:
     return None if payload is None else encode_value("payload", payload)
 
 
+def engine_on(engine: Engine, connection: object) -> Engine:
+    """The engine inside the transaction of a connection, if there is one."""
+    return engine if connection is None else engine.on(connection)
+
+
 async def deliver(
     engine: Engine,
     token: SignalToken | str,
@@ -305,13 +310,15 @@ class Signals:
         *,
         source: str = "",
         idempotency_key: str | None = None,
+        connection: object = None,
     ) -> SignalResult:
         """Send a signal to whatever the token was made for.
 
         For code that faces the outside: the token alone decides what may be reached.
-        A repeat with the same `idempotency_key` is told which signal was accepted.
+        A repeat with the same `idempotency_key` is told which signal was accepted. With
+        `connection=` the signal is sent if and when that connection's transaction commits.
         """
-        engine = await self._engine()
+        engine = engine_on(await self._engine(), connection)
         return await deliver(
             engine,
             token,
@@ -331,9 +338,10 @@ class Signals:
         source: str = "",
         idempotency_key: str | None = None,
         keep: bool = True,
+        connection: object = None,
     ) -> SignalResult:
         """Send a signal as an operator, without a token; see `Run.signal`."""
-        engine = await self._engine()
+        engine = engine_on(await self._engine(), connection)
         return await send(
             engine,
             execution_id,

@@ -5,6 +5,7 @@ in the modules beside this one; each locks, lets the core decide, and saves.
 """
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable
 from typing import Self
 
@@ -45,6 +46,7 @@ from flowfabric.engine.waitpoint_keys import WaitpointKeys
 from flowfabric.engine.work import Work
 from flowfabric.errors import OperationTimeout
 from flowfabric.store.base import Reader, Store
+from flowfabric.store.on_connection import OnConnection
 from flowfabric.version import __version__
 
 SHUTDOWN_GRACE_MS = 10_000
@@ -154,6 +156,18 @@ class Engine(
         except BaseException:
             await store.close()
             raise
+
+    def on(self, connection: object, *, sync: bool = False) -> Self:
+        """The same operations inside the open transaction of `connection`.
+
+        See `create_executions_on` for what it may be. What they write exists if and when the
+        transaction commits. With `sync` they never really wait, and run on the calling thread.
+        """
+        joined = copy.copy(self)
+        joined.store = OnConnection(self.store, connection, sync=sync)
+        # Routes that are registered in there may be rolled back.
+        joined.routes = dict(self.routes)
+        return joined
 
     async def __aenter__(self) -> Self:
         return self

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import structs
 
 from flowfabric.core.checks import check_int, check_name
-from flowfabric.core.creation import NewExecution, check_new
+from flowfabric.core.creation import Checked, NewExecution, check_new
 from flowfabric.core.durations import Duration
 from flowfabric.core.flow_build import Dependency, Join
 from flowfabric.core.ids import ExecutionId, FlowId, Namespace, parse_namespace, parse_uuid
@@ -260,12 +260,13 @@ class Flow:
             self._meet(task)
         return node
 
-    async def start(self) -> FlowRun:
+    async def start(self, *, connection: object = None) -> FlowRun:
         """Store the flow; from then on it runs.
 
         All of it appears at once, up to a thousand nodes and ten thousand edges. A larger
         one appears part by part, each node after those it waits for. Starting again,
-        after an error say, adds what is missing.
+        after an error say, adds what is missing. With `connection=` all of it appears if and
+        when that connection's transaction commits.
         """
         if not self._plan:
             raise InvalidInput("flow", "has no nodes; add some first")
@@ -273,20 +274,26 @@ class Flow:
         engine = opened.engine
         partitions = engine.deployment.partitions
         requests = [_request(each, partitions) for each in self._plan]
+        checked: list[Checked] = []
         for planned, request in zip(self._plan, requests, strict=True):
             try:
-                engine.check_request(request)
+                checked.append(engine.check_request(request))
             except Validation as error:
                 error.add_note(f"This is about the node {planned.node.name}.")
                 raise
         self._started = True
+        if connection is not None:
+            if engine.store.writes_beside:
+                # Others must not wait for this transaction to submit the same kinds.
+                await engine.know_routes(checked)
+            engine = engine.on(connection)
         await engine.create_flow(self.flow_id, flow_kind=self.kind, namespace=self.namespace)
         await self._tag(engine)
         for part in self._parts():
             joins = [_join(each, partitions) for each in part if each.waits_for]
             members = [requests[each.node.index] for each in part]
             await engine.add_dependencies(self.flow_id, joins, members=members)
-        return FlowRun(engine, opened.endings, self.flow_id)
+        return FlowRun(opened.engine, opened.endings, self.flow_id)
 
     async def _tag(self, engine: Engine) -> None:
         if self._id_given:
