@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from flowfabric.errors import FlowFabricError, ResourceExhausted, Transport
+from flowfabric.errors import FlowFabricError, ResourceExhausted, RetryExhausted, Transport
 from flowfabric.first_of import first_of
 
 log = logging.getLogger(__name__)
@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 2.0
+CHAIN_MAX: Final = 20
+"""Exceptions looked through for the one that the others follow from."""
 
 
 def is_outage(error: BaseException) -> bool:
@@ -30,6 +32,18 @@ def is_outage(error: BaseException) -> bool:
     if isinstance(error, Transport):
         return error.kind.retryable
     return isinstance(error, ResourceExhausted)
+
+
+def outage_behind(error: BaseException) -> bool:
+    """Whether an outage is what it all began with: cleaning up after one fails as well."""
+    seen: BaseException | None = error
+    for _ in range(CHAIN_MAX):
+        if seen is None:
+            return False
+        if isinstance(seen, RetryExhausted) or is_outage(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 def level_of(error: BaseException) -> int:

@@ -5,6 +5,8 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import asyncpg
+import psycopg
 import pytest
 
 from flowfabric import App, Context
@@ -44,7 +46,21 @@ async def submit_through_the_app(app: App, ctx: Context) -> object:
     return (await app.submit(app.tasks["echo"](7))).execution_id
 
 
-VERBS = (say_how_far, submit_a_child, make_a_waitpoint, take_a_step, submit_through_the_app)
+async def submit_inside_a_step(app: App, ctx: Context) -> object:
+    async def submit() -> str:
+        return (await app.submit(app.tasks["echo"](7))).execution_id
+
+    return await ctx.step("submit", submit)
+
+
+VERBS = (
+    say_how_far,
+    submit_a_child,
+    make_a_waitpoint,
+    take_a_step,
+    submit_through_the_app,
+    submit_inside_a_step,
+)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -79,6 +95,46 @@ async def test_an_outage_under_a_verb_does_not_count_against_the_run(
             0,
             0,
         )
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_a_fence_that_meets_an_outage_does_not_count_against_the_run(
+    network: Network, driver: str
+) -> None:
+    app = App(network.url)
+    connected: asyncio.Queue[None] = asyncio.Queue()
+    go_on = asyncio.Event()
+
+    @app.task
+    async def work(ctx: Context) -> str:
+        if driver == "asyncpg":
+            connection = await asyncpg.connect(network.url)
+            try:
+                async with connection.transaction():
+                    connected.put_nowait(None)
+                    await go_on.wait()
+                    async with ctx.fence(connection):
+                        return "done"
+            finally:
+                connection.terminate()
+        async with await psycopg.AsyncConnection.connect(network.url) as other:
+            await other.execute("select 1")
+            connected.put_nowait(None)
+            await go_on.wait()
+            async with ctx.fence(other):
+                return "done"
+
+    async with app, working(app, lease_ttl=LEASE_TTL):
+        run = await app.submit(work)
+        await connected.get()
+        network.go_down()
+        await network.was_tried(1)
+        go_on.set()
+        await network.was_tried(3)
+        network.heal()
+        assert await run.result(timeout="20s") == "done"
+        shown = await run.snapshot()
+        assert (shown.retry_count, shown.lease_reclaim_count) == (0, 0)
 
 
 async def test_an_outage_is_told_of_once_when_it_begins_and_once_when_it_ends(

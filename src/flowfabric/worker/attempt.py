@@ -24,9 +24,9 @@ from flowfabric.errors import (
     DoNotRetry,
     FlowFabricError,
     NotFound,
-    Transport,
     Validation,
 )
+from flowfabric.outages import outage_behind
 from flowfabric.passing import JSON_WITH_INPUTS, complete
 from flowfabric.task import JSON, Bound, Task
 from flowfabric.worker.context import Context
@@ -258,7 +258,7 @@ class Attempt:
         if self.stopping in (Stop.LOST, Stop.TIMEOUT):
             log.warning("raised while it was stopped: %r", error, extra=self.lease.log_fields)
             return self._after_stop()
-        if isinstance(error, Transport) and error.kind.retryable:
+        if outage_behind(error):
             # No trouble of the database counts against a run.
             log.info("met an outage, and runs again: %s", error, extra=self.lease.log_fields)
             return self._rest

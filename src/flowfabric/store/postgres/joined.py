@@ -4,14 +4,15 @@ import importlib
 import re
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final, Protocol
 
-from flowfabric.errors import FlowFabricError, InvalidInput
+from flowfabric.error_kinds import BackendErrorKind
+from flowfabric.errors import FlowFabricError, InvalidInput, Transport
 from flowfabric.store.base import LockTimeout, Value
 from flowfabric.store.foreign import comes_from, unknown
-from flowfabric.store.postgres.driver import DriverRow, Fetching
-from flowfabric.store.postgres.failures import lock_timed_out
+from flowfabric.store.postgres.driver import DriverRow, Fetching, sqlstate
+from flowfabric.store.postgres.failures import BACKEND, connection_lost, lock_timed_out
 from flowfabric.store.postgres.hints import CHANNEL, hint_payload
 from flowfabric.store.postgres.pool import SEARCH_PATH
 
@@ -128,6 +129,29 @@ class Psycopg2Connection:
 
 def _plain(value: Value | uuid.UUID | memoryview) -> Value | uuid.UUID:
     return bytes(value) if isinstance(value, memoryview) else value
+
+
+@contextmanager
+def outage_told() -> Iterator[None]:
+    """Their connection failing under our statements is an outage of the database like another."""
+    try:
+        yield
+    except FlowFabricError:
+        raise
+    except Exception as error:
+        if not _failed_to_connect(error):
+            raise
+        detail = f"{type(error).__name__}: {error}"
+        raise Transport(BACKEND, detail, kind=BackendErrorKind.TRANSPORT) from error
+
+
+def _failed_to_connect(error: Exception) -> bool:
+    if isinstance(error, TimeoutError) or connection_lost(error):
+        return True
+    state = sqlstate(error)
+    of_psycopg = comes_from(error, "psycopg") or comes_from(error, "psycopg2")
+    named = type(error).__name__ in ("OperationalError", "InterfaceError")
+    return of_psycopg and (state.startswith(("08", "57P")) or (named and not state))
 
 
 def joined(connection: object) -> Fetching:

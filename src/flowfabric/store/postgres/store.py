@@ -39,7 +39,7 @@ from flowfabric.store.postgres.failures import (
     translate,
 )
 from flowfabric.store.postgres.hints import HintExchange
-from flowfabric.store.postgres.joined import enter, joined, joined_sync, leave, patient
+from flowfabric.store.postgres.joined import enter, joined, joined_sync, leave, outage_told, patient
 from flowfabric.store.postgres.migrations import MIGRATIONS, apply_pending, read_ledger
 from flowfabric.store.postgres.pool import (
     ACQUIRE_TIMEOUT_S,
@@ -163,12 +163,14 @@ class PostgresStore:
     async def transact_on(
         self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
     ) -> T:
-        return await self._join(joined(await unwrap(connection)), body, lock_wait_ms)
+        with outage_told():
+            return await self._join(joined(await unwrap(connection)), body, lock_wait_ms)
 
     def transact_on_sync(
         self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
     ) -> T:
-        return drive(self._join(joined_sync(unwrap_sync(connection)), body, lock_wait_ms))
+        with outage_told():
+            return drive(self._join(joined_sync(unwrap_sync(connection)), body, lock_wait_ms))
 
     async def _join(
         self, connection: Fetching, body: Body[T], lock_wait_ms: int | None = None

@@ -156,8 +156,11 @@ class SqliteStore:
         self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
     ) -> T:
         self._identity.check()
-        with joined(unwrap_sync(connection), self._path) as theirs:
-            return drive(body(SqliteTransaction(theirs, self._clock)))
+        try:
+            with joined(unwrap_sync(connection), self._path) as theirs:
+                return drive(body(SqliteTransaction(theirs, self._clock)))
+        except sqlite3.Error as error:
+            raise translate(error) from error
 
     async def read(self, body: ReadBody[T]) -> T:
         if self._readers is None:
