@@ -114,6 +114,7 @@ class CodedEngine(Engine):
         execution_id: str,
         *,
         fence: Fence | None = None,
+        attempt_index: int | None = None,
         result: bytes | None = None,
         result_encoding: str | None = None,
         source: str = "worker",
@@ -121,6 +122,7 @@ class CodedEngine(Engine):
         return await super().complete_execution(
             execution_id,
             fence=fence,
+            attempt_index=attempt_index,
             result=await asyncio.to_thread(self.pack, result),
             result_encoding=result_encoding,
             source=source,

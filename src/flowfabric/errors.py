@@ -322,6 +322,8 @@ class InvalidFrameType(Validation, error_class=ErrorClass.SOFT_ERROR):
     """The stream does not take frames of this type. The frame is dropped."""
 class Corruption(Validation, http_status=500):
     """Stored or presented bytes do not decode. Do not retry; look at the data."""
+class InvalidHandle(Validation):
+    """The handle does not decode, or was not issued by this database. Use one that was."""
 class HandleFromOtherBackend(Validation):
     """The handle was issued by another backend. Use the engine that issued it."""
 
@@ -384,11 +386,10 @@ class RateLimitExceeded(Contention, http_status=429):
     """The quota's rate is used up for now."""
 class ConcurrencyLimitExceeded(Contention, http_status=429):
     """The quota's concurrency is used up for now."""
-class RetryExhausted(Contention, http_status=500):
+class RetryExhausted(Contention, http_status=503):
     """The transaction kept colliding with others. Try again later."""
 class KeyUndecided(Contention):
     """Another open transaction is deciding the same idempotency key or id. Try again."""
-
 
 class Conflict(FlowFabricError, http_status=409):
     """The request contradicts something that already exists."""

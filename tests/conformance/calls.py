@@ -64,6 +64,7 @@ def holding(running: Claimed) -> dict[str, Arguments]:
     by_handle: Arguments = {"handle": running.handle}
     by_fence: Arguments = {"execution_id": running.execution_id, "fence": fence_of(running)}
     result: Arguments = {"result": b"done", "result_encoding": "json"}
+    typed: Arguments = {**by_fence, "attempt_index": 0, "source": "worker"}
     failure: Arguments = {
         "reason": "broken",
         "failure_class": FailureClass.TRANSIENT,
@@ -76,10 +77,13 @@ def holding(running: Claimed) -> dict[str, Arguments]:
         "progress": {**by_handle, "percent": 5, "message": "on it"},
         "complete": {**by_handle, **result},
         "complete_many": {"completions": [Completion(handle=running.handle)]},
-        "complete_execution": {**by_fence, **result, "source": "worker"},
+        "complete_execution": {**typed, **result},
         "fail": {**by_handle, **failure, "traceback": "in main"},
         "fail_many": {"reports": [FailureReport(handle=running.handle, reason="broken")]},
-        "fail_execution": {**by_fence, **failure, "retry_policy": None, "source": "worker"},
+        "fail_execution": {**typed, **failure, "retry_policy": None},
+        "delay_execution": {**typed, "delay_until_ms": 5},
+        "move_to_waiting_children": typed,
+        "update_progress": {**by_fence, "percent": 5, "message": "on it"},
         "delay": {**by_handle, "delay_until_ms": 5},
         "wait_children": by_handle,
         "block_on_code": {**by_handle, "step_key": "charge", "detail": "the code has changed"},
@@ -101,7 +105,12 @@ def operating(running: Claimed, waiting: ExecutionId, ended: ExecutionId) -> dic
             "expected_lease_id": "",
             "worker_instance_id": "",
         },
-        "change_priority": {"execution_id": waiting, "new_priority": 5, "any_runnable": False},
+        "change_priority": {
+            "execution_id": waiting,
+            "new_priority": 5,
+            "lane_id": "default",
+            "any_runnable": False,
+        },
         "replay_execution": {"execution_id": ended, **again},
         "replay_executions": {"execution_ids": [ended], **again},
         "replay_matching": {"matching": FAILED, **again, "limit": 5},

@@ -26,6 +26,7 @@ from flowfabric.engine.operators import Operators
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.retention import Retention
 from flowfabric.engine.tags import Tags
+from flowfabric.engine.typed import Typed
 from flowfabric.engine.work import Work
 from flowfabric.errors import Validation
 from tests.conformance.calls import Arguments, valid_calls
@@ -34,7 +35,7 @@ from tests.conformance.observed import call, unchanged
 
 GROUPS = (
     Creation, Leases, Work, Blocked, Operators, Reads, Details, Lookup, Tags, Lanes,
-    Retention, Bulk,
+    Retention, Bulk, Typed,
 )  # fmt: skip
 INTERNAL = {"create_checked"}
 """Takes what has been checked before."""

@@ -12,9 +12,9 @@ from flowfabric.core.results import Completed, TerminalFailed
 from flowfabric.core.states import OwnershipState, PublicState
 from flowfabric.errors import (
     AlreadySuspended,
-    Corruption,
     ExecutionNotActive,
     HandleFromOtherBackend,
+    InvalidHandle,
     InvalidInput,
     LeaseConflict,
     LeaseExpired,
@@ -45,16 +45,16 @@ def bad_handles(engine: Engine, handle: Handle) -> list[tuple[object, type[FlowF
         ("handle", InvalidInput),
         (sign(foreign, key), HandleFromOtherBackend),
         (to_wire(sign(foreign, key)), HandleFromOtherBackend),
-        (structs.replace(handle, lease_epoch=2), Corruption),
-        (structs.replace(handle, kind=HandleKind.RESUMED), Corruption),
-        (structs.replace(handle, signature=b""), Corruption),
-        (sign(handle, b"another key of thirty-two bytes!"), Corruption),
-        (suspended, Corruption),
+        (structs.replace(handle, lease_epoch=2), InvalidHandle),
+        (structs.replace(handle, kind=HandleKind.RESUMED), InvalidHandle),
+        (structs.replace(handle, signature=b""), InvalidHandle),
+        (sign(handle, b"another key of thirty-two bytes!"), InvalidHandle),
+        (suspended, InvalidHandle),
         (sign(suspended, key), AlreadySuspended),
-        (b"", Corruption),
-        (wire[:-1], Corruption),
-        (wire + b"\x00", Corruption),
-        (b"\x09" + wire[1:], Corruption),
+        (b"", InvalidHandle),
+        (wire[:-1], InvalidHandle),
+        (wire + b"\x00", InvalidHandle),
+        (b"\x09" + wire[1:], InvalidHandle),
     ]
 
 
@@ -200,7 +200,7 @@ async def test_one_bad_handle_does_not_spoil_its_batch(engine: Engine, given: Gi
     good, lost = await given.running(), await given.revoked()
     forged = structs.replace(good.handle, lease_epoch=9)
     renewed = await engine.renew_many([forged, good.handle, lost.handle])
-    assert [type(each).__name__ for each in renewed] == ["Corruption", "Renewed", "LeaseRevoked"]
+    assert [type(each).__name__ for each in renewed] == ["InvalidHandle", "Renewed", "LeaseRevoked"]
 
 
 # By fence

@@ -200,8 +200,13 @@ async def test_work_that_loses_more_leases_than_its_policy_allows_fails(
         )
 
 
-async def test_a_policy_may_allow_no_reclaim_at_all(engine: Engine, given: Given) -> None:
-    claimed = await given.expired_lease(policy={"max_reclaim_count": 0})
+@pytest.mark.parametrize(
+    "policy", [{"max_reclaim_count": 0}, {"timeout_policy": {"max_reclaim_count": 0}}]
+)
+async def test_a_policy_may_allow_no_reclaim_at_all(
+    engine: Engine, given: Given, policy: object
+) -> None:
+    claimed = await given.expired_lease(policy=policy)
     state = await state_of(engine)
     assert [each.public_state for each in state.executions.values()] == [PublicState.FAILED]
     assert await engine.read_total_attempt_count(claimed.execution_id) == 1

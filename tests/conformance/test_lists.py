@@ -63,13 +63,23 @@ async def test_the_first_and_the_last_possible_ids_are_listed_too(engine: Engine
     assert await engine.list_executions(255) == nothing
 
 
+async def test_a_partition_may_be_written_as_in_ids_and_a_page_has_its_limit(
+    engine: Engine, given: Given
+) -> None:
+    await given.waiting(execution_id=f"{{fp:7}}:{FIRST}")
+    listed = await engine.list_executions("{fp:7}", limit=PAGE_MAX * 5)
+    assert listed == await engine.list_executions(7)
+    assert listed.executions == (f"{{fp:7}}:{FIRST}",)
+
+
 async def test_bad_lists_of_a_partition_are_refused(engine: Engine) -> None:
     bad: list[tuple[str, object, dict[str, object]]] = [
         ("partition", -1, {}),
         ("partition", 256, {}),
-        ("partition", "7", {}),
+        ("partition_key", "7", {}),
+        ("partition", "{b:7}", {}),
+        ("partition", "{fp:256}", {}),
         ("limit", 7, {"limit": -1}),
-        ("limit", 7, {"limit": PAGE_MAX + 1}),
         ("limit", 7, {"limit": None}),
         ("cursor", 7, {"cursor": "next"}),
         ("cursor", 7, {"cursor": 5}),

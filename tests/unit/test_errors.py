@@ -49,7 +49,7 @@ CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
         invalid_dependency invalid_waitpoint_for_execution invalid_blocking_reason
         invalid_offset unauthorized invalid_budget_scope budget_override_not_allowed
         invalid_quota_spec invalid_kid invalid_secret_hex invalid_grace_ms invalid_tag_key
-        invalid_frame_type corruption handle_from_other_backend
+        invalid_frame_type corruption handle_from_other_backend invalid_handle
     """,
     Contention: """
         use_claim_resumed_execution not_a_resumed_execution execution_not_leaseable
@@ -99,7 +99,7 @@ CLASS_EXCEPTIONS = {
 STATUS_EXCEPTIONS = {
     "rate_limit_exceeded": 429,
     "concurrency_limit_exceeded": 429,
-    "retry_exhausted": 500,
+    "retry_exhausted": 503,
     "corruption": 500,
 }
 

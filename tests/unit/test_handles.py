@@ -27,7 +27,7 @@ from flowfabric.core.ids import (
     WorkerInstanceId,
     make_execution_id,
 )
-from flowfabric.errors import Corruption, HandleFromOtherBackend
+from flowfabric.errors import HandleFromOtherBackend, InvalidHandle
 
 KEY = b"k" * 32
 HANDLE = Handle(
@@ -134,7 +134,7 @@ def patched(old: bytes, new: bytes) -> bytes:
     ],
 )
 def test_damaged_bytes_are_refused_with_what_and_where(data: bytes, failure: str) -> None:
-    with pytest.raises(Corruption) as caught:
+    with pytest.raises(InvalidHandle) as caught:
         decode_opaque(data, HandleKind.FRESH)
     assert caught.value.detail == f"handle_codec: {failure}"
 
@@ -142,13 +142,13 @@ def test_damaged_bytes_are_refused_with_what_and_where(data: bytes, failure: str
 @given(data=st.binary(max_size=200))
 def test_no_bytes_raise_anything_but_corruption(data: bytes) -> None:
     for prefix in (b"", b"\x01" * 17, b"\x01" * 17 + OPAQUE[:7]):
-        with suppress(Corruption):
+        with suppress(InvalidHandle):
             from_wire(prefix + data)
 
 
 @given(size=st.integers(0, len(OPAQUE) - 1))
 def test_every_prefix_of_a_handle_is_truncated(size: int) -> None:
-    with pytest.raises(Corruption, match="Truncated"):
+    with pytest.raises(InvalidHandle, match="Truncated"):
         decode_opaque(OPAQUE[:size], HandleKind.FRESH)
 
 
@@ -161,7 +161,7 @@ def test_every_prefix_of_a_handle_is_truncated(size: int) -> None:
     ],
 )
 def test_a_damaged_envelope_is_refused(data: bytes, failure: str) -> None:
-    with pytest.raises(Corruption) as caught:
+    with pytest.raises(InvalidHandle) as caught:
         from_wire(data)
     assert caught.value.detail == f"handle_codec: {failure}"
 
@@ -190,7 +190,7 @@ def test_a_signature_is_stable_and_sixteen_bytes() -> None:
 def test_changing_anything_breaks_the_signature(field: str, value: object) -> None:
     changes: dict[str, object] = {field: value}
     forged = msgspec.structs.replace(sign(OURS, KEY), **changes)
-    with pytest.raises(Corruption, match=r"^handle_codec: signature mismatch$"):
+    with pytest.raises(InvalidHandle, match=r"^handle_codec: signature mismatch$"):
         verify(forged, KEY, backend_tag=SQLITE_TAG)
 
 
@@ -198,12 +198,12 @@ def test_moving_bytes_between_neighbouring_fields_breaks_the_signature() -> None
     moved = msgspec.structs.replace(
         sign(OURS, KEY), lane_id=LaneId("defaultw"), worker_instance_id=WorkerInstanceId("orker-1")
     )
-    with pytest.raises(Corruption):
+    with pytest.raises(InvalidHandle):
         verify(moved, KEY, backend_tag=SQLITE_TAG)
 
 
 def test_a_handle_signed_with_another_key_is_refused() -> None:
-    with pytest.raises(Corruption, match="signature mismatch"):
+    with pytest.raises(InvalidHandle, match="signature mismatch"):
         verify(sign(OURS, b"x" * 32), KEY, backend_tag=SQLITE_TAG)
 
 
@@ -215,9 +215,9 @@ def test_a_handle_of_another_backend_is_refused_before_its_signature_is_looked_a
 
 def test_a_number_too_large_for_the_byte_form_is_corruption() -> None:
     oversized = msgspec.structs.replace(OURS, lease_epoch=2**64)
-    with pytest.raises(Corruption, match=r"^handle_codec: number out of range"):
+    with pytest.raises(InvalidHandle, match=r"^handle_codec: number out of range"):
         encode_opaque(oversized)
-    with pytest.raises(Corruption, match=r"^handle_codec: malformed field"):
+    with pytest.raises(InvalidHandle, match=r"^handle_codec: malformed field"):
         verify(oversized, KEY, backend_tag=SQLITE_TAG)
 
 
@@ -239,7 +239,7 @@ def test_the_signature_is_not_shown() -> None:
 def test_a_handle_made_up_of_other_types_is_refused(field: str, value: object) -> None:
     forged = msgspec.structs.replace(sign(OURS, KEY), **{field: value})
 
-    with pytest.raises(Corruption, match="handle_codec"):
+    with pytest.raises(InvalidHandle, match="handle_codec"):
         verify(forged, KEY, backend_tag=SQLITE_TAG)
 
 
@@ -247,5 +247,5 @@ def test_a_handle_made_up_of_other_types_is_refused(field: str, value: object) -
 def test_a_backend_tag_that_is_no_number_is_refused(tag: object) -> None:
     forged = msgspec.structs.replace(sign(OURS, KEY), backend_tag=tag)
 
-    with pytest.raises(Corruption, match="malformed field"):
+    with pytest.raises(InvalidHandle, match="malformed field"):
         verify(forged, KEY, backend_tag=SQLITE_TAG)

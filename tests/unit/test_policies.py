@@ -29,6 +29,7 @@ from flowfabric.core.policies import (
     TimeoutPolicy,
     encode_policy,
     parse_policy,
+    reclaim_limit,
 )
 from flowfabric.errors import (
     InvalidCapabilities,
@@ -120,7 +121,7 @@ def test_the_defaults_are() -> None:
         retryable_categories=(),
     )
     assert TimeoutPolicy() == TimeoutPolicy(
-        attempt_timeout_ms=None, execution_deadline_ms=None, max_reclaim_count=100
+        attempt_timeout_ms=None, execution_deadline_ms=None, max_reclaim_count=None
     )
     assert SuspensionPolicy() == SuspensionPolicy(default_timeout_ms=None, timeout_behavior="fail")
     assert StreamPolicy() == StreamPolicy(
@@ -357,3 +358,19 @@ def leaves(value: object) -> list[object]:
             return [leaf for item in value for leaf in leaves(item)]
         case _:
             return [value]
+
+
+@pytest.mark.parametrize(
+    ("policy", "limit"),
+    [
+        ({}, 100),
+        ({"max_reclaim_count": 3}, 3),
+        ({"timeout_policy": {"max_reclaim_count": 2}}, 2),
+        ({"timeout_policy": {"attempt_timeout_ms": 5}, "max_reclaim_count": 3}, 3),
+        ({"timeout_policy": {"max_reclaim_count": 0}, "max_reclaim_count": 3}, 0),
+    ],
+)
+def test_one_limit_says_how_often_a_lost_lease_is_made_up_for(
+    policy: dict[str, object], limit: int
+) -> None:
+    assert reclaim_limit(parse_policy(policy)) == limit

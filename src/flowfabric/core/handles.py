@@ -31,7 +31,7 @@ from flowfabric.core.ids import (
     parse_execution_id,
     parse_uuid,
 )
-from flowfabric.errors import Corruption, HandleFromOtherBackend, InvalidInput
+from flowfabric.errors import HandleFromOtherBackend, InvalidHandle, InvalidInput
 
 VALKEY_TAG: Final = 0x01
 FOREIGN_POSTGRES_TAG: Final = 0x02
@@ -137,11 +137,11 @@ def encode_opaque(handle: Handle) -> bytes:
             )
         )
     except struct.error as error:
-        raise Corruption(f"handle_codec: number out of range ({error})") from None
+        raise InvalidHandle(f"handle_codec: number out of range ({error})") from None
 
 
 def decode_opaque(data: bytes, kind: HandleKind) -> Handle:
-    """Read a handle, unsigned. Raises `Corruption` saying what is wrong and where."""
+    """Read a handle, unsigned. Raises `InvalidHandle` saying what is wrong and where."""
     reader = _Reader(data)
     backend_tag = _decode_tag(reader)
     execution_id = reader.text("execution_id")
@@ -255,5 +255,5 @@ class _Reader:
         return taken
 
 
-def _failure(what: str) -> Corruption:
-    return Corruption(f"handle_codec: {what}")
+def _failure(what: str) -> InvalidHandle:
+    return InvalidHandle(f"handle_codec: {what}")

@@ -17,13 +17,14 @@ next claim continues it with a new attempt, counted against the policy's
 
 from msgspec import Struct, structs
 
+from flowfabric.core.checks import check_int
 from flowfabric.core.decision import Changes, Decision, Refusal
 from flowfabric.core.ending import finish
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.ids import AttemptId, LeaseId
 from flowfabric.core.limits import LEASE_TTL_MS_MAX, LEASE_TTL_MS_MIN
 from flowfabric.core.model import Execution
-from flowfabric.core.policies import parse_policy
+from flowfabric.core.policies import parse_policy, reclaim_limit
 from flowfabric.core.readiness import LOST_LEASE
 from flowfabric.core.results import AlreadySatisfied, Marked, Renewed, Revoked
 from flowfabric.core.states import (
@@ -119,6 +120,21 @@ def compare_fence(execution: Execution, fence: Fence) -> None:
         f"{execution.execution_id}: lease epoch {fence.lease_epoch} of attempt"
         f" {fence.attempt_id} is not the current one (epoch {execution.lease_epoch})"
     )
+
+
+def check_attempt_index(attempt_index: object) -> None:
+    if attempt_index is not None:
+        check_int("attempt_index", attempt_index, 0, 2**31 - 1)
+
+
+def check_attempt_meant(execution: Execution, attempt_index: int | None) -> None:
+    """Refuse to act on a running attempt other than the one that is meant."""
+    running = execution.lifecycle_phase is LifecyclePhase.ACTIVE
+    if running and attempt_index not in (None, execution.current_attempt_index):
+        raise StaleLease(
+            f"{execution.execution_id}: attempt {attempt_index} is not the current one"
+            f" ({execution.current_attempt_index})"
+        )
 
 
 def lease_is_dead(execution: Execution, now_ms: int) -> bool:
@@ -291,7 +307,7 @@ def _capped(
     Decided here and not at the next claim, so that work which kills its workers
     fails as soon as it has killed enough of them.
     """
-    cap = parse_policy(lost.policy).max_reclaim_count
+    cap = reclaim_limit(parse_policy(lost.policy))
     if lost.lease_reclaim_count < cap:
         # The attempt may have had no row so far; what follows must find one.
         attempt = () if subject.attempt is None else (subject.attempt,)

@@ -147,6 +147,14 @@ class PartitionKey(msgspec.Struct, frozen=True):
         return f"{{{self.family}:{self.index}}}"
 
 
+def parse_flow_partition(text: str) -> int:
+    """The index in `{fp:N}`."""
+    key = PartitionKey.parse(text)
+    if key.family is not PartitionFamily.FLOW:
+        raise InvalidInput("partition", "must be of executions: {fp:N}", text)
+    return key.index
+
+
 def fnv1a_64(text: str) -> int:
     digest = _FNV_OFFSET_BASIS
     for byte in text.encode():

@@ -71,7 +71,8 @@ class TimeoutPolicy(_Policy, frozen=True, kw_only=True):
 
     attempt_timeout_ms: DurationMs | None = None
     execution_deadline_ms: DurationMs | None = None
-    max_reclaim_count: Count = 100
+    max_reclaim_count: Count | None = None
+    """Goes before the policy's own, if given."""
 
 
 class SuspensionPolicy(_Policy, frozen=True, kw_only=True):
@@ -141,6 +142,14 @@ class ExecutionPolicy(_Policy, frozen=True, kw_only=True):
 
 
 DEFAULT_POLICY: Final = ExecutionPolicy()
+
+
+def reclaim_limit(policy: ExecutionPolicy) -> int:
+    """How often an execution may lose its lease and be handed to another worker."""
+    timeout = policy.timeout_policy
+    if timeout is None or timeout.max_reclaim_count is None:
+        return policy.max_reclaim_count
+    return timeout.max_reclaim_count
 
 
 def parse_policy(

@@ -41,6 +41,8 @@ from flowfabric.engine.steps import Steps
 from flowfabric.engine.suspension_reads import SuspensionReads
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tags import Tags
+from flowfabric.engine.typed import Typed
+from flowfabric.engine.unimplemented import Unimplemented
 from flowfabric.engine.unit import Deployment
 from flowfabric.engine.waitpoint_keys import WaitpointKeys
 from flowfabric.engine.work import Work
@@ -118,6 +120,7 @@ class Engine(
     Schedules,
     Leases,
     Work,
+    Typed,
     Steps,
     Blocked,
     Outcomes,
@@ -142,6 +145,7 @@ class Engine(
     FlowCancels,
     FlowReads,
     FlowRetention,
+    Unimplemented,
 ):
     """Every operation of FlowFabric. Use as an async context, or `close` it."""
 

@@ -1,6 +1,6 @@
 """Reading flows: one by id, lists page by page, tags, and summaries."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
@@ -39,7 +39,7 @@ from flowfabric.core.limits import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX, PAGE_MAX
 from flowfabric.core.model import Execution
 from flowfabric.core.partitions import PartitionFamily, PartitionKey, check_partition
 from flowfabric.core.states import PublicState
-from flowfabric.core.tags import check_tag_key, check_tag_value
+from flowfabric.core.tags import check_tag_key, check_tags
 from flowfabric.engine.flow_unit import FlowOperations, member_counts
 from flowfabric.engine.flows import check_edge_id
 from flowfabric.engine.reads import tags_of_many
@@ -304,23 +304,28 @@ class FlowReads(FlowOperations):
 
     async def set_flow_tag(self, flow_id: str, key: str, value: str) -> None:
         """Set one tag, replacing its value; on a cancelled flow, too."""
+        await self.set_flow_tags(flow_id, {check_tag_key(key): value})
+
+    async def set_flow_tags(self, flow_id: str, tags: Mapping[str, str]) -> int:
+        """Set several tags, all or none; return how many."""
         asked = self.check_flow_id(flow_id)
-        checked_key = check_tag_key(key)
-        checked_value = check_tag_value(checked_key, value)
+        checked = check_tags(tags)
+        if not checked:
+            raise InvalidInput("tags", "must not be empty")
 
-        async def body(tx: Transaction) -> None:
+        async def body(tx: Transaction) -> int:
             flow = await self.lock_flow(tx, asked)
-            tag = FlowTag(
-                partition_key=flow.partition_key,
-                flow_id=asked,
-                tag_key=checked_key,
-                tag_value=checked_value,
-            )
-            added = await tx.insert_new([tag])
+            wanted = [
+                FlowTag(partition_key=flow.partition_key, flow_id=asked, tag_key=k, tag_value=v)
+                for k, v in sorted(checked.items())
+            ]
+            added = await tx.insert_new(wanted)
+            kept = [tag for tag in wanted if (flow.partition_key, asked, tag.tag_key) not in added]
             touched = structs.replace(flow, last_mutation_at_ms=await tx.now_ms())
-            await tx.save(Changes(updates=(touched,) if added else (touched, tag)))
+            await tx.save(Changes(updates=(touched, *kept)))
+            return len(checked)
 
-        await self.store.transact(body)
+        return await self.store.transact(body)
 
     async def get_flow_namespace(self, flow_id: str) -> Namespace | None:
         asked = self.check_flow_id(flow_id)

@@ -26,7 +26,7 @@ from flowfabric.core.execution import (
     decide_deadline,
     decide_promote,
 )
-from flowfabric.core.ids import ExecutionId, parse_uuid
+from flowfabric.core.ids import ExecutionId, parse_lane_id, parse_uuid
 from flowfabric.core.lease import OPERATOR_OVERRIDE, decide_expire_lease, decide_revoke
 from flowfabric.core.limits import (
     BATCH_MAX,
@@ -134,13 +134,27 @@ class Operators(Operations):
         return await self.decide(Ask(self.check_execution_id(execution_id), decide))
 
     async def change_priority(
-        self, execution_id: str, new_priority: int, *, any_runnable: bool = False
+        self,
+        execution_id: str,
+        new_priority: int,
+        *,
+        lane_id: str = "",
+        any_runnable: bool = False,
     ) -> Changed:
-        """Move a waiting execution in its queue; `any_runnable`: delayed and blocked ones too."""
+        """Move a waiting execution in its queue; `any_runnable`: delayed and blocked ones too.
+
+        With a lane, only if it is in that lane.
+        """
         priority = clamp_priority(new_priority, "new_priority")
         check_bool("any_runnable", any_runnable)
 
+        lane = parse_lane_id(lane_id) if check_text("lane_id", lane_id) else ""
+
         def decide(subject: Subject, timing: Timing) -> Decision[Changed]:
+            if lane not in ("", subject.execution.lane_id):
+                raise InvalidInput(
+                    "lane_id", f"is not its lane, which is {subject.execution.lane_id}", lane
+                )
             return decide_change_priority(subject, priority, any_runnable, timing.now_ms)
 
         return await self.decide(Ask(self.check_execution_id(execution_id), decide))

@@ -32,7 +32,7 @@ from flowfabric.core.limits import (
     PAGE_MAX,
 )
 from flowfabric.core.model import Attempt, Execution, Lane, WorkerPresence
-from flowfabric.core.partitions import check_partition
+from flowfabric.core.partitions import check_partition, parse_flow_partition
 from flowfabric.core.states import LifecyclePhase, PublicState
 from flowfabric.core.suspension_model import Signal, SignalFacts, Waitpoint
 from flowfabric.core.views import (
@@ -190,10 +190,15 @@ class Reads(Operations):
     # Lists
 
     async def list_executions(
-        self, partition: int, *, cursor: str | None = None, limit: int = 100
+        self, partition: int | str, *, cursor: str | None = None, limit: int = 100
     ) -> ExecutionPage:
-        """Ids of one partition in ascending order, after `cursor`."""
-        check_int("limit", limit, 0, PAGE_MAX)
+        """Ids of one partition, `7` or `{fp:7}`, in ascending order, after `cursor`.
+
+        A page holds at most a thousand, however large `limit` is.
+        """
+        limit = min(check_int("limit", limit, 0, 2**31), PAGE_MAX)
+        if isinstance(partition, str):
+            partition = parse_flow_partition(partition)
         check_int("partition", partition, 0, 65_535)
         check_partition(partition, self.deployment.partitions)
         start = FIRST_UUID if cursor is None else uuid_after(check_cursor(cursor, partition))

@@ -33,7 +33,7 @@ from flowfabric.core.execution import (
 )
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.lease import Fence
+from flowfabric.core.lease import Fence, check_attempt_index, check_attempt_meant
 from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
 from flowfabric.core.operator import decide_worker_cancel
 from flowfabric.core.policies import ExecutionPolicy, RetryPolicy, parse_policy
@@ -162,15 +162,21 @@ class Work(Operations):
         execution_id: str,
         *,
         fence: Fence | None = None,
+        attempt_index: int | None = None,
         result: bytes | None = None,
         result_encoding: str | None = None,
         source: str = "worker",
     ) -> Completed:
-        """Finish an execution named by id and fence, or by an operator without one."""
+        """Finish an execution named by id and fence, or by an operator without one.
+
+        An operator may name the attempt that is meant; any other is refused.
+        """
         self._check_result(result, result_encoding)
         given = check_fence_given(fence, source)
+        check_attempt_index(attempt_index)
 
         def decide(subject: Subject, timing: Timing) -> Decision[Completed]:
+            check_attempt_meant(subject.execution, attempt_index)
             return decide_complete(subject, given, result or None, result_encoding, timing)
 
         return await self.decide(Ask(self.check_execution_id(execution_id), decide))
@@ -219,6 +225,7 @@ class Work(Operations):
         execution_id: str,
         *,
         fence: Fence | None = None,
+        attempt_index: int | None = None,
         reason: str,
         failure_class: FailureClass = FailureClass.TRANSIENT,
         category: str = "",
@@ -232,7 +239,13 @@ class Work(Operations):
             check_failure(reason, failure_class, category),
             check_retry_policy(retry_policy),
         )
-        return await self.decide(ask)
+        check_attempt_index(attempt_index)
+
+        def decide(subject: Subject, timing: Timing) -> Decision[FailResult]:
+            check_attempt_meant(subject.execution, attempt_index)
+            return ask.decide(subject, timing)
+
+        return await self.decide(Ask(ask.execution_id, decide))
 
     # Parking, progress, giving up
 
