@@ -15,9 +15,10 @@ from flowfabric.core.flow_views import EligibilityStatus
 from flowfabric.core.limits import AUDIT_EVERY_MS
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import FailureClass, PublicState
-from flowfabric.errors import ExecutionNotTerminal
+from flowfabric.errors import ExecutionNotTerminal, FlowFabricError
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.testing import SettableClock
+from tests.conformance.auditing import complaints_of
 from tests.conformance.given import RETRYING, Given
 from tests.conformance.graphs import LEASE_MS, Graph, new_graph
 from tests.conformance.observed import execution_of, refused
@@ -450,3 +451,21 @@ async def test_a_quorum_that_has_enough_edges_can_become_impossible(
     await graph.settle()
 
     assert await graph.state("d") == "skipped"
+
+
+@pytest.mark.parametrize("policy", ["flow_only", "cancel_pending", "cancel_all"])
+async def test_a_quorum_that_can_get_no_more_edges_is_given_up(
+    engine: Engine, graph: Graph, policy: str
+) -> None:
+    await graph.member("a")
+    held = await running(graph)
+    await engine.set_edge_group_policy(graph.flow_id, graph["d"], Quorum(2, LET_RUN))
+    await graph.edge("a", "d")
+    await engine.cancel_flow(graph.flow_id, cancellation_policy=policy)
+    assert await complaints_of(engine) == []
+
+    await graph.settle()
+
+    assert await graph.state("d") == "cancelled"
+    with pytest.raises(FlowFabricError):
+        await engine.complete(held.handle)

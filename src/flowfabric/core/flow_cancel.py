@@ -14,6 +14,9 @@ from flowfabric.errors import InvalidGraceMs, InvalidInput
 FLOW_CANCELLED = "flow_cancelled"
 """The reason members are given when the flow's cancellation named none."""
 
+SHORT_JOIN = "quorum_lacks_edges"
+"""The reason for those whose quorum had too few edges when the flow was closed."""
+
 RETRY_MS_MIN = 1_000
 RETRY_MS_MAX = 60_000
 RETRY_DOUBLINGS_MAX = 6

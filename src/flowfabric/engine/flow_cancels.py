@@ -15,6 +15,7 @@ from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.execution import Timing
 from flowfabric.core.flow_cancel import (
     FLOW_CANCELLED,
+    SHORT_JOIN,
     CancelWait,
     NoWait,
     all_but,
@@ -102,6 +103,7 @@ class FlowCancels(FlowOperations):
                 return await self._already_ended(tx, flow)
             now_ms = await tx.now_ms()
             closed = cancelled_flow(flow, policy, why, now_ms)
+            await self._give_up_short_joins(tx, closed)
             members = await self._cancel_members(tx, closed, at_once_max)
             event = flow_cancel_event(closed, len(members), now_ms)
             closed = self.settled_flow(closed, now_ms)
@@ -130,6 +132,16 @@ class FlowCancels(FlowOperations):
             stored_cancel_reason=flow.cancel_reason,
             member_execution_ids=tuple(_member_ids(flow, rows)),
         )
+
+    async def _give_up_short_joins(self, tx: Transaction, flow: Flow) -> None:
+        """Queue members whose quorum lacks edges: nobody can add some to a closed flow."""
+        if await tx.select(
+            "enqueue_short_joins",
+            flow_id=flow.flow_id,
+            reason=SHORT_JOIN,
+            now_ms=await tx.now_ms(),
+        ):
+            tx.hint(MEMBER_CANCEL_TOPIC)
 
     async def _cancel_members(
         self, tx: Transaction, flow: Flow, at_once_max: int

@@ -69,7 +69,7 @@ from flowfabric.errors import (
 )
 from flowfabric.store.base import Transaction
 
-FORGET_STEPS_MAX = 100_000
+FORGET_STEPS_MAX = 2_000
 """More than the largest flow takes to go."""
 
 

@@ -38,12 +38,21 @@ select p.partition_key, p.execution_id, p.place, p.lifecycle_phase, p.ownership_
                and g.downstream_id = p.execution_id), 0) as group_staged,
        -- An edge will resolve when it is applied, when its upstream ends or that is told, or when
        -- an upstream that ended before the downstream's replay is replayed itself. A quorum with
-       -- too few edges waits for more.
+       -- too few edges waits for more, or for its cancellation once the flow is closed.
        exists (
             select 1 from edge_group g
              where g.partition_key = p.partition_key
                and g.downstream_id = p.execution_id
-               and (g.k > g.staged
+               and ((g.k > g.staged
+                     and exists (
+                        select 1 from flow f
+                         where f.partition_key = g.partition_key
+                           and f.flow_id = g.flow_id
+                           and f.public_flow_state = 'open'))
+                    or exists (
+                        select 1 from pending_cancel c
+                         where c.partition_key = g.partition_key
+                           and c.execution_id = g.downstream_id)
                     or exists (
                         select 1 from edge
                          where edge.partition_key = g.partition_key
