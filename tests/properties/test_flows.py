@@ -126,7 +126,7 @@ class Driver:
         async def add() -> None:
             await self.engine.add_dependencies(self.flow_id, joins, members=members)
 
-        await self.surely(add)
+        await self.go_on(add)
         if self.chance.random() < 0.2:
             await add()
         self.model.build(nodes)
@@ -135,9 +135,9 @@ class Driver:
         """One node, edge by edge."""
         node = self.waiting.pop(0)
         member = NewExecution(execution_kind="work", execution_id=self.ids[node.name])
-        await self.surely(lambda: self.engine.add_dependencies(self.flow_id, members=[member]))
+        await self.go_on(lambda: self.engine.add_dependencies(self.flow_id, members=[member]))
         if node.upstreams:
-            await self.surely(
+            await self.go_on(
                 lambda: self.engine.set_edge_group_policy(
                     self.flow_id, self.ids[node.name], node.policy
                 )
@@ -145,12 +145,8 @@ class Driver:
         edges = [(self.new_uuid(), self.ids[each]) for each in node.upstreams]
         for step in (self.stage, self.apply):
             for edge_id, upstream in edges:
-                await self.surely(partial(step, edge_id, upstream, self.ids[node.name]))
+                await self.go_on(partial(step, edge_id, upstream, self.ids[node.name]))
         self.model.build_slowly(node)
-
-    async def surely(self, operation: Callable[[], Awaitable[object]]) -> None:
-        while not await self.attempt(operation):
-            pass
 
     async def stage(self, edge_id: str, upstream: ExecutionId, downstream: ExecutionId) -> None:
         with suppress(DependencyAlreadyExists):
