@@ -11,7 +11,8 @@ select w.partition_key, w.flow_id
                  where p.partition_key
                        = split_part(substr(d.parent_execution_id, 5), '}', 1)::int
                    and p.execution_id = right(d.parent_execution_id, 36)::uuid
-                   and p.lifecycle_phase <> 'terminal')
+                   and p.lifecycle_phase <> 'terminal'
+                offset 0)
             or exists (
                 select from waiter t
                   join execution p
@@ -19,4 +20,5 @@ select w.partition_key, w.flow_id
                    and p.execution_id = right(t.waiting, 36)::uuid
                  where t.partition_key = d.partition_key
                    and t.execution_id = d.execution_id
-                   and p.lifecycle_phase <> 'terminal')));
+                   and p.lifecycle_phase <> 'terminal'
+                offset 0)));

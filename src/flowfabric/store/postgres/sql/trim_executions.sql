@@ -13,6 +13,7 @@ with due as materialized (
      limit :limit::bigint
        for update skip locked
 ), needed as materialized (
+    -- `offset 0` has each row looked up by key: otherwise all executions may be hashed first.
     select d.partition_key, d.execution_id, d.completed_at_ms
       from due d
      where d.awaited
@@ -20,7 +21,8 @@ with due as materialized (
             select from execution p
              where p.partition_key = split_part(substr(d.parent_execution_id, 5), '}', 1)::int
                and p.execution_id = right(d.parent_execution_id, 36)::uuid
-               and p.lifecycle_phase <> 'terminal')
+               and p.lifecycle_phase <> 'terminal'
+            offset 0)
         or exists (
             select from waiter w
               join execution p
@@ -28,7 +30,8 @@ with due as materialized (
                and p.execution_id = right(w.waiting, 36)::uuid
              where w.partition_key = d.partition_key
                and w.execution_id = d.execution_id
-               and p.lifecycle_phase <> 'terminal')
+               and p.lifecycle_phase <> 'terminal'
+            offset 0)
 ), held as (
     update execution e
        set retain_until_ms = :before_ms::bigint + least(
