@@ -17,6 +17,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.step_model import Step
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.kept_signals import kept_topic
 from flowfabric.engine.outcomes import Outcome
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspension_reads import SuspensionView
@@ -30,12 +31,13 @@ from flowfabric.errors import (
     NotFound,
     StaleLease,
 )
+from flowfabric.store.base import HintListener
 from flowfabric.submission import Options, Submissions, child_id, request_of
 from flowfabric.task import Call as Submission
 from flowfabric.worker.fence import Inside, check_outside
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.held import HeldLease
-from flowfabric.worker.parking import Parking
+from flowfabric.worker.parking import Parking, Pause
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.steps import Journal
@@ -231,6 +233,21 @@ class Services:
                 waitpoint_id=waitpoint_id,
                 own_name_only=True,
             ),
+        )
+
+    async def take_signals(self, pause: Pause) -> SuspensionView | None:
+        """What a pause would end with at once; None if it would not."""
+        engine, handle = self._shared.engine, self.lease.handle
+        return await self._tell(
+            lambda: engine.take_signals(
+                handle, suspension_id=pause.suspension_id, resume_condition=pause.condition
+            )
+        )
+
+    def kept_hints(self) -> HintListener:
+        """Tells when signals may have reached an execution of this worker."""
+        return self._shared.engine.store.hints(
+            [kept_topic(self.lease.claimed.handle.worker_instance_id)]
         )
 
     async def describe_suspension(self, suspension_id: str) -> SuspensionView | None:

@@ -7,6 +7,7 @@ stored as a step too, from which later runs take it with all the others; since t
 pause keeps it anyway, the handler goes on without waiting for that.
 """
 
+import asyncio
 import hashlib
 from datetime import UTC, datetime
 from typing import Final, Literal
@@ -28,6 +29,10 @@ from flowfabric.worker.steps import Call
 PAUSES_MAX: Final = 1_000
 """Pauses one wait may have had; each but the last ended with its execution, which was replayed."""
 RESUMED_BY: Final = "resumed_by_"
+BESIDE_AFTER_S: Final = 0.05
+"""A handler that is not unwound by then has another branch that works."""
+LOOK_AGAIN_S: Final = 5.0
+"""How often such a branch looks for signals it was not told of."""
 
 
 class StoredSignal(Struct, frozen=True, kw_only=True):
@@ -98,8 +103,32 @@ async def outcome_of(services: Services, wait: Wait) -> StoredWait:
                 ended = _stored(view)
                 services.steps.store_later(call, result=msgspec.json.encode(ended))
                 return ended
-        await services.parking.until_signalled(_pause(services, wait, suspension_id))
+        view = await _until_signalled(services, _pause(services, wait, suspension_id))
+        ended = _stored(view)
+        services.steps.store_later(call, result=msgspec.json.encode(ended))
+        return ended
+
+
+async def _until_signalled(services: Services, pause: Pause) -> SuspensionView:
+    """Wait for signals while another branch works; once none does, the handler is unwound here."""
+    parking = services.parking
+    parked = asyncio.create_task(parking.until_signalled(pause))
+    try:
+        await asyncio.wait([parked], timeout=BESIDE_AFTER_S)
+        with services.kept_hints() as hints:
+            while not parked.done():
+                # Busy meanwhile: a pause must not begin while its signals are being taken.
+                with parking.working():
+                    view = await services.take_signals(pause)
+                    if view is not None:
+                        parking.pause = None
+                        return view
+                await hints.wait(LOOK_AGAIN_S)
+        parked.result()
         raise AssertionError("a suspended handler is unwound")
+    finally:
+        parked.cancel()
+        await asyncio.wait([parked])
 
 
 async def _last_pause(services: Services, call: Call) -> tuple[str, SuspensionView | None]:
