@@ -161,6 +161,12 @@ async def test_dev_starts_again_when_a_file_is_saved(
     dev = await start(processes, folder, "dev", "shop:app")
     await dev.line("SyntaxError")
     await dev.line("waiting for a change")
+    (folder / "shop.py").write_text("def connect():\n    return {}['url']\n\n\nconnect()\n")
+    await dev.line('shop.py", line 5, in <module>')
+    await dev.line('shop.py", line 2, in connect')
+    await dev.line("KeyError: 'url'")
+    await dev.line("waiting for a change")
+    assert not [line for line in dev.lines if "flowfabric/cli" in line or "importlib" in line]
 
     (folder / "shop.py").write_text(PROGRAM)
     await dev.line("shop.py changed, starting again")
@@ -175,6 +181,47 @@ async def test_dev_starts_again_when_a_file_is_saved(
     os.killpg(dev.process.pid, signal.SIGINT)
     await dev.line("has stopped")
     assert await dev.process.wait() == 0
+
+
+SLOW = """
+import asyncio
+
+from flowfabric import App, Context
+
+app = App("sqlite:///shop.db")
+
+
+@app.task
+async def crawl(ctx: Context) -> None:
+    ctx.log.info("crawling")
+    await asyncio.sleep(60)
+"""
+
+
+async def test_a_worker_that_is_told_to_stop_says_what_it_waits_for(
+    folder: Path, processes: list[Process]
+) -> None:
+    (folder / "shop.py").write_text(SLOW)
+    worker = await start(processes, folder, "worker", "shop:app")
+    await worker.line("starts")
+    submitted = await asyncio.to_thread(run, "submit", "crawl", "--app", "shop:app", cwd=folder)
+    await worker.line("crawling")
+    worker.process.send_signal(signal.SIGINT)
+    said = await worker.line("stopping")
+    assert f"waiting up to 25 s for crawl {submitted.out.strip()[-36:]}; tell it again" in said
+    assert await worker.end(signal.SIGINT) == 0
+
+
+def test_an_error_in_the_program_shows_its_own_frames(folder: Path) -> None:
+    (folder / "shop.py").write_text(
+        "from flowfabric import App\n\napp = App()\n\n\n"
+        "@app.task\ndef f(x: type(iter([]))) -> None: ...\n"
+    )
+    ran = run("worker", "shop:app", cwd=folder)
+    assert ran.status == 1
+    assert 'shop.py", line 6, in <module>' in ran.err
+    assert "argument x of f: list_iterator cannot be stored" in ran.err
+    assert "flowfabric/registry.py" not in ran.err
 
 
 async def test_dev_takes_its_worker_along_when_it_is_ended_alone(

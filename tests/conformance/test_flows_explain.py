@@ -56,7 +56,7 @@ async def test_an_upstream_that_must_be_replayed_is_named(engine: Engine, graph:
     assert await why(engine, graph) == (
         Cause.BLOCKED,
         "It waits for its only dependency to succeed, 0 so far; 1 not resolved:"
-        f" {graph['a']} (failed: replay it too).",
+        f" work {graph['a']} (failed: replay it too).",
     )
 
 

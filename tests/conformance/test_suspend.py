@@ -96,7 +96,7 @@ async def test_suspending_releases_the_lease_and_parks_the_attempt(
         ownership_state=OwnershipState.UNOWNED,
         eligibility_state=EligibilityState.NOT_APPLICABLE,
         blocking_reason=BlockingReason.WAITING_FOR_APPROVAL,
-        blocking_detail=f"waiting_for_approval at waitpoint {details.waitpoint_id}",
+        blocking_detail="waiting_for_approval: gate",
         attempt_state=AttemptState.ATTEMPT_INTERRUPTED,
         public_state=PublicState.SUSPENDED,
         attempt_time_left_ms=9_600,
@@ -202,7 +202,7 @@ async def test_the_reason_decides_what_people_see(
     said = await engine.explain_execution(pause.execution_id)
     kind = "" if blocking is BlockingReason.WAITING_FOR_SIGNAL else f" ({blocking})"
     assert said.sentence == f"It is suspended{kind} until it gets a signal: 'gate'."
-    assert said.detail["blocking_detail"] == f"{reason_code} at waitpoint {pause.waitpoint_id}"
+    assert said.detail["blocking_detail"] == f"{reason_code}: gate"
 
 
 # Waitpoints of a pause ----------------------------------------------------------

@@ -3,6 +3,7 @@
 import pytest
 from msgspec import structs
 
+from flowfabric.core.conditions import Progress
 from flowfabric.core.explain import Cause, Surroundings, explain
 from flowfabric.core.ids import LaneId
 from flowfabric.core.model import Lane
@@ -55,6 +56,14 @@ def test_a_suspension_says_what_it_waits_for() -> None:
     }
     named = explain(suspended, structs.replace(SERVED, waits_for=("legal", "finance")))
     assert named.sentence == "It is suspended until it gets a signal: 'legal', 'finance'."
+    for came, wanted, left, sentence, remark in (
+        (0, 1, ("go",), "It is suspended: waiting_for_signal.", "waits for go"),
+        (0, 2, ("a", "b"), "It is suspended: waiting_for_signal.", "0 of 2: still a, b"),
+        (1, 2, ("b",), "It is suspended, with 1 of 2 signals: still 'b'.", "1 of 2: still b"),
+    ):
+        at = structs.replace(SERVED, progress=Progress(came=came, wanted=wanted, left=left))
+        explanation = explain(suspended, at)
+        assert (explanation.sentence, explanation.remark) == (sentence, remark)
 
 
 def test_a_lease_that_ended_unnoticed_is_lost() -> None:

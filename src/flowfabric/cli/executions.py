@@ -1,7 +1,8 @@
 """`ls`, `show`, `why`."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 import click
@@ -22,13 +23,16 @@ from flowfabric.engine.routes import other_versions, serves
 from flowfabric.errors import NotFound
 from flowfabric.terminal import block
 
+WAITING_FOR_OTHERS: Final = (PublicState.SUSPENDED, PublicState.WAITING_CHILDREN)
+EXPLAINED_MAX: Final = 200
+"""Of how many executions `ls` looks up what they wait for."""
 DATA_CHARS_MAX: Final = 2_000
 """How much of a payload or result `show` prints; `--json` prints all of it."""
 
 LIST_COLUMNS: Final = (
+    flexible("KIND"),
     fixed("ID"),
     fixed("STATE"),
-    flexible("KIND"),
     flexible("LANE"),
     right("TRY"),
     right("AGE"),
@@ -72,15 +76,29 @@ async def ls(engine: Engine, target: Target, chosen: filters.Chosen, limit: int)
             break
     if not target.json:
         present = await engine.list_presences() if any(map(queued, found)) else ()
-        _print_list(found, present, await engine.server_time_ms())
+        said = await _explained(engine, found)
+        _print_list(found, present, said, await engine.server_time_ms())
         for line in on_old_versions(found):
             screen.err().print(Text(line, style="dim"))
         if cursor is not None:
             screen.err().print(f"[dim]The newest {limit}; there are more: --limit[/]")
 
 
+async def _explained(engine: Engine, found: Sequence[ExecutionSnapshot]) -> dict[str, str]:
+    """What is waited for, where the execution alone does not tell: signals, other members."""
+    waiting = [each.execution_id for each in found if each.public_state in WAITING_FOR_OTHERS]
+    said: dict[str, str] = {}
+    for execution_id in waiting[:EXPLAINED_MAX]:
+        with suppress(NotFound):
+            said[execution_id] = (await engine.explain_execution(execution_id)).remark
+    return said
+
+
 def _print_list(
-    found: list[ExecutionSnapshot], present: Sequence[WorkerPresence], now_ms: int
+    found: list[ExecutionSnapshot],
+    present: Sequence[WorkerPresence],
+    said: Mapping[str, str],
+    now_ms: int,
 ) -> None:
     if not found:
         screen.err().print("[dim]No executions match.[/]")
@@ -90,13 +108,17 @@ def _print_list(
             LIST_COLUMNS,
             [
                 (
+                    each.execution_kind,
                     each.own_id or screen.short_id(each.execution_id),
                     shown_state(each),
-                    each.execution_kind,
                     each.lane_id,
                     str(each.total_attempt_count),
                     span(now_ms - each.created_at_ms),
-                    screen.one_line(remark(each, now_ms) or unserved(each, present)),
+                    screen.one_line(
+                        said.get(each.execution_id)
+                        or remark(each, now_ms)
+                        or unserved(each, present)
+                    ),
                 )
                 for each in found
             ],

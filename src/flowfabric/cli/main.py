@@ -21,6 +21,7 @@ from flowfabric.cli.operate import accept, cancel, priority, replay, revoke
 from flowfabric.cli.schedules import schedules
 from flowfabric.cli.signals import signal, waitpoints
 from flowfabric.cli.submit import submit
+from flowfabric.cli.target import BrokenProgram
 from flowfabric.cli.worker import dev, develop_once, worker
 from flowfabric.core.visible import visible
 from flowfabric.errors import FlowFabricError
@@ -121,6 +122,11 @@ def run(arguments: Sequence[str]) -> int:
         # pipe, and in this mode nothing else, into an exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.OK
+    except BrokenProgram as error:
+        if not as_json:
+            screen.err().print(block(error.where), soft_wrap=True)
+        _report("import_failed", str(error), as_json=as_json)
+        return exits.FAILED
     except Exception as error:
         return _unexpected(error, as_json=as_json)
     return answer if isinstance(answer, int) else exits.OK

@@ -5,6 +5,7 @@ import importlib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from pathlib import Path
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 URL_VARIABLE: Final = "FLOWFABRIC_URL"
 APP_VARIABLE: Final = "FLOWFABRIC_APP"
+OURS: Final = str(Path(__file__).parent.parent) + os.sep
+IMPORTING: Final = ("<frozen importlib", os.path.dirname(importlib.__file__))
 SQLITE: Final = "sqlite:///"
 _PASSWORD: Final = re.compile(r"(password=)[^&]*")
 NEEDED: Final = (
@@ -181,6 +184,25 @@ def redact(url: str) -> str:
     return f"{scheme}{separator}{user}{':***' if colon else ''}{at}{place}"
 
 
+class BrokenProgram(Exception):
+    """The user's module raised while it was imported. Its own frames are shown, not ours."""
+
+    def __init__(self, reference: str, error: Exception) -> None:
+        super().__init__(f"{reference} cannot be imported: {type(error).__name__}: {error}")
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not frame.filename.startswith((OURS, *IMPORTING))
+        ]
+        self.where = "".join(
+            [
+                *(["Traceback (most recent call last):\n"] if frames else []),
+                *traceback.format_list(frames),
+                *traceback.format_exception_only(error),
+            ]
+        )
+
+
 def find_app(reference: str) -> App:
     """The app `module:attribute` names; the current directory is searched first."""
     module_name, colon, attribute = reference.partition(":")
@@ -194,10 +216,12 @@ def find_app(reference: str) -> App:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not module_name.startswith(error.name):
-            raise
+            raise BrokenProgram(reference, error) from error
         raise click.UsageError(
             f"there is no module {module_name!r} in {os.getcwd()} or among installed packages"
         ) from None
+    except Exception as error:
+        raise BrokenProgram(reference, error) from error
     found: object = getattr(module, attribute, None)
     if found is None:
         apps = [

@@ -114,6 +114,31 @@ def is_satisfied(condition: Condition, signals: Sequence[SignalFacts]) -> bool:
             return False
 
 
+class Progress(Struct, frozen=True, kw_only=True):
+    """How far a condition is."""
+
+    came: int
+    wanted: int
+    left: tuple[str, ...]
+    """The names something is still missing for."""
+
+
+def progress(condition: Condition, signals: Sequence[SignalFacts]) -> Progress:
+    """How many of the signals it wants have come, and what it still waits for."""
+    came = wanted = 0
+    left: dict[str, None] = {}
+    for leaf in leaves(condition):
+        needed = leaf.n if isinstance(leaf, Count) else 1
+        counted = len(_satisfiers(leaf, signals))
+        came += min(needed, counted)
+        wanted += needed
+        if counted < needed:
+            heard = {signal.waitpoint_key for signal in signals}
+            missing = [key for key in keys_of(leaf) if key not in heard] or keys_of(leaf)
+            left |= dict.fromkeys(missing)
+    return Progress(came=came, wanted=wanted, left=tuple(left))
+
+
 def observe(
     condition: Condition, earlier: Sequence[SignalFacts], signal: SignalFacts
 ) -> Observation:

@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from flowfabric.core.conditions import Progress
 from flowfabric.core.durations import span
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join_facts import JoinFacts
@@ -41,6 +42,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
     public_state: PublicState
     cause: Cause
     sentence: str
+    remark: str = ""
+    """The same in a few words, for lists."""
     detail: dict[str, str | int | None] = {}
 
 
@@ -58,6 +61,8 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     """The versions of the same task that somebody claimed lately."""
     waits_for: tuple[str, ...] = ()
     """The names of its open waitpoints, which signals are sent to."""
+    progress: Progress | None = None
+    """How far the condition is that it is suspended on."""
     join: JoinFacts | None = None
     """What its open join waits for."""
     kept: Mapping[str, int] = {}
@@ -74,8 +79,22 @@ def explain(execution: Execution, around: Surroundings) -> Explanation:
         public_state=execution.public_state,
         cause=cause,
         sentence=sentence,
+        remark=_remark(execution, around),
         detail=detail,
     )
+
+
+def _remark(execution: Execution, around: Surroundings) -> str:
+    """What lists cannot tell from the execution alone."""
+    if held_by(execution) is Hold.JOIN and around.join is not None:
+        return around.join.remark()
+    at = around.progress
+    if execution.lifecycle_phase is not LifecyclePhase.SUSPENDED or at is None or not at.left:
+        return ""
+    names = ", ".join(at.left)
+    if at.wanted == 1:
+        return f"waits for {names}"
+    return f"{at.came} of {at.wanted}: still {names}"
 
 
 def _keeping(kept: Mapping[str, int]) -> str:
@@ -100,7 +119,7 @@ def _reason(execution: Execution, around: Surroundings) -> Reason:
         case LifecyclePhase.TERMINAL:
             return _ended(execution)
         case LifecyclePhase.SUSPENDED:
-            return _suspended(execution, around.waits_for)
+            return _suspended(execution, around)
         case LifecyclePhase.ACTIVE if execution.ownership_state is OwnershipState.LEASED:
             return _running(execution, around.now_ms)
     if execution.eligibility_state is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME:
@@ -111,9 +130,13 @@ def _reason(execution: Execution, around: Surroundings) -> Reason:
     return _queued(execution, around)
 
 
-def _suspended(execution: Execution, waits_for: tuple[str, ...]) -> Reason:
-    named = ", ".join(repr(name) for name in waits_for if name)
-    if not named:
+def _suspended(execution: Execution, around: Surroundings) -> Reason:
+    at = around.progress
+    named = ", ".join(repr(name) for name in around.waits_for if name)
+    if at is not None and at.came and at.left:
+        still = ", ".join(map(repr, at.left))
+        sentence = f"It is suspended, with {at.came} of {at.wanted} signals: still {still}."
+    elif not named:
         sentence = f"It is suspended: {execution.blocking_detail or execution.blocking_reason}."
     elif execution.blocking_reason is BlockingReason.WAITING_FOR_SIGNAL:
         sentence = f"It is suspended until it gets a signal: {named}."

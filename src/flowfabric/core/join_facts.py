@@ -12,6 +12,8 @@ class Upstream(Struct, frozen=True, kw_only=True):
     """An upstream whose ending has not been counted."""
 
     execution_id: ExecutionId
+    name: str
+    """What people call it: the name of its node, or of its task."""
     public_state: PublicState
     over: bool = False
     """It ended before its downstream was replayed: only a replay of its own can count."""
@@ -48,9 +50,17 @@ class JoinFacts(Struct, frozen=True, kw_only=True):
             "upstreams": ",".join(each.execution_id for each in self.upstreams),
         }
 
+    def remark(self) -> str:
+        """For lists: who has not ended yet."""
+        more = self.unresolved - len(self.upstreams)
+        named = ", ".join(each.name for each in self.upstreams)
+        rest = f" and {more} more" if more > 0 else ""
+        return f"{self.group.succeeded} of {needed_count(self.group)}: still {named}{rest}"
+
     def _named(self) -> str:
         named = ", ".join(
-            f"{each.execution_id} ({each.public_state}{': replay it too' if each.over else ''})"
+            f"{each.name} {each.execution_id}"
+            f" ({each.public_state}{': replay it too' if each.over else ''})"
             for each in self.upstreams
         )
         more = self.unresolved - len(self.upstreams)

@@ -15,10 +15,13 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import tokens
+from flowfabric.core.checks import shorten
 from flowfabric.core.conditions import (
     Single,
     encode_condition,
+    referenced_waitpoint_keys,
     required_signal_names,
+    stored_condition,
 )
 from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.execution import Timing, park, repeats
@@ -29,6 +32,7 @@ from flowfabric.core.lease import Fence, check_fence
 from flowfabric.core.limits import (
     OPEN_WAITPOINTS_MAX,
     SUSPEND_CLOCK_SKEW_MS,
+    TEXT_BYTES_MAX,
     TIME_MS_MAX,
 )
 from flowfabric.core.model import Execution
@@ -385,6 +389,12 @@ class _Opened(Struct, frozen=True, kw_only=True):
         )
 
 
+def _waits_for(suspension: Suspension) -> str:
+    names = referenced_waitpoint_keys(stored_condition(suspension.resume_condition))
+    named = f": {', '.join(names)}" if any(names) else ""
+    return shorten(f"{suspension.reason_code}{named}", TEXT_BYTES_MAX)
+
+
 def _parked(
     subject: Subject, suspension: Suspension, opened: _Opened, seen: Taken, now_ms: int
 ) -> Changes:
@@ -396,7 +406,7 @@ def _parked(
         lifecycle_phase=LifecyclePhase.SUSPENDED,
         eligibility_state=EligibilityState.NOT_APPLICABLE,
         blocking_reason=BLOCKING[suspension.reason_code],
-        blocking_detail=f"{suspension.reason_code} at waitpoint {suspension.waitpoint_id}",
+        blocking_detail=_waits_for(suspension),
         current_suspension_id=suspension.suspension_id,
         current_waitpoint_id=suspension.waitpoint_id,
         open_waitpoint_count=subject.execution.open_waitpoint_count + len(opened.fresh),

@@ -28,6 +28,7 @@ async def read_join_facts(reader: Reader, execution: Execution) -> JoinFacts | N
         upstreams=tuple(
             Upstream(
                 execution_id=make_execution_id(execution.partition_key, str(row["execution_id"])),
+                name=str(row["node_name"] or row["execution_kind"]),
                 public_state=PublicState(str(row["public_state"])),
                 over=row["terminal_outcome"] != TerminalOutcome.NONE
                 and int(str(row["replay_count"])) < int(str(row["counts_from_replay"])),

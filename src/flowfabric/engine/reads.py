@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.attempts import first_attempt
 from flowfabric.core.checks import check_int, check_list, check_optional_time, check_text
+from flowfabric.core.conditions import Progress, progress, stored_condition
 from flowfabric.core.explain import Explanation, Surroundings, explain
 from flowfabric.core.ids import (
     FIRST_UUID,
@@ -34,7 +35,7 @@ from flowfabric.core.limits import (
 from flowfabric.core.model import Attempt, Execution, Lane, WorkerPresence
 from flowfabric.core.partitions import check_partition, parse_flow_partition
 from flowfabric.core.states import LifecyclePhase, PublicState
-from flowfabric.core.suspension_model import Signal, SignalFacts, Waitpoint
+from flowfabric.core.suspension_model import Signal, SignalFacts, Suspension, Waitpoint
 from flowfabric.core.views import (
     ExecutionContext,
     ExecutionInfo,
@@ -381,6 +382,7 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         other_versions=other_versions(present, execution),
         now_ms=now_ms,
         waits_for=await waits_for(reader, execution),
+        progress=await condition_progress(reader, execution),
         join=await read_join_facts(reader, execution),
         kept=Counter(each.signal_name for each in await load_kept(reader, execution)),
     )
@@ -421,6 +423,24 @@ async def waits_for(reader: Reader, execution: Execution) -> tuple[str, ...]:
         limit=PAGE_MAX,
     )
     return tuple(dict.fromkeys(str(each.waitpoint_key) for each in found))
+
+
+async def condition_progress(reader: Reader, execution: Execution) -> Progress | None:
+    """How far the condition is that the execution is suspended on."""
+    if execution.current_suspension_id is None:
+        return None
+    key = (*execution_key(execution.execution_id), execution.current_suspension_id)
+    suspension = (await reader.get(Suspension, [key])).get(key)
+    if suspension is None:
+        return None
+    came = await reader.select_records(
+        SignalFacts,
+        "list_satisfiers",
+        partition_key=execution.partition_key,
+        execution_id=uuid_of(execution.execution_id),
+        suspension_id=suspension.suspension_id,
+    )
+    return progress(stored_condition(suspension.resume_condition), came)
 
 
 def check_cursor(cursor: object, partition: int) -> ExecutionId:

@@ -12,11 +12,12 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from flowfabric.core.durations import duration_ms
+from flowfabric.core.ids import uuid_of
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import LOST_TOPIC, ready_topic
@@ -42,6 +43,8 @@ from flowfabric.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
+NAMED_MAX: Final = 5
+"""How many running tasks are named when the worker stops."""
 IDLE_S: Final = 5.0
 """How often an idle worker looks for work that no hint has told it of."""
 BACKOFF_FIRST_S: Final = 0.1
@@ -297,6 +300,12 @@ class Worker:
     async def _drain(self) -> None:
         await self._hand_back_waiting()
         drain_s = duration_ms("drain_timeout", self.settings.drain_timeout) / 1_000
+        if self._running and not self._deadline_passed.is_set():
+            log.info(
+                "stopping: waiting up to %.0f s for %s; tell it again to stop them now",
+                drain_s,
+                _named(self._running),
+            )
         deadline_s = time.monotonic() + drain_s
         while self._running and not self._deadline_passed.is_set():
             left_s = deadline_s - time.monotonic()
@@ -328,3 +337,11 @@ class Worker:
                 log.warning("%d leases could not be handed back: %s", len(batch), error)
             for lease in batch:
                 self._heartbeat.remove(lease)
+
+
+def _named(running: Collection[Attempt]) -> str:
+    """Which tasks these are, for people."""
+    claimed = [attempt.lease.claimed for attempt in running]
+    shown = [f"{each.execution_kind} {uuid_of(each.execution_id)}" for each in claimed[:NAMED_MAX]]
+    more = f" and {len(claimed) - NAMED_MAX} more" if len(claimed) > NAMED_MAX else ""
+    return ", ".join(shown) + more

@@ -1,5 +1,11 @@
 -- Executions another one still waits for, and from which of their lives on.
-select e.execution_id, e.public_state, e.terminal_outcome, e.replay_count, g.counts_from_replay
+select e.execution_id, e.public_state, e.terminal_outcome, e.replay_count, g.counts_from_replay,
+       e.execution_kind,
+       (select tag_value
+          from execution_tag t
+         where t.partition_key = e.partition_key
+           and t.execution_id = e.execution_id
+           and t.tag_key = 'flow.node') as node_name
   from (select *
           from edge
          where partition_key = :partition_key
