@@ -67,6 +67,13 @@ async def test_ls_tells_what_still_runs_on_an_old_version(engine: Engine, url: s
     assert len(run("ls", "--kind", "publish@1", url=url).lines) == 3
 
 
+async def test_ls_finds_what_has_not_ended(engine: Engine, url: str) -> None:
+    left = [await create(engine), await blocked(engine)]
+    await engine.cancel_execution(await create(engine), reason="not needed")
+    listed = run("ls", "--state", "unfinished", "--json", url=url).documents
+    assert {str(each["execution_id"]) for each in listed} == set(left)
+
+
 def test_submitting_by_name_takes_the_newest_version(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "from flowfabric import App\n"

@@ -3,20 +3,24 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import click
 from msgspec import structs
 
 from flowfabric.cli.target import Target
 from flowfabric.core.durations import duration_ms
-from flowfabric.core.states import PublicState
+from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.filters import EVERYTHING, ExecutionFilter
 from flowfabric.errors import InvalidInput
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+UNFINISHED: Final = "unfinished"
+"""Every state in which an execution has not ended."""
 
 
 class Chosen:
@@ -32,7 +36,7 @@ class Chosen:
         before: str | None,
     ) -> None:
         self._filter = ExecutionFilter(
-            states=tuple(PublicState(each) for each in states),
+            states=tuple(found for each in states for found in _states(each)),
             lane_id=lane,
             execution_kind=kind,
             tag=None if tag is None else _pair(tag),
@@ -66,8 +70,9 @@ def options(command: Callable[Concatenate[Chosen, P], T]) -> Callable[P, T]:
         "states",
         multiple=True,
         metavar="STATE",
-        type=click.Choice([state.value for state in PublicState]),
-        help="In this state, such as waiting, active or failed; may be given several times.",
+        type=click.Choice([*(state.value for state in PublicState), UNFINISHED]),
+        help="In this state, such as waiting, active or failed, or any that is unfinished;"
+        " may be given several times.",
     )
     @click.option("--lane", help="In this lane.")
     @click.option("--kind", help="Of this kind: the name of the task.")
@@ -88,6 +93,12 @@ def options(command: Callable[Concatenate[Chosen, P], T]) -> Callable[P, T]:
         return context.invoke(command, chosen, *args, **given)
 
     return wrapped
+
+
+def _states(text: str) -> list[PublicState]:
+    if text == UNFINISHED:
+        return [state for state in PublicState if state not in TERMINAL_STATES]
+    return [PublicState(text)]
 
 
 def _pair(text: str) -> tuple[str, str]:
