@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from flowfabric import App, Run, WorkerSettings
 from flowfabric.core.durations import Duration
+from flowfabric.core.explain import Cause
 from flowfabric.core.states import PublicState
 from flowfabric.worker.lanes import Lanes
 
@@ -21,6 +22,17 @@ async def reached(run: Run[object], state: PublicState) -> None:
                 return
             # A database in memory answers without ever waiting.
             await asyncio.sleep(0)
+
+
+async def blocked(run: Run[object]) -> str:
+    """Wait until changed code has blocked an execution; return what `why` says then."""
+    async with asyncio.timeout(PATIENCE_S):
+        for _ in itertools.count():
+            found = await run.why()
+            if found.cause is Cause.CODE_CHANGED:
+                return found.sentence
+            await asyncio.sleep(0)
+    raise AssertionError("unreachable")
 
 
 @asynccontextmanager

@@ -192,9 +192,9 @@ class StepsChanged(FlowFabricError, http_status=409):
 
 
 class CodeMismatch(StepsChanged):
-    """A call was refused before it ran: it does not fit the steps that are stored."""
+    """A call, or without a key the arguments of the task, does not fit what is stored."""
 
-    def __init__(self, step_key: str, detail: str) -> None:
+    def __init__(self, step_key: str | None, detail: str) -> None:
         super().__init__(detail)
         self.step_key = step_key
 

@@ -90,12 +90,30 @@ def test_another_kind_of_the_same_name_is_another_call() -> None:
     assert "step 'sleep' is and has not been asked for" in match.refusal
 
 
+def test_branches_that_share_a_number_are_told_apart_by_their_arguments() -> None:
+    stored = [Kept(f"2:{each}", BRANCH, "fetch", each, 2) for each in ("ada", "bob")]
+    shelf = Shelf(stored)
+    calls = [Asked(BRANCH, "fetch", "bob", 1), Asked(BRANCH, "fetch", "ada", 2)]
+    assert [match.kept for match in shelf.take(calls)] == [stored[1], stored[0]]
+    assert shelf.left == []
+
+
 def test_a_change_that_a_person_accepted_is_no_reason_to_refuse() -> None:
     shelf = Shelf([kept("a"), kept("b")])
-    shelf.accept()
+    shelf.forgive([kept("a").key, kept("b").key])
     assert [each.refusal for each in shelf.take([asked("c")])] == [""]
     assert [each.kept for each in shelf.take([asked("b")])] == [kept("b")]
     assert shelf.left == [kept("a")]
+
+
+def test_what_was_stored_after_an_acceptance_still_has_to_be_asked_for() -> None:
+    shelf = Shelf([kept("a"), kept("b")])
+    shelf.forgive([kept("a").key])
+    assert shelf.behind == kept("b")
+    (match,) = shelf.take([asked("c")])
+    assert match.refusal == "step 'c' is not stored, but step 'b' is and has not been asked for"
+    shelf.take([asked("b")])
+    assert shelf.behind is None
 
 
 calls = st.tuples(st.sampled_from("ab"), st.sampled_from(("1", "2", "f.3", "f.4")))

@@ -12,7 +12,7 @@ from flowfabric import App, Context
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.states import PublicState
 from flowfabric.errors import ExecutionCancelled, ExecutionFailed, InvalidInput, PayloadTooLarge
-from tests.apps import reached, working
+from tests.apps import blocked, reached, working
 from tests.worker import processes
 
 
@@ -116,8 +116,6 @@ async def test_arguments_that_do_not_fit_name_the_argument_on_both_sides(app: Ap
             await app.submit(echo())
         for payload, problem in (
             (b'{"number":"seven"}', "argument number of echo: expected `int`, got `str`"),
-            (b"{}", "argument number of echo: is missing"),
-            (b'{"number":1,"other":2}', "argument other of echo: is unknown; it takes number"),
             (b'{"numb', "payload of echo: input data was truncated"),
         ):
             created = await app.engine.create_execution(
@@ -131,6 +129,20 @@ async def test_arguments_that_do_not_fit_name_the_argument_on_both_sides(app: Ap
                 await app.run(echo, created.execution_id).result(timeout="20s")
             assert failure.value.reason == problem
         assert await works(app)
+
+
+async def test_arguments_of_another_function_wait_for_code_that_takes_them(app: App) -> None:
+    echo = app.tasks["echo"]
+    async with working(app):
+        for payload, problem in (
+            (b"{}", "argument number of echo: is missing"),
+            (b'{"number":1,"other":2}', "argument other of echo: is unknown; it takes number"),
+        ):
+            created = await app.engine.create_execution(
+                NewExecution(execution_kind="echo", input_payload=payload)
+            )
+            sentence = await blocked(app.run(echo, created.execution_id))
+            assert f"{problem}; deploy code that fits, or cancel it" in sentence
 
 
 async def test_a_kind_nobody_has_registered_waits_and_says_why(app: App) -> None:

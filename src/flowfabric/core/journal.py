@@ -23,7 +23,7 @@ rules match the lines started at one place with those that were stored.
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 STEP_KEY_BYTES_MAX: Final = 256
@@ -77,17 +77,21 @@ class Shelf:
 
     def __init__(self, kept: Iterable[Kept]) -> None:
         self._equal: dict[tuple[str, str, str], dict[tuple[int, bool], Kept]] = {}
-        self._ordered: dict[tuple[str, str], dict[int, Kept]] = {}
+        self._ordered: dict[tuple[str, str], dict[int, dict[str, Kept]]] = {}
+        """By number. Branches started in no certain order may share one."""
         self._parallel: dict[tuple[str, str], dict[str, Kept]] = {}
         self._left: dict[str, Kept] = {}
-        self._accepted = False
+        self._forgiven: set[str] = set()
+        self.untouched = True
+        """Nothing has been taken off it in this run."""
         for each in sorted(kept, key=lambda kept: (kept.number, kept.key)):
             name = each.kind, each.name
             self._equal.setdefault((*name, each.digest), {})[each.number, each.parallel] = each
             if each.parallel:
                 self._parallel.setdefault(name, {})[each.key] = each
             else:
-                self._ordered.setdefault(name, {})[each.number] = each
+                numbered = self._ordered.setdefault(name, {}).setdefault(each.number, {})
+                numbered[each.key] = each
             self._left[each.key] = each
 
     @property
@@ -105,13 +109,30 @@ class Shelf:
         if len(burst) == 1 and found[0] is None and self._left:
             found[0] = self._remove(self._lowest(burst[0]))
         return [
-            Match(kept) if kept is not None else Match(refusal=self._refusal(asked))
+            Match(kept) if kept is not None else Match(refusal=self.refusal(asked))
             for asked, kept in zip(burst, found, strict=True)
         ]
 
-    def accept(self) -> None:
-        """A person has accepted that steps are left behind: they are no sign any more."""
-        self._accepted = True
+    def forgive(self, keys: Collection[str]) -> None:
+        """A person has accepted that these are left behind: they are no sign any more."""
+        self._forgiven.update(self._left.keys() & keys)
+
+    def holds(self, asked: Asked) -> bool:
+        """Whether something of the same name and arguments is left."""
+        equal = self._equal.get((asked.kind, asked.name, asked.digest), {})
+        return any(kept.key not in self._forgiven for kept in equal.values())
+
+    @property
+    def behind(self) -> Kept | None:
+        """A step that the code should have asked for before anything new."""
+        return next(
+            (
+                kept
+                for kept in self._left.values()
+                if not kept.parallel and kept.key not in self._forgiven
+            ),
+            None,
+        )
 
     # Candidates, best first
 
@@ -130,33 +151,38 @@ class Shelf:
     def _numbered(self, asked: Asked) -> Kept | None:
         if asked.parallel:
             return None
-        return self._ordered.get((asked.kind, asked.name), {}).get(asked.number)
+        numbered = self._ordered.get((asked.kind, asked.name), {}).get(asked.number)
+        return next(iter(numbered.values())) if numbered else None
 
     def _lowest(self, asked: Asked) -> Kept | None:
         ordered = self._ordered.get((asked.kind, asked.name))
-        return next(iter(ordered.values())) if ordered and not asked.parallel else None
+        if not ordered or asked.parallel:
+            return None
+        return next(iter(next(iter(ordered.values())).values()))
 
     def _remove(self, kept: Kept | None) -> Kept | None:
         if kept is not None:
+            self.untouched = False
             name = kept.kind, kept.name
             del self._equal[*name, kept.digest][kept.number, kept.parallel]
             if kept.parallel:
                 del self._parallel[name][kept.key]
             else:
-                del self._ordered[name][kept.number]
+                ordered = self._ordered[name]
+                del ordered[kept.number][kept.key]
+                if not ordered[kept.number]:
+                    del ordered[kept.number]
             del self._left[kept.key]
         return kept
 
-    def _refusal(self, asked: Asked) -> str:
+    def refusal(self, asked: Asked) -> str:
         """Why a call that is not stored must not run; empty if it may."""
-        if not self._left or self._accepted:
+        if not self._left:
             return ""
-        behind = next((kept for kept in self._left.values() if not kept.parallel), None)
+        behind = self.behind
         if behind is not None:
             return (
-                f"{shown(asked)} is not stored, but {shown(behind)} is and has not been asked for;"
-                " the code has changed while the execution was under way. Restore its steps, or"
-                " submit the work anew"
+                f"{shown(asked)} is not stored, but {shown(behind)} is and has not been asked for"
             )
         for kept in self._parallel.get((asked.kind, asked.name), {}).values():
             if firm(kept.digest) == firm(asked.digest):

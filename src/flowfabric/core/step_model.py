@@ -19,6 +19,8 @@ class StepKind(StrEnum):
     CHILD = "child"
     WAITPOINT = "waitpoint"
     SIGNAL = "signal"
+    PATCH = "patch"
+    """Remembers that a changed piece of code is on for this execution."""
     ACCEPT = "accept"
     """Not of the handler: a person allowed a step that changed code asks for."""
 

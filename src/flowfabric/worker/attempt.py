@@ -14,21 +14,27 @@ from enum import StrEnum
 from functools import partial
 from typing import Final
 
+import msgspec
+
+from flowfabric.core.checks import shorten
 from flowfabric.core.execution import ATTEMPT_TIMEOUT
+from flowfabric.core.limits import TEXT_BYTES_MAX
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import FailureClass
 from flowfabric.core.suspension_model import TimeoutBehavior
 from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import (
+    CodeMismatch,
     DoNotRetry,
     FlowFabricError,
+    InvalidInput,
     NotFound,
     Validation,
 )
 from flowfabric.outages import outage_behind
 from flowfabric.passing import JSON_WITH_INPUTS, complete
-from flowfabric.task import JSON, Bound, Task
+from flowfabric.task import JSON, Arguments, Bound, Task
 from flowfabric.worker.context import Context
 from flowfabric.worker.describing import category, classify, describe, elsewhere, text_of
 from flowfabric.worker.held import HeldLease
@@ -177,7 +183,7 @@ class Attempt:
     async def _handle(self, services: Services) -> bytes:
         """The handler's encoded result."""
         payload = await self._payload()
-        bound = self.task.arguments.decode(payload)
+        bound = self._arguments(services, payload)
         context = Context(services)
         call: Callable[[], Awaitable[object]] = partial(self._call, context, bound, payload)
         for around in reversed(self._middleware):
@@ -187,6 +193,16 @@ class Attempt:
             assert isinstance(value, bytes)
             return self._checked(value)
         return self._checked(self.task.encode_result(value))
+
+    def _arguments(self, services: Services, payload: bytes) -> Bound:
+        """Arguments that fitted when they were submitted may not fit the code of today."""
+        arguments = self.task.arguments
+        try:
+            return arguments.decode(payload)
+        except InvalidInput as error:
+            if services.first_run and names_fit(arguments, payload):
+                raise
+            raise CodeMismatch(None, str(error)) from None
 
     async def _payload(self) -> bytes:
         """The arguments, with results of the nodes it waited for put in."""
@@ -262,6 +278,8 @@ class Attempt:
             # No trouble of the database counts against a run.
             log.info("met an outage, and runs again: %s", error, extra=self.lease.log_fields)
             return self._rest
+        if isinstance(error, CodeMismatch):
+            return partial(self._block, error)
         failure_class = classify(error, self.task)
         where = theirs(error)
         log.log(
@@ -309,6 +327,9 @@ class Attempt:
     async def _park(self) -> None:
         parking = self._parking
         assert parking is not None
+        if parking.mismatch is not None:
+            await self._block(parking.mismatch)
+            return
         handle, engine = self.lease.handle, self._shared.engine
         until_ms = min(parking.until_ms, default=None)
         try:
@@ -332,6 +353,12 @@ class Attempt:
         else:
             assert until_ms is not None
             await engine.delay(handle, until_ms)
+
+    async def _block(self, mismatch: CodeMismatch) -> None:
+        """Wait for other code: a deploy brings it, or a person accepts this one."""
+        detail = shorten(str(mismatch), TEXT_BYTES_MAX)
+        log.warning("blocked by changed code: %s", detail, extra=self.lease.log_fields)
+        await self._shared.engine.block_on_code(self.lease.handle, mismatch.step_key, detail)
 
     async def _suspend(self, pause: Pause) -> None:
         outcome = await self._shared.engine.suspend(
@@ -368,3 +395,15 @@ class Attempt:
                 ", ".join(unused),
                 extra=self.lease.log_fields,
             )
+
+
+def names_fit(arguments: Arguments, payload: bytes) -> bool:
+    """Whether the stored arguments are those of the function, whatever their values.
+
+    If not, the function has other parameters than when the work was submitted.
+    """
+    try:
+        given = msgspec.json.decode(payload or b"{}", type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return True
+    return set(arguments.required) <= given.keys() and all(map(arguments.takes, given))

@@ -37,6 +37,7 @@ from flowfabric.task import Retry, SubmitOptions, Task, result_codec
 from flowfabric.worker.digests import digest_of
 from flowfabric.worker.facts import BlockingFacts, Facts
 from flowfabric.worker.lines import inside_step
+from flowfabric.worker.patching import BlockingPatchVerbs, PatchVerbs
 from flowfabric.worker.services import Fence, Services
 from flowfabric.worker.signalling import BlockingSignalVerbs, SignalVerbs
 from flowfabric.worker.steps import Call
@@ -52,7 +53,7 @@ IN_PROCESS_SLEEP_MS: Final = 5_000
 """Shorter sleeps keep the worker; unwinding and claiming again would cost more than it frees."""
 
 
-class Context(SignalVerbs, Facts):
+class Context(PatchVerbs, SignalVerbs, Facts):
     """The execution a handler works on, and the verbs it has."""
 
     def __init__(self, services: Services) -> None:
@@ -409,7 +410,7 @@ def decode_step(key: str, decode: Callable[[bytes], object], data: bytes) -> obj
         ) from error
 
 
-class BlockingContext(BlockingSignalVerbs, BlockingFacts):
+class BlockingContext(BlockingPatchVerbs, BlockingSignalVerbs, BlockingFacts):
     """A context's verbs for plain functions. Call it from the handler's own thread."""
 
     def __init__(self, context: Context) -> None:

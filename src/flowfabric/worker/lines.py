@@ -10,7 +10,7 @@ import contextvars
 import inspect
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Collection, Coroutine, Generator
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from flowfabric.core.journal import (
     label_of,
     line_group,
     named_line,
+    shown,
 )
 from flowfabric.core.step_model import Step, StepKind
 from flowfabric.worker.digests import coroutine_arguments, digest_of
@@ -55,14 +56,19 @@ class Watched(Protocol):
     def lines_at(self, group: str) -> Shelf:
         """The lines that are stored as started at one place."""
 
+    def stored_at(self, line: str, key: str) -> Shelf: ...
+
     def step(self, key: str) -> Step: ...
 
     def new_line_id(self, group: str, asked: Asked) -> str: ...
 
     def new_step_key(self, line: str, asked: Asked) -> tuple[str, Asked]: ...
 
-    def accepted(self, key: str) -> bool:
-        """Whether a person has allowed a call that does not fit what is stored."""
+    def accepted(self, key: str) -> Collection[str] | None:
+        """What was stored when a person allowed a call that does not fit it; None if nobody has."""
+
+    def lines_of(self, keys: Collection[str]) -> Collection[str]:
+        """The lines of stored steps."""
 
     @property
     def seen(self) -> "list[Seen]":
@@ -85,7 +91,7 @@ class Call:
     """One call of a durable verb. While it is under way, use it as a context."""
 
     __slots__ = (
-        "after_key", "asked", "key", "kind", "line", "made", "refusal", "step"
+        "after_key", "asked", "before", "key", "kind", "line", "made", "refusal", "step"
     )  # fmt: skip
 
     def __init__(self, line: "Line", kind: StepKind, asked: Asked, made: int) -> None:
@@ -97,6 +103,8 @@ class Call:
         self.after_key: str | None = None
         self.step: Step | None = None
         """What is stored of it."""
+        self.before = line.forks
+        """The branches started before it, since the call before."""
         self.refusal = ""
 
     @property
@@ -115,7 +123,7 @@ class Call:
         self.line.end()
         if not isinstance(exc, asyncio.CancelledError) or self.line.journal.closed:
             return
-        if self.key and self.step is None:
+        if self.key and self.step is None and not self.refusal:
             self.line.pend(self, GIVEN_UP)
 
 
@@ -142,6 +150,11 @@ class Forks:
         self.waiting: list[Line] = []
         """Those that no stored line has been looked for yet."""
         self.numbers: dict[tuple[str, ...], int] = {}
+
+    @property
+    def key(self) -> str:
+        """What tells the place: the call before, which has been placed."""
+        return "" if self.anchor is None else self.anchor.key
 
 
 class Line:
@@ -235,6 +248,17 @@ class Line:
         while self._bursts:
             self._place_burst(self._bursts.popleft())
 
+    def is_past_here(self) -> bool:
+        """Whether an earlier run has come further in this line than the calls made so far."""
+        self.place_all()
+        started = self._branches_at(self.forks)
+        return bool(self.refusal or self.shelf.behind or (started.untouched and started.behind))
+
+    def count_patch(self, name: str) -> int:
+        """Which use of a patch's name it is. No call: a patch leaves no trace in the order."""
+        self._numbers["patch", name] = number = self._numbers.get(("patch", name), 0) + 1
+        return number
+
     def _place_burst(self, burst: list[Call]) -> None:
         matches = self.shelf.take([call.asked for call in burst])
         for call, match in zip(burst, matches, strict=True):
@@ -243,11 +267,24 @@ class Line:
                 call.key, call.step = match.kept.key, self.journal.step(match.kept.key)
             else:
                 call.key, call.asked = self.journal.new_step_key(self.known_as, call.asked)
-                call.refusal = self.refusal or match.refusal
-            if self.journal.accepted(call.key):
+                call.refusal = self.refusal or match.refusal or self._refusal_of_branches(call)
+            left_behind = self.journal.accepted(call.key)
+            if left_behind is not None:
                 call.refusal = self.refusal = ""
-                self.shelf.accept()
+                self.shelf.forgive(left_behind)
+                self._branches_at(call.before).forgive(self.journal.lines_of(left_behind))
         self._after_key = burst[-1].key
+
+    def _refusal_of_branches(self, call: Call) -> str:
+        """Why a new call must not run: branches are stored from before it, and none is started."""
+        branches = self._branches_at(call.before)
+        return branches.refusal(call.asked) if branches.untouched else ""
+
+    def _branches_at(self, forks: Forks) -> Shelf:
+        """What is stored of the branches started at a place, and not started in this run."""
+        if forks.waiting:
+            forks.waiting[0].identify()
+        return self.journal.stored_at(self.known_as, forks.key)
 
     def identify(self) -> None:
         """Find the stored line this one continues, together with those started with it."""
@@ -258,8 +295,8 @@ class Line:
         anchor = forks.anchor
         if anchor is not None:
             anchor.line.place(anchor)
-        group = line_group(parent.known_as, "" if anchor is None else anchor.key)
-        after_key = None if anchor is None else anchor.key
+        group = line_group(parent.known_as, forks.key)
+        after_key = forks.key or None
         waiting, forks.waiting = forks.waiting, []
         if self not in waiting:
             waiting.append(self)
@@ -268,7 +305,16 @@ class Line:
             kept = match.kept
             line._after_key = after_key
             line.refusal = match.refusal
+            if kept is None and not line.refusal:
+                line.refusal = parent._moved_branch(line.asked)
             line.id = kept.key if kept else self.journal.new_line_id(group, line.asked)
+
+    def _moved_branch(self, asked: Asked) -> str:
+        """Why a new branch must not run: it is stored after a call that was not made this time."""
+        for kept in self.shelf.left:
+            if not kept.parallel and self.journal.stored_at(self.known_as, kept.key).holds(asked):
+                return f"{shown(asked)} is stored after {shown(kept)}, which has not been asked for"
+        return ""
 
     @property
     def known_as(self) -> str:

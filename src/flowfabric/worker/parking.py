@@ -17,7 +17,7 @@ from msgspec import Struct
 from flowfabric.core.conditions import Condition
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.suspend_request import FreshWaitpoint
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import CodeMismatch, InvalidInput
 
 QUIET_TURNS: Final = 20
 """Turns of the event loop without any sign of the handler, after which it only waits."""
@@ -49,10 +49,12 @@ class Parking:
         self.pause: Pause | None = None
         self.conflict: InvalidInput | None = None
         """Why what the branches wait for cannot be waited for at once."""
+        self.mismatch: CodeMismatch | None = None
+        """Why the code does not fit what is stored; nothing else is waited for then."""
 
     @property
     def wanted(self) -> bool:
-        return bool(self.until_ms or self.executions or self.pause)
+        return bool(self.until_ms or self.executions or self.pause or self.mismatch)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -103,8 +105,13 @@ class Parking:
 
     async def until_signalled(self, pause: Pause) -> None:
         """Stop here until signals end the pause. Does not return either."""
-        self._check_alone(self.wanted)
+        self._check_alone(bool(self.until_ms or self.executions or self.pause))
         self.pause = pause
+        await self.stop_here()
+
+    async def until_code_fits(self, mismatch: CodeMismatch) -> None:
+        """Stop here until other code is deployed, or this one accepted. Does not return either."""
+        self.mismatch = self.mismatch or mismatch
         await self.stop_here()
 
     def _check_alone(self, taken: bool) -> None:

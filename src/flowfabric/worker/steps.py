@@ -10,12 +10,12 @@ The failure that ends a run is not stored, so that a retry tries the step again.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from flowfabric.core.blocking import accepted_key
-from flowfabric.core.journal import Asked, Kept, Shelf, kept_lines, line_id, step_key
+from flowfabric.core.journal import Asked, Kept, Shelf, kept_lines, line_group, line_id, step_key
 from flowfabric.core.step_model import Step, StepKind
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
@@ -27,10 +27,19 @@ Load = Callable[[], Awaitable[Sequence[Step]]]
 Store = Callable[[NewStep], Awaitable[StepStored]]
 StoreLater = Callable[[NewStep], None]
 
-__all__ = ["Call", "Journal"]
+__all__ = ["Call", "Journal", "Patch"]
 
+NOTHING: Final = Shelf(())
 TURNS: Final = 5
 """How often the event loop goes round until whoever waited for a call has gone on."""
+
+
+class Patch(NamedTuple):
+    """A question whether a patch is on, at its place in the code."""
+
+    line: Line
+    name: str
+    number: int
 
 
 class Journal:
@@ -54,6 +63,7 @@ class Journal:
         self._steps: dict[str, Step] = {}
         self._by_line: dict[str, list[Kept]] = {}
         self._lines: dict[str, Shelf] = {}
+        self._branched = False
         self._keys: set[str] = set()
         self._line_ids: set[str] = set()
         self._named: dict[str, Line] = {}
@@ -93,7 +103,7 @@ class Journal:
         step = call.step
         if step is None:
             if call.refusal:
-                raise CodeMismatch(call.key, call.refusal)
+                await self._until_code_fits(CodeMismatch(call.key, call.refusal))
             await self._store_seen(call.line.gone_past(call))
             return None
         self._untaken.discard(step.step_key)
@@ -150,6 +160,12 @@ class Journal:
         if self._parking is not None:
             await self._parking.stop_here()
 
+    async def _until_code_fits(self, mismatch: CodeMismatch) -> None:
+        """Wait for the handler to be parked: the code does not fit what is stored."""
+        if self._parking is None:
+            raise mismatch
+        await self._parking.until_code_fits(mismatch)
+
     # What is stored
 
     async def _loaded(self) -> None:
@@ -164,26 +180,20 @@ class Journal:
     def _take_in(self, steps: Sequence[Step]) -> None:
         for step in steps:
             self._steps[step.step_key] = step
-            if step.kind is StepKind.ACCEPT:
+            if step.kind in (StepKind.ACCEPT, StepKind.PATCH):
                 continue
             self._by_line.setdefault(step.line, []).append(_kept(step))
         self._keys.update(self._steps)
         self._untaken.update(each.key for kept in self._by_line.values() for each in kept)
         self._line_ids.update(self._by_line)
         self._lines = {group: Shelf(kept) for group, kept in kept_lines(self._by_line).items()}
+        self._branched = bool(self._lines)
 
     async def placed(self, call: Call) -> str:
         """The key of a call, whether or not it is stored."""
         await self._loaded()
         call.line.place(call)
         return call.key
-
-    async def untaken(self) -> bool:
-        """Whether steps are stored that the line of this call has not come to yet."""
-        await self._loaded()
-        line = self._line()
-        line.place_all()
-        return bool(line.shelf.left)
 
     def never_asked_for(self) -> list[str]:
         """Stored steps this run did not come by."""
@@ -209,8 +219,15 @@ class Journal:
         if self._parking is not None:
             self._parking.moved()
 
-    def accepted(self, key: str) -> bool:
-        return accepted_key(key) in self._steps
+    def accepted(self, key: str) -> Collection[str] | None:
+        accepted = self._steps.get(accepted_key(key))
+        if accepted is None:
+            return None
+        stored_ms = accepted.recorded_at_ms
+        return [key for key, step in self._steps.items() if step.recorded_at_ms <= stored_ms]
+
+    def lines_of(self, keys: Collection[str]) -> Collection[str]:
+        return {self._steps[key].line for key in keys}
 
     def step(self, key: str) -> Step:
         return self._steps[key]
@@ -223,6 +240,10 @@ class Journal:
             self._lines[group] = Shelf(())
         return self._lines[group]
 
+    def stored_at(self, line: str, key: str) -> Shelf:
+        """The lines that were started in a line after a call; cheap where none are stored."""
+        return self.lines_at(line_group(line, key)) if self._branched else NOTHING
+
     def new_line_id(self, group: str, asked: Asked) -> str:
         while (made := line_id(group, asked)) in self._line_ids:
             asked = asked._replace(number=asked.number + 1)
@@ -234,6 +255,40 @@ class Journal:
             asked = asked._replace(number=asked.number + 1)
         self._keys.add(made)
         return made, asked
+
+    # Patches
+
+    def ask_patch(self, name: str) -> "Patch":
+        """Take the place of a question whether a patch is on."""
+        self.check_outside_steps("patched")
+        if self.closed:
+            raise asyncio.CancelledError("the handler has been told to stop")
+        line = self._line()
+        return Patch(line, name, line.count_patch(name))
+
+    async def patched(self, patch: "Patch") -> bool:
+        """Whether a patch is on here: it is stored, or no earlier run has come past here."""
+        self.began()
+        try:
+            await self._loaded()
+            is_past = patch.line.is_past_here()
+            asked = Asked(StepKind.PATCH, f"patch {patch.name}", "", patch.number)
+            key = step_key(patch.line.known_as, asked)
+            if key in self._steps:
+                return True
+            if not is_past:
+                await self._store(
+                    NewStep(
+                        step_key=key,
+                        kind=StepKind.PATCH,
+                        line=patch.line.known_as,
+                        name=asked.name,
+                        number=asked.number,
+                    )
+                )
+            return not is_past
+        finally:
+            self.ended()
 
     # Branches with names
 

@@ -1,0 +1,475 @@
+"""Deploys of changed code over runs in flight, each with the outcome that docs/deploys.md states.
+
+Every run begins with the same old code and waits for a signal; then the worker is replaced
+by one with other code, and the signal is sent. *Blocked* means that nothing new ran, nothing
+failed, and that the run goes on when code that fits is deployed, or when somebody accepts the
+change.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from flowfabric import App, Context, Run
+from flowfabric.core.explain import Cause
+from flowfabric.core.states import PublicState
+from flowfabric.errors import ExecutionCancelled
+from tests.apps import blocked, reached, working
+
+Handler = Callable[[Context], Awaitable[str]]
+
+
+class Shop:
+    """A task `order` whose code changes from deploy to deploy, and the effects it has had."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.done: Counter[str] = Counter()
+
+    async def effect(self, name: str, *details: str) -> str:
+        self.done[name] += 1
+        return name
+
+    @asynccontextmanager
+    async def deployed(self, handler: Callable[..., Awaitable[str]]) -> AsyncIterator[App]:
+        """A worker with this code, as long as the context lasts."""
+        app = App(self.url)
+        app.task(name="order")(handler)
+        async with app, working(app):
+            yield app
+
+    async def old(self, ctx: Context) -> str:
+        await ctx.step("reserve", self.effect, "reserve")
+        await ctx.step("charge", self.effect, "charge")
+        await ctx.wait_for_signal("packed")
+        return await ctx.step("ship", self.effect, "ship")
+
+    async def in_flight(self, handler: Callable[..., Awaitable[str]] | None = None) -> str:
+        """The id of a run that has come to its signal, which is there, and has no worker."""
+        app = App(self.url)
+        app.task(name="order")(handler or self.old)
+        async with app:
+            run = await app.submit(app.tasks["order"]())
+            async with working(app):
+                await reached(run, PublicState.SUSPENDED)
+            await run.signal("packed")
+            return run.execution_id
+
+    async def finishes(self, handler: Callable[..., Awaitable[str]], execution_id: str) -> object:
+        async with self.deployed(handler) as app:
+            return await run_of(app, execution_id).result(timeout="20s")
+
+    async def blocked(self, handler: Callable[..., Awaitable[str]], execution_id: str) -> str:
+        """What `why` says of a run that this code has blocked."""
+        before = self.done.copy()
+        async with self.deployed(handler) as app:
+            run = run_of(app, execution_id)
+            sentence = await blocked(run)
+            seen = await run.snapshot()
+        assert self.done == before, "nothing ran"
+        assert (seen.retry_count, seen.total_attempt_count) == (0, 1)
+        assert f"flowfabric accept {execution_id[-36:]}" in sentence
+        return sentence
+
+    async def accepted(self, handler: Callable[..., Awaitable[str]], execution_id: str) -> object:
+        """The result, once somebody has accepted the change."""
+        async with self.deployed(handler) as app:
+            run = run_of(app, execution_id)
+            await blocked(run)
+            await run.accept_changes()
+            return await run.result(timeout="20s")
+
+
+def run_of(app: App, execution_id: str) -> Run[object]:
+    return app.run(app.tasks["order"], execution_id)
+
+
+@pytest.fixture
+def shop(store_url: str) -> Shop:
+    return Shop(store_url)
+
+
+ONCE_EACH = {"reserve": 1, "charge": 1, "ship": 1}
+
+
+# Harmless
+
+
+async def test_the_same_code_goes_on_where_the_run_was(shop: Shop) -> None:
+    execution_id = await shop.in_flight()
+    assert await shop.finishes(shop.old, execution_id) == "ship"
+    assert shop.done == ONCE_EACH
+
+
+async def test_a_step_inserted_after_all_stored_ones_just_runs(shop: Shop) -> None:
+    async def new(ctx: Context) -> str:
+        await ctx.step("reserve", shop.effect, "reserve")
+        await ctx.step("charge", shop.effect, "charge")
+        await ctx.step("notify", shop.effect, "notify")
+        await ctx.wait_for_signal("packed")
+        return await ctx.step("ship", shop.effect, "ship")
+
+    execution_id = await shop.in_flight()
+    assert await shop.finishes(new, execution_id) == "ship"
+    assert shop.done == {**ONCE_EACH, "notify": 1}
+
+
+async def test_stored_steps_that_the_code_ends_without_are_no_problem(shop: Shop) -> None:
+    async def new(ctx: Context) -> str:
+        return await ctx.step("reserve", shop.effect, "reserve")
+
+    execution_id = await shop.in_flight()
+    assert await shop.finishes(new, execution_id) == "reserve"
+    assert shop.done == {"reserve": 1, "charge": 1}
+
+
+async def test_stored_steps_in_another_order_run_once_each(shop: Shop) -> None:
+    async def new(ctx: Context) -> str:
+        await ctx.step("charge", shop.effect, "charge")
+        await ctx.step("reserve", shop.effect, "reserve")
+        await ctx.wait_for_signal("packed")
+        return await ctx.step("ship", shop.effect, "ship")
+
+    execution_id = await shop.in_flight()
+    assert await shop.finishes(new, execution_id) == "ship"
+    assert shop.done == ONCE_EACH
+
+
+async def test_a_stored_step_with_another_argument_returns_what_it_stored(shop: Shop) -> None:
+    async def new(ctx: Context) -> str:
+        await ctx.step("reserve", shop.effect, "reserve")
+        charged = await ctx.step("charge", shop.effect, "charge in euros", "EUR")
+        await ctx.wait_for_signal("packed")
+        return charged + await ctx.step("ship", shop.effect, "ship")
+
+    execution_id = await shop.in_flight()
+    assert await shop.finishes(new, execution_id) == "chargeship"
+    assert shop.done == ONCE_EACH
+
+
+# Blocked
+
+
+async def inserted(shop: Shop, ctx: Context) -> str:
+    await ctx.step("reserve", shop.effect, "reserve")
+    await ctx.step("notify", shop.effect, "notify")
+    await ctx.step("charge", shop.effect, "charge")
+    await ctx.wait_for_signal("packed")
+    return await ctx.step("ship", shop.effect, "ship")
+
+
+async def renamed(shop: Shop, ctx: Context) -> str:
+    await ctx.step("reserve", shop.effect, "reserve")
+    await ctx.step("bill", shop.effect, "bill")
+    await ctx.wait_for_signal("packed")
+    return await ctx.step("ship", shop.effect, "ship")
+
+
+async def removed(shop: Shop, ctx: Context) -> str:
+    await ctx.step("charge", shop.effect, "charge")
+    await ctx.wait_for_signal("packed")
+    return await ctx.step("ship", shop.effect, "ship")
+
+
+async def other_kind(shop: Shop, ctx: Context) -> str:
+    await ctx.step("reserve", shop.effect, "reserve")
+    await ctx.sleep(0)
+    await ctx.wait_for_signal("packed")
+    return await ctx.step("ship", shop.effect, "ship")
+
+
+CHANGES = {
+    "inserted before a stored step": (inserted, "notify", {"notify": 1}),
+    "renamed": (renamed, "bill", {"bill": 1}),
+    "removed before others": (removed, "reserve", {}),
+    "of another kind": (other_kind, "sleep", {}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_code_that_does_not_fit_blocks_the_run_until_code_that_does(
+    shop: Shop, change: str
+) -> None:
+    code, named, _ = CHANGES[change]
+
+    async def new(ctx: Context) -> str:
+        return await code(shop, ctx)
+
+    execution_id = await shop.in_flight()
+    assert named in await shop.blocked(new, execution_id)
+    assert await shop.finishes(shop.old, execution_id) == "ship"
+    assert shop.done == ONCE_EACH
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_one_acceptance_lets_the_run_end_with_the_new_code(shop: Shop, change: str) -> None:
+    code, _, more = CHANGES[change]
+
+    async def new(ctx: Context) -> str:
+        return await code(shop, ctx)
+
+    execution_id = await shop.in_flight()
+    assert await shop.accepted(new, execution_id) == "ship"
+    assert shop.done == {**ONCE_EACH, **more}
+
+
+async def test_an_acceptance_is_good_for_one_change_only(shop: Shop) -> None:
+    async def accepted(ctx: Context) -> str:
+        shipped = await inserted(shop, ctx)
+        await ctx.wait_for_signal("delivered")
+        return shipped
+
+    async def renamed_later(ctx: Context) -> str:
+        await ctx.step("reserve", shop.effect, "reserve")
+        await ctx.step("notify", shop.effect, "notify")
+        await ctx.step("charge", shop.effect, "charge")
+        await ctx.wait_for_signal("packed")
+        await ctx.step("send", shop.effect, "send")
+        await ctx.wait_for_signal("delivered")
+        return "sent"
+
+    execution_id = await shop.in_flight()
+    async with shop.deployed(accepted) as app:
+        run = run_of(app, execution_id)
+        await blocked(run)
+        await run.accept_changes()
+        await reached(run, PublicState.SUSPENDED)
+    async with App(shop.url) as app:
+        await app.signals.send(execution_id, "delivered")
+    assert "send" in await shop.blocked(renamed_later, execution_id)
+    assert await shop.finishes(accepted, execution_id) == "ship"
+    assert shop.done == {**ONCE_EACH, "notify": 1}
+
+
+async def test_a_blocked_run_is_cancelled_like_any_other(shop: Shop) -> None:
+    async def new(ctx: Context) -> str:
+        return await renamed(shop, ctx)
+
+    execution_id = await shop.in_flight()
+    async with shop.deployed(new) as app:
+        run = run_of(app, execution_id)
+        await blocked(run)
+        await run.cancel()
+        with pytest.raises(ExecutionCancelled):
+            await run.result(timeout="20s")
+
+
+async def test_a_handler_that_catches_everything_is_blocked_all_the_same(shop: Shop) -> None:
+    async def new(ctx: Context) -> str:
+        try:
+            return await renamed(shop, ctx)
+        except Exception:
+            return await ctx.step("apologise", shop.effect, "apologise")
+        finally:
+            shop.done["left"] = 0
+
+    execution_id = await shop.in_flight()
+    await shop.blocked(new, execution_id)
+    assert await shop.finishes(shop.old, execution_id) == "ship"
+
+
+async def test_a_plain_function_is_blocked_as_well(shop: Shop) -> None:
+    def new(ctx: Context) -> str:
+        ctx.blocking.step("reserve", shop.effect, "reserve")
+        ctx.blocking.step("bill", shop.effect, "bill")
+        return "done"
+
+    app = App(shop.url)
+    app.task(name="order")(new)
+    execution_id = await shop.in_flight()
+    async with app, working(app):
+        assert "bill" in await blocked(run_of(app, execution_id))
+    assert await shop.finishes(shop.old, execution_id) == "ship"
+    assert shop.done == ONCE_EACH
+
+
+# Branches
+
+
+async def fetch(shop: Shop, ctx: Context, who: str) -> str:
+    return await ctx.step("fetch", shop.effect, f"fetch {who}")
+
+
+async def load(shop: Shop, ctx: Context, who: str) -> str:
+    return await ctx.step("fetch", shop.effect, f"load {who}")
+
+
+async def branched(shop: Shop, ctx: Context) -> str:
+    got = await asyncio.gather(fetch(shop, ctx, "ada"), fetch(shop, ctx, "bob"))
+    await ctx.wait_for_signal("packed")
+    return ", ".join(got)
+
+
+async def other_branches(shop: Shop, ctx: Context) -> str:
+    got = await asyncio.gather(load(shop, ctx, "ada"), load(shop, ctx, "bob"))
+    await ctx.wait_for_signal("packed")
+    return ", ".join(got)
+
+
+async def test_a_branch_of_another_name_blocks_the_run(shop: Shop) -> None:
+    async def old(ctx: Context) -> str:
+        return await branched(shop, ctx)
+
+    async def new(ctx: Context) -> str:
+        return await other_branches(shop, ctx)
+
+    execution_id = await shop.in_flight(old)
+    assert "load" in await shop.blocked(new, execution_id)
+    assert await shop.finishes(old, execution_id) == "fetch ada, fetch bob"
+    assert shop.done == {"fetch ada": 1, "fetch bob": 1}
+
+
+async def test_a_step_inserted_before_parallel_branches_blocks_the_run(shop: Shop) -> None:
+    async def old(ctx: Context) -> str:
+        return await branched(shop, ctx)
+
+    async def new(ctx: Context) -> str:
+        await ctx.step("notify", shop.effect, "notify")
+        return await branched(shop, ctx)
+
+    execution_id = await shop.in_flight(old)
+    sentence = await shop.blocked(new, execution_id)
+    assert "step 'notify' is not stored, but the branch 'fetch' is" in sentence
+    assert await shop.finishes(old, execution_id) == "fetch ada, fetch bob"
+    assert shop.done == {"fetch ada": 1, "fetch bob": 1}
+
+
+async def test_a_step_removed_before_parallel_branches_blocks_the_run(shop: Shop) -> None:
+    async def old(ctx: Context) -> str:
+        await ctx.step("notify", shop.effect, "notify")
+        return await branched(shop, ctx)
+
+    async def new(ctx: Context) -> str:
+        return await branched(shop, ctx)
+
+    execution_id = await shop.in_flight(old)
+    sentence = await shop.blocked(new, execution_id)
+    assert "the branch 'fetch' is stored after step 'notify'" in sentence
+    assert await shop.finishes(old, execution_id) == "fetch ada, fetch bob"
+    assert shop.done == {"notify": 1, "fetch ada": 1, "fetch bob": 1}
+
+
+async def test_a_change_before_parallel_branches_is_accepted_with_their_effects(shop: Shop) -> None:
+    async def old(ctx: Context) -> str:
+        return await branched(shop, ctx)
+
+    async def new(ctx: Context) -> str:
+        await ctx.step("notify", shop.effect, "notify")
+        return await branched(shop, ctx)
+
+    execution_id = await shop.in_flight(old)
+    assert await shop.accepted(new, execution_id) == "fetch ada, fetch bob"
+    assert shop.done == {"notify": 1, "fetch ada": 2, "fetch bob": 2}
+
+
+# The task itself
+
+
+async def test_a_new_argument_of_the_task_with_a_default_gets_it(shop: Shop) -> None:
+    async def new(ctx: Context, currency: str = "EUR") -> str:
+        return f"{await shop.old(ctx)} in {currency}"
+
+    execution_id = await shop.in_flight()
+    assert await shop.finishes(new, execution_id) == "ship in EUR"
+    assert shop.done == ONCE_EACH
+
+
+async def test_a_new_argument_of_the_task_without_a_default_blocks_the_run(shop: Shop) -> None:
+    async def new(ctx: Context, currency: str) -> str:
+        return f"{await shop.old(ctx)} in {currency}"
+
+    execution_id = await shop.in_flight()
+    async with shop.deployed(new) as app:
+        sentence = await blocked(run_of(app, execution_id))
+    assert "argument currency of order" in sentence
+    assert "deploy code that fits, or cancel it" in sentence
+    assert await shop.finishes(shop.old, execution_id) == "ship"
+    assert shop.done == ONCE_EACH
+
+
+async def test_a_removed_task_waits_until_it_is_there_again(shop: Shop) -> None:
+    execution_id = await shop.in_flight()
+    app = App(shop.url)
+
+    @app.task
+    async def other() -> None: ...
+
+    async with app, working(app):
+        await (await app.submit(other)).result(timeout="20s")
+        found = await app.engine.explain_execution(execution_id)
+        assert (found.cause, found.public_state) == (Cause.NO_WORKER, PublicState.WAITING)
+    assert await shop.finishes(shop.old, execution_id) == "ship"
+    assert shop.done == ONCE_EACH
+
+
+# Code that changes on purpose
+
+
+async def patched(shop: Shop, ctx: Context) -> str:
+    await ctx.step("reserve", shop.effect, "reserve")
+    if await ctx.patched("notify first"):
+        await ctx.step("notify", shop.effect, "notify")
+    await ctx.step("charge", shop.effect, "charge")
+    await ctx.wait_for_signal("packed")
+    return await ctx.step("ship", shop.effect, "ship")
+
+
+async def test_a_patch_is_off_for_runs_past_it_and_on_for_others(shop: Shop) -> None:
+    async def new(ctx: Context) -> str:
+        return await patched(shop, ctx)
+
+    execution_id = await shop.in_flight()
+    assert await shop.finishes(new, execution_id) == "ship"
+    assert shop.done == ONCE_EACH
+    later = await shop.in_flight(new)
+    assert await shop.finishes(new, later) == "ship"
+    assert shop.done == {"reserve": 2, "charge": 2, "ship": 2, "notify": 1}
+
+
+async def test_a_patch_can_be_removed_when_every_run_has_it(shop: Shop) -> None:
+    async def with_patch(ctx: Context) -> str:
+        return await patched(shop, ctx)
+
+    async def without(ctx: Context) -> str:
+        return await inserted(shop, ctx)
+
+    execution_id = await shop.in_flight(with_patch)
+    assert await shop.finishes(without, execution_id) == "ship"
+    assert shop.done == {**ONCE_EACH, "notify": 1}
+
+
+async def test_a_patch_before_parallel_branches_leaves_them_what_they_stored(shop: Shop) -> None:
+    async def old(ctx: Context) -> str:
+        return await branched(shop, ctx)
+
+    async def new(ctx: Context) -> str:
+        on = await ctx.patched("say so")
+        return f"{on}: {await branched(shop, ctx)}"
+
+    execution_id = await shop.in_flight(old)
+    later = await shop.in_flight(new)
+    assert shop.done == {"fetch ada": 2, "fetch bob": 2}
+    assert await shop.finishes(old, later) == "fetch ada, fetch bob"
+    assert shop.done == {"fetch ada": 2, "fetch bob": 2}
+    assert await shop.finishes(new, execution_id) == "False: fetch ada, fetch bob"
+    assert shop.done == {"fetch ada": 2, "fetch bob": 2}
+
+
+async def test_a_plain_function_asks_for_a_patch_too(shop: Shop) -> None:
+    def new(ctx: Context) -> str:
+        ctx.blocking.step("reserve", shop.effect, "reserve")
+        if ctx.blocking.patched("notify first"):
+            ctx.blocking.step("notify", shop.effect, "notify")
+        ctx.blocking.step("charge", shop.effect, "charge")
+        ctx.blocking.wait_for_signal("packed")
+        return ctx.blocking.step("ship", shop.effect, "ship")
+
+    app = App(shop.url)
+    app.task(name="order")(new)
+    execution_id = await shop.in_flight()
+    async with app, working(app):
+        assert await run_of(app, execution_id).result(timeout="20s") == "ship"
+    assert shop.done == ONCE_EACH
