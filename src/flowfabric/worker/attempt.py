@@ -344,7 +344,9 @@ class Attempt:
             return
         if parking.executions:
             try:
-                await engine.await_executions(handle, sorted(parking.executions), until_ms=until_ms)
+                await engine.await_executions(
+                    handle, sorted(set(parking.executions)), until_ms=until_ms
+                )
             except NotFound as error:
                 if error.id == handle.execution_id:
                     raise

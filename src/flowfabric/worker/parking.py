@@ -42,10 +42,11 @@ class Parking:
         self._looking = False
         self._quiet_turns = 0
         self._ended = False
+        self._decided = False
         self._stopped: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
         self.until_ms: list[int] = []
-        self.executions: set[ExecutionId] = set()
+        self.executions: list[ExecutionId] = []
         self.pause: Pause | None = None
         self.conflict: InvalidInput | None = None
         """Why what the branches wait for cannot be waited for at once."""
@@ -81,7 +82,7 @@ class Parking:
             self._loop.call_soon(self._look)
 
     def _look(self) -> None:
-        if self._busy > 0 or self._ended:
+        if self._busy > 0 or self._ended or not self.wanted:
             # Whoever is busy says so when it ends.
             self._looking = False
         elif self._quiet_turns < QUIET_TURNS:
@@ -89,25 +90,39 @@ class Parking:
             self._loop.call_soon(self._look)
         else:
             self._looking = False
+            # From now on what is wanted stays as it is, although the branches are unwound.
+            self._decided = True
             self._park()
 
     async def until(self, time_ms: int) -> None:
         """Stop here until a time. Does not return: the handler is unwound and runs again."""
         self._check_alone(self.pause is not None)
         self.until_ms.append(time_ms)
-        await self.stop_here()
+        try:
+            await self.stop_here()
+        finally:
+            if not self._decided:
+                self.until_ms.remove(time_ms)
 
     async def until_ended(self, execution_id: ExecutionId) -> None:
         """Stop here until another execution has ended. Does not return either."""
         self._check_alone(self.pause is not None)
-        self.executions.add(execution_id)
-        await self.stop_here()
+        self.executions.append(execution_id)
+        try:
+            await self.stop_here()
+        finally:
+            if not self._decided:
+                self.executions.remove(execution_id)
 
     async def until_signalled(self, pause: Pause) -> None:
         """Stop here until signals end the pause. Does not return either."""
         self._check_alone(bool(self.until_ms or self.executions or self.pause))
         self.pause = pause
-        await self.stop_here()
+        try:
+            await self.stop_here()
+        finally:
+            if not self._decided:
+                self.pause = None
 
     async def until_code_fits(self, mismatch: CodeMismatch) -> None:
         """Stop here until other code is deployed, or this one accepted. Does not return either."""
