@@ -69,13 +69,8 @@ SWEEPS: Mapping[str, Sweep] = {
 }
 """Every reconciler by name, in the order they run. `next_due.sql` has a column for each."""
 
-SLOW: Final = (
-    "retention",
-    "flow_retention",
-    "event_retention",
-    "guard_retention",
-    "route_retention",
-)
+SLOW: Final = tuple(name for name in SWEEPS if name.endswith("retention"))
+"""Those that remove what is old, which may take its time: nobody waits for that."""
 
 URGENT: Mapping[str, str] = {DISPATCH_TOPIC: "dispatch", MEMBER_CANCEL_TOPIC: "member_cancel"}
 """Those that also run at once, by the topic of the hint that says so."""
@@ -189,7 +184,6 @@ class Supervisor:
     async def _sweep(self, name: str) -> float:
         """Run one reconciler; tell how soon to look again if nothing is heard until then."""
         try:
-            # Removing what is old may take its time: nobody waits for that.
             patience = nullcontext() if name in SLOW else statements_within(self._patience_s)
             with patience:
                 swept = await _run_one(self._engine, SWEEPS[name])
