@@ -137,6 +137,10 @@ class Executions(RuleBasedStateMachine):
         ]
         assert live == Counter(held)
 
+    @invariant()
+    def every_execution_has_something_that_moves_it(self) -> None:
+        assert self.world.run(self.engine.audit()).complaints == ()
+
     def is_live(self, handle: Handle) -> bool:
         life = self.lives.get(handle.execution_id)
         return life is not None and holds(life, handle, self.world.now_ms)
