@@ -405,7 +405,7 @@ class WildFlow:
             if group is None:
                 if (await self.open_one(execution_id)).awaits_child:
                     continue
-                raise Stuck(f"{execution_id} waits for nothing")
+                raise Stuck(f"{await self.open_one(execution_id)} waits for nothing")
             asked = group.k > group.staged or any(
                 edge.counts_from_replay > upstreams[edge.upstream_id].replay_count
                 or edge.upstream_id in left
@@ -447,7 +447,8 @@ class WildFlow:
 async def play(flow: WildFlow, engine: Engine, steps: int) -> None:
     """The whole life of one flow. Tells what happened if it goes wrong."""
     try:
-        await flow.open(engine)
+        # As a process that starts now: days may have passed since the last flow.
+        await flow.open(Engine(flow.store, engine.config, engine.deployment))
         for _ in range(steps):
             await flow.step()
         await flow.finish()
