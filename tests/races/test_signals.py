@@ -247,6 +247,26 @@ async def test_a_suspend_meets_an_early_signal(engine: Engine, rival: Rival) -> 
     await nothing_is_left_open(rival)
 
 
+async def test_a_suspend_meets_a_signal_by_name(engine: Engine, rival: Rival) -> None:
+    """Nothing waited under the name when it was sent, or just now something did."""
+
+    def meeting(claimed: Claimed) -> Meeting:
+        return (
+            lambda: engine.suspend(claimed.handle, resume_condition=APPROVED),
+            lambda: engine.deliver_operator_signal(
+                claimed.execution_id, "gate", signal_name="approved"
+            ),
+        )
+
+    pairs = await meet([meeting(claimed) for claimed in await running(engine, ROUNDS)])
+    waited = ("Suspended", "resume_condition_satisfied")
+    went_on = ("SuspendSatisfied", "kept_for_next_wait")
+    assert set(pairs) == {waited, went_on}
+    assert len(await claim(engine, "next", limit=ROUNDS)) == Counter(pairs)[waited]
+    assert await rival.count("select count(*) from signal where satisfier") == ROUNDS
+    await nothing_is_left_open(rival)
+
+
 async def nothing_is_left_open(rival: Rival) -> None:
     assert await rival.count("select count(*) from suspension where closed_at_ms is null") == 0
     assert await rival.count("select count(*) from waitpoint where state <> 'closed'") == 0

@@ -1,0 +1,122 @@
+"""Which kept signals a wait takes, and how many are kept."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowfabric.core.conditions import Count, CountKind, Single, is_satisfied
+from flowfabric.core.ids import (
+    SignalId,
+    SuspensionId,
+    WaitpointId,
+    WaitpointKey,
+    parse_execution_id,
+)
+from flowfabric.core.kept import Taken, mailbox_id, take
+from flowfabric.core.suspension_model import (
+    Requester,
+    SignalEffect,
+    SignalFacts,
+    Suspension,
+    SuspensionReason,
+)
+
+EXECUTION = parse_execution_id("{fp:7}:11111111-1111-4111-8111-111111111111")
+OTHER = parse_execution_id("{fp:7}:11111111-1111-4111-8111-111111111112")
+PAUSE = Suspension(
+    partition_key=7,
+    execution_id=EXECUTION,
+    suspension_id=SuspensionId("33333333-3333-4333-8333-333333333333"),
+    attempt_index=0,
+    waitpoint_id=WaitpointId("22222222-2222-4222-8222-222222222222"),
+    reason_code=SuspensionReason.WAITING_FOR_SIGNAL,
+    requested_by=Requester.WORKER,
+    resume_condition="",
+    resume_policy="",
+    timeout_at_ms=None,
+    timeout_behavior=None,
+    continuation_metadata_pointer=None,
+    created_at_ms=0,
+)
+
+
+def kept(*signals: tuple[str, str]) -> list[SignalFacts]:
+    """Of these names and sources, in order."""
+    return [
+        SignalFacts(
+            partition_key=7,
+            execution_id=EXECUTION,
+            signal_id=SignalId(f"00000000-0000-4000-8000-{number:012x}"),
+            sequence=number,
+            waitpoint_id=mailbox_id(EXECUTION, name),
+            waitpoint_key=WaitpointKey(name),
+            suspension_id=None,
+            signal_name=name,
+            source_type="t",
+            source_identity=source,
+            observed_effect=SignalEffect.KEPT,
+        )
+        for number, (name, source) in enumerate(signals)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("condition", "sources", "taken", "met"),
+    [
+        pytest.param(Single("go"), "ab", "a", True, id="the first, and no more"),
+        pytest.param(Single("other"), "ab", "", False, id="none of another name"),
+        pytest.param(
+            Count(2, CountKind.DISTINCT_SOURCES, ("go",)), "aab", "aab", True, id="with repeats"
+        ),
+        pytest.param(
+            Count(3, CountKind.DISTINCT_SOURCES, ("go",)), "aab", "aab", False, id="too few"
+        ),
+    ],
+)
+def test_a_wait_takes_what_it_needs(
+    condition: Single | Count, sources: str, taken: str, met: bool
+) -> None:
+    found = take(condition, PAUSE, kept(*(("go", source) for source in sources)))
+    assert "".join(each.source_identity for each in found.signals) == taken
+    assert {each.suspension_id for each in found.signals} <= {PAUSE.suspension_id}
+    assert (found.closer is not None, found.left) == (met, len(sources) - len(taken))
+
+
+NAMES = st.sampled_from(("a", "b", "c"))
+CONDITIONS = st.builds(
+    Count,
+    st.integers(1, 3),
+    st.sampled_from(list(CountKind)),
+    st.lists(NAMES, min_size=1, max_size=2, unique=True).map(tuple),
+)
+
+
+@given(CONDITIONS, CONDITIONS, st.lists(st.tuples(NAMES, st.sampled_from("xy")), max_size=8))
+def test_two_waits_never_take_the_same_signal(
+    first: Count, second: Count, sent: list[tuple[str, str]]
+) -> None:
+    signals = kept(*sent)
+    one = take(first, PAUSE, signals)
+    taken = {each.signal_id for each in one.signals}
+    rest = [each for each in signals if each.signal_id not in taken]
+    two = take(second, PAUSE, rest)
+    assert taken.isdisjoint(each.signal_id for each in two.signals)
+    for condition, found, had in ((first, one, signals), (second, two, rest)):
+        check(condition, found, had)
+
+
+def check(condition: Count, found: Taken, had: list[SignalFacts]) -> None:
+    order = [each.sequence for each in found.signals]
+    assert order == sorted(order)
+    assert found.left == len(had) - len(found.signals)
+    # Met exactly if all of them together would meet it; and then by the last one taken.
+    assert (found.closer is not None) is is_satisfied(condition, had)
+    if found.closer is not None:
+        assert found.signals[-1].signal_id == found.closer
+        assert not is_satisfied(condition, found.signals[:-1])
+
+
+def test_a_mailbox_belongs_to_one_name_of_one_execution() -> None:
+    places = {mailbox_id(EXECUTION, "a"), mailbox_id(EXECUTION, "b"), mailbox_id(OTHER, "a")}
+    assert len(places) == 3
+    assert mailbox_id(EXECUTION, "a") in places
