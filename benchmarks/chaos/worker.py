@@ -22,7 +22,7 @@ LEASE_S = 5.0
 
 
 # What goes wrong with the job's own connections is its own fault: it is tried again.
-@app.task(retry=Retry(max_retries=50, delay="200ms"))
+@app.task(retry=Retry(max_retries=50, delay="200ms"), max_worker_deaths=50)
 async def job(ctx: Context, number: int) -> int:
     with noted(HOLDS, HELD, ctx.execution_id):
         await ctx.step("half", asyncio.sleep, WORK_S / 2)
@@ -30,7 +30,7 @@ async def job(ctx: Context, number: int) -> int:
         return number
 
 
-@app.task(retry=Retry(max_retries=50, delay="200ms"))
+@app.task(retry=Retry(max_retries=50, delay="200ms"), max_worker_deaths=50)
 async def fenced_job(ctx: Context, number: int) -> int:
     with noted(HOLDS, HELD, ctx.execution_id):
         await asyncio.sleep(WORK_S / 2)

@@ -13,6 +13,8 @@ Job = Task[[int], int]
 
 FAILURES: Final = 3
 """A flaky task fails up to this often before it succeeds."""
+DEATHS_MAX: Final = 1_000
+"""Workers die often here, and not because of their work."""
 RETRY: Final = Retry(max_retries=5, delay="200ms", max_delay="2s")
 
 
@@ -30,7 +32,7 @@ def declare(app: App, ledger: Ledger) -> Program:
     """Register every task with `app`."""
     tasks = (*_working(app, ledger), *_waiting(app, ledger))
 
-    @app.task
+    @app.task(max_worker_deaths=DEATHS_MAX)
     async def total(ctx: Context, numbers: list[int]) -> int:
         return await Acting(ctx, ledger)("total", sum(numbers))
 
@@ -52,18 +54,18 @@ def declare(app: App, ledger: Ledger) -> Program:
 def _working(app: App, ledger: Ledger) -> tuple[Job, ...]:
     """Tasks that need nothing but a worker."""
 
-    @app.task
+    @app.task(max_worker_deaths=DEATHS_MAX)
     async def quick(ctx: Context, number: int) -> int:
         return number * 2
 
-    @app.task
+    @app.task(max_worker_deaths=DEATHS_MAX)
     async def stepped(ctx: Context, number: int) -> int:
         acting = Acting(ctx, ledger)
         first = await acting("first", number)
         second = await acting("second", first + 1)
         return await acting("third", second + 1)
 
-    @app.task(retry=RETRY)
+    @app.task(retry=RETRY, max_worker_deaths=DEATHS_MAX)
     async def flaky(ctx: Context, number: int) -> int:
         acting = Acting(ctx, ledger)
         kept = await acting("kept", number)
@@ -77,7 +79,7 @@ def _working(app: App, ledger: Ledger) -> tuple[Job, ...]:
 def _waiting(app: App, ledger: Ledger) -> tuple[Job, ...]:
     """Tasks that wait: for time, for others, for people, and for several of these."""
 
-    @app.task
+    @app.task(max_worker_deaths=DEATHS_MAX)
     async def sleeper(ctx: Context, number: int) -> int:
         acting = Acting(ctx, ledger)
         before = await acting("before", number)
@@ -90,7 +92,7 @@ def _waiting(app: App, ledger: Ledger) -> tuple[Job, ...]:
         acting = Acting(ctx, ledger)
         return await acting("second", 1 + await acting("first", number))
 
-    @app.task
+    @app.task(max_worker_deaths=DEATHS_MAX)
     async def parent(ctx: Context, number: int) -> int:
         acting = Acting(ctx, ledger)
         began = await acting("began", number)
@@ -98,14 +100,14 @@ def _waiting(app: App, ledger: Ledger) -> tuple[Job, ...]:
         results = [await each.result() for each in children]
         return await acting("collected", sum(results))
 
-    @app.task
+    @app.task(max_worker_deaths=DEATHS_MAX)
     async def approval(ctx: Context, number: int) -> int:
         acting = Acting(ctx, ledger)
         asked = await acting("asked", number)
         decision = await ctx.wait_for_signal("decided", type=int)
         return await acting("acted", asked + decision.payload)
 
-    @app.task
+    @app.task(max_worker_deaths=DEATHS_MAX)
     async def branches(ctx: Context, number: int) -> int:
         acting = Acting(ctx, ledger)
 

@@ -128,6 +128,7 @@ class App(Registry):
         executor: Executor = "thread",
         keep: Duration | None = None,
         keep_failed: Duration | None = None,
+        max_worker_deaths: int | None = None,
     ) -> "TaskDecorator": ...
     def task(
         self,
@@ -144,13 +145,15 @@ class App(Registry):
         executor: Executor = "thread",
         keep: Duration | None = None,
         keep_failed: Duration | None = None,
+        max_worker_deaths: int | None = None,
     ) -> "Task[..., object] | TaskDecorator":
         """Make a function a task, under its own name unless `name` gives another.
 
         Async functions run on the worker's event loop, plain ones in a thread;
         `executor="process"` runs a plain function in another process. `keep` and
         `keep_failed` say how long its runs are kept after they have completed, or
-        ended in any other way; `EngineConfig` says it for every task.
+        ended in any other way; `EngineConfig` says it for every task. `max_worker_deaths` is
+        how often in a row its worker may die before a run fails: three, unless given.
         Several versions of one name stand beside each other: runs stay with the version
         they began with.
         """
@@ -163,6 +166,7 @@ class App(Registry):
             executor=executor,
             keep=keep,
             keep_failed=keep_failed,
+            max_worker_deaths=max_worker_deaths,
         )
         decorate = TaskDecorator(self, name, settings, version)
         return decorate if function is None else decorate.register(function)

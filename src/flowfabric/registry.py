@@ -114,6 +114,7 @@ class Registry:
         capabilities: Sequence[str] = (),
         keep: Duration | None = None,
         keep_failed: Duration | None = None,
+        max_worker_deaths: int | None = None,
     ) -> "ScheduleDecorator":
         """Make a function a task that runs by the clock: by cron, or `every="10m"`.
 
@@ -128,6 +129,7 @@ class Registry:
             capabilities=tuple(capabilities),
             keep=keep,
             keep_failed=keep_failed,
+            max_worker_deaths=max_worker_deaths,
         )
         timing = Timing(cron=cron, every=every, timezone=timezone, catch_up=catch_up)
         return ScheduleDecorator(self, name, settings, timing)

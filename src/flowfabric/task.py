@@ -21,6 +21,7 @@ import msgspec
 from flowfabric.core.capabilities import check_required
 from flowfabric.core.durations import Duration, duration_ms, optional_duration_ms
 from flowfabric.core.ids import parse_execution_kind, parse_lane_id
+from flowfabric.core.limits import WORKER_DEATHS_MAX
 from flowfabric.core.policies import (
     ExecutionPolicy,
     ExponentialBackoff,
@@ -124,6 +125,7 @@ class TaskSettings:
     executor: Executor = "thread"
     keep: Duration | None = None
     keep_failed: Duration | None = None
+    max_worker_deaths: int | None = None
 
     @cached_property
     def policy(self) -> ExecutionPolicy | None:
@@ -135,10 +137,13 @@ class TaskSettings:
             failed_ms=optional_duration_ms("keep_failed", self.keep_failed),
         )
         kept = retention != RetentionPolicy()
-        if self.retry is None and timeout_ms is None and not required and not kept:
+        deaths = self.max_worker_deaths
+        plain = self.retry is None and timeout_ms is None and not required and not kept
+        if plain and deaths is None:
             return None
         return parse_policy(
             ExecutionPolicy(
+                max_worker_deaths=WORKER_DEATHS_MAX if deaths is None else deaths,
                 retry_policy=None if self.retry is None else self.retry.policy,
                 timeout_policy=None
                 if timeout_ms is None
@@ -193,9 +198,7 @@ class Task(Generic[P, R_co]):
             raise InvalidInput("executor", "a process runs plain functions, not async ones")
         if settings.executor == "process" and _asks_for_context(function):
             raise InvalidInput(
-                "executor",
-                f"{name} takes a context, which cannot reach another process; leave the parameter"
-                " out, or run the task in a thread",
+                "executor", f"{name} takes a context, which cannot reach another process"
             )
         _ = settings.policy
         if names_are_known(function):

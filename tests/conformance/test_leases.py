@@ -185,6 +185,7 @@ async def test_work_that_loses_more_leases_than_its_policy_allows_fails(
         PublicState.FAILED,
         now_ms,
         lease_epoch=epoch,
+        worker_deaths=2 if how == "expired" else 1,
         failure_reason="max_reclaims_exceeded",
     )
     assert await engine.list_attempts(execution_id) == (

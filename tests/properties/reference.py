@@ -46,6 +46,8 @@ class Rules:
     def policy(self) -> dict[str, object]:
         policy: dict[str, object] = {
             "max_reclaim_count": self.reclaims,
+            # A rule of its own, which would end most histories before they get interesting.
+            "max_worker_deaths": 1_000,
             "max_replay_count": self.replays,
             "routing_requirements": {"required_capabilities": sorted(self.needs)},
         }

@@ -49,6 +49,7 @@ POLICY = {
     "retry_policy": {"max_retries": 2, "backoff": {"type": "fixed", "delay_ms": 5_000}},
     "max_replay_count": 100,
     "max_reclaim_count": 100,
+    "max_worker_deaths": 100,
 }
 MEMBERS_MAX = 9
 ROUNDS_MAX = 60

@@ -188,6 +188,8 @@ def test_what_is_not_ready_is_never_granted() -> None:
 
 def test_the_epoch_only_grows() -> None:
     subject = running()
+    patient = structs.replace(subject.execution, policy='{"max_worker_deaths": 9}')
+    subject = structs.replace(subject, execution=patient)
     epochs = [subject.execution.lease_epoch]
     for number in range(2, 6):
         lost = decide_expire_lease(subject, NOW_MS + 10 * number * TTL_MS, RETENTION_MS)

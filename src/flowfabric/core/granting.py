@@ -76,7 +76,7 @@ def grant_lease(
 
 def _start(subject: Subject, lease: dict[str, Field], *, now_ms: int) -> Decision[Granted]:
     before = subject.execution
-    leased = change(before, now_ms, **lease)
+    leased = change(before, now_ms, **lease, worker_deaths=0)
     attempt = _new_attempt(before, leased, now_ms)
     event = lease_event(leased, LeaseEventType.ACQUIRED, now_ms)
     # The first attempt follows from the execution; see `core.attempts`.
@@ -120,6 +120,7 @@ def _resume(subject: Subject, lease: dict[str, Field], *, now_ms: int) -> Decisi
         "current_attempt_index": before.current_attempt_index,
         "total_attempt_count": before.total_attempt_count,
         "attempt_deadline_ms": _deadline(now_ms, before.attempt_time_left_ms),
+        "worker_deaths": 0,
     }
     leased = change(before, now_ms, **{**lease, **same_attempt})
     attempt = structs.replace(

@@ -12,7 +12,7 @@ first writes it down.
 
 A lost lease, expired or revoked, leaves the execution active and ready: the
 next claim continues it with a new attempt, counted against the policy's
-`max_reclaim_count`.
+`max_reclaim_count`, and `max_worker_deaths` if it expired.
 """
 
 from msgspec import Struct, structs
@@ -236,6 +236,7 @@ def note_expired(subject: Subject, now_ms: int, retention_ms: int) -> Changes:
         attempt_state=AttemptState.ATTEMPT_INTERRUPTED,
         lease_expired_at_ms=now_ms,
         attempt_deadline_ms=None,
+        worker_deaths=1 if subject.stepped else execution.worker_deaths + 1,
     )
     return _capped(
         subject,
@@ -307,8 +308,8 @@ def _capped(
     Decided here and not at the next claim, so that work which kills its workers
     fails as soon as it has killed enough of them.
     """
-    cap = reclaim_limit(parse_policy(lost.policy))
-    if lost.lease_reclaim_count < cap:
+    reason = _too_often(lost)
+    if reason is None:
         # The attempt may have had no row so far; what follows must find one.
         attempt = () if subject.attempt is None else (subject.attempt,)
         return Changes(updates=(lost, *attempt), events=event_changes.events)
@@ -318,8 +319,25 @@ def _capped(
         now_ms,
         retention_ms=retention_ms,
         attempt_end=AttemptLifecycle.INTERRUPTED_RECLAIMED,
-        reason="max_reclaims_exceeded",
-        attempt_failure="max_reclaims_exceeded",
-        fields={"failure_reason": "max_reclaims_exceeded", **final_lease(subject.execution)},
+        reason=reason,
+        attempt_failure=reason,
+        fields={"failure_reason": reason, **final_lease(subject.execution)},
     )
     return structs.replace(ended, events=event_changes.events + ended.events)
+
+
+def _too_often(lost: Execution) -> str | None:
+    """Why an execution that has lost its lease is not handed out again.
+
+    A lease that runs out is how the death of a worker shows; one that was given back, or taken
+    away by an operator, is none. Once a step is stored, or the execution waits, the count
+    begins anew: what gets on is not what kills its workers.
+    """
+    policy = parse_policy(lost.policy)
+    if lost.lease_reclaim_count >= reclaim_limit(policy):
+        return "max_reclaims_exceeded"
+    expired = lost.ownership_state is OwnershipState.LEASE_EXPIRED_RECLAIMABLE
+    if expired and lost.worker_deaths >= policy.max_worker_deaths:
+        times = "once" if lost.worker_deaths == 1 else f"{lost.worker_deaths} times"
+        return f"its worker died {times} in a row without getting on; see max_worker_deaths"
+    return None

@@ -3,6 +3,9 @@
 PRIORITY_MIN = 0
 PRIORITY_MAX = 9_000
 
+WORKER_DEATHS_MAX = 3
+"""How often in a row a worker may die over one execution, unless its policy says otherwise."""
+
 LEASE_TTL_MS_MIN = 1
 LEASE_TTL_MS_MAX = 24 * 60 * 60 * 1_000
 FENCE_MS_MAX = 10 * 60 * 1_000

@@ -86,6 +86,8 @@ class Execution(Record, frozen=True, kw_only=True):
     retry_count: int = 0
     replay_count: int = 0
     lease_reclaim_count: int = 0
+    worker_deaths: int = 0
+    """How often in a row its lease ran out, without a sign of progress in between."""
 
     lease_id: LeaseId | None = None
     lease_epoch: int = 0

@@ -192,6 +192,7 @@ def _replayed(
         "current_attempt_id": None,
         "retry_count": 0,
         "lease_reclaim_count": 0,
+        "worker_deaths": 0,
         "replay_count": execution.replay_count + 1,
         "completed_at_ms": None,
         "final_lease_id": None,

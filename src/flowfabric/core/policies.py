@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from flowfabric.core.capabilities import TOKENS_MAX, check_required
 from flowfabric.core.ids import parse_uuid
-from flowfabric.core.limits import TIME_MS_MAX
+from flowfabric.core.limits import TIME_MS_MAX, WORKER_DEATHS_MAX
 from flowfabric.errors import InvalidInput, InvalidPolicyJson, PayloadTooLarge
 
 POLICY_MAX_BYTES: Final = 65_536
@@ -130,6 +130,8 @@ class ExecutionPolicy(_Policy, frozen=True, kw_only=True):
     retry_policy: RetryPolicy | None = None
     timeout_policy: TimeoutPolicy | None = None
     max_reclaim_count: Count = 100
+    max_worker_deaths: Count = WORKER_DEATHS_MAX
+    """How often in a row its worker may die before a step is stored or it waits."""
     suspension_policy: SuspensionPolicy | None = None
     fallback_policy: FallbackPolicy | None = None
     max_replay_count: Count = 10

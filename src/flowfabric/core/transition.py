@@ -52,6 +52,8 @@ class Subject(Struct, frozen=True, kw_only=True):
     execution: Execution
     attempt: Attempt | None
     """The row of `current_attempt_index`; none before the first claim."""
+    stepped: bool = False
+    """Whether a step was stored in it; asked only where its worker has died before."""
     grant: ClaimGrant | None = None
     suspension: Suspension | None = None
     """The open one."""

@@ -45,6 +45,7 @@ from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.suspension_model import Suspension, Waitpoint, WaitpointState
 from flowfabric.core.transition import Subject
 from flowfabric.engine.routes import KnowsRoutes
+from flowfabric.engine.stepped import stepped_in_attempt
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Key, Parameter, Row, Saving, Store, Transaction, Unlocked
 
@@ -304,6 +305,9 @@ async def load_subjects(
     """Lock executions with their current attempts; ids without a row are left out."""
     executions = await tx.lock(Execution, [execution_key(i) for i in sorted(execution_ids)])
     attempts = await _load_attempts(tx, executions.values())
+    stepped = await stepped_in_attempt(
+        tx, [each for each in executions.values() if each.worker_deaths]
+    )
     # A grant means something only while a worker could use it; left behind, it ends by itself.
     claimable = [
         key
@@ -316,6 +320,7 @@ async def load_subjects(
         execution.execution_id: Subject(
             execution=execution,
             attempt=attempts.get(execution.execution_id) or first_attempt(execution),
+            stepped=execution.execution_id in stepped,
             grant=grants.get(key),
             suspension=opened.suspensions.get(execution.execution_id),
             waitpoints=opened.waitpoints.get(execution.execution_id, ()),

@@ -77,6 +77,7 @@ create table execution (
     retry_count                        integer not null,
     replay_count                       integer not null,
     lease_reclaim_count                integer not null,
+    worker_deaths                      integer not null default 0,
     open_waitpoint_count               integer not null default 0,
     signal_count                       integer not null default 0,
     keeps_signals                      boolean not null default false,

@@ -88,6 +88,7 @@ with clock as (
                                         else e.total_attempt_count end,
            total_attempt_count = e.total_attempt_count + (c.kind <> 'resumed')::int,
            lease_reclaim_count = e.lease_reclaim_count + (c.kind = 'reclaimed')::int,
+           worker_deaths = case when c.kind = 'reclaimed' then e.worker_deaths else 0 end,
            attempt_deadline_ms = (select now_ms from clock) + nullif(
                case when c.kind = 'resumed' then e.attempt_time_left_ms
                     else e.attempt_timeout_ms end, 0),

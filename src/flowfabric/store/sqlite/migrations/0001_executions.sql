@@ -62,6 +62,7 @@ create table execution (
     retry_count                     integer not null,
     replay_count                    integer not null,
     lease_reclaim_count             integer not null,
+    worker_deaths                   integer not null default 0,
     lifecycle_phase                 text not null,
     ownership_state                 text not null,
     eligibility_state               text not null,

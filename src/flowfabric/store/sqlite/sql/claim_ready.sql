@@ -82,6 +82,7 @@ update execution
                                     else total_attempt_count end,
        total_attempt_count = total_attempt_count + (c.kind <> 'resumed'),
        lease_reclaim_count = lease_reclaim_count + (c.kind = 'reclaimed'),
+       worker_deaths = case when c.kind = 'reclaimed' then worker_deaths else 0 end,
        attempt_deadline_ms = :clock + nullif(
            case when c.kind = 'resumed' then attempt_time_left_ms else attempt_timeout_ms end, 0),
        attempt_time_left_ms = null,

@@ -1,0 +1,107 @@
+"""Work that kills its workers is not handed out without end; what gets on is."""
+
+import pytest
+
+from flowfabric import Engine
+from flowfabric.core.results import Claimed
+from flowfabric.core.states import PublicState
+from flowfabric.core.steps import NewStep
+from flowfabric.engine.steps import StepReport
+from flowfabric.testing import SettableClock
+from tests.conformance.given import WORKER, Given
+
+TTL_MS = 1_000
+
+
+async def claim(engine: Engine) -> Claimed | None:
+    return await engine.claim(**WORKER, lease_ttl_ms=TTL_MS)
+
+
+async def lose(engine: Engine, clock: SettableClock) -> None:
+    """The worker is gone, and its lease runs out."""
+    clock.advance(ms=TTL_MS)
+    await engine.expire_due_leases()
+
+
+@pytest.mark.parametrize(("policy", "deaths"), [({}, 3), ({"max_worker_deaths": 1}, 1)])
+async def test_work_that_kills_its_workers_fails_and_says_how_often(
+    engine: Engine,
+    given: Given,
+    clock: SettableClock,
+    policy: dict[str, object],
+    deaths: int,
+) -> None:
+    execution_id = await given.waiting(policy=policy)
+    for _ in range(deaths):
+        assert await claim(engine) is not None
+        await lose(engine, clock)
+
+    ended = await engine.describe_execution(execution_id)
+    assert ended is not None
+    assert ended.public_state is PublicState.FAILED
+    times = "once" if deaths == 1 else f"{deaths} times"
+    assert ended.failure_reason is not None
+    assert ended.failure_reason.startswith(f"its worker died {times} in a row")
+    assert await claim(engine) is None
+
+
+async def test_what_stores_steps_between_deaths_goes_on(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    execution_id = await given.waiting()
+    for number in range(10):
+        claimed = await claim(engine)
+        assert claimed is not None
+        step = NewStep(step_key=f"step-{number}")
+        (stored,) = await engine.record_steps([StepReport(handle=claimed.handle, step=step)])
+        assert not isinstance(stored, Exception)
+        await lose(engine, clock)
+
+    assert await engine.read_execution_state(execution_id) is PublicState.ACTIVE
+
+
+async def test_what_waits_between_deaths_goes_on(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    execution_id = await given.waiting()
+    for _ in range(4):
+        for _ in range(2):
+            assert await claim(engine) is not None
+            await lose(engine, clock)
+        claimed = await claim(engine)
+        assert claimed is not None
+        await engine.delay(claimed.handle, clock.now_ms() + 10)
+        clock.advance(ms=10)
+        await engine.promote_due_delays()
+
+    claimed = await claim(engine)
+    assert claimed is not None
+    assert claimed.execution_id == execution_id
+
+
+async def test_what_is_handed_back_or_taken_away_is_no_death(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    execution_id = await given.waiting()
+    for _ in range(5):
+        claimed = await claim(engine)
+        assert claimed is not None
+        await engine.hand_back_many([claimed.handle], reason="the worker stops")
+    for _ in range(5):
+        assert await claim(engine) is not None
+        await engine.revoke_lease(execution_id, reason="it hangs")
+
+    assert await claim(engine) is not None
+
+
+async def test_a_replay_counts_anew(engine: Engine, given: Given, clock: SettableClock) -> None:
+    execution_id = await given.waiting()
+    for _ in range(3):
+        assert await claim(engine) is not None
+        await lose(engine, clock)
+    await engine.replay_execution(execution_id)
+    for _ in range(2):
+        assert await claim(engine) is not None
+        await lose(engine, clock)
+
+    assert await claim(engine) is not None
