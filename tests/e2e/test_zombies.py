@@ -24,7 +24,9 @@ async def worker(url: str, log: Path, name: str) -> AsyncIterator[asyncio.subpro
 
 
 def steps_of(log: Path, name: str) -> list[tuple[str, str]]:
-    lines = [line.split(" ") for line in log.read_text().splitlines()] if log.exists() else []
+    text = log.read_text() if log.exists() else ""
+    # The last line may be half written.
+    lines = [line.split(" ") for line in text.split("\n")[:-1]]
     return [(execution_id, step) for who, execution_id, step in lines if who == name]
 
 
