@@ -12,6 +12,7 @@ from flowfabric.core.journal import (
     STEP_KEY_BYTES_MAX,
     Asked,
     Kept,
+    Match,
     Shelf,
     kept_lines,
     label_of,
@@ -71,6 +72,12 @@ def taken(stored: Sequence[str], *bursts: Sequence[str]) -> list[list[str]]:
             [["a:f.1", "a:f.2#2"]],
             id="together, with other times",
         ),
+        pytest.param(
+            ["a:1", "a:1#3"],
+            [["a:1", "a:1#2"], ["a:1#3"]],
+            [["a:1", "refused"], ["a:1#3"]],
+            id="an equal one is still to come",
+        ),
         pytest.param(["b:2!"], [["b:1!"]], [["new"]], id="another one of parallel calls"),
         pytest.param(["b:2!"], [["c:1"]], [["new"]], id="parallel ones may still be asked for"),
         pytest.param(["b:2!"], [["b:1!"], ["b:2!"]], [["new"], ["b:2!"]], id="and are"),
@@ -82,6 +89,17 @@ def test_a_call_takes_its_own_step(
     stored: list[str], bursts: list[list[str]], expected: list[list[str]]
 ) -> None:
     assert taken(stored, *bursts) == expected
+
+
+def test_a_branch_may_be_new_although_later_ones_of_its_place_are_stored() -> None:
+    first, second, third = (Asked(BRANCH, "fetch", "", number) for number in (1, 2, 3))
+    shelf = Shelf([Kept("first", *first), Kept("third", *third)])
+    (one, two), (three,) = shelf.take([first, second]), shelf.take([third])
+    assert [one.kept, two, three.kept] == [
+        Kept("first", *first),
+        Match(),
+        Kept("third", *third),
+    ]
 
 
 def test_another_kind_of_the_same_name_is_another_call() -> None:

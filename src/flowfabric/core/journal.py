@@ -82,6 +82,7 @@ class Shelf:
         self._parallel: dict[tuple[str, str], dict[str, Kept]] = {}
         self._left: dict[str, Kept] = {}
         self._forgiven: set[str] = set()
+        self._burst: set[tuple[str, str, int]] = set()
         self.untouched = True
         """Nothing has been taken off it in this run."""
         for each in sorted(kept, key=lambda kept: (kept.number, kept.key)):
@@ -101,6 +102,7 @@ class Shelf:
     def take(self, burst: Sequence[Asked]) -> list[Match]:
         """What the calls of one burst stand for, taken off the shelf."""
         found: list[Kept | None] = [None] * len(burst)
+        self._burst = {(asked.kind, asked.name, asked.number) for asked in burst}
         passes = (self._same, self._equal_to, self._alike, self._numbered)
         for candidate in passes if self._left else ():
             for position, asked in enumerate(burst):
@@ -142,7 +144,19 @@ class Shelf:
 
     def _equal_to(self, asked: Asked) -> Kept | None:
         equal = self._equal.get((asked.kind, asked.name, asked.digest))
-        return next(iter(equal.values())) if equal else None
+        if not equal:
+            return None
+        return next((kept for kept in equal.values() if self._moved(asked, kept)), None)
+
+    def _moved(self, asked: Asked, kept: Kept) -> bool:
+        """Whether the order has changed, rather than that an equal call is still to come."""
+        return (
+            asked.parallel
+            or kept.parallel
+            or kept.number < asked.number
+            or (kept.kind, kept.name, kept.number) in self._burst
+            or self._numbered(asked) is not None
+        )
 
     def _alike(self, asked: Asked) -> Kept | None:
         kept = self._numbered(asked)
@@ -179,7 +193,8 @@ class Shelf:
         """Why a call that is not stored must not run; empty if it may."""
         if not self._left:
             return ""
-        behind = self.behind
+        # Branches are started at one place in several goes: others may still come.
+        behind = None if asked.kind == BRANCH and not self.untouched else self.behind
         if behind is not None:
             return (
                 f"{shown(asked)} is not stored, but {shown(behind)} is and has not been asked for"

@@ -127,7 +127,11 @@ class Parking:
     async def until_code_fits(self, mismatch: CodeMismatch) -> None:
         """Stop here until other code is deployed, or this one accepted. Does not return either."""
         self.mismatch = self.mismatch or mismatch
-        await self.stop_here()
+        try:
+            await self.stop_here()
+        finally:
+            if not self._decided:
+                self.mismatch = None
 
     def _check_alone(self, taken: bool) -> None:
         # An execution has one open suspension, which ends for one reason.

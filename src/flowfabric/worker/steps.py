@@ -57,7 +57,7 @@ class Journal:
         self._store_later = store_later
         self._load = load
         self._parking: Parking | None = parking
-        self._loading, self._ending = asyncio.Lock(), asyncio.Lock()
+        self._loading, self._ending, self._passing = (asyncio.Lock() for _ in range(3))
         self._under_way = 0
         self.seen: list[Seen] = []
         self._steps: dict[str, Step] = {}
@@ -104,7 +104,9 @@ class Journal:
         if step is None:
             if call.refusal:
                 await self._until_code_fits(CodeMismatch(call.key, call.refusal))
-            await self._store_seen(call.line.gone_past(call))
+            if self.seen or self._passing.locked():
+                async with self._passing:
+                    await self._store_seen(call.line.gone_past(call))
             return None
         self._untaken.discard(step.step_key)
         if step.failure == GIVEN_UP:
@@ -148,12 +150,13 @@ class Journal:
 
     async def settle(self) -> None:
         """The handler has gone on past every failure: it is parked, or has completed."""
-        await self._store_seen(list(self.seen))
+        async with self._passing:
+            await self._store_seen(list(self.seen))
 
     async def _store_seen(self, seen: Iterable[Seen]) -> None:
         for each in seen:
-            self.seen.remove(each)
             await self._store(_new_step(each.call, failure=each.failure))
+            self.seen.remove(each)
 
     async def _given_up(self) -> None:
         """Wait for the handler to give the call up as it did before."""
