@@ -17,13 +17,13 @@ import sys
 from rich.live import Live
 from rich.table import Table
 
-from benchmarks.chaos import faults, network
+from benchmarks.chaos import faults, network, strangers
 from benchmarks.chaos.arena import Fault
 from benchmarks.chaos.verdict import Verdict, play, row_of
 from benchmarks.report import console
 from tests.postgres import start_server
 
-SCENARIOS: dict[str, Fault] = {**faults.SCENARIOS, **network.SCENARIOS}
+SCENARIOS: dict[str, Fault] = {**faults.SCENARIOS, **network.SCENARIOS, **strangers.SCENARIOS}
 
 
 COLUMNS = (
