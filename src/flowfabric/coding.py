@@ -19,6 +19,7 @@ from msgspec import Struct, structs
 
 from flowfabric.config import EngineConfig
 from flowfabric.core.creation import Checked, NewExecution, fingerprint
+from flowfabric.core.details import ExecutionDetails
 from flowfabric.core.handles import Handle
 from flowfabric.core.lease import Fence
 from flowfabric.core.results import Claimed, Completed
@@ -31,6 +32,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.leases import LEASE_TTL_MS
 from flowfabric.engine.outcomes import Found
 from flowfabric.engine.signal_request import SignalOptions
+from flowfabric.engine.signals import Delivery
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
 from flowfabric.engine.work import Completion
@@ -169,6 +171,18 @@ class CodedEngine(Engine):
             execution_id, waitpoint_key, signal_name=signal_name, keep=keep, **packed
         )
 
+    def _delivery(
+        self,
+        execution_id: str,
+        waitpoint_id: str,
+        waitpoint_token: str | WaitpointToken,
+        signal_name: str,
+        options: SignalOptions,
+    ) -> Delivery:
+        """For signals in the caller's transaction too; what is encoded already stays as it is."""
+        packed = self._pack_signal(options)
+        return super()._delivery(execution_id, waitpoint_id, waitpoint_token, signal_name, packed)
+
     def _pack_signal(self, options: SignalOptions) -> SignalOptions:
         payload = options.get("payload")
         return options if payload is None else {**options, "payload": self.pack(payload)}
@@ -223,6 +237,15 @@ class CodedEngine(Engine):
             found, lambda each: structs.replace(each, result=self.unpack(each.result))
         )
         return tuple(plain)
+
+    async def inspect_execution(self, execution_id: str) -> ExecutionDetails | None:
+        found = await super().inspect_execution(execution_id)
+        if found is None:
+            return None
+        steps = await self._all(
+            found.steps, lambda each: structs.replace(each, result=self._readable(each.result))
+        )
+        return structs.replace(found, steps=tuple(steps))
 
     async def get_execution_result(self, execution_id: str) -> bytes | None:
         result = await super().get_execution_result(execution_id)

@@ -55,6 +55,7 @@ async def test_nothing_is_stored_as_it_was_said(store_url: str) -> None:
             assert await run.result(timeout="20s") == SECRET
         (step, *_) = await app.engine.list_steps(run.execution_id)
         assert step.result == f'"{SECRET}"'.encode()
+        assert (await run.steps())[0].result == step.result
     assert any(SECRET.encode() in zlib.decompress(each) for each in codec.kept.values())
     if store_url.startswith("sqlite"):
         for path in Path(store_url.removeprefix("sqlite:///")).parent.iterdir():
