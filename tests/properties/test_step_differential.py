@@ -43,6 +43,7 @@ new_steps = st.lists(
         failure=st.sampled_from((None, None, b"", b"\xffwhy")),
         result=st.sampled_from((None, b"", b"\x00\xff", b"1")),
         sleep_ms=st.sampled_from((None, 0, 1_000)),
+        duration_ms=st.sampled_from((None, 0, 70)),
     ),
     min_size=len(KINDS),
     max_size=len(KINDS),
@@ -81,6 +82,7 @@ def check_record(
             failures=[step.failure for step in given_steps],
             results=[step.result for step in given_steps],
             sleeps_ms=[step.sleep_ms for step in given_steps],
+            durations_ms=[step.duration_ms for step in given_steps],
             **lease_columns(handles),
         )
         sure, decided = decide_each(world, before, handles, decide)

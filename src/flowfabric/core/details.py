@@ -1,8 +1,10 @@
 """One execution with all that belongs to it: its steps, its attempts, its children."""
 
+import msgspec
 from msgspec import Struct
 
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.journal import branch_name
 from flowfabric.core.model import Attempt, Execution
 from flowfabric.core.states import PublicState
 from flowfabric.core.step_model import Step, StepKind
@@ -20,10 +22,9 @@ class StepView(Struct, frozen=True, kw_only=True):
     result: bytes | None
     """As stored: JSON, unless the app's codec says otherwise."""
     error: str | None
-    started_at_ms: int | None
     recorded_at_ms: int
     duration_ms: int | None
-    """None where nothing ran, as for a sleep."""
+    """How long its function ran; None where there is none, as for a sleep."""
     wake_at_ms: int | None
     attempt_index: int
 
@@ -48,17 +49,31 @@ class ExecutionDetails(ExecutionSnapshot, frozen=True, kw_only=True):
 def step_view(step: Step) -> StepView:
     return StepView(
         step_key=step.step_key,
-        name=step.step_key,
-        branch="",
+        name=step.name or step.step_key,
+        branch=branch_name(step.line),
         kind=step.kind,
         result=step.result,
-        error=None,
-        started_at_ms=None,
+        error=_error(step.failure),
         recorded_at_ms=step.recorded_at_ms,
-        duration_ms=None,
+        duration_ms=step.duration_ms,
         wake_at_ms=step.wake_at_ms,
         attempt_index=step.attempt_index,
     )
+
+
+def _error(failure: bytes | None) -> str | None:
+    """What was stored of a failure, in a line; each kind of step has its own form."""
+    if failure is None:
+        return None
+    try:
+        meaning: object = msgspec.json.decode(failure)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return failure.decode(errors="replace")
+    if not isinstance(meaning, dict):
+        return str(meaning)
+    what = meaning.get("name") or meaning.get("public_state") or "failed"
+    why = meaning.get("message") or meaning.get("reason") or ""
+    return f"{what}: {why}"
 
 
 def details(

@@ -240,6 +240,14 @@ def line_id(group: str, asked: Asked) -> str:
     return f"{group}:{asked.number}:{asked.digest}:{parallel}:{asked.name}"
 
 
+def branch_name(line: str) -> str:
+    """A line as people know it: the name it was given, or that of its coroutine and its number."""
+    if line == ROOT or line.startswith("="):
+        return line[1:]
+    parts = line.split(":", 4)
+    return f"{parts[4].rpartition('.')[2]}[{parts[1]}]" if len(parts) == 5 else line
+
+
 def label_of(qualified_name: str) -> str:
     """The name of a coroutine as lines are known by it."""
     if len(qualified_name) <= _LABEL_CHARS_MAX:

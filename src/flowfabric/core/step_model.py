@@ -51,6 +51,8 @@ class Step(Record, frozen=True, kw_only=True):
     """How it ended without a result, as the handler saw it."""
     wake_at_ms: int | None = None
     """When a sleep ends."""
+    duration_ms: int | None = None
+    """How long the function of a step ran, by the clock of its worker."""
     attempt_index: int
     recorded_at_ms: int
 

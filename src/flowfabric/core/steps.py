@@ -40,6 +40,7 @@ class NewStep(Struct, frozen=True, kw_only=True):
     result: bytes | None = None
     failure: bytes | None = None
     sleep_ms: int | None = None
+    duration_ms: int | None = None
 
 
 class StepStored(Struct, frozen=True, kw_only=True):
@@ -73,6 +74,7 @@ def decide_record(
         result=step.result,
         failure=step.failure,
         wake_at_ms=None if step.sleep_ms is None else timing.now_ms + step.sleep_ms,
+        duration_ms=step.duration_ms,
         attempt_index=execution.current_attempt_index,
         recorded_at_ms=timing.now_ms,
     )

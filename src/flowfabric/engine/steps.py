@@ -107,6 +107,7 @@ class Steps(Operations):
             failures=[step.failure for step in steps],
             results=[step.result for step in steps],
             sleeps_ms=[step.sleep_ms for step in steps],
+            durations_ms=[step.duration_ms for step in steps],
             **lease_columns([report.handle for report in reports]),
         )
         return {
@@ -250,6 +251,8 @@ def check_step(step: object, result_bytes_max: int) -> NewStep:
     check_optional_bytes(f"the failure of {key}", step.failure, result_bytes_max)
     if step.sleep_ms is not None:
         check_int("sleep_ms", step.sleep_ms, 0, DURATION_MAX_MS)
+    if step.duration_ms is not None:
+        check_int("duration_ms", step.duration_ms, 0, DURATION_MAX_MS)
     return structs.replace(step, kind=StepKind(step.kind), name=step.name or key)
 
 

@@ -40,7 +40,7 @@ from flowfabric.worker.lines import inside_step
 from flowfabric.worker.patching import BlockingPatchVerbs, PatchVerbs
 from flowfabric.worker.services import Fence, Services
 from flowfabric.worker.signalling import BlockingSignalVerbs, SignalVerbs
-from flowfabric.worker.steps import Call
+from flowfabric.worker.steps import Call, timed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -163,7 +163,8 @@ class Context(PatchVerbs, SignalVerbs, Facts):
             services.check()
             with services.parking.working():
                 try:
-                    data = encode_step(call.key, await self._tried(call, function, args, given))
+                    with timed(call):
+                        data = encode_step(call.key, await self._tried(call, function, args, given))
                 except Exception as error:
                     journal.failed(call, error)
                     raise

@@ -91,7 +91,7 @@ class Call:
     """One call of a durable verb. While it is under way, use it as a context."""
 
     __slots__ = (
-        "after_key", "asked", "before", "key", "kind", "line", "made", "refusal", "step"
+        "after_key", "asked", "before", "key", "kind", "line", "made", "refusal", "step", "took_ms"
     )  # fmt: skip
 
     def __init__(self, line: "Line", kind: StepKind, asked: Asked, made: int) -> None:
@@ -104,7 +104,7 @@ class Call:
         self.step: Step | None = None
         """What is stored of it."""
         self.before = line.forks
-        """The branches started before it, since the call before."""
+        self.took_ms: int | None = None
         self.refusal = ""
 
     @property

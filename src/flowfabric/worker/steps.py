@@ -20,6 +20,7 @@ from flowfabric.core.step_model import Step, StepKind
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
 from flowfabric.worker.failures import GIVEN_UP, encode_failure, rebuilt
+from flowfabric.worker.held import clock_s
 from flowfabric.worker.lines import Call, Line, Seen, current_line, inside_step, root_line
 from flowfabric.worker.parking import Parking
 
@@ -335,6 +336,16 @@ def _gone_too(step: NewStep) -> None:
     raise asyncio.CancelledError("the handler has ended")
 
 
+@contextmanager
+def timed(call: Call) -> Iterator[None]:
+    """Note how long the function of a step runs."""
+    began_s = clock_s()
+    try:
+        yield
+    finally:
+        call.took_ms = max(0, round((clock_s() - began_s) * 1_000))
+
+
 def _kept(step: Step) -> Kept:
     return Kept(step.step_key, step.kind, step.name, step.digest, step.number, step.parallel)
 
@@ -359,4 +370,5 @@ def _new_step(
         result=result,
         failure=failure,
         sleep_ms=sleep_ms,
+        duration_ms=call.took_ms,
     )

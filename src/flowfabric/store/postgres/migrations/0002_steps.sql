@@ -10,6 +10,7 @@ create table step (
     parallel         boolean not null,
     recorded_at_ms   bigint not null,
     wake_at_ms       bigint,
+    duration_ms      bigint,
     kind             text not null,
     step_key         text not null,
     after_key        text,

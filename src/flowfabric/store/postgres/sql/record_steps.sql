@@ -9,10 +9,12 @@ with given as materialized (
           :partition_keys::int[], :execution_ids::uuid[], :lease_ids::uuid[],
           :step_keys::text[], :after_keys::text[], :kinds::text[], :lines::text[],
           :names::text[], :digests::text[], :numbers::int[], :parallels::boolean[],
-          :results::bytea[], :failures::bytea[], :sleeps_ms::bigint[]
+          :results::bytea[], :failures::bytea[], :sleeps_ms::bigint[],
+          :durations_ms::bigint[]
       ) with ordinality as g (
           partition_key, execution_id, lease_id, step_key, after_key, kind, line, name, digest,
-          number, parallel, result, failure, sleep_ms, position)
+          number, parallel, result, failure, sleep_ms, duration_ms,
+          position)
 ), locked as materialized (
     -- Shared: several steps of one execution may be stored at once, but nobody may take
     -- the lease away before they are.
@@ -36,9 +38,9 @@ with given as materialized (
 ), written as (
     insert into step (
         partition_key, execution_id, step_key, after_key, kind, line, name, digest, number,
-        parallel, result, failure, wake_at_ms, attempt_index, recorded_at_ms)
+        parallel, result, failure, wake_at_ms, duration_ms, attempt_index, recorded_at_ms)
     select partition_key, execution_id, step_key, after_key, kind, line, name, digest, number,
-           parallel, result, failure, now_ms + sleep_ms, attempt_index, now_ms
+           parallel, result, failure, now_ms + sleep_ms, duration_ms, attempt_index, now_ms
       from held
         on conflict (partition_key, execution_id, step_key) do nothing
 ), given_up as (

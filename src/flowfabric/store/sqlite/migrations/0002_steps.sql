@@ -16,6 +16,7 @@ create table step (
     attempt_index    integer not null,
     recorded_at_ms   integer not null,
     wake_at_ms       integer,
+    duration_ms      integer,
     result           blob,
     failure          blob,
     primary key (partition_key, execution_id, step_key)

@@ -5,11 +5,12 @@
 -- came twice. It may only be given up afterwards.
 insert into step (
     partition_key, execution_id, step_key, after_key, kind, line, name, digest, number,
-    parallel, result, failure, wake_at_ms, attempt_index, recorded_at_ms)
+    parallel, result, failure, wake_at_ms, duration_ms, attempt_index, recorded_at_ms)
 select e.partition_key, e.execution_id, g.value ->> 'step_keys', g.value ->> 'after_keys',
        g.value ->> 'kinds', g.value ->> 'lines', g.value ->> 'names', g.value ->> 'digests',
        g.value ->> 'numbers', g.value ->> 'parallels', unhex(g.value ->> 'results'),
        unhex(g.value ->> 'failures'), :clock + (g.value ->> 'sleeps_ms'),
+       g.value ->> 'durations_ms',
        e.current_attempt_index, :clock
   from json_each(:rows) as g
  cross join execution as e
