@@ -102,6 +102,13 @@ def test_a_branch_may_be_new_although_later_ones_of_its_place_are_stored() -> No
     ]
 
 
+def test_a_branch_that_has_stored_nothing_takes_no_other() -> None:
+    first, second = (Asked(BRANCH, "fetch", str(number), number) for number in (1, 2))
+    shelf = Shelf([Kept("second", *second)])
+    assert shelf.take([first])[0].kept is None
+    assert shelf.take([second])[0].kept == Kept("second", *second)
+
+
 def test_another_kind_of_the_same_name_is_another_call() -> None:
     (match,) = Shelf([kept("sleep")]).take([Asked("sleep", "sleep", "", 1)])
     assert match.kept is None

@@ -170,7 +170,8 @@ class Shelf:
 
     def _lowest(self, asked: Asked) -> Kept | None:
         ordered = self._ordered.get((asked.kind, asked.name))
-        if not ordered or asked.parallel:
+        # A branch without steps of its own is not stored: the lowest may be another one.
+        if not ordered or asked.parallel or asked.kind == BRANCH:
             return None
         return next(iter(next(iter(ordered.values())).values()))
 
