@@ -21,7 +21,7 @@ BY_ID = (
 BY_LANE = ("pause_lane", "resume_lane", "drain_lane", "disable_lane")
 SWEEPS = (
     "expire_due_attempts", "expire_due_deadlines", "expire_due_leases", "promote_due_delays",
-    "trim_events", "trim_guards", "trim_retention",
+    "trim_events", "trim_guards", "trim_retention", "trim_routes",
 )  # fmt: skip
 FAILED = ExecutionFilter(states=(PublicState.FAILED,))
 

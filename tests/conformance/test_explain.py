@@ -65,9 +65,13 @@ async def test_a_queued_execution_knows_how_many_go_first(
     )
 
 
-async def test_of_one_millisecond_the_earlier_id_goes_first(engine: Engine, given: Given) -> None:
+async def test_of_one_millisecond_the_earlier_uuid_goes_first(engine: Engine, given: Given) -> None:
+    """Whatever the partition, which says nothing about who came first."""
     await present(engine)
-    ids = sorted([await given.waiting() for _ in range(3)])
+    uuids = [f"00000000-0000-4000-8000-00000000000{digit}" for digit in (1, 2, 3)]
+    ids = [f"{{fp:{fp}}}:{uuid}" for fp, uuid in zip((86, 9, 120), uuids, strict=True)]
+    for execution_id in reversed(ids):
+        await given.waiting(execution_id=execution_id)
     ahead = [(await engine.explain_execution(each)).detail["ahead"] for each in ids]
     assert ahead == [0, 1, 2]
     assert [(await given.taken()).execution_id for _ in range(3)] == ids

@@ -15,7 +15,7 @@ from flowfabric.core.step_model import StepKind
 from flowfabric.core.steps import NewStep
 from flowfabric.core.suspend_request import ResumePolicy
 from flowfabric.engine.steps import StepReport
-from flowfabric.errors import Corruption, InvalidInput, InvalidPolicyJson, PayloadTooLarge
+from flowfabric.errors import InvalidHandle, InvalidInput, InvalidPolicyJson, PayloadTooLarge
 from tests.conformance.given import Given, fence_of, new
 
 NUL = "a\x00b"
@@ -73,7 +73,7 @@ async def test_one_forged_handle_does_not_keep_the_others_from_being_handed_back
 
     refused, returned = await engine.hand_back_many([forged, claimed.handle], reason="stop")
 
-    assert isinstance(refused, Corruption)
+    assert isinstance(refused, InvalidHandle)
     assert isinstance(returned, HandedBack)
 
 

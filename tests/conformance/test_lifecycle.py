@@ -10,8 +10,8 @@ from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.partitions import PartitionConfig
 from flowfabric.engine.engine import FLAGS, Identity, Prepared
 from flowfabric.errors import (
-    Corruption,
     HandleFromOtherBackend,
+    InvalidHandle,
     InvalidInput,
     OperationTimeout,
     Unavailable,
@@ -92,7 +92,7 @@ async def test_a_handle_of_another_database_is_refused(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:
     running = await given.running()
-    error = Corruption if engine.backend_label() == "sqlite" else HandleFromOtherBackend
+    error = InvalidHandle if engine.backend_label() == "sqlite" else HandleFromOtherBackend
     async with await connect("sqlite:///:memory:", clock=clock) as other:
         with pytest.raises(error):
             await other.complete(running.handle)

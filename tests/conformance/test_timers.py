@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine, EngineConfig
-from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.limits import BATCH_MAX, ROUTE_KEEP_MS
 from flowfabric.core.results import AlreadySatisfied, Marked
 from flowfabric.core.states import (
     AttemptLifecycle,
@@ -56,6 +56,7 @@ SWEEP_NAMES = (
     "trim_retention",
     "trim_events",
     "trim_guards",
+    "trim_routes",
 )
 
 
@@ -86,6 +87,7 @@ async def test_an_expired_lease_leaves_the_execution_ready_for_another(
         blocking_detail="lease expired, awaiting reclaim",
         attempt_state=AttemptState.ATTEMPT_INTERRUPTED,
         ready=True,
+        worker_deaths=1,
         lease_expired_at_ms=now_ms,
         attempt_deadline_ms=None,
         last_mutation_at_ms=now_ms,
@@ -382,7 +384,12 @@ async def test_the_next_due_times_tell_each_reconciler_when_to_look(
     await given.delayed(by_ms=10)
     await given.waiting(execution_deadline_at_ms=clock.now_ms() + 30)
     await given.waiting(idempotency_key="k", policy={"dedup_window_ms": 60})
-    assert await engine.next_due() == {"delayed": 10, "deadline": 30, "guard_retention": 60}
+    assert await engine.next_due() == {
+        "delayed": 10,
+        "deadline": 30,
+        "guard_retention": 60,
+        "route_retention": ROUTE_KEEP_MS,
+    }
     await given.running(ttl_ms=40, policy={"timeout_policy": {"attempt_timeout_ms": 50}})
     await given.completed(execution_deadline_at_ms=clock.now_ms())
     await paused(given, timeout_at_ms=clock.now_ms() + 65)
@@ -398,6 +405,7 @@ async def test_the_next_due_times_tell_each_reconciler_when_to_look(
         "waitpoint_expiry": 68,
         "retention": 70,
         "event_retention": 80,
+        "route_retention": ROUTE_KEEP_MS,
     }
     assert await engine.next_due() == dues
     clock.advance(ms=15)
@@ -405,7 +413,9 @@ async def test_the_next_due_times_tell_each_reconciler_when_to_look(
     assert dues.keys() <= SWEEPS.keys()
 
 
-@pytest.mark.parametrize("config", [EngineConfig(keep="70ms", keep_events="80ms")])
+@pytest.mark.parametrize(
+    "config", [EngineConfig(keep="70ms", keep_failed="75ms", keep_events="80ms")]
+)
 async def test_what_is_due_to_the_millisecond_is_done(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:
@@ -416,8 +426,12 @@ async def test_what_is_due_to_the_millisecond_is_done(
     await given.running(ttl_ms=40)
     await given.running(ttl_ms=99, policy=timed)
     await given.completed()
-    while waits := await engine.next_due():
+    while (waits := await engine.next_due()).keys() != {"route_retention"}:
         clock.advance(ms=max(0, min(waits.values())))
         due = sorted(name for name, left_ms in (await engine.next_due()).items() if left_ms <= 0)
         acted = await run_due(engine)
         assert (sorted(acted), min(acted.values()) > 0) == (due, True)
+    clock.advance(ms=waits["route_retention"])
+    # One still waits, so that its kind stays known and is looked at again a day later.
+    assert await run_due(engine) == {"route_retention": 0}
+    assert await engine.next_due() == {"route_retention": ROUTE_KEEP_MS}

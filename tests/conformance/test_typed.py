@@ -6,6 +6,7 @@ from flowfabric import Engine
 from flowfabric.core.limits import PRIORITY_MAX
 from flowfabric.core.results import Delayed, Moved, Updated
 from flowfabric.core.states import PublicState
+from flowfabric.core.tags import TAG_KEY_MAX_BYTES
 from flowfabric.engine.unimplemented import NAMES
 from flowfabric.errors import InvalidInput, StaleLease, Unavailable
 from flowfabric.testing import SettableClock
@@ -76,6 +77,9 @@ async def test_several_tags_of_a_flow_are_set_at_once(engine: Engine) -> None:
     assert await engine.set_flow_tags(flow, {"a.b": "1", "a.c": "2"}) == 2
     assert await engine.set_flow_tags(flow, {"a.c": "3"}) == 1
     assert [await engine.get_flow_tag(flow, key) for key in ("a.b", "a.c")] == ["1", "3"]
-    for bad in ({}, {"Bad": "1"}, {"a.b": "1", "nope nope": "2"}):
+    longest = "k" * TAG_KEY_MAX_BYTES
+    assert await engine.set_flow_tags(flow, {"Kunde Nr.": "4", longest: "5"}) == 2
+    assert [await engine.get_flow_tag(flow, key) for key in ("Kunde Nr.", longest)] == ["4", "5"]
+    for bad in ({}, {"a=b": "1"}, {f"{longest}k": "1"}, {"": "1"}, {"a.b": "1", "nope ": "2"}):
         async with refused(engine, InvalidInput):
             await engine.set_flow_tags(flow, bad)

@@ -157,7 +157,11 @@ class Leases(Operations):
         lease_ttl_ms: int = LEASE_TTL_MS,
         max_wait_ms: int = 0,
     ) -> list[Claimed]:
-        """Take up to `limit` ready executions, best first over all lanes together."""
+        """Take up to `limit` ready executions, best first over all lanes together.
+
+        The highest priority is best, then the earliest creation; of one millisecond, the
+        smallest uuid.
+        """
         check_int("limit", limit, 1, BATCH_MAX)
         check_int("max_wait_ms", max_wait_ms, 0, 10 * 60 * 1_000)
         check_ttl(lease_ttl_ms)
