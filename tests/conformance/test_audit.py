@@ -10,6 +10,7 @@ from flowfabric.core.flow_policy import Quorum
 from flowfabric.core.model import Execution
 from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase
 from flowfabric.core.step_model import Waiter
+from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.unit import execution_key
 from flowfabric.testing import SettableClock
 from tests.conformance.auditing import complaints_of, delete, spoil
@@ -55,6 +56,20 @@ async def test_a_wait_for_something_that_is_gone_is_found(engine: Engine, given:
     await delete(engine, Waiter, [(*execution_key(child), parent.execution_id)])
     (complaint,) = await complaints_of(engine)
     assert (complaint.wrong, complaint.execution_id) == (Wrong.UNOWNED, parent.execution_id)
+
+
+@pytest.mark.parametrize("state", ["waiting", "completed"])
+async def test_an_execution_that_no_claim_can_find_is_found(
+    engine: Engine, given: Given, state: str
+) -> None:
+    execution_id = await given.state(state)
+    await given.state("delayed", execution_kind="other")
+    other = (await engine.find_executions(ExecutionFilter(execution_kind="other"))).executions[0]
+    of_another = (await execution_of(engine, other.execution_id)).route_id
+    for route_id in (10**6, of_another):
+        await spoil(engine, execution_id, route_id=route_id)
+        (complaint,) = await complaints_of(engine)
+        assert (complaint.wrong, complaint.execution_id) == (Wrong.ROUTE_GONE, execution_id)
 
 
 async def test_a_suspension_without_anything_to_end_it_is_found(

@@ -5,17 +5,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import asyncpg
+import psycopg
 import pytest
 
 from flowfabric import Engine
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.limits import FENCE_MS_MAX
+from flowfabric.core.limits import FENCE_MS_MAX, ROUTE_KEEP_MS
 from flowfabric.core.results import Created
 from flowfabric.core.states import PublicState
 from flowfabric.engine.operators import Swept
 from flowfabric.errors import InvalidInput, LeaseExpired
 from flowfabric.testing import SettableClock
-from tests.conformance.given import Given
+from tests.conformance.auditing import complaints_of
+from tests.conformance.given import WORKER, Given
 
 Connected = Callable[
     [], AbstractAsyncContextManager[tuple[object, Callable[[str], Awaitable[None]]]]
@@ -74,6 +76,36 @@ async def test_executions_exist_if_and_when_the_caller_commits(
         await end(how)
     state = await engine.read_execution_state(created.execution_id)
     assert state == (PublicState.WAITING if exists else None)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+async def test_a_kind_that_was_forgotten_is_registered_again_for_the_callers_transaction(
+    engine: Engine,
+    clock: SettableClock,
+    connected: Connected,
+    store_url: str,
+    sync: bool,
+) -> None:
+    if store_url.endswith(":memory:"):
+        return
+    await engine.know_routes([engine.check_request(WORK)])
+    clock.advance(ms=ROUTE_KEEP_MS)
+    assert await engine.trim_routes() == Swept(acted=1, full=False)
+    if sync and store_url.startswith("postgres"):
+        with psycopg.connect(store_url) as connection:
+            (created,) = engine.create_executions_on_sync(connection, [WORK])
+    else:
+        async with connected() as (own, end):
+            (created,) = (
+                engine.create_executions_on_sync(own, [WORK])
+                if sync
+                else await engine.create_executions_on(own, [WORK])
+            )
+            await end("commit")
+    claimed = await engine.claim(**WORKER)
+    assert claimed is not None
+    assert claimed.execution_id == created.execution_id
+    assert await complaints_of(engine) == []
 
 
 async def test_a_fence_keeps_the_lease_for_as_long_as_the_callers_transaction_lasts(

@@ -8,13 +8,16 @@ from flowfabric import Engine
 from flowfabric.core.capabilities import CSV_MAX_BYTES
 from flowfabric.core.limits import IDEMPOTENCY_KEY_BYTES_MAX, NAME_BYTES_MAX, ROUTE_KEEP_MS
 from flowfabric.core.results import Created
+from flowfabric.core.schedule import ScheduleDefinition
 from flowfabric.core.tags import TAG_VALUE_MAX_BYTES
 from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.operators import Swept
 from flowfabric.errors import InvalidInput
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.testing import SettableClock
+from tests.conformance.auditing import complaints_of
 from tests.conformance.given import WORKER, Given, new
+from tests.conformance.graphs import new_graph
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 CHANCE = random.Random(11)
@@ -85,6 +88,58 @@ async def test_a_kind_that_was_forgotten_is_registered_again(
     claimed = await engine.claim(**WORKER)
     assert claimed is not None
     assert claimed.execution_kind == "seldom"
+
+
+async def create(engine: Engine, way: str) -> None:
+    """Create an execution of the kind `seldom`."""
+    match way:
+        case "alone":
+            await engine.create_execution(new(execution_kind="seldom"))
+        case "among others":
+            await engine.create_executions([new(), new(execution_kind="seldom")])
+        case "in a flow":
+            graph = await new_graph(engine)
+            members = graph.new("a", execution_kind="seldom")
+            await engine.add_dependencies(graph.flow_id, members=members)
+        case _:
+            await engine.fire_due_schedules()
+
+
+@pytest.mark.parametrize("way", ["alone", "among others", "in a flow", "by a schedule"])
+async def test_what_is_created_with_a_kind_forgotten_since_can_be_claimed(
+    engine: Engine, clock: SettableClock, way: str
+) -> None:
+    """Processes remember kinds by their own clock, and the database forgets them by its."""
+    if way == "by a schedule":
+        daily = ScheduleDefinition(
+            schedule_id="daily", execution_kind="seldom", every_ms=ROUTE_KEEP_MS
+        )
+        await engine.upsert_schedule(daily)
+    await engine.know_routes([engine.check_request(new(execution_kind="seldom"))])
+    clock.advance(ms=ROUTE_KEEP_MS)
+    assert await engine.trim_routes() == Swept(acted=1, full=False)
+    # Another kind may get the number of the one that is gone.
+    stranger = Engine(engine.store, engine.config, engine.deployment)
+    await stranger.know_routes([engine.check_request(new(execution_kind="other"))])
+
+    await create(engine, way)
+
+    claimed = await engine.claim(**WORKER, kinds=["seldom"])
+    assert claimed is not None
+    assert claimed.execution_kind == "seldom"
+    assert await complaints_of(engine) == []
+
+
+async def test_more_kinds_in_use_than_one_look_takes_are_all_looked_at(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    for number in range(3):
+        await given.waiting(execution_kind=f"used-{number}")
+    clock.advance(ms=ROUTE_KEEP_MS)
+
+    assert await engine.trim_routes(limit=2) == Swept(acted=0, full=True)
+    assert await engine.trim_routes(limit=2) == Swept(acted=0, full=False)
+    assert (await engine.next_due())["route_retention"] == ROUTE_KEEP_MS
 
 
 async def test_a_process_asks_for_its_kinds_again_long_before_they_could_be_forgotten(

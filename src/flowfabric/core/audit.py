@@ -3,7 +3,7 @@
 Such an execution is ready, leased, or waits for exactly one thing that is sure to come
 or can be sent: a time, a waitpoint, a join, a child, a queued cancellation, or a gate
 that an operator opens. One that has none of these would wait for ever. A ready one's
-join holds. A row goes with what it belongs to.
+join holds, and claims find it by its route. A row goes with what it belongs to.
 
 Operations keep it so; the audit looks whether they did, on any database.
 """
@@ -27,6 +27,8 @@ class Circumstances(Struct, frozen=True, kw_only=True):
     cancel_requested: bool
     in_flow: bool
     flow_exists: bool
+    route_exists: bool = True
+    """Claims find it: they go by routes."""
     delay_until_ms: int | None = None
     lease_expires_at_ms: int | None = None
     retain_until_ms: int | None = None
@@ -66,6 +68,7 @@ class Wrong(StrEnum):
     JOIN_MISREAD = "join_misread"
     MISCOUNTED = "miscounted"
     FLOW_GONE = "flow_gone"
+    ROUTE_GONE = "route_gone"
     KEPT_FOR_EVER = "kept_for_ever"
     STRAY = "stray"
 
@@ -76,6 +79,7 @@ ADVICE = {
     Wrong.JOIN_MISREAD: "it does not know how its join stands: cancel it, and replay it if wanted",
     Wrong.MISCOUNTED: "counts of its flow or join are wrong: see project_flow_summary",
     Wrong.FLOW_GONE: "its flow is gone: cancel it if it has not ended",
+    Wrong.ROUTE_GONE: "no worker finds it, nor after a replay: cancel it and submit it anew",
     Wrong.KEPT_FOR_EVER: "it has ended and will never be deleted: replay and cancel it",
     Wrong.STRAY: "it belongs to an execution that is gone, and can be deleted",
 }
@@ -146,10 +150,10 @@ def join_is_open(about: Circumstances) -> bool:
 
 def wrongs(about: Circumstances) -> list[Wrong]:
     """Everything that must not be about one execution."""
+    found: list[Wrong] = [] if about.route_exists else [Wrong.ROUTE_GONE]
     if about.lifecycle_phase is LifecyclePhase.TERMINAL:
         kept = about.retain_until_ms is None and not (about.in_flow and about.flow_exists)
-        return [Wrong.KEPT_FOR_EVER] if kept else []
-    found: list[Wrong] = []
+        return [*found, Wrong.KEPT_FOR_EVER] if kept else found
     if about.in_flow and not about.flow_exists:
         found.append(Wrong.FLOW_GONE)
     if mover(about) is None:

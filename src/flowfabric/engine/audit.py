@@ -27,6 +27,7 @@ _FLAGS = (
     "cancel_requested",
     "in_flow",
     "flow_exists",
+    "route_exists",
     "suspended",
     "awaits_child",
     "cancel_queued",

@@ -4,8 +4,7 @@ A batch is checked whole before anything is written, then lands in one
 transaction: idempotency guards, executions and tags. Lanes and routes that are
 new are registered before that, in a transaction of their own: whoever submits in
 a transaction that stays open must not hold up everyone else who uses them. Only
-where writers take turns anyway are they registered inside. Routes never change
-once interned, so their ids are cached.
+where writers take turns anyway are they registered inside.
 
 A key or id that is new belongs to whoever inserts it first, and that is known
 when his transaction ends. Others wait for it, within limits.
@@ -24,12 +23,12 @@ from flowfabric.core.creation import (
     new_tags,
 )
 from flowfabric.core.decision import Changes
-from flowfabric.core.ids import ExecutionId, LaneId, parse_execution_id
+from flowfabric.core.ids import ExecutionId, parse_execution_id
 from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.model import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import LaneState
-from flowfabric.engine.routes import Registration, Route, route_of
+from flowfabric.engine.routes import Registration, Route, hold_routes, route_of
 from flowfabric.engine.unit import Operations, execution_key, hint_about, new_uuid
 from flowfabric.errors import (
     IdempotencyConflict,
@@ -102,10 +101,15 @@ def saying_who_decides(checked: Sequence[Checked]) -> Iterator[None]:
         ) from error
 
 
+class RouteForgotten(Exception):
+    """The database has forgotten a route that this process knew. Never reaches users."""
+
+
 class CreateBody:
     """One creating transaction.
 
-    `shape` may change each new execution before it is written.
+    `shape` may change each new execution before it is written. Unless it `registers` routes
+    that are missing, it raises `RouteForgotten` before anything is written.
     """
 
     def __init__(
@@ -113,12 +117,17 @@ class CreateBody:
         checked: Sequence[Checked],
         known_routes: dict[Route, int],
         shape: Callable[[Execution], Execution] | None = None,
+        *,
+        registers: bool = True,
     ) -> None:
         self.checked = checked
         self.known_routes = known_routes
         self.shape = shape
+        self.registers = registers
         self.interned: dict[Route, int] = {}
         """Routes registered here, which exist if this commits."""
+        self.route_ids: dict[Route, int] = {}
+        """All that are used here."""
         self.guards: dict[Key, IdempotencyGuard] = {}
         """Guards written here."""
 
@@ -149,18 +158,29 @@ class CreateBody:
         return fresh
 
     async def _admit(self, tx: Transaction) -> None:
-        """Register lanes and routes still unknown; refuse lanes that take no more work."""
-        registration = Registration(self.checked, self.known_routes)
-        lane_ids = sorted({checked.lane_id for checked in self.checked})
+        """Hold the routes, registering those not there; refuse lanes that take no more work."""
+        asked = {route_of(each) for each in self.checked}
+        known = {route: self.known_routes[route] for route in asked & self.known_routes.keys()}
+        held = await hold_routes(tx, known)
+        for route in known.keys() - held.keys():
+            self.known_routes.pop(route, None)
+        self.route_ids = {route: known[route] for route in held}
+        lanes = {route[1]: state for route, state in held.items()}
+        registration = Registration(self.checked, held)
+        if registration.unknown and not self.registers:
+            raise RouteForgotten
         if registration.unknown:
             # They may be rolled back, so the cache must not learn of them.
             self.interned = await registration.run(tx)
-        lanes = await tx.get(Lane, [(lane_id,) for lane_id in lane_ids])
-        closed = {each.lane_id: each for each in lanes.values() if each.state not in ACCEPTING}
+            self.route_ids |= self.interned
+            lane_ids = sorted({route[1] for route in registration.unknown})
+            found = await tx.get(Lane, [(lane_id,) for lane_id in lane_ids])
+            lanes |= {each.lane_id: each.state for each in found.values()}
+        closed = {lane_id: state for lane_id, state in lanes.items() if state not in ACCEPTING}
         if closed:
             await self._refuse_new(tx, closed)
 
-    async def _refuse_new(self, tx: Transaction, closed: dict[LaneId, Lane]) -> None:
+    async def _refuse_new(self, tx: Transaction, closed: dict[str, LaneState]) -> None:
         """Refuse what is new in closed lanes. A repeat is answered wherever it is sent."""
         asked = [checked for checked in self.checked if checked.lane_id in closed]
         keys = [(each.namespace, each.idempotency_key) for each in asked if each.idempotency_key]
@@ -171,19 +191,15 @@ class CreateBody:
         for checked in asked:
             repeats = execution_key(checked.execution_id) in known
             if not repeats and (checked.namespace, checked.idempotency_key) not in held:
-                lane = closed[checked.lane_id]
                 raise LaneNotAccepting(
-                    f"lane {lane.lane_id!r} is {lane.state} and takes no new executions;"
+                    f"lane {checked.lane_id!r} is {closed[checked.lane_id]} and takes no new"
+                    " executions;"
                     " resume it or submit to another lane"
                 )
 
     def _new(self, checked: Checked, now_ms: int) -> Execution:
-        execution = new_execution(checked, self._route_id(checked), now_ms)
+        execution = new_execution(checked, self.route_ids[route_of(checked)], now_ms)
         return execution if self.shape is None else self.shape(execution)
-
-    def _route_id(self, checked: Checked) -> int:
-        route = route_of(checked)
-        return self.known_routes.get(route) or self.interned[route]
 
     async def _take_guards(self, tx: Transaction) -> dict[int, ExecutionId]:
         """Claim the idempotency keys; map places of requests that lost to what won."""

@@ -13,7 +13,12 @@ from flowfabric.core.lease import decide_hold
 from flowfabric.core.limits import BATCH_MAX, FENCE_MS_MAX, KEY_WAIT_MS
 from flowfabric.core.model import Execution
 from flowfabric.core.results import CreateResult
-from flowfabric.engine.creation import CreateBody, Creation, saying_who_decides
+from flowfabric.engine.creation import (
+    CreateBody,
+    Creation,
+    RouteForgotten,
+    saying_who_decides,
+)
 from flowfabric.engine.routes import Registration
 from flowfabric.engine.unit import execution_key, fence_of
 from flowfabric.errors import NotFound
@@ -30,11 +35,22 @@ class Joining(Creation):
         async) on Postgres; a `sqlite3.Connection` to the same file on SQLite.
         """
         checked = self._check_all(requests)
-        if self.store.writes_beside:
+        if not self.store.writes_beside:
+            return await self._create_on(connection, checked, registers=True)
+        await self.know_routes(checked)
+        try:
+            return await self._create_on(connection, checked, registers=False)
+        except RouteForgotten:
             await self.know_routes(checked)
+            return await self._create_on(connection, checked, registers=True)
+
+    async def _create_on(
+        self, connection: object, checked: Sequence[Checked], *, registers: bool
+    ) -> list[CreateResult]:
+        body = CreateBody(checked, self.routes, registers=registers)
         with saying_who_decides(checked):
             return await self.store.transact_on(
-                connection, CreateBody(checked, self.routes).run, lock_wait_ms=_patience(checked)
+                connection, body.run, lock_wait_ms=_patience(checked)
             )
 
     def create_executions_on_sync(
@@ -42,13 +58,29 @@ class Joining(Creation):
     ) -> list[CreateResult]:
         """The same for a connection that is not async, on the calling thread."""
         checked = self._check_all(requests)
+        if not self.store.writes_beside:
+            self.forget_routes()
+            return self._create_on_sync(connection, checked, registers=True)
+        self._know_routes_sync(checked)
+        try:
+            return self._create_on_sync(connection, checked, registers=False)
+        except RouteForgotten:
+            self._know_routes_sync(checked)
+            return self._create_on_sync(connection, checked, registers=True)
+
+    def _know_routes_sync(self, checked: Sequence[Checked]) -> None:
         self.forget_routes()
         registration = Registration(checked, self.routes)
-        if registration.unknown and self.store.writes_beside:
+        if registration.unknown:
             self.routes.update(self.store.transact_apart(registration.run))
+
+    def _create_on_sync(
+        self, connection: object, checked: Sequence[Checked], *, registers: bool
+    ) -> list[CreateResult]:
+        body = CreateBody(checked, self.routes, registers=registers)
         with saying_who_decides(checked):
             return self.store.transact_on_sync(
-                connection, CreateBody(checked, self.routes).run, lock_wait_ms=_patience(checked)
+                connection, body.run, lock_wait_ms=_patience(checked)
             )
 
     def _check_all(self, requests: Sequence[NewExecution]) -> list[Checked]:

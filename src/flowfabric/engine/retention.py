@@ -37,11 +37,15 @@ class Retention(Operations):
 
         async def body(tx: Transaction) -> Swept:
             now_ms = await tx.now_ms()
+            due = await tx.select("due_routes", now_ms=now_ms, limit=limit)
+            if not due:
+                return Swept(acted=0, full=False)
             (row,) = await tx.select(
-                "trim_routes", before_ms=now_ms, retain_until_ms=now_ms + ROUTE_KEEP_MS, limit=limit
+                "trim_routes",
+                route_ids=[int(str(each["route_id"])) for each in due],
+                retain_until_ms=now_ms + ROUTE_KEEP_MS,
             )
-            looked_at = int(str(row["looked_at"]))
-            return Swept(acted=int(str(row["trimmed"])), full=looked_at == limit)
+            return Swept(acted=int(str(row["trimmed"])), full=len(due) == limit)
 
         return await self.store.transact(body)
 

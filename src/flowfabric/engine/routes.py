@@ -3,12 +3,14 @@
 Each distinct (namespace, lane, kind, required capabilities) is one small row;
 executions point at it. Claims pick routes first and rows second.
 
-A route that no execution uses and nobody has asked for in a day is deleted. A
-process asks anew for those it uses every hour, so that none has the id of a deleted one.
+A route that no execution uses and nobody has asked for in a day is deleted. Processes
+remember the ids of those they use and ask for them anew every hour. An id may be out of
+date all the same, so that whoever creates looks first whether its route is still there,
+and holds it until the execution that uses it exists.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import msgspec
 
@@ -36,10 +38,11 @@ def route_of(checked: Checked) -> Route:
 
 
 class Registration:
-    """The lanes and routes of requests that this process has not met yet."""
+    """The lanes and routes of requests that are not among the known ones."""
 
-    def __init__(self, checked: Sequence[Checked], known_routes: Mapping[Route, int]) -> None:
-        self.unknown = sorted({route_of(each) for each in checked} - known_routes.keys())
+    def __init__(self, checked: Sequence[Checked], known_routes: Container[Route]) -> None:
+        asked = {route_of(each) for each in checked}
+        self.unknown = sorted(route for route in asked if route not in known_routes)
 
     async def run(self, tx: Transaction) -> dict[Route, int]:
         """Their ids, once they are there."""
@@ -62,6 +65,22 @@ class Registration:
                 self.unknown[0][2],
             )
         return {_stored_route(row): int(str(row["route_id"])) for row in rows}
+
+
+async def hold_routes(tx: Transaction, known: Mapping[Route, int]) -> dict[Route, LaneState]:
+    """Those of the known routes that are still there under their ids, and how their lanes are.
+
+    They stay until the transaction ends.
+    """
+    if not known:
+        return {}
+    rows = await tx.select("hold_routes", route_ids=sorted(known.values()))
+    return {
+        _stored_route(row): LaneState(str(row["state"]))
+        for row in rows
+        # An id may have been given to another route since.
+        if known.get(_stored_route(row)) == int(str(row["route_id"]))
+    }
 
 
 class KnowsRoutes:

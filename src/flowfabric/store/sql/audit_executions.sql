@@ -1,7 +1,14 @@
 -- A page of all executions: those that have not ended with whatever could move them, and those
--- that have ended and will never be deleted. The last of the page is always among them.
+-- that have ended and will never be deleted or could not be claimed again. The last of the page is
+-- always among them.
 with page as materialized (
     select e.*, '{fp:' || e.partition_key || '}:' || e.execution_id as wire_id,
+           exists (
+                select 1 from route r
+                 where r.route_id = e.route_id
+                   and r.namespace = e.namespace
+                   and r.lane_id = e.lane_id
+                   and r.execution_kind = e.execution_kind) as route_exists,
            row_number() over (order by e.partition_key, e.execution_id) as place
       from (select *
               from execution
@@ -11,6 +18,7 @@ with page as materialized (
 )
 select p.partition_key, p.execution_id, p.place, p.lifecycle_phase, p.ownership_state,
        p.eligibility_state, p.ready, p.cancel_requested, p.join_pending,
+       p.route_exists,
        p.flow_id is not null as in_flow,
        p.delay_until_ms, p.lease_expires_at_ms, p.retain_until_ms,
        exists (
@@ -85,5 +93,6 @@ select p.partition_key, p.execution_id, p.place, p.lifecycle_phase, p.ownership_
   from page p
  where p.lifecycle_phase <> 'terminal'
     or p.retain_until_ms is null
+    or not p.route_exists
     or p.place = (select max(place) from page)
  order by p.place;

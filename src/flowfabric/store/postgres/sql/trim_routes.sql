@@ -1,21 +1,17 @@
--- Delete routes that nobody has asked for lately and no execution uses; look at those in use again
--- later.
-with due as materialized (
-    select route_id,
-           exists (select from execution e where e.route_id = route.route_id) as in_use
-      from route
-     where retain_until_ms <= :before_ms::bigint
-     order by retain_until_ms
-     limit :limit::bigint
-       for update skip locked
+-- Delete those of the given routes that no execution uses; look at the others again later. Lock them
+-- by a statement of its own before: whoever has created with one meanwhile is seen by this one.
+with looked_at as materialized (
+    select w.route_id,
+           exists (select from execution e where e.route_id = w.route_id) as in_use
+      from unnest(:route_ids::bigint[]) as w (route_id)
 ), kept as (
     update route
        set retain_until_ms = :retain_until_ms::bigint
-      from due
-     where route.route_id = due.route_id and due.in_use
+      from looked_at
+     where route.route_id = looked_at.route_id and looked_at.in_use
 ), gone as (
-    delete from route using due
-     where route.route_id = due.route_id and not due.in_use
+    delete from route using looked_at
+     where route.route_id = looked_at.route_id and not looked_at.in_use
     returning 1
 )
-select (select count(*) from gone) as trimmed, (select count(*) from due) as looked_at;
+select count(*) as trimmed from gone;
