@@ -3,15 +3,19 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 from flowfabric.coding import Codec, CodedEngine
 from flowfabric.config import EngineConfig
 from flowfabric.engine.engine import Engine
+from flowfabric.patience import statements_within
 from flowfabric.run import Endings
 from flowfabric.store.base import Clock
 from flowfabric.store.urls import open_store
 from flowfabric.submission import Submissions
+
+OPEN_PATIENCE_S: Final = 10.0
+"""How long each statement may take while an app opens."""
 
 
 async def connect(
@@ -55,7 +59,8 @@ class Opened:
 
     @classmethod
     async def through(cls, connect: Callable[[], Awaitable[Engine]]) -> Self:
-        engine = await connect()
+        with statements_within(OPEN_PATIENCE_S):
+            engine = await connect()
         return cls(engine, Submissions(engine), Endings(engine), asyncio.get_running_loop())
 
     async def close(self) -> None:

@@ -39,7 +39,7 @@ from flowfabric.error_kinds import BackendErrorKind, ErrorClass, abbreviated
 from flowfabric.error_kinds import FlowFabricError as FlowFabricError
 
 _NOT_GIVEN: Final = object()
-
+_LOST: Final = "; it may have been done: repeat it with the same idempotency key to be sure"
 
 _Error = TypeVar("_Error", bound=FlowFabricError)
 
@@ -70,13 +70,21 @@ class AttemptNotInCreatedState(Bug):
 
 
 class Transport(FlowFabricError):
-    """The database or the connection to it failed. `kind` says whether to try again."""
+    """The database or the connection to it failed. `kind` says whether to try again.
+
+    `may_have_happened` says that the answer was lost: what was asked may have been done.
+    """
 
     def __init__(
-        self, backend: str, detail: str, *, kind: BackendErrorKind = BackendErrorKind.OTHER
+        self,
+        backend: str,
+        detail: str,
+        *,
+        kind: BackendErrorKind = BackendErrorKind.OTHER,
+        may_have_happened: bool = False,
     ) -> None:
-        super().__init__(f"transport ({backend}): {detail}")
-        self.backend, self.kind = backend, kind
+        super().__init__(f"transport ({backend}): {detail}{_LOST if may_have_happened else ''}")
+        self.backend, self.kind, self.may_have_happened = backend, kind, may_have_happened
         self.error_class = ErrorClass.RETRYABLE if kind.retryable else ErrorClass.TERMINAL
 
 
@@ -92,11 +100,8 @@ class SchemaTooOld(Unavailable):
     """The database schema is older than this package needs. Run `flowfabric migrate`."""
 
     def __init__(self, found: int, expected: int) -> None:
-        super().__init__(
-            "schema",
-            f"the database is at version {found}, this package needs {expected};"
-            " run `flowfabric migrate`",
-        )
+        detail = f"the database is at version {found}, this package needs {expected}"
+        super().__init__("schema", f"{detail}; run `flowfabric migrate`")
         self.found, self.expected = found, expected
 
 
@@ -123,9 +128,7 @@ class ResourceExhausted(FlowFabricError, error_class=ErrorClass.RETRYABLE, http_
     ) -> None:
         hint = "" if retry_after_ms is None else f"; retry after {retry_after_ms} ms"
         super().__init__(f"{pool}: all {max} are in use{hint}")
-        self.pool = pool
-        self.max = max
-        self.retry_after_ms = retry_after_ms
+        self.pool, self.max, self.retry_after_ms = pool, max, retry_after_ms
 
 
 class OperationTimeout(FlowFabricError, code="timeout", http_status=504):
@@ -133,8 +136,7 @@ class OperationTimeout(FlowFabricError, code="timeout", http_status=504):
 
     def __init__(self, op: str, elapsed_ms: int) -> None:
         super().__init__(f"{op} timed out after {elapsed_ms} ms")
-        self.op = op
-        self.elapsed_ms = elapsed_ms
+        self.op, self.elapsed_ms = op, elapsed_ms
 
 
 class StreamDisconnected(FlowFabricError, http_status=503):
@@ -163,8 +165,7 @@ class Unsuccessful(FlowFabricError, http_status=409):
     def __init__(self, execution_id: str, reason: str = "") -> None:
         ended = (self.__doc__ or "").partition("\n")[0].removesuffix(".")
         super().__init__(f"{execution_id}: {reason or ended}")
-        self.execution_id = execution_id
-        self.reason = reason
+        self.execution_id, self.reason = execution_id, reason
 
 
 class ExecutionFailed(Unsuccessful):
@@ -204,9 +205,7 @@ class StepFailed(FlowFabricError, http_status=500):
 
     def __init__(self, step_key: str, type_name: str, message: str) -> None:
         super().__init__(f"step {step_key}: {type_name}: {message}")
-        self.step_key = step_key
-        self.type_name = type_name
-        self.message = message
+        self.step_key, self.type_name, self.message = step_key, type_name, message
 
 
 class DoNotRetry(FlowFabricError, http_status=422):
@@ -239,8 +238,7 @@ class NotInAStep(Validation):
             f"{verb} was called inside the function of step {step_name!r}: a step runs as a whole"
             " or not at all, so it cannot wait or take steps. Call it from the handler itself"
         )
-        self.verb = verb
-        self.step_name = step_name
+        self.verb, self.step_name = verb, step_name
 
 
 class PayloadTooLarge(Validation):

@@ -7,10 +7,13 @@ and the time it may gather are bounded.
 """
 
 import asyncio
+import math
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from flowfabric.error_kinds import BackendErrorKind
 from flowfabric.errors import (
     FlowFabricError,
     OperationTimeout,
@@ -33,6 +36,12 @@ OUTAGE = (Transport, Unavailable, ResourceExhausted, OperationTimeout)
 """What is nobody's fault: it concerns a whole batch, and asking one by one cannot help."""
 
 
+class Entry(NamedTuple, Generic[Item, Answer]):
+    item: Item
+    future: "asyncio.Future[Answer]"
+    since_s: float
+
+
 class GroupCommit(Generic[Item, Answer]):
     """Answers each `add` with its own answer or error. Belongs to one event loop."""
 
@@ -43,18 +52,21 @@ class GroupCommit(Generic[Item, Answer]):
         count_max: int = COUNT_MAX,
         delay_s: float = 0.0,
         parallel: int = PARALLEL,
+        patience_s: float = math.inf,
     ) -> None:
+        """An item that has waited for `patience_s` when an outage is met is not tried."""
         self._commit = commit
         self._count_max = count_max
         self._delay_s = delay_s
         self._parallel = parallel
-        self._waiting: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
+        self._patience_s = patience_s
+        self._waiting: deque[Entry[Item, Answer]] = deque()
         self._flushes: set[asyncio.Task[None]] = set()
 
     async def add(self, item: Item) -> Answer:
         """Hand in one item and wait for its answer."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
+        self._waiting.append(Entry(item, future, time.monotonic()))
         if len(self._flushes) < self._parallel:
             self._flushes.add(asyncio.create_task(self._flush()))
         return await future
@@ -79,37 +91,45 @@ class GroupCommit(Generic[Item, Answer]):
         # Even without a delay: whoever is about to run joins in.
         await asyncio.sleep(self._delay_s)
         while batch := self._take():
-            items = [item for item, _ in batch]
+            items = [entry.item for entry in batch]
             try:
                 answers = await self._commit(items)
             except Exception as error:
                 await self._split(batch, error)
             else:
-                for (_, future), answer in zip(batch, answers, strict=True):
-                    _settle(future, answer)
+                for entry, answer in zip(batch, answers, strict=True):
+                    _settle(entry.future, answer)
 
-    def _take(self) -> list[tuple[Item, "asyncio.Future[Answer]"]]:
-        batch: list[tuple[Item, asyncio.Future[Answer]]] = []
+    def _take(self) -> list[Entry[Item, Answer]]:
+        batch: list[Entry[Item, Answer]] = []
         while self._waiting and len(batch) < self._count_max:
             entry = self._waiting.popleft()
-            if not entry[1].done():
+            if not entry.future.done():
                 batch.append(entry)
         return batch
 
-    async def _split(
-        self, batch: list[tuple[Item, "asyncio.Future[Answer]"]], error: Exception
-    ) -> None:
+    async def _split(self, batch: list[Entry[Item, Answer]], error: Exception) -> None:
         """One item that is refused does not spoil its batch: each is tried alone."""
+        if isinstance(error, OUTAGE):
+            self._refuse_late(error)
         if len(batch) == 1 or isinstance(error, OUTAGE):
-            for _, future in batch:
-                _settle(future, error)
+            for entry in batch:
+                _settle(entry.future, error)
             return
         left = iter(batch)
         # A few at once, so that one which has to wait holds up no other.
         await asyncio.gather(*(self._commit_alone(left) for _ in range(SPLIT_PARALLEL)))
 
-    async def _commit_alone(self, entries: Iterator[tuple[Item, "asyncio.Future[Answer]"]]) -> None:
-        for item, future in entries:
+    def _refuse_late(self, outage: FlowFabricError) -> None:
+        """Those who have waited long enough hear of the outage without a try of their own."""
+        late_s = time.monotonic() - self._patience_s
+        while self._waiting and self._waiting[0].since_s <= late_s:
+            detail = f"waited for others, who failed: {outage}"
+            entry = self._waiting.popleft()
+            _settle(entry.future, Transport("queue", detail, kind=BackendErrorKind.TIMEOUT))
+
+    async def _commit_alone(self, entries: Iterator[Entry[Item, Answer]]) -> None:
+        for item, future, _ in entries:
             try:
                 (answer,) = await self._commit([item])
             except Exception as own:

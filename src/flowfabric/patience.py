@@ -6,19 +6,40 @@ for as long as the store allows. A statement that takes longer has timed out, an
 connection is given up.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Final
+
+LEFT_MIN_S: Final = 0.001
+
+
+class _Whole:
+    """What everything within a block may take together.
+
+    Tasks that the block starts and leaves behind are not held to it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.is_over = False
+        self._until_s = time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float | None:
+        return None if self.is_over else max(self._until_s - time.monotonic(), LEFT_MIN_S)
+
 
 _patience_s: ContextVar[float | None] = ContextVar("flowfabric_patience_s", default=None)
+_whole: ContextVar[_Whole | None] = ContextVar("flowfabric_whole_patience", default=None)
 
 
 def patience_s(at_most_s: float | None = None) -> float | None:
     """How long a statement may take here; None leaves it to the store."""
-    said_s = _patience_s.get()
-    if said_s is None or at_most_s is None:
-        return at_most_s if said_s is None else said_s
-    return min(said_s, at_most_s)
+    whole = _whole.get()
+    left_s = None if whole is None else whole.left_s
+    said = [each for each in (_patience_s.get(), left_s, at_most_s) if each is not None]
+    return min(said, default=None)
 
 
 @contextmanager
@@ -29,3 +50,15 @@ def statements_within(seconds: float) -> Iterator[None]:
         yield
     finally:
         _patience_s.reset(before)
+
+
+@contextmanager
+def everything_within(seconds: float) -> Iterator[None]:
+    """All statements of this block and the wait for their connection, together."""
+    whole = _Whole(seconds)
+    before = _whole.set(whole)
+    try:
+        yield
+    finally:
+        whole.is_over = True
+        _whole.reset(before)

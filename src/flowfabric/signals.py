@@ -37,12 +37,15 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspension_reads import Inbox, WaitpointView
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, MissingToken, NotFound
 from flowfabric.json_values import encode_value
+from flowfabric.patience import everything_within
 
 T_co = TypeVar("T_co", covariant=True)
 
 NAME_BYTES_MAX: Final = 200
 TOKEN_PREFIX: Final = "fft_"
 TOKEN_TEXT_MAX: Final = 1_024
+SIGNAL_PATIENCE_S: Final = 10.0
+"""How long sending a signal may take, the wait for a connection included."""
 EXTERNAL: Final = "external"
 OPERATOR: Final = "operator"
 
@@ -215,17 +218,18 @@ async def deliver(
     check_name(name)
     if execution_id not in (None, parsed.execution_id):
         raise InvalidToken(INVALID)
-    return await engine.deliver_signal(
-        parsed.execution_id,
-        parsed.waitpoint_id,
-        waitpoint_token=parsed.secret,
-        signal_name=name,
-        payload=encode_payload(payload),
-        source_type=EXTERNAL,
-        source_identity=source,
-        idempotency_key=idempotency_key,
-        namespace=namespace,
-    )
+    with everything_within(SIGNAL_PATIENCE_S):
+        return await engine.deliver_signal(
+            parsed.execution_id,
+            parsed.waitpoint_id,
+            waitpoint_token=parsed.secret,
+            signal_name=name,
+            payload=encode_payload(payload),
+            source_type=EXTERNAL,
+            source_identity=source,
+            idempotency_key=idempotency_key,
+            namespace=namespace,
+        )
 
 
 async def token_for(
@@ -282,17 +286,18 @@ async def send(
             namespace=namespace,
         )
     check_name(name)
-    return await engine.deliver_operator_signal(
-        execution_id,
-        name,
-        signal_name=name,
-        keep=keep,
-        payload=encode_payload(payload),
-        source_type=OPERATOR,
-        source_identity=source,
-        idempotency_key=idempotency_key,
-        namespace=namespace,
-    )
+    with everything_within(SIGNAL_PATIENCE_S):
+        return await engine.deliver_operator_signal(
+            execution_id,
+            name,
+            signal_name=name,
+            keep=keep,
+            payload=encode_payload(payload),
+            source_type=OPERATOR,
+            source_identity=source,
+            idempotency_key=idempotency_key,
+            namespace=namespace,
+        )
 
 
 class Signals:

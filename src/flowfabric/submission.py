@@ -25,6 +25,7 @@ from flowfabric.core.results import CreateResult
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError, InvalidInput, KeyUndecided
 from flowfabric.group_commit import GroupCommit
+from flowfabric.patience import everything_within, statements_within
 from flowfabric.task import JSON, OPTION_NAMES, Call, Task
 
 
@@ -106,6 +107,10 @@ def policy_of(task: Task[..., object], options: Options) -> ExecutionPolicy | No
     )
 
 
+SUBMIT_PATIENCE_S: Final = 10.0
+"""How long a try to store submissions may take, the wait for a connection included."""
+MANY_PATIENCE_S: Final = SUBMIT_PATIENCE_S + KEY_WAIT_MS / 1_000
+"""How long a statement of `submit_many` may take, which may wait for keys as well."""
 GROUP_KEY_WAIT_MS: Final = 100
 """How long the others of a group wait with one whose key is being decided elsewhere."""
 ALONE_KEY_WAIT_MS: Final = 20
@@ -119,7 +124,7 @@ class Submissions:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._group = GroupCommit[Checked, CreateResult](self._create)
+        self._group = GroupCommit[Checked, CreateResult](self._create, patience_s=SUBMIT_PATIENCE_S)
         self._undecided: Counter[tuple[str, str]] = Counter()
         self._asking = asyncio.Semaphore(ASKING_MAX)
 
@@ -141,9 +146,10 @@ class Submissions:
             while True:
                 try:
                     async with self._asking:
-                        (result,) = await self._engine.create_checked(
-                            [checked], key_wait_ms=ALONE_KEY_WAIT_MS
-                        )
+                        with everything_within(SUBMIT_PATIENCE_S):
+                            (result,) = await self._engine.create_checked(
+                                [checked], key_wait_ms=ALONE_KEY_WAIT_MS
+                            )
                 except KeyUndecided:
                     if time.monotonic() >= deadline_s:
                         raise
@@ -160,14 +166,16 @@ class Submissions:
         checked = [self._engine.check_request(request) for request in requests]
         results: list[CreateResult] = []
         for start in range(0, len(checked), BATCH_MAX):
-            results += await self._engine.create_checked(checked[start : start + BATCH_MAX])
+            with statements_within(MANY_PATIENCE_S):
+                results += await self._engine.create_checked(checked[start : start + BATCH_MAX])
         return results
 
     async def close(self) -> None:
         await self._group.close()
 
     async def _create(self, checked: Sequence[Checked]) -> Sequence[CreateResult | FlowFabricError]:
-        return await self._engine.create_checked(checked, key_wait_ms=GROUP_KEY_WAIT_MS)
+        with everything_within(SUBMIT_PATIENCE_S):
+            return await self._engine.create_checked(checked, key_wait_ms=GROUP_KEY_WAIT_MS)
 
 
 def _decided_by(checked: Checked) -> tuple[str, str]:

@@ -115,3 +115,27 @@ async def test_an_item_handed_in_while_the_last_flush_ends_is_not_left_behind() 
         assert await asyncio.gather(*(chain(item) for item in range(20))) == [
             4 * item for item in range(20)
         ]
+
+
+async def test_an_outage_is_told_to_those_who_waited_long_enough_behind_it() -> None:
+    batches: list[Sequence[int]] = []
+    began, gate = asyncio.Event(), asyncio.Event()
+
+    async def commit(items: Sequence[int]) -> Sequence[int]:
+        batches.append(items)
+        began.set()
+        await gate.wait()
+        raise Transport("postgres", "no answer in time", may_have_happened=True)
+
+    group = GroupCommit[int, int](commit, count_max=1, parallel=1, patience_s=0.0)
+    adding = [asyncio.create_task(group.add(number)) for number in range(3)]
+    await began.wait()
+    gate.set()
+    outcomes = await asyncio.gather(*adding, return_exceptions=True)
+    assert batches == [[0]]
+    assert [isinstance(o, Transport) and o.may_have_happened for o in outcomes] == [
+        True,
+        False,
+        False,
+    ]
+    await group.close()

@@ -6,7 +6,7 @@ import pytest
 
 from flowfabric.core.decision import Changes
 from flowfabric.store.base import Store, Transaction
-from flowfabric.store.hints import EVERY_TOPIC, POLL_FIRST_S, HintBoard
+from flowfabric.store.hints import EVERY_TOPIC, POLL_FIRST_S, HintBoard, poll_s
 from tests.store.records import a_lane
 
 
@@ -45,36 +45,28 @@ async def test_a_closed_listener_hears_nothing() -> None:
     assert not await listener.wait(0)
 
 
-async def test_polls_grow_rarer_the_longer_there_was_nothing_to_do() -> None:
-    board = HintBoard()
-    board.live = False
-    loop = asyncio.get_running_loop()
-    lasted: list[float] = []
-    with board.listen(["a"]) as listener:
-        while sum(lasted) < 1.0:
-            before = loop.time()
-            assert not await listener.wait(600)
-            lasted.append(loop.time() - before)
-        idle_s = sum(lasted)
-        listener.found_work()
-        before = loop.time()
-        assert not await listener.wait(600)
-        after_work_s = loop.time() - before
-    assert len(lasted) < 100
-    assert after_work_s < lasted[-1] < idle_s / 4
+@pytest.mark.parametrize(
+    ("idle_s", "expected_s"), [(0, 0.01), (0.08, 0.01), (0.8, 0.1), (4, 0.5), (8, 1), (600, 1)]
+)
+def test_polls_grow_rarer_the_longer_there_was_nothing_to_do(
+    idle_s: float, expected_s: float
+) -> None:
+    assert poll_s(idle_s) == pytest.approx(expected_s)
 
 
 async def test_waits_are_short_while_hints_from_elsewhere_do_not_arrive() -> None:
     board = HintBoard()
     board.live = False
     loop = asyncio.get_running_loop()
+    lasted: list[float] = []
     with board.listen(["a"]) as listener:
-        before = loop.time()
-        assert not await listener.wait(600)
-        assert not await listener.wait(600)
-        listener.found_work()
-        assert not await listener.wait(600)
-        assert POLL_FIRST_S * 3 <= loop.time() - before < POLL_FIRST_S * 100
+        for _ in range(20):
+            before = loop.time()
+            assert not await listener.wait(600)
+            lasted.append(loop.time() - before)
+            listener.found_work()
+    # A busy machine may be late for some of them.
+    assert POLL_FIRST_S <= min(lasted) < POLL_FIRST_S * 10
 
 
 async def test_a_hint_is_given_when_the_transaction_has_committed(store: Store) -> None:

@@ -21,6 +21,11 @@ POLLS_PER_IDLE_TIME: Final = 8
 """Whoever has had nothing to do for a second looks again after an eighth of that."""
 
 
+def poll_s(idle_s: float) -> float:
+    """How long to wait before looking again, without hints, after so long without work."""
+    return max(POLL_FIRST_S, min(idle_s / POLLS_PER_IDLE_TIME, POLL_MAX_S))
+
+
 class HintBoard:
     """Who listens to what."""
 
@@ -74,9 +79,7 @@ class Listener:
 
     async def wait(self, timeout_s: float) -> bool:
         if not self._board.live:
-            idle_s = time.monotonic() - self._busy_at_s
-            poll_s = max(POLL_FIRST_S, min(idle_s / POLLS_PER_IDLE_TIME, POLL_MAX_S))
-            timeout_s = min(timeout_s, poll_s)
+            timeout_s = min(timeout_s, poll_s(time.monotonic() - self._busy_at_s))
         hinted = await self._wait(timeout_s)
         if hinted:
             self.found_work()

@@ -29,6 +29,8 @@ _ABOUT_DATA: Final = ("21", "22", "23", "44", "54")
 # stale, which the driver prepares anew the next time.
 COLLISIONS: Final = frozenset({"40001", "40P01", _INVALID_PLAN})
 
+_UNANSWERED: Final = "it was sent, and no answer came"
+
 DRIVER_ERRORS: Final = (
     PostgresError,
     InterfaceError,
@@ -50,6 +52,12 @@ def connection_lost(error: BaseException) -> bool:
     if isinstance(error, TimeoutError):
         return False
     return isinstance(error, InterfaceError | InternalClientError | OSError)
+
+
+def note_unanswered(error: Exception) -> None:
+    """Note on the error of a statement that takes effect at once whether its answer was lost."""
+    if isinstance(error, TimeoutError) or connection_lost(error):
+        error.add_note(_UNANSWERED)
 
 
 def demoted(error: BaseException) -> bool:
@@ -81,8 +89,12 @@ def translate(error: Exception, pool_max: int) -> Exception:
         return NotStorable(BACKEND, detail)
     if state.startswith("28"):
         return Transport(BACKEND, detail, kind=BackendErrorKind.AUTH)
+    unsure = _UNANSWERED in getattr(error, "__notes__", ())
     if isinstance(error, TimeoutError):
-        return Transport(BACKEND, detail or "timed out", kind=BackendErrorKind.TIMEOUT)
+        timed_out = "no answer in time" if unsure else "no answer in time; nothing was changed"
+        kind = BackendErrorKind.TIMEOUT
+        return Transport(BACKEND, timed_out, kind=kind, may_have_happened=unsure)
     if connection_lost(error):
-        return Transport(BACKEND, detail, kind=BackendErrorKind.TRANSPORT)
+        kind = BackendErrorKind.TRANSPORT
+        return Transport(BACKEND, detail, kind=kind, may_have_happened=unsure)
     return Transport(BACKEND, detail, kind=BackendErrorKind.OTHER)

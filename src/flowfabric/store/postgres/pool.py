@@ -97,8 +97,9 @@ class Timed:
     def terminate(self) -> None:
         self._connection.terminate()
 
-    def _bounded(self, timeout_s: float | None) -> float:
-        return self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+    def _bounded(self, timeout_s: float | None) -> float | None:
+        # Asked for anew each time: what is left may have become less.
+        return patience_s(self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s))
 
 
 class Connections:
@@ -354,7 +355,7 @@ class Connections:
                 return True
             raise
         try:
-            rows = await connection.fetch("show search_path")
+            rows = await connection.fetch("show search_path", timeout=patience_s(COMMAND_TIMEOUT_S))
             return rows[0][0] != _SETTINGS["search_path"]
         finally:
             with suppress(*DRIVER_ERRORS):

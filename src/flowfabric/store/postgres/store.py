@@ -36,6 +36,7 @@ from flowfabric.store.postgres.failures import (
     collided,
     connection_lost,
     demoted,
+    note_unanswered,
     translate,
 )
 from flowfabric.store.postgres.hints import HintExchange
@@ -203,9 +204,12 @@ class PostgresStore:
 
         async def once() -> Sequence[Row]:
             async with self._connections.acquire() as connection, self._scope(connection):
-                return [
-                    dict(row.items()) for row in await connection.fetch(statement.text, *values)
-                ]
+                try:
+                    rows = await connection.fetch(statement.text, *values)
+                except DRIVER_ERRORS as error:
+                    note_unanswered(error)
+                    raise
+                return [dict(row.items()) for row in rows]
 
         return await self._retried(once)
 
@@ -242,7 +246,10 @@ class PostgresStore:
         except (Interfered, FlowFabricError):
             return None
         except DRIVER_ERRORS as error:
-            if transaction.has_written or not connection_lost(error):
+            if transaction.has_written:
+                note_unanswered(error)
+                raise
+            if not connection_lost(error):
                 raise
             _drop(connection)
             raise _Stale from error
@@ -275,7 +282,7 @@ class PostgresStore:
             raise
         try:
             yield
-            ended = await connection.execute("commit")
+            ended = await _commit(connection)
         except (TimeoutError, asyncio.CancelledError):
             # The pool sees to it: the server may not answer, and the caller has waited enough.
             raise
@@ -328,6 +335,14 @@ class PostgresStore:
 
     def _clock_ms(self) -> int | None:
         return None if self._clock is None else self._clock.now_ms()
+
+
+async def _commit(connection: Usable) -> str:
+    try:
+        return await connection.execute("commit")
+    except DRIVER_ERRORS as error:
+        note_unanswered(error)
+        raise
 
 
 async def _roll_back(connection: Usable) -> None:
