@@ -285,7 +285,10 @@ async def test_lanes(engine: Engine, url: str) -> None:
     for verb, state in (("pause", "paused"), ("drain", "draining"), ("resume", "active")):
         assert run("lanes", verb, "mail", "--json", url=url).document["state"] == state
     listed = run("lanes", "list", "--json", url=url).documents
-    assert [(each["lane_id"], each["state"]) for each in listed] == [("mail", LaneState.ACTIVE)]
+    assert [(each["lane_id"], each["state"]) for each in listed] == [
+        ("default", LaneState.ACTIVE),
+        ("mail", LaneState.ACTIVE),
+    ]
     assert run("lanes", "pause", "unknown", url=url).status == 3
 
 

@@ -27,6 +27,18 @@ STATES = {
 }
 
 
+async def test_the_default_lane_exists_from_the_start(engine: Engine, given: Given) -> None:
+    (lane,) = (await engine.list_lanes()).lanes
+    assert (lane.lane_id, lane.state, lane.registered_by) == (
+        "default",
+        LaneState.ACTIVE,
+        "deployment",
+    )
+    await engine.pause_lane("default")
+    await given.waiting()
+    assert await engine.claim(**WORKER) is None
+
+
 async def test_a_lane_may_be_known_before_its_first_execution(
     engine: Engine, clock: SettableClock
 ) -> None:
@@ -41,7 +53,7 @@ async def test_a_lane_may_be_known_before_its_first_execution(
     async with unchanged(engine):
         assert await engine.register_lane("mail", registered_by="bob") == lane
         assert await engine.register_lane("mail") == lane
-    assert await engine.list_lanes() == LanePage(lanes=(lane,), next_cursor=None)
+    assert await engine.list_lanes(cursor="default") == LanePage(lanes=(lane,), next_cursor=None)
 
 
 @pytest.mark.parametrize("config", [EngineConfig(lanes=("video", "mail", "mail"))])
@@ -51,13 +63,14 @@ async def test_lanes_of_the_settings_are_known_from_the_start(
     paused = await engine.pause_lane("mail")
     lanes = (await engine.list_lanes()).lanes
     assert [(lane.lane_id, lane.registered_by) for lane in lanes] == [
+        ("default", "deployment"),
         ("mail", "configuration"),
         ("video", "configuration"),
     ]
     if not store_url.endswith(":memory:"):
         clock.advance("1s")
         async with await connect(store_url, config=config, clock=clock) as again:
-            assert (await again.list_lanes()).lanes == (paused, lanes[1])
+            assert (await again.list_lanes()).lanes == (lanes[0], paused, lanes[2])
 
 
 async def test_registering_leaves_the_state_of_a_lane_alone(engine: Engine) -> None:
@@ -74,11 +87,12 @@ async def test_the_first_execution_registers_its_lane(engine: Engine, given: Giv
         ("a", "create_execution"),
         ("b", "create_execution"),
         ("c", "create_execution"),
+        ("default", "deployment"),
     ]
 
 
 async def test_lanes_are_listed_by_name_in_pages(engine: Engine) -> None:
-    names = ["Zebra", "a", "a b", "ab", "b", "~"]
+    names = ["Zebra", "a", "a b", "ab", "default", "~"]
     for name in reversed(names):
         await engine.register_lane(name)
     pages = []
@@ -111,7 +125,7 @@ async def test_a_lanes_state_says_whether_it_takes_work_and_hands_it_out(
     waiting = await given.waiting(lane_id="mail", priority=9)
     running = await given.running(lane_id="mail")
     await given.waiting(lane_id="other")
-    lane, _ = (await engine.list_lanes()).lanes
+    lane = await engine.register_lane("mail")
     changed = structs.replace(lane, state=STATES[change])
     assert await getattr(engine, change)("mail") == changed
     async with unchanged(engine):

@@ -263,7 +263,7 @@ def lists() -> Iterator[Question]:
         PAGE,
         PAGE,
     )
-    yield Question("list_lanes", {"after": "", "limit": PAGE}, PAGE, 2)
+    yield Question("list_lanes", {"after": "", "limit": PAGE}, PAGE, 3)
     partition_key, uuid = id_of(LEASED_SALT, 1)
     one: Parameters = {"partition_key": partition_key, "execution_id": uuid}
     yield Question("list_attempts", one, 1, 1)

@@ -40,7 +40,9 @@ def inserts(name: str) -> Body[str]:
 
 
 def lanes_in(path: Path) -> list[str]:
-    return [str(name) for (name,) in change_sqlite(path, "select lane_id from lane order by 1")]
+    """Those that tests have added."""
+    added = "select lane_id from lane where registered_by = 'tests' order by 1"
+    return [str(name) for (name,) in change_sqlite(path, added)]
 
 
 async def hold_the_writer(store: SqliteStore) -> tuple[threading.Event, asyncio.Task[None]]:

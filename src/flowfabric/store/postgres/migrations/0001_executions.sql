@@ -29,6 +29,9 @@ create table lane (
     registered_by     text not null
 );
 
+insert into lane values
+    ('default', 'active', floor(extract(epoch from clock_timestamp()) * 1000)::bigint, 'deployment');
+
 create table route (
     route_id               bigint generated always as identity primary key,
     namespace              text not null,

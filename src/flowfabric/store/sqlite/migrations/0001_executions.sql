@@ -33,6 +33,9 @@ create table lane (
     registered_by     text not null
 ) strict, without rowid;
 
+insert into lane values
+    ('default', 'active', cast((julianday('now') - 2440587.5) * 86400000 as integer), 'deployment');
+
 create table route (
     route_id               integer primary key,
     namespace              text not null,
