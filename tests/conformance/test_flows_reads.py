@@ -191,6 +191,8 @@ async def test_a_summary_counts_members_by_state(
     assert await engine.read_flow_summary(graph.flow_id) == FlowSummary(
         flow_id=graph.flow_id,
         total_members=5,
+        sampled_members=5,
+        last_summary_update_at_ms=clock.now_ms(),
         members_waiting=1,
         members_waiting_children=1,
         members_active=1,

@@ -102,6 +102,8 @@ class FlowSummary(Struct, frozen=True, kw_only=True):
 
     flow_id: FlowId
     total_members: int
+    sampled_members: int
+    """How many of them were looked at: all."""
     members_completed: int = 0
     members_failed: int = 0
     members_cancelled: int = 0
@@ -116,6 +118,8 @@ class FlowSummary(Struct, frozen=True, kw_only=True):
     members_spared: int = 0
     """Of the cancelled ones: those that a join no longer needed."""
     public_flow_state: FlowState
+    last_summary_update_at_ms: int
+    """When they were counted."""
 
 
 class FlowMember(Struct, frozen=True, kw_only=True):
@@ -213,7 +217,7 @@ def derive_flow_state(members: MemberCounts, *, cancelled: bool) -> FlowState:
     return FlowState.BLOCKED if any_in(*HELD_UP) else FlowState.OPEN
 
 
-def flow_summary(flow: Flow, members: MemberCounts) -> FlowSummary:
+def flow_summary(flow: Flow, members: MemberCounts, now_ms: int) -> FlowSummary:
     counts = members.by_state
     shown = {f"members_{state}": count for state, count in counts.items()}
     # Understood but never derived; it counts as what it would be.
@@ -222,6 +226,8 @@ def flow_summary(flow: Flow, members: MemberCounts) -> FlowSummary:
     return FlowSummary(
         flow_id=flow.flow_id,
         total_members=sum(counts.values()),
+        sampled_members=sum(counts.values()),
+        last_summary_update_at_ms=now_ms,
         public_flow_state=derive_flow_state(
             members, cancelled=flow.public_flow_state is FlowState.CANCELLED
         ),

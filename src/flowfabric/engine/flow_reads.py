@@ -278,7 +278,9 @@ class FlowReads(FlowOperations):
 
         async def body(reader: Reader) -> FlowSummary | None:
             flow = await self.find_flow(reader, asked)
-            return None if flow is None else flow_summary(flow, await member_counts(reader, asked))
+            if flow is None:
+                return None
+            return flow_summary(flow, await member_counts(reader, asked), await reader.now_ms())
 
         return await self.store.read(body)
 
