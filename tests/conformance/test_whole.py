@@ -18,6 +18,7 @@ OPERATIONS = """
     resolve_dependency set_edge_group_policy evaluate_flow_eligibility cascade_completion
     describe_flow list_flows list_edges describe_edge set_flow_tag get_flow_tag cancel_flow
     cancel_flow_header ack_cancel_member project_flow_summary
+    reconcile_sibling_cancel_group
 """
 
 

@@ -11,6 +11,7 @@ from flowfabric.core.flow_build import (
     count_endings,
     derived_edge_id,
     new_flow,
+    new_group,
     settle_flow,
     with_edges,
     with_members,
@@ -22,10 +23,11 @@ from flowfabric.core.flow_cancel import (
     all_but,
     check_cancellation_policy,
     check_grace,
+    reconciled,
     wait_ms,
 )
 from flowfabric.core.flow_model import CancellationPolicy, Flow, FlowState
-from flowfabric.core.flow_results import FlowCancelled, PartiallyCancelled
+from flowfabric.core.flow_results import FlowCancelled, PartiallyCancelled, SiblingCancelAction
 from flowfabric.core.flow_views import MemberCounts, derive_flow_state
 from flowfabric.core.ids import FlowId, Namespace, make_execution_id, parse_uuid
 from flowfabric.core.limits import CANCEL_WAIT_MS_MAX, FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
@@ -213,3 +215,24 @@ def test_members_that_could_not_be_cancelled_are_told_apart() -> None:
         member_execution_ids=(one,),
         failed_member_execution_ids=(two,),
     )
+
+
+@pytest.mark.parametrize(
+    ("reason", "queued", "unended", "action"),
+    [
+        ("fired", 0, 0, "no_op"),
+        (None, 0, 0, "no_op"),
+        (None, 2, 2, "sremmed_stale"),
+        (None, 2, 0, "sremmed_stale"),
+        ("fired", 2, 1, "no_op"),
+        ("fired", 2, 0, "completed_drain"),
+    ],
+)
+def test_siblings_stay_queued_as_long_as_a_join_wants_one_cancelled(
+    reason: str | None, queued: int, unended: int, action: str
+) -> None:
+    group = new_group(a_flow(), make_execution_id(7, FLOW_ID))
+    wanting = structs.replace(group, cancel_reason=reason)
+    assert reconciled(wanting, queued, unended) is SiblingCancelAction(action)
+    gone = "sremmed_stale" if queued else "no_op"
+    assert reconciled(None, queued, unended) is SiblingCancelAction(gone)

@@ -5,8 +5,8 @@ from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import Event, EventCategory
-from flowfabric.core.flow_model import CancellationPolicy, Flow, FlowState, PendingCancel
-from flowfabric.core.flow_results import FlowCancelled, PartiallyCancelled
+from flowfabric.core.flow_model import CancellationPolicy, EdgeGroup, Flow, FlowState, PendingCancel
+from flowfabric.core.flow_results import FlowCancelled, PartiallyCancelled, SiblingCancelAction
 from flowfabric.core.ids import ExecutionId, make_execution_id
 from flowfabric.core.limits import CANCEL_WAIT_MS_MAX
 from flowfabric.errors import InvalidGraceMs, InvalidInput
@@ -108,6 +108,15 @@ def postponed(row: PendingCancel, now_ms: int) -> PendingCancel:
     """The row after cancelling its member failed; it waits longer each time."""
     pause_ms = min(RETRY_MS_MAX, RETRY_MS_MIN << min(row.attempts, RETRY_DOUBLINGS_MAX))
     return structs.replace(row, attempts=row.attempts + 1, due_at_ms=now_ms + pause_ms)
+
+
+def reconciled(group: EdgeGroup | None, queued: int, unended: int) -> SiblingCancelAction:
+    """What is to become of the upstreams queued because a join no longer needs them."""
+    if not queued:
+        return SiblingCancelAction.NO_OP
+    if group is None or group.cancel_reason is None:
+        return SiblingCancelAction.SREMMED_STALE
+    return SiblingCancelAction.NO_OP if unended else SiblingCancelAction.COMPLETED_DRAIN
 
 
 def all_but(

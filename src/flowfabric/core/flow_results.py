@@ -1,5 +1,7 @@
 """What the operations on flows answer."""
 
+from enum import StrEnum
+
 from msgspec import Struct
 
 from flowfabric.core.flow_model import CancellationPolicy
@@ -113,6 +115,17 @@ class PartiallyCancelled(Struct, frozen=True, kw_only=True, tag=True):
     cancellation_policy: CancellationPolicy
     member_execution_ids: tuple[ExecutionId, ...]
     failed_member_execution_ids: tuple[ExecutionId, ...]
+
+
+class SiblingCancelAction(StrEnum):
+    """What became of the queue of upstreams that a join no longer needs."""
+
+    SREMMED_STALE = "sremmed_stale"
+    """The join does not want them cancelled, or is gone: they are off the queue."""
+    COMPLETED_DRAIN = "completed_drain"
+    """All of them have ended or are gone: they are off the queue."""
+    NO_OP = "no_op"
+    """None is queued, or some have not ended and will be cancelled."""
 
 
 CreateFlowResult = FlowCreated | FlowExists

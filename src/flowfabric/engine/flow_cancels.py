@@ -24,17 +24,25 @@ from flowfabric.core.flow_cancel import (
     check_grace,
     flow_cancel_event,
     postponed,
+    reconciled,
     wait_ms,
 )
-from flowfabric.core.flow_model import CancellationPolicy, Flow, FlowState, PendingCancel
+from flowfabric.core.flow_model import (
+    CancellationPolicy,
+    EdgeGroup,
+    Flow,
+    FlowState,
+    PendingCancel,
+)
 from flowfabric.core.flow_results import (
     CancelFlowResult,
     CancelHeaderResult,
     CancellationScheduled,
     FlowAlreadyEnded,
     FlowCancelled,
+    SiblingCancelAction,
 )
-from flowfabric.core.ids import FIRST_UUID, ExecutionId, FlowId, make_execution_id
+from flowfabric.core.ids import FIRST_UUID, ExecutionId, FlowId, make_execution_id, uuid_of
 from flowfabric.core.limits import BATCH_MAX, CANCEL_BATCH, MEMBERS_SHOWN_MAX
 from flowfabric.core.model import Execution
 from flowfabric.core.operator import CancelRequest, decide_cancel
@@ -255,6 +263,40 @@ class FlowCancels(FlowOperations):
                 await tx.save(Changes(deletes=(row,)))
 
         await self.store.transact(body)
+
+    async def reconcile_sibling_cancel_group(
+        self, flow_id: str, downstream_execution_id: str
+    ) -> SiblingCancelAction:
+        """Take upstreams of a join off the queue of those to be cancelled, if they need not be.
+
+        The dispatcher does so by itself; this is for whoever wants to be sure.
+        """
+        asked = self.check_flow_id(flow_id)
+        downstream_id = self.check_member_id(
+            asked, downstream_execution_id, "downstream_execution_id"
+        )
+        key: Key = (self.flow_key(asked)[0], downstream_id)
+
+        async def body(tx: Transaction) -> SiblingCancelAction:
+            await self.lock_flow(tx, asked)
+            found = await tx.select_records(
+                PendingCancel,
+                "list_siblings",
+                flow_id=asked,
+                downstream_id=uuid_of(downstream_id),
+                limit=BATCH_MAX,
+            )
+            keys: list[Key] = [(each.partition_key, each.execution_id) for each in found]
+            rows = await tx.lock(PendingCancel, keys)
+            siblings = (await tx.get(Execution, keys)).values()
+            unended = [e for e in siblings if e.lifecycle_phase is not LifecyclePhase.TERMINAL]
+            group = (await tx.get(EdgeGroup, [key])).get(key)
+            action = reconciled(group, len(rows), len(unended))
+            if action is not SiblingCancelAction.NO_OP:
+                await tx.save(Changes(deletes=tuple(rows.values())))
+            return action
+
+        return await self.store.transact(body)
 
     # Waiting
 
