@@ -7,6 +7,8 @@ from flowfabric import Engine
 from flowfabric.core.audit import Complaint, Wrong
 from flowfabric.core.flow_model import CompletionDispatch, Flow
 from flowfabric.core.flow_policy import Quorum
+from flowfabric.core.ids import parse_execution_id
+from flowfabric.core.limits import AUDIT_EVERY_MS
 from flowfabric.core.model import Execution
 from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase
 from flowfabric.core.step_model import Waiter
@@ -14,7 +16,7 @@ from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.unit import execution_key
 from flowfabric.testing import SettableClock
 from tests.conformance.auditing import complaints_of, delete, spoil
-from tests.conformance.given import EVERY_STATE, Given
+from tests.conformance.given import EVERY_STATE, WORKER, Given
 from tests.conformance.graphs import new_graph, overwrite
 from tests.conformance.observed import execution_of, refuses
 
@@ -72,6 +74,37 @@ async def test_an_execution_that_no_claim_can_find_is_found(
         assert (complaint.wrong, complaint.execution_id) == (Wrong.ROUTE_GONE, execution_id)
 
 
+async def test_who_waits_for_something_that_is_gone_is_woken_by_the_next_look(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    parents = [await given.running() for _ in range(3)]
+    children = [await given.waiting(lane_id="children") for _ in range(3)]
+    await engine.await_executions(parents[0].handle, [children[0], children[1]])
+    await engine.await_executions(parents[1].handle, [children[1]])
+    await engine.await_executions(parents[2].handle, [children[2]])
+    await delete(engine, Execution, [execution_key(each) for each in children[:2]])
+
+    looks = []
+    for _ in range(4):
+        looks.append((await engine.audit_flows(limit=1)).acted)
+        clock.advance(ms=AUDIT_EVERY_MS)
+
+    assert sum(looks) == 2
+    assert await complaints_of(engine) == []
+    claimed = await engine.claim_many(["default"], limit=9, **WORKER)
+    woken = {parents[0].execution_id, parents[1].execution_id}
+    assert {each.execution_id for each in claimed} == woken
+
+
+async def test_a_look_at_those_who_wait_is_due_when_somebody_does(
+    engine: Engine, given: Given
+) -> None:
+    parent, child = await given.running(), await given.waiting()
+    assert "flow_audit" not in await engine.next_due()
+    await engine.await_executions(parent.handle, [child])
+    assert "flow_audit" in await engine.next_due()
+
+
 async def test_a_suspension_without_anything_to_end_it_is_found(
     engine: Engine, given: Given
 ) -> None:
@@ -122,6 +155,22 @@ async def test_what_is_left_of_something_that_is_gone_is_found(
         "a row of attempt is left of it",
         "a row of execution_tag is left of it",
     ]
+
+
+async def test_a_key_or_a_wait_of_something_that_is_gone_is_found(
+    engine: Engine, given: Given
+) -> None:
+    keyed = await given.waiting(idempotency_key="order-1")
+    parent, child = await given.running(), await given.waiting()
+    await engine.await_executions(parent.handle, [child])
+    assert await complaints_of(engine) == []
+    gone = [parse_execution_id(each) for each in (keyed, parent.execution_id)]
+    await delete(engine, Execution, [execution_key(each) for each in gone])
+    found = {(each.wrong, each.execution_id, each.detail) for each in await complaints_of(engine)}
+    assert found >= {
+        (Wrong.STRAY, gone[0], "a row of idempotency_guard is left of it"),
+        (Wrong.STRAY, gone[1], "a row of waiter is left of it"),
+    }
 
 
 # Flows

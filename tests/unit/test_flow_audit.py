@@ -126,9 +126,11 @@ def test_an_ending_counts_unless_the_downstream_was_replayed_since(
 
 def test_a_look_ends_where_its_page_did_and_begins_anew_after_the_last() -> None:
     audit = FlowAudit(after_flow_id=FIRST_UUID, after_execution_id=FIRST_UUID, due_at_ms=0)
-    moved = next_audit(audit, ("flow", "member"), 1_000)
-    assert moved == FlowAudit(after_flow_id="flow", after_execution_id="member", due_at_ms=61_000)
-    assert next_audit(moved, None, 2_000) == structs.replace(audit, due_at_ms=62_000)
+    moved = next_audit(audit, ("flow", "member"), "waiter", 1_000)
+    assert moved == FlowAudit(
+        after_flow_id="flow", after_execution_id="member", after_waiter="waiter", due_at_ms=61_000
+    )
+    assert next_audit(moved, None, None, 2_000) == structs.replace(audit, due_at_ms=62_000)
 
 
 # Who may run

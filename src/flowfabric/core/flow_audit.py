@@ -17,13 +17,19 @@ from flowfabric.core.model import Execution
 from flowfabric.core.readiness import Hold, held_by
 
 
-def next_audit(audit: FlowAudit, last: tuple[str, str] | None, now_ms: int) -> FlowAudit:
-    """The audit after it has looked at members up to `last`; none when there are no more."""
+def next_audit(
+    audit: FlowAudit, last: tuple[str, str] | None, last_waiter: str | None, now_ms: int
+) -> FlowAudit:
+    """The audit after it has looked at members up to `last`; none when there are no more.
+
+    Likewise for those who wait.
+    """
     after_flow_id, after_execution_id = last or (FIRST_UUID, FIRST_UUID)
     return structs.replace(
         audit,
         after_flow_id=after_flow_id,
         after_execution_id=after_execution_id,
+        after_waiter=last_waiter or "",
         due_at_ms=now_ms + AUDIT_EVERY_MS,
     )
 

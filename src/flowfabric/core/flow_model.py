@@ -225,7 +225,7 @@ class PendingCancel(Record, frozen=True, kw_only=True):
 
 
 class FlowAudit(Record, frozen=True, kw_only=True):
-    """How far the slow look at every member has come. There is one row."""
+    """How far the slow look at every member and every wait has come. There is one row."""
 
     table: ClassVar[str] = "flow_audit"
     key: ClassVar[tuple[str, ...]] = ("audit_id",)
@@ -234,4 +234,6 @@ class FlowAudit(Record, frozen=True, kw_only=True):
     after_flow_id: str
     after_execution_id: str
     """The uuid of the last member looked at."""
+    after_waiter: str = ""
+    """The last one looked at of those that wait for others."""
     due_at_ms: int

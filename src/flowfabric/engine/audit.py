@@ -1,7 +1,8 @@
 """Looking for what must not be; see `core.audit`. Reads only, a page at a time.
 
 The executions come first, in the order of their ids, then the counts of flows, then the
-rows that belong to executions and flows, a few partitions at a time.
+rows that belong to executions and flows, a few partitions at a time, and at last the keys
+and waits that name an execution.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,13 @@ import msgspec
 
 from flowfabric.core.audit import AuditPage, Circumstances, Complaint, Wrong, mover, wrongs
 from flowfabric.core.checks import check_int, check_optional_text
-from flowfabric.core.ids import FIRST_UUID, make_execution_id, parse_uuid
+from flowfabric.core.ids import (
+    FIRST_UUID,
+    ExecutionId,
+    make_execution_id,
+    parse_execution_id,
+    parse_uuid,
+)
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.partitions import parse_index
 from flowfabric.engine.unit import Operations, row_execution_id
@@ -22,6 +29,7 @@ PARTITIONS_PER_PAGE = 16
 _EXECUTIONS = "executions"
 _FLOWS = "flows"
 _STRAYS = "strays"
+_REFERENCES = "references"
 _FLAGS = (
     "ready",
     "cancel_requested",
@@ -50,7 +58,9 @@ class Audits(Operations):
             return await self._audit_executions(partition_key, uuid, limit)
         if phase == _FLOWS:
             return await self._audit_flows(uuid, min(limit, FLOWS_PER_PAGE))
-        return await self._audit_rows(partition_key, limit)
+        if phase == _STRAYS:
+            return await self._audit_rows(partition_key, limit)
+        return await self._audit_references(limit)
 
     async def _audit_executions(self, partition_key: int, uuid: str, limit: int) -> AuditPage:
         async def body(reader: Reader) -> Sequence[Row]:
@@ -100,19 +110,32 @@ class Audits(Operations):
                 "audit_strays", first_partition=first, last_partition=last, limit=limit
             )
 
-        found = {
-            Complaint(
-                wrong=Wrong.STRAY,
-                execution_id=row_execution_id(row),
-                detail=f"a row of {row['belongings']!s} is left of it",
-            )
-            for row in await self.store.read(body)
-        }
+        found = {_stray(row_execution_id(row), row) for row in await self.store.read(body)}
         more = last + 1 < self.deployment.partitions.num_flow
         return AuditPage(
-            complaints=tuple(sorted(found, key=lambda each: (each.execution_id, each.detail))),
-            cursor=f"{_STRAYS}/{last + 1}" if more else None,
+            complaints=_sorted(found),
+            cursor=f"{_STRAYS}/{last + 1}" if more else f"{_REFERENCES}/0",
         )
+
+    async def _audit_references(self, limit: int) -> AuditPage:
+        async def body(reader: Reader) -> Sequence[Row]:
+            return await reader.select("audit_references", limit=limit)
+
+        rows = await self.store.read(body)
+        found = {_stray(parse_execution_id(str(row["gone"])), row) for row in rows}
+        return AuditPage(complaints=_sorted(found), cursor=None)
+
+
+def _stray(execution_id: ExecutionId, row: Row) -> Complaint:
+    return Complaint(
+        wrong=Wrong.STRAY,
+        execution_id=execution_id,
+        detail=f"a row of {row['belongings']!s} is left of it",
+    )
+
+
+def _sorted(found: set[Complaint]) -> tuple[Complaint, ...]:
+    return tuple(sorted(found, key=lambda each: (each.execution_id, each.detail)))
 
 
 def _flow_complaint(row: Row) -> Complaint:
@@ -150,6 +173,7 @@ def _parse(cursor: object) -> tuple[str, int, str]:
     phase, _, rest = text.partition("/")
     partition, _, uuid = rest.partition("/")
     index = parse_index(partition)
-    if phase not in (_EXECUTIONS, _FLOWS, _STRAYS) or index is None:
+    if phase not in (_EXECUTIONS, _FLOWS, _STRAYS, _REFERENCES) or index is None:
         raise InvalidInput("cursor", "must be one that an earlier page ended with", cursor)
-    return phase, index, FIRST_UUID if phase == _STRAYS else parse_uuid("cursor", uuid)
+    by_uuid = phase in (_EXECUTIONS, _FLOWS)
+    return phase, index, parse_uuid("cursor", uuid) if by_uuid else FIRST_UUID

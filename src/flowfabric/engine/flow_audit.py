@@ -1,4 +1,4 @@
-"""A slow look at the members of all flows, for what was left behind.
+"""A slow look at the members of all flows, and at all who wait, for what was left behind.
 
 The dispatcher works off what endings queue, in the transaction that wrote them, so this
 finds nothing. Should rows ever contradict each other, nobody waits for ever: each look
@@ -6,6 +6,8 @@ continues where the last one ended, and whichever process comes first makes it.
 """
 
 from collections.abc import Sequence
+
+from msgspec import Struct
 
 from flowfabric.core.checks import check_int
 from flowfabric.core.decision import NO_CHANGES, Changes
@@ -17,27 +19,44 @@ from flowfabric.core.ids import ExecutionId, FlowId
 from flowfabric.core.limits import AUDIT_BATCH
 from flowfabric.core.model import Execution
 from flowfabric.core.states import LifecyclePhase
+from flowfabric.core.step_model import Waiter
 from flowfabric.engine.flow_dispatch import open_edges
 from flowfabric.engine.flow_unit import FlowOperations, member_counts
 from flowfabric.engine.operators import Swept
+from flowfabric.engine.stranded import find_stranded, wake_stranded
 from flowfabric.engine.unit import MEMBER_CANCEL_TOPIC, execution_key, row_execution_id
 from flowfabric.store.base import Row, Transaction
 
 AUDIT_KEY = (1,)
 
 
+class Suspects(Struct, frozen=True):
+    """What a look has found."""
+
+    members: dict[FlowId, list[ExecutionId]] = {}
+    waits: tuple[Waiter, ...] = ()
+    """For executions that are gone."""
+
+
 class FlowAudits(FlowOperations):
     async def audit_flows(self, *, limit: int = AUDIT_BATCH) -> Swept:
-        """Look at the next members of all flows, if it is time, and free those left behind."""
+        """Look at the next members of all flows, if it is time, and free those left behind.
+
+        So are executions that wait for one that is gone.
+        """
         check_int("limit", limit, 1, AUDIT_BATCH)
 
-        async def body(tx: Transaction) -> dict[FlowId, list[ExecutionId]]:
+        async def body(tx: Transaction) -> Suspects:
             return await _look(tx, limit)
 
         suspects = await self.store.transact(body)
         freed = 0
-        for flow_id, members in suspects.items():
+        for flow_id, members in suspects.members.items():
             freed += await self._mend(flow_id, members)
+        if suspects.waits:
+            freed += await self.store.transact(
+                lambda tx: wake_stranded(tx, suspects.waits, self.timing)
+            )
         return Swept(acted=freed, full=False)
 
     async def _mend(self, flow_id: FlowId, member_ids: Sequence[ExecutionId]) -> int:
@@ -117,11 +136,11 @@ class FlowAudits(FlowOperations):
         return 1
 
 
-async def _look(tx: Transaction, limit: int) -> dict[FlowId, list[ExecutionId]]:
+async def _look(tx: Transaction, limit: int) -> Suspects:
     audit = (await tx.lock(FlowAudit, [AUDIT_KEY]))[AUDIT_KEY]
     now_ms = await tx.now_ms()
     if audit.due_at_ms > now_ms:
-        return {}
+        return Suspects()
     rows = await tx.select(
         "audit_members",
         after_flow_id=audit.after_flow_id,
@@ -130,8 +149,9 @@ async def _look(tx: Transaction, limit: int) -> dict[FlowId, list[ExecutionId]]:
     )
     full = bool(rows) and int(str(rows[-1]["place"])) == limit
     last = (str(rows[-1]["flow_id"]), str(rows[-1]["execution_id"])) if full else None
-    await tx.save(Changes(updates=(next_audit(audit, last, now_ms),)))
-    return _by_flow(rows)
+    waits, last_waiter = await find_stranded(tx, audit.after_waiter, limit)
+    await tx.save(Changes(updates=(next_audit(audit, last, last_waiter, now_ms),)))
+    return Suspects(_by_flow(rows), waits)
 
 
 def _by_flow(rows: Sequence[Row]) -> dict[FlowId, list[ExecutionId]]:

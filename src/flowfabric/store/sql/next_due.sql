@@ -30,4 +30,5 @@ select (select min(lease_expires_at_ms) from execution
          where edge_state = 'pending') as edge_apply,
        (select min(retain_until_ms) from flow
          where retain_until_ms is not null) as flow_retention,
-       (select due_at_ms from flow_audit where exists (select 1 from flow)) as flow_audit;
+       (select due_at_ms from flow_audit
+         where exists (select 1 from flow) or exists (select 1 from waiter)) as flow_audit;

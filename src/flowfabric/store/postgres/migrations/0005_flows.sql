@@ -154,8 +154,9 @@ create table flow_audit (
     audit_id            integer primary key,
     after_flow_id       text not null,
     after_execution_id  text not null,
+    after_waiter        text not null,
     due_at_ms           bigint not null
 );
 
 insert into flow_audit values
-    (1, '00000000-0000-0000-0000-000000000000', '00000000-0000-0000-0000-000000000000', 0);
+    (1, '00000000-0000-0000-0000-000000000000', '00000000-0000-0000-0000-000000000000', '', 0);
