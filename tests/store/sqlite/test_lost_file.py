@@ -1,5 +1,6 @@
 """The file is deleted or replaced under processes that use it."""
 
+import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator
@@ -16,6 +17,10 @@ REQUEST = NewExecution(execution_kind="work")
 
 def contents(path: Path) -> bytes:
     return path.read_bytes()
+
+
+def is_there(path: Path) -> bool:
+    return path.exists()
 
 
 def restore(path: Path, backup: bytes) -> None:
@@ -36,6 +41,13 @@ async def test_nothing_is_acknowledged_into_a_deleted_file(engine: Engine, path:
         await engine.create_execution(REQUEST)
     with pytest.raises(Unavailable, match="was deleted while it was in use"):
         await engine.list_lanes()
+
+
+async def test_a_deleted_file_is_not_made_anew_by_who_reads(engine: Engine, path: Path) -> None:
+    os.unlink(path)
+    answers = await asyncio.gather(*(engine.list_lanes() for _ in range(8)), return_exceptions=True)
+    assert {type(answer) for answer in answers} == {Unavailable}
+    assert not is_there(path)
 
 
 async def test_nor_into_one_that_was_replaced(engine: Engine, path: Path, tmp_path: Path) -> None:

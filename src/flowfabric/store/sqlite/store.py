@@ -237,6 +237,8 @@ class SqliteStore:
 
     def _read(self, body: ReadBody[T]) -> T:
         """Run `body` on a reader's thread, in one snapshot."""
+        # Connecting would create the file anew.
+        self._identity.check()
         connection = self._reader()
         try:
             self._identity.check()
