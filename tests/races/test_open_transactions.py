@@ -1,6 +1,7 @@
 """Somebody submits in a transaction that stays open: strangers must not notice."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable
 
 import asyncpg
@@ -11,11 +12,13 @@ from flowfabric import App, Engine
 from flowfabric.core import limits
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Created, CreateResult, Duplicate
+from flowfabric.core.schedule import ScheduleDefinition
 from flowfabric.errors import KeyUndecided
 from flowfabric.submission import Submissions
+from tests.races.rival import Rival
 
-AT_ONCE_S = 2.0
-"""Well below the time a submission may wait for its key, and what it waited for a route."""
+AT_ONCE_S = 6.0
+"""Below the time anybody waits for a lock or for a key, however busy the machine."""
 
 
 def new(kind: str = "work", key: str | None = None, lane: str = "default") -> NewExecution:
@@ -60,6 +63,25 @@ async def test_nor_does_one_submitted_without_an_event_loop(
         answer = await at_once(stranger(engine).create_execution(new("fresh", lane="fresh")))
         assert isinstance(answer, Created)
         connection.rollback()
+
+
+async def test_nor_does_a_schedule_that_has_to_wait_while_it_fires(
+    engine: Engine, rival: Rival
+) -> None:
+    await engine.upsert_schedule(
+        ScheduleDefinition(
+            schedule_id="often", execution_kind="fresh", lane_id="fresh", every_ms=3_600_000
+        )
+    )
+    due_ms = time.time_ns() // 1_000_000 - 1_000
+    await rival.execute(f"update schedule set next_due_at_ms = {due_ms}")
+    key = f"insert into idempotency_guard values ('default', 'schedule:often:{due_ms}', '', '')"
+    async with rival.holding(key):
+        (firing,) = await rival.queued(engine.fire_due_schedules())
+        answer = await at_once(stranger(engine).create_execution(new("fresh", lane="fresh")))
+        assert isinstance(answer, Created)
+        assert not firing.done()
+        firing.cancel()
 
 
 async def test_a_route_outlives_the_rollback_of_who_used_it_first(

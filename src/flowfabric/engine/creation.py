@@ -104,6 +104,10 @@ def saying_who_decides(checked: Sequence[Checked]) -> Iterator[None]:
 class RouteForgotten(Exception):
     """The database has forgotten a route that this process knew. Never reaches users."""
 
+    def __init__(self, checked: Sequence[Checked]) -> None:
+        super().__init__("a route has yet to be registered")
+        self.checked = checked
+
 
 class CreateBody:
     """One creating transaction.
@@ -168,7 +172,7 @@ class CreateBody:
         lanes = {route[1]: state for route, state in held.items()}
         registration = Registration(self.checked, held)
         if registration.unknown and not self.registers:
-            raise RouteForgotten
+            raise RouteForgotten(self.checked)
         if registration.unknown:
             # They may be rolled back, so the cache must not learn of them.
             self.interned = await registration.run(tx)

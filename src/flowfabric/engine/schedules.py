@@ -21,7 +21,7 @@ from flowfabric.core.model import Lane
 from flowfabric.core.results import CreateResult
 from flowfabric.core.schedule import Firing, Plan, ScheduleDefinition, check_schedule_id
 from flowfabric.core.schedule_model import Schedule
-from flowfabric.engine.creation import ACCEPTING, CreateBody, Creation
+from flowfabric.engine.creation import ACCEPTING, CreateBody, Creation, RouteForgotten
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.routes import Route
 from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC
@@ -166,8 +166,17 @@ class Schedules(Creation):
     async def fire_due_schedules(self, *, limit: int = SCHEDULES_SWEEP) -> Swept:
         """Create the executions of due times that have come, and move on to the next ones."""
         check_int("limit", limit, 1, BATCH_MAX // rules.FIRINGS_MAX)
-        interned: dict[Route, int] = {}
         self.forget_routes()
+        if self.store.writes_beside:
+            try:
+                return await self._fire(limit, registers=False)
+            except RouteForgotten as forgotten:
+                # Apart: others who use the same route must not wait for this transaction.
+                await self.know_routes(forgotten.checked)
+        return await self._fire(limit, registers=True)
+
+    async def _fire(self, limit: int, *, registers: bool) -> Swept:
+        interned: dict[Route, int] = {}
 
         async def body(tx: Transaction) -> Swept:
             found = await tx.select_records(
@@ -175,7 +184,7 @@ class Schedules(Creation):
             )
             due = await self._plan(tx, found)
             checked = [request for each in due for request in each.requests]
-            creating = CreateBody(checked, self.routes)
+            creating = CreateBody(checked, self.routes, registers=registers)
             results = iter(await creating.run(tx) if checked else [])
             interned.update(creating.interned)
             now_ms = await tx.now_ms()
