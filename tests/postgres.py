@@ -81,15 +81,23 @@ def start_server(*, durable: bool = False) -> Server:
     return Server(url) if url else start_bundled(durable=durable)
 
 
-def start_bundled(*, durable: bool = False) -> Server:
-    """A durable one keeps its data on disk and flushes every commit, as in production."""
+def start_bundled(*, durable: bool = False, standby_of: str | None = None) -> Server:
+    """A durable one keeps its data on disk and flushes every commit, as in production.
+
+    One that is a standby starts as a copy of the server at that URL, started likewise, and
+    follows it.
+    """
     home, storage = _temporary(None), _temporary(None if durable else _memory())
     account = _unprivileged(home, storage)
     programs = _reachable_programs(home, account)
     port = _free_port()
     data = f"--pgdata={storage}/data"
     layout = "--auth=trust --encoding=UTF8 --locale=C --no-sync --username=postgres"
-    _run([programs / "initdb", data, *layout.split()], home, account)
+    if standby_of is None:
+        _run([programs / "initdb", data, *layout.split()], home, account)
+    else:
+        copy = f"--dbname={standby_of} {data} --write-recovery-conf --checkpoint=fast --no-sync"
+        _run([programs / "pg_basebackup", *copy.split()], home, account)
     chosen = _DURABLE if durable else _QUICK
     settings = " ".join(f"-c {name}={value}" for name, value in chosen.items())
     options = f"--options=-h 127.0.0.1 -p {port} -k {home} {settings}"

@@ -84,6 +84,10 @@ class Network:
             if line.silent:
                 line.end_server()
 
+    def lead_to(self, url: str) -> None:
+        """Where new connections go from now on."""
+        self._server = urlsplit(url)
+
     def heal(self) -> None:
         """Let new connections through; those that were silenced stay dead."""
         self._is_down = False

@@ -3,11 +3,13 @@
 Two worker processes serve a steady stream of jobs on a durable Postgres while one
 thing goes wrong. A scenario passes when every job has completed and no worker has
 exited that was not killed; where workers are killed, some job must have been tried
-again, or the fault has hit nothing. Time to recover is the longest pause between two
-completions from the fault on, or how much longer than the work itself the slowest
-job took, whichever is more; where the way to the server goes wrong it may be the lease
-and five seconds. Two holders is the longest time for which two processes both had a
-job, at most a second; in a fence there must be none. Name scenarios to play only those.
+again, and where the way to the server goes wrong, work must at least have paused, or the
+fault has hit nothing. Lost are jobs that were acknowledged and gone afterwards, until
+they were submitted again. Time to recover is the longest pause between two completions
+from the fault on, or how much longer than the work itself the slowest job took,
+whichever is more; where the way to the server goes wrong it may be the lease and five
+seconds. Two holders is the longest time for which two processes both had a job, at most
+a second; in a fence there must be none. Name scenarios to play only those.
 """
 
 import asyncio
@@ -17,19 +19,23 @@ import sys
 from rich.live import Live
 from rich.table import Table
 
-from benchmarks.chaos import faults, network, strangers
+from benchmarks.chaos import deleted, failover, faults, network, strangers
 from benchmarks.chaos.arena import Fault
 from benchmarks.chaos.verdict import Verdict, play, row_of
 from benchmarks.report import console
 from tests.postgres import start_server
 
-SCENARIOS: dict[str, Fault] = {**faults.SCENARIOS, **network.SCENARIOS, **strangers.SCENARIOS}
+FAULTS: dict[str, Fault] = {**faults.SCENARIOS, **network.SCENARIOS, **strangers.SCENARIOS}
+ON_THEIR_OWN = {failover.NAME: failover.play, deleted.NAME: deleted.play}
+"""Scenarios that bring their own database."""
+SCENARIOS = (*FAULTS, *ON_THEIR_OWN)
 
 
 COLUMNS = (
     "scenario",
     "jobs",
     "recovered",
+    "lost",
     "time to recover",
     "tried again",
     "start p50",
@@ -52,8 +58,11 @@ async def main(names: list[str]) -> bool:
     server = start_server(durable=True)
     try:
         with Live(table, console=console):
-            for name in names or list(SCENARIOS):
-                verdicts.append(await play(server, name, SCENARIOS[name]))
+            for name in names or SCENARIOS:
+                if name in ON_THEIR_OWN:
+                    verdicts.append(await ON_THEIR_OWN[name]())
+                else:
+                    verdicts.append(await play(server, name, FAULTS[name]))
                 table.add_row(*row_of(verdicts[-1]))
     finally:
         server.stop()

@@ -13,6 +13,7 @@ from pathlib import Path
 import asyncpg
 
 from benchmarks.chaos.pooler import Pooler
+from benchmarks.chaos.timings import COLUMNS, Timing
 from benchmarks.chaos.worker import fenced_job, job
 from flowfabric import App, migrate
 from flowfabric.errors import FlowFabricError
@@ -60,6 +61,10 @@ class Arena:
     workers: list[asyncio.subprocess.Process] = field(default_factory=list)
     killed: set[int] = field(default_factory=set)
     submitted: int = 0
+    acknowledged: set[str] = field(default_factory=set)
+    """Keys of jobs whose submission was answered."""
+    refusals: int = 0
+    fences: bool = True
 
     async def start_worker(self) -> None:
         worker = await asyncio.create_subprocess_exec(
@@ -93,9 +98,11 @@ class Arena:
         while True:
             try:
                 for number in numbers:
-                    kind = job if number % FENCED_EVERY else fenced_job
+                    kind = fenced_job if self.fences and not number % FENCED_EVERY else job
                     await self.app.submit(kind(number), idempotency_key=f"job-{number}")
+                    self.acknowledged.add(f"job-{number}")
             except FlowFabricError:
+                self.refusals += 1
                 if time.monotonic() > deadline_s:
                     raise
                 await asyncio.sleep(0.1)
@@ -118,6 +125,16 @@ class Arena:
             if await self.completed() >= count:
                 return
             await asyncio.sleep(0.1)
+
+    async def timings(self) -> list[Timing]:
+        connection = await asyncpg.connect(self.url)
+        try:
+            rows = await connection.fetch(
+                f"select {COLUMNS} from flowfabric.execution where public_state = 'completed'"
+            )
+        finally:
+            await connection.close()
+        return [Timing(*row) for row in rows]
 
     async def ask(self, query: str, *args: object) -> object:
         while True:
