@@ -183,7 +183,7 @@ def _decided_by(checked: Checked) -> tuple[str, str]:
     return checked.namespace, checked.idempotency_key or checked.execution_id
 
 
-def child_id(engine: Engine, parent: ExecutionId, step_key: str) -> ExecutionId:
-    """The id of what a handler submits at one of its steps: the same in every run."""
-    digest = hashlib.sha256(f"{parent}\x00{step_key}".encode()).digest()
+def child_id(engine: Engine, parent: ExecutionId, call: str) -> ExecutionId:
+    """The id of what a handler submits by one of its calls: the same in every run."""
+    digest = hashlib.sha256(f"{parent}\x00{call}".encode()).digest()
     return solo_execution_id(uuid4_from(digest[:16]), engine.deployment.partitions)

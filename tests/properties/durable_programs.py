@@ -1,17 +1,21 @@
-"""Durable functions that hypothesis invents, and what they mean, read one line after another."""
+"""Durable functions that hypothesis invents, and what they mean, read one line after another.
 
-import asyncio
-import random
-from collections.abc import Awaitable, Callable, Coroutine
+There are two kinds. In an *ordered* program the order of the code says which call is meant:
+arguments may be missing, equal or new in every run. In a *wild* one calls are made in order of
+arrival, beside branches that are still under way: their arguments tell them apart.
+"""
+
+from collections import Counter
 from typing import Literal
 
 import msgspec
 from hypothesis import strategies as st
 
-from flowfabric import Context, Task
-from flowfabric.errors import ExecutionFailed
-
-Verb = Literal["step", "caught", "raises", "sleep", "child", "lost child", "uuid", "signal"]
+Verb = Literal[
+    "step", "caught", "raises", "flaky", "sleep", "child", "lost child", "uuid", "signal", "nothing"
+]
+Told = Literal["place", "change", "path"]
+How = Literal["gather", "gather all", "group", "named", "as completed", "first", "beside"]
 Value = str | list["Value"]
 
 
@@ -20,8 +24,18 @@ class Call(msgspec.Struct, frozen=True):
 
     verb: Verb
     name: str
-    told_apart: bool
-    """Whether its arguments tell it from others of its name."""
+    told: Told
+    """By what it is told from others of its name: by its place alone, whether or not its
+    arguments change, or by its arguments too."""
+
+
+class Burst(msgspec.Struct, frozen=True):
+    """Calls made at once, by the task itself."""
+
+    verb: Literal["step", "child", "twin"]
+    """Twins are equal children."""
+    told: Told
+    times: int
 
 
 class Sequence(msgspec.Struct, frozen=True):
@@ -29,8 +43,8 @@ class Sequence(msgspec.Struct, frozen=True):
 
 
 class Parallel(msgspec.Struct, frozen=True):
-    how: Literal["gather", "group"]
-    told_apart: bool
+    how: How
+    told: Told
     branches: tuple["Program", ...]
 
 
@@ -45,38 +59,92 @@ class Caught(msgspec.Struct, frozen=True):
     body: "Program"
 
 
-Program = Call | Sequence | Parallel | Loop | Caught
+Program = Call | Burst | Sequence | Parallel | Loop | Caught
 
-VERBS: tuple[Verb, ...] = ("step", "caught", "sleep", "child", "lost child", "uuid")
+QUICK: tuple[Verb, ...] = ("step", "caught", "flaky", "uuid", "nothing")
+VERBS: tuple[Verb, ...] = (*QUICK, "sleep", "child", "lost child")
 
 
-def calls(*verbs: Verb) -> st.SearchStrategy[Program]:
-    return st.builds(Call, st.sampled_from(verbs), st.sampled_from(("a", "b")), st.booleans())
+class Family:
+    """Programs of one kind."""
+
+    def __init__(self, told: tuple[Told, ...], safe: tuple[How, ...], failing: tuple[How, ...]):
+        self.told = st.sampled_from(told)
+        self.safe = st.sampled_from(safe)
+        self.failing = st.sampled_from(failing)
+        """How branches are started of which some may fail."""
+
+    def calls(self, *verbs: Verb) -> st.SearchStrategy[Program]:
+        return st.builds(Call, st.sampled_from(verbs), st.sampled_from(("a", "b")), self.told)
+
+    def bursts(self, *verbs: str) -> st.SearchStrategy[Program]:
+        return st.builds(Burst, st.sampled_from(verbs), self.told, st.integers(1, 3))
+
+    def larger(self, programs: st.SearchStrategy[Program]) -> st.SearchStrategy[Program]:
+        may_fail = st.one_of(programs, self.calls("raises"))
+        return st.one_of(
+            st.builds(Sequence, several(programs)),
+            st.builds(Parallel, self.safe, self.told, several(programs)),
+            st.builds(Parallel, st.just("gather all"), self.told, several(may_fail)),
+            st.builds(Loop, st.integers(1, 3), programs),
+            st.builds(Caught, st.builds(Sequence, several(may_fail))),
+            st.builds(Caught, st.builds(Parallel, self.failing, self.told, several(may_fail))),
+        )
+
+    def with_signals(self) -> st.SearchStrategy[Program]:
+        """One branch waits for signals, and no other waits long."""
+        quick = st.one_of(self.calls(*QUICK), self.bursts("step"))
+        waiting = st.builds(Sequence, several(st.one_of(quick, self.calls("signal"))))
+        others = several(st.recursive(quick, self.larger, max_leaves=4))
+        branches = st.builds(lambda one, rest: (*rest, one), waiting, others)
+        return st.builds(Parallel, self.safe, self.told, branches)
+
+    def programs(self) -> st.SearchStrategy[Program]:
+        leaves = st.one_of(self.calls(*VERBS), self.bursts("step", "child", "twin"))
+        parts = st.one_of(
+            st.recursive(leaves, self.larger, max_leaves=8),
+            self.calls("signal"),
+        )
+        return st.builds(Sequence, st.lists(parts, min_size=1, max_size=4).map(tuple))
+
+    def programs_with_signals(self) -> st.SearchStrategy[Program]:
+        quick = st.recursive(self.calls(*QUICK), self.larger, max_leaves=4)
+        parts = st.one_of(quick, self.with_signals())
+        return st.builds(Sequence, st.lists(parts, min_size=1, max_size=3).map(tuple))
 
 
 def several(programs: st.SearchStrategy[Program]) -> st.SearchStrategy[tuple[Program, ...]]:
     return st.lists(programs, min_size=1, max_size=3).map(tuple)
 
 
-def larger(programs: st.SearchStrategy[Program]) -> st.SearchStrategy[Program]:
-    may_fail = st.one_of(programs, calls("raises"))
-    return st.one_of(
-        st.builds(Sequence, several(programs)),
-        st.builds(Parallel, st.sampled_from(("gather", "group")), st.booleans(), several(programs)),
-        st.builds(Loop, st.integers(1, 3), programs),
-        st.builds(Caught, st.builds(Sequence, several(may_fail))),
-        st.builds(Caught, st.builds(Parallel, st.just("group"), st.booleans(), several(may_fail))),
-    )
-
-
-programs = st.builds(
-    Sequence,
-    st.lists(
-        st.one_of(st.recursive(calls(*VERBS), larger, max_leaves=8), calls("signal")),
-        min_size=1,
-        max_size=4,
-    ).map(tuple),
+ordered = Family(
+    told=("place", "change", "path"),
+    safe=("gather", "gather all", "group", "named"),
+    failing=("group", "gather all"),
 )
+wild = Family(
+    told=("path",),
+    safe=("gather", "group", "named", "as completed", "first", "beside"),
+    failing=("gather", "group", "as completed", "first", "beside"),
+)
+programs = st.one_of(
+    ordered.programs(),
+    wild.programs(),
+    ordered.programs_with_signals(),
+)
+
+
+def creates(program: Program) -> bool:
+    """Whether it creates something before its step is stored: a child, or a pause."""
+    match program:
+        case Call(verb, _, _):
+            return verb in ("child", "lost child", "signal")
+        case Burst(verb, _, _):
+            return verb != "step"
+        case Sequence(parts) | Parallel(branches=parts):
+            return any(map(creates, parts))
+        case Loop(body=body) | Caught(body):
+            return creates(body)
 
 
 class Meaning:
@@ -84,11 +152,14 @@ class Meaning:
 
     def __init__(self) -> None:
         self.effects: set[str] = set()
+        self.twins: Counter[str] = Counter()
 
     def of(self, program: Program, path: str) -> Value:
         match program:
             case Call(verb, name, _):
                 return self._call(verb, name, path)
+            case Burst(verb, _, times):
+                return self._burst(verb, times, path)
             case Sequence(parts):
                 return [self.of(part, f"{path}.{n}") for n, part in enumerate(parts)]
             case Loop(times, body):
@@ -98,123 +169,42 @@ class Meaning:
                     return self.of(body, path)
                 except ValueError:
                     return "caught"
-            case Parallel(_, _, branches):
-                return self._parallel(branches, path)
+            case Parallel(how, _, branches):
+                return self._parallel(how, branches, path)
 
-    def _parallel(self, branches: tuple[Program, ...], path: str) -> Value:
-        before = set(self.effects)
+    def _parallel(self, how: How, branches: tuple[Program, ...], path: str) -> Value:
+        before, twins = set(self.effects), self.twins.copy()
         found: list[Value] = []
         failed = False
         for n, branch in enumerate(branches):
             try:
                 found.append(self.of(branch, f"{path}.{n}"))
             except ValueError:
+                found.append("failed")
                 failed = True
-        if failed:
+        if failed and how != "gather all":
             # How far the others came is a matter of chance.
-            self.effects = before
+            self.effects, self.twins = before, twins
             raise ValueError(path)
+        if how in ("first", "beside"):
+            self.effects.add(f"{path}.{how}")
+        if how == "as completed":
+            self.effects.update(f"{path}.{n}.used" for n in range(len(branches)))
         return found
 
+    def _burst(self, verb: str, times: int, path: str) -> Value:
+        if verb == "twin":
+            self.twins[path] += times
+            return [path] * times
+        paths = [f"{path}.{n}" for n in range(times)]
+        self.effects.update(paths)
+        return list(paths)
+
     def _call(self, verb: Verb, name: str, path: str) -> Value:
-        if verb in ("step", "caught", "raises", "child", "lost child"):
+        if verb in ("step", "caught", "raises", "flaky", "child", "lost child"):
             self.effects.add(path)
         if verb == "raises":
             raise ValueError(path)
-        return name if verb == "signal" else verb if verb in ("sleep", "uuid") else [verb, path]
-
-
-class Performer:
-    """Runs a program as a handler; others may come first between any two calls."""
-
-    def __init__(
-        self,
-        effect: Callable[[str, bool], Awaitable[str]],
-        child: Task[[str, bool], str],
-        chance: random.Random,
-    ) -> None:
-        self._effect = effect
-        self._child = child
-        self._chance = chance
-
-    async def run(self, ctx: Context, program: Program, path: str) -> Value:
-        match program:
-            case Call():
-                for _ in range(self._chance.choice((0, 0, 1, 2, 7, 30))):
-                    await asyncio.sleep(0)
-                return await self._call(ctx, program, path)
-            case Sequence(parts):
-                return [await self.run(ctx, part, f"{path}.{n}") for n, part in enumerate(parts)]
-            case Loop(times, body):
-                return [await self.run(ctx, body, f"{path}.{n}") for n in range(times)]
-            case Caught(body):
-                try:
-                    return await self.run(ctx, body, path)
-                except* ValueError:
-                    pass
-                return "caught"
-            case Parallel(how, told_apart, branches):
-                return await self._parallel(ctx, how, told_apart, branches, path)
-
-    async def _parallel(
-        self,
-        ctx: Context,
-        how: str,
-        told_apart: bool,
-        branches: tuple[Program, ...],
-        path: str,
-    ) -> Value:
-        async def known_by_its_arguments(number: int) -> Value:
-            return await self.run(ctx, branches[number], f"{path}.{number}")
-
-        def known_by_its_place(number: int) -> Coroutine[object, object, Value]:
-            async def branch() -> Value:
-                return await self.run(ctx, branches[number], f"{path}.{number}")
-
-            return branch()
-
-        numbers = range(len(branches))
-        if told_apart:
-            made = [known_by_its_arguments(number) for number in numbers]
-        else:
-            made = [known_by_its_place(number) for number in numbers]
-        if how == "gather":
-            return list(await asyncio.gather(*made))
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in made]
-        return [task.result() for task in tasks]
-
-    async def _call(self, ctx: Context, call: Call, path: str) -> Value:
-        fails = call.verb in ("caught", "raises")
-
-        async def nameless() -> str:
-            return await self._effect(path, fails)
-
-        match call.verb:
-            case "step" | "caught" | "raises":
-                try:
-                    if call.told_apart:
-                        found = await ctx.step(call.name, self._effect, path, fails)
-                    else:
-                        found = await ctx.step(call.name, nameless)
-                    return [call.verb, found]
-                except ValueError as error:
-                    if call.verb == "raises":
-                        raise
-                    return [call.verb, str(error)]
-            case "child":
-                return [call.verb, await (await ctx.submit(self._child, path, False)).result()]
-            case "lost child":
-                child = await ctx.submit(self._child, path, True)
-                try:
-                    await child.result()
-                except ExecutionFailed as error:
-                    return [call.verb, error.reason.partition(": ")[2].partition(" ")[0]]
-                return "no failure"
-            case "sleep":
-                await ctx.sleep(10)
-            case "uuid":
-                await ctx.uuid()
-            case "signal":
-                return (await ctx.wait_for_signal(call.name)).name
-        return call.verb
+        if verb in ("sleep", "uuid", "nothing"):
+            return verb
+        return name if verb == "signal" else [verb, path]

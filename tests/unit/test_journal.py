@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 
 from flowfabric.core.journal import (
     BRANCH,
+    LINE_BYTES_MAX,
     ROOT,
     STEP_KEY_BYTES_MAX,
     Asked,
     Kept,
     Match,
     Shelf,
+    branch_name,
+    identity,
     kept_lines,
     label_of,
     line_group,
@@ -215,14 +218,79 @@ def test_lines_are_found_again_from_the_names_they_are_stored_under() -> None:
         Asked(BRANCH, "shop.<locals>.fetch", "0a.1b", number, parallel)
         for number, parallel in ((1, False), (2, True))
     )
-    stored = [line_id(group, first), line_id(group, second), ROOT, named_line(ROOT, "ada")]
-    found = kept_lines(stored)
-    assert found == {group: [Kept(stored[0], *first), Kept(stored[1], *second)]}
+    stored = [
+        line_id(ROOT, group, first),
+        line_id(ROOT, group, second),
+        ROOT,
+        named_line(ROOT, "ada"),
+    ]
+    found = kept_lines([*stored, ROOT, named_line(ROOT, "ada")])
+    assert found.keys() == {group}
+    assert sorted(found[group]) == sorted([Kept(stored[0], *first), Kept(stored[1], *second)])
+
+
+def test_a_line_without_steps_of_its_own_is_found_by_those_started_in_it() -> None:
+    outer_group = line_group(ROOT, "")
+    outer = Asked(BRANCH, "shop.<locals>.outer", "0a", 1)
+    outer_id = line_id(ROOT, outer_group, outer)
+    inner_group = line_group(outer_id, "")
+    inner = Asked(BRANCH, "shop.<locals>.inner", "1b", 2)
+    inner_id = line_id(outer_id, inner_group, inner)
+    assert kept_lines([inner_id]) == {
+        outer_group: [Kept(outer_id, *outer)],
+        inner_group: [Kept(inner_id, *inner)],
+    }
+    assert branch_name(inner_id) == "inner[2]"
+
+
+def test_what_a_call_creates_is_found_again_in_whatever_order_a_set_gives() -> None:
+    def identities(order: str) -> dict[str, str]:
+        found = {}
+        for number, item in enumerate(order, 1):
+            branch = Asked(BRANCH, "shop.<locals>.fetch", item, number)
+            line = line_id(ROOT, line_group(ROOT, ""), branch)
+            found[item] = identity(line, Asked("submit", "submit ship", item, 1))
+            found[item * 2] = identity(ROOT, Asked("submit", "submit ship", item, number))
+        return found
+
+    assert identities("abc") == identities("cba")
+    assert len(set(identities("abc").values())) == 6
+
+
+def test_equal_calls_and_lines_create_things_of_their_own() -> None:
+    group = line_group(ROOT, "")
+    call = Asked("submit", "submit ship", "0a", 1)
+    lines = [
+        line_id(ROOT, group, Asked(BRANCH, "fetch", "0a", number, equal=number))
+        for number in (1, 2)
+    ]
+    lines += [line_id(lines[0], line_group(lines[0], ""), Asked(BRANCH, "fetch", "0a", 1))]
+    made = [
+        identity(line, call._replace(equal=equal))
+        for line in (ROOT, "=ada", *lines)
+        for equal in (1, 2)
+    ]
+    assert len(set(made)) == len(made)
+
+
+def test_a_wait_is_known_by_its_name_whatever_its_timeout() -> None:
+    first, later = (Asked("signal", "signal paid", digest, 1) for digest in ("0a", "1b"))
+    assert identity(ROOT, first) == identity(ROOT, later)
+    assert identity(ROOT, first) != identity(ROOT, first._replace(equal=2))
+
+
+def test_lines_deep_inside_others_stay_short_enough() -> None:
+    line = ROOT
+    for depth in range(50):
+        line = line_id(line, line_group(line, ""), Asked(BRANCH, "shop.<locals>.deeper", "0a", 1))
+        assert len(line.encode()) <= LINE_BYTES_MAX
+        assert branch_name(line) == "deeper[1]"
+        assert depth > 10 or len(kept_lines([line])) == depth + 1
 
 
 def test_keys_are_readable_different_and_short_enough() -> None:
-    fetch = line_id(line_group(ROOT, "x"), Asked(BRANCH, "shop.<locals>.fetch", "0a", 2))
-    other = line_id(line_group(ROOT, "y"), Asked(BRANCH, "shop.<locals>.fetch", "0a", 2))
+    fetch = line_id(ROOT, line_group(ROOT, "x"), Asked(BRANCH, "shop.<locals>.fetch", "0a", 2))
+    other = line_id(ROOT, line_group(ROOT, "y"), Asked(BRANCH, "shop.<locals>.fetch", "0a", 2))
     long = named_line(named_line(ROOT, "ü" * 200), "ü" * 200)
     calls = [asked(each) for each in ("charge", "charge#2", "charge#1", "charge:0a!", "x" * 256)]
     keys = [step_key(line, each) for line in (ROOT, fetch, other, long) for each in calls]

@@ -12,7 +12,7 @@ import pytest
 from flowfabric import App, Context, Retry, testing
 from flowfabric.core.step_model import StepKind
 from flowfabric.errors import ExecutionFailed
-from flowfabric.worker.lines import watch_tasks
+from flowfabric.worker.watching import watch_tasks
 from tests.apps import working
 
 T = TypeVar("T")
@@ -318,3 +318,74 @@ async def test_the_task_factory_is_as_before_when_no_worker_watches() -> None:
     finally:
         loop.set_task_factory(before)
     assert ["turns" in each for each in made] == [True]
+
+
+async def test_a_branch_without_steps_of_its_own_may_have_arguments_that_change(app: App) -> None:
+    ran: Counter[str] = Counter()
+
+    def note(item: str) -> None:
+        ran[item] += 1
+
+    @app.task(retry=AGAIN)
+    async def nested(ctx: Context) -> None:
+        async def inner(item: str) -> None:
+            await ctx.step("note", note, item)
+
+        async def outer(item: str, changes: str) -> None:
+            await asyncio.gather(inner(f"{item}1"), inner(f"{item}2"))
+
+        await asyncio.gather(*(outer(item, f"{time.monotonic_ns()}") for item in "ab"))
+        if ctx.retry_count < 2:
+            raise Crash
+
+    async with working(app):
+        await (await app.submit(nested)).result(timeout="30s")
+    assert ran == dict.fromkeys(("a1", "a2", "b1", "b2"), 1)
+
+
+async def test_branches_after_calls_over_a_set_are_found_again(app: App) -> None:
+    ran: Counter[str] = Counter()
+
+    def note(item: str) -> None:
+        ran[item] += 1
+
+    @app.task(retry=AGAIN)
+    async def unordered(ctx: Context) -> None:
+        async def branch(item: str) -> None:
+            await ctx.step("branch", note, f"branch {item}")
+
+        mixed = "ab" if ctx.retry_count % 2 else "ba"
+        await asyncio.gather(*(ctx.step("direct", note, item) for item in mixed))
+        await asyncio.gather(*(branch(item) for item in mixed))
+        if ctx.retry_count < 2:
+            raise Crash
+
+    async with working(app):
+        await (await app.submit(unordered)).result(timeout="30s")
+    assert ran == dict.fromkeys(("a", "b", "branch a", "branch b"), 1)
+
+
+async def test_a_branch_that_comes_before_a_stored_one_may_be_new(app: App) -> None:
+    ran: Counter[str] = Counter()
+
+    def note(item: str) -> None:
+        ran[item] += 1
+
+    @app.task(retry=AGAIN)
+    async def one_by_one(ctx: Context) -> None:
+        async def branch(item: str) -> None:
+            if item == "slow" and ctx.retry_count == 0:
+                await asyncio.Event().wait()
+            await ctx.step("note", note, item)
+
+        slow = asyncio.create_task(branch("slow"))
+        await turns(10)
+        await asyncio.create_task(branch("quick"))
+        if ctx.retry_count == 0:
+            slow.cancel()
+            raise Crash
+        await slow
+
+    async with working(app):
+        await (await app.submit(one_by_one)).result(timeout="30s")
+    assert ran == {"slow": 1, "quick": 1}

@@ -26,9 +26,11 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
+from flowfabric.core.step_model import StepKind
+
 STEP_KEY_BYTES_MAX: Final = 256
 STEP_NAME_BYTES_MAX: Final = 256
-LINE_BYTES_MAX: Final = 512
+LINE_BYTES_MAX: Final = 1_024
 ROOT: Final = ""
 """The line of the function itself."""
 BRANCH: Final = "branch"
@@ -38,6 +40,8 @@ _GROUP_CHARS: Final = 12
 _SHORT_CHARS: Final = 10
 _LABEL_CHARS_MAX: Final = 80
 _NUMBERED: Final = re.compile(r"#\d+$")
+_INSIDE: Final = "|"
+"""Between a line and one started in it."""
 
 
 class Asked(NamedTuple):
@@ -51,6 +55,8 @@ class Asked(NamedTuple):
     number: int
     """Which use of the name it is; of name and arguments, if it is parallel."""
     parallel: bool = False
+    equal: int = 1
+    """Which use of name and firm arguments it is, in its line."""
 
 
 class Kept(NamedTuple):
@@ -62,6 +68,7 @@ class Kept(NamedTuple):
     digest: str
     number: int
     parallel: bool = False
+    equal: int = 1
 
 
 class Match(NamedTuple):
@@ -190,13 +197,23 @@ class Shelf:
             del self._left[kept.key]
         return kept
 
+    def _may_come(self, asked: Asked) -> bool:
+        """Whether the stored branches at a place may be started after a new one.
+
+        Branches are started there in several goes, and one without steps of its own is
+        not stored. A new one is no sign, then, if another has been found, or if those that
+        are stored have its name.
+        """
+        return not self.untouched or any(
+            kept.name == asked.name for kept in self._left.values() if not kept.parallel
+        )
+
     def refusal(self, asked: Asked) -> str:
         """Why a call that is not stored must not run; empty if it may."""
         if not self._left:
             return ""
-        # Branches are started at one place in several goes: others may still come.
-        behind = None if asked.kind == BRANCH and not self.untouched else self.behind
-        if behind is not None:
+        behind = self.behind
+        if behind is not None and not (asked.kind == BRANCH and self._may_come(asked)):
             return (
                 f"{shown(asked)} is not stored, but {shown(behind)} is and has not been asked for"
             )
@@ -236,37 +253,87 @@ def line_group(parent: str, fork_key: str) -> str:
     return _hash(f"{parent}\x00{fork_key}")[:_GROUP_CHARS]
 
 
-def line_id(group: str, asked: Asked) -> str:
+def line_id(parent: str, group: str, asked: Asked) -> str:
+    """A line inside its parent, which may have no steps of its own and is found by it then."""
     parallel = "p" if asked.parallel else ""
-    return f"{group}:{asked.number}:{asked.digest}:{parallel}:{asked.name}"
+    own = f"{group}:{asked.number}:{asked.equal}:{asked.digest}:{parallel}:{asked.name}"
+    if parent == ROOT or parent.startswith("="):
+        return own
+    path = f"{parent}{_INSIDE}{own}"
+    return path if len(path.encode()) <= LINE_BYTES_MAX else own
 
 
 def branch_name(line: str) -> str:
     """A line as people know it: the name it was given, or that of its coroutine and its number."""
     if line == ROOT or line.startswith("="):
         return line[1:]
-    parts = line.split(":", 4)
-    return f"{parts[4].rpartition('.')[2]}[{parts[1]}]" if len(parts) == 5 else line
+    kept = _kept_line(line)
+    return f"{kept.name.rpartition('.')[2]}[{kept.number}]"
+
+
+def identity(line: str, asked: Asked) -> str:
+    """What a call is known by before it is stored: its arguments, then its order among equals.
+
+    Ids of what a call creates outside the journal are made of it. So a loop over a set,
+    in another order each time, finds what an earlier run created and did not store.
+    """
+    parts = [line]
+    if line != ROOT and not line.startswith("="):
+        parts = [_group(line.partition(_INSIDE)[0])]
+        for each in line.split(_INSIDE):
+            kept = _kept_line(each)
+            parts += kept.name, firm(kept.digest), str(kept.equal)
+    parts += *alike(asked.kind, asked.name, asked.digest), str(asked.equal)
+    return _hash("\x00".join(parts))
+
+
+def alike(kind: str, name: str, digest: str) -> tuple[str, str, str]:
+    """What a call has in common with its equals."""
+    # The timeout of a wait may change: waits are known by their names alone.
+    return kind, name, "" if kind == StepKind.SIGNAL else firm(digest)
 
 
 def label_of(qualified_name: str) -> str:
     """The name of a coroutine as lines are known by it."""
+    qualified_name = qualified_name.replace(_INSIDE, "/")
     if len(qualified_name) <= _LABEL_CHARS_MAX:
         return qualified_name
     last = qualified_name.rpartition(".")[2][:_LABEL_CHARS_MAX]
     return f"{_hash(qualified_name)[:_SHORT_CHARS]}.{last}"
 
 
+def with_parents(line_ids: Iterable[str]) -> set[str]:
+    """Lines, and those they were started in."""
+    found: set[str] = set()
+    for each in line_ids:
+        line = each
+        while line not in found:
+            found.add(line)
+            if not line.startswith("="):
+                line = line.rpartition(_INSIDE)[0] or line
+    return found
+
+
 def kept_lines(line_ids: Iterable[str]) -> dict[str, list[Kept]]:
     """The stored lines by the place they were started at; without those that have names."""
     groups: dict[str, list[Kept]] = {}
-    for each in line_ids:
-        if each == ROOT or each.startswith("="):
-            continue
-        group, number, digest, parallel, label = each.split(":", 4)
-        kept = Kept(each, BRANCH, label, digest, int(number), parallel == "p")
-        groups.setdefault(group, []).append(kept)
+    for each in with_parents(line_ids):
+        if each != ROOT and not each.startswith("="):
+            groups.setdefault(_group(each), []).append(_kept_line(each))
     return groups
+
+
+def _kept_line(line: str) -> Kept:
+    _, number, equal, digest, parallel, label = _own(line)
+    return Kept(line, BRANCH, label, digest, int(number), parallel == "p", int(equal))
+
+
+def _group(line: str) -> str:
+    return _own(line)[0]
+
+
+def _own(line: str) -> list[str]:
+    return line.rpartition(_INSIDE)[2].split(":", 5)
 
 
 def step_key(line: str, asked: Asked) -> str:
@@ -279,8 +346,7 @@ def step_key(line: str, asked: Asked) -> str:
     if line.startswith("="):
         key += f"@{line[1:]}"
     elif line != ROOT:
-        _, number, _, _, label = line.split(":", 4)
-        key += f"@{label.rpartition('.')[2]}[{number}].{_hash(line)[:_SHORT_CHARS]}"
+        key += f"@{branch_name(line)}.{_hash(line)[:_SHORT_CHARS]}"
     if len(key.encode()) <= STEP_KEY_BYTES_MAX:
         return key
     return f"{key.encode()[: STEP_KEY_BYTES_MAX // 2].decode(errors='ignore')}~{_hash(key)[:32]}"

@@ -329,7 +329,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
             if stored is None:
                 services.check()
                 with services.parking.working():
-                    made = await services.submit_child(call.key, submission, options)
+                    made = await services.submit_child(call.identity, submission, options)
                     # Later runs find the same one by its id, or its idempotency key.
                     services.steps.store_later(call, result=msgspec.json.encode(made))
             else:

@@ -12,10 +12,10 @@ from flowfabric.task import Task
 from flowfabric.worker.attempt import Attempt, Middleware
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.held import HeldLease
-from flowfabric.worker.lines import watch_tasks
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared
+from flowfabric.worker.watching import watch_tasks
 
 BATCH: Final = 100
 THREADS: Final = 8

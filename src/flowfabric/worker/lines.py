@@ -1,27 +1,34 @@
 """The lines of a durable function: who calls what, one after another.
 
-The worker watches which tasks a handler starts, from the moment they are created:
-that is the order of the code, whereas the order in which they arrive somewhere is
-chance. Outside handlers, and for tasks of our own, watching costs a lookup.
+1. A call takes its place in the line of the task that makes it, when it is made. Calls
+   made before one of them is awaited form a burst, which is placed as a whole.
+2. A task the handler starts is a line, forked from the line it is started in. Its place
+   there is after the last burst. What is forked at one place is identified together,
+   when the first of it makes a call.
+3. A call, or a fork, made while something of its line is under way is parallel. A branch
+   is under way from its first call on; from its start, if others of its code make calls.
+4. To place a call its line is identified, for which its parent is, up to the root. Which
+   stored step or line it is then, and why it may not run if there is none, the core says.
+5. A failure belongs to the line that saw it and, once that has ended, to its parent. It
+   is past when a call is made there after it.
 """
 
 import asyncio
-import contextvars
 import inspect
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Generator
+from collections.abc import Collection
 from contextvars import ContextVar
-from functools import partial
-from pathlib import Path
 from types import CodeType, TracebackType
-from typing import Final, Protocol, TypeVar
+from typing import Protocol
 
 from flowfabric.core.journal import (
     BRANCH,
     ROOT,
     Asked,
     Shelf,
+    alike,
+    identity,
     label_of,
     line_group,
     named_line,
@@ -30,11 +37,6 @@ from flowfabric.core.journal import (
 from flowfabric.core.step_model import Step, StepKind
 from flowfabric.worker.digests import coroutine_arguments, digest_of
 from flowfabric.worker.failures import GIVEN_UP
-
-OURS: Final = str(Path(__file__).parent.parent)
-DEMO: Final = str(Path(OURS, "demo"))
-
-T = TypeVar("T")
 
 _durable: "weakref.WeakSet[CodeType]" = weakref.WeakSet()
 """Code of coroutines that have made durable calls."""
@@ -60,7 +62,7 @@ class Watched(Protocol):
 
     def step(self, key: str) -> Step: ...
 
-    def new_line_id(self, group: str, asked: Asked) -> str: ...
+    def new_line_id(self, parent: str, group: str, asked: Asked) -> str: ...
 
     def new_step_key(self, line: str, asked: Asked) -> tuple[str, Asked]: ...
 
@@ -91,7 +93,8 @@ class Call:
     """One call of a durable verb. While it is under way, use it as a context."""
 
     __slots__ = (
-        "after_key", "asked", "before", "key", "kind", "line", "made", "refusal", "step", "took_ms"
+        "after_key", "asked", "before", "key", "kind", "line", "made", "refusal", "step",
+        "took_ms"
     )  # fmt: skip
 
     def __init__(self, line: "Line", kind: StepKind, asked: Asked, made: int) -> None:
@@ -103,13 +106,18 @@ class Call:
         self.after_key: str | None = None
         self.step: Step | None = None
         """What is stored of it."""
-        self.before = line.forks
+        self.before = line.before
         self.took_ms: int | None = None
         self.refusal = ""
 
     @property
     def name(self) -> str:
         return self.asked.name
+
+    @property
+    def identity(self) -> str:
+        """What ids of things it creates are made of: the same in every run, before it is stored."""
+        return identity(self.line.known_as, self.asked)
 
     def __enter__(self) -> None:
         self.line.begin()
@@ -141,20 +149,23 @@ class Seen:
 
 
 class Forks:
-    """The lines started between two calls of a line."""
+    """The lines started after some calls of a line that were made together."""
 
-    __slots__ = ("anchor", "numbers", "waiting")
+    __slots__ = ("after", "numbers", "waiting")
 
-    def __init__(self, anchor: Call | None) -> None:
-        self.anchor = anchor
+    def __init__(self, after: list[Call]) -> None:
+        self.after = after
         self.waiting: list[Line] = []
         """Those that no stored line has been looked for yet."""
         self.numbers: dict[tuple[str, ...], int] = {}
 
     @property
     def key(self) -> str:
-        """What tells the place: the call before, which has been placed."""
-        return "" if self.anchor is None else self.anchor.key
+        """What tells the place: one of the calls before, which have been placed.
+
+        Not the last: a loop over a set makes them in another order each time.
+        """
+        return min((call.key for call in self.after), default="")
 
 
 class Line:
@@ -169,12 +180,15 @@ class Line:
         self.made = made
         self.id: str | None = None
         self.refusal = ""
-        self.forks = Forks(None)
+        self.forks = Forks([])
+        self.before = self.forks
+        """The lines started before the calls that are being made."""
         self.started_at: Forks | None = None if parent is None else parent.forks
         self._after_key: str | None = None
         self._burst: list[Call] = []
         self._bursts: deque[list[Call]] = deque()
         self._numbers: dict[tuple[str, ...], int] = {}
+        self._equals: dict[tuple[str, ...], int] = {}
         self._shelf: Shelf | None = None
         self._open = 0
         self._active = False
@@ -188,15 +202,15 @@ class Line:
         """Take the place of the next call. Call it in the order of the code."""
         self._activate()
         parallel = self._is_parallel()
-        counted = (name, digest) if parallel else (name,)
-        number = self._numbers[counted] = self._numbers.get(counted, 0) + 1
+        number = _count(self._numbers, (name, digest) if parallel else (name,))
         if not self._burst:
             self._burst = []
             self._bursts.append(self._burst)
+            self.before, self.forks = self.forks, Forks(self._burst)
+        equal = _count(self._equals, alike(kind, name, digest))
         made = self.journal.tick()
-        call = Call(self, kind, Asked(kind, name, digest, number, parallel), made)
+        call = Call(self, kind, Asked(kind, name, digest, number, parallel, equal), made)
         self._burst.append(call)
-        self.forks = Forks(call)
         return call
 
     def begin(self) -> None:
@@ -256,10 +270,11 @@ class Line:
 
     def count_patch(self, name: str) -> int:
         """Which use of a patch's name it is. No call: a patch leaves no trace in the order."""
-        self._numbers["patch", name] = number = self._numbers.get(("patch", name), 0) + 1
-        return number
+        return _count(self._numbers, ("patch", name))
 
     def _place_burst(self, burst: list[Call]) -> None:
+        if burst is self._burst:
+            self._close_burst()
         matches = self.shelf.take([call.asked for call in burst])
         for call, match in zip(burst, matches, strict=True):
             call.after_key = self._after_key
@@ -292,9 +307,8 @@ class Line:
         if self.id is not None or forks is None or parent is None:
             return
         parent.identify()
-        anchor = forks.anchor
-        if anchor is not None:
-            anchor.line.place(anchor)
+        if forks.after:
+            parent.place(forks.after[0])
         group = line_group(parent.known_as, forks.key)
         after_key = forks.key or None
         waiting, forks.waiting = forks.waiting, []
@@ -307,7 +321,9 @@ class Line:
             line.refusal = match.refusal
             if kept is None and not line.refusal:
                 line.refusal = parent._moved_branch(line.asked)
-            line.id = kept.key if kept else self.journal.new_line_id(group, line.asked)
+            line.id = (
+                kept.key if kept else self.journal.new_line_id(parent.known_as, group, line.asked)
+            )
 
     def _moved_branch(self, asked: Asked) -> str:
         """Why a new branch must not run: it is stored after a call that was not made this time."""
@@ -334,9 +350,9 @@ class Line:
         label = label_of(getattr(coroutine, "__qualname__", type(coroutine).__name__))
         digest = digest_of(*coroutine_arguments(coroutine))
         parallel = self._is_parallel()
-        counted = (label, digest) if parallel else (label,)
-        number = self.forks.numbers[counted] = self.forks.numbers.get(counted, 0) + 1
-        asked = Asked(BRANCH, label, digest, number, parallel)
+        number = _count(self.forks.numbers, (label, digest) if parallel else (label,))
+        equal = _count(self._equals, alike(BRANCH, label, digest))
+        asked = Asked(BRANCH, label, digest, number, parallel, equal)
         made = Line(self.journal, self, asked, self.journal.tick())
         made.code = coroutine.cr_code if inspect.iscoroutine(coroutine) else None
         self.forks.waiting.append(made)
@@ -377,7 +393,8 @@ class Line:
 
     def let_go(self) -> None:
         """Of all that points back here: it would wait for the garbage collector."""
-        self.forks, self._shelf = Forks(None), None
+        self.forks = self.before = Forks([])
+        self._shelf = None
         self._burst = []
         self._quiet.clear()
         self._bursts.clear()
@@ -399,102 +416,12 @@ class Line:
         return found
 
 
+def _count(counts: dict[tuple[str, ...], int], what: tuple[str, ...]) -> int:
+    counts[what] = number = counts.get(what, 0) + 1
+    return number
+
+
 def root_line(journal: Watched) -> Line:
     line = Line(journal, None, Asked(BRANCH, ROOT, "", 1))
     line.id = ROOT
     return line
-
-
-# Watching which tasks a handler starts
-
-
-class TaskFactory(Protocol):
-    """As `asyncio` calls it."""
-
-    def __call__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        coroutine: Coroutine[object, object, T]
-        | Generator["asyncio.Future[object] | None", None, T],
-        /,
-    ) -> "asyncio.Future[T]": ...
-
-
-_ours: dict[CodeType, bool] = {}
-_watching: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Watch]" = (
-    weakref.WeakKeyDictionary()
-)
-
-
-class _Watch:
-    def __init__(self, before: TaskFactory | None) -> None:
-        self.before = before
-        self.uses = 0
-
-    def factory(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        coroutine: Coroutine[object, object, T]
-        | Generator["asyncio.Future[object] | None", None, T],
-        /,
-        *,
-        context: contextvars.Context | None = None,
-        **given: object,
-    ) -> "asyncio.Future[T]":
-        """Create a task; inside a handler, with a line of its own."""
-        line = current_line.get() if context is None else None
-        if line is None or line.journal.closed or inside_step.get() or _is_ours(coroutine):
-            return self._create(loop, coroutine, context)
-        branch = line.fork(coroutine)
-        own = contextvars.copy_context()
-        own.run(current_line.set, branch)
-        task = self._create(loop, coroutine, own)
-        task.add_done_callback(branch.ended)
-        return task
-
-    def _create(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        coroutine: Coroutine[object, object, T]
-        | Generator["asyncio.Future[object] | None", None, T],
-        context: contextvars.Context | None,
-    ) -> "asyncio.Future[T]":
-        if self.before is None:
-            return asyncio.Task(coroutine, loop=loop, context=context)
-        if context is None:
-            return self.before(loop, coroutine)
-        # It copies the context it is called in, whether or not it can be given one.
-        return context.run(self.before, loop, coroutine)
-
-
-def watch_tasks(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-    """See every task that handlers start on a loop, until the function returned is called."""
-    watch = _watching.get(loop)
-    if watch is None or loop.get_task_factory() != watch.factory:
-        watch = _watching[loop] = _Watch(loop.get_task_factory())
-        loop.set_task_factory(watch.factory)
-    watch.uses += 1
-    return partial(_unwatch, weakref.ref(loop), watch)
-
-
-def _unwatch(loop: "weakref.ref[asyncio.AbstractEventLoop]", watch: _Watch) -> None:
-    watch.uses -= 1
-    watched = loop()
-    if watched is None or watch.uses > 0:
-        return
-    # Whoever has put another one in place meanwhile keeps it.
-    if watched.get_task_factory() == watch.factory:
-        watched.set_task_factory(watch.before)
-        _watching.pop(watched, None)
-
-
-def _is_ours(coroutine: object) -> bool:
-    """Whether a coroutine is part of the engine: it makes no calls of its own."""
-    if not inspect.iscoroutine(coroutine):
-        return False
-    code = coroutine.cr_code
-    known = _ours.get(code)
-    if known is None:
-        filename = code.co_filename
-        known = _ours[code] = filename.startswith(OURS) and not filename.startswith(DEMO)
-    return known

@@ -258,19 +258,25 @@ class Services:
         return Fence(self._shared.engine, self.lease, connection, self._loop)
 
     async def submit_child(
-        self, step_key: str, call: Submission[object], options: Options
+        self, identity: str, call: Submission[object], options: Options
     ) -> ExecutionId:
         """Create an execution that names this one as its parent. Safe to repeat."""
         parent = self.lease.claimed.execution_id
         if options.execution_id is None and options.idempotency_key is None:
-            own_id = child_id(self._shared.engine, parent, step_key)
-            options = structs.replace(options, execution_id=own_id)
+            options = structs.replace(options, execution_id=self._child_id(parent, identity))
         request = structs.replace(
             request_of(call, options, self.lease.claimed.namespace), parent_execution_id=parent
         )
         # Safe to repeat: its id, or its idempotency key, is the same each time.
         created = await self._tell(lambda: self._shared.submissions.submit(request))
         return created.execution_id
+
+    def _child_id(self, parent: ExecutionId, identity: str) -> ExecutionId:
+        engine = self._shared.engine
+        # A call whose arguments have changed since may have been what this one is now.
+        while self.steps.has_submitted(made := child_id(engine, parent, identity)):
+            identity += "'"
+        return made
 
     async def settle(self) -> None:
         await self._recorder.settle()

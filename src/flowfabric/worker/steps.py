@@ -14,8 +14,19 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
+import msgspec
+
 from flowfabric.core.blocking import accepted_key
-from flowfabric.core.journal import Asked, Kept, Shelf, kept_lines, line_group, line_id, step_key
+from flowfabric.core.journal import (
+    Asked,
+    Kept,
+    Shelf,
+    kept_lines,
+    line_group,
+    line_id,
+    step_key,
+    with_parents,
+)
 from flowfabric.core.step_model import Step, StepKind
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
@@ -67,6 +78,7 @@ class Journal:
         self._branched = False
         self._keys: set[str] = set()
         self._line_ids: set[str] = set()
+        self._children: set[str] = set()
         self._named: dict[str, Line] = {}
         self._entered: set[str] = set()
         self._count = 0
@@ -184,20 +196,20 @@ class Journal:
     def _take_in(self, steps: Sequence[Step]) -> None:
         for step in steps:
             self._steps[step.step_key] = step
+            if step.kind is StepKind.SUBMIT and step.result is not None:
+                self._children.add(msgspec.json.decode(step.result, type=str))
             if step.kind in (StepKind.ACCEPT, StepKind.PATCH):
                 continue
             self._by_line.setdefault(step.line, []).append(_kept(step))
         self._keys.update(self._steps)
         self._untaken.update(each.key for kept in self._by_line.values() for each in kept)
-        self._line_ids.update(self._by_line)
+        self._line_ids.update(with_parents(self._by_line))
         self._lines = {group: Shelf(kept) for group, kept in kept_lines(self._by_line).items()}
         self._branched = bool(self._lines)
 
-    async def placed(self, call: Call) -> str:
-        """The key of a call, whether or not it is stored."""
-        await self._loaded()
-        call.line.place(call)
-        return call.key
+    def has_submitted(self, child: str) -> bool:
+        """Whether a stored call has submitted this child."""
+        return child in self._children
 
     def never_asked_for(self) -> list[str]:
         """Stored steps this run did not come by."""
@@ -231,7 +243,7 @@ class Journal:
         return [key for key, step in self._steps.items() if step.recorded_at_ms <= stored_ms]
 
     def lines_of(self, keys: Collection[str]) -> Collection[str]:
-        return {self._steps[key].line for key in keys}
+        return with_parents(self._steps[key].line for key in keys)
 
     def step(self, key: str) -> Step:
         return self._steps[key]
@@ -248,9 +260,9 @@ class Journal:
         """The lines that were started in a line after a call; cheap where none are stored."""
         return self.lines_at(line_group(line, key)) if self._branched else NOTHING
 
-    def new_line_id(self, group: str, asked: Asked) -> str:
-        while (made := line_id(group, asked)) in self._line_ids:
-            asked = asked._replace(number=asked.number + 1)
+    def new_line_id(self, parent: str, group: str, asked: Asked) -> str:
+        while (made := line_id(parent, group, asked)) in self._line_ids:
+            asked = asked._replace(number=asked.number + 1, equal=asked.equal + 1)
         self._line_ids.add(made)
         return made
 

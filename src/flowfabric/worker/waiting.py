@@ -1,6 +1,6 @@
 """How a handler waits for signals.
 
-A wait is known by its place among the steps. Its pause in the database has an id
+A wait is known by its place among the calls. Its pause in the database has an id
 made from that place, so every run of the handler finds out how the pause ended,
 whoever started it and however often the worker died in between. The outcome is
 stored as a step too, from which later runs take it with all the others; since the
@@ -17,6 +17,7 @@ from msgspec import Raw, Struct
 
 from flowfabric.core.conditions import Condition, referenced_waitpoint_keys, takes_own_name
 from flowfabric.core.ids import ExecutionId, uuid4_from
+from flowfabric.core.step_model import Step
 from flowfabric.core.suspend_request import FreshWaitpoint
 from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
 from flowfabric.errors import InvalidInput, MaxReplaysExhausted, SignalTimeout
@@ -76,7 +77,7 @@ async def make_waitpoint(
             # Asked for in every run, since the token itself is stored nowhere.
             made = await services.create_waitpoint(
                 name,
-                waitpoint_id=await _waitpoint_id(services, call),
+                waitpoint_id=_waitpoint_id(services, call, stored),
                 expires_in_ms=expires_in_ms,
             )
             if stored is None:
@@ -84,9 +85,10 @@ async def make_waitpoint(
     return SignalToken(execution_id, made.waitpoint_id, made.waitpoint_token)
 
 
-async def _waitpoint_id(services: Services, call: Call) -> str:
-    key = await services.steps.placed(call)
-    return named_id(services.lease.claimed.execution_id, "waitpoint", key)
+def _waitpoint_id(services: Services, call: Call, stored: Step | None) -> str:
+    if stored is not None:
+        return msgspec.json.decode(stored.result or b"null", type=str)
+    return named_id(services.lease.claimed.execution_id, "waitpoint", call.identity)
 
 
 async def outcome_of(services: Services, wait: Wait) -> StoredWait:
@@ -135,7 +137,7 @@ async def _last_pause(services: Services, call: Call) -> tuple[str, SuspensionVi
     """The pause that ended this wait; or the id for the next one."""
     for number in range(PAUSES_MAX):
         suspension_id = named_id(
-            services.lease.claimed.execution_id, "suspension", call.key, str(number)
+            services.lease.claimed.execution_id, "suspension", call.identity, str(number)
         )
         view = None
         if not services.first_run:

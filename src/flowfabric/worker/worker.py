@@ -34,12 +34,12 @@ from flowfabric.worker.functions import Functions
 from flowfabric.worker.heartbeat import BEATS_PER_LEASE, Connect, Heartbeat
 from flowfabric.worker.held import HeldLease, clock_s
 from flowfabric.worker.lanes import LaneShares
-from flowfabric.worker.lines import watch_tasks
 from flowfabric.worker.presence import announce, release_blocked
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared
 from flowfabric.worker.settings import WorkerSettings
+from flowfabric.worker.watching import watch_tasks
 
 log = logging.getLogger(__name__)
 
