@@ -9,6 +9,7 @@ import pytest
 from flowfabric import App, connection, signals, submission
 from flowfabric.error_kinds import BackendErrorKind
 from flowfabric.errors import Transport
+from flowfabric.flows import builder
 from tests.apps import PATIENCE_S
 from tests.silence import BOTH, Network, Way
 
@@ -38,6 +39,7 @@ def impatience() -> Iterator[None]:
         for module, name in (
             (submission, "SUBMIT_PATIENCE_S"),
             (submission, "MANY_PATIENCE_S"),
+            (builder, "MANY_PATIENCE_S"),
             (signals, "SIGNAL_PATIENCE_S"),
             (connection, "OPEN_PATIENCE_S"),
         ):
@@ -53,12 +55,18 @@ async def submit_many(app: App, execution_id: str) -> None:
     await app.submit_many([app.tasks["echo"](7)], idempotency_key="seven")
 
 
+async def start_flow(app: App, execution_id: str) -> None:
+    flow = app.flow("sevens", flow_id="019a0000-0000-7000-8000-000000000007")
+    flow.add(app.tasks["echo"], 7)
+    await flow.start()
+
+
 async def signal(app: App, execution_id: str) -> None:
     await app.signals.send(execution_id, "approved", idempotency_key="seven")
 
 
 @pytest.mark.parametrize("ways", [BOTH, (Way.REQUESTS,), (Way.ANSWERS,)], ids=str)
-@pytest.mark.parametrize("send", [submit, submit_many, signal])
+@pytest.mark.parametrize("send", [submit, submit_many, start_flow, signal])
 async def test_who_is_not_answered_is_told_and_may_repeat(
     app: App, network: Network, send: Callable[[App, str], Awaitable[None]], ways: tuple[Way, ...]
 ) -> None:
@@ -83,6 +91,18 @@ async def test_a_first_submission_does_not_wait_for_ever_for_its_connection(
     network.heal()
     await app.submit(app.tasks["echo"](7))
     await app.close()
+
+
+async def test_opening_during_an_outage_raises_and_works_afterwards(
+    app: App, network: Network
+) -> None:
+    network.go_down()
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(Transport):
+            await app.open()
+    network.heal()
+    async with app:
+        await app.submit(app.tasks["echo"](7))
 
 
 async def test_blocking_submissions_are_told_as_well(app: App, network: Network) -> None:

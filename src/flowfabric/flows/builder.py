@@ -32,8 +32,9 @@ from flowfabric.flows.node import NAME_TAG, Node, NodeNames
 from flowfabric.flows.policies import AllOf, AnyOf, Quorum, When
 from flowfabric.flows.run import FlowRun
 from flowfabric.passing import Composed, compose
+from flowfabric.patience import statements_within
 from flowfabric.run import Endings
-from flowfabric.submission import Options, check_options, request_of
+from flowfabric.submission import MANY_PATIENCE_S, Options, check_options, request_of
 from flowfabric.task import JSON, Call, Task
 
 P = ParamSpec("P")
@@ -287,12 +288,13 @@ class Flow:
                 # Others must not wait for this transaction to submit the same kinds.
                 await engine.know_routes(checked)
             engine = engine.on(connection)
-        await engine.create_flow(self.flow_id, flow_kind=self.kind, namespace=self.namespace)
-        await self._tag(engine)
-        for part in self._parts():
-            joins = [_join(each, partitions) for each in part if each.waits_for]
-            members = [requests[each.node.index] for each in part]
-            await engine.add_dependencies(self.flow_id, joins, members=members)
+        with statements_within(MANY_PATIENCE_S):
+            await engine.create_flow(self.flow_id, flow_kind=self.kind, namespace=self.namespace)
+            await self._tag(engine)
+            for part in self._parts():
+                joins = [_join(each, partitions) for each in part if each.waits_for]
+                members = [requests[each.node.index] for each in part]
+                await engine.add_dependencies(self.flow_id, joins, members=members)
         return FlowRun(opened.engine, opened.endings, self.flow_id)
 
     async def _tag(self, engine: Engine) -> None:
