@@ -248,7 +248,7 @@ class App(Registry):
             created = await opened.submissions.submit(request)
         else:
             (created,) = await opened.engine.create_executions_on(options.connection, [request])
-        return Run(opened.endings, opened.engine, call.task, created.execution_id)
+        return opened.run_of(call.task, created, self.namespace)
 
     async def submit_many(
         self, calls: Sequence[Call[R]], **options: Unpack[SubmitOptions]
@@ -264,7 +264,7 @@ class App(Registry):
         else:
             created = await opened.engine.create_executions_on(checked.connection, requests)
         return [
-            Run(opened.endings, opened.engine, call.task, each.execution_id)
+            opened.run_of(call.task, each, self.namespace)
             for call, each in zip(calls, created, strict=True)
         ]
 

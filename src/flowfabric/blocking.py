@@ -15,7 +15,6 @@ from flowfabric.connection import Opened
 from flowfabric.core.details import ExecutionDetails, StepView
 from flowfabric.core.durations import Duration
 from flowfabric.core.explain import Explanation
-from flowfabric.core.ids import ExecutionId
 from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState
 from flowfabric.engine.engine import Engine
@@ -67,7 +66,7 @@ class Blocking:
             created = self.wait(opened.submissions.submit(request))
         else:
             (created,) = opened.engine.create_executions_on_sync(options.connection, [request])
-        return self._run(opened, call.task, created.execution_id)
+        return BlockingRun(self, opened.run_of(call.task, created, self.namespace))
 
     def submit_many(
         self, calls: Sequence[Call[R]], **options: Unpack[SubmitOptions]
@@ -81,7 +80,7 @@ class Blocking:
         else:
             created = opened.engine.create_executions_on_sync(checked.connection, requests)
         return [
-            self._run(opened, call.task, each.execution_id)
+            BlockingRun(self, opened.run_of(call.task, each, self.namespace))
             for call, each in zip(calls, created, strict=True)
         ]
 
@@ -131,11 +130,6 @@ class Blocking:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    def _run(
-        self, opened: Opened, task: Task[..., R], execution_id: ExecutionId
-    ) -> "BlockingRun[R]":
-        return BlockingRun(self, Run(opened.endings, opened.engine, task, execution_id))
 
     def _open(self) -> Opened:
         with self._lock:

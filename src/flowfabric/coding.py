@@ -92,12 +92,15 @@ class CodedEngine(Engine):
 
     # In
 
+    def plain(self, payload: bytes) -> bytes:
+        return self.unpack(payload) or b""
+
     def check_request(self, request: object) -> Checked:
         if not isinstance(request, NewExecution) or not isinstance(request.input_payload, bytes):
             return super().check_request(request)
         packed = structs.replace(request, input_payload=self.pack(request.input_payload))
         checked = super().check_request(packed)
-        if checked.idempotency_key is None:
+        if not checked.fingerprint:
             return checked
         # Of what was asked for: a codec may write the same differently each time.
         plain = fingerprint(checked.lane_id, checked.execution_kind, request.input_payload)

@@ -3,16 +3,20 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from flowfabric.coding import Codec, CodedEngine
 from flowfabric.config import EngineConfig
+from flowfabric.core.results import Created, CreateResult
 from flowfabric.engine.engine import Engine
 from flowfabric.patience import statements_within
-from flowfabric.run import Endings
+from flowfabric.run import Endings, Run
 from flowfabric.store.base import Clock
 from flowfabric.store.urls import open_store
 from flowfabric.submission import Submissions
+from flowfabric.task import Task
+
+R = TypeVar("R")
 
 OPEN_PATIENCE_S: Final = 10.0
 """How long each statement may take while an app opens."""
@@ -62,6 +66,16 @@ class Opened:
         with statements_within(OPEN_PATIENCE_S):
             engine = await connect()
         return cls(engine, Submissions(engine), Endings(engine), asyncio.get_running_loop())
+
+    def run_of(self, task: Task[..., R], created: CreateResult, namespace: str) -> Run[R]:
+        """What a submission answers with. What it has just created is surely in its namespace."""
+        return Run(
+            self.endings,
+            self.engine,
+            task,
+            created.execution_id,
+            namespace=None if isinstance(created, Created) else namespace,
+        )
 
     async def close(self) -> None:
         """Send what is underway and disconnect."""

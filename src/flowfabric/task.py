@@ -99,7 +99,7 @@ class SubmitOptions(TypedDict, total=False):
     lane: str
     idempotency_key: str
     strict: bool
-    """Refuse an idempotency key that was used with other arguments."""
+    """Refuse an idempotency key or id that was used with other arguments."""
     tags: Mapping[str, str]
     delay: Duration
     """Do not start before this long from now."""

@@ -284,6 +284,22 @@ async def test_a_strict_repeat_must_have_the_same_content(given: Given, engine: 
         assert await engine.create_execution(lenient) == Duplicate(execution_id=first)
 
 
+@pytest.mark.parametrize("own_id", ["order-7", ID])
+async def test_a_strict_repeat_of_an_id_must_have_the_same_content(
+    given: Given, engine: Engine, own_id: str
+) -> None:
+    first = await given.waiting(execution_id=own_id, input_payload=b"1")
+    await engine.register_lane("b")
+    same = new(execution_id=own_id, strict=True, input_payload=b"1", priority=5)
+    assert await engine.create_execution(same) == Duplicate(execution_id=first)
+    for other in ({"input_payload": b"2"}, {"lane_id": "b"}, {"execution_kind": "b"}):
+        request = structs.replace(same, **other)
+        async with refused(engine, IdempotencyConflict):
+            await engine.create_executions([new(), request])
+        lenient = structs.replace(request, strict=False)
+        assert await engine.create_execution(lenient) == Duplicate(execution_id=first)
+
+
 async def test_of_concurrent_creations_with_one_key_one_wins(engine: Engine) -> None:
     results = await asyncio.gather(
         *(engine.create_execution(new(idempotency_key="k")) for _ in range(8))
@@ -372,6 +388,9 @@ async def test_one_bad_request_refuses_its_batch(engine: Engine) -> None:
         await engine.create_executions(
             [new(), new(**strict), new(**strict, input_payload=b"other")]
         )
+    strict = {"execution_id": ID, "strict": True}
+    async with refused(engine, IdempotencyConflict):
+        await engine.create_executions([new(**strict), new(**strict, input_payload=b"other")])
 
 
 # Bad input

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import asyncpg
 import psycopg
 import pytest
+from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.creation import NewExecution
@@ -14,10 +15,10 @@ from flowfabric.core.limits import FENCE_MS_MAX, ROUTE_KEEP_MS
 from flowfabric.core.results import Created
 from flowfabric.core.states import PublicState
 from flowfabric.engine.operators import Swept
-from flowfabric.errors import InvalidInput, LeaseExpired
+from flowfabric.errors import IdempotencyConflict, InvalidInput, LeaseExpired
 from flowfabric.testing import SettableClock
 from tests.conformance.auditing import complaints_of
-from tests.conformance.given import WORKER, Given
+from tests.conformance.given import NOBODY, WORKER, Given
 
 Connected = Callable[
     [], AbstractAsyncContextManager[tuple[object, Callable[[str], Awaitable[None]]]]
@@ -76,6 +77,39 @@ async def test_executions_exist_if_and_when_the_caller_commits(
         await end(how)
     state = await engine.read_execution_state(created.execution_id)
     assert state == (PublicState.WAITING if exists else None)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        NewExecution(execution_kind="joined", namespace="shop", execution_id=NOBODY),
+        NewExecution(execution_kind="joined", idempotency_key="k", strict=True, input_payload=b"2"),
+        NewExecution(execution_kind="other", execution_id=NOBODY, strict=True),
+    ],
+    ids=["of another namespace", "another payload under its key", "another kind under its id"],
+)
+async def test_what_is_refused_leaves_nothing_in_the_callers_transaction(
+    engine: Engine, connected: Connected, store_url: str, bad: NewExecution
+) -> None:
+    """It may go on: what it has written besides is committed."""
+    if store_url.endswith(":memory:"):
+        return
+    known = structs.replace(WORK, execution_id=NOBODY, idempotency_key="k")
+    fresh = structs.replace(WORK, idempotency_key="fresh")
+    await engine.create_executions([known])
+    await engine.know_routes([engine.check_request(each) for each in (bad, fresh)])
+    async with connected() as (connection, end):
+        with pytest.raises(IdempotencyConflict):
+            await engine.create_executions_on(connection, [fresh, bad])
+        (kept,) = await engine.create_executions_on(connection, [fresh])
+        await end("commit")
+    assert isinstance(kept, Created)
+    page = await engine.find_executions()
+    assert {each.execution_id for each in page.executions} == {
+        kept.execution_id,
+        engine.check_execution_id(NOBODY),
+    }
+    assert await complaints_of(engine) == []
 
 
 @pytest.mark.parametrize("sync", [False, True])

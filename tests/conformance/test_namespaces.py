@@ -3,10 +3,13 @@
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core.flow_results import AlreadyMember
+from flowfabric.core.results import Duplicate
 from flowfabric.core.states import PublicState
 from flowfabric.engine.unit import new_uuid
-from flowfabric.errors import InvalidInput, InvalidToken, NotFound
-from tests.conformance.given import OTHER_WORKER, WORKER, Given
+from flowfabric.errors import IdempotencyConflict, InvalidInput, InvalidToken, NotFound
+from tests.conformance.given import NOBODY, OTHER_WORKER, WORKER, Given, new
+from tests.conformance.observed import refused
 
 
 async def test_a_claim_takes_what_is_in_its_namespace_and_no_more(
@@ -93,3 +96,76 @@ async def test_flows_are_listed_by_namespace(engine: Engine) -> None:
     assert await engine.get_flow_namespace(new_uuid()) is None
     with pytest.raises(InvalidInput, match="namespace"):
         await engine.list_flows(0, namespace="shop")
+
+
+# Ids that another namespace has
+
+
+@pytest.mark.parametrize("form", ["full", "uuid"])
+async def test_an_id_of_another_namespace_is_taken_and_nothing_more(
+    engine: Engine, given: Given, form: str
+) -> None:
+    theirs = await given.waiting(namespace="bank", input_payload=b"secret", lane_id="vault")
+    await given.waiting(namespace="shop")
+    asked = theirs if form == "full" else theirs[-36:]
+    request = new(namespace="shop", execution_id=asked)
+    for requests in ([request], [new(namespace="shop"), request]):
+        async with refused(engine, IdempotencyConflict) as refusal:
+            await engine.create_executions(requests)
+        assert str(refusal.value) == f"execution id {theirs} is taken; give another, or none"
+    own = new(namespace="bank", execution_id=asked)
+    assert await engine.create_execution(own) == Duplicate(execution_id=theirs)
+
+
+async def test_one_batch_cannot_have_an_id_in_two_namespaces(engine: Engine, given: Given) -> None:
+    for namespace in ("shop", "bank"):
+        await given.waiting(namespace=namespace)
+    asked = [new(namespace=namespace, execution_id=NOBODY) for namespace in ("shop", "bank")]
+    async with refused(engine, IdempotencyConflict):
+        await engine.create_executions(asked)
+
+
+async def test_a_parent_of_another_namespace_does_not_exist(engine: Engine, given: Given) -> None:
+    await given.waiting(namespace="shop")
+    theirs = await given.waiting(namespace="bank")
+    async with refused(engine, NotFound):
+        await engine.create_execution(new(namespace="shop", parent_execution_id=theirs))
+
+
+async def test_nobody_waits_for_executions_of_another_namespace(
+    engine: Engine, given: Given
+) -> None:
+    running = await given.running(namespace="shop")
+    theirs = await given.waiting(namespace="bank")
+    async with refused(engine, NotFound):
+        await engine.await_executions(running.handle, [theirs])
+
+
+async def test_a_flow_has_members_of_its_own_namespace_alone(engine: Engine, given: Given) -> None:
+    flow_id = new_uuid()
+    await engine.create_flow(flow_id, flow_kind="nightly", namespace="shop")
+    theirs = engine.new_member_id(flow_id)
+    ours = engine.new_member_id(flow_id)
+    await engine.create_executions(
+        [new(namespace="bank", execution_id=theirs), new(namespace="shop", execution_id=ours)]
+    )
+    async with refused(engine, NotFound):
+        await engine.add_execution_to_flow(flow_id, theirs)
+    async with refused(engine, NotFound):
+        await engine.add_dependencies(flow_id, members=[theirs])
+    fresh = engine.new_member_id(flow_id)
+    async with refused(engine, InvalidInput):
+        await engine.add_dependencies(flow_id, members=[new(namespace="bank", execution_id=fresh)])
+    async with refused(engine, IdempotencyConflict):
+        await engine.add_dependencies(flow_id, members=[new(namespace="shop", execution_id=theirs)])
+    await engine.add_execution_to_flow(flow_id, ours)
+    assert await engine.add_execution_to_flow(flow_id, ours) == AlreadyMember(
+        execution_id=ours, node_count=1
+    )
+
+
+async def test_a_flow_of_another_namespace_is_taken(engine: Engine) -> None:
+    flow_id = new_uuid()
+    await engine.create_flow(flow_id, flow_kind="nightly", namespace="bank")
+    with pytest.raises(IdempotencyConflict, match="is taken"):
+        await engine.create_flow(flow_id, flow_kind="nightly", namespace="shop")

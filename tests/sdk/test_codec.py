@@ -7,7 +7,8 @@ import pytest
 
 from flowfabric import App, Context, EngineConfig, testing
 from flowfabric.core.states import PublicState
-from flowfabric.errors import ExecutionFailed
+from flowfabric.errors import ExecutionFailed, IdempotencyConflict
+from flowfabric.task import SubmitOptions
 from tests.apps import reached, working
 
 SECRET = "the butler did it"
@@ -50,6 +51,11 @@ async def test_nothing_is_stored_as_it_was_said(store_url: str) -> None:
             run = await app.submit(app.tasks["tell"](SECRET), idempotency_key="k", strict=True)
             again = await app.submit(app.tasks["tell"](SECRET), idempotency_key="k", strict=True)
             assert again.execution_id == run.execution_id
+            named = SubmitOptions(execution_id=run.execution_id, strict=True)
+            again = await app.submit(app.tasks["tell"](SECRET), **named)
+            assert again.execution_id == run.execution_id
+            with pytest.raises(IdempotencyConflict):
+                await app.submit(app.tasks["tell"]("something else"), **named)
             await reached(run, PublicState.SUSPENDED)
             await run.signal("heard", SECRET)
             assert await run.result(timeout="20s") == SECRET

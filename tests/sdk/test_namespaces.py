@@ -104,6 +104,22 @@ async def test_a_run_of_another_namespace_is_not_found(shop: App, bank: App) -> 
     assert await own.state() is PublicState.WAITING
 
 
+async def test_submitting_under_the_id_of_another_namespace_is_refused(
+    shop: App, bank: App
+) -> None:
+    theirs = await bank.submit(bank.tasks["greet"]("ada"))
+    for asked in (str(theirs.execution_id), theirs.execution_id[-36:]):
+        call = shop.tasks["greet"]("ada")
+        with pytest.raises(IdempotencyConflict):
+            await shop.submit(call, execution_id=asked)
+        with pytest.raises(IdempotencyConflict):
+            await shop.submit_many([call], execution_id=asked)
+        with pytest.raises(IdempotencyConflict):
+            await asyncio.to_thread(shop.blocking.submit, call, execution_id=asked)
+        again = await bank.submit(bank.tasks["greet"]("ada"), execution_id=asked)
+        assert await again.state() is PublicState.WAITING
+
+
 async def test_signals_stay_in_their_namespace(shop: App, bank: App) -> None:
     async with working(bank):
         run = await bank.submit(bank.tasks["ask"]())
@@ -131,7 +147,7 @@ async def test_a_flow_is_in_the_namespace_of_its_app(shop: App, bank: App) -> No
             await asking()
     again = shop.flow("nightly", flow_id=started.flow_id)
     again.add(shop.tasks["greet"]("ada"))
-    with pytest.raises(IdempotencyConflict, match="another namespace"):
+    with pytest.raises(IdempotencyConflict, match="is taken"):
         await again.start()
     async with working(bank):
         assert await started.result(node, timeout="20s") == "ada from bank"

@@ -7,7 +7,7 @@ execution in every lane as long as that execution exists.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
@@ -54,7 +54,7 @@ from flowfabric.core.states import (
 )
 from flowfabric.core.tags import INSTANCE_TAG_KEY, check_tags
 from flowfabric.core.transition import settle
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import IdempotencyConflict, InvalidInput, NotFound
 
 PolicyInput = ExecutionPolicy | Mapping[str, object] | str | bytes | None
 
@@ -71,7 +71,10 @@ class NewExecution(Struct, frozen=True, kw_only=True):
     creator_identity: str = ""
     idempotency_key: str | None = None
     strict: bool = False
-    """Refuse a reused idempotency key when kind, lane or payload differ from the first use."""
+    """Refuse a reused idempotency key or id when kind, lane or payload differ from the first use.
+
+    The payload of a flow's member is not compared: its joins may have put in another.
+    """
     tags: Mapping[str, str] = {}
     policy: PolicyInput = None
     delay_until_ms: int | None = None
@@ -161,7 +164,9 @@ def check_new(
         if request.parent_execution_id is None
         else parse_any_id(request.parent_execution_id, partitions, "parent_execution_id"),
         strict=check_bool("strict", request.strict),
-        fingerprint=fingerprint(lane_id, kind, payload) if request.idempotency_key else b"",
+        fingerprint=fingerprint(lane_id, kind, payload)
+        if request.idempotency_key or request.strict
+        else b"",
         idempotency_ttl_ms=policy.dedup_window_ms,
         tags=check_tags(request.tags),
         policy="{}" if request.policy is None else encode_policy(policy),
@@ -197,9 +202,37 @@ def _check_id(
 
 
 def fingerprint(lane_id: str, execution_kind: str, payload: bytes) -> bytes:
-    """What a strict repeat of an idempotency key must agree on."""
+    """What a strict repeat must agree on."""
     head = f"{lane_id}\x00{execution_kind}\x00".encode()
     return hashlib.sha256(head + payload).digest()
+
+
+def check_repeat(checked: Checked, namespace: str) -> None:
+    """Raise unless a request may be told of what has its id: it is in the same namespace."""
+    if namespace != checked.namespace:
+        raise IdempotencyConflict(
+            f"execution id {checked.execution_id} is taken; give another, or none"
+        )
+
+
+def check_strict(checked: Checked, known: Execution, plain: Callable[[bytes], bytes]) -> None:
+    """Raise when a strict request has the id of something else.
+
+    `plain` gives what was asked for from what is stored.
+    """
+    payload = plain(checked.payload if known.flow_id is not None else known.payload)
+    if checked.fingerprint != fingerprint(known.lane_id, known.execution_kind, payload):
+        raise IdempotencyConflict(
+            f"execution {checked.own_id or checked.execution_id} exists already, with another"
+            " lane, kind or payload"
+        )
+
+
+def check_parent(checked: Checked, namespaces: Mapping[ExecutionId, str]) -> None:
+    """Raise when the parent is in another namespace; one that is gone may be anywhere."""
+    parent = checked.parent_execution_id
+    if parent is not None and namespaces.get(parent, checked.namespace) != checked.namespace:
+        raise NotFound("execution", parent)
 
 
 def new_execution(checked: Checked, route_id: int, now_ms: int) -> Execution:

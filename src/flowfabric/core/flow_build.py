@@ -35,7 +35,9 @@ from flowfabric.errors import (
     ExecutionAlreadyInFlow,
     ExecutionNotInFlow,
     FlowAlreadyTerminal,
+    IdempotencyConflict,
     InvalidInput,
+    NotFound,
     SelfReferencingEdge,
     StaleGraphRevision,
     Terminal,
@@ -135,6 +137,18 @@ def check_open(flow: Flow) -> None:
         )
 
 
+def check_same_namespace(flow: Flow, namespace: Namespace) -> None:
+    """Raise unless a request to create the flow may be told of it."""
+    if namespace != flow.namespace:
+        raise IdempotencyConflict(f"flow id {flow.flow_id} is taken; give another")
+
+
+def check_new_member(flow: Flow, namespace: Namespace) -> None:
+    """Raise unless a member to be created is in the namespace of its flow."""
+    if namespace != flow.namespace:
+        raise InvalidInput("namespace", "must be that of the flow", namespace)
+
+
 def check_revision(flow: Flow, expected: int | None) -> None:
     if expected is not None and expected != flow.graph_revision:
         raise StaleGraphRevision(
@@ -142,7 +156,10 @@ def check_revision(flow: Flow, expected: int | None) -> None:
         )
 
 
-def check_not_elsewhere(execution: Execution, flow: Flow) -> None:
+def check_joinable(execution: Execution, flow: Flow) -> None:
+    """Raise unless the execution may become a member: of the same namespace, in no other flow."""
+    if execution.namespace != flow.namespace:
+        raise NotFound("execution", execution.execution_id)
     if execution.flow_id not in (None, flow.flow_id):
         raise ExecutionAlreadyInFlow(f"already_member_of_different_flow:{execution.flow_id}")
 

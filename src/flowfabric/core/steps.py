@@ -23,6 +23,7 @@ from flowfabric.core.results import Marked, Moved
 from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase
 from flowfabric.core.step_model import Step, StepKind, Waiter
 from flowfabric.core.transition import UNBLOCKED, Subject, change
+from flowfabric.errors import NotFound
 
 
 class NewStep(Struct, frozen=True, kw_only=True):
@@ -97,6 +98,13 @@ def in_order(steps: Iterable[Step]) -> list[Step]:
             key = found.after_key
         ordered += reversed(line)
     return ordered
+
+
+def check_awaitable(waiting: Execution | None, awaited: Mapping[ExecutionId, Execution]) -> None:
+    """Raise for executions of another namespace: they do not exist for the one that waits."""
+    for execution_id, each in sorted(awaited.items()):
+        if waiting is not None and each.namespace != waiting.namespace:
+            raise NotFound("execution", execution_id)
 
 
 def decide_await(

@@ -18,18 +18,21 @@ from flowfabric.core.creation import (
     Checked,
     NewExecution,
     check_new,
+    check_parent,
+    check_repeat,
+    check_strict,
     new_execution,
     new_guard,
     new_tags,
 )
 from flowfabric.core.decision import Changes
-from flowfabric.core.ids import ExecutionId, parse_execution_id
+from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
 from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.model import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import LaneState
 from flowfabric.engine.routes import Registration, Route, hold_routes, route_of
-from flowfabric.engine.unit import Operations, execution_key, hint_about, new_uuid
+from flowfabric.engine.unit import Operations, execution_key, hint_about, new_uuid, row_execution_id
 from flowfabric.errors import (
     IdempotencyConflict,
     InvalidInput,
@@ -70,9 +73,13 @@ class Creation(Operations):
         if not checked:
             return []
         await self.know_routes(checked)
-        body = CreateBody(checked, self.routes)
+        body = CreateBody(checked, self.routes, plain=self.plain)
         with saying_who_decides(checked):
             return await self.store.transact(body.run, lock_wait_ms=key_wait_ms)
+
+    def plain(self, payload: bytes) -> bytes:
+        """What was asked for, of a payload as it is stored."""
+        return payload
 
     def check_request(self, request: object) -> Checked:
         if not isinstance(request, NewExecution):
@@ -113,7 +120,8 @@ class CreateBody:
     """One creating transaction.
 
     `shape` may change each new execution before it is written. Unless it `registers` routes
-    that are missing, it raises `RouteForgotten` before anything is written.
+    that are missing, it raises `RouteForgotten` before anything is written. `plain` gives the
+    payload that was asked for from the one that is stored.
     """
 
     def __init__(
@@ -123,11 +131,13 @@ class CreateBody:
         shape: Callable[[Execution], Execution] | None = None,
         *,
         registers: bool = True,
+        plain: Callable[[bytes], bytes] = bytes,
     ) -> None:
         self.checked = checked
         self.known_routes = known_routes
         self.shape = shape
         self.registers = registers
+        self.plain = plain
         self.interned: dict[Route, int] = {}
         """Routes registered here, which exist if this commits."""
         self.route_ids: dict[Route, int] = {}
@@ -150,6 +160,8 @@ class CreateBody:
             for execution_id, execution in executions.items()
             if (execution.partition_key, execution_id) in inserted
         }
+        await self._check_parents(tx, [fresh[execution_id] for execution_id in created])
+        await self._check_repeats(tx, taken, created)
         await self._finish(tx, fresh, created, now_ms)
         return self._answers(taken, created)
 
@@ -160,6 +172,34 @@ class CreateBody:
             if place not in taken:
                 fresh.setdefault(checked.execution_id, checked)
         return fresh
+
+    async def _check_parents(self, tx: Transaction, new: Sequence[Checked]) -> None:
+        children = [each for each in new if each.parent_execution_id is not None]
+        parents = {each.parent_execution_id for each in children if each.parent_execution_id}
+        namespaces = await _namespaces(tx, sorted(parents))
+        for checked in children:
+            check_parent(checked, namespaces)
+
+    async def _check_repeats(
+        self, tx: Transaction, taken: dict[int, ExecutionId], created: dict[ExecutionId, Execution]
+    ) -> None:
+        """Refuse ids that others have, here or in another namespace, unless they are repeated."""
+        asked = [each for place, each in enumerate(self.checked) if place not in taken]
+        repeats = [each for each in asked if each.execution_id not in created]
+        if len(repeats) + len(created) < len(asked):
+            # One batch has an id several times.
+            repeats = asked
+        namespaces = await _namespaces(tx, sorted({each.execution_id for each in repeats}))
+        for checked in repeats:
+            # What retention has deleted meanwhile is told of as before.
+            check_repeat(checked, namespaces.get(checked.execution_id, checked.namespace))
+        strict = [each for each in repeats if each.strict]
+        keys = sorted({execution_key(each.execution_id) for each in strict})
+        known = await tx.get(Execution, keys) if keys else {}
+        for checked in strict:
+            existing = known.get(execution_key(checked.execution_id))
+            if existing is not None:
+                check_strict(checked, existing, self.plain)
 
     async def _admit(self, tx: Transaction) -> None:
         """Hold the routes, registering those not there; refuse lanes that take no more work."""
@@ -259,6 +299,20 @@ class CreateBody:
                     Created(execution_id=checked.execution_id, public_state=execution.public_state)
                 )
         return answers
+
+
+async def _namespaces(
+    tx: Transaction, execution_ids: Sequence[ExecutionId]
+) -> dict[ExecutionId, str]:
+    """The namespaces of those that exist."""
+    if not execution_ids:
+        return {}
+    rows = await tx.select(
+        "namespaces_of",
+        partition_keys=[partition_of(each) for each in execution_ids],
+        execution_ids=[uuid_of(each) for each in execution_ids],
+    )
+    return {row_execution_id(row): str(row["namespace"]) for row in rows}
 
 
 async def _insert_or_lock(

@@ -19,8 +19,9 @@ from flowfabric.core.flow_build import (
     check_acyclic,
     check_can_wait,
     check_edge,
+    check_joinable,
     check_member,
-    check_not_elsewhere,
+    check_new_member,
     check_open,
     derived_edge_id,
     join_flow,
@@ -224,7 +225,7 @@ class _Building:
         for each in self.plan.adopted:
             if execution_key(each) not in found:
                 raise NotFound("execution", each)
-            check_not_elsewhere(found[execution_key(each)], flow)
+            check_joinable(found[execution_key(each)], flow)
         fresh = [each for each in found.values() if each.flow_id is None]
         if not fresh:
             return flow
@@ -236,6 +237,8 @@ class _Building:
         """Create new members, held back from the start where they have something to wait for."""
         if not self.plan.created:
             return []
+        for each in self.plan.created:
+            check_new_member(flow, each.namespace)
         now_ms = await tx.now_ms()
         made: dict[ExecutionId, Execution] = {}
 

@@ -14,10 +14,11 @@ from flowfabric.core.flow_build import (
     check_can_wait,
     check_dependency_kind,
     check_edge,
+    check_joinable,
     check_member,
-    check_not_elsewhere,
     check_open,
     check_revision,
+    check_same_namespace,
     join_flow,
     new_edge,
     new_flow,
@@ -50,6 +51,7 @@ from flowfabric.core.ids import (
     EdgeId,
     ExecutionId,
     FlowId,
+    Namespace,
     parse_namespace,
     parse_uuid,
     uuid_of,
@@ -90,7 +92,7 @@ class Flows(FlowOperations):
             flow = new_flow(asked, partition_key, kind, checked_namespace, await tx.now_ms())
             if await tx.insert_new([flow]):
                 return FlowCreated(flow_id=asked)
-            return await self._found(tx, asked)
+            return await self._found(tx, asked, checked_namespace)
 
         for _ in range(FORGET_STEPS_MAX):
             answer = await self.store.transact(body)
@@ -98,13 +100,16 @@ class Flows(FlowOperations):
                 return answer
         raise _still_going(asked)
 
-    async def _found(self, tx: Transaction, flow_id: FlowId) -> FlowExists | None:
+    async def _found(
+        self, tx: Transaction, flow_id: FlowId, namespace: Namespace
+    ) -> FlowExists | None:
         """The flow that has the id; none if it went, or a part of what is past its time did."""
         key = self.flow_key(flow_id)
         flow = (await tx.lock(Flow, [key])).get(key)
         if flow is None:
             return None
         if not forgotten(flow, await tx.now_ms()):
+            check_same_namespace(flow, namespace)
             return FlowExists(flow_id=flow_id)
         forgot = await forget(tx, [flow], SWEEP_BATCH)
         if forgot.acted == 0 and not forgot.complete:
@@ -120,7 +125,7 @@ class Flows(FlowOperations):
             flow = await self.lock_flow(tx, asked)
             check_open(flow)
             execution = await lock_execution(tx, member_id)
-            check_not_elsewhere(execution, flow)
+            check_joinable(execution, flow)
             if execution.flow_id is not None:
                 return AlreadyMember(execution_id=member_id, node_count=flow.node_count)
             now_ms = await tx.now_ms()

@@ -47,7 +47,7 @@ class Joining(Creation):
     async def _create_on(
         self, connection: object, checked: Sequence[Checked], *, registers: bool
     ) -> list[CreateResult]:
-        body = CreateBody(checked, self.routes, registers=registers)
+        body = CreateBody(checked, self.routes, registers=registers, plain=self.plain)
         with saying_who_decides(checked):
             return await self.store.transact_on(
                 connection, body.run, lock_wait_ms=_patience(checked)
@@ -77,7 +77,7 @@ class Joining(Creation):
     def _create_on_sync(
         self, connection: object, checked: Sequence[Checked], *, registers: bool
     ) -> list[CreateResult]:
-        body = CreateBody(checked, self.routes, registers=registers)
+        body = CreateBody(checked, self.routes, registers=registers, plain=self.plain)
         with saying_who_decides(checked):
             return self.store.transact_on_sync(
                 connection, body.run, lock_wait_ms=_patience(checked)
@@ -124,4 +124,4 @@ class Joining(Creation):
 
 def _patience(checked: Sequence[Checked]) -> int | None:
     """How long to wait for others, if there may be others who decide the same."""
-    return KEY_WAIT_MS if any(each.idempotency_key for each in checked) else None
+    return KEY_WAIT_MS if any(each.idempotency_key or each.own_id for each in checked) else None

@@ -27,6 +27,7 @@ from flowfabric.core.step_model import Step, StepKind, Waiter
 from flowfabric.core.steps import (
     NewStep,
     StepStored,
+    check_awaitable,
     decide_await,
     decide_record,
     decide_wake,
@@ -161,6 +162,7 @@ class Steps(Operations):
             awaited = {e.execution_id: e for e in found.values() if e.execution_id in asked}
             if len(awaited) < len(asked):
                 raise NotFound("execution", min(asked - awaited.keys()))
+            check_awaitable(found.get(execution_key(opened.execution_id)), awaited)
 
             def decide(subject: Subject, timing: Timing) -> Decision[Moved]:
                 return decide_await(subject, fence_of(opened), awaited, until_ms, timing)

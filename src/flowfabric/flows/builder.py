@@ -299,11 +299,6 @@ class Flow:
 
     async def _tag(self, engine: Engine) -> None:
         if self._id_given:
-            if await engine.get_flow_namespace(self.flow_id) != self.namespace:
-                raise IdempotencyConflict(
-                    f"flow {self.flow_id} is in another namespace than {self.namespace!r}; give"
-                    " this one another flow_id"
-                )
             plan = _digest(self._plan)
             known = await engine.get_flow_tag(self.flow_id, PLAN_TAG)
             if known is not None and known != plan:

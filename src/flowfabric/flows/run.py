@@ -62,7 +62,7 @@ class FlowRun:
         if node.flow_id != self.flow_id:
             raise InvalidInput("node", f"is of another flow than {self.flow_id}", node)
         execution_id = node.execution_id(self._engine.deployment.partitions)
-        return Run(self._endings, self._engine, node.task, execution_id)
+        return Run(self._endings, self._engine, node.task, execution_id, namespace=self._namespace)
 
     async def result(self, node: Node[R], timeout: Duration | None = None) -> R:
         """Wait for a node's end and return what its task returned; see `Run.result`.

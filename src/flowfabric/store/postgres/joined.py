@@ -194,23 +194,36 @@ async def leave(connection: Fetching, search_path: str, hinted: set[str]) -> Non
 
 
 @asynccontextmanager
+async def whole(connection: Fetching) -> AsyncIterator[None]:
+    """Leave nothing in their transaction of what is refused half-way."""
+    await connection.fetch("savepoint flowfabric")
+    try:
+        yield
+    except FlowFabricError:
+        await connection.fetch("rollback to savepoint flowfabric")
+        await connection.fetch("release savepoint flowfabric")
+        raise
+    await connection.fetch("release savepoint flowfabric")
+
+
+@asynccontextmanager
 async def patient(connection: Fetching, lock_wait_ms: int) -> AsyncIterator[None]:
     """Wait so long for locks and then raise `LockTimeout`, with their transaction still sound."""
     rows = await connection.fetch("select current_setting('lock_timeout')")
-    await connection.fetch("savepoint flowfabric")
     await _set_lock_timeout(connection, str(lock_wait_ms))
     refusal: FlowFabricError | None = None
     try:
-        yield
+        async with whole(connection):
+            try:
+                yield
+            except Exception as error:
+                if not lock_timed_out(error):
+                    raise
+                what = f"somebody else keeps locked what this needs: {error}"
+                raise LockTimeout(what) from None
     except FlowFabricError as error:
         refusal = error
-    except Exception as error:
-        if not lock_timed_out(error):
-            raise
-        await connection.fetch("rollback to savepoint flowfabric")
-        refusal = LockTimeout(f"somebody else keeps locked what this needs: {error}")
     await _set_lock_timeout(connection, str(rows[0][0]))
-    await connection.fetch("release savepoint flowfabric")
     if refusal is not None:
         raise refusal
 

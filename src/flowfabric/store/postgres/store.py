@@ -40,7 +40,15 @@ from flowfabric.store.postgres.failures import (
     translate,
 )
 from flowfabric.store.postgres.hints import HintExchange
-from flowfabric.store.postgres.joined import enter, joined, joined_sync, leave, outage_told, patient
+from flowfabric.store.postgres.joined import (
+    enter,
+    joined,
+    joined_sync,
+    leave,
+    outage_told,
+    patient,
+    whole,
+)
 from flowfabric.store.postgres.migrations import MIGRATIONS, apply_pending, read_ledger
 from flowfabric.store.postgres.pool import (
     ACQUIRE_TIMEOUT_S,
@@ -179,11 +187,11 @@ class PostgresStore:
         transaction = PostgresTransaction(connection, self._clock)
         search_path = await enter(connection)
         try:
-            if lock_wait_ms is None:
+            undoing = whole(connection)
+            if lock_wait_ms is not None:
+                undoing = patient(connection, lock_wait_ms)
+            async with undoing:
                 result = await body(transaction)
-            else:
-                async with patient(connection, lock_wait_ms):
-                    result = await body(transaction)
         except FlowFabricError:
             # Refused by us, so their transaction is sound and may go on.
             await leave(connection, search_path, set())

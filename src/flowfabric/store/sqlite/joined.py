@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.store.foreign import unknown
 from flowfabric.store.sqlite.connection import MEMORY
 
@@ -37,9 +37,30 @@ def joined(connection: object, path: str) -> Iterator[sqlite3.Connection]:
         raise InvalidInput("connection", "has no open transaction to take part in; begin one first")
     row_factory, connection.row_factory = connection.row_factory, None
     try:
-        yield connection
+        with _whole(connection):
+            yield connection
     finally:
         connection.row_factory = row_factory
+
+
+@contextmanager
+def _whole(connection: sqlite3.Connection) -> Iterator[None]:
+    """Leave nothing in their transaction of what is refused half-way."""
+    nested = connection.in_transaction
+    if nested:
+        connection.execute("savepoint flowfabric")
+    try:
+        yield
+    except FlowFabricError:
+        if nested:
+            connection.execute("rollback to savepoint flowfabric")
+            connection.execute("release savepoint flowfabric")
+        else:
+            # It began with what we wrote.
+            connection.rollback()
+        raise
+    if nested:
+        connection.execute("release savepoint flowfabric")
 
 
 def _check_same_file(connection: sqlite3.Connection, path: str) -> None:
