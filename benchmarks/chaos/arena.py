@@ -12,6 +12,7 @@ from pathlib import Path
 
 import asyncpg
 
+from benchmarks.chaos.holds import HELD, read
 from benchmarks.chaos.pooler import Pooler
 from benchmarks.chaos.timings import COLUMNS, Timing
 from benchmarks.chaos.worker import fenced_job, job
@@ -29,6 +30,7 @@ FENCED_EVERY = 10
 """Every so many jobs write through a fence, each on a connection of its own."""
 WORKERS = 2
 PATIENCE_S = 60.0
+HELD_LOOK_S = 0.02
 
 
 @dataclass
@@ -135,6 +137,15 @@ class Arena:
         finally:
             await connection.close()
         return [Timing(*row) for row in rows]
+
+    async def until_holding(self, worker: asyncio.subprocess.Process) -> None:
+        """Wait until this worker has a job under way: what happens to it then hits work."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline_s:
+            held = read(self.holds, HELD)
+            if any(each.process == str(worker.pid) and each.ended_s is None for each in held):
+                return
+            await asyncio.sleep(HELD_LOOK_S)
 
     async def ask(self, query: str, *args: object) -> object:
         while True:

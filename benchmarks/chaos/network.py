@@ -40,6 +40,7 @@ def swallowing(ways: Collection[Way]) -> Fault:
         """One of two workers is cut off, and nothing tells it."""
         network = arena.ways.network
         assert network is not None
+        await arena.until_holding(arena.workers[0])
         network.swallow(ways, new_too=True)
         await asyncio.sleep(SERVER_GIVES_UP_S)
         network.let_the_server_give_up()
@@ -61,6 +62,7 @@ async def forget_connections(arena: Arena) -> None:
 async def stop_a_worker(arena: Arena) -> None:
     """A process stands still for longer than its leases, then goes on."""
     worker = arena.workers[0]
+    await arena.until_holding(worker)
     worker.send_signal(signal.SIGSTOP)
     await asyncio.sleep(SILENCE_S)
     worker.send_signal(signal.SIGCONT)
