@@ -16,8 +16,9 @@ from msgspec import Struct
 
 from flowfabric.errors import FlowFabricError, ResourceExhausted, RetryExhausted, Transport
 from flowfabric.first_of import first_of
+from flowfabric.logs import open_log
 
-log = logging.getLogger(__name__)
+log = open_log(__name__)
 
 T = TypeVar("T")
 

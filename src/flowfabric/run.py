@@ -6,7 +6,6 @@ and then without one.
 """
 
 import asyncio
-import logging
 import time
 from typing import Final, Generic, TypeVar
 
@@ -30,6 +29,7 @@ from flowfabric.errors import (
     OperationTimeout,
     Unsuccessful,
 )
+from flowfabric.logs import open_log
 from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
 from flowfabric.signals import SignalToken, check_namespace, engine_on, send
@@ -38,7 +38,7 @@ from flowfabric.task import Task
 
 R_co = TypeVar("R_co", covariant=True)
 
-log = logging.getLogger(__name__)
+log = open_log(__name__)
 
 LOOK_AGAIN_S: Final = 1.0
 READ_GAP_S: Final = 0.002

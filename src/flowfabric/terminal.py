@@ -3,10 +3,12 @@
 Every text passes `Console.render`, whatever prints it and however deep in a table it lies,
 and there it becomes visible: nothing a database holds can act on the terminal, and nobody
 who prints has to think of it. A line stays a line as well, since text from outside could
-forge another; what shall have several is printed line by line, or as a `block`.
+forge another; what shall have several is printed line by line, as a `block` where nothing
+else is printed, and `Indented` where it is.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from rich import console
 from rich.console import ConsoleOptions, Group, RenderableType
@@ -15,6 +17,8 @@ from rich.style import Style
 from rich.text import Span, Text
 
 from flowfabric.core.visible import is_visible, visible, visible_lines
+
+INDENT: Final = "  "
 
 
 class Console(console.Console):
@@ -53,6 +57,25 @@ def safe(text: Text | str, style: str | Style = "") -> Text:
     return shown_text
 
 
+class Indented:
+    """Text from outside that may have several lines, such as a traceback, among lines of ours.
+
+    Every line is indented, also where one is wrapped, so that none looks like one of ours.
+    """
+
+    def __init__(self, text: str, style: str | Style = "") -> None:
+        self._lines = visible_lines(text)
+        self._style = style
+
+    def __rich_console__(self, console: console.Console, options: ConsoleOptions) -> Iterator[Text]:
+        room = max(1, options.max_width - len(INDENT))
+        for line in self._lines:
+            whole = Text(line, style=self._style)
+            parts = [whole] if options.no_wrap else whole.wrap(console, room)
+            for part in parts:
+                yield Text(INDENT, no_wrap=True, overflow="ignore").append_text(part)
+
+
 def block(text: str, style: str | Style = "") -> Group:
-    """Text from outside that may have several lines, such as a payload."""
+    """Text from outside that may have several lines, such as the result that was asked for."""
     return Group(*(Text(line, style=style) for line in visible_lines(text)))

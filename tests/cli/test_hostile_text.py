@@ -1,5 +1,6 @@
 """Whoever may submit work must not be able to act on the terminal of whoever looks at it."""
 
+import json
 import sqlite3
 
 import pytest
@@ -11,8 +12,11 @@ from flowfabric.core.schedule import ScheduleDefinition
 from flowfabric.core.states import FailureClass
 from tests.cli.command import COMMAND, run, run_on_terminal
 
-HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202efdp\nforged line\r\u200b"
-ACTING = "\x07\x9b\u202e\u200b"
+HOSTILE = (
+    "\x1b]0;owned\x07\x1b[2J\x9b31m\u202efdp\nforged line\r\u200b\u115f"
+    "\u2028forged\u2029forged\x85forged"
+)
+ACTING = "\x07\x9b\u202e\u200b\u115f\u2028\u2029\x85"
 COLUMNS = 400
 
 
@@ -23,13 +27,23 @@ async def seeded(engine: Engine, url: str) -> list[str]:
     ids: list[str] = []
     for key in ("failed", "running", "waiting"):
         created = await engine.create_execution(
-            NewExecution(execution_kind="work", idempotency_key=f"{key}{HOSTILE}", tags=tags)
+            NewExecution(
+                execution_kind="work",
+                idempotency_key=f"{key}{HOSTILE}",
+                tags=tags,
+                input_payload=json.dumps(HOSTILE).encode(),
+            )
         )
         ids.append(created.execution_id)
         claimed = await engine.claim(worker_id="w", worker_instance_id="w-1")
         assert claimed is not None
         if key == "failed":
-            await engine.fail(claimed.handle, HOSTILE, failure_class=FailureClass.PERMANENT)
+            await engine.fail(
+                claimed.handle,
+                HOSTILE,
+                failure_class=FailureClass.PERMANENT,
+                traceback=f"Traceback:\nValueError: {HOSTILE}",
+            )
         elif key == "running":
             await engine.progress(claimed.handle, percent=5, message=HOSTILE)
         else:

@@ -8,7 +8,7 @@ from hypothesis.strategies import text
 from rich.text import Text
 
 from flowfabric.core.visible import is_visible, visible, visible_json, visible_lines
-from flowfabric.terminal import Console, block, safe
+from flowfabric.terminal import Console, Indented, block, safe
 
 HOSTILE = {
     "escape sequence": ("\x1b[2J", "\\x1b[2J"),
@@ -19,7 +19,13 @@ HOSTILE = {
     "override": ("\u202egnp.exe", "\\u202egnp.exe"),
     "isolate": ("\u2066x\u2069", "\\u2066x\\u2069"),
     "zero width": ("a\u200bb\ufeff", "a\\u200bb\\ufeff"),
+    "next line": ("a\x85b", "a\\x85b"),
     "tag": ("\U000e0041", "\\U000e0041"),
+    "filler that counts as a letter": (
+        "a\u115f\u1160\u3164\uffa0",
+        "a\\u115f\\u1160\\u3164\\uffa0",
+    ),
+    "mark without a glyph": ("a\u034f\u17b4\ufe0f", "a\\u034f\\u17b4\\ufe0f"),
     "half a pair": ("\ud800", "\\ud800"),
     "NUL and DEL": ("\x00\x7f", "\\x00\\x7f"),
 }
@@ -42,6 +48,23 @@ def test_visible_text_is_visible_and_stays_the_same(raw: str) -> None:
     assert is_visible(visible(raw))
     assert visible(visible(raw)) == visible(raw)
     assert all(map(is_visible, visible_lines(raw)))
+
+
+def test_only_a_line_feed_begins_a_line() -> None:
+    assert visible_lines("a\r\nb\nc") == ["a", "b", "c"]
+    for other in "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029":
+        assert len(visible_lines(f"a{other}b")) == 1
+
+
+@pytest.mark.parametrize("wrapped", ["one\nforged", "x" * 29 + " forged", "x" * 30 + "forged"])
+def test_no_line_of_an_indented_text_looks_like_one_of_ours(wrapped: str) -> None:
+    console = Console(width=32, highlight=False, color_system=None)
+    with console.capture() as captured:
+        console.print(Indented(wrapped))
+
+    lines = captured.get().splitlines()
+    assert lines[-1] == "  forged"
+    assert all(line.startswith("  ") and len(line) <= 32 for line in lines)
 
 
 @given(text())

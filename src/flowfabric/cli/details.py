@@ -8,7 +8,7 @@ from flowfabric.cli import documents, screen
 from flowfabric.cli.tables import REMARK, Column, fixed, flexible, right
 from flowfabric.core.details import ExecutionDetails, StepView
 from flowfabric.core.durations import span
-from flowfabric.terminal import block
+from flowfabric.terminal import Indented
 
 STEP_CHARS_MAX: Final = 200
 """How much of a step's result the list shows; `--json` prints all of it."""
@@ -92,7 +92,7 @@ def print_tracebacks(execution: ExecutionDetails) -> None:
         if attempt.failure_traceback:
             screen.out().print()
             screen.out().print(Text(f"try {attempt.attempt_index + 1}", style="dim"))
-            screen.out().print(block(attempt.failure_traceback))
+            screen.out().print(Indented(attempt.failure_traceback.rstrip()))
 
 
 def _print_left_out(count: int, what: str) -> None:

@@ -21,7 +21,7 @@ from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.routes import other_versions, serves
 from flowfabric.errors import NotFound
-from flowfabric.terminal import block
+from flowfabric.terminal import Indented
 
 WAITING_FOR_OTHERS: Final = (PublicState.SUSPENDED, PublicState.WAITING_CHILDREN)
 EXPLAINED_MAX: Final = 200
@@ -235,7 +235,7 @@ async def show(engine: Engine, target: Target, execution_id: str) -> None:
         if text := documents.shown(data, DATA_CHARS_MAX):
             console.print()
             console.print(Text(name, style="dim"))
-            console.print(block(text))
+            console.print(Indented(text))
     print_steps(execution, now_ms)
     print_children(execution, now_ms)
     if execution.attempts:

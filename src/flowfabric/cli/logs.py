@@ -3,7 +3,6 @@
 import json
 import logging
 import sys
-import textwrap
 import time
 from typing import Final
 
@@ -12,7 +11,7 @@ from rich.console import Group
 from rich.text import Text
 
 from flowfabric.core.visible import visible_json
-from flowfabric.terminal import Console, block, open_console
+from flowfabric.terminal import Console, Indented, open_console
 
 FIELDS: Final = ("execution_id", "attempt_index", "worker_instance_id", "task")
 """What records may carry besides their message, under these names."""
@@ -89,9 +88,7 @@ def readable(record: logging.LogRecord) -> Group:
             line.append(f" try {index + 1}", style="dim")
     if not record.exc_info:
         return Group(line)
-    # Indented, so that no line of an exception's text looks like one of the log.
-    trace = textwrap.indent(_TRACEBACK.formatException(record.exc_info), "  ")
-    return Group(line, block(trace, style="dim"))
+    return Group(line, Indented(_TRACEBACK.formatException(record.exc_info), style="dim"))
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:

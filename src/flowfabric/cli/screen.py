@@ -16,6 +16,7 @@ from flowfabric.cli.tables import Column
 from flowfabric.core.durations import span
 from flowfabric.core.ids import UUID_CHARS
 from flowfabric.core.states import LaneState, PublicState
+from flowfabric.core.visible import visible
 from flowfabric.terminal import Console, open_console, safe
 
 PIPED_COLUMNS: Final = 160
@@ -94,7 +95,8 @@ def short_id(execution_id: str) -> str:
 
 
 def one_line(text: str | None) -> str:
-    return " ".join((text or "").split())
+    """Text for a cell of a table or the end of a line: a line break in it is seen as such."""
+    return visible((text or "").strip())
 
 
 def ago(at_ms: int | None, now_ms: int) -> str:

@@ -1,6 +1,5 @@
 """A signal as it is asked for, and the trace that refused ones leave."""
 
-import logging
 import time
 from typing import TypedDict
 
@@ -21,8 +20,9 @@ from flowfabric.core.limits import (
 )
 from flowfabric.core.signals import SignalRequest
 from flowfabric.engine.unit import new_uuid
+from flowfabric.logs import open_log
 
-log = logging.getLogger(__name__)
+log = open_log(__name__)
 
 REFUSALS_LOGGED_EVERY_S = 1.0
 """How often at most a process writes a line about wrong tokens."""

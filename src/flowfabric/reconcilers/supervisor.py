@@ -28,10 +28,11 @@ from flowfabric.engine.unit import (
     DUE_TOPIC,
     MEMBER_CANCEL_TOPIC,
 )
+from flowfabric.logs import open_log
 from flowfabric.outages import is_outage
 from flowfabric.patience import statements_within
 
-log = logging.getLogger(__name__)
+log = open_log(__name__)
 
 ROUNDS_MAX = 1_000
 """Full batches one reconciler handles before the others get their turn."""

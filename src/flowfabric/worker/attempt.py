@@ -32,6 +32,7 @@ from flowfabric.errors import (
     NotFound,
     Validation,
 )
+from flowfabric.logs import open_log
 from flowfabric.outages import outage_behind
 from flowfabric.passing import JSON_WITH_INPUTS, complete
 from flowfabric.task import JSON, Arguments, Bound, Task
@@ -42,7 +43,7 @@ from flowfabric.worker.parking import Parking, Pause
 from flowfabric.worker.services import Services, Shared
 from flowfabric.worker.tracebacks import theirs, traceback_text
 
-log = logging.getLogger(__name__)
+log = open_log(__name__)
 
 Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
 """Runs around a handler: gets its context and the call to make, returns what that returned."""

@@ -27,6 +27,7 @@ from flowfabric.core.journal import STEP_NAME_BYTES_MAX
 from flowfabric.core.retry import decide_retry
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.step_model import Step, StepKind
+from flowfabric.core.visible import visible
 from flowfabric.engine.outcomes import Outcome
 from flowfabric.errors import DoNotRetry, InvalidInput, NotInAStep
 from flowfabric.json_values import encode_value
@@ -200,7 +201,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
                 )
                 if delay_ms is None:
                     raise
-                self.log.warning("step %s failed, trying again: %r", call.key, error)
+                self.log.warning("step %s failed, trying again: %s", call.key, visible(repr(error)))
             finally:
                 inside_step.reset(inside)
             retry_count += 1

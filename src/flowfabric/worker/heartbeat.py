@@ -11,7 +11,6 @@ when its lease ends.
 """
 
 import asyncio
-import logging
 import random
 import sys
 import threading
@@ -24,11 +23,12 @@ from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.results import Renewed
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError, RetryExhausted
+from flowfabric.logs import open_log
 from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
 from flowfabric.worker.held import ENDED, HeldLease, clock_s
 
-log = logging.getLogger(__name__)
+log = open_log(__name__)
 
 Connect = Callable[[], Awaitable[Engine]]
 

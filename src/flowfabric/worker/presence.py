@@ -4,20 +4,20 @@ A worker that starts may bring code that blocked executions have been waiting fo
 """
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError
+from flowfabric.logs import open_log
 from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
 from flowfabric.task import Task
 from flowfabric.worker.lanes import LaneShares
 from flowfabric.worker.settings import WorkerSettings
 
-log = logging.getLogger(__name__)
+log = open_log(__name__)
 
 INTERVAL_S: Final = 15.0
 RELEASES_MAX: Final = 1_000

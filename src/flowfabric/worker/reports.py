@@ -6,7 +6,6 @@ live, which the heartbeat sees to meanwhile.
 """
 
 import asyncio
-import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
@@ -19,11 +18,12 @@ from flowfabric.engine.steps import StepReport
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import FlowFabricError, RetryExhausted
 from flowfabric.group_commit import OUTAGE, GroupCommit
+from flowfabric.logs import open_log
 from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
 from flowfabric.worker.held import HeldLease
 
-log = logging.getLogger(__name__)
+log = open_log(__name__)
 
 T = TypeVar("T")
 

@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import contextvars
-import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,6 +30,7 @@ from flowfabric.errors import (
     NotFound,
     StaleLease,
 )
+from flowfabric.logs import open_log
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Options, Submissions, child_id, request_of
 from flowfabric.task import Call as Submission
@@ -42,7 +42,7 @@ from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.steps import Journal
 
-log = logging.getLogger(__name__)
+log = open_log(__name__)
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ Nothing that goes wrong with the database or a handler ends it.
 """
 
 import asyncio
-import logging
 import random
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import LOST_TOPIC, ready_topic
 from flowfabric.errors import FlowFabricError
 from flowfabric.first_of import first_of
+from flowfabric.logs import open_log
 from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
 from flowfabric.reconcilers.supervisor import Supervisor
@@ -41,7 +41,7 @@ from flowfabric.worker.services import Shared
 from flowfabric.worker.settings import WorkerSettings
 from flowfabric.worker.watching import watch_tasks
 
-log = logging.getLogger(__name__)
+log = open_log(__name__)
 
 NAMED_MAX: Final = 5
 """How many running tasks are named when the worker stops."""
