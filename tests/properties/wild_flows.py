@@ -74,6 +74,8 @@ class WildFlow:
         self.flow_id = FlowId(self.new_uuid())
         self.members: list[ExecutionId] = []
         self.held: dict[ExecutionId, Claimed] = {}
+        self.began_with: dict[str, bytes] = {}
+        """The payloads of attempts."""
         self.told: list[str] = []
 
     async def open(self, engine: Engine) -> None:
@@ -195,7 +197,7 @@ class WildFlow:
             await self.check_payload(each)
 
     async def check_payload(self, claimed: Claimed) -> None:
-        """What its join passed on is what it runs with."""
+        """What its join passed on is what an attempt begins with, and goes on with."""
         key = execution_key(claimed.execution_id)
 
         async def body(reader: Reader) -> tuple[EdgeGroup | None, list[bytes]]:
@@ -208,8 +210,10 @@ class WildFlow:
         group, newest = await self.store.read(body)
         if group is not None and group.staged and group.group_state is not GroupState.SATISFIED:
             raise Stuck(f"{claimed.execution_id} was claimed while its join is {group}")
-        if group is not None and newest and claimed.payload != newest[0]:
-            raise Stuck(f"{claimed.execution_id} runs with {claimed.payload!r}, not {newest[0]!r}")
+        passed_on = newest[0] if group is not None and newest else claimed.payload
+        expected = self.began_with.setdefault(claimed.attempt_id, passed_on)
+        if claimed.payload != expected:
+            raise Stuck(f"{claimed.execution_id} runs with {claimed.payload!r}, not {expected!r}")
 
     async def work(self) -> None:
         execution_id = self.chance.choice(sorted(self.held))

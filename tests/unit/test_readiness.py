@@ -160,7 +160,11 @@ def revoked() -> Subject:
     return applied(subject, decision.changes)
 
 
-WAYS = (retried, delayed, handed_back, waiting_for_children, expired, revoked)
+PARKED = (delayed, waiting_for_children)
+"""The same attempt goes on."""
+ENDED_ATTEMPT = (retried, handed_back, expired, revoked)
+"""Another one follows."""
+WAYS = (*PARKED, *ENDED_ATTEMPT)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=name_of)
@@ -170,8 +174,16 @@ def test_no_way_leads_to_ready_past_an_open_join(way: Life) -> None:
     assert settle(execution) == execution
 
 
-@pytest.mark.parametrize("way", WAYS, ids=name_of)
-def test_what_the_join_passed_on_meanwhile_is_its_payload_on_every_way(way: Life) -> None:
+@pytest.mark.parametrize("way", PARKED, ids=name_of)
+def test_a_parked_attempt_goes_on_with_its_payload(way: Life) -> None:
+    subject = way()
+    before = subject.execution.payload
+    satisfied = change(subject.execution, NOW_MS, join_pending=False, next_payload=b"from upstream")
+    assert (satisfied.payload, satisfied.next_payload) == (before, b"from upstream")
+
+
+@pytest.mark.parametrize("way", ENDED_ATTEMPT, ids=name_of)
+def test_what_the_join_passed_on_meanwhile_is_the_payload_of_the_next_attempt(way: Life) -> None:
     subject = way()
     satisfied = change(
         subject.execution,

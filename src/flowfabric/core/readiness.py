@@ -17,6 +17,7 @@ from typing import Final
 
 from flowfabric.core.model import Execution
 from flowfabric.core.states import (
+    AttemptState,
     BlockingReason,
     EligibilityState,
     LifecyclePhase,
@@ -97,8 +98,15 @@ def is_ready(execution: Execution) -> bool:
 
 
 def takes_payload(execution: Execution) -> bool:
-    """Whether a new payload may be put in: not while an attempt goes on, nor after the end."""
-    return held_by(execution) not in (Hold.LEASE, Hold.SIGNAL, Hold.ENDED)
+    """Whether a new payload may be put in: not while an attempt goes on, nor after the end.
+
+    One that is parked goes on where it stopped. One whose lease was lost is over.
+    """
+    goes_on = (
+        execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED
+        and execution.ownership_state not in LOST_LEASE
+    )
+    return not goes_on and held_by(execution) not in (Hold.LEASE, Hold.SIGNAL, Hold.ENDED)
 
 
 def falls_to_join(execution: Execution) -> bool:
