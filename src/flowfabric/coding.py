@@ -6,7 +6,8 @@
 
     app = App(url, codec=Sealed())
 
-Arguments, results, results of steps, payloads of signals and what flows pass on go through it.
+Arguments, those of flows' nodes and of schedules too, results, results of steps, payloads of signals
+and what flows pass on go through it.
 What a codec has written is marked, so that values stored before there was one are still read,
 and values are never encoded twice.
 """
@@ -18,11 +19,14 @@ from typing import Final, Protocol, Self, TypeVar, Unpack
 from msgspec import Struct, structs
 
 from flowfabric.config import EngineConfig
+from flowfabric.core.checks import ENCODED, check_json
 from flowfabric.core.creation import Checked, NewExecution, fingerprint
 from flowfabric.core.details import ExecutionDetails
 from flowfabric.core.handles import Handle
 from flowfabric.core.lease import Fence
 from flowfabric.core.results import Claimed, Completed
+from flowfabric.core.schedule import ScheduleDefinition
+from flowfabric.core.schedule_model import Schedule
 from flowfabric.core.signals import SignalResult
 from flowfabric.core.step_model import Step
 from flowfabric.core.steps import StepStored
@@ -31,13 +35,13 @@ from flowfabric.core.views import ExecutionContext
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.leases import LEASE_TTL_MS
 from flowfabric.engine.outcomes import Found
+from flowfabric.engine.schedules import SchedulePage, Upserted
 from flowfabric.engine.signal_request import SignalOptions
 from flowfabric.engine.signals import Delivery
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
 from flowfabric.engine.work import Completion
 from flowfabric.errors import FlowFabricError, InvalidInput
-from flowfabric.json_values import ENCODED
 from flowfabric.store.base import Store
 
 S = TypeVar("S", bound=Struct)
@@ -98,13 +102,34 @@ class CodedEngine(Engine):
     def check_request(self, request: object) -> Checked:
         if not isinstance(request, NewExecution) or not isinstance(request.input_payload, bytes):
             return super().check_request(request)
+        _check_plain(request.input_payload, request.payload_encoding)
         packed = structs.replace(request, input_payload=self.pack(request.input_payload))
         checked = super().check_request(packed)
         if not checked.fingerprint:
             return checked
         # Of what was asked for: a codec may write the same differently each time.
-        plain = fingerprint(checked.lane_id, checked.execution_kind, request.input_payload)
+        asked = self._readable(request.input_payload) or b""
+        plain = fingerprint(checked.lane_id, checked.execution_kind, asked)
         return structs.replace(checked, fingerprint=plain)
+
+    async def upsert_schedule(self, definition: ScheduleDefinition) -> Upserted:
+        """Arguments that have not changed stay as they are stored, however a codec writes them."""
+        if not isinstance(definition, ScheduleDefinition):
+            return await super().upsert_schedule(definition)
+        known = await super().describe_schedule(
+            definition.schedule_id, namespace=definition.namespace
+        )
+        packed = await asyncio.to_thread(self._pack_arguments, definition, known)
+        return await super().upsert_schedule(packed)
+
+    def _pack_arguments(
+        self, definition: ScheduleDefinition, known: Schedule | None
+    ) -> ScheduleDefinition:
+        plain = definition.input_payload
+        _check_plain(plain, definition.payload_encoding)
+        stored = b"" if known is None else known.payload
+        same = stored.startswith(ENCODED) and self._readable(stored) == plain
+        return structs.replace(definition, input_payload=stored if same else self.pack(plain))
 
     async def complete_many(
         self, completions: Sequence[Completion]
@@ -191,6 +216,28 @@ class CodedEngine(Engine):
         return options if payload is None else {**options, "payload": self.pack(payload)}
 
     # Out
+
+    async def describe_schedule(
+        self, schedule_id: str, *, namespace: str = "default"
+    ) -> Schedule | None:
+        found = await super().describe_schedule(schedule_id, namespace=namespace)
+        if found is None:
+            return None
+        return (await self._all([found], self._unpack_arguments))[0]
+
+    async def list_schedules(
+        self,
+        *,
+        namespace: str | None = None,
+        cursor: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> SchedulePage:
+        page = await super().list_schedules(namespace=namespace, cursor=cursor, limit=limit)
+        plain = await self._all(page.schedules, self._unpack_arguments)
+        return structs.replace(page, schedules=tuple(plain))
+
+    def _unpack_arguments(self, schedule: Schedule) -> Schedule:
+        return structs.replace(schedule, payload=self._readable(schedule.payload))
 
     async def claim_many(
         self,
@@ -282,6 +329,11 @@ class CodedEngine(Engine):
         if not records:
             return []
         return await asyncio.to_thread(lambda: [change(each) for each in records])
+
+
+def _check_plain(payload: object, encoding: str | None) -> None:
+    """How deep a value is nested shows only before the codec."""
+    check_json("input_payload", payload, PLAIN_BYTES_MAX, encoding=encoding)
 
 
 def check_codec(codec: object) -> None:

@@ -19,8 +19,6 @@ from flowfabric.errors import InvalidInput
 
 T = TypeVar("T")
 
-ENCODED = b"\x01"
-"""What a value begins with that a codec has written; JSON never does."""
 UNREADABLE = (
     "was stored through a codec that this app does not have, or that could not read it; see"
     " App(codec=…)"

@@ -19,6 +19,7 @@ from typing import Final, Generic, Literal, ParamSpec, TypedDict, TypeVar
 import msgspec
 
 from flowfabric.core.capabilities import check_required
+from flowfabric.core.checks import ENCODED
 from flowfabric.core.durations import Duration, duration_ms, optional_duration_ms
 from flowfabric.core.ids import parse_execution_kind, parse_lane_id
 from flowfabric.core.limits import WORKER_DEATHS_MAX
@@ -34,7 +35,6 @@ from flowfabric.core.policies import (
 from flowfabric.core.versions import check_version, kind_of
 from flowfabric.errors import InvalidInput
 from flowfabric.json_values import (
-    ENCODED,
     UNREADABLE,
     check_storable,
     decoder_of,

@@ -16,6 +16,8 @@ from flowfabric.errors import InvalidInput, PayloadTooLarge
 
 JSON: Final = "json"
 """The encoding of what tasks are given and return."""
+ENCODED: Final = b"\x01"
+"""What a value begins with that a codec has written; JSON never does."""
 _TEXTS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _SAME_BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
@@ -116,7 +118,7 @@ def shorten_front(text: str, bytes_max: int) -> str:
 def check_json(field: str, value: object, bytes_max: int, *, encoding: object) -> bytes:
     """Bytes that, where their encoding says so, are JSON not nested too deep."""
     data = check_bytes(field, value, bytes_max)
-    if encoding == JSON:
+    if encoding == JSON and not data.startswith(ENCODED):
         check_depth(field, data)
     return data
 

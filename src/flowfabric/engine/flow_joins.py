@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_bool, check_int, check_list
-from flowfabric.core.creation import Checked, NewExecution, check_new
+from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.decision import Changes
 from flowfabric.core.flow_build import (
     Dependency,
@@ -48,7 +48,7 @@ from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX
 from flowfabric.core.model import Execution
 from flowfabric.core.results import Created
 from flowfabric.core.states import TerminalOutcome
-from flowfabric.engine.creation import CreateBody
+from flowfabric.engine.creation import CreateBody, Creation
 from flowfabric.engine.flow_unit import FlowOperations, endings_of
 from flowfabric.engine.unit import execution_key, new_uuid
 from flowfabric.errors import DependencyAlreadyExists, InvalidInput, NotFound
@@ -72,7 +72,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     joins: dict[ExecutionId, CheckedJoin]
 
 
-class FlowJoins(FlowOperations):
+class FlowJoins(FlowOperations, Creation):
     def new_member_id(self, flow_id: str) -> ExecutionId:
         """A fresh id for an execution that is to become a member of the flow."""
         return member_execution_id(
@@ -166,13 +166,7 @@ class FlowJoins(FlowOperations):
         if request.execution_id is None:
             raise InvalidInput("execution_id", "must be given: see new_member_id")
         self.check_member_id(flow_id, request.execution_id)
-        return check_new(
-            request,
-            new_uuid=new_uuid(),
-            partitions=self.deployment.partitions,
-            payload_bytes_max=self.config.payload_bytes_max,
-            keep=self.config.kept,
-        )
+        return self.check_request(request)
 
 
 def check_join(join: object) -> Join:

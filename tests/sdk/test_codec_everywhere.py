@@ -1,0 +1,153 @@
+"""Whatever way a payload is stored, it is stored through the codec; whoever reads it gets it plain."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiosqlite
+import asyncpg
+import pytest
+
+from flowfabric import App, Context
+from flowfabric.core.schedule import ScheduleDefinition
+from flowfabric.core.states import PublicState
+from flowfabric.core.step_model import StepKind
+from flowfabric.errors import InvalidInput
+from tests.apps import reached, working
+
+SECRET = "the butler did it"
+
+
+class Shifted:
+    """Never writes the same twice, and writes what looks like JSON nested too deep."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def encode(self, data: bytes) -> bytes:
+        self.count += 1
+        return b"[" * 200 + b"]" * 200 + b"%06d" % self.count + bytes(b ^ 0x5A for b in data)
+
+    def decode(self, data: bytes) -> bytes:
+        return bytes(b ^ 0x5A for b in data[406:])
+
+
+@asynccontextmanager
+async def own_connection(url: str) -> AsyncIterator[object]:
+    """A connection with an open transaction, committed at the end."""
+    if url.startswith("sqlite"):
+        async with aiosqlite.connect(url.removeprefix("sqlite:///")) as connection:
+            await connection.execute("begin immediate")
+            yield connection
+            await connection.commit()
+        return
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction():
+            yield connection
+    finally:
+        await connection.close()
+
+
+async def stored_bytes(url: str) -> bytes:
+    """Everything the database holds."""
+    if url.startswith("sqlite"):
+        folder = Path(url.removeprefix("sqlite:///")).parent
+        return b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
+    connection = await asyncpg.connect(url)
+    try:
+        tables = await connection.fetch(
+            "select quote_ident(schemaname) || '.' || quote_ident(tablename) from pg_tables"
+            " where schemaname not in ('pg_catalog', 'information_schema')"
+        )
+        found = b""
+        for (table,) in tables:
+            for row in await connection.fetch(f"select * from {table}"):
+                found += b"\n".join(v if isinstance(v, bytes) else str(v).encode() for v in row)
+        return found
+    finally:
+        await connection.close()
+
+
+def tasks_of(app: App) -> None:
+    @app.task
+    async def leaf(words: str) -> str:
+        return words
+
+    @app.task
+    async def join(words: str, others: list[str]) -> str:
+        return words + "".join(others)
+
+    @app.task
+    async def hear(ctx: Context) -> str:
+        await ctx.step("say", lambda: SECRET)
+        return (await ctx.wait_for_signal("heard", type=str)).payload
+
+
+async def test_no_way_of_storing_arguments_goes_past_the_codec(store_url: str) -> None:
+    async with App(store_url, codec=Shifted(), migrate=True) as app:
+        tasks_of(app)
+        leaf, join = app.tasks["leaf"], app.tasks["join"]
+        app.add_schedule("daily", leaf(SECRET), every="1d")
+        async with working(app):
+            flow = app.flow("f")
+            end = flow.add(join, SECRET, join=[flow.add(leaf, SECRET), flow.add(leaf(SECRET))])
+            run = await flow.start()
+            assert await run.result(end, "20s") == SECRET * 3
+            async with own_connection(store_url) as connection:
+                flow = app.flow("g")
+                end = flow.add(join, SECRET, join=[flow.add(leaf, SECRET)])
+                run = await flow.start(connection=connection)
+                one = await app.submit(leaf, SECRET, connection=connection)
+                many = await app.submit_many([leaf(SECRET)], connection=connection)
+            assert await run.result(end, "20s") == SECRET * 2
+            assert [await each.result("20s") for each in (one, *many)] == [SECRET] * 2
+            fired = await app.engine.trigger_schedule("daily")
+            assert await app.run(leaf, fired.execution_id).result("20s") == SECRET
+    assert SECRET.encode() not in await stored_bytes(store_url)
+
+
+async def test_a_schedule_that_has_not_changed_is_not_written_again(store_url: str) -> None:
+    definition = ScheduleDefinition(
+        schedule_id="daily",
+        execution_kind="leaf",
+        every_ms=60_000,
+        input_payload=json.dumps({"words": SECRET}).encode(),
+        payload_encoding="json",
+    )
+    async with App(store_url, migrate=True) as plain:
+        await plain.engine.upsert_schedule(definition)
+    async with App(store_url, codec=Shifted()) as app:
+        changes = [(await app.engine.upsert_schedule(definition)).change for _ in range(3)]
+        assert changes == ["changed", "unchanged", "unchanged"]
+        found = await app.engine.describe_schedule("daily")
+        assert found is not None
+        assert found.payload == definition.input_payload
+        assert (await app.engine.list_schedules()).schedules == (found,)
+
+
+async def test_steps_and_signals_are_read_plain(store_url: str) -> None:
+    async with App(store_url, codec=Shifted(), migrate=True) as app:
+        tasks_of(app)
+        async with working(app):
+            run = await app.submit(app.tasks["hear"]())
+            await reached(run, PublicState.SUSPENDED)
+            await run.signal("heard", SECRET)
+            assert await run.result("20s") == SECRET
+        steps = {step.kind: step.result or b"" for step in await run.steps()}
+        assert json.loads(steps[StepKind.CALL]) == SECRET
+        assert SECRET.encode() in steps[StepKind.SIGNAL]
+
+
+async def test_arguments_nested_too_deep_are_refused_whatever_the_codec(store_url: str) -> None:
+    async with App(store_url, codec=Shifted(), migrate=True) as app:
+
+        @app.task
+        async def keep(value: object) -> None: ...
+
+        value: object = 1
+        for _ in range(200):
+            value = [value]
+        with pytest.raises(InvalidInput, match="nested at most 128"):
+            await app.submit(keep, value)
