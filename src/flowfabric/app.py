@@ -306,7 +306,7 @@ class App(Registry):
     @cached_property
     def blocking(self) -> Blocking:
         """The same without an event loop, for scripts and web frameworks like Django."""
-        return Blocking(self._connect, self.namespace)
+        return Blocking(self._connect, self.namespace, self.meet)
 
     @cached_property
     def signals(self) -> Signals:

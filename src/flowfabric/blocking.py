@@ -35,7 +35,14 @@ Ts = TypeVarTuple("Ts")
 class Blocking:
     """An app's submitting side for code without an event loop. Safe from any thread."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Engine]], namespace: str) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Engine]],
+        namespace: str,
+        meet: Callable[[Task[..., object]], None],
+    ) -> None:
+        """`meet` is told of every task that is submitted."""
+        self._meet = meet
         self.namespace = namespace
         self._connect = connect
         self._lock = threading.Lock()
@@ -60,6 +67,7 @@ class Blocking:
     def submit(self, what: object, /, *args: object, **given: object) -> "BlockingRun[object]":
         """Store an execution; see `App.submit`."""
         call, options = read_submission(what, args, given)
+        self._meet(call.task)
         opened = self._open()
         request = request_of(call, options, self.namespace)
         if options.connection is None:
@@ -73,6 +81,8 @@ class Blocking:
     ) -> "list[BlockingRun[R]]":
         """Submit many calls at once; see `App.submit_many`."""
         checked = check_options(options)
+        for call in calls:
+            self._meet(call.task)
         opened = self._open()
         requests = [request_of(call, checked, self.namespace) for call in calls]
         if checked.connection is None:

@@ -6,10 +6,9 @@
 
     app = App(url, codec=Sealed())
 
-Arguments, those of flows' nodes and of schedules too, results, results of steps, payloads of signals
-and what flows pass on go through it.
-What a codec has written is marked, so that values stored before there was one are still read,
-and values are never encoded twice.
+Arguments, also of flows' nodes and of schedules, results, results of steps, payloads of signals
+and what flows pass on go through it. What a codec has written is marked, so that values stored
+before there was one are still read, and values are never encoded twice.
 """
 
 import asyncio
@@ -114,8 +113,6 @@ class CodedEngine(Engine):
 
     async def upsert_schedule(self, definition: ScheduleDefinition) -> Upserted:
         """Arguments that have not changed stay as they are stored, however a codec writes them."""
-        if not isinstance(definition, ScheduleDefinition):
-            return await super().upsert_schedule(definition)
         known = await super().describe_schedule(
             definition.schedule_id, namespace=definition.namespace
         )

@@ -1,33 +1,41 @@
 """Help for tests of code that uses FlowFabric."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cached_property
 from threading import Lock
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from flowfabric.app import DEFAULT_NAMESPACE, MEMORY_URL, App
+from flowfabric.blocking import Blocking
 from flowfabric.connection import Opened
 from flowfabric.core.checks import check_int, check_time
-from flowfabric.core.durations import duration_ms
+from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.ids import ExecutionId
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.outcomes import Outcome
-from flowfabric.errors import ExecutionNotTerminal, NotFound, OperationTimeout
+from flowfabric.errors import Bug, ExecutionNotTerminal, NotFound, OperationTimeout
 from flowfabric.reconcilers.supervisor import URGENT, run_due
 from flowfabric.run import Endings
+from flowfabric.submission import Submissions
 from flowfabric.task import Task
 from flowfabric.worker.inline import InlineWorker
+
+T = TypeVar("T")
 
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 ROUNDS_MAX: Final = 10_000
 """How often `drain` looks for more before it takes the work for endless."""
 PAGE: Final = 1_000
+PATIENCE: Final = "5s"
+"""How long `drain` waits, by the machine's clock, for handlers that wait for something outside."""
 
 
 class SettableClock:
@@ -99,6 +107,43 @@ class LocalEndings(Endings):
         return not await self._drains()
 
 
+class LocalBlocking(Blocking):
+    """`app.blocking` of a `LocalApp`, whose database belongs to the event loop of the test."""
+
+    def __init__(
+        self,
+        require: Callable[[], Opened],
+        namespace: str,
+        meet: Callable[[Task[..., object]], None],
+    ) -> None:
+        super().__init__(_never, namespace, meet)
+        self._require = require
+
+    def wait(self, work: Coroutine[object, object, T]) -> T:
+        """On the test's event loop; if that is the caller's own, it stands still meanwhile."""
+        loop = self._require().loop
+        if loop.is_running() and not _is_running_here(loop):
+            return asyncio.run_coroutine_threadsafe(work, loop).result()
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, work).result()
+
+    def _open(self) -> Opened:
+        opened = self._require()
+        # Not those of the loop: whatever they have under way may be waiting for the caller.
+        return replace(opened, submissions=Submissions(opened.engine))
+
+
+async def _never() -> Engine:
+    raise Bug("a LocalApp is connected already")
+
+
+def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
 class LocalApp(App):
     """An app on a database in memory that runs its work when told to.
 
@@ -132,34 +177,52 @@ class LocalApp(App):
 
     async def _wait_for_drains(self) -> bool:
         """Until nothing is being run; False when nothing was."""
-        if not self._drains:
+        # Whoever waits on another loop keeps this one, and with it every drain, from going on.
+        if not self._drains or not self._is_here():
             return False
         await self._drained.wait()
         return True
+
+    def _is_here(self) -> bool:
+        """Whether this is called on the event loop of the app."""
+        return _is_running_here(self._require().loop)
+
+    @cached_property
+    def blocking(self) -> Blocking:
+        """On the same database: what is submitted here runs when it is drained."""
+        return LocalBlocking(self._require, self.namespace, self.meet)
 
     async def _pause(self, seconds: float) -> None:
         """What waits in place takes its time from the clock."""
         self.clock.advance(ms=round(seconds * 1_000))
         await asyncio.sleep(0)
 
-    async def drain(self, *, skip_time: bool = False) -> int:
+    def _move_to(self, at_ms: int) -> None:
+        self.clock.advance(ms=max(0, at_ms - self.clock.now_ms()))
+
+    async def drain(self, *, skip_time: bool = False, patience: Duration = PATIENCE) -> int:
         """Run everything that is ready, and what becomes ready by that; return how much ran.
 
         Retries, sleeps and timeouts wait for the clock, unless `skip_time` moves it to
         whatever is due next until nothing is left. The retries of a step wait in place: they
         move the clock. Schedules count from the start and always wait for the clock: they
         never end.
+
+        Handlers that take longer than `patience`, by the machine's clock, wait for something
+        outside: those with a `timeout` meet it, which moves the clock; for the others this
+        raises `OperationTimeout`, and they are ready again. Cancelling this ends all of them.
         """
+        patience_s = duration_ms("patience", patience) / 1_000
         self._drains += 1
         self._drained.clear()
         try:
-            return await self._drain(skip_time)
+            return await self._drain(skip_time, patience_s)
         finally:
             self._drains -= 1
             if not self._drains:
                 self._drained.set()
 
-    async def _drain(self, skip_time: bool) -> int:
+    async def _drain(self, skip_time: bool, patience_s: float) -> int:
         opened = await self.open()
         await self.store_schedules(opened.engine)
         await self.resources.open()
@@ -171,12 +234,13 @@ class LocalApp(App):
             self.middlewares,
             self.namespace,
             self._pause,
+            self._move_to,
         )
         ran = 0
         try:
             for _ in range(ROUNDS_MAX):
                 acted = await run_due(opened.engine)
-                now = await worker.run_ready()
+                now = await worker.run_ready(patience_s)
                 ran += now
                 # What a flow's endings do to others ends others in turn.
                 settled = not any(acted.get(name) for name in URGENT.values())

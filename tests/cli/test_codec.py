@@ -39,7 +39,7 @@ if __name__ == "__main__":
 """
 
 
-async def test_show_decodes_arguments_steps_and_signals(tmp_path: Path) -> None:
+def test_show_decodes_arguments_steps_and_signals(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(PROGRAM.replace("{folder}", str(tmp_path)))
     subprocess.run([sys.executable, "shop.py"], cwd=tmp_path, check=True, timeout=60)
     for options in ((), ("--json",)):

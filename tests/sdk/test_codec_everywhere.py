@@ -1,4 +1,4 @@
-"""Whatever way a payload is stored, it is stored through the codec; whoever reads it gets it plain."""
+"""However a payload is stored, it goes through the codec; whoever reads it gets it plain."""
 
 import json
 from collections.abc import AsyncIterator
@@ -37,10 +37,10 @@ class Shifted:
 async def own_connection(url: str) -> AsyncIterator[object]:
     """A connection with an open transaction, committed at the end."""
     if url.startswith("sqlite"):
-        async with aiosqlite.connect(url.removeprefix("sqlite:///")) as connection:
-            await connection.execute("begin immediate")
-            yield connection
-            await connection.commit()
+        async with aiosqlite.connect(url.removeprefix("sqlite:///")) as own:
+            await own.execute("begin immediate")
+            yield own
+            await own.commit()
         return
     connection = await asyncpg.connect(url)
     try:
@@ -144,10 +144,10 @@ async def test_arguments_nested_too_deep_are_refused_whatever_the_codec(store_ur
     async with App(store_url, codec=Shifted(), migrate=True) as app:
 
         @app.task
-        async def keep(value: object) -> None: ...
+        async def keep(value: list[object]) -> None: ...
 
-        value: object = 1
+        value: list[object] = [1]
         for _ in range(200):
             value = [value]
         with pytest.raises(InvalidInput, match="nested at most 128"):
-            await app.submit(keep, value)
+            await app.submit(keep(value))

@@ -88,6 +88,7 @@ class Attempt:
         self._services: Services | None = None
         self._parking: Parking | None = None
         self._handler_ended = False
+        self._abandoned = False
         self._went_on = False
         """Whether the handler completed, or is to run on later, whatever failed in it."""
 
@@ -105,6 +106,13 @@ class Attempt:
         assert self._running is not None
         self._running.cancel(reason)
         self._on_stop(self)
+
+    def abandon(self, reason: str) -> None:
+        """Wait no longer, not for a thread either; nothing is reported any more."""
+        self._abandoned = True
+        self.lease.lose(reason)
+        assert self._running is not None
+        self._running.cancel(reason)
 
     # Running
 
@@ -246,7 +254,7 @@ class Attempt:
             try:
                 await asyncio.wait([thread])
             except asyncio.CancelledError:
-                if self.stopping is None:
+                if self.stopping is None or self._abandoned:
                     raise
         return thread.result()
 

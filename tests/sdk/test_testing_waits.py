@@ -1,0 +1,153 @@
+"""The testing kit waits for nothing that cannot come."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from flowfabric import App, Context, testing
+from flowfabric.core.states import PublicState
+from flowfabric.errors import ExecutionExpired, ExecutionNotTerminal, OperationTimeout
+from flowfabric.task import Task
+from flowfabric.testing import LocalApp
+from tests.apps import reached
+
+pytestmark = pytest.mark.timeout(60)
+
+shop = App("sqlite:///never-opened.db")
+
+
+@shop.task
+async def greet(name: str) -> str:
+    return f"hello {name}"
+
+
+@shop.task
+async def waits_for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+@shop.task(timeout="2m")
+async def waits_two_minutes() -> None:
+    await asyncio.Event().wait()
+
+
+@shop.task(timeout="200ms")
+async def waits_shortly() -> None:
+    await asyncio.Event().wait()
+
+
+gate = threading.Event()
+
+
+@shop.task
+def blocks_a_thread() -> None:
+    gate.wait()
+
+
+@shop.task
+async def asks_itself(ctx: Context) -> str:
+    return await (await held[0].submit(greet, "Ada")).result()
+
+
+held: list[LocalApp] = []
+
+
+@pytest.fixture
+async def app() -> AsyncIterator[LocalApp]:
+    async with testing.engine(app=shop) as made:
+        held[:] = [made]
+        yield made
+
+
+# Without an event loop
+
+
+async def test_blocking_results_that_cannot_come_raise_at_once(app: LocalApp) -> None:
+    def submit() -> None:
+        run = app.blocking.submit(greet, "Ada")
+        with pytest.raises(ExecutionNotTerminal, match=r"app\.drain"):
+            run.result()
+
+    submit()
+    await asyncio.to_thread(submit)
+    assert await app.drain() == 2
+
+
+async def test_blocking_calls_are_about_the_same_database(app: LocalApp) -> None:
+    run = app.blocking.submit(greet, "Ada")
+    (other,) = await asyncio.to_thread(app.blocking.submit_many, [greet("Bob")])
+    await app.drain()
+    assert (run.result(), await asyncio.to_thread(other.result)) == ("hello Ada", "hello Bob")
+    assert app.blocking.run(greet, run.execution_id).state() is PublicState.COMPLETED
+    assert await app.run(greet, run.execution_id).result() == "hello Ada"
+
+
+async def test_a_blocking_result_may_be_awaited_while_it_is_made(app: LocalApp) -> None:
+    run = app.blocking.submit(greet, "Ada")
+    answer, _ = await asyncio.gather(asyncio.to_thread(run.result), app.drain())
+    assert answer == "hello Ada"
+
+
+async def test_an_app_is_adopted_by_what_is_submitted_without_a_loop() -> None:
+    async with testing.engine() as app:
+        run = app.blocking.submit(greet, "Ada")
+        await app.drain()
+        assert run.result() == "hello Ada"
+
+
+# Handlers that wait for something outside
+
+
+@pytest.mark.parametrize(
+    ("task", "timeout_ms"), [(waits_two_minutes, 120_000), (waits_shortly, 200)]
+)
+async def test_a_stuck_handler_meets_its_timeout_by_the_clock(
+    app: LocalApp, task: Task[[], None], timeout_ms: int
+) -> None:
+    before_ms, began_s = app.clock.now_ms(), time.monotonic()
+    run = await app.submit(task)
+    await app.drain(patience="500ms")
+    assert time.monotonic() - began_s < 30
+    with pytest.raises(ExecutionExpired, match="attempt_timeout"):
+        await run.result()
+    assert app.clock.now_ms() - before_ms == timeout_ms
+
+
+async def test_a_stuck_handler_without_a_timeout_is_named(app: LocalApp) -> None:
+    run = await app.submit(waits_for_ever)
+    other = await app.submit(greet, "Ada")
+    with pytest.raises(OperationTimeout, match=r"waits_for_ever .*patience.*500 ms"):
+        await app.drain(patience="500ms")
+    assert await other.result() == "hello Ada"
+    assert await run.state() is PublicState.WAITING
+
+
+async def test_a_handler_that_waits_for_the_drain_it_is_in_is_named(app: LocalApp) -> None:
+    await app.submit(asks_itself)
+    with pytest.raises(OperationTimeout, match="asks_itself"):
+        await app.drain(patience="500ms")
+
+
+async def test_a_handler_that_keeps_its_thread_is_left_behind(app: LocalApp) -> None:
+    gate.clear()
+    await app.submit(blocks_a_thread)
+    try:
+        with pytest.raises(OperationTimeout, match="blocks_a_thread"):
+            await app.drain(patience="100ms")
+    finally:
+        gate.set()
+    assert not [task for task in asyncio.all_tasks() if "fp:" in task.get_name()]
+
+
+async def test_a_cancelled_drain_ends_its_attempts(app: LocalApp) -> None:
+    run = await app.submit(waits_two_minutes)
+    drain = asyncio.create_task(app.drain(patience="1h"))
+    await reached(run, PublicState.ACTIVE)
+    drain.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await drain
+    assert not [task for task in asyncio.all_tasks() if "fp:" in task.get_name()]
+    assert await run.state() is PublicState.WAITING
