@@ -25,8 +25,10 @@ from flowfabric.errors import (
     ExecutionFailed,
     ExecutionSkipped,
     FlowFabricError,
+    InvalidInput,
     NotFound,
     OperationTimeout,
+    Terminal,
     Unsuccessful,
 )
 from flowfabric.logs import open_log
@@ -196,8 +198,15 @@ class Run(Generic[R_co]):
         return (await self.snapshot()).steps
 
     async def cancel(self, reason: str = "cancelled by its submitter") -> None:
+        """End it, whatever it does. Raises `Terminal` when it has ended otherwise before."""
         await self._check_namespace()
-        await self._engine.cancel_execution(self.execution_id, reason=reason)
+        try:
+            await self._engine.cancel_execution(self.execution_id, reason=reason)
+        except InvalidInput as error:
+            # Its id is good, so this can only be about how it ended.
+            if error.field != "execution_id":
+                raise
+            raise Terminal(f"{self.execution_id}: {error.problem}") from None
 
     async def signal(
         self,

@@ -1,14 +1,16 @@
 """Ids as people give them: in full, as a bare uuid, and ids of their own."""
 
+import pytest
+
 from flowfabric import Engine
 from flowfabric.core.ids import partition_of, uuid_of
 from flowfabric.core.results import Created, Duplicate
 from flowfabric.core.states import PublicState
-from flowfabric.errors import NotFound
+from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.given import Given, new
 from tests.conformance.graphs import new_graph
-from tests.conformance.observed import refused, refuses
+from tests.conformance.observed import refused, refuses, unchanged
 
 UUID = "550e8400-e29b-41d4-a716-446655440000"
 
@@ -68,3 +70,15 @@ async def test_an_own_id_that_nobody_has_is_not_found(engine: Engine, given: Giv
     beef = await given.waiting(execution_id="beef")
     assert await engine.resolve_execution_id("beef") == beef
     await refuses(engine, "execution_id", "describe_execution", "order-42")
+
+
+async def test_an_id_of_only_spaces_is_refused(engine: Engine) -> None:
+    async with unchanged(engine):
+        for text in (" ", "   ", "\u00a0"):
+            await refuses(engine, "execution_id", "create_execution", new(execution_id=text))
+
+
+async def test_the_limit_of_an_id_is_in_bytes(engine: Engine, given: Given) -> None:
+    await given.waiting(execution_id="ä" * 128)
+    with pytest.raises(InvalidInput, match="258 bytes, at most 256 allowed"):
+        await engine.create_execution(new(execution_id="ä" * 129))

@@ -13,6 +13,7 @@ from flowfabric.errors import LeaseConflict, LeaseExpired, LeaseRevoked
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.given import TTL_MS, Given
+from tests.conformance.observed import execution_of
 
 
 async def claim(engine: Engine) -> Claimed:
@@ -177,3 +178,13 @@ async def test_presence_tells_who_serves_a_route(engine: Engine, given: Given) -
     assert (await engine.explain_execution(execution_id)).cause == "queued"
     await engine.withdraw_presence("w-1")
     assert (await engine.explain_execution(execution_id)).cause == "no_worker"
+
+
+async def test_the_awaited_are_named_in_the_order_of_their_ids(
+    engine: Engine, given: Given
+) -> None:
+    running = await given.running()
+    awaited = [await given.waiting(lane_id="elsewhere") for _ in range(5)]
+    await engine.await_executions(running.handle, awaited)
+    detail = (await execution_of(engine, running.execution_id)).blocking_detail
+    assert detail == f"waiting for {', '.join(sorted(awaited)[:3])} and 2 more"

@@ -1,8 +1,11 @@
 """Versions of a task beside each other: each run stays with the one it began with."""
 
+import pytest
+
 from flowfabric import App, Context
 from flowfabric.core.states import PublicState
 from flowfabric.engine.filters import ExecutionFilter
+from flowfabric.errors import Terminal
 from tests.apps import reached, working
 
 
@@ -81,3 +84,23 @@ async def test_a_version_that_no_worker_serves_any_more_says_so(store_url: str) 
         "No worker serves version 1 of 'publish' any more, though some serve version 2: keep"
         " version 1 in the program until its runs have ended."
     )
+
+
+async def test_a_handler_knows_its_task_and_its_version_apart(store_url: str) -> None:
+    async with App(store_url) as app:
+
+        @app.task
+        async def publish(ctx: Context) -> tuple[str, int]:
+            return ctx.task_name, ctx.task_version
+
+        @app.task(name="publish", version=2)
+        async def publish_2(ctx: Context) -> tuple[str, int]:
+            return ctx.task_name, ctx.task_version
+
+        async with working(app):
+            runs = [await app.submit(publish()), await app.submit(publish_2())]
+            answers = [await run.result(timeout="20s") for run in runs]
+            assert answers == [("publish", 1), ("publish", 2)]
+            for run in runs:
+                with pytest.raises(Terminal, match="already terminal in state completed"):
+                    await run.cancel()

@@ -118,6 +118,8 @@ def parse_own_id(text: object, field: str = "execution_id") -> str | None:
     """The id somebody chose for an execution; None if the text is one of ours, or bad."""
     if not isinstance(text, str) or text.startswith("{") or _UUID.fullmatch(text.lower()):
         return None
+    if text.isspace():
+        raise InvalidInput(field, "must not be only spaces", text)
     return _parse_name(field, text)
 
 

@@ -156,7 +156,8 @@ SHOWN_MAX = 3
 
 
 def _waits_for(awaited: Sequence[ExecutionId]) -> str:
-    shown = ", ".join(awaited[:SHOWN_MAX])
+    """In the order of the ids: the stores give them in orders of their own."""
+    shown = ", ".join(sorted(awaited)[:SHOWN_MAX])
     more = len(awaited) - SHOWN_MAX
     return f"waiting for {shown}" + (f" and {more} more" if more > 0 else "")
 

@@ -27,6 +27,7 @@ from flowfabric.core.journal import STEP_NAME_BYTES_MAX
 from flowfabric.core.retry import decide_retry
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.step_model import Step, StepKind
+from flowfabric.core.versions import split_kind
 from flowfabric.core.visible import visible
 from flowfabric.engine.outcomes import Outcome
 from flowfabric.errors import DoNotRetry, InvalidInput, NotInAStep
@@ -63,7 +64,9 @@ class Context(PatchVerbs, SignalVerbs, Facts):
         self.execution_id: ExecutionId = claimed.execution_id
         self.attempt_index: int = claimed.attempt_index
         self.retry_count: int = claimed.retry_count
-        self.task_name: str = claimed.execution_kind
+        name, version = split_kind(claimed.execution_kind)
+        self.task_name: str = name
+        self.task_version: int = version
         self.lane: str = claimed.lane_id
         self.priority: int = claimed.priority
         self.worker_instance_id: str = claimed.handle.worker_instance_id
