@@ -10,12 +10,10 @@ from flowfabric.core.results import Claimed
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate
 from flowfabric.core.suspend_request import FreshWaitpoint
 from flowfabric.core.suspension_model import SignalEffect
-from flowfabric.engine.kept_signals import kept_topic
 from flowfabric.engine.suspensions import Suspended, SuspendSatisfied
 from flowfabric.errors import (
     InvalidInput,
     KeptSignalsFull,
-    LeaseConflict,
     TargetNotSignalable,
     WaitpointClosed,
     WaitpointNotFound,
@@ -24,7 +22,7 @@ from flowfabric.errors import (
 from flowfabric.testing import SettableClock
 from tests.conformance.given import EVERY_STATE, LOST, SET_ASIDE, WAITING, Given
 from tests.conformance.observed import execution_of, refused
-from tests.conformance.pausing import TTL_MS, effect_of, new_id, pause
+from tests.conformance.pausing import TTL_MS, effect_of, pause
 
 GO = Single("go", ByName("go"))
 TWO = Count(2, CountKind.DISTINCT_SIGNALS, ("go",), ByName("go"))
@@ -271,6 +269,44 @@ async def test_waitpoints_of_one_name_are_distinct(engine: Engine, given: Given,
     ]
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+async def test_waitpoints_of_kept_signals_count_though_they_have_expired(
+    engine: Engine, given: Given, clock: SettableClock, by_name: bool
+) -> None:
+    """Two approvals that came in time are enough, however late the run waits for them."""
+    claimed = await given.running(ttl_ms=10 * TTL_MS)
+    condition = Count(2, CountKind.DISTINCT_WAITPOINTS, ("go",), ByName("go"))
+    made = [
+        await engine.create_waitpoint(claimed.handle, "go", expires_in_ms=TTL_MS)
+        for _ in range(1 if by_name else 2)
+    ]
+    for each in made:
+        await engine.deliver_signal(
+            claimed.execution_id,
+            each.waitpoint_id,
+            waitpoint_token=each.waitpoint_token,
+            signal_name="go",
+        )
+    clock.advance(ms=TTL_MS)
+    await engine.expire_due_waitpoints()
+    if by_name:
+        await send(engine, claimed.execution_id)
+    outcome = await engine.suspend(claimed.handle, resume_condition=condition, take_pending=True)
+    assert isinstance(outcome, SuspendSatisfied)
+    assert len(await counted(engine, claimed)) == 2
+
+
+async def test_a_kept_signal_of_another_name_is_no_waitpoint_to_count(
+    engine: Engine, given: Given
+) -> None:
+    claimed = await given.running()
+    await send(engine, claimed.execution_id, "other")
+    condition = Count(2, CountKind.DISTINCT_WAITPOINTS, ("go",), ByName("go"))
+    async with refused(engine, InvalidInput) as caught:
+        await engine.suspend(claimed.handle, resume_condition=condition, take_pending=True)
+    assert "count_exceeds_waitpoint_set" in str(caught.value)
+
+
 async def test_a_signal_outlives_the_waitpoint_it_came_to(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:
@@ -365,56 +401,3 @@ async def test_a_token_is_good_for_its_own_name_only(engine: Engine, given: Give
     async with refused(engine, WrongSignalName):
         await use("approve")
     assert await use("reject") is SignalEffect.SATISFIED
-
-
-# Taking while working -------------------------------------------------------------------
-
-
-async def test_a_worker_takes_kept_signals_without_letting_go(engine: Engine, given: Given) -> None:
-    claimed = await given.running()
-    wait = new_id()
-
-    async def take() -> list[str] | None:
-        view = await engine.take_signals(claimed.handle, suspension_id=wait, resume_condition=TWO)
-        return None if view is None else [each.source_identity for each in view.signals]
-
-    made = await engine.create_waitpoint(claimed.handle, "go", expires_in_ms=TTL_MS)
-    assert await take() is None
-    await send(engine, claimed.execution_id, source="ada")
-    assert await take() is None
-    await send(engine, claimed.execution_id, source="bob")
-    await send(engine, claimed.execution_id, source="cyd")
-    assert await take() == ["ada", "bob"]
-    # A repeat gets the same; another wait gets the rest.
-    assert await take() == ["ada", "bob"]
-    assert await kept(engine, claimed.execution_id) == [("go", "cyd")]
-    other = await engine.take_signals(claimed.handle, suspension_id=new_id(), resume_condition=GO)
-    assert other is not None
-    assert [each.source_identity for each in other.signals] == ["cyd"]
-    assert (await execution_of(engine, claimed.execution_id)).open_waitpoint_count == 0
-    with pytest.raises(WaitpointClosed):
-        await engine.deliver_signal(
-            claimed.execution_id,
-            made.waitpoint_id,
-            waitpoint_token=made.waitpoint_token,
-            signal_name="go",
-        )
-    await engine.complete(claimed.handle)
-
-
-async def test_only_who_holds_the_lease_takes_signals(engine: Engine, given: Given) -> None:
-    old = await given.expired_lease()
-    await send(engine, old.execution_id)
-    await given.taken()
-    with pytest.raises(LeaseConflict):
-        await engine.take_signals(old.handle, suspension_id=new_id(), resume_condition=GO)
-    assert await kept(engine, old.execution_id) == [("go", "")]
-
-
-async def test_the_worker_of_a_running_execution_is_hinted(engine: Engine, given: Given) -> None:
-    claimed = await given.running()
-    topic = kept_topic(claimed.handle.worker_instance_id)
-    with engine.store.hints([topic]) as hints, engine.store.hints([kept_topic("nobody")]) as others:
-        await send(engine, claimed.execution_id)
-        assert await hints.wait(5.0)
-        assert not await others.wait(0.0)

@@ -137,10 +137,11 @@ async def test_nobody_finds_out_which_ids_exist(
     clock.advance(ms=1)
     forged = "k2:" + "0" * 64
     stale = "k1:" + "0" * 64
+    nowhere = f"{{fp:99999}}:{new_id()}"
     for presented in ("", "garbage", forged, stale, "k9:" + "0" * 64):
         told = {
             await refusal(engine, execution_id, waitpoint_id, presented)
-            for execution_id in (taken.execution_id, UNKNOWN_ID)
+            for execution_id in (taken.execution_id, UNKNOWN_ID, nowhere)
             for waitpoint_id in (taken.waitpoint_id, new_id())
         }
         assert len(told) == 1

@@ -21,7 +21,7 @@ from msgspec import Struct
 from flowfabric.core.checks import UNSTORABLE, check_int
 from flowfabric.core.ids import WaitpointKey
 from flowfabric.core.limits import NAME_BYTES_MAX
-from flowfabric.core.suspension_model import SignalEffect, SignalFacts
+from flowfabric.core.suspension_model import SignalEffect, SignalFacts, Waitpoint
 from flowfabric.core.visible import is_visible
 from flowfabric.errors import Corruption, InvalidInput
 
@@ -302,16 +302,22 @@ def _check_count(node: Count, place: str) -> None:
     _check_matcher(node.matcher, place)
 
 
-def check_countable(bound: Sequence[str], condition: Condition) -> None:
-    """Refuse to wait for more distinct waitpoints than are bound, which nothing could meet."""
+def check_countable(
+    condition: Condition, bound: Sequence[Waitpoint], kept: Sequence[SignalFacts]
+) -> None:
+    """Refuse to wait for more distinct waitpoints than there are, which nothing could meet.
+
+    The waitpoints of kept signals count, whatever has become of them.
+    """
     for leaf in leaves(condition):
         if isinstance(leaf, Count) and leaf.count_kind is CountKind.DISTINCT_WAITPOINTS:
-            there = sum(key in leaf.waitpoints for key in bound)
-            if leaf.n > there:
+            open_ = {(w.waitpoint_id,) for w in bound if w.waitpoint_key in leaf.waitpoints}
+            there = _satisfiers(leaf, kept) | open_
+            if leaf.n > len(there):
                 raise InvalidInput(
                     FIELD,
                     f"count_exceeds_waitpoint_set: {leaf.n} distinct waitpoints are waited for,"
-                    f" {there} exist under {', '.join(map(repr, leaf.waitpoints))}",
+                    f" {len(there)} exist under {', '.join(map(repr, leaf.waitpoints))}",
                 )
 
 

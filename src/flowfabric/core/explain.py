@@ -121,7 +121,7 @@ def _reason(execution: Execution, around: Surroundings) -> Reason:
         case LifecyclePhase.SUSPENDED:
             return _suspended(execution, around)
         case LifecyclePhase.ACTIVE if execution.ownership_state is OwnershipState.LEASED:
-            return _running(execution, around.now_ms)
+            return _running(execution, around)
     if execution.eligibility_state is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME:
         return _delayed(execution, around.now_ms)
     if not execution.ready:
@@ -152,7 +152,8 @@ def _ended(execution: Execution) -> Reason:
     return Cause.ENDED, sentence, {"completed_at_ms": execution.completed_at_ms}
 
 
-def _running(execution: Execution, now_ms: int) -> Reason:
+def _running(execution: Execution, around: Surroundings) -> Reason:
+    now_ms = around.now_ms
     detail: dict[str, str | int | None] = {
         "worker_instance_id": execution.worker_instance_id,
         "lease_expires_at_ms": execution.lease_expires_at_ms,
@@ -168,6 +169,8 @@ def _running(execution: Execution, now_ms: int) -> Reason:
         f"It is running: try {execution.current_attempt_index + 1} on worker"
         f" {execution.worker_instance_id}."
     )
+    if around.waits_for:
+        sentence += f" It takes signals meanwhile: {', '.join(map(repr, around.waits_for))}."
     return Cause.RUNNING, sentence, detail
 
 

@@ -17,7 +17,6 @@ from flowfabric.core.conditions import (
     Single,
     TimeoutOnly,
     check_condition,
-    check_countable,
     referenced_waitpoint_keys,
 )
 from flowfabric.core.ids import SuspensionId, WaitpointId, WaitpointKey, parse_uuid
@@ -197,7 +196,6 @@ def check_keys(bound: Sequence[str], condition: Condition) -> None:
     for extra in spare:
         if extra not in mentioned:
             raise InvalidInput("waitpoints", f"extra_binding_not_referenced_by_condition: {extra}")
-    check_countable(bound, condition)
 
 
 def default_bindings(condition: Condition) -> tuple[Binding, ...]:

@@ -15,9 +15,11 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import tokens
+from flowfabric.core.announcing import announce, check_room, new_waitpoint, unannounced
 from flowfabric.core.checks import shorten
 from flowfabric.core.conditions import (
     Single,
+    check_countable,
     encode_condition,
     referenced_waitpoint_keys,
     required_signal_names,
@@ -30,7 +32,6 @@ from flowfabric.core.ids import WaitpointId
 from flowfabric.core.kept import Taken, take
 from flowfabric.core.lease import Fence, check_fence
 from flowfabric.core.limits import (
-    OPEN_WAITPOINTS_MAX,
     SUSPEND_CLOCK_SKEW_MS,
     TEXT_BYTES_MAX,
     TIME_MS_MAX,
@@ -67,7 +68,6 @@ from flowfabric.errors import (
     InvalidWaitpointForExecution,
     InvalidWaitpointKey,
     PendingWaitpointExpired,
-    SignalLimitExceeded,
     WaitpointAlreadyExists,
     WaitpointNotFound,
     WaitpointNotPending,
@@ -119,10 +119,10 @@ def decide_create_waitpoint(
     """Make a waitpoint whose token can be handed out before the execution suspends."""
     execution = subject.execution
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
-    _check_room(execution, 1)
+    check_room(execution, 1)
     expires_at_ms = min(timing.now_ms + expires_in_ms, TIME_MS_MAX)
     waitpoint = structs.replace(
-        _new_waitpoint(execution, bound, key, timing.now_ms), expires_at_ms=expires_at_ms
+        new_waitpoint(execution, bound, key, timing.now_ms), expires_at_ms=expires_at_ms
     )
     after = change(
         execution, timing.now_ms, open_waitpoint_count=execution.open_waitpoint_count + 1
@@ -191,10 +191,13 @@ def decide_take(
     request: SuspendRequest,
     found: SuspendFindings,
     timing: Timing,
+    *,
+    announced: Sequence[BoundWaitpoint] = (),
 ) -> Decision[bool]:
-    """Let kept signals meet the condition, if they can; otherwise leave them, and wait for nothing.
+    """Let kept signals meet the condition, if they can; otherwise leave them.
 
-    For a worker whose handler waits in one branch while another works.
+    For a worker whose handler waits in one branch while another works. `announced` are
+    waitpoints to make for a wait that is not met, where its names have none.
     """
     _check_may_suspend(subject, fence, timing)
     if found.suspension_id_taken:
@@ -202,10 +205,15 @@ def decide_take(
     suspension, waitpoints = _opened(subject, request, found, timing.now_ms)
     seen = take(request.condition, suspension, found.kept)
     if seen.closer is None:
-        return Decision(answer=False)
+        missing = unannounced(subject, announced, timing.now_ms)
+        changes = announce(subject, missing, signing_key(found.keys), timing.now_ms)
+        return Decision(answer=False, changes=changes)
     opened = _Opened.of(waitpoints, found)
+    changes = _satisfied(subject, suspension, opened, seen, timing.now_ms)
+    # A pause of the same name, begun before this answer arrived, is answered the same.
+    dedup = remember(subject, request, suspension, True, timing.now_ms)
     return Decision(
-        answer=True, changes=_satisfied(subject, suspension, opened, seen, timing.now_ms)
+        answer=True, changes=structs.replace(changes, inserts=(*changes.inserts, *dedup))
     )
 
 
@@ -275,13 +283,14 @@ def _opened(
     waitpoints = tuple(
         _taken_over(execution, binding, found, now_ms)
         if isinstance(binding, UsePending)
-        else _new_waitpoint(execution, binding, signing_key(found.keys), now_ms)
+        else new_waitpoint(execution, binding, signing_key(found.keys), now_ms)
         for binding in request.bindings
     )
     if isinstance(request.condition, Single):
         check_same_key(waitpoints[0].waitpoint_key, request.condition)
     check_keys([waitpoint.waitpoint_key for waitpoint in waitpoints], request.condition)
-    _check_room(execution, len(request.fresh))
+    check_countable(request.condition, waitpoints, found.kept)
+    check_room(execution, len(request.fresh))
     active = tuple(
         structs.replace(
             waitpoint,
@@ -325,33 +334,6 @@ def is_expired(waitpoint: Waitpoint, now_ms: int) -> bool:
         waitpoint.state is WaitpointState.PENDING
         and waitpoint.expires_at_ms is not None
         and waitpoint.expires_at_ms <= now_ms
-    )
-
-
-def _check_room(execution: Execution, more: int) -> None:
-    if execution.open_waitpoint_count + more > OPEN_WAITPOINTS_MAX:
-        raise SignalLimitExceeded(
-            f"{execution.execution_id} has {execution.open_waitpoint_count} open waitpoints;"
-            f" at most {OPEN_WAITPOINTS_MAX} are allowed"
-        )
-
-
-def _new_waitpoint(
-    execution: Execution, bound: BoundWaitpoint, key: HmacKey, now_ms: int
-) -> Waitpoint:
-    token = tokens.sign(key, execution.execution_id, bound.waitpoint_id)
-    return Waitpoint(
-        partition_key=execution.partition_key,
-        execution_id=execution.execution_id,
-        waitpoint_id=bound.waitpoint_id,
-        waitpoint_key=bound.waitpoint_key,
-        suspension_id=None,
-        attempt_index=execution.current_attempt_index,
-        state=WaitpointState.PENDING,
-        token_kid=key.kid,
-        token_fingerprint=tokens.fingerprint(token),
-        own_name_only=bound.own_name_only,
-        created_at_ms=now_ms,
     )
 
 

@@ -34,7 +34,7 @@ from flowfabric.core.limits import (
 )
 from flowfabric.core.model import Attempt, Execution, Lane, WorkerPresence
 from flowfabric.core.partitions import check_partition, parse_flow_partition
-from flowfabric.core.states import LifecyclePhase, PublicState
+from flowfabric.core.states import PublicState
 from flowfabric.core.suspension_model import Signal, SignalFacts, Suspension, Waitpoint
 from flowfabric.core.views import (
     ExecutionContext,
@@ -412,7 +412,7 @@ async def kept_signals(reader: Reader, execution: Execution) -> tuple[KeptSignal
 
 async def waits_for(reader: Reader, execution: Execution) -> tuple[str, ...]:
     """The names of its open waitpoints."""
-    if execution.lifecycle_phase is not LifecyclePhase.SUSPENDED:
+    if not execution.open_waitpoint_count:
         return ()
     found = await reader.select_records(
         Waitpoint,

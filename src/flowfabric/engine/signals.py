@@ -6,6 +6,7 @@ the execution or the waitpoint exists. Nothing is written for it: a refusal that
 wrote would take longer where there is something to write to.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Unpack
 
@@ -15,6 +16,7 @@ from flowfabric.core.checks import check_bool, check_name, check_text
 from flowfabric.core.conditions import AllOf, Count, stored_condition
 from flowfabric.core.decision import Decision
 from flowfabric.core.ids import (
+    FIRST_UUID,
     ExecutionId,
     WaitpointId,
     WaitpointKey,
@@ -27,6 +29,7 @@ from flowfabric.core.ids import (
 from flowfabric.core.kept import KeptSize, Mailbox, mailbox_id
 from flowfabric.core.limits import SIGNAL_DEDUP_TTL_MS
 from flowfabric.core.model import Execution
+from flowfabric.core.partitions import INDEX_MAX, parse_index
 from flowfabric.core.signals import (
     SignalFindings,
     SignalRequest,
@@ -66,6 +69,9 @@ from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, NotFo
 from flowfabric.store.base import Body, Reader, Saving, Transaction, Unlocked, UnlockedBody
 
 SIGNAL_TOPIC = "signal"
+_PARTITION = re.compile(r"^\{fp:([0-9]+)\}:")
+_NOBODY = ExecutionId(f"{{fp:{INDEX_MAX}}}:{FIRST_UUID}")
+"""An id that no execution has."""
 
 
 class WaitpointName(Struct, frozen=True):
@@ -236,7 +242,7 @@ class Signals(Operations):
     ) -> Delivery:
         return Delivery(
             # No word on whether there is such a partition: the token says what exists.
-            execution_id=parse_execution_id(execution_id),
+            execution_id=_bearers_execution_id(execution_id),
             address=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
             request=check_signal(signal_name, **options),
             token=check_token(waitpoint_token),
@@ -287,6 +293,15 @@ def _hint(tx: Saving, execution: Execution) -> None:
     tx.hint(SIGNAL_TOPIC)
     if execution.ownership_state is OwnershipState.LEASED and execution.worker_instance_id:
         tx.hint(kept_topic(execution.worker_instance_id))
+
+
+def _bearers_execution_id(text: object) -> ExecutionId:
+    """A partition that no deployment has is answered like one that this one does not have."""
+    if isinstance(text, str) and (found := _PARTITION.match(text)):
+        parse_execution_id(_PARTITION.sub("{fp:0}:", text))
+        if parse_index(found[1]) is None:
+            return _NOBODY
+    return parse_execution_id(text)
 
 
 def _unknown(delivery: Delivery, entity: str, name: str) -> FlowFabricError:

@@ -235,12 +235,15 @@ class Services:
             ),
         )
 
-    async def take_signals(self, pause: Pause) -> SuspensionView | None:
+    async def take_signals(self, pause: Pause, *, announce: bool) -> SuspensionView | None:
         """What a pause would end with at once; None if it would not."""
         engine, handle = self._shared.engine, self.lease.handle
         return await self._tell(
             lambda: engine.take_signals(
-                handle, suspension_id=pause.suspension_id, resume_condition=pause.condition
+                handle,
+                suspension_id=pause.suspension_id,
+                resume_condition=pause.condition,
+                announce=announce,
             )
         )
 

@@ -9,12 +9,14 @@ pause keeps it anyway, the handler goes on without waiting for that.
 
 import asyncio
 import hashlib
+import math
 from datetime import UTC, datetime
 from typing import Final, Literal
 
 import msgspec
 from msgspec import Raw, Struct
 
+from flowfabric.core.announcing import ANNOUNCED_FOR_MS
 from flowfabric.core.conditions import Condition, referenced_waitpoint_keys, takes_own_name
 from flowfabric.core.ids import ExecutionId, uuid4_from
 from flowfabric.core.step_model import Step
@@ -23,6 +25,7 @@ from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
 from flowfabric.errors import InvalidInput, MaxReplaysExhausted, SignalTimeout
 from flowfabric.json_values import read_as
 from flowfabric.signals import Signal, SignalToken
+from flowfabric.worker.held import clock_s
 from flowfabric.worker.parking import Pause
 from flowfabric.worker.services import Services
 from flowfabric.worker.steps import Call
@@ -34,6 +37,8 @@ BESIDE_AFTER_S: Final = 0.05
 """A handler that is not unwound by then has another branch that works."""
 LOOK_AGAIN_S: Final = 5.0
 """How often such a branch looks for signals it was not told of."""
+ANNOUNCE_AGAIN_S: Final = ANNOUNCED_FOR_MS / 3_000
+"""How often it says that it waits: before the waitpoints made for that expire."""
 
 
 class StoredSignal(Struct, frozen=True, kw_only=True):
@@ -118,10 +123,13 @@ async def _until_signalled(services: Services, pause: Pause) -> SuspensionView:
     try:
         await asyncio.wait([parked], timeout=BESIDE_AFTER_S)
         with services.kept_hints() as hints:
+            announced_s = -math.inf
             while not parked.done():
+                announce = clock_s() >= announced_s + ANNOUNCE_AGAIN_S
+                announced_s = clock_s() if announce else announced_s
                 # Busy meanwhile: a pause must not begin while its signals are being taken.
                 with parking.working():
-                    view = await services.take_signals(pause)
+                    view = await services.take_signals(pause, announce=announce)
                     if view is not None:
                         parking.pause = None
                         return view

@@ -1,0 +1,141 @@
+"""Signals that come early, under a fault at any word to the store: each counts once.
+
+A function waits after branches and beside them, and all it waits for was sent before. The
+worker crashes, or loses the database, before or after any one of its words. Whatever
+happens, every signal is in one stored wait, or kept.
+"""
+
+import asyncio
+from typing import Final, get_args
+
+import msgspec
+import pytest
+
+from flowfabric import Context, Retry, Run
+from flowfabric.core.conditions import Condition
+from flowfabric.core.handles import Handle
+from flowfabric.core.states import PublicState
+from flowfabric.core.step_model import StepKind
+from flowfabric.engine.suspension_reads import SuspensionView
+from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.submission import Submissions
+from flowfabric.testing import LocalApp
+from flowfabric.worker import reports, waiting
+from flowfabric.worker.inline import InlineWorker
+from flowfabric.worker.waiting import StoredWait
+from tests.properties.test_durable_functions import Fault, FaultyEngine
+
+WORDS: Final = 24
+ROUNDS_MAX: Final = 60
+SENT: Final = ("x", "y", "y", "z", "unasked")
+
+
+class TakingEngine(FaultyEngine):
+    taken = 0
+
+    async def take_signals(
+        self,
+        handle: Handle | bytes,
+        *,
+        suspension_id: str,
+        resume_condition: Condition,
+        announce: bool = False,
+    ) -> SuspensionView | None:
+        saying = super().take_signals
+        view = await self.word(
+            lambda: saying(
+                handle,
+                suspension_id=suspension_id,
+                resume_condition=resume_condition,
+                announce=announce,
+            )
+        )
+        self.taken += view is not None
+        return view
+
+
+async def nothing() -> None:
+    """A step."""
+
+
+async def waits(ctx: Context) -> list[object]:
+    """After branches, beside one, and in one."""
+    begun = [asyncio.create_task(_step(ctx, name)) for name in ("p", "q")]
+    first = await ctx.wait_for_signal("x")
+    for each in begun:
+        await each
+    second = await ctx.wait_for_signal("y")
+    beside = asyncio.Event()
+    working = asyncio.create_task(_until(ctx, beside))
+    third = await ctx.wait_for_signal("z")
+    beside.set()
+    await working
+    last = await asyncio.create_task(_wait(ctx, "y"))
+    return [first.payload, second.payload, third.payload, last]
+
+
+async def _step(ctx: Context, name: str) -> None:
+    await ctx.step(name, nothing)
+
+
+async def _until(ctx: Context, beside: asyncio.Event) -> None:
+    async def work() -> None:
+        # Not for ever: a worker that has crashed ends nothing.
+        async with asyncio.timeout(5):
+            await beside.wait()
+
+    await ctx.step("beside", work)
+
+
+async def _wait(ctx: Context, name: str) -> object:
+    return (await ctx.wait_for_signal(name)).payload
+
+
+async def play(faults: dict[int, Fault]) -> TakingEngine:
+    """Run it to its end; check what became of every signal."""
+    async with LocalApp() as app:
+        engine = TakingEngine(app.engine.store, app.engine.config, app.engine.deployment)
+        engine.faults, engine.recorded, engine.crashed = faults, set(), set()
+        run: Run[object] = await app.submit(app.task(retry=Retry(max_retries=0))(waits))
+        for number, name in enumerate(SENT):
+            await run.signal(name, number)
+        submissions = Submissions(engine)
+        worker = InlineWorker(
+            engine, app.tasks, submissions, app.resources, (), app.namespace, asyncio.sleep
+        )
+        try:
+            for _ in range(ROUNDS_MAX):
+                await run_due(app.engine)
+                await worker.run_ready()
+                if await run.state() is PublicState.COMPLETED:
+                    break
+                if await run.state() is PublicState.ACTIVE:
+                    await app.engine.revoke_lease(run.execution_id, reason="its worker crashed")
+                app.clock.advance("2s")
+        finally:
+            await worker.close()
+            await submissions.close()
+        assert await run.result(timeout=1) == [0, 1, 3, 2], faults
+        stored = [step for step in await run.steps() if step.kind is StepKind.SIGNAL]
+        counted = [
+            each.name
+            for step in stored
+            for each in msgspec.json.decode(step.result or b"", type=StoredWait).signals
+        ]
+        kept = [each.name for each in (await run.snapshot()).kept_signals]
+        assert sorted([*counted, *kept]) == sorted(SENT), faults
+        return engine
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", get_args(Fault))
+async def test_a_fault_at_any_word_loses_no_early_signal(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "BACKOFF_FIRST_S", 0.0)
+    monkeypatch.setattr(waiting, "BESIDE_AFTER_S", 0.0)
+    undisturbed = await play({})
+    assert undisturbed.taken > 0, "some are taken beside work"
+    assert undisturbed.words <= WORDS
+    for word in range(undisturbed.words):
+        await play({word: fault})
