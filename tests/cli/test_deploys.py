@@ -54,6 +54,38 @@ async def test_what_is_not_blocked_has_nothing_to_accept(engine: Engine, url: st
     assert "only an execution that is blocked" in " ".join(ran.err.split())
 
 
+async def test_ls_finds_what_is_blocked_as_it_shows_it(engine: Engine, url: str) -> None:
+    stopped = await blocked(engine)
+    await engine.create_execution(NewExecution(execution_kind="publish", delay_until_ms=2**45))
+
+    listed = run("ls", "--state", "blocked", "--json", url=url).documents
+    assert [each["execution_id"] for each in listed] == [stopped]
+    assert len(run("ls", "--state", "blocked", "--state", "delayed", url=url).lines) == 3
+    ran = run("cancel", "--state", "blocked", "--yes", url=url)
+    assert ran.out == "1 cancelled\n"
+
+
+async def test_the_way_out_names_the_id_people_chose(engine: Engine, url: str) -> None:
+    await engine.create_execution(NewExecution(execution_kind="publish", execution_id="order 1"))
+    claimed = await engine.claim(worker_id="w", worker_instance_id="w-1", kinds=["publish"])
+    assert claimed is not None
+    await engine.block_on_code(claimed.handle, "notify", "the code asks for step 'notify'")
+
+    why = " ".join(run("why", "order 1", url=url).out.split())
+    assert "flowfabric accept 'order 1'" in why
+
+
+async def test_a_parent_names_what_it_waits_for(engine: Engine, url: str) -> None:
+    await create(engine, kind="order")
+    claimed = await engine.claim(worker_id="w", worker_instance_id="w-1", kinds=["order"])
+    assert claimed is not None
+    child = await create(engine, kind="charge")
+    await engine.await_executions(claimed.handle, [child])
+
+    out = run("ls", "--kind", "order", url=url).out
+    assert f"waiting for charge {child[-36:]}" in out
+
+
 # Versions of a task
 
 

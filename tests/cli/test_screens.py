@@ -41,6 +41,7 @@ async def test_the_list_fits_the_terminal_one_line_per_execution(
     assert state == "failed"
     assert KIND.startswith(kind.removesuffix("…"))
     if columns >= 80:
+        assert len(kind) >= 20
         assert "HTTPStatus" in oldest
     assert "\x1b[1;31mfailed" in ran.err, "failures are bold and red"
 
@@ -102,9 +103,17 @@ COLUMNS = (fixed("ID"), flexible("KIND"), right("AGE"), REMARK)
         pytest.param(100, [12, 30, 6, 40], id="everything fits"),
         pytest.param(80, [12, 30, 6, 26], id="the remark gives way first"),
         pytest.param(60, [12, 16, 6, 20], id="then other columns"),
-        pytest.param(40, [12, 5, 6, 0], id="at last the remark is left out"),
+        pytest.param(40, [12, 5, 6, 11], id="then the remark again"),
+        pytest.param(30, [12, 5, 6, 0], id="at last the remark is left out"),
     ],
 )
 def test_what_gives_way_when_room_is_short(width: int, expected: list[int]) -> None:
     columns: tuple[Column, ...] = COLUMNS
     assert fit(columns, [12, 30, 6, 40], width) == expected
+
+
+def test_a_column_keeps_the_room_it_needs_before_the_remark() -> None:
+    columns = (flexible("KIND", at_least=20), fixed("ID"), flexible("LANE"), REMARK)
+    assert fit(columns, [30, 12, 10, 40], 60) == [20, 12, 5, 17]
+    assert fit(columns, [8, 12, 10, 40], 50) == [8, 12, 5, 19]
+    assert fit(columns, [30, 12, 10, 40], 30) == [9, 12, 5, 0]

@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.ids import partition_of
+from flowfabric.core.ids import partition_of, uuid_of
 from flowfabric.core.results import Claimed, HandedBack
 from flowfabric.core.states import AttemptLifecycle, AttemptType, BlockingReason, PublicState
 from flowfabric.core.step_model import Step, StepKind
@@ -187,4 +187,5 @@ async def test_the_awaited_are_named_in_the_order_of_their_ids(
     awaited = [await given.waiting(lane_id="elsewhere") for _ in range(5)]
     await engine.await_executions(running.handle, awaited)
     detail = (await execution_of(engine, running.execution_id)).blocking_detail
-    assert detail == f"waiting for {', '.join(sorted(awaited)[:3])} and 2 more"
+    named = ", ".join(f"work {uuid_of(each)}" for each in sorted(awaited)[:3])
+    assert detail == f"waiting for {named} and 2 more"

@@ -93,3 +93,12 @@ async def test_the_inbox_lists_what_suspended_executions_wait_for_longest_first(
     assert (await engine.list_inbox(cursor=nothing.next_cursor)).entries == tuple(expected[4:])
     await refuses(engine, "limit", "list_inbox", limit=0)
     await refuses(engine, "cursor", "list_inbox", cursor="x")
+
+
+async def test_the_inbox_leaves_out_what_has_come(engine: Engine, given: Given) -> None:
+    fields: dict[str, object] = {"execution_id": "order-1"}
+    pause = await paused(given, all_of_waitpoints(["legal", "finance"]), fields=fields)
+    await pause.signal("legal", key="legal")
+
+    (entry,) = (await engine.list_inbox()).entries
+    assert (entry.name, entry.own_id) == ("finance", "order-1")

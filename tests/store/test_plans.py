@@ -345,6 +345,8 @@ SCANS_ON_PURPOSE = {
     ("due_awaited", "execution"),
     # From its end, back to the time at which what a reader has seen was lost.
     ("event_before", "event"),
+    # From its end, for people who look at the latest; the limit ends the scan.
+    ("before_latest_events", "event"),
     # For people who type part of an id.
     ("find_by_uuid", "execution"),
 }

@@ -1,12 +1,13 @@
 """`events`: the log of what happened."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import click
 from rich.text import Text
 
 from flowfabric.cli import documents, screen
-from flowfabric.cli.target import Target, limit_option, options, with_engine
+from flowfabric.cli.target import Target, limit_option, namespace_option, options, with_engine
 from flowfabric.core.events import EventCategory, StoredEvent
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.engine.engine import Engine
@@ -21,6 +22,7 @@ LOOK_AGAIN_S: Final = 0.5
 @limit_option
 @click.option("--category", type=click.Choice([each.value for each in EventCategory]))
 @click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on.")
+@namespace_option
 @options
 @with_engine
 async def events(
@@ -31,11 +33,11 @@ async def events(
     category: str | None,
     follow: bool,
 ) -> None:
-    """Print the latest events, oldest first. With --json: one per line.
-
-    The latest are taken before --category is applied, so fewer may be printed.
-    """
-    cursor = after or str(max(0, await engine.last_event_id() - limit))
+    """Print the latest events, oldest first. With --json: one per line."""
+    scope = target.scope()
+    cursor = after or str(
+        await engine.before_latest_events(limit, namespace=scope, category=category)
+    )
     left = limit
     with engine.store.hints([COMPLETION_TOPIC, LOST_TOPIC]) as hints:
         while left > 0 or follow:
@@ -48,9 +50,9 @@ async def events(
                 screen.err().print(Text(str(error), style="yellow"))
                 cursor = error.resume_after
                 continue
-            for event in page.events:
-                _print(event, target)
-            left -= len(page.events)
+            shown = [each for each in page.events if scope in (None, each.namespace)]
+            await _print(engine, target, shown)
+            left -= len(shown)
             if page.cursor == cursor:
                 if not follow:
                     return
@@ -58,10 +60,17 @@ async def events(
             cursor = page.cursor
 
 
-def _print(event: StoredEvent, target: Target) -> None:
+async def _print(engine: Engine, target: Target, events: Sequence[StoredEvent]) -> None:
     if target.json:
-        documents.emit(event)
+        for event in events:
+            documents.emit(event)
         return
+    own_ids = await engine.own_ids(each.execution_id for each in events)
+    for event in events:
+        _print_line(event, own_ids.get(event.execution_id))
+
+
+def _print_line(event: StoredEvent, own_id: str | None) -> None:
     worker = f"  {event.worker_instance_id}" if event.worker_instance_id else ""
     reason = f"  {screen.one_line(event.reason or event.details)}"
     line = Text.assemble(
@@ -69,7 +78,7 @@ def _print(event: StoredEvent, target: Target) -> None:
         (f"{screen.timestamp(event.occurred_at_ms)}  ", "dim"),
         (f"{event.category:<10} ", "cyan"),
         f"{event.event_type:<10} ",
-        screen.short_id(event.execution_id),
+        own_id or screen.short_id(event.execution_id),
         worker,
         (reason.rstrip(), "dim"),
     )

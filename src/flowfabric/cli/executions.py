@@ -30,7 +30,7 @@ DATA_CHARS_MAX: Final = 2_000
 """How much of a payload or result `show` prints; `--json` prints all of it."""
 
 LIST_COLUMNS: Final = (
-    flexible("KIND"),
+    flexible("KIND", at_least=20),
     fixed("ID"),
     fixed("STATE"),
     flexible("LANE"),
@@ -67,10 +67,11 @@ async def ls(engine: Engine, target: Target, chosen: filters.Chosen, limit: int)
         page = await engine.find_executions(
             matching, cursor=cursor, limit=min(PAGE_MAX, limit - len(found))
         )
+        fitting = [each for each in page.executions if chosen.fits(each)]
         if target.json:
-            for execution in page.executions:
+            for execution in fitting:
                 documents.emit(execution)
-        found.extend(page.executions)
+        found.extend(fitting)
         cursor = page.next_cursor
         if cursor is None:
             break

@@ -10,7 +10,8 @@ from msgspec import structs
 
 from flowfabric.cli.target import Target
 from flowfabric.core.durations import duration_ms
-from flowfabric.core.states import TERMINAL_STATES, PublicState
+from flowfabric.core.states import TERMINAL_STATES, BlockingReason, PublicState
+from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.filters import EVERYTHING, ExecutionFilter
 from flowfabric.errors import InvalidInput
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 UNFINISHED: Final = "unfinished"
 """Every state in which an execution has not ended."""
+BLOCKED: Final = "blocked"
+"""Delayed because its code has changed, as lists show it."""
 
 
 class Chosen:
@@ -41,12 +44,21 @@ class Chosen:
             execution_kind=kind,
             tag=None if tag is None else _pair(tag),
         )
+        self._blocked_only = BLOCKED in states and not {UNFINISHED, PublicState.DELAYED} & {*states}
         self._since = since
         self._before = before
 
     @property
     def states(self) -> tuple[PublicState, ...]:
         return self._filter.states
+
+    def fits(self, execution: ExecutionSnapshot) -> bool:
+        """Whether an execution that the filter matches is meant: those blocked are delayed, too."""
+        return (
+            not self._blocked_only
+            or execution.public_state is not PublicState.DELAYED
+            or execution.blocking_reason is BlockingReason.WAITING_FOR_CODE
+        )
 
     @property
     def empty(self) -> bool:
@@ -70,7 +82,7 @@ def options(command: Callable[Concatenate[Chosen, P], T]) -> Callable[P, T]:
         "states",
         multiple=True,
         metavar="STATE",
-        type=click.Choice([*(state.value for state in PublicState), UNFINISHED]),
+        type=click.Choice([*(state.value for state in PublicState), BLOCKED, UNFINISHED]),
         help="In this state, such as waiting, active or failed, or any that is unfinished;"
         " may be given several times.",
     )
@@ -98,7 +110,7 @@ def options(command: Callable[Concatenate[Chosen, P], T]) -> Callable[P, T]:
 def _states(text: str) -> list[PublicState]:
     if text == UNFINISHED:
         return [state for state in PublicState if state not in TERMINAL_STATES]
-    return [PublicState(text)]
+    return [PublicState.DELAYED if text == BLOCKED else PublicState(text)]
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 import getpass
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import click
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from flowfabric.cli import documents, exits, filters, screen
 from flowfabric.cli.target import Target, namespace_option, options, with_engine
+from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX, SWEEP_BATCH
 from flowfabric.core.results import Revoked
 from flowfabric.core.states import TERMINAL_STATES, BlockingReason, PublicState
@@ -49,7 +50,7 @@ async def cancel(
 
     unfinished = set(PublicState) - TERMINAL_STATES
     ids = await _choose(engine, target, "cancel", execution_ids, chosen, unfinished, yes)
-    return await _act_on(target, "cancelled", ids, act)
+    return await _act_on(engine, target, "cancelled", ids, act)
 
 
 @click.command("replay", short_help="Run ended executions again, by id or by filter.")
@@ -79,7 +80,7 @@ async def replay(
     if not chosen.states:
         ended -= {PublicState.COMPLETED, PublicState.SKIPPED}
     ids = await _choose(engine, target, "replay", execution_ids, chosen, ended, yes)
-    return await _act_on(target, "replayed", ids, act)
+    return await _act_on(engine, target, "replayed", ids, act)
 
 
 @click.command("accept", short_help="Let blocked executions run with the code as it is now.")
@@ -120,7 +121,7 @@ async def accept(
         yes,
         among=_is_blocked,
     )
-    return await _act_on(target, "accepted", ids, act)
+    return await _act_on(engine, target, "accepted", ids, act)
 
 
 def _is_blocked(execution: ExecutionSnapshot) -> bool:
@@ -146,7 +147,8 @@ async def priority(engine: Engine, target: Target, execution_id: str, priority: 
     if target.json:
         documents.emit({"execution_id": found, "priority": execution.priority})
     else:
-        screen.out().print(Text(f"{found} now has priority {execution.priority}"))
+        shown = execution.own_id or found
+        screen.out().print(Text(f"{shown} now has priority {execution.priority}"))
 
 
 @click.command("revoke", short_help="Take executions from their workers.")
@@ -173,7 +175,7 @@ async def revoke(
         return outcomes
 
     ids = [await target.find(engine, each) for each in execution_ids]
-    return await _act_on(target, "revoked", ids, act)
+    return await _act_on(engine, target, "revoked", ids, act)
 
 
 async def _choose(
@@ -186,7 +188,7 @@ async def _choose(
     yes: bool,
     *,
     among: Callable[[ExecutionSnapshot], bool] = _any,
-) -> list[str]:
+) -> list[ExecutionId]:
     """The ids to act on. What a filter matches is counted and confirmed first."""
     if given and not chosen.empty:
         raise click.UsageError("give either IDs or filters")
@@ -199,7 +201,11 @@ async def _choose(
     if not states:
         wanted = ", ".join(sorted(possible))
         raise click.UsageError(f"{verb} acts on executions in these states: {wanted}")
-    ids = await _matching_ids(engine, matching.with_states(tuple(sorted(states))), among)
+    ids = await _matching_ids(
+        engine,
+        matching.with_states(tuple(sorted(states))),
+        lambda each: among(each) and chosen.fits(each),
+    )
     if ids and not yes:
         _confirm(verb, len(ids))
     return ids
@@ -207,8 +213,8 @@ async def _choose(
 
 async def _matching_ids(
     engine: Engine, matching: ExecutionFilter, among: Callable[[ExecutionSnapshot], bool]
-) -> list[str]:
-    ids: list[str] = []
+) -> list[ExecutionId]:
+    ids: list[ExecutionId] = []
     cursor: str | None = None
     with screen.err().status("Looking for executions …"):
         while len(ids) < BULK_MAX:
@@ -227,9 +233,11 @@ def _confirm(verb: str, count: int) -> None:
     click.confirm(f"{verb.capitalize()} {things}?", abort=True, err=True)
 
 
-async def _act_on(target: Target, done: str, ids: Sequence[str], act: Act) -> int:
+async def _act_on(
+    engine: Engine, target: Target, done: str, ids: Sequence[ExecutionId], act: Act
+) -> int:
     """Act in batches, show how far it is, and report what was refused."""
-    refused: dict[str, FlowFabricError] = {}
+    refused: dict[ExecutionId, FlowFabricError] = {}
     with _progress(len(ids)) as progress:
         task = progress.add_task(done, total=len(ids))
         for start in range(0, len(ids), SWEEP_BATCH):
@@ -243,14 +251,16 @@ async def _act_on(target: Target, done: str, ids: Sequence[str], act: Act) -> in
         documents.emit({done: touched, "refused": reasons})
     else:
         screen.out().print(f"{touched} {done}")
-        _print_refused(refused)
+        _print_refused(refused, await engine.own_ids([*refused][:REFUSALS_SHOWN_MAX]))
     if not refused:
         return exits.OK
     missing = all(isinstance(error, NotFound) for error in refused.values())
     return exits.NOT_FOUND if missing else exits.REFUSED
 
 
-def _print_refused(refused: dict[str, FlowFabricError]) -> None:
+def _print_refused(
+    refused: Mapping[ExecutionId, FlowFabricError], own_ids: Mapping[ExecutionId, str]
+) -> None:
     if not refused:
         return
     console = screen.err()
@@ -258,7 +268,7 @@ def _print_refused(refused: dict[str, FlowFabricError]) -> None:
     summary = ", ".join(f"{count} {code.replace('_', ' ')}" for code, count in counts.most_common())
     console.print(Text(f"{len(refused)} refused: {summary}", style="red"))
     for each, error in list(refused.items())[:REFUSALS_SHOWN_MAX]:
-        console.print(Text(f"  {screen.short_id(each)}  {error}", style="dim"))
+        console.print(Text(f"  {own_ids.get(each) or screen.short_id(each)}  {error}", style="dim"))
 
 
 def _progress(total: int) -> Progress:

@@ -83,7 +83,8 @@ async def signal(
     if target.json:
         documents.emit({"execution_id": found, "signal_id": signal_id, "effect": effect})
     else:
-        screen.out().print(Text(f"{name} to {found}: {sentence}"))
+        shown = (await engine.own_ids([found])).get(found, found)
+        screen.out().print(Text(f"{name} to {shown}: {sentence}"))
 
 
 @click.command("waitpoints", short_help="See what suspended executions wait for.")
@@ -110,7 +111,7 @@ def _row(entry: InboxEntry, now_ms: int) -> tuple[str, ...]:
     until_ms = entry.timeout_at_ms
     left = "" if until_ms is None else f"in {span(max(0, until_ms - now_ms))}"
     return (
-        screen.short_id(entry.execution_id),
+        entry.own_id or screen.short_id(entry.execution_id),
         entry.execution_kind,
         str(entry.name),
         screen.ago(entry.suspended_at_ms, now_ms),

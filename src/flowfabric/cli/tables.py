@@ -2,7 +2,7 @@
 
 Columns that hold what one copies or compares (ids, states, ages) are never cut.
 When room is short, first the remark at the end gives way, then the widest of the
-other columns, and at last the remark is left out.
+other columns down to what each needs, then the remark again, until it is left out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,6 +17,8 @@ from flowfabric.terminal import safe
 GAP: Final = "  "
 FLEXIBLE_MIN: Final = 5
 REMARK_MIN: Final = 20
+REMARK_LEAST: Final = 6
+"""A remark with less room than this is left out."""
 
 
 class Column(Struct, frozen=True):
@@ -26,6 +28,8 @@ class Column(Struct, frozen=True):
     """Never cut."""
     remark: bool = False
     """The last column: dim, and the first to give way."""
+    at_least: int = FLEXIBLE_MIN
+    """How much room it needs if it has so much to show."""
 
 
 def right(title: str) -> Column:
@@ -36,8 +40,8 @@ def fixed(title: str) -> Column:
     return Column(title, fixed=True)
 
 
-def flexible(title: str) -> Column:
-    return Column(title)
+def flexible(title: str, *, at_least: int = FLEXIBLE_MIN) -> Column:
+    return Column(title, at_least=at_least)
 
 
 REMARK: Final = Column("", remark=True)
@@ -70,13 +74,19 @@ def fit(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[i
             widths[i] = min(widths[i], max(REMARK_MIN, widths[i] - excess()))
     flexible_columns = [i for i, c in enumerate(columns) if not c.fixed and not c.remark]
     while excess() > 0:
-        widest = max(flexible_columns, key=lambda i: widths[i], default=None)
-        if widest is None or widths[widest] <= FLEXIBLE_MIN:
+        longer = [i for i in flexible_columns if widths[i] > columns[i].at_least]
+        if not longer:
             break
-        widths[widest] -= 1
+        widths[max(longer, key=lambda i: widths[i])] -= 1
     for i, column in enumerate(columns):
         if column.remark and excess() > 0:
-            widths[i] = 0
+            left = widths[i] - excess()
+            widths[i] = left if left >= REMARK_LEAST else 0
+    while excess() > 0:
+        longer = [i for i in flexible_columns if widths[i] > FLEXIBLE_MIN]
+        if not longer:
+            break
+        widths[max(longer, key=lambda i: widths[i])] -= 1
     return widths
 
 

@@ -63,7 +63,7 @@ class Target(Struct, frozen=True, kw_only=True):
     async def find(self, engine: Engine, text: str) -> ExecutionId:
         """The execution an id or a part of it stands for, in the namespace meant."""
         scope = self.scope()
-        found = await engine.resolve_execution_id(text, namespace=scope or "default")
+        found = await engine.resolve_execution_id(text, namespace=scope)
         if scope is not None:
             await check_namespace(engine, found, scope)
         return found

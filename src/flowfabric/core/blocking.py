@@ -8,6 +8,7 @@ bring code that fits. Or a person accepts the change: then the step it asked for
 run, and the left-over steps no longer count.
 """
 
+from shlex import quote
 from typing import Final
 
 from flowfabric.core.decision import Changes, Decision
@@ -67,7 +68,8 @@ def look_again_ms(attempt: Attempt) -> int:
 
 
 def _advice(execution: Execution, step_key: str | None, detail: str) -> str:
-    accept = f"or accept the change: flowfabric accept {uuid_of(execution.execution_id)}"
+    named = quote(execution.own_id or uuid_of(execution.execution_id))
+    accept = f"or accept the change: flowfabric accept {named}"
     way_out = "or cancel it" if step_key is None else accept
     return f"{detail}; deploy code that fits, {way_out}"
 

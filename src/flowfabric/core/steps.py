@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.execution import WAITING_CHILDREN, Timing, park
-from flowfabric.core.ids import ExecutionId
+from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.lease import Fence, check_fence
 from flowfabric.core.model import Execution
 from flowfabric.core.results import Marked, Moved
@@ -129,7 +129,7 @@ def decide_await(
         if due_ms is None
         else EligibilityState.NOT_ELIGIBLE_UNTIL_TIME,
         blocking_reason=BlockingReason.WAITING_FOR_CHILDREN,
-        blocking_detail=_waits_for(list(awaited)),
+        blocking_detail=_waits_for(list(awaited.values())),
         delay_until_ms=due_ms,
         awaits_child=True,
     )
@@ -155,9 +155,12 @@ def new_waiter(awaited: Execution, waiting: ExecutionId) -> Waiter:
 SHOWN_MAX = 3
 
 
-def _waits_for(awaited: Sequence[ExecutionId]) -> str:
+def _waits_for(awaited: Sequence[Execution]) -> str:
     """In the order of the ids: the stores give them in orders of their own."""
-    shown = ", ".join(sorted(awaited)[:SHOWN_MAX])
+    first = sorted(awaited, key=lambda each: each.execution_id)[:SHOWN_MAX]
+    shown = ", ".join(
+        f"{each.execution_kind} {each.own_id or uuid_of(each.execution_id)}" for each in first
+    )
     more = len(awaited) - SHOWN_MAX
     return f"waiting for {shown}" + (f" and {more} more" if more > 0 else "")
 

@@ -99,7 +99,7 @@ def saying_who_decides(checked: Sequence[Checked]) -> Iterator[None]:
     try:
         yield
     except LockTimeout as error:
-        keys = [repr(each.idempotency_key or each.execution_id) for each in checked]
+        keys = [repr(each.idempotency_key or each.own_id or each.execution_id) for each in checked]
         shown = ", ".join(keys[:KEYS_SHOWN_MAX])
         more = f" and {len(keys) - KEYS_SHOWN_MAX} more" if len(keys) > KEYS_SHOWN_MAX else ""
         raise KeyUndecided(

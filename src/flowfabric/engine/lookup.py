@@ -1,10 +1,10 @@
 """What people at a terminal need: ids by a part of them, and a look at the whole."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from flowfabric.core.checks import check_text
+from flowfabric.core.checks import check_int, check_text
 from flowfabric.core.ids import FIRST_UUID, LAST_UUID, ExecutionId, parse_namespace, parse_own_id
 from flowfabric.core.model import Execution, WorkerPresence
 from flowfabric.engine.reads import PRESENCE_MS
@@ -14,25 +14,33 @@ from flowfabric.store.base import Reader, Row
 
 UUID_PART_CHARS_MIN: Final = 4
 MATCHES_SHOWN_MAX: Final = 5
+EVENTS_BACK_MAX: Final = 1_000_000
 
 _HEXADECIMAL: Final = re.compile(r"[0-9a-f-]+")
 
 
 class Lookup(Operations):
-    async def resolve_execution_id(self, text: str, *, namespace: str = "default") -> ExecutionId:
+    async def resolve_execution_id(
+        self, text: str, *, namespace: str | None = "default"
+    ) -> ExecutionId:
         """The execution that text stands for.
 
-        A full id, somebody's own id in `namespace`, a uuid, or the beginning or end of a
-        uuid, which must fit one execution alone. Parts are looked for in the index of all
-        ids: for people, not for programs.
+        A full id, somebody's own id in `namespace` or, with None, in the only one that has
+        it, a uuid, or the beginning or end of a uuid, which must fit one execution alone.
+        Parts are looked for in the index of all ids: for people, not for programs.
         """
-        parse_namespace(namespace)
+        if namespace is not None:
+            parse_namespace(namespace)
         if check_text("execution_id", text).startswith("{"):
             return self.check_execution_id(text)
         if parse_own_id(text) is not None:
-            named = self.named_execution_id(text, namespace)
-            if await self._exists(named):
-                return named
+            named = await self._find_named(text, namespace)
+            if len(named) > 1:
+                places = ", ".join(named)
+                problem = f"is used in several namespaces: {places}; say which (--namespace)"
+                raise InvalidInput("execution_id", problem, text)
+            if named:
+                return next(iter(named.values()))
         part = text.lower()
         if len(part) < UUID_PART_CHARS_MIN or _HEXADECIMAL.fullmatch(part) is None:
             raise NotFound("execution", text)
@@ -66,9 +74,42 @@ class Lookup(Operations):
 
         return await self.store.read(body)
 
-    async def _exists(self, execution_id: ExecutionId) -> bool:
-        async def body(reader: Reader) -> bool:
-            return bool(await reader.get(Execution, [execution_key(execution_id)]))
+    async def before_latest_events(
+        self, count: int, *, namespace: str | None = None, category: str | None = None
+    ) -> int:
+        """The `after` that reads the latest `count` events; 0 when there are no events."""
+        check_int("count", count, 1, EVENTS_BACK_MAX)
+        if namespace is not None:
+            parse_namespace(namespace)
+
+        async def body(reader: Reader) -> int:
+            rows = await reader.select(
+                "before_latest_events", namespace=namespace, category=category, limit=count
+            )
+            return int(str(rows[0]["event_id"] or 0)) if rows else 0
+
+        return await self.store.read(body)
+
+    async def own_ids(self, execution_ids: Iterable[ExecutionId]) -> dict[ExecutionId, str]:
+        """What people call those of these executions that have an id of somebody's own."""
+        asked = [execution_key(each) for each in dict.fromkeys(execution_ids)]
+
+        async def body(reader: Reader) -> dict[ExecutionId, str]:
+            found = await reader.get(Execution, asked) if asked else {}
+            return {each.execution_id: each.own_id for each in found.values() if each.own_id}
+
+        return await self.store.read(body)
+
+    async def _find_named(self, own_id: str, namespace: str | None) -> dict[str, ExecutionId]:
+        """By namespace, the executions that somebody gave this id."""
+
+        async def body(reader: Reader) -> dict[str, ExecutionId]:
+            places = [namespace]
+            if namespace is None:
+                places = [str(row["namespace"]) for row in await reader.select("list_namespaces")]
+            named = {each: self.named_execution_id(own_id, each) for each in places if each}
+            found = await reader.get(Execution, [execution_key(each) for each in named.values()])
+            return {place: each for place, each in named.items() if execution_key(each) in found}
 
         return await self.store.read(body)
 

@@ -382,7 +382,9 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         other_versions=other_versions(present, execution),
         now_ms=now_ms,
         waits_for=await waits_for(reader, execution),
-        progress=await condition_progress(reader, execution),
+        progress=await condition_progress(
+            reader, execution.execution_id, execution.current_suspension_id
+        ),
         join=await read_join_facts(reader, execution),
         kept=Counter(each.signal_name for each in await load_kept(reader, execution)),
     )
@@ -425,19 +427,21 @@ async def waits_for(reader: Reader, execution: Execution) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(each.waitpoint_key) for each in found))
 
 
-async def condition_progress(reader: Reader, execution: Execution) -> Progress | None:
+async def condition_progress(
+    reader: Reader, execution_id: ExecutionId, suspension_id: str | None
+) -> Progress | None:
     """How far the condition is that the execution is suspended on."""
-    if execution.current_suspension_id is None:
+    if suspension_id is None:
         return None
-    key = (*execution_key(execution.execution_id), execution.current_suspension_id)
+    key = (*execution_key(execution_id), suspension_id)
     suspension = (await reader.get(Suspension, [key])).get(key)
     if suspension is None:
         return None
     came = await reader.select_records(
         SignalFacts,
         "list_satisfiers",
-        partition_key=execution.partition_key,
-        execution_id=uuid_of(execution.execution_id),
+        partition_key=partition_of(execution_id),
+        execution_id=uuid_of(execution_id),
         suspension_id=suspension.suspension_id,
     )
     return progress(stored_condition(suspension.resume_condition), came)

@@ -36,9 +36,9 @@ from flowfabric.core.suspension_model import (
     WaitpointState,
 )
 from flowfabric.core.tokens import WaitpointToken
-from flowfabric.engine.reads import find
+from flowfabric.engine.reads import condition_progress, find
 from flowfabric.engine.suspensions import find_waitpoint
-from flowfabric.engine.unit import Operations, execution_key, load_subjects
+from flowfabric.engine.unit import Operations, execution_key, load_subjects, row_execution_id
 from flowfabric.engine.waitpoint_keys import load_keys
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Row, Transaction
@@ -126,6 +126,7 @@ class InboxEntry(Struct, frozen=True, kw_only=True):
     """One thing an execution waits for. Its token is not here."""
 
     execution_id: ExecutionId
+    own_id: str | None = None
     execution_kind: str
     lane_id: str
     waitpoint_id: WaitpointId
@@ -278,23 +279,29 @@ class SuspensionReads(Operations):
         if namespace is not None:
             parse_namespace(namespace)
 
-        async def body(reader: Reader) -> Sequence[Row]:
-            return await reader.select(
+        async def body(reader: Reader) -> tuple[Sequence[Row], set[tuple[str, str]]]:
+            found = await reader.select(
                 "list_inbox",
                 namespace=namespace,
                 after_ms=start.suspended_at_ms,
                 after_id=start.execution_uuid,
                 limit=limit + 1,
             )
+            return found, await _received(reader, found)
 
-        rows = await self.store.read(body)
+        rows, received = await self.store.read(body)
         listed = list(dict.fromkeys(str(row["execution_id"]) for row in rows))
         shown = set(listed[:limit])
         page = [row for row in rows if str(row["execution_id"]) in shown]
         cursor = None
         if len(listed) > limit:
             cursor = f"{int(str(page[-1]['suspended_at_ms']))}-{listed[limit - 1]}"
-        entries = tuple(_inbox_entry(row) for row in page if row["waitpoint_id"] is not None)
+        entries = tuple(
+            _inbox_entry(row)
+            for row in page
+            if row["waitpoint_id"] is not None
+            and (str(row["execution_id"]), str(row["waitpoint_key"])) not in received
+        )
         return Inbox(entries=entries, next_cursor=cursor)
 
     async def read_waitpoint_token(
@@ -379,10 +386,29 @@ def _waitpoint_view(waitpoint: Waitpoint) -> WaitpointView:
     return WaitpointView(**{name: fields[name] for name in WaitpointView.__struct_fields__})
 
 
+async def _received(reader: Reader, rows: Sequence[Row]) -> set[tuple[str, str]]:
+    """Uuid and name of what has come already where an execution waits for several things."""
+    waiting: dict[str, list[Row]] = {}
+    for row in rows:
+        waiting.setdefault(str(row["execution_id"]), []).append(row)
+    received: set[tuple[str, str]] = set()
+    for uuid, several in waiting.items():
+        if len(several) == 1:
+            continue
+        at = await condition_progress(
+            reader, row_execution_id(several[0]), str(several[0]["suspension_id"])
+        )
+        if at is not None and at.came:
+            names = {str(row["waitpoint_key"]) for row in several}
+            received |= {(uuid, name) for name in names.difference(at.left)}
+    return received
+
+
 def _inbox_entry(row: Row) -> InboxEntry:
     names = msgspec.json.decode(str(row["required_signal_names"]), type=tuple[str, ...])
     return InboxEntry(
         execution_id=make_execution_id(int(str(row["partition_key"])), str(row["execution_id"])),
+        own_id=None if row["own_id"] is None else str(row["own_id"]),
         execution_kind=str(row["execution_kind"]),
         lane_id=str(row["lane_id"]),
         waitpoint_id=WaitpointId(str(row["waitpoint_id"])),

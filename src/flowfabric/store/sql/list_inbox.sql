@@ -1,7 +1,7 @@
 -- What the longest suspended executions wait for; the limit counts executions, of which one
 -- without open waitpoints has a row of its own.
-select s.partition_key, s.execution_id, e.execution_kind, e.lane_id, w.waitpoint_id,
-       w.waitpoint_key, w.required_signal_names, s.created_at_ms as suspended_at_ms,
+select s.partition_key, s.execution_id, s.suspension_id, e.own_id, e.execution_kind, e.lane_id,
+       w.waitpoint_id, w.waitpoint_key, w.required_signal_names, s.created_at_ms as suspended_at_ms,
        s.timeout_at_ms
   from (select open.partition_key, open.execution_id, open.suspension_id, open.created_at_ms,
                open.timeout_at_ms

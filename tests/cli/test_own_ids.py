@@ -1,0 +1,68 @@
+"""Ids of somebody's own, wherever people read or type ids."""
+
+from collections.abc import Callable
+
+import pytest
+
+from flowfabric import Engine, connect
+from flowfabric.core.conditions import Single
+from flowfabric.core.creation import NewExecution
+from tests.cli.command import run
+
+
+async def create(engine: Engine, own_id: str, namespace: str = "default") -> str:
+    created = await engine.create_execution(
+        NewExecution(execution_kind="work", execution_id=own_id, namespace=namespace)
+    )
+    return created.execution_id
+
+
+async def test_an_own_id_is_enough_in_whatever_namespace(engine: Engine, url: str) -> None:
+    ours = await create(engine, "order-1", "shop")
+    assert run("show", "order-1", "--json", url=url).document["execution_id"] == ours
+    assert run("why", "order-1", url=url).status == 0
+
+    theirs = await create(engine, "order-1", "bank")
+    ran = run("cancel", "order-1", url=url)
+    assert ran.status == 2
+    assert "bank, shop" in ran.err
+    assert "--namespace" in ran.err
+    assert run("cancel", "order-1", "--namespace", "bank", url=url).out == "1 cancelled\n"
+    assert run("show", theirs, "--json", url=url).document["public_state"] == "cancelled"
+
+
+@pytest.fixture(params=["sqlite-file", "postgres"])
+def any_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
+    return new_database(str(request.param))
+
+
+async def test_events_are_counted_and_confined_and_name_own_ids(any_url: str) -> None:
+    url = any_url
+    async with await connect(url) as engine:
+        for number in range(4):
+            for namespace in ("shop", "bank"):
+                own_id = f"{namespace}-{number}"
+                await engine.cancel_execution(await create(engine, own_id, namespace), reason="no")
+
+    def named(*arguments: str) -> list[str]:
+        lines = run("events", *arguments, "--category", "completion", url=url).lines
+        return [line.split()[5] for line in lines]
+
+    assert named("-n", "3") == ["bank-2", "shop-3", "bank-3"]
+    assert len(named("-n", "20")) == 8
+    assert named("-n", "3", "--namespace", "shop") == ["shop-1", "shop-2", "shop-3"]
+
+
+async def test_answers_and_refusals_name_own_ids(engine: Engine, url: str) -> None:
+    await create(engine, "order-1")
+    for command in ("revoke", "accept"):
+        ran = run(command, "order-1", url=url)
+        assert ran.status == 4
+        assert ran.err.splitlines()[1].split()[0] == "order-1"
+    assert run("priority", "order-1", "7", url=url).out == "order-1 now has priority 7\n"
+
+    claimed = await engine.claim(worker_id="w", worker_instance_id="w-1")
+    assert claimed is not None
+    await engine.suspend(claimed.handle, resume_condition=Single("approved"))
+    assert run("waitpoints", url=url).lines[1].split()[0] == "order-1"
+    assert run("signal", "order-1", "approved", url=url).out.startswith("approved to order-1: ")
