@@ -73,6 +73,7 @@ def holding(running: Claimed) -> dict[str, Arguments]:
     return {
         "renew": by_handle,
         "renew_many": {"handles": [running.handle], "waits": False},
+        "find_lost_leases": {"handles": [running.handle]},
         "renew_lease": {**by_fence, "lease_ttl_ms": 1_000},
         "progress": {**by_handle, "percent": 5, "message": "on it"},
         "complete": {**by_handle, **result},

@@ -51,6 +51,22 @@ async def test_renewing_extends_the_lease_by_its_time(
     assert await events_since(engine, cursor) == [lease_event(after, "renewed", now_ms)]
 
 
+async def test_leases_that_were_taken_away_are_found_by_looking(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    live, revoked, cancelled, done, passed_on = [await given.running() for _ in range(5)]
+    await engine.revoke_lease(revoked.execution_id, reason="stuck")
+    await engine.cancel_execution(cancelled.execution_id, reason="not needed")
+    await engine.complete(done.handle)
+    await engine.hand_back(passed_on.handle, reason="closing")
+    handles = [each.handle for each in (live, revoked, cancelled, done, passed_on)]
+
+    async with unchanged(engine):
+        lost = await engine.find_lost_leases(handles)
+        assert sorted(lost, key=handles.index) == handles[1:]
+        assert await engine.find_lost_leases([]) == []
+
+
 async def test_a_lease_may_be_renewed_again_and_again(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:

@@ -66,7 +66,7 @@ from flowfabric.engine.unit import (
     ready_topic,
 )
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
-from flowfabric.store.base import Transaction
+from flowfabric.store.base import Reader, Row, Transaction
 
 LEASE_TTL_MS = 30_000
 
@@ -297,6 +297,19 @@ class Leases(Operations):
             each if isinstance(each, FlowFabricError) else answers[position]
             for position, each in enumerate(opened)
         ]
+
+    async def find_lost_leases(self, handles: Sequence[Handle | bytes]) -> list[Handle]:
+        """Those of the given leases that somebody has taken away. Changes nothing."""
+        check_list("handles", handles, 0, BATCH_MAX)
+        opened = [self.open_handle(handle) for handle in handles]
+        if not opened:
+            return []
+
+        async def body(reader: Reader) -> Sequence[Row]:
+            return await reader.select("lost_leases", **lease_columns(opened))
+
+        rows = await self.store.read(body)
+        return [opened[int(str(row["position"]))] for row in rows]
 
     async def _renew_free(
         self, handles: Mapping[int, Handle]

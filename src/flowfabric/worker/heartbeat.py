@@ -56,6 +56,7 @@ class Heartbeat:
         self._worker_thread = threading.get_ident()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
+        self._renew_at_once = False
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
@@ -79,7 +80,7 @@ class Heartbeat:
             await asyncio.to_thread(self._thread.join)
 
     def add(self, lease: HeldLease) -> None:
-        lease.renew_soon = self.check_now
+        lease.renew_soon = self._renew_now
         with self._lock:
             self._held[lease.handle.lease_id] = lease
 
@@ -88,9 +89,17 @@ class Heartbeat:
             self._held.pop(lease.handle.lease_id, None)
 
     def check_now(self) -> None:
-        """Renew at once: somebody says that leases were taken away."""
+        """Look at once whether leases were taken away: somebody says so, or may have.
+
+        Only looking is free of echoes: on SQLite every commit of another connection comes as
+        a hint, and the heartbeat's renewals are such commits.
+        """
         if self._loop is not None and self._wake is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake.set)
+
+    def _renew_now(self) -> None:
+        self._renew_at_once = True
+        self.check_now()
 
     # On the heartbeat's own loop
 
@@ -132,19 +141,29 @@ class Heartbeat:
                 await self._beat_forever()
 
     async def _beat_forever(self) -> None:
-        assert self._wake is not None
         while not self._stopping:
+            self._renew_at_once = False
             pause_s = self._interval_s * random.uniform(1 - JITTER, 1)
             if not await self._beat():
                 pause_s = min(RETRY_S, pause_s)
+            await self._rest(pause_s)
+
+    async def _rest(self, pause_s: float) -> None:
+        """Until the next renewal is due; look meanwhile, when told to, for leases taken away."""
+        assert self._wake is not None
+        due_s = clock_s() + pause_s
+        while not self._renew_at_once and (left_s := due_s - clock_s()) > 0:
             try:
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(left_s):
                     await self._wake.wait()
             except TimeoutError:
-                continue
+                return
             self._wake.clear()
-            if not self._stopping:
-                await asyncio.sleep(min(LOST_CHECK_GAP_S, self._interval_s))
+            if self._stopping:
+                return
+            await asyncio.sleep(min(LOST_CHECK_GAP_S, self._interval_s))
+            if not self._renew_at_once:
+                await self._look_for_lost()
 
     async def _beat(self) -> bool:
         """Renew everything once; tell whether there was an answer for each."""
@@ -154,6 +173,24 @@ class Heartbeat:
         for start in range(0, len(held), BATCH_MAX):
             answered &= await self._renew(held[start : start + BATCH_MAX])
         return answered
+
+    async def _look_for_lost(self) -> None:
+        """Renew what seems to be taken away, and nothing else: the answer says what became of it.
+
+        A look that fails is made up for by the next renewal.
+        """
+        with self._lock:
+            held = {lease.handle: lease for lease in self._held.values() if not lease.fenced}
+        handles = list(held)
+        for start in range(0, len(handles), BATCH_MAX):
+            try:
+                with statements_within(self._interval_s):
+                    lost = await self._engine.find_lost_leases(handles[start : start + BATCH_MAX])
+            except FlowFabricError as error:
+                log.log(level_of(error), "could not look for lost leases: %s", error)
+                return
+            if lost:
+                await self._renew([held[handle] for handle in lost])
 
     async def _renew(self, held: Sequence[HeldLease]) -> bool:
         asked_at_s = clock_s()

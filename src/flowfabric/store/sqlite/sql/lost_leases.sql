@@ -1,0 +1,11 @@
+-- The positions of the given leases that somebody has taken away, or whose execution is gone.
+--
+-- Which of them ended by time, their holders know by themselves.
+select g.key as position
+  from json_each(:rows) as g
+  left join execution as e
+    on e.partition_key = g.value ->> 'partition_keys'
+   and e.execution_id = g.value ->> 'execution_ids'
+ where e.lease_id is not g.value ->> 'lease_ids'
+    or e.lifecycle_phase <> 'active'
+    or e.ownership_state <> 'leased';

@@ -1,0 +1,35 @@
+"""Leases are renewed every third of their time, however much others write meanwhile."""
+
+import asyncio
+
+from flowfabric import App, Context
+from tests.apps import working
+
+# Its third is longer than any test has patience: no renewal is due.
+LEASE_TTL = "1h"
+CANCELS = 3
+
+
+async def test_looking_for_what_was_taken_away_renews_nothing_else(app: App) -> None:
+    begun: asyncio.Queue[None] = asyncio.Queue()
+    told: asyncio.Queue[None] = asyncio.Queue()
+
+    @app.task
+    async def work(ctx: Context) -> None:
+        begun.put_nowait(None)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            told.put_nowait(None)
+
+    async with app, working(app, lease_ttl=LEASE_TTL, drain_timeout="0s"):
+        kept = await app.submit(work)
+        await begun.get()
+        for _ in range(CANCELS):
+            other = await app.submit(work)
+            await begun.get()
+            await other.cancel()
+            await told.get()
+        page = await app.engine.read_events(limit=1_000)
+        events = [each for each in page.events if each.execution_id == kept.execution_id]
+        assert [each.event_type for each in events if each.category == "lease"] == ["acquired"]
