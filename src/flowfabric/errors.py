@@ -5,7 +5,7 @@
     ├── Validation          the request itself is wrong                            400
     │   └── InvalidInput, PayloadTooLarge, InvalidPolicyJson, Corruption (500) …
     ├── Contention          someone else was there first, or it is not your turn   409
-    │   └── LeaseConflict, ExecutionNotActive, RateLimitExceeded (429) …
+    │   └── LeaseConflict, ExecutionNotActive, LockTimeout, RateLimitExceeded (429) …
     ├── Conflict            it contradicts something that already exists           409
     │   └── IdempotencyConflict, CycleDetected, DependencyAlreadyExists …
     ├── StateConflict       the request was fine, the state was not                409
@@ -20,7 +20,7 @@
     ├── Bug                 the engine broke one of its own rules                  500
     ├── Transport           the database or the connection to it failed            500
     ├── Unavailable         this cannot be served here or now                      503
-    │   └── SchemaTooOld, SchemaTooNew
+    │   └── SchemaTooOld, SchemaTooNew, DatabaseGone
     ├── ResourceExhausted   a bounded pool is full; come back later                429
     ├── OperationTimeout    it took longer than the caller allowed                 504
     ├── HistoryChanged      the event log lost what a cursor has seen              409
@@ -117,6 +117,10 @@ class SchemaTooNew(Unavailable):
         self.found, self.expected = found, expected
 
 
+class DatabaseGone(Unavailable):
+    """The file was deleted or replaced under this process. Put it back, or start it again."""
+
+
 class ResourceExhausted(FlowFabricError, error_class=ErrorClass.RETRYABLE, http_status=429):
     """A bounded pool is full. Wait `retry_after_ms`, if given, and try again."""
 
@@ -157,31 +161,6 @@ class HistoryChanged(FlowFabricError, http_status=409):
 
 class StreamBackpressure(FlowFabricError, error_class=ErrorClass.INFORMATIONAL, http_status=503):
     """The reader is slower than the writer. Read faster or ask for less."""
-
-
-class Unsuccessful(FlowFabricError, http_status=409):
-    """The execution that was waited for ended without a result."""
-
-    def __init__(self, execution_id: str, reason: str = "") -> None:
-        ended = (self.__doc__ or "").partition("\n")[0].removesuffix(".")
-        super().__init__(f"{execution_id}: {reason or ended}")
-        self.execution_id, self.reason = execution_id, reason
-
-
-class ExecutionFailed(Unsuccessful):
-    """The execution failed and is not tried again."""
-
-
-class ExecutionCancelled(Unsuccessful):
-    """The execution was cancelled."""
-
-
-class ExecutionExpired(Unsuccessful):
-    """The execution ran out of time."""
-
-
-class ExecutionSkipped(Unsuccessful):
-    """The execution was skipped because something it depends on did not complete."""
 
 
 class StepsChanged(FlowFabricError, http_status=409):
@@ -386,6 +365,8 @@ class ConcurrencyLimitExceeded(Contention, http_status=429):
     """The quota's concurrency is used up for now."""
 class RetryExhausted(Contention, http_status=503):
     """The transaction kept colliding with others. Try again later."""
+class LockTimeout(RetryExhausted):
+    """Somebody else keeps locked what a transaction needs, such as a key that he inserted."""
 class KeyUndecided(Contention):
     """Another open transaction is deciding the same idempotency key or id. Try again."""
 
@@ -496,3 +477,21 @@ class NotBlockedByDeps(_Informational):
     """The execution is not waiting for dependencies."""
 class DepsNotSatisfied(_Informational):
     """Some dependencies are still unresolved."""
+
+
+class Unsuccessful(FlowFabricError, http_status=409):
+    """The execution that was waited for ended without a result."""
+
+    def __init__(self, execution_id: str, reason: str = "") -> None:
+        ended = (self.__doc__ or "").partition("\n")[0].removesuffix(".")
+        super().__init__(f"{execution_id}: {reason or ended}")
+        self.execution_id, self.reason = execution_id, reason
+
+class ExecutionFailed(Unsuccessful):
+    """The execution failed and is not tried again."""
+class ExecutionCancelled(Unsuccessful):
+    """The execution was cancelled."""
+class ExecutionExpired(Unsuccessful):
+    """The execution ran out of time."""
+class ExecutionSkipped(Unsuccessful):
+    """The execution was skipped because something it depends on did not complete."""

@@ -1,12 +1,15 @@
 """The error tree: codes, classes, statuses, messages."""
 
+import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import flowfabric
 from flowfabric import errors
 from flowfabric.error_kinds import BackendErrorKind, ErrorClass
 from flowfabric.errors import (
@@ -57,7 +60,7 @@ CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
         waitpoint_not_found waitpoint_pending_use_buffer_script stale_graph_revision
         execution_not_active execution_not_eligible execution_not_in_eligible_set
         execution_not_reclaimable no_active_lease rate_limit_exceeded
-        concurrency_limit_exceeded retry_exhausted key_undecided
+        concurrency_limit_exceeded retry_exhausted key_undecided lock_timeout
     """,
     Conflict: """
         idempotency_conflict dependency_already_exists cycle_detected self_referencing_edge
@@ -100,6 +103,7 @@ STATUS_EXCEPTIONS = {
     "rate_limit_exceeded": 429,
     "concurrency_limit_exceeded": 429,
     "retry_exhausted": 503,
+    "lock_timeout": 503,
     "corruption": 500,
 }
 
@@ -115,6 +119,22 @@ def kinds_of(family: type[FlowFabricError]) -> list[type[FlowFabricError]]:
 @pytest.mark.parametrize("family", CODES_BY_FAMILY, ids=lambda family: family.__name__)
 def test_each_family_has_exactly_its_kinds(family: type[FlowFabricError]) -> None:
     assert {kind.code for kind in kinds_of(family)} == set(CODES_BY_FAMILY[family].split())
+
+
+def test_every_error_of_the_package_is_on_the_one_page() -> None:
+    for module in pkgutil.walk_packages(flowfabric.__path__, "flowfabric."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    defined = [FlowFabricError]
+    for error in defined:
+        defined += error.__subclasses__()
+    elsewhere = {
+        f"{error.__module__}.{error.__name__}"
+        for error in defined
+        if error.__module__.startswith("flowfabric.")
+        and error.__module__ not in ("flowfabric.errors", "flowfabric.error_kinds")
+    }
+    assert elsewhere == set()
 
 
 def test_no_two_errors_share_a_code() -> None:

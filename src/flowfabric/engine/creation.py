@@ -38,9 +38,10 @@ from flowfabric.errors import (
     InvalidInput,
     KeyUndecided,
     LaneNotAccepting,
+    LockTimeout,
     RetryExhausted,
 )
-from flowfabric.store.base import Key, LockTimeout, Transaction
+from flowfabric.store.base import Key, Transaction
 
 GUARD_TRIES_MAX = 5
 """How often a key that vanishes while it is looked at is tried."""

@@ -23,7 +23,6 @@ from msgspec import Struct
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import StoredEvent
 from flowfabric.core.model import Record
-from flowfabric.errors import RetryExhausted
 
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
@@ -50,10 +49,6 @@ class UniqueViolation(Exception):
     def __init__(self, table: str, detail: str) -> None:
         super().__init__(f"{table}: {detail}")
         self.table = table
-
-
-class LockTimeout(RetryExhausted, code="retry_exhausted"):
-    """Somebody else keeps locked what a transaction needs, such as a key that he inserted."""
 
 
 class Clock(Protocol):

@@ -20,8 +20,10 @@ from flowfabric.errors import (
     Transport,
     Unavailable,
 )
+from flowfabric.outages import is_outage
 from flowfabric.store.base import Reader, Transaction, UniqueViolation, Unlocked
 from flowfabric.store.postgres import pool
+from flowfabric.store.postgres.driver import Connection, connect
 from flowfabric.store.postgres.store import TRIES_MAX, PostgresStore
 from flowfabric.store.urls import open_store
 from tests.store.records import a_lane, an_execution, change_postgres, key, save
@@ -311,6 +313,53 @@ async def test_a_closed_store_says_so(postgres_database: str) -> None:
     await store.close()
     with pytest.raises(Unavailable, match="not open"):
         await store.ping()
+
+
+async def test_a_pooler_that_refuses_settings_is_noticed_before_the_schema_is_there(
+    empty_postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "connect", without_settings)
+    store = PostgresStore(empty_postgres_database)
+    assert await store.migrate()
+    await store.open()
+    await save(store, Changes(inserts=(a_lane("a"),)))
+    await store.close()
+
+
+async def test_a_setting_that_a_pooler_refuses_for_good_is_no_outage(
+    postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*args: object, **rest: object) -> asyncpg.Connection:
+        raise asyncpg.ProtocolViolationError("unsupported startup parameter: options")
+
+    monkeypatch.setattr(pool, "connect", refuse)
+    for asked in (PostgresStore.migrate, PostgresStore.open):
+        with pytest.raises(Transport, match="unsupported startup parameter") as told:
+            await asked(PostgresStore(postgres_database))
+        assert not is_outage(told.value)
+
+
+async def without_settings(
+    url: str,
+    *,
+    timeout: float,
+    command_timeout: float,
+    statement_cache_size: int,
+    max_cached_statement_lifetime: int,
+    server_settings: dict[str, str],
+) -> Connection:
+    """As PgBouncer in transaction mode."""
+    if server_settings:
+        raise asyncpg.ProtocolViolationError("unsupported startup parameter: search_path")
+    assert statement_cache_size == 0
+    return await connect(
+        url,
+        timeout=timeout,
+        command_timeout=command_timeout,
+        statement_cache_size=statement_cache_size,
+        max_cached_statement_lifetime=max_cached_statement_lifetime,
+        server_settings=server_settings,
+    )
 
 
 async def test_everything_works_without_session_state(postgres_database: str) -> None:

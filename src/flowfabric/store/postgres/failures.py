@@ -3,8 +3,8 @@
 from typing import Final
 
 from flowfabric.error_kinds import BackendErrorKind
-from flowfabric.errors import NotStorable, ResourceExhausted, Transport
-from flowfabric.store.base import LockTimeout, UniqueViolation
+from flowfabric.errors import LockTimeout, NotStorable, ResourceExhausted, Transport
+from flowfabric.store.base import UniqueViolation
 from flowfabric.store.postgres.driver import (
     InterfaceError,
     InternalClientError,
@@ -21,6 +21,8 @@ _STARTING_OR_STOPPING: Final = "57P03"
 _READ_ONLY: Final = "25006"
 _INVALID_PLAN: Final = "0A000"
 _LOCK_TIMEOUT: Final = "55P03"
+_PROTOCOL_VIOLATION: Final = "08P01"
+"""What poolers say of all they refuse, be it for now or for good."""
 # Cardinality, data, integrity, check option, and limits of the database such as the size of an
 # index row: about what was to be stored, so that asking again gets the same answer.
 _ABOUT_DATA: Final = ("21", "22", "23", "44", "54")
@@ -48,10 +50,15 @@ def collided(error: BaseException) -> bool:
 
 def connection_lost(error: BaseException) -> bool:
     if isinstance(error, PostgresError):
-        return sqlstate(error).startswith(("08", "57P"))
+        return sqlstate(error).startswith(("08", "57P")) and not setting_refused(error)
     if isinstance(error, TimeoutError):
         return False
     return isinstance(error, InterfaceError | InternalClientError | OSError)
+
+
+def setting_refused(error: BaseException) -> bool:
+    """Whether a pooler refused to connect because of a setting that was to be made."""
+    return sqlstate(error) == _PROTOCOL_VIOLATION and "startup parameter" in str(error)
 
 
 def note_unanswered(error: Exception) -> None:
@@ -89,6 +96,8 @@ def translate(error: Exception, pool_max: int) -> Exception:
         return NotStorable(BACKEND, detail)
     if state.startswith("28"):
         return Transport(BACKEND, detail, kind=BackendErrorKind.AUTH)
+    if setting_refused(error):
+        return Transport(BACKEND, detail, kind=BackendErrorKind.PROTOCOL)
     unsure = _UNANSWERED in getattr(error, "__notes__", ())
     if isinstance(error, TimeoutError):
         timed_out = "no answer in time" if unsure else "no answer in time; nothing was changed"

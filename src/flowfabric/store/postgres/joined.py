@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Final, Protocol
 
 from flowfabric.error_kinds import BackendErrorKind
-from flowfabric.errors import FlowFabricError, InvalidInput, Transport
-from flowfabric.store.base import LockTimeout, Value
+from flowfabric.errors import FlowFabricError, InvalidInput, LockTimeout, Transport
+from flowfabric.store.base import Value
 from flowfabric.store.foreign import comes_from, unknown
 from flowfabric.store.postgres.driver import DriverRow, Fetching, sqlstate
 from flowfabric.store.postgres.failures import BACKEND, connection_lost, lock_timed_out

@@ -31,7 +31,7 @@ from flowfabric.store.postgres.driver import (
     connect,
     give_up_early,
 )
-from flowfabric.store.postgres.failures import DRIVER_ERRORS
+from flowfabric.store.postgres.failures import DRIVER_ERRORS, setting_refused
 from flowfabric.store.postgres.generated import SCHEMA
 
 ACQUIRE_TIMEOUT_S: Final = 30.0
@@ -275,17 +275,26 @@ class Connections:
     async def _connect(
         self, url: str, statement_cache_size: int, command_timeout_s: float
     ) -> Connection:
-        with _readable_url():
-            connection = await connect(
-                url,
-                timeout=patience_s(CONNECT_TIMEOUT_S) or CONNECT_TIMEOUT_S,
-                command_timeout=command_timeout_s,
-                statement_cache_size=statement_cache_size,
-                max_cached_statement_lifetime=0,
-                server_settings=self._server_settings(),
-            )
-        give_up_early(connection)
-        return connection
+        settings = self._server_settings()
+        while True:
+            try:
+                with _readable_url():
+                    connection = await connect(
+                        url,
+                        timeout=patience_s(CONNECT_TIMEOUT_S) or CONNECT_TIMEOUT_S,
+                        command_timeout=command_timeout_s,
+                        statement_cache_size=0 if self.behind_pooler else statement_cache_size,
+                        max_cached_statement_lifetime=0,
+                        server_settings=settings,
+                    )
+            except PostgresError as error:
+                if not (settings and setting_refused(error)):
+                    raise
+                # Only a pooler does that. Whoever connects first finds out, open or not.
+                self.behind_pooler, settings = True, {}
+            else:
+                give_up_early(connection)
+                return connection
 
     # Giving back ----------------------------------------------------------
 
@@ -348,12 +357,7 @@ class Connections:
 
     async def _settings_are_refused(self) -> bool:
         """Whether session settings do not reach the server, which only a pooler explains."""
-        try:
-            connection = await self.connect()
-        except PostgresError as error:
-            if "startup parameter" in str(error):
-                return True
-            raise
+        connection = await self.connect()
         try:
             rows = await connection.fetch("show search_path", timeout=patience_s(COMMAND_TIMEOUT_S))
             return rows[0][0] != _SETTINGS["search_path"]
