@@ -377,7 +377,8 @@ class App(Registry):
         """Run tasks until `stop` is set or SIGTERM or SIGINT arrives; a second one stops now.
 
         `lanes` are those of the app's tasks unless given, with weights or without.
-        `settings` says it all at once. While the database is away it waits, from the start.
+        `settings` says it all at once. While the database is away it waits, from the start; it
+        raises `DatabaseGone` once its SQLite file was deleted or replaced.
         """
         chosen = settings or WorkerSettings(
             lanes=lanes or self.lanes(), capabilities=capabilities, concurrency=concurrency
@@ -427,6 +428,7 @@ class App(Registry):
             pool_max=self._pool_max if pool_max is None else pool_max,
             codec=self.codec,
             listen_url=self._listen_url,
+            set_up=pool_max is None,  # A second one is to find the file of the first.
         )
 
     def _require(self) -> Opened:

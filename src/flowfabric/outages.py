@@ -2,6 +2,10 @@
 
 Claims, renewals, reports, reconcilers and readers all meet the same outage, again and
 again. The stores say here what they see; whoever waits an outage out says nothing more.
+A file that is gone is told of once as well, but is no outage: nobody waits for it.
+
+A disk that is full still answers whoever only reads. So an outage that was met in
+writing is over when something has been written again.
 """
 
 import asyncio
@@ -10,11 +14,17 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from msgspec import Struct
 
-from flowfabric.errors import FlowFabricError, ResourceExhausted, RetryExhausted, Transport
+from flowfabric.errors import (
+    DatabaseGone,
+    FlowFabricError,
+    ResourceExhausted,
+    RetryExhausted,
+    Transport,
+)
 from flowfabric.first_of import first_of
 from flowfabric.logs import open_log
 
@@ -48,8 +58,12 @@ def outage_behind(error: BaseException) -> bool:
 
 
 def level_of(error: BaseException) -> int:
-    """How loudly to tell of an error that will be tried again: an outage has been told of."""
-    return logging.DEBUG if is_outage(error) else logging.WARNING
+    """How loudly to repeat an error: of an outage, or a file that is gone, the log tells once."""
+    return logging.DEBUG if _told_once(error) else logging.WARNING
+
+
+def _told_once(error: BaseException) -> bool:
+    return is_outage(error) or isinstance(error, DatabaseGone)
 
 
 async def waited_out(ask: Callable[[], Awaitable[T]], stop: asyncio.Event | None) -> T | None:
@@ -72,6 +86,7 @@ class Seen(Struct):
 
     away_since_s: float | None = None
     answered_at_s: float = 0.0
+    met_in_writing: bool = False
 
 
 class Outages:
@@ -82,24 +97,36 @@ class Outages:
         self._away = 0
         self._lock = threading.Lock()
 
-    def failed(self, database: str, error: BaseException, asked_at_s: float) -> None:
+    def failed(
+        self, database: str, error: BaseException, asked_at_s: float, *, writing: bool = False
+    ) -> None:
         """It did not answer what was asked at that time by the monotonic clock."""
-        if not is_outage(error):
+        if not _told_once(error):
             return
+        gone = isinstance(error, DatabaseGone)
         with self._lock:
             seen = self._seen.setdefault(database, Seen())
-            # What was asked before it answered others tells nothing new.
-            if seen.away_since_s is not None or asked_at_s < seen.answered_at_s:
+            # What was asked before it answered others tells nothing new, unless it is gone.
+            if asked_at_s < seen.answered_at_s and not gone:
+                return
+            seen.met_in_writing |= writing
+            if seen.away_since_s is not None:
                 return
             seen.away_since_s = asked_at_s
             self._away += 1
-        log.warning("%s does not answer; trying again until it does: %s", database, error)
+        if gone:
+            log.error("%s is gone: %s", database, error)
+        else:
+            log.warning("%s does not answer; trying again until it does: %s", database, error)
 
-    def answered(self, database: str) -> None:
+    def answered(self, database: str, *, wrote: bool = True) -> None:
         if not self._away:
             return
         with self._lock:
             seen = self._seen.setdefault(database, Seen())
+            if seen.met_in_writing and not wrote:
+                return
+            seen.met_in_writing = False
             since_s, seen.away_since_s = seen.away_since_s, None
             seen.answered_at_s = time.monotonic()
             if since_s is None:
@@ -114,18 +141,30 @@ _OUTAGES: Final = Outages()
 class Watch:
     """Around whatever a database is asked. Use as a context."""
 
-    def __init__(self, database: str, outages: Outages = _OUTAGES) -> None:
+    def __init__(
+        self,
+        database: str,
+        outages: Outages = _OUTAGES,
+        *,
+        writing: bool = False,
+        wrote: bool = True,
+    ) -> None:
+        """For a database that may answer readers only: whether it is asked to write something,
+        and whether an answer proves that it has."""
+        self.wrote = wrote
         self._database = database
         self._outages = outages
+        self._writing = writing
         self._asked_at_s = 0.0
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._asked_at_s = time.monotonic()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *rest: object
     ) -> None:
         if error is None:
-            self._outages.answered(self._database)
+            self._outages.answered(self._database, wrote=self.wrote)
         else:
-            self._outages.failed(self._database, error, self._asked_at_s)
+            self._outages.failed(self._database, error, self._asked_at_s, writing=self._writing)

@@ -29,6 +29,7 @@ from flowfabric.errors import (
     NotFound,
     OperationTimeout,
     Terminal,
+    Unavailable,
     Unsuccessful,
 )
 from flowfabric.logs import open_log
@@ -117,6 +118,12 @@ class Endings:
                 try:
                     with statements_within(READ_TIMEOUT_S):
                         found = await self._look()
+                except Unavailable as error:
+                    # No outage: nothing that is asked later is answered otherwise.
+                    for future in [each for all_ in self._awaited.values() for each in all_]:
+                        if not future.done():
+                            future.set_exception(error)
+                    return
                 except FlowFabricError as error:
                     log.log(level_of(error), "could not read results; trying again: %s", error)
                     await asyncio.sleep(AFTER_ERROR_S)

@@ -29,7 +29,7 @@ from flowfabric.engine.unit import (
     MEMBER_CANCEL_TOPIC,
 )
 from flowfabric.logs import open_log
-from flowfabric.outages import is_outage
+from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
 
 log = open_log(__name__)
@@ -197,5 +197,6 @@ class Supervisor:
 
 
 def _tell(error: Exception, what: str) -> None:
-    # Whoever asked first has told of an outage.
-    log.log(logging.DEBUG if is_outage(error) else logging.ERROR, what, exc_info=error)
+    # The store has told of an outage.
+    level = level_of(error)
+    log.log(level if level == logging.DEBUG else logging.ERROR, what, exc_info=error)

@@ -33,7 +33,7 @@ from flowfabric.errors import (
     Validation,
 )
 from flowfabric.logs import open_log
-from flowfabric.outages import outage_behind
+from flowfabric.outages import level_of, outage_behind
 from flowfabric.passing import JSON_WITH_INPUTS, complete
 from flowfabric.task import JSON, Arguments, Bound, Task
 from flowfabric.worker.context import Context
@@ -393,7 +393,9 @@ class Attempt:
         try:
             await self._shared.reports.send(self.lease, report)
         except FlowFabricError as error:
-            log.warning("the report was refused: %s", error, extra=self.lease.log_fields)
+            log.log(
+                level_of(error), "the report was refused: %s", error, extra=self.lease.log_fields
+            )
         finally:
             self.lease.settled = True
 

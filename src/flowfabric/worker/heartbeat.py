@@ -22,7 +22,7 @@ from typing import Final
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.results import Renewed
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import FlowFabricError, RetryExhausted
+from flowfabric.errors import DatabaseGone, FlowFabricError, RetryExhausted
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
@@ -47,6 +47,8 @@ class Heartbeat:
 
     def __init__(self, lease_ttl_s: float, connect: Connect | None, engine: Engine) -> None:
         """Without `connect` it shares `engine` and its loop."""
+        self.on_gone: Callable[[DatabaseGone], None] | None = None
+        """Called on the worker's loop when the database is gone for good."""
         self._interval_s = lease_ttl_s / BEATS_PER_LEASE
         self._connect = connect
         self._engine = engine
@@ -202,6 +204,8 @@ class Heartbeat:
                 )
         except FlowFabricError as error:
             log.log(level_of(error), "leases could not be renewed; trying again: %s", error)
+            if isinstance(error, DatabaseGone) and self.on_gone is not None:
+                self._worker_loop.call_soon_threadsafe(self.on_gone, error)
             return False
         answered = True
         for lease, outcome in zip(held, outcomes, strict=True):

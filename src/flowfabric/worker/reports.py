@@ -16,7 +16,7 @@ from flowfabric.core.steps import StepStored
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.work import Completion, FailureReport
-from flowfabric.errors import FlowFabricError, RetryExhausted
+from flowfabric.errors import DatabaseGone, FlowFabricError, RetryExhausted
 from flowfabric.group_commit import OUTAGE, GroupCommit
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of
@@ -58,6 +58,8 @@ class Reports:
             try:
                 with statements_within(self._patience_s):
                     return await report()
+            except DatabaseGone:
+                raise
             except (*OUTAGE, RetryExhausted) as error:
                 log.log(
                     level_of(error),

@@ -4,7 +4,8 @@ Claims come in batches, into free slots only, plus a little ahead while handlers
 are quick. All leases of the process are renewed together. Told to stop, it claims
 no more, hands back what it has not started, lets running handlers finish for a
 while, then stops them and hands their leases back too: nothing is left to expire.
-Nothing that goes wrong with the database or a handler ends it.
+Nothing that goes wrong with the database or a handler ends it, except that the database
+is gone for good: a file that was deleted or replaced. Nothing can be handed back then.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from flowfabric.core.ids import uuid_of
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import LOST_TOPIC, ready_topic
-from flowfabric.errors import FlowFabricError
+from flowfabric.errors import DatabaseGone, FlowFabricError
 from flowfabric.first_of import first_of
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of
@@ -99,6 +100,8 @@ class Worker:
             duration_ms("in_process_sleep", settings.in_process_sleep),
         )
         self._heartbeat = Heartbeat(settings.lease_ttl_ms / 1_000, connect, engine)
+        self._heartbeat.on_gone = self._give_up
+        self._gone: DatabaseGone | None = None
         self._waiting: deque[HeldLease] = deque()
         self._running: set[Attempt] = set()
         self._attempts: set[asyncio.Task[None]] = set()
@@ -121,7 +124,10 @@ class Worker:
             self._ready.wake()
 
     async def run(self) -> None:
-        """Work until `stop` is called and everything has been handed back."""
+        """Work until `stop` is called and everything has been handed back.
+
+        Raises `DatabaseGone` when the file was deleted or replaced.
+        """
         log.info("worker %s starts", self.settings.worker_instance_id)
         namespace = self._namespace
         background = [
@@ -151,6 +157,14 @@ class Worker:
             self._functions.close()
             unwatch()
             log.info("worker %s has stopped", self.settings.worker_instance_id)
+        if self._gone is not None:
+            raise self._gone
+
+    def _give_up(self, gone: DatabaseGone) -> None:
+        """Stop at once: whatever is done from here on is done for nobody."""
+        self._gone = gone
+        self._deadline_passed.set()
+        self.stop()
 
     # Claiming
 
@@ -171,6 +185,9 @@ class Worker:
                     wanted = self._wanted() or wanted
                 try:
                     found = await self._claim(wanted)
+                except DatabaseGone as gone:
+                    self._give_up(gone)
+                    return
                 except FlowFabricError as error:
                     log.log(
                         level_of(error),
@@ -334,7 +351,9 @@ class Worker:
             try:
                 await self._reports.send(batch[0], hand_back)
             except FlowFabricError as error:
-                log.warning("%d leases could not be handed back: %s", len(batch), error)
+                log.log(
+                    level_of(error), "%d leases could not be handed back: %s", len(batch), error
+                )
             for lease in batch:
                 self._heartbeat.remove(lease)
 

@@ -1,16 +1,25 @@
 """The file is deleted or replaced under processes that use it."""
 
 import asyncio
+import logging
 import os
 import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from flowfabric import App, Engine, connect
+from flowfabric import App, Engine, WorkerSettings, connect
 from flowfabric.core.creation import NewExecution
-from flowfabric.errors import HistoryChanged, SchemaTooOld, Transport, Unavailable
+from flowfabric.errors import (
+    DatabaseGone,
+    HistoryChanged,
+    OperationTimeout,
+    SchemaTooOld,
+    Transport,
+    Unavailable,
+)
 
 REQUEST = NewExecution(execution_kind="work")
 
@@ -46,7 +55,7 @@ async def test_nothing_is_acknowledged_into_a_deleted_file(engine: Engine, path:
 async def test_a_deleted_file_is_not_made_anew_by_who_reads(engine: Engine, path: Path) -> None:
     os.unlink(path)
     answers = await asyncio.gather(*(engine.list_lanes() for _ in range(8)), return_exceptions=True)
-    assert {type(answer) for answer in answers} == {Unavailable}
+    assert {type(answer) for answer in answers} == {DatabaseGone}
     assert not is_there(path)
 
 
@@ -59,6 +68,30 @@ async def test_nor_into_one_that_was_replaced(engine: Engine, path: Path, tmp_pa
         await engine.create_execution(REQUEST)
     with pytest.raises(Unavailable, match="was replaced while it was in use"):
         await engine.list_lanes()
+
+
+@pytest.mark.parametrize("beside", ["-wal", "-shm"])
+async def test_nor_when_only_the_log_beside_it_was_deleted(
+    engine: Engine, path: Path, beside: str
+) -> None:
+    os.unlink(f"{path}{beside}")
+
+    with pytest.raises(DatabaseGone, match=f"{path}{beside} was deleted while it was in use"):
+        await engine.create_execution(REQUEST)
+    with pytest.raises(DatabaseGone, match=f"{path}{beside} was deleted while it was in use"):
+        await engine.list_lanes()
+
+
+async def test_what_is_refused_is_not_stored(engine: Engine, path: Path) -> None:
+    restore(path.with_suffix(".copy"), contents(path))
+    os.replace(path.with_suffix(".copy"), path)
+    for _ in range(3):
+        with pytest.raises(DatabaseGone, match="was replaced while it was in use"):
+            await engine.create_execution(REQUEST)
+
+    # The copy finds the log of the file it was copied from, and what was committed there.
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("select count(*) from execution").fetchone() == (1,)
 
 
 async def test_a_file_that_is_put_back_serves_again(engine: Engine, path: Path) -> None:
@@ -97,6 +130,50 @@ async def test_whoever_waits_for_a_result_learns_of_it(path: Path) -> None:
         os.unlink(path)
         with pytest.raises(Unavailable, match="was deleted"):
             await run.state()
+
+
+async def test_a_wait_for_a_result_ends_with_the_file(path: Path) -> None:
+    app = App(f"sqlite:///{path}")
+
+    @app.task
+    def work() -> None: ...
+
+    async with app:
+        run = await app.submit(work)
+        waiting = asyncio.create_task(run.result(timeout="20s"))
+        with pytest.raises(OperationTimeout):
+            await run.result(timeout="1ms")
+        os.unlink(path)
+        with pytest.raises(DatabaseGone, match="was deleted"):
+            await waiting
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_worker_says_so_once_and_stops(
+    path: Path, caplog: pytest.LogCaptureFixture, busy: bool
+) -> None:
+    app = App(f"sqlite:///{path}")
+    begun = asyncio.Event()
+
+    @app.task
+    async def work() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    settings = WorkerSettings(lanes=["default"], concurrency=1, lease_ttl="3s")
+    async with app:
+        worker = asyncio.create_task(app.run_worker(settings=settings, signals=False))
+        if busy:
+            await app.submit(work)
+            await begun.wait()
+        else:
+            await app.engine.list_lanes()
+        os.unlink(path)
+        with pytest.raises(DatabaseGone, match="was deleted"):
+            await asyncio.wait_for(worker, 20)
+    told = [each.getMessage() for each in caplog.records if each.levelno > logging.WARNING]
+    assert len(told) == 1, told
+    assert told[0].startswith(f"the database in {path} is gone: sqlite: {path} was deleted")
 
 
 async def test_looking_creates_no_file(path: Path) -> None:

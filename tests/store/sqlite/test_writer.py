@@ -1,17 +1,19 @@
 """One writer, many units of work: committed together, failing apart."""
 
 import asyncio
+import os
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from flowfabric.core.decision import Changes
 from flowfabric.core.model import Lane
-from flowfabric.errors import Bug, RetryExhausted, Transport
+from flowfabric.errors import Bug, RetryExhausted, Transport, Unavailable
 from flowfabric.store.base import Body, Reader, Transaction
 from flowfabric.store.sqlite.store import SqliteStore
 from tests.store.records import a_lane, change_sqlite, save, start_python
@@ -162,9 +164,65 @@ async def test_memory_is_private_to_its_store() -> None:
     await asyncio.gather(one.close(), other.close())
 
 
-async def test_a_path_that_cannot_be_opened_is_a_transport_error(tmp_path: Path) -> None:
-    with pytest.raises(Transport, match="unable to open"):
-        await SqliteStore(str(tmp_path / "missing" / "a.db")).open()
+async def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(
+        Unavailable, match=f"a.db cannot be opened: there is no directory {missing}"
+    ):
+        await SqliteStore(str(missing / "a.db")).open()
+    with pytest.raises(Unavailable, match="it is a directory; name a file"):
+        await SqliteStore(str(tmp_path)).open()
+
+
+@pytest.mark.parametrize("set_up", [True, False])
+async def test_a_file_system_that_is_read_only_is_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch, set_up: bool
+) -> None:
+    store = SqliteStore(str(path))
+    await store.open()
+    await store.close()
+    real = os.statvfs(path.parent)
+
+    def refuse(*args: object, **rest: object) -> sqlite3.Connection:
+        error = sqlite3.OperationalError("unable to open database file")
+        error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+        raise error
+
+    monkeypatch.setattr(sqlite3, "connect", refuse)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=real.f_flag | 1))
+    with pytest.raises(Unavailable, match=f"{path} cannot be opened: .* read-only file system"):
+        await SqliteStore(str(path), set_up=set_up).open()
+
+
+async def test_a_full_disk_is_one_outage_though_readers_are_answered(
+    store: SqliteStore, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def full(transaction: Transaction) -> None:
+        await save_lane(transaction)
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    async def look(reader: Reader) -> None:
+        await reader.get(Lane, [("a",)])
+
+    async def save_lane(transaction: Transaction) -> None:
+        await transaction.save(Changes(inserts=(a_lane("a"),)))
+
+    for _ in range(3):
+        with pytest.raises(Transport, match="full"):
+            await store.transact(full)
+        await store.read(look)
+        # As a claim that finds nothing does.
+        await store.transact(look)
+    assert [each.getMessage().partition(";")[0] for each in caplog.records] == [
+        f"the database in {path} does not answer"
+    ]
+    await store.transact(save_lane)
+    assert [each.getMessage().partition(",")[0] for each in caplog.records][1:] == [
+        f"the database in {path} answers again"
+    ]
 
 
 async def test_a_file_that_is_no_database_is_refused(foreign_file: Path) -> None:

@@ -8,7 +8,7 @@ is private to its Store object and disappears with it.
 import asyncio
 import queue
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -33,7 +33,7 @@ from flowfabric.store.foreign import comes_from, unwrap, unwrap_sync
 from flowfabric.store.hints import HintBoard, Listener
 from flowfabric.store.sqlite.clock import MachineClock
 from flowfabric.store.sqlite.connection import BUSY_TIMEOUT_MS, MEMORY, Synchronous, connect
-from flowfabric.store.sqlite.failures import translate
+from flowfabric.store.sqlite.failures import translate, translate_opening
 from flowfabric.store.sqlite.identity import FileIdentity
 from flowfabric.store.sqlite.joined import joined, on_its_thread
 from flowfabric.store.sqlite.migrations import apply_pending, check_schema
@@ -84,11 +84,14 @@ class SqliteStore:
         if self._writer is not None:
             return
         loop = asyncio.get_running_loop()
-        connection = await loop.run_in_executor(None, self._connect_writer)
+        with Watch(self._named, wrote=False):
+            connection = await loop.run_in_executor(None, self._connect_writer)
         in_file = self._path != MEMORY
         self._identity = FileIdentity(self._path)
-        committer = Committer(connection, self._clock, self._identity)
-        self._writer = Writer(committer, loop, self._board.publish, threaded=in_file)
+        committer = Committer(connection, self._clock, self._identity, on_disk=in_file)
+        self._writer = Writer(
+            committer, loop, self._board.publish, named=self._named, threaded=in_file
+        )
         if in_file:
             self._readers = ThreadPoolExecutor(READERS, "flowfabric-sqlite-read")
             self._watcher = asyncio.create_task(watch(self._board, self._writer, self._path))
@@ -111,7 +114,9 @@ class SqliteStore:
         """Nothing to do on an open store: opening it migrates it."""
         if self._writer is not None:
             return []
-        connection, names = await asyncio.get_running_loop().run_in_executor(None, self._migrate)
+        with Watch(self._named, wrote=False):
+            loop = asyncio.get_running_loop()
+            connection, names = await loop.run_in_executor(None, self._migrate)
         connection.close()
         return names
 
@@ -122,8 +127,7 @@ class SqliteStore:
         await self.read(nothing)
 
     async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
-        with Watch(self._named):
-            return await self._open_writer().transact(body)
+        return await self._open_writer().transact(body)
 
     def transact_apart(self, body: Body[T]) -> T:
         raise Bug("writers of an SQLite file take turns")
@@ -138,8 +142,7 @@ class SqliteStore:
                 return None
 
         try:
-            with Watch(self._named):
-                return await self._open_writer().transact(unless_refused)
+            return await self._open_writer().transact(unless_refused)
         except UniqueViolation:
             return None
 
@@ -165,7 +168,7 @@ class SqliteStore:
     async def read(self, body: ReadBody[T]) -> T:
         if self._readers is None:
             return await self.transact(body)
-        with Watch(self._named):
+        with Watch(self._named, wrote=False):
             return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, body)
 
     async def execute_alone(self, name: str, **parameters: Parameter) -> Sequence[Row]:
@@ -207,22 +210,21 @@ class SqliteStore:
             raise Unavailable("store", "it is not open")
         return self._writer
 
-    def _connect(self) -> sqlite3.Connection:
-        return connect(self._path, self._synchronous, busy_timeout_ms=self._busy_timeout_ms)
+    def _connect(
+        self, check: Callable[[sqlite3.Connection], None] | None = None
+    ) -> sqlite3.Connection:
+        return connect(
+            self._path, self._synchronous, busy_timeout_ms=self._busy_timeout_ms, check=check
+        )
 
     def _connect_writer(self) -> sqlite3.Connection:
         if self._set_up or self._path == MEMORY:
             connection, _ = self._migrate()
             return connection
         try:
-            return connect(
-                self._path,
-                self._synchronous,
-                busy_timeout_ms=self._busy_timeout_ms,
-                check=check_schema,
-            )
+            return self._connect(check_schema)
         except sqlite3.Error as error:
-            raise translate(error) from error
+            raise translate_opening(error, self._path) from error
 
     def _migrate(self) -> tuple[sqlite3.Connection, Sequence[str]]:
         try:
@@ -233,15 +235,13 @@ class SqliteStore:
                 connection.close()
                 raise
         except sqlite3.Error as error:
-            raise translate(error) from error
+            raise translate_opening(error, self._path) from error
 
     def _read(self, body: ReadBody[T]) -> T:
         """Run `body` on a reader's thread, in one snapshot."""
-        # Connecting would create the file anew.
         self._identity.check()
         connection = self._reader()
         try:
-            self._identity.check()
             connection.execute("begin")
             return drive(body(SqliteReader(connection, self._clock)))
         except sqlite3.Error as error:
@@ -251,14 +251,18 @@ class SqliteStore:
                 connection.execute("rollback")
             self._idle.put(connection)
 
+    def _check_opened(self, connection: sqlite3.Connection) -> None:
+        """Another file may have taken the place of ours just before."""
+        self._identity.check()
+
     def _reader(self) -> sqlite3.Connection:
         try:
             return self._idle.get_nowait()
         except queue.Empty:
             pass
         try:
-            connection = self._connect()
+            connection = self._connect(self._check_opened)
             connection.execute("pragma query_only = on")
         except sqlite3.Error as error:
-            raise translate(error) from error
+            raise translate_opening(error, self._path) from error
         return connection

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
-from flowfabric.errors import Unavailable
+from flowfabric.errors import DatabaseGone
+from flowfabric.outages import Watch
 from flowfabric.store.base import Clock
 from flowfabric.store.drive import drive
 from flowfabric.store.sqlite.failures import translate
@@ -33,6 +34,8 @@ class Work(Protocol):
 
     failure: BaseException | None
     hinted: set[str]
+    wrote: bool
+    """Whether its commit reached the file; one that changed nothing does not."""
 
     @property
     def abandoned(self) -> bool: ...
@@ -48,6 +51,7 @@ class Unit(Generic[T]):
     def __init__(self, body: SqliteBody[T], future: "asyncio.Future[T]") -> None:
         self.failure: BaseException | None = None
         self.hinted: set[str] = set()
+        self.wrote = True
         self._body = body
         self._future = future
         self._result: list[T] = []
@@ -76,6 +80,7 @@ class Probe:
     def __init__(self, future: "asyncio.Future[int]") -> None:
         self.failure: BaseException | None = None
         self.hinted: set[str] = set()
+        self.wrote = False
         self._future = future
         self._version = 0
 
@@ -102,11 +107,17 @@ class Committer:
     """Runs work in transactions on the one connection that writes."""
 
     def __init__(
-        self, connection: sqlite3.Connection, clock: Clock, identity: FileIdentity
+        self,
+        connection: sqlite3.Connection,
+        clock: Clock,
+        identity: FileIdentity,
+        *,
+        on_disk: bool,
     ) -> None:
         self.connection = connection
         self.clock = clock
         self._identity = identity
+        self._on_disk = on_disk
 
     def run(self, first: Work, others: Iterable[Work] = ()) -> list[Work]:
         """Run and commit together `first` and what `others` yields; return all, done or failed."""
@@ -117,11 +128,20 @@ class Committer:
             for work in others:
                 group.append(work)
                 self._run_one(work)
-            self.connection.execute("commit")
-            self._identity.check()
-        except (sqlite3.Error, Unavailable) as error:
+            self._commit(group)
+        except (sqlite3.Error, DatabaseGone) as error:
             self._give_up(group, error)
         return group
+
+    def _commit(self, group: list[Work]) -> None:
+        """Refused means not stored: a file that is gone is noticed before it is written to."""
+        self._identity.check()
+        before = self._identity.log_state()
+        self.connection.execute("commit")
+        wrote = not self._on_disk or self._identity.log_state() != before
+        for work in group:
+            work.wrote = wrote
+        self._identity.check()
 
     def _run_one(self, work: Work) -> None:
         if work.abandoned:
@@ -157,8 +177,11 @@ class Writer:
         loop: asyncio.AbstractEventLoop,
         publish: Callable[[set[str]], None],
         *,
+        named: str,
         threaded: bool,
     ) -> None:
+        """`named` is what people know the database by."""
+        self._named = named
         self._committer = committer
         self._loop = loop
         self._publish = publish
@@ -170,8 +193,12 @@ class Writer:
 
     async def transact(self, body: SqliteBody[T]) -> T:
         future: asyncio.Future[T] = self._loop.create_future()
-        self._hand_over(Unit(body, future))
-        return await future
+        unit = Unit(body, future)
+        with Watch(self._named, writing=True) as watch:
+            self._hand_over(unit)
+            result = await future
+            watch.wrote = unit.wrote
+        return result
 
     async def data_version(self) -> int:
         """A number that changes when somebody else commits, and not when we do."""
