@@ -198,17 +198,20 @@ async def crawl(ctx: Context) -> None:
 """
 
 
+@pytest.mark.parametrize("own", [(), ("--id", "page-1")], ids=["uuid", "own id"])
 async def test_a_worker_that_is_told_to_stop_says_what_it_waits_for(
-    folder: Path, processes: list[Process]
+    folder: Path, processes: list[Process], own: tuple[str, ...]
 ) -> None:
     (folder / "shop.py").write_text(SLOW)
     worker = await start(processes, folder, "worker", "shop:app")
     await worker.line("starts")
-    submitted = await asyncio.to_thread(run, "submit", "crawl", "--app", "shop:app", cwd=folder)
+    submitted = await asyncio.to_thread(
+        run, "submit", "crawl", *own, "--app", "shop:app", cwd=folder
+    )
     await worker.line("crawling")
     worker.process.send_signal(signal.SIGINT)
     said = await worker.line("stopping")
-    assert f"waiting up to 25 s for crawl {submitted.out.strip()[-36:]}; tell it again" in said
+    assert f"waiting up to 25 s for crawl {submitted.out.strip()}; tell it again" in said
     assert await worker.end(signal.SIGINT) == 0
 
 

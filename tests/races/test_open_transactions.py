@@ -156,6 +156,11 @@ async def test_who_waits_too_long_learns_what_for(
         with pytest.raises(KeyUndecided, match=r"another open transaction is deciding .*'order-1'"):
             await Submissions(engine).submit(new(key="order-1"))
 
+        named = NewExecution(execution_kind="work", execution_id="order-2")
+        await engine.create_executions_on(theirs, [named])
+        with pytest.raises(KeyUndecided, match=r"another open transaction is deciding .*'order-2'"):
+            await Submissions(engine).submit(named)
+
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_a_second_transaction_with_the_key_is_told_so_and_stays_sound(

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final
 
 from flowfabric.core.durations import duration_ms
-from flowfabric.core.ids import uuid_of
+from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import LOST_TOPIC, ready_topic
@@ -45,6 +45,7 @@ from flowfabric.worker.watching import watch_tasks
 log = open_log(__name__)
 
 NAMED_MAX: Final = 5
+OWN_IDS_S: Final = 1.0
 """How many running tasks are named when the worker stops."""
 IDLE_S: Final = 5.0
 """How often an idle worker looks for work that no hint has told it of."""
@@ -317,13 +318,14 @@ class Worker:
     async def _drain(self) -> None:
         await self._hand_back_waiting()
         drain_s = duration_ms("drain_timeout", self.settings.drain_timeout) / 1_000
+        deadline_s = time.monotonic() + drain_s
+        own_ids = await self._own_ids()
         if self._running and not self._deadline_passed.is_set():
             log.info(
                 "stopping: waiting up to %.0f s for %s; tell it again to stop them now",
                 drain_s,
-                _named(self._running),
+                _named(self._running, own_ids),
             )
-        deadline_s = time.monotonic() + drain_s
         while self._running and not self._deadline_passed.is_set():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -338,6 +340,15 @@ class Worker:
         left = len(self._attempts)
         if left:
             log.error("%d handlers did not stop; their leases will expire", left)
+
+    async def _own_ids(self) -> Mapping[ExecutionId, str]:
+        """What people call the first of those that run; nothing if the database is slow to tell."""
+        first = [attempt.lease.claimed.execution_id for attempt in self._running][:NAMED_MAX]
+        try:
+            async with asyncio.timeout(OWN_IDS_S):
+                return await self._engine.own_ids(first) if first else {}
+        except (FlowFabricError, TimeoutError):
+            return {}
 
     async def _hand_back_waiting(self) -> None:
         waiting, self._waiting = list(self._waiting), deque()
@@ -358,9 +369,12 @@ class Worker:
                 self._heartbeat.remove(lease)
 
 
-def _named(running: Collection[Attempt]) -> str:
+def _named(running: Collection[Attempt], own_ids: Mapping[ExecutionId, str]) -> str:
     """Which tasks these are, for people."""
     claimed = [attempt.lease.claimed for attempt in running]
-    shown = [f"{each.execution_kind} {uuid_of(each.execution_id)}" for each in claimed[:NAMED_MAX]]
+    shown = [
+        f"{each.execution_kind} {own_ids.get(each.execution_id) or uuid_of(each.execution_id)}"
+        for each in claimed[:NAMED_MAX]
+    ]
     more = f" and {len(claimed) - NAMED_MAX} more" if len(claimed) > NAMED_MAX else ""
     return ", ".join(shown) + more
