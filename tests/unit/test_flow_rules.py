@@ -14,6 +14,7 @@ from flowfabric.core.flow_build import (
     new_group,
     settle_flow,
     with_edges,
+    with_last_end,
     with_members,
 )
 from flowfabric.core.flow_cancel import (
@@ -138,6 +139,16 @@ def test_a_settled_flow_keeps_the_time_of_its_end_and_the_longest_keep_time() ->
     flow = a_flow(node_count=1, members_completed=1, ended_at_ms=4_000, member_retention_ms=9_000)
     settled = settle_flow(flow, 5_000, 2_000)
     assert (settled.ended_at_ms, settled.retain_until_ms) == (4_000, 13_000)
+
+
+def test_the_keep_time_counts_from_the_last_end_however_late_that_is_counted() -> None:
+    flow = count_endings(a_flow(node_count=2), [TerminalOutcome.SUCCESS] * 2)
+    flow = with_last_end(with_last_end(flow, [3_000]), [1_000, 2_000])
+    settled = settle_flow(flow, 5_000, 2_000)
+    assert (settled.ended_at_ms, settled.retain_until_ms) == (3_000, 5_000)
+    ended = an_execution(terminal_outcome=TerminalOutcome.SUCCESS, completed_at_ms=4_000)
+    grown = settle_flow(with_members(settled, [ended], 9_000), 9_000, 2_000)
+    assert (grown.ended_at_ms, grown.retain_until_ms) == (4_000, 6_000)
 
 
 @pytest.mark.parametrize(

@@ -182,12 +182,14 @@ def with_members(flow: Flow, members: Sequence[Execution], now_ms: int) -> Flow:
     count = flow.node_count + len(members)
     if count > FLOW_MEMBERS_MAX:
         raise InvalidInput("members", f"a flow has at most {FLOW_MEMBERS_MAX} members", count)
+    counted = count_endings(
+        flow,
+        (each.terminal_outcome for each in members),
+        spared=sum(is_spared(e.terminal_outcome, e.cancellation_reason) for e in members),
+    )
+    ends = [each.completed_at_ms for each in members if each.completed_at_ms is not None]
     return structs.replace(
-        count_endings(
-            flow,
-            (each.terminal_outcome for each in members),
-            spared=sum(is_spared(e.terminal_outcome, e.cancellation_reason) for e in members),
-        ),
+        with_last_end(counted, ends),
         node_count=count,
         graph_revision=flow.graph_revision + len(members),
         member_retention_ms=max(
@@ -241,6 +243,12 @@ def count_endings(
     return structs.replace(flow, **counts)
 
 
+def with_last_end(flow: Flow, ended_at_ms: Iterable[int]) -> Flow:
+    """The flow after members ended at these times, whenever that is counted."""
+    known = () if flow.last_ended_at_ms is None else (flow.last_ended_at_ms,)
+    return structs.replace(flow, last_ended_at_ms=max((*known, *ended_at_ms), default=None))
+
+
 def ended_count(flow: Flow) -> int:
     return (
         flow.members_completed
@@ -252,11 +260,12 @@ def ended_count(flow: Flow) -> int:
 
 
 def settle_flow(flow: Flow, now_ms: int, retention_ms: int) -> Flow:
-    """The flow with its state derived from its members', and its keep time from its end."""
+    """The flow with its state derived from its members', and its keep time from their last end."""
     state = _derived_state(flow)
     if state is FlowState.OPEN:
         return structs.replace(flow, derived_state=state, ended_at_ms=None, retain_until_ms=None)
-    ended_at_ms = now_ms if flow.ended_at_ms is None else flow.ended_at_ms
+    known = [each for each in (flow.ended_at_ms, flow.last_ended_at_ms) if each is not None]
+    ended_at_ms = max(known, default=now_ms)
     kept_ms = flow.member_retention_ms
     if state is not FlowState.COMPLETED:
         kept_ms = flow.member_retention_failed_ms

@@ -94,6 +94,8 @@ class Flow(Record, frozen=True, kw_only=True):
     cancelled_at_ms: int | None = None
     cancel_reason: str | None = None
     cancellation_policy: CancellationPolicy | None = None
+    last_ended_at_ms: int | None = None
+    """When the latest of those members ended that are counted as ended."""
     ended_at_ms: int | None = None
     member_retention_ms: int = 0
     member_retention_failed_ms: int = 0

@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from msgspec import Struct, structs
 
+from flowfabric.core.flow_build import with_last_end
 from flowfabric.core.flow_model import (
     CancellationPolicy,
     DependencyState,
@@ -196,6 +197,8 @@ class MemberCounts(Struct, frozen=True):
     by_state: Mapping[PublicState, int]
     spared: int = 0
     """Of the cancelled ones: those that a join no longer needed."""
+    ends_ms: tuple[int, ...] = ()
+    """When the last in each state ended, if that was asked for."""
 
 
 def derive_flow_state(members: MemberCounts, *, cancelled: bool) -> FlowState:
@@ -237,9 +240,10 @@ def flow_summary(flow: Flow, members: MemberCounts, now_ms: int) -> FlowSummary:
 
 
 def recounted(flow: Flow, ended: MemberCounts) -> Flow:
-    """The flow with its counters set to what was counted."""
+    """The flow with its counters, and the time of the last end, set to what was found."""
     counts = {f"members_{state}": ended.by_state.get(state, 0) for state in ENDED}
-    return structs.replace(flow, members_spared=ended.spared, **counts)
+    counted = structs.replace(flow, members_spared=ended.spared, **counts)
+    return with_last_end(counted, ended.ends_ms)
 
 
 def eligibility(execution: Execution | None, group: EdgeGroup | None) -> EligibilityStatus:

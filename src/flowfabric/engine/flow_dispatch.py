@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int
 from flowfabric.core.decision import Changes
-from flowfabric.core.flow_build import count_endings
+from flowfabric.core.flow_build import count_endings, with_last_end
 from flowfabric.core.flow_model import (
     CompletionDispatch,
     DependencyState,
@@ -384,9 +384,10 @@ def _taken(row: Row) -> Taken:
 
 
 def _counted(flow: Flow, ended: Sequence[Taken]) -> Flow:
-    return count_endings(
+    counted = count_endings(
         flow, (each.row.outcome for each in ended), spared=sum(each.spared for each in ended)
     )
+    return with_last_end(counted, (each.row.enqueued_at_ms for each in ended))
 
 
 async def open_edges(tx: Transaction, lives: Mapping[ExecutionId, int]) -> Sequence[Edge]:

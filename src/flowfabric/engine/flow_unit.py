@@ -202,6 +202,7 @@ async def member_counts(
     return MemberCounts(
         {PublicState(str(row["public_state"])): int(str(row["members"])) for row in rows},
         sum(int(str(row["spared"])) for row in rows if row["public_state"] == CANCELLED),
+        tuple(int(str(end)) for row in rows if (end := row.get("last_ended_at_ms")) is not None),
     )
 
 

@@ -1,6 +1,6 @@
--- How many members of a flow have ended in which state, dependents told, and how many of
--- them a join gave up.
-select public_state, count(*) as members,
+-- How many members of a flow have ended in which state, dependents told, how many of them a
+-- join gave up, and when the last of them ended.
+select public_state, count(*) as members, max(completed_at_ms) as last_ended_at_ms,
        count(*) filter (where cancellation_reason in (:satisfied, :impossible)) as spared
   from execution e
  where flow_id = :flow_id

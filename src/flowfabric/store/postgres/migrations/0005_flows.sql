@@ -23,6 +23,7 @@ create table flow (
     flow_kind            text not null,
     public_flow_state    text not null check (public_flow_state in ('open', 'cancelled')),
     derived_state        text not null,
+    last_ended_at_ms     bigint,
     cancelled_at_ms      bigint,
     cancel_reason        text,
     cancellation_policy  text,

@@ -33,6 +33,7 @@ create table flow (
     cancelled_at_ms      integer,
     cancel_reason        text,
     cancellation_policy  text,
+    last_ended_at_ms     integer,
     ended_at_ms          integer,
     member_retention_ms  integer not null,
     member_retention_failed_ms  integer not null,
