@@ -1,8 +1,8 @@
 """An agent: a model chooses tools, and a person has to allow the dangerous ones.
 
-    flowfabric worker examples.agent:app --url sqlite:///agent.db
-    flowfabric submit assist '{"request": "clean up"}' --url sqlite:///agent.db
-    flowfabric signal ID decision --payload '{"allow": true}' --url sqlite:///agent.db
+    flowfabric worker examples.agent:app
+    flowfabric submit assist '{"request": "clean up"}' --app examples.agent:app
+    flowfabric signal ID decision --payload '{"allow": true}' --app examples.agent:app
 
 Each call of the model and of a tool is a step: it is paid for once, whatever
 crashes, and the conversation continues from what is stored. `think` stands for

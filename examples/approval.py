@@ -1,10 +1,10 @@
 """A deployment that two people have to approve, and that asks louder when they do not.
 
-    flowfabric worker examples.approval:app --url sqlite:///approval.db
-    flowfabric submit deploy '{"version": "v2"}' --url sqlite:///approval.db
-    flowfabric waitpoints --url sqlite:///approval.db
-    flowfabric signal ID approved --source ada --url sqlite:///approval.db
-    flowfabric signal ID approved --source bob --url sqlite:///approval.db
+    flowfabric worker examples.approval:app
+    flowfabric submit deploy '{"version": "v2"}' --app examples.approval:app
+    flowfabric waitpoints --app examples.approval:app
+    flowfabric signal ID approved --source ada --app examples.approval:app
+    flowfabric signal ID approved --source bob --app examples.approval:app
 
 While it waits, nothing runs: workers can be stopped, replaced, killed.
 """

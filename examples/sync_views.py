@@ -1,7 +1,7 @@
 """Code without an event loop, as in Django: a view that stores a row and a job together.
 
-The row and the job commit together or not at all. With Django and Postgres the
-connection is `django.db.connection.connection`; here it is plain sqlite3.
+The row and the job commit together or not at all. With Django the
+connection is `django.db.connection`; here it is plain sqlite3.
 """
 
 import asyncio

@@ -5,13 +5,17 @@ import asyncio
 import importlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import httpx
 import pytest
+
+from flowfabric.cli.main import cli
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
@@ -141,3 +145,14 @@ async def test_the_first_program_of_the_readme_runs_as_it_is_written(tmp_path: P
         os.killpg(worker.pid, signal.SIGKILL)
         await worker.wait()
     assert (program.returncode, said) == (0, b"Hello, Ada!\n")
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_the_commands_an_example_names_have_the_options_it_uses(path: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    lines = [line.strip() for line in docstring.splitlines()]
+    for _, name, *words in (shlex.split(line) for line in lines if line.startswith("flowfabric ")):
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None, name
+        known = {option for each in command.params for option in each.opts}
+        assert {word for word in words if word.startswith("--")} <= known, (name, words)

@@ -46,7 +46,7 @@ def flow() -> None:
     "states",
     multiple=True,
     type=click.Choice([each.value for each in FlowStatus]),
-    help="Only these.",
+    help="Only these; active is what has not ended: running, blocked or open in `flow show`.",
 )
 @limit_option
 @namespace_option
@@ -180,7 +180,7 @@ async def _print_failures(engine: Engine, graph: FlowGraph) -> None:
     type=click.Choice([each.value for each in CancellationPolicy]),
     default=CancellationPolicy.CANCEL_ALL.value,
     show_default=True,
-    help="Cancel every member, those no worker has yet, or none.",
+    help="Cancel every member, those neither with a worker nor suspended, or none.",
 )
 @click.option("--reason", default="cancelled from the command line", show_default=True)
 @click.option("--wait", metavar="DURATION", help="Until the members have ended, as in 30s.")
