@@ -162,7 +162,7 @@ class App(Registry):
             retry=retry,
             timeout=timeout,
             priority=priority,
-            capabilities=tuple(capabilities),
+            capabilities=capabilities,
             executor=executor,
             keep=keep,
             keep_failed=keep_failed,
@@ -289,19 +289,19 @@ class App(Registry):
         )
 
     def flow_run(self, flow_id: str) -> FlowRun:
-        """A flow started elsewhere. The app must be open."""
+        """A flow started elsewhere. The app must be open, or have been."""
         opened = self._require()
         checked = opened.engine.check_flow_id(flow_id)
-        return FlowRun(opened.engine, opened.endings, checked, namespace=self.namespace)
+        return FlowRun(opened, checked, namespace=self.namespace)
 
     def run(self, task: Task[..., R], execution_id: str) -> Run[R]:
         """The run of an execution submitted elsewhere, by its id in full, its uuid, or your own id.
 
-        The app must be open.
+        The app must be open, or have been, on an event loop before this one.
         """
         opened = self._require()
         checked = opened.engine.named_execution_id(execution_id, self.namespace)
-        return Run(opened.endings, opened.engine, task, checked, namespace=self.namespace)
+        return Run(opened, task, checked, namespace=self.namespace)
 
     @cached_property
     def blocking(self) -> Blocking:
@@ -330,7 +330,7 @@ class App(Registry):
                 self._opening = asyncio.Lock()
             async with self._opening:
                 if self._opened is None:
-                    opened = await Opened.through(self._connect)
+                    opened = await Opened.through(self._connect, self._open_unless_closed)
                     self._guard = _closing_at_the_end(opened)
                     await anext(self._guard)
                     self._opened = opened

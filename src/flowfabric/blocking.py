@@ -98,7 +98,7 @@ class Blocking:
         """The run of an execution submitted elsewhere; see `App.run`."""
         opened = self._open()
         checked = opened.engine.named_execution_id(execution_id, self.namespace)
-        run = Run(opened.endings, opened.engine, task, checked, namespace=self.namespace)
+        run = Run(opened, task, checked, namespace=self.namespace)
         return BlockingRun(self, run)
 
     @property

@@ -9,10 +9,11 @@ from flowfabric.coding import Codec, CodedEngine
 from flowfabric.config import EngineConfig
 from flowfabric.core.results import Created, CreateResult
 from flowfabric.engine.engine import Engine
+from flowfabric.errors import SchemaTooOld
 from flowfabric.patience import statements_within
 from flowfabric.run import Endings, Run
 from flowfabric.store.base import Clock
-from flowfabric.store.urls import open_store
+from flowfabric.store.urls import open_store, redact
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
 
@@ -38,9 +39,12 @@ async def connect(
     by `migrate`. All payloads go through the `codec`, if there is one.
     """
     store = open_store(url, clock=clock, pool_max=pool_max, listen_url=listen_url, set_up=set_up)
-    if codec is not None:
-        return await CodedEngine.opened_with(store, config, codec)
-    return await Engine.open(store, config)
+    try:
+        if codec is not None:
+            return await CodedEngine.opened_with(store, config, codec)
+        return await Engine.open(store, config)
+    except SchemaTooOld as error:
+        raise SchemaTooOld(error.found, error.expected, redact(url)) from None
 
 
 async def migrate(url: str) -> tuple[str, ...]:
@@ -60,18 +64,28 @@ class Opened:
     submissions: Submissions
     endings: Endings
     loop: asyncio.AbstractEventLoop
+    again: "Callable[[], Awaitable[Opened]] | None" = None
 
     @classmethod
-    async def through(cls, connect: Callable[[], Awaitable[Engine]]) -> Self:
+    async def through(
+        cls,
+        connect: Callable[[], Awaitable[Engine]],
+        again: "Callable[[], Awaitable[Opened]] | None" = None,
+    ) -> Self:
+        """`again` opens it on another event loop, where it may be used after this one."""
         with statements_within(OPEN_PATIENCE_S):
             engine = await connect()
-        return cls(engine, Submissions(engine), Endings(engine), asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        return cls(engine, Submissions(engine), Endings(engine), loop, again)
+
+    async def here(self) -> "Opened":
+        """The same on the event loop of the caller."""
+        return self if self.again is None else await self.again()
 
     def run_of(self, task: Task[..., R], created: CreateResult, namespace: str) -> Run[R]:
         """What a submission answers with. What it has just created is surely in its namespace."""
         return Run(
-            self.endings,
-            self.engine,
+            self,
             task,
             created.execution_id,
             namespace=None if isinstance(created, Created) else namespace,

@@ -99,9 +99,12 @@ class Unavailable(FlowFabricError, http_status=503):
 class SchemaTooOld(Unavailable):
     """The database schema is older than this package needs. Run `flowfabric migrate`."""
 
-    def __init__(self, found: int, expected: int) -> None:
-        detail = f"the database is at version {found}, this package needs {expected}"
-        super().__init__("schema", f"{detail}; run `flowfabric migrate`")
+    def __init__(self, found: int, expected: int, url: str | None = None) -> None:
+        command = (
+            "run `flowfabric migrate`" if url is None else f"run: flowfabric migrate --url {url}"
+        )
+        detail = f"the database is at version {found}, this package needs {expected}; {command}"
+        super().__init__("schema", detail)
         self.found, self.expected = found, expected
 
 

@@ -11,7 +11,8 @@ such a parameter may be left out. All others are arguments.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TypeVar
@@ -65,3 +66,14 @@ def resources_of(
                 f"argument {each.name} of {name}", "is filled in by name; put it behind the `/`"
             )
     return found
+
+
+def names_are_known(function: Callable[..., object]) -> bool:
+    """Whether all that its annotations name exists already; the module may be half-way through."""
+    try:
+        typing.get_type_hints(function)
+    except NameError:
+        return False
+    except TypeError:
+        return True
+    return True

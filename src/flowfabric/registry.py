@@ -13,10 +13,15 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, TypeVar, overload
 
-from flowfabric.core.durations import Duration, optional_duration_ms
+from flowfabric.core.durations import Duration, optional_duration_ms, span
 from flowfabric.core.ids import parse_namespace
 from flowfabric.core.limits import PAYLOAD_BYTES_MAX
-from flowfabric.core.schedule import ScheduleDefinition, check_definition
+from flowfabric.core.schedule import (
+    EVERY_MS_MAX,
+    EVERY_MS_MIN,
+    ScheduleDefinition,
+    check_definition,
+)
 from flowfabric.core.versions import check_task_name, kind_of, names_version, split_kind
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput
@@ -126,7 +131,7 @@ class Registry:
             retry=retry,
             timeout=timeout,
             priority=priority,
-            capabilities=tuple(capabilities),
+            capabilities=capabilities,
             keep=keep,
             keep_failed=keep_failed,
             max_worker_deaths=max_worker_deaths,
@@ -152,13 +157,19 @@ class Registry:
         """Check a schedule here, where a mistake is, and not when a worker starts."""
         if any(known.schedule_id == name for known in self.schedules):
             raise InvalidInput("name", "is the name of another schedule of this app", name)
+        if (timing.cron is None) is (timing.every is None):
+            raise InvalidInput("schedule", 'give either cron, as in "0 6 * * *", or every="10m"')
+        every_ms = optional_duration_ms("every", timing.every)
+        if every_ms is not None and not EVERY_MS_MIN <= every_ms <= EVERY_MS_MAX:
+            longest = span(EVERY_MS_MAX)
+            raise InvalidInput("every", f'must be "1s" to "{longest}"', timing.every)
         settings = call.task.settings
         definition = ScheduleDefinition(
             schedule_id=name,
             namespace=self.namespace,
             execution_kind=call.task.kind,
             cron=timing.cron,
-            every_ms=optional_duration_ms("every", timing.every),
+            every_ms=every_ms,
             timezone=timing.timezone,
             catch_up=timing.catch_up,
             lane_id=settings.lane,

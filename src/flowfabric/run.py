@@ -7,7 +7,7 @@ and then without one.
 
 import asyncio
 import time
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from flowfabric.core.details import ExecutionDetails, StepView
 from flowfabric.core.durations import Duration, duration_ms
@@ -152,13 +152,24 @@ class Endings:
         return [each for each in self._awaited.get(execution_id, ()) if not each.done()]
 
 
+class OpenedApp(Protocol):
+    """What a run needs of an app that is open."""
+
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def endings(self) -> Endings: ...
+    async def here(self) -> "OpenedApp":
+        """The same on the event loop of the caller."""
+        ...
+
+
 class Run(Generic[R_co]):
     """One execution of a task, and a typed way to its result."""
 
     def __init__(
         self,
-        endings: Endings,
-        engine: Engine,
+        opened: OpenedApp,
         task: Task[..., R_co],
         execution_id: ExecutionId,
         *,
@@ -168,8 +179,7 @@ class Run(Generic[R_co]):
         self.execution_id = execution_id
         self.task = task
         self._namespace = namespace
-        self._endings = endings
-        self._engine = engine
+        self._opened = opened
 
     def __repr__(self) -> str:
         return f"<run of {self.task.kind} {self.execution_id}>"
@@ -183,19 +193,20 @@ class Run(Generic[R_co]):
         not been committed.
         """
         timeout_s = None if timeout is None else duration_ms("timeout", timeout) / 1_000
-        await self._check_namespace()
-        return result_of(self.task, await self._endings.wait(self.execution_id, timeout_s))
+        opened = await self._here()
+        return result_of(self.task, await opened.endings.wait(self.execution_id, timeout_s))
 
     async def state(self) -> PublicState:
-        await self._check_namespace()
-        found = await self._engine.read_execution_state(self.execution_id)
+        opened = await self._here()
+        found = await opened.engine.read_execution_state(self.execution_id)
         if found is None:
             raise NotFound("execution", self.execution_id)
         return found
 
     async def snapshot(self) -> ExecutionDetails:
         """Everything there is to see of the execution now: steps, attempts and children too."""
-        found = await self._engine.inspect_execution(self.execution_id)
+        opened = await self._opened.here()
+        found = await opened.engine.inspect_execution(self.execution_id)
         if found is None or self._namespace not in (None, found.namespace):
             raise NotFound("execution", self.execution_id)
         return found
@@ -206,9 +217,9 @@ class Run(Generic[R_co]):
 
     async def cancel(self, reason: str = "cancelled by its submitter") -> None:
         """End it, whatever it does. Raises `Terminal` when it has ended otherwise before."""
-        await self._check_namespace()
+        opened = await self._here()
         try:
-            await self._engine.cancel_execution(self.execution_id, reason=reason)
+            await opened.engine.cancel_execution(self.execution_id, reason=reason)
         except InvalidInput as error:
             # Its id is good, so this can only be about how it ended.
             if error.field != "execution_id":
@@ -233,8 +244,9 @@ class Run(Generic[R_co]):
         raises `WaitpointNotFound`. With `connection=` it is sent if and when that
         connection's transaction commits.
         """
+        opened = await self._opened.here()
         return await send(
-            engine_on(self._engine, connection),
+            engine_on(opened.engine, connection),
             self.execution_id,
             name,
             payload,
@@ -247,16 +259,18 @@ class Run(Generic[R_co]):
 
     async def accept_changes(self) -> None:
         """Let it run on although changed code has blocked it; see `Engine.accept_changes`."""
-        await self._check_namespace()
-        await self._engine.accept_changes(self.execution_id)
+        opened = await self._here()
+        await opened.engine.accept_changes(self.execution_id)
 
     async def why(self) -> Explanation:
         """Why it is not running, or how it ended, in one sentence."""
-        await self._check_namespace()
-        return await self._engine.explain_execution(self.execution_id)
+        opened = await self._here()
+        return await opened.engine.explain_execution(self.execution_id)
 
-    async def _check_namespace(self) -> None:
-        """Once: executions do not move."""
+    async def _here(self) -> OpenedApp:
+        """The app, once it is certain that it may see the execution; executions do not move."""
+        opened = self._opened = await self._opened.here()
         if self._namespace is not None:
-            await check_namespace(self._engine, self.execution_id, self._namespace)
+            await check_namespace(opened.engine, self.execution_id, self._namespace)
             self._namespace = None
+        return opened

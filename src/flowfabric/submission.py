@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from flowfabric.core.checks import check_priority
 from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.durations import optional_duration_ms
 from flowfabric.core.ids import ExecutionId, solo_execution_id, uuid4_from
@@ -81,11 +82,13 @@ def request_of(call: Call[object], options: Options, namespace: str) -> NewExecu
     settings = call.task.settings
     return NewExecution(
         execution_kind=call.task.kind,
-        lane_id=options.lane or settings.lane,
+        lane_id=settings.lane if options.lane is None else options.lane,
         namespace=namespace,
         input_payload=call.payload,
         payload_encoding=JSON,
-        priority=settings.priority if options.priority is None else options.priority,
+        priority=settings.priority
+        if options.priority is None
+        else check_priority(options.priority),
         idempotency_key=options.idempotency_key,
         strict=options.strict,
         tags=options.tags,

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Final, Generic, Literal, ParamSpec, TypedDict, TypeVar
+from typing import Final, Generic, Literal, ParamSpec, TypedDict, TypeVar, get_args
 
 import msgspec
 
 from flowfabric.core.capabilities import check_required
-from flowfabric.core.checks import ENCODED
+from flowfabric.core.checks import ENCODED, check_names, check_priority
 from flowfabric.core.durations import Duration, duration_ms, optional_duration_ms
 from flowfabric.core.ids import parse_execution_kind, parse_lane_id
 from flowfabric.core.limits import WORKER_DEATHS_MAX
@@ -41,7 +41,7 @@ from flowfabric.json_values import (
     encode_value,
     typed,
 )
-from flowfabric.providing import resources_of
+from flowfabric.providing import names_are_known, resources_of
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -127,6 +127,17 @@ class TaskSettings:
     keep_failed: Duration | None = None
     max_worker_deaths: int | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse by its name what is not checked with the policy."""
+        retry: object = self.retry
+        if not isinstance(retry, Retry | None):
+            raise InvalidInput("retry", "must be a Retry, such as Retry(max_retries=3)", retry)
+        parse_lane_id(self.lane)
+        check_priority(self.priority)
+        if self.executor not in get_args(Executor):
+            raise InvalidInput("executor", "must be thread or process", self.executor)
+        check_names("capabilities", self.capabilities)
+
     @cached_property
     def policy(self) -> ExecutionPolicy | None:
         """None when everything is as it would be anyway."""
@@ -193,7 +204,6 @@ class Task(Generic[P, R_co]):
         self.is_async = inspect.iscoroutinefunction(function)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise InvalidInput("task", f"{name} is a generator; return a list of what it yields")
-        parse_lane_id(settings.lane)
         if settings.executor == "process" and self.is_async:
             raise InvalidInput("executor", "a process runs plain functions, not async ones")
         if settings.executor == "process" and _asks_for_context(function):
@@ -455,17 +465,6 @@ def _as_type(kind: object) -> type:
 @dataclass(frozen=True)
 class _Holder:
     kind: object
-
-
-def names_are_known(function: Callable[..., object]) -> bool:
-    """Whether all that its annotations name exists already; the module may be half-way through."""
-    try:
-        typing.get_type_hints(function)
-    except NameError:
-        return False
-    except TypeError:
-        return True
-    return True
 
 
 def resolve_hints(function: Callable[..., object]) -> dict[str, object]:

@@ -130,7 +130,7 @@ class LocalBlocking(Blocking):
     def _open(self) -> Opened:
         opened = self._require()
         # Not those of the loop: whatever they have under way may be waiting for the caller.
-        return replace(opened, submissions=Submissions(opened.engine))
+        return replace(opened, submissions=Submissions(opened.engine), again=None)
 
 
 async def _never() -> Engine:

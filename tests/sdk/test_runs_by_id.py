@@ -37,7 +37,7 @@ async def test_the_result_of_an_unknown_run_is_not_waited_for(app: App) -> None:
     def task() -> None: ...
 
     submitted = await app.submit(task)
-    unknown = Run(submitted._endings, app.engine, task, ExecutionId(UNKNOWN_ID))
+    unknown = Run(submitted._opened, task, ExecutionId(UNKNOWN_ID))
     with pytest.raises(NotFound, match=UNKNOWN_ID):
         await unknown.result()
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from flowfabric import connect
 from flowfabric.errors import FlowFabricError, SchemaTooNew, SchemaTooOld, Unavailable
 from flowfabric.store.migrate import Applied, Migration, check, load, pending
 from flowfabric.store.postgres.store import PostgresStore
@@ -93,6 +94,17 @@ async def test_processes_that_migrate_postgres_at_once_take_turns(
 async def test_an_empty_postgres_database_is_too_old(empty_postgres_database: str) -> None:
     with pytest.raises(SchemaTooOld, match="run `flowfabric migrate`"):
         await PostgresStore(empty_postgres_database).open()
+
+
+async def test_whoever_connects_too_early_is_told_the_command(empty_postgres_database: str) -> None:
+    scheme, _, place = empty_postgres_database.partition("://")
+    login, _, server = place.rpartition("@")
+    user = login.partition(":")[0] or "postgres"
+    with pytest.raises(SchemaTooOld) as refused:
+        await connect(f"{scheme}://{user}:hunter2@{server}")
+    assert str(refused.value).endswith(
+        f"; run: flowfabric migrate --url {scheme}://{user}:***@{server}"
+    )
 
 
 async def test_a_newer_postgres_schema_is_accepted_if_compatible(postgres_database: str) -> None:

@@ -5,9 +5,8 @@ import traceback
 import pytest
 
 from flowfabric import connect, migrate
-from flowfabric.cli.target import redact
 from flowfabric.errors import InvalidInput
-from flowfabric.store.urls import open_store
+from flowfabric.store.urls import open_store, redact
 
 SECRET = "s3cr3t"
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from rich.text import Text
 
 from flowfabric.cli import documents, exits, screen
-from flowfabric.cli.target import Target, check_file, options, redact
+from flowfabric.cli.target import Target, check_file, options
 from flowfabric.connection import connect, migrate
 from flowfabric.core.audit import Complaint, Wrong
 from flowfabric.core.durations import span
@@ -20,6 +20,7 @@ from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.states import LaneState
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError, SchemaTooOld
+from flowfabric.store.urls import redact
 from flowfabric.version import __version__
 
 ROUND_TRIPS: Final = 5

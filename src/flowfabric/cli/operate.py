@@ -13,7 +13,7 @@ from rich.text import Text
 from flowfabric.cli import documents, exits, filters, screen
 from flowfabric.cli.target import Target, namespace_option, options, with_engine
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.limits import PAGE_MAX, SWEEP_BATCH
+from flowfabric.core.limits import PAGE_MAX, PRIORITY_MAX, PRIORITY_MIN, SWEEP_BATCH
 from flowfabric.core.results import Revoked
 from flowfabric.core.states import TERMINAL_STATES, BlockingReason, PublicState
 from flowfabric.core.views import ExecutionSnapshot
@@ -134,7 +134,7 @@ def _any(_: ExecutionSnapshot) -> bool:
 
 @click.command("priority", short_help="Move a waiting execution in its queue.")
 @click.argument("execution_id", metavar="ID")
-@click.argument("priority", type=int)
+@click.argument("priority", type=click.IntRange(PRIORITY_MIN, PRIORITY_MAX))
 @namespace_option
 @options
 @with_engine

@@ -16,7 +16,7 @@ from flowfabric.cli.target import Target, find_app, options, own_namespace_optio
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.durations import duration_ms
 from flowfabric.core.ids import uuid_of
-from flowfabric.core.limits import PAYLOAD_DEPTH_MAX
+from flowfabric.core.limits import PAYLOAD_DEPTH_MAX, PRIORITY_MAX, PRIORITY_MIN
 from flowfabric.core.results import Created
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.versions import split_kind
@@ -39,7 +39,7 @@ LOOK_AGAIN_S: Final = 1.0
 @click.option("--encoding", default=JSON, show_default=True, help="How the payload is encoded.")
 @click.option("--lane", help="Otherwise: that of the task, or default.")
 @own_namespace_option
-@click.option("--priority", type=int)
+@click.option("--priority", type=click.IntRange(PRIORITY_MIN, PRIORITY_MAX))
 @click.option("--key", help="Idempotency key: the same key finds the same execution.")
 @click.option("--id", "execution_id", help="An id of your own: it finds the same execution again.")
 @click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE")

@@ -3,7 +3,6 @@
 import asyncio
 import importlib
 import os
-import re
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
@@ -20,8 +19,9 @@ from flowfabric.app import App
 from flowfabric.connection import connect
 from flowfabric.core.ids import ExecutionId
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import SchemaTooOld, Transport, Unavailable
+from flowfabric.errors import Transport, Unavailable
 from flowfabric.signals import check_namespace
+from flowfabric.store.urls import SQLITE, redact
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,8 +30,6 @@ URL_VARIABLE: Final = "FLOWFABRIC_URL"
 APP_VARIABLE: Final = "FLOWFABRIC_APP"
 OURS: Final = str(Path(__file__).parent.parent) + os.sep
 IMPORTING: Final = ("<frozen importlib", os.path.dirname(importlib.__file__))
-SQLITE: Final = "sqlite:///"
-_PASSWORD: Final = re.compile(r"(password=)[^&]*")
 NEEDED: Final = (
     "which database? Give --url sqlite:///path.db or --url postgresql://…, set"
     f" {URL_VARIABLE}, or name an app: --app module:app"
@@ -78,8 +76,6 @@ class Target(Struct, frozen=True, kw_only=True):
         except Transport as error:
             problem = error.detail.removeprefix(f"transport ({error.backend}): ")
             raise Unavailable(redact(url), f"cannot be reached: {problem}") from error
-        except SchemaTooOld as error:
-            raise needs_migration(error, url) from error
 
 
 limit_option = click.option(
@@ -163,25 +159,6 @@ def check_file(url: str) -> None:
             "sqlite",
             f"there is no database at {path}; to create it, run: flowfabric migrate --url {url}",
         )
-
-
-def needs_migration(error: SchemaTooOld, url: str) -> Unavailable:
-    return Unavailable(
-        "schema",
-        f"the database is at version {error.found}, this package needs {error.expected};"
-        f" run: flowfabric migrate --url {redact(url)}",
-    )
-
-
-def redact(url: str) -> str:
-    """The URL without its password, also when the password is not encoded as it should be."""
-    if url.startswith(SQLITE):
-        return url
-    scheme, separator, rest = url.partition("://")
-    login, at, place = rest.rpartition("@")
-    user, colon, _ = login.partition(":")
-    place = _PASSWORD.sub(r"\1***", place)
-    return f"{scheme}{separator}{user}{':***' if colon else ''}{at}{place}"
 
 
 class BrokenProgram(Exception):

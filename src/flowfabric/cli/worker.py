@@ -15,9 +15,9 @@ from rich.text import Text
 from flowfabric.app import App
 from flowfabric.cli import exits, logs, screen
 from flowfabric.cli.reload import run_reloading
-from flowfabric.cli.target import APP_VARIABLE, find_app, needs_migration, redact
+from flowfabric.cli.target import APP_VARIABLE, find_app
 from flowfabric.connection import migrate
-from flowfabric.errors import SchemaTooOld
+from flowfabric.store.urls import redact
 from flowfabric.worker.settings import WorkerSettings
 
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -94,8 +94,6 @@ def worker(
 async def _work(app: App, settings: WorkerSettings) -> None:
     try:
         await app.run_worker(settings=settings)
-    except SchemaTooOld as error:
-        raise needs_migration(error, app.url) from error
     finally:
         await app.close()
     await _leave()

@@ -1,12 +1,14 @@
 """Checks of plain input values: each refusal names the field, the limit and the value."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from flowfabric.core.limits import (
     NAME_BYTES_MAX,
     PAYLOAD_DEPTH_MAX,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
     REASON_BYTES_MAX,
     TEXT_BYTES_MAX,
     TIME_MS_MAX,
@@ -32,6 +34,16 @@ def check_int(field: str, value: object, low: int, high: int) -> int:
     if not low <= value <= high:
         raise InvalidInput(field, f"must be {low} to {high}", value)
     return value
+
+
+def check_priority(value: object) -> int:
+    return check_int("priority", value, PRIORITY_MIN, PRIORITY_MAX)
+
+
+def check_names(field: str, value: object) -> None:
+    """Any collection of names; one name alone is none of its letters."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InvalidInput(field, 'must be a list, such as ["gpu"]', value)
 
 
 def check_bool(field: str, value: object) -> bool:

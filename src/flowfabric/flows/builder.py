@@ -12,7 +12,7 @@ Nothing is stored before `start`.
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import Final, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 from msgspec import structs
@@ -33,7 +33,7 @@ from flowfabric.flows.policies import AllOf, AnyOf, Quorum, When
 from flowfabric.flows.run import FlowRun
 from flowfabric.passing import Composed, compose
 from flowfabric.patience import statements_within
-from flowfabric.run import Endings
+from flowfabric.run import OpenedApp
 from flowfabric.submission import MANY_PATIENCE_S, Options, check_options, request_of
 from flowfabric.task import JSON, Call, Task
 
@@ -86,13 +86,6 @@ class Planned:
     waits_for: Mapping[Node[object], bool]
     """Those it waits for, and whether their result is passed on."""
     when: When
-
-
-class OpenedApp(Protocol):
-    @property
-    def engine(self) -> Engine: ...
-    @property
-    def endings(self) -> Endings: ...
 
 
 class Flow:
@@ -295,7 +288,7 @@ class Flow:
                 joins = [_join(each, partitions) for each in part if each.waits_for]
                 members = [requests[each.node.index] for each in part]
                 await engine.add_dependencies(self.flow_id, joins, members=members)
-        return FlowRun(opened.engine, opened.endings, self.flow_id)
+        return FlowRun(opened, self.flow_id)
 
     async def _tag(self, engine: Engine) -> None:
         if self._id_given:

@@ -14,7 +14,6 @@ from flowfabric.core.flow_model import FlowState
 from flowfabric.core.flow_results import CancelFlowResult
 from flowfabric.core.flow_views import FlowSummary
 from flowfabric.core.ids import FlowId
-from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.errors import (
     ExecutionNotTerminal,
@@ -26,7 +25,7 @@ from flowfabric.errors import (
 from flowfabric.flows.drawing import print_graph
 from flowfabric.flows.graph import FlowGraph, read_graph, why_skipped
 from flowfabric.flows.node import Node
-from flowfabric.run import Endings, Run
+from flowfabric.run import OpenedApp, Run
 from flowfabric.terminal import open_console
 
 R = TypeVar("R")
@@ -43,14 +42,11 @@ CancelPolicy = Literal["cancel_all", "cancel_pending", "flow_only"]
 class FlowRun:
     """A flow in the database."""
 
-    def __init__(
-        self, engine: Engine, endings: Endings, flow_id: FlowId, *, namespace: str | None = None
-    ) -> None:
+    def __init__(self, opened: OpenedApp, flow_id: FlowId, *, namespace: str | None = None) -> None:
         """With a `namespace`, a flow of another one does not exist here."""
         self.flow_id = flow_id
         self._namespace = namespace
-        self._engine = engine
-        self._endings = endings
+        self._opened = opened
 
     def __repr__(self) -> str:
         return f"<run of flow {self.flow_id}>"
@@ -61,8 +57,8 @@ class FlowRun:
             raise InvalidInput("node", "must be what flow.add returned", node)
         if node.flow_id != self.flow_id:
             raise InvalidInput("node", f"is of another flow than {self.flow_id}", node)
-        execution_id = node.execution_id(self._engine.deployment.partitions)
-        return Run(self._endings, self._engine, node.task, execution_id, namespace=self._namespace)
+        execution_id = node.execution_id(self._opened.engine.deployment.partitions)
+        return Run(self._opened, node.task, execution_id, namespace=self._namespace)
 
     async def result(self, node: Node[R], timeout: Duration | None = None) -> R:
         """Wait for a node's end and return what its task returned; see `Run.result`.
@@ -70,11 +66,11 @@ class FlowRun:
         A node that never ran, because of how others ended, raises `ExecutionSkipped`.
         """
         run = self.run(node)
-        await self._check_namespace()
+        opened = await self._here()
         try:
             return await run.result(timeout)
         except ExecutionSkipped as error:
-            reason = await why_skipped(self._engine, self.flow_id, run.execution_id)
+            reason = await why_skipped(opened.engine, self.flow_id, run.execution_id)
             raise ExecutionSkipped(run.execution_id, reason or error.reason) from None
 
     async def wait(self, timeout: Duration | None = None) -> FlowState:
@@ -89,12 +85,13 @@ class FlowRun:
             raise OperationTimeout(f"waiting for flow {self.flow_id}", elapsed_ms) from None
 
     async def _until_ended(self) -> FlowState:
-        with self._engine.store.hints([COMPLETION_TOPIC]) as hints:
+        opened = await self._here()
+        with opened.engine.store.hints([COMPLETION_TOPIC]) as hints:
             while True:
                 state = await self.state()
                 if state in ENDED:
                     return state
-                if await self._endings.is_idle():
+                if await opened.endings.is_idle():
                     raise ExecutionNotTerminal(
                         f"flow {self.flow_id} is {state}, and nothing happens by itself here:"
                         " `await app.drain()` runs what is ready"
@@ -107,8 +104,8 @@ class FlowRun:
 
     async def summary(self) -> FlowSummary:
         """How many nodes are in which state."""
-        await self._check_namespace()
-        found = await self._engine.read_flow_summary(self.flow_id)
+        opened = await self._here()
+        found = await opened.engine.read_flow_summary(self.flow_id)
         if found is None:
             raise NotFound("flow", self.flow_id)
         return found
@@ -120,20 +117,21 @@ class FlowRun:
         policy: CancelPolicy = "cancel_all",
         wait: Duration | None = None,
     ) -> CancelFlowResult:
-        """Close the flow and cancel its nodes: all, those no worker has yet, or none.
+        """Close the flow and cancel its nodes: all, those neither with a worker nor suspended, or
+        none.
 
         With `wait`, return once they have ended; raises `OperationTimeout` otherwise.
         """
-        await self._check_namespace()
+        opened = await self._here()
         mode = NoWait() if wait is None else WaitTimeout(duration_ms("wait", wait))
-        return await self._engine.cancel_flow(
+        return await opened.engine.cancel_flow(
             self.flow_id, reason=reason, cancellation_policy=policy, wait=mode
         )
 
     async def view(self) -> FlowGraph:
         """Every node and edge, as they are now."""
-        await self._check_namespace()
-        found = await read_graph(self._engine, self.flow_id)
+        opened = await self._here()
+        found = await read_graph(opened.engine, self.flow_id)
         if found is None:
             raise NotFound("flow", self.flow_id)
         return found
@@ -147,9 +145,11 @@ class FlowRun:
         console = console or open_console(width=width)
         print_graph(console, await self.view(), every_node=every_node)
 
-    async def _check_namespace(self) -> None:
-        """Once: flows do not move."""
+    async def _here(self) -> OpenedApp:
+        """The app, once it is certain that it may see the flow; flows do not move."""
+        opened = self._opened = await self._opened.here()
         if self._namespace is not None:
-            if await self._engine.get_flow_namespace(self.flow_id) != self._namespace:
+            if await opened.engine.get_flow_namespace(self.flow_id) != self._namespace:
                 raise NotFound("flow", self.flow_id)
             self._namespace = None
+        return opened

@@ -21,6 +21,7 @@ SQLITE: Final = "sqlite:///"
 POSTGRES: Final = ("postgresql://", "postgres://")
 EMBEDDED: Final = "postgresql+embedded:///"
 
+_PASSWORD: Final = re.compile(r"(password=)[^&]*")
 _SCHEME: Final = re.compile(r"[a-zA-Z+]*(?=://)")
 
 
@@ -79,6 +80,17 @@ def _postgres(
         statement_cache_size=statement_cache_size,
         listen_url=listen_url,
     )
+
+
+def redact(url: str) -> str:
+    """The URL without its password, also when the password is not encoded as it should be."""
+    if url.startswith(SQLITE):
+        return url
+    scheme, separator, rest = url.partition("://")
+    login, at, place = rest.rpartition("@")
+    user, colon, _ = login.partition(":")
+    place = _PASSWORD.sub(r"\1***", place)
+    return f"{scheme}{separator}{user}{':***' if colon else ''}{at}{place}"
 
 
 class _Server(Protocol):
