@@ -1,6 +1,7 @@
 """Parallel branches: each gets its own results back, whatever order they arrive in."""
 
 import asyncio
+import contextvars
 import time
 from collections import Counter
 from collections.abc import Coroutine, Generator
@@ -389,3 +390,79 @@ async def test_a_branch_that_comes_before_a_stored_one_may_be_new(app: App) -> N
     async with working(app):
         await (await app.submit(one_by_one)).result(timeout="30s")
     assert ran == {"slow": 1, "quick": 1}
+
+
+async def test_branches_are_found_again_after_calls_that_came_in_another_order(app: App) -> None:
+    charged: Counter[str] = Counter()
+
+    @app.task(retry=AGAIN)
+    async def bill(ctx: Context) -> None:
+        async def fetch(name: str) -> str:
+            await turns(40 if (name == "f1") == (ctx.retry_count % 2 == 0) else 0)
+            return await ctx.step(f"fetch {name}", str.upper, name)
+
+        async def charge(who: str) -> None:
+            await ctx.step("charge", charged.update, [who])
+
+        for fetched in asyncio.as_completed([fetch("f1"), fetch("f2")]):
+            await ctx.step(f"note {await fetched}", str)
+        await asyncio.gather(charge("ada"), charge("bob"))
+        if ctx.retry_count < 3:
+            raise Crash
+
+    async with working(app):
+        await (await app.submit(bill)).result(timeout="30s")
+    assert charged == {"ada": 1, "bob": 1}
+
+
+async def test_tasks_that_are_given_a_context_are_branches_of_their_own(app: App) -> None:
+    charged: Counter[str] = Counter()
+
+    @app.task(retry=AGAIN)
+    async def bill(ctx: Context) -> list[str]:
+        late = "ada" if ctx.retry_count % 2 else "bob"
+
+        def note(who: str) -> str:
+            charged[who] += 1
+            return who
+
+        async def charge(who: str) -> str:
+            await turns(40 if who == late else 0)
+            return await ctx.step("charge", note, who)
+
+        context = contextvars.copy_context()
+        tasks = [asyncio.create_task(charge(who), context=context) for who in ("ada", "bob")]
+        results = [await task for task in tasks]
+        if ctx.retry_count < 3:
+            raise Crash
+        return results
+
+    async with working(app):
+        assert await (await app.submit(bill)).result(timeout="30s") == ["ada", "bob"]
+    assert charged == {"ada": 1, "bob": 1}
+
+
+async def test_a_call_cancelled_at_once_in_a_later_run_is_given_up_for_good(app: App) -> None:
+    charged: Counter[str] = Counter()
+
+    @app.task(retry=AGAIN)
+    async def bill(ctx: Context) -> list[str]:
+        def note(who: str) -> str:
+            charged[who] += 1
+            return who
+
+        if ctx.retry_count == 0:
+            raise Crash
+        try:
+            async with asyncio.timeout(0 if ctx.retry_count == 1 else 0.1):
+                first = await ctx.step("charge", note, "ada")
+        except TimeoutError:
+            first = "nobody"
+        second = await ctx.step("charge", note, "bob")
+        if ctx.retry_count < 3:
+            raise Crash
+        return [first, second]
+
+    async with working(app):
+        assert await (await app.submit(bill)).result(timeout="30s") == ["nobody", "bob"]
+    assert charged["bob"] == 1

@@ -18,7 +18,9 @@ them is awaited, are matched together:
 A call that finds no stored step is new. It may run only if its line has left no step
 of the line behind: otherwise the code no longer accounts for what is stored.
 Parallel steps are no such sign, since whoever asks for them may still come. The same
-rules match the lines started at one place with those that were stored.
+rules match the lines started at one place with those that were stored. A line that is not
+stored at its place takes an equal one from another place that its parent has passed: the
+calls before it came in another order.
 """
 
 import hashlib
@@ -130,6 +132,16 @@ class Shelf:
         """Whether something of the same name and arguments is left."""
         equal = self._equal.get((asked.kind, asked.name, asked.digest), {})
         return any(kept.key not in self._forgiven for kept in equal.values())
+
+    def take_equal(self, asked: Asked) -> Kept | None:
+        """Take off what has the same name and arguments, whatever its number."""
+        equal = self._equal.get((asked.kind, asked.name, asked.digest), {})
+        return self._remove(next(iter(equal.values()), None))
+
+    @property
+    def ahead(self) -> Collection[str]:
+        """The keys of what may still be asked for."""
+        return self._left.keys() - self._forgiven
 
     @property
     def behind(self) -> Kept | None:

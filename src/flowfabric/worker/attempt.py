@@ -191,6 +191,7 @@ class Attempt:
 
     async def _handle(self, services: Services) -> bytes:
         """The handler's encoded result."""
+        await services.steps.load()
         payload = await self._payload()
         bound = self._arguments(services, payload)
         context = Context(services)

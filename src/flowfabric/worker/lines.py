@@ -26,6 +26,7 @@ from flowfabric.core.journal import (
     BRANCH,
     ROOT,
     Asked,
+    Kept,
     Shelf,
     alike,
     identity,
@@ -59,6 +60,9 @@ class Watched(Protocol):
         """The lines that are stored as started at one place."""
 
     def stored_at(self, line: str, key: str) -> Shelf: ...
+
+    def places_in(self, line: str) -> Collection[str]:
+        """The calls of a line after which others may be stored, and its beginning."""
 
     def step(self, key: str) -> Step: ...
 
@@ -316,14 +320,16 @@ class Line:
             waiting.append(self)
         matches = self.journal.lines_at(group).take([each.asked for each in waiting])
         for line, match in zip(waiting, matches, strict=True):
-            kept = match.kept
             line._after_key = after_key
             line.refusal = match.refusal
-            if kept is None and not line.refusal:
-                line.refusal = parent._moved_branch(line.asked)
-            line.id = (
-                kept.key if kept else self.journal.new_line_id(parent.known_as, group, line.asked)
-            )
+            kept = match.kept
+            if kept is None:
+                line.refusal = line.refusal or parent._moved_branch(line.asked)
+                kept = parent._branch_elsewhere(line.asked)
+            if kept is not None:
+                line.refusal, line.id = "", kept.key
+            else:
+                line.id = self.journal.new_line_id(parent.known_as, group, line.asked)
 
     def _moved_branch(self, asked: Asked) -> str:
         """Why a new branch must not run: it is stored after a call that was not made this time."""
@@ -331,6 +337,16 @@ class Line:
             if not kept.parallel and self.journal.stored_at(self.known_as, kept.key).holds(asked):
                 return f"{shown(asked)} is stored after {shown(kept)}, which has not been asked for"
         return ""
+
+    def _branch_elsewhere(self, asked: Asked) -> Kept | None:
+        """An equal branch that is stored after another call, which this run has passed."""
+        ahead = self.shelf.ahead
+        for key in self.journal.places_in(self.known_as):
+            if key not in ahead:
+                kept = self.journal.stored_at(self.known_as, key).take_equal(asked)
+                if kept is not None:
+                    return kept
+        return None
 
     @property
     def known_as(self) -> str:

@@ -184,6 +184,10 @@ class Journal:
 
     # What is stored
 
+    async def load(self) -> None:
+        """Read what is stored, before the handler can cancel a call that waits for it."""
+        await self._loaded()
+
     async def _loaded(self) -> None:
         if self._load is None:
             return
@@ -259,6 +263,9 @@ class Journal:
     def stored_at(self, line: str, key: str) -> Shelf:
         """The lines that were started in a line after a call; cheap where none are stored."""
         return self.lines_at(line_group(line, key)) if self._branched else NOTHING
+
+    def places_in(self, line: str) -> Collection[str]:
+        return ("", *(kept.key for kept in self._by_line.get(line, ()))) if self._branched else ()
 
     def new_line_id(self, parent: str, group: str, asked: Asked) -> str:
         while (made := line_id(parent, group, asked)) in self._line_ids:

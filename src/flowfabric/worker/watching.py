@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Final, Protocol, TypeVar
 
-from flowfabric.worker.lines import current_line, inside_step
+from flowfabric.worker.lines import Line, current_line, inside_step
 
 OURS: Final = str(Path(__file__).parent.parent)
 DEMO: Final = str(Path(OURS, "demo"))
@@ -57,11 +57,12 @@ class _Watch:
         **given: object,
     ) -> "asyncio.Future[T]":
         """Create a task; inside a handler, with a line of its own."""
-        line = current_line.get() if context is None else None
+        line = _line_in(context)
         if line is None or line.journal.closed or inside_step.get() or _is_ours(coroutine):
             return self._create(loop, coroutine, context)
         branch = line.fork(coroutine)
-        own = contextvars.copy_context()
+        # A copy of a context that was given too: tasks that share one are lines of their own.
+        own = contextvars.copy_context() if context is None else context.copy()
         own.run(current_line.set, branch)
         task = self._create(loop, coroutine, own)
         task.add_done_callback(branch.ended)
@@ -80,6 +81,12 @@ class _Watch:
             return self.before(loop, coroutine)
         # It copies the context it is called in, whether or not it can be given one.
         return context.run(self.before, loop, coroutine)
+
+
+def _line_in(context: contextvars.Context | None) -> Line | None:
+    """The line that starts a task: that of the context it is given, or of who creates it."""
+    own = current_line.get()
+    return own if context is None else context.get(current_line) or own
 
 
 def watch_tasks(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
