@@ -132,6 +132,8 @@ def reading(waiting: ExecutionId) -> dict[str, Arguments]:
         "get_execution_tag": {"execution_id": waiting, "key": "a.b"},
         "read_exec_core_fields": {"execution_id": waiting, "names": ["lane_id"], "partition": None},
         "resolve_execution_id": {"text": waiting, "namespace": "default"},
+        "own_ids": {"execution_ids": [waiting]},
+        "before_latest_events": {"count": 5, "namespace": "n", "category": None},
         "list_executions": {"partition": 5, **page},
         "find_executions": {"matching": EVERYTHING, **page},
         "list_lanes": page,

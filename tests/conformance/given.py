@@ -153,7 +153,8 @@ class Given:
     async def waiting_children(self, **fields: object) -> Claimed:
         """Its attempt waits for the end of another execution, in a lane of its own."""
         claimed = await self.running(**fields)
-        child = await self.delayed(DAY_MS, lane_id="children")
+        namespace = fields.get("namespace", "default")
+        child = await self.delayed(DAY_MS, lane_id="children", namespace=namespace)
         await self.engine.await_executions(claimed.handle, [child])
         return claimed
 

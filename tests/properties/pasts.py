@@ -127,7 +127,7 @@ async def grow(engine: Engine, clock: SettableClock, past: Past) -> Grown:
     assert isinstance(created, Created)
     grown = Grown(created.execution_id, past)
     if past.in_flow:
-        await engine.create_flow(flow_id, flow_kind="past")
+        await engine.create_flow(flow_id, flow_kind="past", namespace=request.namespace)
         await engine.add_execution_to_flow(flow_id, grown.execution_id)
     for step in past.steps:
         try:

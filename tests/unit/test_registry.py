@@ -52,9 +52,9 @@ def test_a_call_can_be_scheduled_with_its_arguments() -> None:
         pytest.param("61 * * * *", None, "UTC", "cron", id="bad cron"),
         pytest.param("* * * * *", None, "Mars", "timezone", id="bad zone"),
         pytest.param(None, "soon", "UTC", "every", id="bad interval"),
-        pytest.param(None, "1ms", "UTC", "every_ms", id="too often"),
-        pytest.param(None, None, "UTC", "cron", id="neither"),
-        pytest.param("* * * * *", "1h", "UTC", "cron", id="both"),
+        pytest.param(None, "1ms", "UTC", "every", id="too often"),
+        pytest.param(None, None, "UTC", "schedule", id="neither"),
+        pytest.param("* * * * *", "1h", "UTC", "schedule", id="both"),
     ],
 )
 def test_a_mistake_is_found_where_it_is_made(

@@ -218,7 +218,7 @@ async def test_log_records_carry_execution_attempt_and_worker(
     # What lies between the worker and the handler is not shown.
     assert records[1].exc_text is not None
     assert [line for line in records[1].exc_text.splitlines() if "File" in line] == [
-        f'  File "{__file__}", line {chatty.function.__code__.co_firstlineno + 3}, in chatty'
+        f'    File "{__file__}", line {chatty.function.__code__.co_firstlineno + 3}, in chatty'
     ]
     assert {(vars(r)["attempt_index"], vars(r)["worker_instance_id"]) for r in records} == {
         (0, "w-1")

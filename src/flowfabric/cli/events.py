@@ -65,7 +65,7 @@ async def _print(engine: Engine, target: Target, events: Sequence[StoredEvent]) 
         for event in events:
             documents.emit(event)
         return
-    own_ids = await engine.own_ids(each.execution_id for each in events)
+    own_ids = await engine.own_ids([each.execution_id for each in events])
     for event in events:
         _print_line(event, own_ids.get(event.execution_id))
 

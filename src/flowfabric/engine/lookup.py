@@ -1,10 +1,11 @@
 """What people at a terminal need: ids by a part of them, and a look at the whole."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from flowfabric.core.checks import check_int, check_text
+from flowfabric.core.checks import check_int, check_list, check_text
+from flowfabric.core.events import EventCategory
 from flowfabric.core.ids import FIRST_UUID, LAST_UUID, ExecutionId, parse_namespace, parse_own_id
 from flowfabric.core.model import Execution, WorkerPresence
 from flowfabric.engine.reads import PRESENCE_MS
@@ -81,6 +82,8 @@ class Lookup(Operations):
         check_int("count", count, 1, EVENTS_BACK_MAX)
         if namespace is not None:
             parse_namespace(namespace)
+        if category is not None and category not in list(EventCategory):
+            raise InvalidInput("category", f"must be one of {', '.join(EventCategory)}", category)
 
         async def body(reader: Reader) -> int:
             rows = await reader.select(
@@ -90,9 +93,10 @@ class Lookup(Operations):
 
         return await self.store.read(body)
 
-    async def own_ids(self, execution_ids: Iterable[ExecutionId]) -> dict[ExecutionId, str]:
+    async def own_ids(self, execution_ids: Sequence[str]) -> dict[ExecutionId, str]:
         """What people call those of these executions that have an id of somebody's own."""
-        asked = [execution_key(each) for each in dict.fromkeys(execution_ids)]
+        given = check_list("execution_ids", execution_ids, 0, EVENTS_BACK_MAX)
+        asked = [execution_key(each) for each in dict.fromkeys(map(self.check_execution_id, given))]
 
         async def body(reader: Reader) -> dict[ExecutionId, str]:
             found = await reader.get(Execution, asked) if asked else {}

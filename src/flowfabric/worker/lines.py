@@ -325,7 +325,7 @@ class Line:
             kept = match.kept
             if kept is None:
                 line.refusal = line.refusal or parent._moved_branch(line.asked)
-                kept = parent._branch_elsewhere(line.asked)
+                kept = parent._branch_elsewhere(line.asked, forks.key)
             if kept is not None:
                 line.refusal, line.id = "", kept.key
             else:
@@ -338,11 +338,11 @@ class Line:
                 return f"{shown(asked)} is stored after {shown(kept)}, which has not been asked for"
         return ""
 
-    def _branch_elsewhere(self, asked: Asked) -> Kept | None:
+    def _branch_elsewhere(self, asked: Asked, here: str) -> Kept | None:
         """An equal branch that is stored after another call, which this run has passed."""
         ahead = self.shelf.ahead
         for key in self.journal.places_in(self.known_as):
-            if key not in ahead:
+            if key != here and key not in ahead:
                 kept = self.journal.stored_at(self.known_as, key).take_equal(asked)
                 if kept is not None:
                     return kept
