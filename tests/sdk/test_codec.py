@@ -1,5 +1,6 @@
 """Payloads through a codec, on every store."""
 
+import itertools
 import zlib
 from pathlib import Path
 
@@ -19,9 +20,11 @@ class Elsewhere:
 
     def __init__(self) -> None:
         self.kept: dict[bytes, bytes] = {}
+        # Values are encoded on several threads at once.
+        self._numbers = itertools.count()
 
     def encode(self, data: bytes) -> bytes:
-        key = b"%d" % len(self.kept)
+        key = b"%d" % next(self._numbers)
         self.kept[key] = zlib.compress(data)
         return key
 
