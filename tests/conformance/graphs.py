@@ -227,6 +227,27 @@ async def new_graph(engine: Engine, **fields: str) -> Graph:
     return Graph(engine, flow_id)
 
 
+async def neighbour(graph: Graph) -> Graph:
+    """Another flow in the same partition."""
+    return await _graph_where(graph, same_partition=True)
+
+
+async def graph_elsewhere(graph: Graph) -> Graph:
+    """A flow in another partition."""
+    return await _graph_where(graph, same_partition=False)
+
+
+async def _graph_where(graph: Graph, *, same_partition: bool) -> Graph:
+    engine = graph.engine
+    here, _ = engine.flow_key(graph.flow_id)
+    while True:
+        flow_id = FlowId(new_id())
+        if (engine.flow_key(flow_id)[0] == here) is same_partition:
+            break
+    await engine.create_flow(flow_id, flow_kind="tests")
+    return Graph(engine, flow_id)
+
+
 def new_id() -> str:
     return str(uuid.uuid4())
 

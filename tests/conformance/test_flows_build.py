@@ -33,7 +33,7 @@ from flowfabric.errors import (
     Terminal,
 )
 from flowfabric.testing import SettableClock
-from tests.conformance.graphs import Graph, new_graph, new_id
+from tests.conformance.graphs import Graph, graph_elsewhere, neighbour, new_graph, new_id
 from tests.conformance.observed import execution_of, refused, unchanged
 
 
@@ -145,7 +145,7 @@ async def test_a_missing_flow_or_execution_takes_no_members(engine: Engine, grap
         await engine.add_execution_to_flow(graph.flow_id, ghost)
     assert caught.value.entity == "execution"
 
-    other = await new_graph(engine)
+    other = await graph_elsewhere(graph)
     stranger = await other.outsider("x")
     with pytest.raises(InvalidInput, match="partition"):
         await engine.add_execution_to_flow(graph.flow_id, stranger)
@@ -154,11 +154,7 @@ async def test_a_missing_flow_or_execution_takes_no_members(engine: Engine, grap
 
 async def test_an_execution_is_in_one_flow_for_life(engine: Engine, graph: Graph) -> None:
     await graph.member("a")
-    partition, _ = engine.flow_key(graph.flow_id)
-    while True:
-        other = await new_graph(engine)
-        if engine.flow_key(other.flow_id)[0] == partition:
-            break
+    other = await neighbour(graph)
 
     async with refused(engine, ExecutionAlreadyInFlow) as caught:
         await engine.add_execution_to_flow(other.flow_id, graph["a"])

@@ -13,7 +13,7 @@ from flowfabric.core.limits import BATCH_MAX, NAME_BYTES_MAX, PAGE_MAX
 from flowfabric.engine.flow_reads import Incoming, Outgoing
 from flowfabric.errors import InvalidDependency, InvalidInput, NotFound
 from tests.conformance.given import UNKNOWN_ID
-from tests.conformance.graphs import Graph, new_graph, new_id
+from tests.conformance.graphs import Graph, graph_elsewhere, new_graph, new_id
 from tests.conformance.observed import call, refused, refuses, unchanged
 
 NO_UUIDS = (None, 7, b"x", "", "not a uuid", "0197F3A0-0000-7000-8000-000000000001", "a\x00b")
@@ -58,13 +58,9 @@ async def refuses_each(
                 await refuses(engine, field, operation, *places, **others)
 
 
-async def elsewhere(engine: Engine, graph: Graph) -> str:
+async def elsewhere(graph: Graph) -> str:
     """A well-formed execution id that cannot belong to the flow."""
-    partition, _ = engine.flow_key(graph.flow_id)
-    other = await new_graph(engine)
-    while engine.flow_key(other.flow_id)[0] == partition:
-        other = await new_graph(engine)
-    return await other.outsider("x")
+    return await (await graph_elsewhere(graph)).outsider("x")
 
 
 async def test_creating_a_flow(engine: Engine) -> None:
@@ -83,7 +79,7 @@ async def test_creating_a_flow(engine: Engine) -> None:
 
 
 async def test_adding_a_member(engine: Engine, graph: Graph) -> None:
-    strange = await elsewhere(engine, graph)
+    strange = await elsewhere(graph)
     await refuses_each(
         engine,
         "add_execution_to_flow",
@@ -95,7 +91,7 @@ async def test_adding_a_member(engine: Engine, graph: Graph) -> None:
 
 @pytest.mark.parametrize("operation", ["stage_dependency_edge", "apply_dependency_to_child"])
 async def test_staging_and_applying_an_edge(engine: Engine, graph: Graph, operation: str) -> None:
-    strange = await elsewhere(engine, graph)
+    strange = await elsewhere(graph)
     revision = "graph_revision" if "apply" in operation else "expected_graph_revision"
     await refuses_each(
         engine,
@@ -118,7 +114,7 @@ async def test_staging_and_applying_an_edge(engine: Engine, graph: Graph, operat
 
 async def test_resolving_an_edge(engine: Engine, graph: Graph) -> None:
     edge_id = await graph.edge("a", "b")
-    strange = await elsewhere(engine, graph)
+    strange = await elsewhere(graph)
     await refuses_each(
         engine,
         "resolve_dependency",
@@ -135,7 +131,7 @@ async def test_resolving_an_edge(engine: Engine, graph: Graph) -> None:
 
 
 async def test_setting_a_policy(engine: Engine, graph: Graph) -> None:
-    strange = await elsewhere(engine, graph)
+    strange = await elsewhere(graph)
     await refuses_each(
         engine,
         "set_edge_group_policy",
@@ -161,7 +157,7 @@ async def test_setting_a_policy(engine: Engine, graph: Graph) -> None:
 
 async def test_adding_in_bulk(engine: Engine, graph: Graph) -> None:
     good = Dependency(upstream_execution_id=graph["a"])
-    strange = await elsewhere(engine, graph)
+    strange = await elsewhere(graph)
 
     def joined(**fields: object) -> list[Join]:
         return [

@@ -22,7 +22,7 @@ from flowfabric.errors import (
     SelfReferencingEdge,
     Terminal,
 )
-from tests.conformance.graphs import Graph, new_graph, new_id
+from tests.conformance.graphs import Graph, graph_elsewhere, neighbour, new_graph, new_id
 from tests.conformance.observed import execution_of, refused, refuses, unchanged
 
 
@@ -211,7 +211,7 @@ async def test_new_members_name_an_id_of_the_flows_partition(engine: Engine, gra
         with pytest.raises(InvalidInput) as caught:
             await engine.add_dependencies(graph.flow_id, members=[graph.request("a", **fields)])
         assert caught.value.field == field
-    other = await new_graph(engine)
+    other = await graph_elsewhere(graph)
     other.new("x")
     with pytest.raises(InvalidInput, match="partition"):
         await engine.add_dependencies(graph.flow_id, members=[other.request("x")])
@@ -256,11 +256,7 @@ async def test_members_come_from_nowhere_else(engine: Engine, graph: Graph) -> N
         await engine.add_dependencies(graph.flow_id, members=[graph.request("x")])
 
     await engine.add_execution_to_flow(graph.flow_id, graph["x"])
-    partition, _ = engine.flow_key(graph.flow_id)
-    while True:
-        other = await new_graph(engine)
-        if engine.flow_key(other.flow_id)[0] == partition:
-            break
+    other = await neighbour(graph)
     async with refused(engine, ExecutionAlreadyInFlow):
         await engine.add_dependencies(other.flow_id, members=[graph["x"]])
 
