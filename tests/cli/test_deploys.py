@@ -5,6 +5,7 @@ from pathlib import Path
 from flowfabric import Engine
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.states import FailureClass, PublicState
+from flowfabric.core.step_model import FailedStep
 from flowfabric.core.steps import NewStep
 from flowfabric.engine.steps import StepReport
 from tests.cli.command import run
@@ -155,3 +156,26 @@ async def test_show_lists_steps_children_parent_and_tracebacks(engine: Engine, u
     assert isinstance(children, list)
     assert [each["execution_id"] for each in children] == [child.execution_id]
     assert parent in run("show", child.execution_id, url=url).out
+
+
+async def test_show_and_why_name_the_step_that_failed(engine: Engine, url: str) -> None:
+    order = await create(engine, kind="order")
+    claimed = await engine.claim(worker_id="w", worker_instance_id="w-1", kinds=["order"])
+    assert claimed is not None
+    failed = FailedStep(step_key="charge#2", name="charge", error="ValueError: \x1b[2Jno")
+    await engine.fail(claimed.handle, "no order", failure_class=FailureClass.PERMANENT, step=failed)
+    shown = run("show", order, url=url)
+    assert "It has ended as failed at step 'charge': no order." in shown.out
+    steps, attempts = (
+        next(line for line in shown.out.splitlines() if name in line)
+        for name in ("ValueError", "ended failure")
+    )
+    assert steps.split()[0] == "charge"
+    assert "\\x1b[2Jno" in steps
+    assert attempts.endswith("step charge: no order")
+    assert run("why", order, url=url).out.strip() == (
+        "It has ended as failed at step 'charge': no order."
+    )
+    document = run("show", order, "--json", url=url).document
+    assert isinstance(document["attempts"], list)
+    assert document["attempts"][0]["failed_step_key"] == "charge#2"

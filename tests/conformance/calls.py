@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import FailureClass, PublicState
+from flowfabric.core.step_model import FailedStep
 from flowfabric.engine.filters import EVERYTHING, ExecutionFilter
 from flowfabric.engine.work import Completion, FailureReport
 from tests.conformance.given import WORKER, Given, fence_of, new
@@ -70,6 +71,7 @@ def holding(running: Claimed) -> dict[str, Arguments]:
         "failure_class": FailureClass.TRANSIENT,
         "category": "disk",
     }
+    failed = FailedStep(step_key="charge", name="charge", error="ValueError")
     return {
         "renew": by_handle,
         "renew_many": {"handles": [running.handle], "waits": False},
@@ -79,7 +81,7 @@ def holding(running: Claimed) -> dict[str, Arguments]:
         "complete": {**by_handle, **result},
         "complete_many": {"completions": [Completion(handle=running.handle)]},
         "complete_execution": {**typed, **result},
-        "fail": {**by_handle, **failure, "traceback": "in main"},
+        "fail": {**by_handle, **failure, "traceback": "in main", "step": failed},
         "fail_many": {"reports": [FailureReport(handle=running.handle, reason="broken")]},
         "fail_execution": {**typed, **failure, "retry_policy": None},
         "delay_execution": {**typed, "delay_until_ms": 5},

@@ -1,15 +1,23 @@
 """One execution with all that belongs to it."""
 
+import pytest
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.details import ChildView
+from flowfabric.core.details import ChildView, StepView
+from flowfabric.core.durations import moment
 from flowfabric.core.limits import TRACEBACK_BYTES_MAX
 from flowfabric.core.states import FailureClass, PublicState
+from flowfabric.core.step_model import FailedStep, StepKind, failed_step
 from flowfabric.core.steps import NewStep
 from flowfabric.engine.steps import StepReport
+from flowfabric.errors import InvalidInput
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
+from tests.conformance.observed import refused
+from tests.conformance.pausing import paused
+
+RETRIED = {"retry_policy": {"max_retries": 3, "backoff": {"type": "fixed", "delay_ms": 5_000}}}
 
 
 async def test_an_execution_is_read_with_its_steps_attempts_and_children(
@@ -54,11 +62,7 @@ async def test_an_unknown_execution_has_no_details(engine: Engine) -> None:
 async def test_a_failed_attempt_keeps_its_traceback(engine: Engine, given: Given) -> None:
     ended, retried = (
         await given.running(),
-        await given.running(
-            policy={
-                "retry_policy": {"max_retries": 3, "backoff": {"type": "fixed", "delay_ms": 5_000}}
-            }
-        ),
+        await given.running(policy=RETRIED),
     )
     for each in (ended, retried):
         await engine.fail(each.handle, "broken", traceback="File main.py, line 7\x00")
@@ -81,3 +85,86 @@ async def test_of_a_long_traceback_the_end_is_kept(engine: Engine, given: Given)
     assert kept.startswith("…é")
     assert kept.endswith("éthe cause")
     assert TRACEBACK_BYTES_MAX - 2 <= len(kept.encode()) <= TRACEBACK_BYTES_MAX
+
+
+FAILED = FailedStep(
+    step_key="charge#2", name="charge", line="=ada", error="ValueError: no", duration_ms=7
+)
+
+
+async def test_an_attempt_names_the_step_that_failed_and_steps_list_it_last(
+    engine: Engine, given: Given
+) -> None:
+    ended, retried = await given.running(), await given.running(policy=RETRIED)
+    for each, said in (
+        (ended, "It has ended as failed at step 'charge': broken."),
+        (retried, "It waits 5.0s more (retry backoff). Try 1 failed at step 'charge': broken."),
+    ):
+        done = NewStep(step_key="charge", result=b"7")
+        await engine.record_steps([StepReport(handle=each.handle, step=done)])
+        await engine.fail(each.handle, "broken", step=FAILED)
+        found = await engine.inspect_execution(each.execution_id)
+        assert found is not None
+        (attempt,) = found.attempts
+        assert failed_step(attempt) == FAILED
+        assert [step.step_key for step in found.steps] == ["charge", "charge#2"]
+        assert found.steps[-1] == StepView(
+            step_key="charge#2",
+            name="charge",
+            branch="ada",
+            kind=StepKind.CALL,
+            result=None,
+            error="ValueError: no",
+            recorded_at_ms=attempt.ended_at_ms or 0,
+            duration_ms=7,
+            wake_at_ms=None,
+            attempt_index=0,
+        )
+        assert (await engine.explain_execution(each.execution_id)).sentence == said
+        assert [step.step_key for step in await engine.list_steps(each.execution_id)] == ["charge"]
+
+
+async def test_the_next_attempt_stands_for_itself(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    failed = await given.running(policy=RETRIED)
+    await engine.fail(failed.handle, "broken", step=FAILED)
+    clock.advance("5s")
+    await engine.promote_due_delays()
+    again = await given.taken()
+    found = await engine.inspect_execution(failed.execution_id)
+    assert found is not None
+    assert found.steps == ()
+    assert [failed_step(each) for each in found.attempts] == [FAILED, None]
+    stored = NewStep(step_key=FAILED.step_key, name=FAILED.name, failure=b'"no"')
+    await engine.record_steps([StepReport(handle=again.handle, step=stored)])
+    await engine.fail(again.handle, "broken", failure_class=FailureClass.PERMANENT, step=FAILED)
+    found = await engine.inspect_execution(failed.execution_id)
+    assert found is not None
+    assert [each.error for each in found.steps] == ["no"], "what is stored is not listed twice"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("step_key", ""), ("name", "x" * 300), ("line", "x" * 2_000), ("duration_ms", -1)],
+)
+async def test_a_failed_step_beyond_limits_is_refused(
+    engine: Engine, given: Given, field: str, value: object
+) -> None:
+    running = await given.running()
+    step = structs.replace(FAILED, **{field: value})
+    async with refused(engine, InvalidInput) as refusal:
+        await engine.fail(running.handle, "x", step=step)
+    assert refusal.value.field == field
+
+
+async def test_a_wait_says_when_it_times_out(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    at_ms = clock.now_ms() + 7_200_000
+    pause = await paused(given, timeout_at_ms=at_ms)
+    said = await engine.explain_execution(pause.execution_id)
+    assert said.sentence == (
+        f"It is suspended until it gets a signal: 'gate'. It times out in 2h, at {moment(at_ms)}."
+    )
+    assert said.detail["times_out_at_ms"] == at_ms

@@ -140,7 +140,7 @@ async def test_every_situation_is_explained(
         delayed: (Cause.DELAYED, "It waits 1.5s more (delay)."),
         retrying.execution_id: (
             Cause.DELAYED,
-            "It waits 5.0s more (retry backoff).",
+            "It waits 5.0s more (retry backoff). Try 1 failed: try again.",
         ),
         children.execution_id: (
             Cause.BLOCKED,

@@ -8,8 +8,19 @@ from flowfabric.core.explain import Cause, Surroundings, explain
 from flowfabric.core.ids import LaneId
 from flowfabric.core.model import Lane
 from flowfabric.core.states import BlockingReason, EligibilityState, LaneState, LifecyclePhase
+from flowfabric.core.step_model import FailedStep
 from flowfabric.core.transition import change
-from tests.unit.lives import LIVES, NOW_MS, TTL_MS, Life, name_of, running, waiting
+from tests.unit.lives import (
+    LIVES,
+    NOW_MS,
+    TTL_MS,
+    Life,
+    failed,
+    name_of,
+    retrying,
+    running,
+    waiting,
+)
 
 SERVED = Surroundings(lane=None, required=(), ahead=0, served=True, now_ms=NOW_MS)
 CAUSES = {
@@ -64,6 +75,39 @@ def test_a_suspension_says_what_it_waits_for() -> None:
         at = structs.replace(SERVED, progress=Progress(came=came, wanted=wanted, left=left))
         explanation = explain(suspended, at)
         assert (explanation.sentence, explanation.remark) == (sentence, remark)
+
+
+def test_a_suspension_with_a_timeout_says_when() -> None:
+    suspended = change(
+        running().execution,
+        NOW_MS,
+        lifecycle_phase=LifecyclePhase.SUSPENDED,
+        blocking_reason=BlockingReason.WAITING_FOR_SIGNAL,
+    )
+    at_ms = 1_800_000_000_000
+    timed = structs.replace(
+        SERVED, waits_for=("go",), now_ms=at_ms - 7_200_000, times_out_at_ms=at_ms
+    )
+    explanation = explain(suspended, timed)
+    assert explanation.sentence == (
+        "It is suspended until it gets a signal: 'go'."
+        " It times out in 2h, at 2027-01-15 08:00:00 UTC."
+    )
+    assert explanation.detail["times_out_at_ms"] == at_ms
+
+
+def test_a_failure_names_its_step() -> None:
+    around = structs.replace(
+        SERVED, failed_step=FailedStep(step_key="charge#2", name="charge", error="ValueError: no")
+    )
+    ended = explain(failed().execution, around)
+    assert ended.sentence == "It has ended as failed at step 'charge': broken."
+    retried = explain(retrying().execution, around)
+    assert retried.sentence.endswith(" Try 1 failed at step 'charge': flaky.")
+    for explanation in (ended, retried):
+        assert explanation.detail["failed_step"] == "charge"
+        assert explanation.detail["failed_step_key"] == "charge#2"
+    assert explain(retrying().execution, SERVED).sentence.endswith(" Try 1 failed: flaky.")
 
 
 def test_a_lease_that_ended_unnoticed_is_lost() -> None:

@@ -302,12 +302,18 @@ def _print_attempts(attempts: tuple[Attempt, ...], now_ms: int) -> None:
                     screen.ago(attempt.started_at_ms, now_ms),
                     took(attempt),
                     attempt.worker_instance_id or "",
-                    screen.one_line(attempt.failure_reason or attempt.reclaim_reason),
+                    screen.one_line(what_ended(attempt)),
                 )
                 for attempt in attempts
             ],
         )
     )
+
+
+def what_ended(attempt: Attempt) -> str | None:
+    if attempt.failed_step_name is None:
+        return attempt.failure_reason or attempt.reclaim_reason
+    return f"step {attempt.failed_step_name}: {attempt.failure_reason}"
 
 
 @click.command("why", short_help="Say why an execution is not running.")

@@ -7,7 +7,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.journal import branch_name
 from flowfabric.core.model import Attempt, Execution
 from flowfabric.core.states import PublicState
-from flowfabric.core.step_model import Step, StepKind
+from flowfabric.core.step_model import Step, StepKind, failed_step
 from flowfabric.core.views import ExecutionSnapshot, snapshot
 
 
@@ -40,6 +40,8 @@ class ExecutionDetails(ExecutionSnapshot, frozen=True, kw_only=True):
     """A snapshot, and all that belongs to the execution."""
 
     steps: tuple[StepView, ...]
+    """In the order they were made in. The one whose failure ended the last attempt comes last: it
+    is not stored, and the next attempt tries it again."""
     attempts: tuple[Attempt, ...]
     """Oldest first; a failed one has its traceback."""
     children: tuple[ChildView, ...]
@@ -58,6 +60,25 @@ def step_view(step: Step) -> StepView:
         duration_ms=step.duration_ms,
         wake_at_ms=step.wake_at_ms,
         attempt_index=step.attempt_index,
+    )
+
+
+def failed_view(attempt: Attempt) -> StepView | None:
+    """The step whose failure ended an attempt, as it would look if it were stored."""
+    failed = failed_step(attempt)
+    if failed is None:
+        return None
+    return StepView(
+        step_key=failed.step_key,
+        name=failed.name or failed.step_key,
+        branch=branch_name(failed.line),
+        kind=StepKind.CALL,
+        result=None,
+        error=failed.error,
+        recorded_at_ms=attempt.ended_at_ms or attempt.created_at_ms,
+        duration_ms=failed.duration_ms,
+        wake_at_ms=None,
+        attempt_index=attempt.attempt_index,
     )
 
 
@@ -85,10 +106,15 @@ def details(
     children: tuple[ChildView, ...],
 ) -> ExecutionDetails:
     seen = snapshot(execution, tags)
+    failed = failed_view(attempts[-1]) if attempts else None
+    stored = {step.step_key for step in steps}
     shared = {name: getattr(seen, name) for name in ExecutionSnapshot.__struct_fields__}
     return ExecutionDetails(
         **shared,
-        steps=tuple(step_view(step) for step in steps),
+        steps=(
+            *(step_view(step) for step in steps),
+            *([failed] if failed is not None and failed.step_key not in stored else ()),
+        ),
         attempts=attempts,
         children=children,
     )

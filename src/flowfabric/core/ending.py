@@ -42,7 +42,7 @@ def finish(
     reason: str,
     attempt_failure: str | None = None,
     attempt_category: str | None = None,
-    attempt_traceback: str | None = None,
+    attempt_fields: Mapping[str, Field] = NOTHING_MORE,
     lease_event_type: LeaseEventType = LeaseEventType.REVOKED,
     fields: Mapping[str, Field] = NOTHING_MORE,
 ) -> Changes:
@@ -51,7 +51,7 @@ def finish(
     `retention_ms` is how long to keep it, unless its policy says otherwise.
     `reason` goes into the lease event when a live lease is released, and onto what
     is closed; `attempt_failure` onto the attempt. `fields` are further changes to
-    the row.
+    the row, `attempt_fields` to that of the attempt.
     """
     before = subject.execution
     had_attempt = before.total_attempt_count > 0
@@ -93,7 +93,7 @@ def finish(
                 now_ms,
                 attempt_failure,
                 attempt_category,
-                attempt_traceback,
+                attempt_fields,
             ),
             *close_suspension(subject.suspension, reason, now_ms),
             *close_waitpoints(subject.waitpoints, reason, now_ms),
@@ -125,7 +125,7 @@ def end_attempt(
     now_ms: int,
     failure: str | None = None,
     category: str | None = None,
-    traceback: str | None = None,
+    fields: Mapping[str, Field] = NOTHING_MORE,
 ) -> tuple[Attempt, ...]:
     """The attempt's last version, or nothing when none is open."""
     if attempt is None or attempt.attempt_state.is_terminal:
@@ -137,7 +137,7 @@ def end_attempt(
             ended_at_ms=now_ms,
             failure_reason=failure,
             failure_category=category,
-            failure_traceback=traceback,
+            **fields,
         ),
     )
 

@@ -6,6 +6,8 @@ connection died before it saw our answer sends the same request with the same
 fence, and gets the same answer with nothing written.
 """
 
+from collections.abc import Mapping
+
 from msgspec import Struct, structs
 
 from flowfabric.core.decision import Changes, Decision
@@ -37,6 +39,7 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
+from flowfabric.core.step_model import FailedStep
 from flowfabric.core.transition import NO_LEASE, UNBLOCKED, Field, Subject, change
 
 WORKER_DELAY = "worker_delay"
@@ -52,10 +55,26 @@ class Failure(Struct, frozen=True, kw_only=True):
     """Free-form; the class's name when empty."""
     traceback: str | None = None
     """Where in the program it happened."""
+    step: FailedStep | None = None
+    """The step that failed, if it was one."""
 
     @property
     def named_category(self) -> str:
         return self.category or self.failure_class.value
+
+    @property
+    def attempt_fields(self) -> Mapping[str, Field]:
+        """What is kept of it with the attempt, beside reason and category."""
+        fields: dict[str, Field] = {"failure_traceback": self.traceback}
+        if self.step is not None:
+            fields |= {
+                "failed_step_key": self.step.step_key,
+                "failed_step_name": self.step.name,
+                "failed_step_line": self.step.line,
+                "failed_step_error": self.step.error,
+                "failed_step_duration_ms": self.step.duration_ms,
+            }
+        return fields
 
 
 class Timing(Struct, frozen=True, kw_only=True):
@@ -139,7 +158,7 @@ def decide_fail(
         reason="failed_terminal",
         attempt_failure=failure.reason,
         attempt_category=failure.named_category,
-        attempt_traceback=failure.traceback,
+        attempt_fields=failure.attempt_fields,
         fields={"failure_reason": failure.reason},
     )
     return Decision(answer=TerminalFailed(execution_id=execution.execution_id), changes=changes)
@@ -189,7 +208,7 @@ def schedule_retry(
         now_ms,
         failure.reason,
         failure.named_category,
-        failure.traceback,
+        failure.attempt_fields,
     )
     event = lease_event(before, LeaseEventType.REVOKED, now_ms, "failed_retry_scheduled")
     return Decision(

@@ -6,7 +6,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from flowfabric.core.conditions import Progress
-from flowfabric.core.durations import span
+from flowfabric.core.durations import moment, span
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join_facts import JoinFacts
 from flowfabric.core.lease import lease_is_dead
@@ -20,6 +20,7 @@ from flowfabric.core.states import (
     OwnershipState,
     PublicState,
 )
+from flowfabric.core.step_model import FailedStep
 from flowfabric.core.versions import split_kind
 
 
@@ -67,6 +68,10 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     """What its open join waits for."""
     kept: Mapping[str, int] = {}
     """How many signals it keeps for its next waits, by name."""
+    times_out_at_ms: int | None = None
+    """When the wait ends that it is suspended on, met or not."""
+    failed_step: FailedStep | None = None
+    """The step whose failure ended its last attempt."""
 
 
 def explain(execution: Execution, around: Surroundings) -> Explanation:
@@ -117,13 +122,13 @@ def _reason(execution: Execution, around: Surroundings) -> Reason:
         return Cause.BLOCKED, around.join.sentence(), detail
     match execution.lifecycle_phase:
         case LifecyclePhase.TERMINAL:
-            return _ended(execution)
+            return _ended(execution, around)
         case LifecyclePhase.SUSPENDED:
             return _suspended(execution, around)
         case LifecyclePhase.ACTIVE if execution.ownership_state is OwnershipState.LEASED:
             return _running(execution, around)
     if execution.eligibility_state is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME:
-        return _delayed(execution, around.now_ms)
+        return _delayed(execution, around)
     if not execution.ready:
         why = execution.blocking_detail or execution.blocking_reason
         return Cause.BLOCKED, f"It is blocked: {why}.", _blocking(execution)
@@ -142,14 +147,30 @@ def _suspended(execution: Execution, around: Surroundings) -> Reason:
         sentence = f"It is suspended until it gets a signal: {named}."
     else:
         sentence = f"It is suspended ({execution.blocking_reason}) until it gets a signal: {named}."
-    return Cause.SUSPENDED, sentence, _blocking(execution)
+    detail = _blocking(execution)
+    if around.times_out_at_ms is not None:
+        left = span(around.times_out_at_ms - around.now_ms)
+        sentence += f" It times out in {left}, at {moment(around.times_out_at_ms)}."
+        detail |= {"times_out_at_ms": around.times_out_at_ms}
+    return Cause.SUSPENDED, sentence, detail
 
 
-def _ended(execution: Execution) -> Reason:
+def _ended(execution: Execution, around: Surroundings) -> Reason:
     why = execution.failure_reason or execution.cancellation_reason
     because = f": {why}" if why else ""
-    sentence = f"It has ended as {execution.public_state}{because}."
-    return Cause.ENDED, sentence, {"completed_at_ms": execution.completed_at_ms}
+    where, detail = _failed_at(around.failed_step)
+    sentence = f"It has ended as {execution.public_state}{where}{because}."
+    return Cause.ENDED, sentence, {"completed_at_ms": execution.completed_at_ms} | detail
+
+
+def _failed_at(step: FailedStep | None) -> tuple[str, dict[str, str | int | None]]:
+    if step is None:
+        return "", {}
+    detail: dict[str, str | int | None] = {
+        "failed_step": step.name,
+        "failed_step_key": step.step_key,
+    }
+    return f" at step {step.name!r}", detail
 
 
 def _running(execution: Execution, around: Surroundings) -> Reason:
@@ -174,7 +195,8 @@ def _running(execution: Execution, around: Surroundings) -> Reason:
     return Cause.RUNNING, sentence, detail
 
 
-def _delayed(execution: Execution, now_ms: int) -> Reason:
+def _delayed(execution: Execution, around: Surroundings) -> Reason:
+    now_ms = around.now_ms
     until = execution.delay_until_ms or now_ms
     if execution.blocking_reason is BlockingReason.WAITING_FOR_CODE:
         sentence = (
@@ -183,11 +205,13 @@ def _delayed(execution: Execution, now_ms: int) -> Reason:
         )
         return Cause.CODE_CHANGED, sentence, _blocking(execution) | {"delay_until_ms": until}
     what = str(execution.blocking_reason).removeprefix("waiting_for_").replace("_", " ")
-    return (
-        Cause.DELAYED,
-        f"It waits {span(until - now_ms)} more ({what}).",
-        {"delay_until_ms": until, "blocking_reason": execution.blocking_reason},
-    )
+    sentence = f"It waits {span(until - now_ms)} more ({what})."
+    where, failed = _failed_at(around.failed_step)
+    if execution.blocking_reason is BlockingReason.WAITING_FOR_RETRY_BACKOFF:
+        last = execution.current_attempt_index + 1
+        sentence += f" Try {last} failed{where}: {execution.pending_retry_reason}."
+    detail = {"delay_until_ms": until, "blocking_reason": execution.blocking_reason}
+    return Cause.DELAYED, sentence, detail | failed
 
 
 def _blocking(execution: Execution) -> dict[str, str | int | None]:

@@ -194,6 +194,12 @@ class Attempt(Record, frozen=True, kw_only=True):
     failure_reason: str | None = None
     failure_category: str | None = None
     failure_traceback: str | None = None
+    failed_step_key: str | None = None
+    failed_step_name: str | None = None
+    failed_step_line: str | None = None
+    failed_step_error: str | None = None
+    failed_step_duration_ms: int | None = None
+    """The step whose failure ended the attempt; see `FailedStep`."""
     retry_reason: str | None = None
     previous_attempt_index: int | None = None
     replay_reason: str | None = None

@@ -3,8 +3,10 @@
 from enum import StrEnum
 from typing import ClassVar
 
+from msgspec import Struct
+
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.model import Record
+from flowfabric.core.model import Attempt, Record
 
 
 class StepKind(StrEnum):
@@ -55,6 +57,32 @@ class Step(Record, frozen=True, kw_only=True):
     """How long the function of a step ran, by the clock of its worker."""
     attempt_index: int
     recorded_at_ms: int
+
+
+class FailedStep(Struct, frozen=True, kw_only=True):
+    """The step whose failure ended an attempt.
+
+    It is kept with the attempt and not as a step, so that the next attempt tries it again.
+    """
+
+    step_key: str
+    name: str
+    line: str = ""
+    error: str
+    """What the step raised; the handler may have raised something else in its place."""
+    duration_ms: int | None = None
+
+
+def failed_step(attempt: Attempt) -> FailedStep | None:
+    if attempt.failed_step_key is None:
+        return None
+    return FailedStep(
+        step_key=attempt.failed_step_key,
+        name=attempt.failed_step_name or "",
+        line=attempt.failed_step_line or "",
+        error=attempt.failed_step_error or "",
+        duration_ms=attempt.failed_step_duration_ms,
+    )
 
 
 class Waiter(Record, frozen=True, kw_only=True):

@@ -34,7 +34,8 @@ from flowfabric.core.limits import (
 )
 from flowfabric.core.model import Attempt, Execution, Lane, WorkerPresence
 from flowfabric.core.partitions import check_partition, parse_flow_partition
-from flowfabric.core.states import PublicState
+from flowfabric.core.states import AttemptState, PublicState
+from flowfabric.core.step_model import FailedStep, failed_step
 from flowfabric.core.suspension_model import Signal, SignalFacts, Suspension, Waitpoint
 from flowfabric.core.views import (
     ExecutionContext,
@@ -64,6 +65,8 @@ T = TypeVar("T")
 
 QUEUE_COUNT_MAX = 1_000
 """How far `explain_execution` counts the queue before it says "many"."""
+FAILED_ATTEMPTS = (AttemptState.PENDING_RETRY_ATTEMPT, AttemptState.ATTEMPT_TERMINAL)
+"""Where the last attempt of an execution may have failed."""
 PRESENCE_MS = 60_000
 """A worker that asked for work this long ago is taken to be still there."""
 
@@ -385,6 +388,8 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         progress=await condition_progress(
             reader, execution.execution_id, execution.current_suspension_id
         ),
+        times_out_at_ms=await times_out_at(reader, execution),
+        failed_step=await failed_step_of(reader, execution),
         join=await read_join_facts(reader, execution),
         kept=Counter(each.signal_name for each in await load_kept(reader, execution)),
     )
@@ -427,14 +432,39 @@ async def waits_for(reader: Reader, execution: Execution) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(each.waitpoint_key) for each in found))
 
 
+async def times_out_at(reader: Reader, execution: Execution) -> int | None:
+    """When the wait ends that the execution is suspended on, met or not."""
+    suspension = await find_suspension(
+        reader, execution.execution_id, execution.current_suspension_id
+    )
+    if suspension is None or suspension.timeout_behavior is None:
+        return None
+    return suspension.timeout_at_ms
+
+
+async def failed_step_of(reader: Reader, execution: Execution) -> FailedStep | None:
+    """The step whose failure ended its last attempt."""
+    if execution.attempt_state not in FAILED_ATTEMPTS:
+        return None
+    key = (*execution_key(execution.execution_id), execution.current_attempt_index)
+    last = (await reader.get(Attempt, [key])).get(key)
+    return None if last is None else failed_step(last)
+
+
+async def find_suspension(
+    reader: Reader, execution_id: ExecutionId, suspension_id: str | None
+) -> Suspension | None:
+    if suspension_id is None:
+        return None
+    key = (*execution_key(execution_id), suspension_id)
+    return (await reader.get(Suspension, [key])).get(key)
+
+
 async def condition_progress(
     reader: Reader, execution_id: ExecutionId, suspension_id: str | None
 ) -> Progress | None:
     """How far the condition is that the execution is suspended on."""
-    if suspension_id is None:
-        return None
-    key = (*execution_key(execution_id), suspension_id)
-    suspension = (await reader.get(Suspension, [key])).get(key)
+    suspension = await find_suspension(reader, execution_id, suspension_id)
     if suspension is None:
         return None
     came = await reader.select_records(

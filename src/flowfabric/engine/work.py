@@ -8,7 +8,7 @@ for the worker with `source="operator_override"`.
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric.core.checks import (
     check_int,
@@ -33,12 +33,14 @@ from flowfabric.core.execution import (
 )
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
 from flowfabric.core.lease import Fence, check_attempt_index, check_attempt_meant
 from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
 from flowfabric.core.operator import decide_worker_cancel
-from flowfabric.core.policies import ExecutionPolicy, RetryPolicy, parse_policy
+from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, RetryPolicy, parse_policy
 from flowfabric.core.results import Cancelled, Completed, Delayed, FailResult, Moved, Updated
 from flowfabric.core.states import FailureClass, PublicState
+from flowfabric.core.step_model import FailedStep
 from flowfabric.core.transition import Subject
 from flowfabric.engine.unit import (
     COMPLETION_TOPIC,
@@ -85,6 +87,8 @@ class FailureReport(Struct, frozen=True, kw_only=True):
     category: str = ""
     traceback: str | None = None
     """Shortened to its last `TRACEBACK_BYTES_MAX` bytes."""
+    step: FailedStep | None = None
+    """The step whose failure it is, if it is one."""
 
 
 class Work(Operations):
@@ -191,6 +195,7 @@ class Work(Operations):
         failure_class: FailureClass = FailureClass.TRANSIENT,
         category: str = "",
         traceback: str | None = None,
+        step: FailedStep | None = None,
     ) -> FailResult:
         """Report a failed attempt; the policy decides between a retry and the end."""
         report = FailureReport(
@@ -199,6 +204,7 @@ class Work(Operations):
             failure_class=failure_class,
             category=category,
             traceback=traceback,
+            step=step,
         )
         return await self.decide(self._report_ask(report))
 
@@ -215,8 +221,9 @@ class Work(Operations):
         if not isinstance(report, FailureReport):
             raise InvalidInput("reports", "must be a list of FailureReport", report)
         handle = self.open_handle(report.handle)
-        failure = check_failure(
-            report.reason, report.failure_class, report.category, report.traceback
+        failure = structs.replace(
+            check_failure(report.reason, report.failure_class, report.category, report.traceback),
+            step=check_failed_step(report.step),
         )
         return _fail_ask(handle.execution_id, fence_of(handle), failure, None)
 
@@ -338,6 +345,22 @@ def check_failure(
         category=check_text("category", category),
         traceback=None if not traceback else shorten_front(traceback, TRACEBACK_BYTES_MAX),
     )
+
+
+def check_failed_step(step: object) -> FailedStep | None:
+    """The step that failed. Its error may have any length and is shortened."""
+    if step is None:
+        return None
+    if not isinstance(step, FailedStep):
+        raise InvalidInput("step", "must be a FailedStep", step)
+    check_text("step_key", step.step_key, bytes_max=STEP_KEY_BYTES_MAX, empty=False)
+    check_text("name", step.name, bytes_max=STEP_NAME_BYTES_MAX)
+    check_text("line", step.line, bytes_max=LINE_BYTES_MAX)
+    if not isinstance(step.error, str):
+        raise InvalidInput("error", "must be a string", step.error)
+    if step.duration_ms is not None:
+        check_int("duration_ms", step.duration_ms, 0, DURATION_MAX_MS)
+    return structs.replace(step, error=shorten(step.error, TEXT_BYTES_MAX))
 
 
 def check_retry_policy(retry_policy: object) -> RetryPolicy | None:

@@ -21,6 +21,7 @@ from flowfabric.core.execution import ATTEMPT_TIMEOUT
 from flowfabric.core.limits import TEXT_BYTES_MAX
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import FailureClass
+from flowfabric.core.step_model import FailedStep
 from flowfabric.core.suspension_model import TimeoutBehavior
 from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.engine.work import Completion, FailureReport
@@ -36,6 +37,7 @@ from flowfabric.logs import open_log
 from flowfabric.outages import level_of, outage_behind
 from flowfabric.passing import JSON_WITH_INPUTS, complete
 from flowfabric.task import JSON, Arguments, Bound, Task
+from flowfabric.worker.blame import blamed
 from flowfabric.worker.context import Context
 from flowfabric.worker.describing import category, classify, describe, elsewhere, text_of
 from flowfabric.worker.held import HeldLease
@@ -302,7 +304,13 @@ class Attempt:
             else (type(error), error, where),
             extra=self.lease.log_fields,
         )
-        return self._failure(describe(error), failure_class, category(error), traceback_text(error))
+        return self._failure(
+            describe(error),
+            failure_class,
+            category(error),
+            traceback_text(error),
+            blamed(self.lease, error),
+        )
 
     def _failure(
         self,
@@ -310,6 +318,7 @@ class Attempt:
         failure_class: FailureClass,
         named: str = "",
         where: str | None = None,
+        step: FailedStep | None = None,
     ) -> Callable[[], Awaitable[object]]:
         report = FailureReport(
             handle=self.lease.handle,
@@ -317,6 +326,7 @@ class Attempt:
             failure_class=failure_class,
             category=named,
             traceback=where,
+            step=step,
         )
         return lambda: self._shared.reports.failures.add(report)
 

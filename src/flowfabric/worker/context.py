@@ -36,6 +36,7 @@ from flowfabric.run import result_of
 from flowfabric.submission import Options, read_submission
 from flowfabric.task import Call as Submission
 from flowfabric.task import Retry, SubmitOptions, Task, result_codec
+from flowfabric.worker.blame import blaming
 from flowfabric.worker.digests import digest_of
 from flowfabric.worker.facts import BlockingFacts, Facts
 from flowfabric.worker.lines import inside_step
@@ -160,7 +161,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
     ) -> object:
         services, journal = self._services, self._services.steps
         decoder = result_codec(function).decoder
-        with call:
+        with blaming(services.lease, call), call:
             stored = await journal.find(call)
             if stored is not None:
                 return decode_step(call.key, decoder.decode, stored.result or b"null")
@@ -173,7 +174,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
                     journal.failed(call, error)
                     raise
                 await journal.store(call, result=data)
-        return decode_step(call.key, decoder.decode, data)
+            return decode_step(call.key, decoder.decode, data)
 
     async def _tried(
         self,
@@ -374,7 +375,7 @@ class Child(Generic[R_co]):
 
     async def _result(self, call: Call) -> R_co:
         services = self._context._services
-        with call:
+        with blaming(services.lease, call), call:
             stored = await services.steps.find(call)
             if stored is not None:
                 return result_of(self.task, self._outcome(stored))

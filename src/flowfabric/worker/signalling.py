@@ -9,6 +9,7 @@ from flowfabric.core.step_model import StepKind
 from flowfabric.errors import InvalidInput, SignalTimeout
 from flowfabric.signals import Signal, SignalToken, check_name, condition_of
 from flowfabric.task import HandlerContext
+from flowfabric.worker.blame import blaming
 from flowfabric.worker.digests import digest_of
 from flowfabric.worker.services import Services
 from flowfabric.worker.waiting import (
@@ -140,7 +141,8 @@ class SignalVerbs(HandlerContext):
     ) -> tuple[Signal[object], ...] | None:
         stored = await outcome_of(self._services, wait)
         try:
-            return signals_of(stored, what, kind)
+            with blaming(self._services.lease, wait.call):
+                return signals_of(stored, what, kind)
         except SignalTimeout:
             if default is _NONE_GIVEN:
                 raise

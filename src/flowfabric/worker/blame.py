@@ -1,0 +1,66 @@
+"""Which call of a handler an exception came out of.
+
+An exception that leaves a call takes the call's name with it. So a failed attempt names the
+step it failed in, also where the handler raised something else in the exception's place.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from flowfabric.core.ids import AttemptId
+from flowfabric.core.step_model import FailedStep
+from flowfabric.worker.describing import text_of
+from flowfabric.worker.held import HeldLease
+from flowfabric.worker.lines import Call
+
+CHAIN_MAX: Final = 100
+"""How many exceptions behind the last one are looked at."""
+
+_MARK: Final = "__flowfabric_step__"
+
+
+class Mark(NamedTuple):
+    """Left on an exception. Programs may raise one object again and again, in many attempts."""
+
+    attempt_id: AttemptId
+    step: FailedStep
+
+
+@contextmanager
+def blaming(lease: HeldLease, call: Call) -> Iterator[None]:
+    """Whatever is raised inside is the failure of this call."""
+    try:
+        yield
+    except Exception as error:
+        if call.key:
+            vars(error)[_MARK] = Mark(lease.handle.attempt_id, _failed(call, error))
+        raise
+
+
+def _failed(call: Call, error: Exception) -> FailedStep:
+    return FailedStep(
+        step_key=call.key,
+        name=call.name,
+        line=call.line.known_as,
+        error=f"{type(error).__name__}: {text_of(error)}",
+        duration_ms=call.took_ms,
+    )
+
+
+def blamed(lease: HeldLease, error: BaseException) -> FailedStep | None:
+    """The step whose failure has left the handler: as it was raised, in a group, or behind it."""
+    waiting, seen = deque([error]), set[int]()
+    while waiting and len(seen) < CHAIN_MAX:
+        each = waiting.popleft()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        mark: object = vars(each).get(_MARK)
+        if isinstance(mark, Mark) and mark.attempt_id == lease.handle.attempt_id:
+            return mark.step
+        if isinstance(each, BaseExceptionGroup):
+            waiting.extend(each.exceptions)
+        waiting.extend(other for other in (each.__cause__, each.__context__) if other is not None)
+    return None
