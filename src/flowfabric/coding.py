@@ -13,7 +13,7 @@ before there was one are still read, and values are never encoded twice.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, Self, TypeVar, Unpack
+from typing import Final, Protocol, Self, TypeVar
 
 from msgspec import Struct, structs
 
@@ -21,22 +21,20 @@ from flowfabric.config import EngineConfig
 from flowfabric.core.checks import ENCODED, check_json
 from flowfabric.core.creation import Checked, NewExecution, fingerprint
 from flowfabric.core.details import ExecutionDetails
+from flowfabric.core.granting import Worker
 from flowfabric.core.handles import Handle
-from flowfabric.core.lease import Fence
 from flowfabric.core.results import Claimed, Completed
 from flowfabric.core.schedule import ScheduleDefinition
 from flowfabric.core.schedule_model import Schedule
-from flowfabric.core.signals import SignalResult
+from flowfabric.core.signals import SignalRequest
 from flowfabric.core.step_model import Step
 from flowfabric.core.steps import StepStored
-from flowfabric.core.tokens import WaitpointToken
 from flowfabric.core.views import ExecutionContext
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.leases import LEASE_TTL_MS
+from flowfabric.engine.leases import ClaimQuery
 from flowfabric.engine.outcomes import Found
 from flowfabric.engine.schedules import SchedulePage, Upserted
 from flowfabric.engine.signal_request import SignalOptions
-from flowfabric.engine.signals import Delivery
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
 from flowfabric.engine.work import Completion
@@ -136,24 +134,8 @@ class CodedEngine(Engine):
     def _pack_completion(self, completion: Completion) -> Completion:
         return structs.replace(completion, result=self.pack(completion.result))
 
-    async def complete_execution(
-        self,
-        execution_id: str,
-        *,
-        fence: Fence | None = None,
-        attempt_index: int | None = None,
-        result: bytes | None = None,
-        result_encoding: str | None = None,
-        source: str = "worker",
-    ) -> Completed:
-        return await super().complete_execution(
-            execution_id,
-            fence=fence,
-            attempt_index=attempt_index,
-            result=await asyncio.to_thread(self.pack, result),
-            result_encoding=result_encoding,
-            source=source,
-        )
+    async def _to_store(self, result: bytes | None) -> bytes | None:
+        return await asyncio.to_thread(self.pack, result)
 
     async def record_steps(
         self, reports: Sequence[StepReport]
@@ -164,49 +146,13 @@ class CodedEngine(Engine):
         step = structs.replace(report.step, result=self.pack(report.step.result))
         return structs.replace(report, step=step)
 
-    async def deliver_signal(
-        self,
-        execution_id: str,
-        waitpoint_id: str,
-        *,
-        waitpoint_token: str | WaitpointToken,
-        signal_name: str,
-        **options: Unpack[SignalOptions],
-    ) -> SignalResult:
-        packed = await asyncio.to_thread(self._pack_signal, options)
-        return await super().deliver_signal(
-            execution_id,
-            waitpoint_id,
-            waitpoint_token=waitpoint_token,
-            signal_name=signal_name,
-            **packed,
-        )
+    def _signal_request(self, signal_name: str, options: SignalOptions) -> SignalRequest:
+        return super()._signal_request(signal_name, self._pack_signal(options))
 
-    async def deliver_operator_signal(
-        self,
-        execution_id: str,
-        waitpoint_key: str,
-        *,
-        signal_name: str,
-        keep: bool = True,
-        **options: Unpack[SignalOptions],
-    ) -> SignalResult:
+    async def _signal_asked_for(self, signal_name: str, options: SignalOptions) -> SignalRequest:
+        # What is encoded already stays as it is.
         packed = await asyncio.to_thread(self._pack_signal, options)
-        return await super().deliver_operator_signal(
-            execution_id, waitpoint_key, signal_name=signal_name, keep=keep, **packed
-        )
-
-    def _delivery(
-        self,
-        execution_id: str,
-        waitpoint_id: str,
-        waitpoint_token: str | WaitpointToken,
-        signal_name: str,
-        options: SignalOptions,
-    ) -> Delivery:
-        """For signals in the caller's transaction too; what is encoded already stays as it is."""
-        packed = self._pack_signal(options)
-        return super()._delivery(execution_id, waitpoint_id, waitpoint_token, signal_name, packed)
+        return await super()._signal_asked_for(signal_name, packed)
 
     def _pack_signal(self, options: SignalOptions) -> SignalOptions:
         payload = options.get("payload")
@@ -236,30 +182,10 @@ class CodedEngine(Engine):
     def _unpack_arguments(self, schedule: Schedule) -> Schedule:
         return structs.replace(schedule, payload=self._readable(schedule.payload))
 
-    async def claim_many(
-        self,
-        lane_ids: Sequence[str],
-        *,
-        limit: int,
-        worker_id: str,
-        worker_instance_id: str,
-        capabilities: Sequence[str] = (),
-        kinds: Sequence[str] | None = None,
-        namespace: str | None = None,
-        lease_ttl_ms: int = LEASE_TTL_MS,
-        max_wait_ms: int = 0,
+    async def _claim(
+        self, query: ClaimQuery, worker: Worker, lease_ttl_ms: int, limit: int
     ) -> list[Claimed]:
-        claimed = await super().claim_many(
-            lane_ids,
-            limit=limit,
-            worker_id=worker_id,
-            worker_instance_id=worker_instance_id,
-            capabilities=capabilities,
-            kinds=kinds,
-            namespace=namespace,
-            lease_ttl_ms=lease_ttl_ms,
-            max_wait_ms=max_wait_ms,
-        )
+        claimed = await super()._claim(query, worker, lease_ttl_ms, limit)
         return await self._all(
             claimed, lambda each: structs.replace(each, payload=self._readable(each.payload))
         )

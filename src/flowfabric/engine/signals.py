@@ -108,7 +108,8 @@ class Signals(Operations):
         A pending waitpoint keeps the signal for the suspension to come. Repeats, by
         `idempotency_key` or by `signal_id`, are told which signal was accepted first.
         """
-        delivery = self._delivery(execution_id, waitpoint_id, waitpoint_token, signal_name, options)
+        request = await self._signal_asked_for(signal_name, options)
+        delivery = _delivery(execution_id, waitpoint_id, waitpoint_token, request)
         return await self._deliver(delivery)
 
     async def deliver_signal_on(
@@ -122,7 +123,8 @@ class Signals(Operations):
         **options: Unpack[SignalOptions],
     ) -> SignalResult:
         """The same inside the caller's own transaction: see `create_executions_on`."""
-        delivery = self._delivery(execution_id, waitpoint_id, waitpoint_token, signal_name, options)
+        request = await self._signal_asked_for(signal_name, options)
+        delivery = _delivery(execution_id, waitpoint_id, waitpoint_token, request)
         return delivered(await self.store.transact_on(connection, self._delivering(delivery)))
 
     def deliver_signal_on_sync(
@@ -136,7 +138,8 @@ class Signals(Operations):
         **options: Unpack[SignalOptions],
     ) -> SignalResult:
         """The same for a connection that is not async, on the calling thread."""
-        delivery = self._delivery(execution_id, waitpoint_id, waitpoint_token, signal_name, options)
+        request = self._signal_request(signal_name, options)
+        delivery = _delivery(execution_id, waitpoint_id, waitpoint_token, request)
         return delivered(self.store.transact_on_sync(connection, self._delivering(delivery)))
 
     async def deliver_approval_signal(
@@ -196,7 +199,7 @@ class Signals(Operations):
         delivery = Delivery(
             execution_id=self.check_execution_id(execution_id),
             address=WaitpointName(WaitpointKey(key), check_bool("keep", keep)),
-            request=check_signal(signal_name, **given),
+            request=await self._signal_asked_for(signal_name, given),
         )
         return await self._deliver(delivery)
 
@@ -232,21 +235,12 @@ class Signals(Operations):
 
         return body
 
-    def _delivery(
-        self,
-        execution_id: str,
-        waitpoint_id: str,
-        waitpoint_token: str | WaitpointToken,
-        signal_name: str,
-        options: SignalOptions,
-    ) -> Delivery:
-        return Delivery(
-            # No word on whether there is such a partition: the token says what exists.
-            execution_id=_bearers_execution_id(execution_id),
-            address=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
-            request=check_signal(signal_name, **options),
-            token=check_token(waitpoint_token),
-        )
+    def _signal_request(self, signal_name: str, options: SignalOptions) -> SignalRequest:
+        """A signal as it is stored, where a codec has a say in it."""
+        return check_signal(signal_name, **options)
+
+    async def _signal_asked_for(self, signal_name: str, options: SignalOptions) -> SignalRequest:
+        return self._signal_request(signal_name, options)
 
     def _delivering(self, delivery: Delivery) -> Body[SignalResult | FlowFabricError]:
         async def body(tx: Transaction) -> SignalResult | FlowFabricError:
@@ -293,6 +287,21 @@ def _hint(tx: Saving, execution: Execution) -> None:
     tx.hint(SIGNAL_TOPIC)
     if execution.ownership_state is OwnershipState.LEASED and execution.worker_instance_id:
         tx.hint(kept_topic(execution.worker_instance_id))
+
+
+def _delivery(
+    execution_id: str,
+    waitpoint_id: str,
+    waitpoint_token: str | WaitpointToken,
+    request: SignalRequest,
+) -> Delivery:
+    return Delivery(
+        # No word on whether there is such a partition: the token says what exists.
+        execution_id=_bearers_execution_id(execution_id),
+        address=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
+        request=request,
+        token=check_token(waitpoint_token),
+    )
 
 
 def _bearers_execution_id(text: object) -> ExecutionId:

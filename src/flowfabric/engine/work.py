@@ -175,15 +175,20 @@ class Work(Operations):
 
         An operator may name the attempt that is meant; any other is refused.
         """
-        self._check_result(result, result_encoding)
+        stored = await self._to_store(result)
+        self._check_result(stored, result_encoding)
         given = check_fence_given(fence, source)
         check_attempt_index(attempt_index)
 
         def decide(subject: Subject, timing: Timing) -> Decision[Completed]:
             check_attempt_meant(subject.execution, attempt_index)
-            return decide_complete(subject, given, result or None, result_encoding, timing)
+            return decide_complete(subject, given, stored or None, result_encoding, timing)
 
         return await self.decide(Ask(self.check_execution_id(execution_id), decide))
+
+    async def _to_store(self, result: bytes | None) -> bytes | None:
+        """A result as it is stored, where a codec has a say in it."""
+        return result
 
     # Failing
 
