@@ -6,12 +6,11 @@ before the server hears of it, or after the server has done it and before the cl
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from enum import Enum
-from urllib.parse import urlsplit, urlunsplit
 
-CHUNK_BYTES = 1 << 16
+from tests.proxy import CHUNK_BYTES, Proxy
+
 EXECUTE = b"B"
 """The first message of a request to run what was prepared."""
 DONE_ALONE = b"Z\x00\x00\x00\x05I"
@@ -23,45 +22,26 @@ class Cut(Enum):
     BEFORE_THE_ANSWER_ARRIVES = "before the answer arrives"
 
 
-class Network:
+class Network(Proxy):
     """Forwards everything, until it is told what to cut."""
 
     def __init__(self, url: str) -> None:
-        self._server = urlsplit(url)
+        super().__init__(url)
         self._writes = b""
         self._cut: Cut | None = None
-        self._pumps: set[asyncio.Task[None]] = set()
         self.was_cut = asyncio.Event()
-        self.url = ""
 
     def cut_commit(self, table: str, when: Cut) -> None:
         """Cut the next transaction that inserts into `table`, on a connection new to it."""
         self._writes, self._cut = f"insert into flowfabric.{table} ".encode(), when
         self.was_cut.clear()
 
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator["Network"]:
-        listening = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        port = listening.sockets[0].getsockname()[1]
-        user = self._server.netloc.rpartition("@")[0]
-        self.url = urlunsplit(self._server._replace(netloc=f"{user}@127.0.0.1:{port}"))
-        try:
-            yield self
-        finally:
-            listening.close()
-            for pump in self._pumps:
-                pump.cancel()
-            await asyncio.gather(*self._pumps, return_exceptions=True)
-
-    async def _connected(
+    async def connected(
         self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter
     ) -> None:
-        server, to_server = await asyncio.open_connection(self._server.hostname, self._server.port)
+        server, to_server = await self.reach_server()
         line = _Line(self, to_client, to_server)
-        for pump in (line.requests(client), line.answers(server)):
-            task = asyncio.create_task(pump)
-            self._pumps.add(task)
-            task.add_done_callback(self._pumps.discard)
+        self.start(line.requests(client), line.answers(server))
 
     def writes(self, data: bytes) -> bool:
         return self._cut is not None and self._writes in data

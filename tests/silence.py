@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from enum import Enum
-from urllib.parse import urlsplit, urlunsplit
+from typing import Self
+from urllib.parse import urlsplit
 
-CHUNK_BYTES = 1 << 16
+from tests.proxy import CHUNK_BYTES, Proxy
 
 
 class Way(Enum):
@@ -50,17 +51,15 @@ class Line:
             writer.close()
 
 
-class Network:
+class Network(Proxy):
     """Forwards everything, until told otherwise."""
 
     def __init__(self, url: str) -> None:
-        self._server = urlsplit(url)
+        super().__init__(url)
         self._lines: set[Line] = set()
-        self._pumps: set[asyncio.Task[None]] = set()
         self._silent_from_now: set[Way] = set()
         self._is_down = False
         self._refused = asyncio.Semaphore(0)
-        self.url = ""
 
     @property
     def made(self) -> int:
@@ -99,33 +98,23 @@ class Network:
             await self._refused.acquire()
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator["Network"]:
-        listening = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        port = listening.sockets[0].getsockname()[1]
-        user = self._server.netloc.rpartition("@")[0]
-        self.url = urlunsplit(self._server._replace(netloc=f"{user}@127.0.0.1:{port}"))
+    async def open(self) -> AsyncIterator[Self]:
         try:
-            yield self
+            async with super().open():
+                yield self
         finally:
-            listening.close()
-            for pump in self._pumps:
-                pump.cancel()
-            await asyncio.gather(*self._pumps, return_exceptions=True)
             for line in self._lines:
                 line.cut()
 
-    async def _connected(
+    async def connected(
         self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter
     ) -> None:
         if self._is_down:
             self._refused.release()
             to_client.close()
             return
-        server, to_server = await asyncio.open_connection(self._server.hostname, self._server.port)
+        server, to_server = await self.reach_server()
         line = Line(to_client, to_server)
         line.silent |= self._silent_from_now
         self._lines.add(line)
-        for way, source in ((Way.REQUESTS, client), (Way.ANSWERS, server)):
-            task = asyncio.create_task(line.pump(way, source))
-            self._pumps.add(task)
-            task.add_done_callback(self._pumps.discard)
+        self.start(line.pump(Way.REQUESTS, client), line.pump(Way.ANSWERS, server))
