@@ -21,7 +21,7 @@ from flowfabric.config import EngineConfig
 from flowfabric.core.checks import ENCODED, check_json
 from flowfabric.core.creation import Checked, NewExecution, fingerprint
 from flowfabric.core.details import ExecutionDetails
-from flowfabric.core.granting import Worker
+from flowfabric.core.granting import Granted, Worker
 from flowfabric.core.handles import Handle
 from flowfabric.core.results import Claimed, Completed
 from flowfabric.core.schedule import ScheduleDefinition
@@ -186,9 +186,14 @@ class CodedEngine(Engine):
         self, query: ClaimQuery, worker: Worker, lease_ttl_ms: int, limit: int
     ) -> list[Claimed]:
         claimed = await super()._claim(query, worker, lease_ttl_ms, limit)
-        return await self._all(
-            claimed, lambda each: structs.replace(each, payload=self._readable(each.payload))
-        )
+        return await self._all(claimed, self._unpack_claim)
+
+    async def _claimed(self, granted: Granted, lease_ttl_ms: int) -> Claimed:
+        claimed = await super()._claimed(granted, lease_ttl_ms)
+        return await asyncio.to_thread(self._unpack_claim, claimed)
+
+    def _unpack_claim(self, claimed: Claimed) -> Claimed:
+        return structs.replace(claimed, payload=self._readable(claimed.payload))
 
     async def find_outcomes(self, execution_ids: Sequence[str]) -> Found:
         found = await super().find_outcomes(execution_ids)

@@ -10,11 +10,14 @@ import asyncpg
 import pytest
 
 from flowfabric import App, Context
+from flowfabric.core.creation import NewExecution
 from flowfabric.core.schedule import ScheduleDefinition
 from flowfabric.core.states import PublicState
 from flowfabric.core.step_model import StepKind
 from flowfabric.errors import InvalidInput
+from flowfabric.signals import condition_of
 from tests.apps import reached, working
+from tests.conformance.given import WORKER
 
 SECRET = "the butler did it"
 
@@ -138,6 +141,27 @@ async def test_steps_and_signals_are_read_plain(store_url: str) -> None:
         steps = {step.kind: step.result or b"" for step in await run.steps()}
         assert json.loads(steps[StepKind.CALL]) == SECRET
         assert SECRET.encode() in steps[StepKind.SIGNAL]
+
+
+async def test_however_an_execution_is_claimed_its_arguments_are_read_plain(
+    store_url: str,
+) -> None:
+    async with App(store_url, codec=Shifted(), migrate=True) as app:
+        engine = app.engine
+        asked = NewExecution(
+            execution_kind="leaf", input_payload=b'"plain"', payload_encoding="json"
+        )
+        created = [(await engine.create_execution(asked)).execution_id for _ in range(2)]
+        await engine.issue_claim_grant(created[0], **WORKER)
+        by_id = await engine.claim_execution(created[0], **WORKER)
+        next_one = await engine.claim(**WORKER)
+        assert next_one is not None
+        assert [by_id.payload, next_one.payload] == [b'"plain"'] * 2
+        await engine.suspend(by_id.handle, resume_condition=condition_of("go"))
+        await engine.deliver_operator_signal(created[0], "go", signal_name="go")
+        await engine.issue_claim_grant(created[0], **WORKER)
+        resumed = await engine.claim_resumed_execution(created[0], **WORKER)
+        assert resumed.payload == b'"plain"'
 
 
 async def test_arguments_nested_too_deep_are_refused_whatever_the_codec(store_url: str) -> None:

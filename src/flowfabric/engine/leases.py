@@ -264,7 +264,7 @@ class Leases(Operations):
             )
 
         granted = await self.decide(Ask(self.check_execution_id(execution_id), decide))
-        return self._claimed(granted, lease_ttl_ms)
+        return await self._claimed(granted, lease_ttl_ms)
 
     async def renew(self, handle: Handle | bytes) -> Renewed:
         """Extend the lease by the time it was claimed for."""
@@ -367,7 +367,7 @@ class Leases(Operations):
         ask = _renew_ask(self.check_execution_id(execution_id), given, lease_ttl_ms)
         return await self.decide(ask)
 
-    def _claimed(self, granted: Granted, lease_ttl_ms: int) -> Claimed:
+    async def _claimed(self, granted: Granted, lease_ttl_ms: int) -> Claimed:
         """What the core granted, told like a row of the statement that stands in for it."""
         execution, attempt = granted.execution, granted.attempt
         assert execution.worker_instance_id is not None

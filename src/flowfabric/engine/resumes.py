@@ -111,7 +111,7 @@ class Resumes(Leases):
         )
         granted = await self.decide(_claim_ask(self.check_execution_id(execution_id), claim))
         assert granted is not None
-        return self._claimed(granted, lease_ttl_ms)
+        return await self._claimed(granted, lease_ttl_ms)
 
     async def claim_from_resume_grant(self, token: ResumeToken) -> Claimed | None:
         """The same from a grant alone; None when the execution has ended meanwhile."""
@@ -125,7 +125,7 @@ class Resumes(Leases):
         )
         ask = _claim_ask(self.check_execution_id(token.execution_id), claim, none_when_ended=True)
         granted = await self.decide(ask)
-        return None if granted is None else self._claimed(granted, token.lease_ttl_ms)
+        return None if granted is None else await self._claimed(granted, token.lease_ttl_ms)
 
     # Time
 
