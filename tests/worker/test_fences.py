@@ -192,3 +192,36 @@ async def test_after_a_fence_every_verb_works_again(postgres_database: str) -> N
 
     async with app, working(app):
         assert await (await app.submit(publish)).result(timeout="20s") == 7
+
+
+async def test_a_fence_waits_for_that_of_another_branch_however_long_it_lasts(
+    postgres_database: str,
+) -> None:
+    """Longer than a fence waits before it asks again."""
+    app = App(postgres_database)
+    order: list[str] = []
+    entered = asyncio.Event()
+
+    async def first(ctx: Context) -> None:
+        connection = await asyncpg.connect(postgres_database)
+        async with connection.transaction(), ctx.fence(connection):
+            entered.set()
+            await asyncio.to_thread(overdue_for_others, postgres_database, ctx)
+            order.append("first")
+        await connection.close()
+
+    async def second(ctx: Context) -> None:
+        await entered.wait()
+        connection = await asyncpg.connect(postgres_database)
+        async with connection.transaction(), ctx.fence(connection):
+            order.append("second")
+        await connection.close()
+
+    @app.task
+    async def publish(ctx: Context) -> None:
+        await asyncio.gather(first(ctx), second(ctx))
+
+    async with app, working(app, lease_ttl=LEASE_S):
+        run = await app.submit(publish)
+        await run.result(timeout="60s")
+    assert order == ["first", "second"]

@@ -10,6 +10,8 @@ LEASE_TTL_MS_MIN = 1
 LEASE_TTL_MS_MAX = 24 * 60 * 60 * 1_000
 FENCE_MS_MAX = 10 * 60 * 1_000
 """How long a fenced transaction may last; one that takes longer cannot commit."""
+FENCE_WAIT_MS_MIN = 1_000
+"""How long a fence waits at least for its row, before it looks whether its lease is live."""
 GRANT_TTL_MS_MAX = 60_000
 
 PAYLOAD_BYTES_MAX = 4 * 1024 * 1024

@@ -10,7 +10,7 @@ from flowfabric.core.checks import check_list
 from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.handles import Handle
 from flowfabric.core.lease import decide_hold
-from flowfabric.core.limits import BATCH_MAX, FENCE_MS_MAX, KEY_WAIT_MS
+from flowfabric.core.limits import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN, KEY_WAIT_MS
 from flowfabric.core.model import Execution
 from flowfabric.core.results import CreateResult
 from flowfabric.engine.creation import (
@@ -91,21 +91,27 @@ class Joining(Creation):
         """Raise unless the handle's lease is live, and keep it so until `connection` commits.
 
         Its row stays locked until then, and the lease lasts for `FENCE_MS_MAX` in there;
-        `leave_fence_on`, just before the commit, gives it its usual time again.
+        `leave_fence_on`, just before the commit, gives it its usual time again. Raises
+        `LockTimeout`, with their transaction still sound, when others keep the row locked for
+        longer than a sixth of the lease; ask again then.
         """
-        await self.store.transact_on(connection, self._holding(handle, FENCE_MS_MAX))
+        body = self._holding(handle, FENCE_MS_MAX)
+        await self.store.transact_on(connection, body, lock_wait_ms=_fence_wait_ms(handle))
 
     async def leave_fence_on(self, connection: object, handle: Handle) -> None:
         """Raise if the transaction has taken longer than a fence may last."""
-        await self.store.transact_on(connection, self._holding(handle, handle.lease_ttl_ms))
+        body = self._holding(handle, handle.lease_ttl_ms)
+        await self.store.transact_on(connection, body, lock_wait_ms=_fence_wait_ms(handle))
 
     def enter_fence_on_sync(self, connection: object, handle: Handle) -> None:
         """`enter_fence_on` for a connection that is not async, on the calling thread."""
-        self.store.transact_on_sync(connection, self._holding(handle, FENCE_MS_MAX))
+        body = self._holding(handle, FENCE_MS_MAX)
+        self.store.transact_on_sync(connection, body, lock_wait_ms=_fence_wait_ms(handle))
 
     def leave_fence_on_sync(self, connection: object, handle: Handle) -> None:
         """`leave_fence_on` for a connection that is not async, on the calling thread."""
-        self.store.transact_on_sync(connection, self._holding(handle, handle.lease_ttl_ms))
+        body = self._holding(handle, handle.lease_ttl_ms)
+        self.store.transact_on_sync(connection, body, lock_wait_ms=_fence_wait_ms(handle))
 
     def _holding(self, handle: Handle, lease_ttl_ms: int) -> Body[None]:
         opened = self.open_handle(handle)
@@ -125,3 +131,7 @@ class Joining(Creation):
 def _patience(checked: Sequence[Checked]) -> int | None:
     """How long to wait for others, if there may be others who decide the same."""
     return KEY_WAIT_MS if any(each.idempotency_key or each.own_id for each in checked) else None
+
+
+def _fence_wait_ms(handle: Handle) -> int:
+    return max(handle.lease_ttl_ms // 6, FENCE_WAIT_MS_MIN)

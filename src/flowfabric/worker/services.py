@@ -27,10 +27,12 @@ from flowfabric.errors import (
     LeaseConflict,
     LeaseExpired,
     LeaseRevoked,
+    LockTimeout,
     NotFound,
     StaleLease,
 )
 from flowfabric.logs import open_log
+from flowfabric.patience import statements_within
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Options, Submissions, child_id, request_of
 from flowfabric.task import Call as Submission
@@ -49,6 +51,7 @@ T = TypeVar("T")
 LOST: Final = (ExecutionNotActive, LeaseConflict, LeaseExpired, LeaseRevoked, StaleLease)
 """What the engine answers a worker that no longer holds the lease."""
 STOP_WAIT_S: Final = 1.0
+FENCE_PATIENCE_MIN_S: Final = 1.0
 
 
 class Shared:
@@ -316,17 +319,25 @@ class Fence:
         self._connection = connection
         self._loop = loop
         self._inside = Inside(lease)
+        self._patience_s = max(lease.ttl_s / 6, FENCE_PATIENCE_MIN_S)
+        """How long a statement may take, the wait for the row apart: that may go on as long as
+        others are in their fence, so it is asked for again and again."""
 
     def __enter__(self) -> None:
-        with self._refusing():
-            self._inside.approach()
-            self._engine.enter_fence_on_sync(self._connection, self._lease.handle)
+        with self._refusing(), statements_within(self._patience_s):
+            while True:
+                self._inside.approach()
+                try:
+                    self._engine.enter_fence_on_sync(self._connection, self._lease.handle)
+                except LockTimeout:
+                    continue
+                break
         self._inside.enter()
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         try:
             if kind is None:
-                with self._refusing():
+                with self._refusing(), statements_within(self._patience_s):
                     self._engine.leave_fence_on_sync(self._connection, self._lease.handle)
         finally:
             self._inside.leave()
@@ -335,18 +346,26 @@ class Fence:
         await fenced(self._lease, self._enter())
 
     async def _enter(self) -> None:
-        self._inside.approach()
-        await self._engine.enter_fence_on(self._connection, self._lease.handle)
+        with statements_within(self._patience_s):
+            while True:
+                self._inside.approach()
+                try:
+                    await self._engine.enter_fence_on(self._connection, self._lease.handle)
+                except LockTimeout:
+                    continue
+                break
         self._inside.enter()
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         try:
             if kind is None:
-                await fenced(
-                    self._lease, self._engine.leave_fence_on(self._connection, self._lease.handle)
-                )
+                await fenced(self._lease, self._leave())
         finally:
             self._inside.leave()
+
+    async def _leave(self) -> None:
+        with statements_within(self._patience_s):
+            await self._engine.leave_fence_on(self._connection, self._lease.handle)
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

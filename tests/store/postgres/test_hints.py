@@ -8,12 +8,15 @@ from urllib.parse import urlsplit
 import pytest
 
 from flowfabric.core.decision import Changes
+from flowfabric.errors import Transport
+from flowfabric.patience import statements_within
 from flowfabric.store.base import HintListener, Store, Transaction
 from flowfabric.store.hints import POLL_MAX_S
 from flowfabric.store.postgres.store import PostgresStore
 from tests.silence import Network
 from tests.store.records import a_lane, change_postgres
 
+SHORT_S = 0.5
 LISTENERS = """
 select pg_terminate_backend(pid) from pg_stat_activity
  where datname = current_database() and query ilike 'listen%'
@@ -73,6 +76,26 @@ async def test_a_listener_whose_connection_died_listens_again(
         await until_live(postgres_store, listener)
         other_store.hint("lanes")
         assert await listener.wait(60)
+
+
+async def test_once_a_statement_was_swallowed_nobody_waits_for_hints(
+    postgres_database: str,
+) -> None:
+    async with Network(postgres_database).open() as network:
+        store = PostgresStore(network.url)
+        await store.open()
+        try:
+            with store.hints(["lanes"]) as listener:
+                await until_live(store, listener)
+                network.swallow()
+                with statements_within(SHORT_S), pytest.raises(Transport):
+                    await store.ping()
+                # Whoever waits looks by himself, while the listening connection is asked.
+                assert await listener.wait(60)
+                assert not store.hints_are_live
+                await until_live(store, listener)
+        finally:
+            await store.close()
 
 
 class Swallower:

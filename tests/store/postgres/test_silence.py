@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import asyncpg
 import pytest
 
 from flowfabric.error_kinds import BackendErrorKind
@@ -71,6 +72,22 @@ async def test_a_transaction_that_falls_silent_half_way_holds_up_nobody(
     assert not failure.value.may_have_happened
     assert "nothing was changed" in str(failure.value)
     await store.ping()
+
+
+async def test_a_connection_of_theirs_that_does_not_answer_is_ended(
+    network: Network, store: Store
+) -> None:
+    async def ask(reader: Reader) -> int:
+        return await reader.now_ms()
+
+    theirs = await asyncpg.connect(network.url)
+    await theirs.execute("begin")
+    network.swallow()
+    async with asyncio.timeout(AT_ONCE_S):
+        with statements_within(PATIENCE_S), pytest.raises(Transport):
+            await store.transact_on(theirs, ask, lock_wait_ms=1)
+    # What they do next, such as to roll back, would not be answered either.
+    assert theirs.is_closed()
 
 
 async def test_who_gives_up_on_a_silent_connection_leaves_at_once(

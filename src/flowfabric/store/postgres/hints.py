@@ -28,6 +28,8 @@ SEND_INTERVAL_S: Final = 0.01
 PROOF_TIMEOUT_S: Final = 2.0
 HEALTH_INTERVAL_S: Final = 5.0
 HEALTH_TIMEOUT_S: Final = 3.0
+SUSPECT_TIMEOUT_S: Final = 1.0
+"""How long a listening connection may take to answer once others have fallen silent."""
 RECONNECT_FIRST_S: Final = 0.1
 RECONNECT_MAX_S: Final = 5.0
 PROVE_AGAIN_S: Final = 30.0
@@ -61,6 +63,8 @@ class HintExchange:
         self._outgoing: set[str] = set()
         self._has_outgoing = asyncio.Event()
         self._proof = asyncio.Event()
+        self._has_worked = False
+        """Whether anything has come through the listening connection there is."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -105,30 +109,31 @@ class HintExchange:
         pause_s = RECONNECT_FIRST_S
         while True:
             await self._board.somebody_waits.wait()
+            self._has_worked = False
             try:
-                worked = await self._listen_until_lost()
+                await self._listen_until_lost()
             except _EXPECTED:
-                pause_s = RECONNECT_FIRST_S if self._board.live else pause_s * 2
-                pause_s = min(pause_s, RECONNECT_MAX_S)
+                pause_s = min(pause_s * 2, RECONNECT_MAX_S)
             else:
-                pause_s = RECONNECT_FIRST_S if worked else min(pause_s * 2, PROVE_AGAIN_S)
+                pause_s = min(pause_s * 2, PROVE_AGAIN_S)
+            if self._has_worked:
+                pause_s = RECONNECT_FIRST_S
             self._board.live = False
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
 
-    async def _listen_until_lost(self) -> bool:
-        """Listen on a connection of our own; tell whether it ever worked."""
+    async def _listen_until_lost(self) -> None:
+        """Listen on a connection of our own, unless nothing comes through it."""
         connection = await self._connections.connect_to_listen(HEALTH_TIMEOUT_S)
         lost = asyncio.Event()
         connection.add_termination_listener(lambda _: lost.set())
         try:
             await connection.add_listener(CHANNEL, self._received)
             if not await self._proves_itself():
-                return False
-            self._board.live = True
+                return
+            self._has_worked = self._board.live = True
             # What was hinted before this moment may have been missed.
             self._board.publish([EVERY_TOPIC])
             await self._until_lost(connection, lost)
-            return True
         finally:
             connection.terminate()
 
@@ -153,13 +158,21 @@ class HintExchange:
         """Return when the connection has ended; a silent one is asked now and then."""
         while not lost.is_set():
             await first_of(lost.wait(), self._suspicious.wait(), timeout_s=HEALTH_INTERVAL_S)
-            if not lost.is_set():
-                self._suspicious.clear()
-                await self._ask(connection)
+            if lost.is_set():
+                return
+            timeout_s = HEALTH_TIMEOUT_S
+            if self._suspicious.is_set():
+                # Until it answers nobody relies on it: hints may have been swallowed already.
+                self._board.live = False
+                self._board.publish([EVERY_TOPIC])
+                timeout_s = SUSPECT_TIMEOUT_S
+            self._suspicious.clear()
+            await self._ask(connection, timeout_s)
+            self._board.live = True
 
-    async def _ask(self, connection: Connection) -> None:
+    async def _ask(self, connection: Connection, timeout_s: float) -> None:
         try:
-            await connection.execute("select 1", timeout=HEALTH_TIMEOUT_S)
+            await connection.execute("select 1", timeout=timeout_s)
         except TimeoutError:
             self._connections.suspect()
             raise

@@ -5,27 +5,52 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
+
+from msgspec import Struct
 
 from flowfabric.error_kinds import BackendErrorKind
 from flowfabric.errors import FlowFabricError, InvalidInput, LockTimeout, Transport
+from flowfabric.patience import patience_s
 from flowfabric.store.base import Value
 from flowfabric.store.foreign import comes_from, unknown
 from flowfabric.store.postgres.driver import DriverRow, Fetching, sqlstate
 from flowfabric.store.postgres.failures import BACKEND, connection_lost, lock_timed_out
 from flowfabric.store.postgres.hints import CHANNEL, hint_payload
-from flowfabric.store.postgres.pool import SEARCH_PATH
+from flowfabric.store.postgres.pool import COMMAND_TIMEOUT_S, SEARCH_PATH
 
 _NUMBERED: Final = re.compile(r"\$(\d+)")
+_FOUND: Final = """
+select current_setting('search_path') as search_path,
+       current_setting('lock_timeout') as lock_timeout
+"""
 # Until the transaction ends the server probes for its client: one that vanished behind a
 # network that swallows packets must not keep what it has locked.
 _ENTER: Final = """
 select set_config('search_path', $1, true),
+       set_config('lock_timeout', $2, true),
        set_config('tcp_keepalives_idle', '3', true),
        set_config('tcp_keepalives_interval', '1', true),
        set_config('tcp_keepalives_count', '3', true)
 """
+_LEAVE: Final = "select set_config('search_path', $1, true), set_config('lock_timeout', $2, true)"
 _NO_TRANSACTION: Final = "has no open transaction to take part in; begin one first"
+
+
+class Settings(Struct, frozen=True):
+    """What their transaction had set, and finds again."""
+
+    search_path: str
+    lock_timeout: str
+
+
+@runtime_checkable
+class Endable(Fetching, Protocol):
+    """A connection of asyncpg, which can be ended without an answer."""
+
+    def is_in_transaction(self) -> bool: ...
+
+    def terminate(self) -> None: ...
 
 
 class ForeignRow:
@@ -178,16 +203,18 @@ def joined_sync(connection: object) -> Fetching:
     raise unknown(connection)
 
 
-async def enter(connection: Fetching) -> str:
+async def enter(connection: Fetching, lock_wait_ms: int | None) -> Settings:
     """Make our tables visible to our statements; return what to `leave` with."""
-    rows = await connection.fetch("select current_setting('search_path')")
-    await connection.fetch(_ENTER, SEARCH_PATH)
-    return str(rows[0][0])
+    (row,) = await connection.fetch(_FOUND)
+    found = Settings(str(row["search_path"]), str(row["lock_timeout"]))
+    waits = found.lock_timeout if lock_wait_ms is None else str(lock_wait_ms)
+    await connection.fetch(_ENTER, SEARCH_PATH, waits)
+    return found
 
 
-async def leave(connection: Fetching, search_path: str, hinted: set[str]) -> None:
+async def leave(connection: Fetching, found: Settings, hinted: set[str]) -> None:
     """Leave the transaction as it was. Hints travel with its commit."""
-    await _set_path(connection, search_path)
+    await connection.fetch(_LEAVE, found.search_path, found.lock_timeout)
     if hinted:
         payload = hint_payload(uuid.uuid4().hex, hinted)
         await connection.fetch("select pg_notify($1, $2)", CHANNEL, payload)
@@ -195,10 +222,15 @@ async def leave(connection: Fetching, search_path: str, hinted: set[str]) -> Non
 
 @asynccontextmanager
 async def whole(connection: Fetching) -> AsyncIterator[None]:
-    """Leave nothing in their transaction of what is refused half-way."""
+    """Leave nothing in their transaction of what is refused, or has to wait, half-way."""
     await connection.fetch("savepoint flowfabric")
     try:
-        yield
+        try:
+            yield
+        except Exception as error:
+            if not lock_timed_out(error):
+                raise
+            raise LockTimeout(f"somebody else keeps locked what this needs: {error}") from None
     except FlowFabricError:
         await connection.fetch("rollback to savepoint flowfabric")
         await connection.fetch("release savepoint flowfabric")
@@ -206,51 +238,42 @@ async def whole(connection: Fetching) -> AsyncIterator[None]:
     await connection.fetch("release savepoint flowfabric")
 
 
-@asynccontextmanager
-async def patient(connection: Fetching, lock_wait_ms: int) -> AsyncIterator[None]:
-    """Wait so long for locks and then raise `LockTimeout`, with their transaction still sound."""
-    rows = await connection.fetch("select current_setting('lock_timeout')")
-    await _set_lock_timeout(connection, str(lock_wait_ms))
-    refusal: FlowFabricError | None = None
-    try:
-        async with whole(connection):
-            try:
-                yield
-            except Exception as error:
-                if not lock_timed_out(error):
-                    raise
-                what = f"somebody else keeps locked what this needs: {error}"
-                raise LockTimeout(what) from None
-    except FlowFabricError as error:
-        refusal = error
-    await _set_lock_timeout(connection, str(rows[0][0]))
-    if refusal is not None:
-        raise refusal
+class Answering:
+    """A connection of theirs that is ended when one of our statements is not answered in time.
 
+    The network may have swallowed it, and with it whatever they would send next.
+    """
 
-async def _set_lock_timeout(connection: Fetching, value: str) -> None:
-    await connection.fetch("select set_config('lock_timeout', $1, true)", value)
-
-
-async def _set_path(connection: Fetching, search_path: str) -> None:
-    await connection.fetch("select set_config('search_path', $1, true)", search_path)
-
-
-class _InTransaction(Protocol):
-    """What asyncpg says about its connection."""
-
-    def is_in_transaction(self) -> bool: ...
+    def __init__(self, connection: Endable, timeout_s: float) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
 
     async def fetch(
         self, query: str, *args: object, timeout: float | None = None
-    ) -> Sequence[DriverRow]: ...
+    ) -> Sequence[DriverRow]:
+        try:
+            return await self._connection.fetch(query, *args, timeout=self._timeout_s)
+        except TimeoutError:
+            self._connection.terminate()
+            raise
+
+
+def answering(connection: Fetching, lock_wait_ms: int | None) -> Fetching:
+    """The connection, held to the time that whoever limits the wait for locks has besides.
+
+    Only asyncpg lets us end a connection that does not answer; others end as they are set to.
+    """
+    if lock_wait_ms is None or not isinstance(connection, Endable):
+        return connection
+    timeout_s = patience_s(COMMAND_TIMEOUT_S) or COMMAND_TIMEOUT_S
+    return Answering(connection, timeout_s + lock_wait_ms / 1_000)
 
 
 def _asyncpg(connection: object) -> Fetching:
     asyncpg = importlib.import_module("asyncpg")
     if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
         raise unknown(connection)
-    known: _InTransaction = connection
+    known: Endable = connection
     if not known.is_in_transaction():
         raise InvalidInput("connection", _NO_TRANSACTION)
     return known

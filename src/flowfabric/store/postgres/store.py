@@ -41,12 +41,12 @@ from flowfabric.store.postgres.failures import (
 )
 from flowfabric.store.postgres.hints import HintExchange
 from flowfabric.store.postgres.joined import (
+    answering,
     enter,
     joined,
     joined_sync,
     leave,
     outage_told,
-    patient,
     whole,
 )
 from flowfabric.store.postgres.migrations import MIGRATIONS, apply_pending, read_ledger
@@ -181,22 +181,18 @@ class PostgresStore:
         with outage_told():
             return drive(self._join(joined_sync(unwrap_sync(connection)), body, lock_wait_ms))
 
-    async def _join(
-        self, connection: Fetching, body: Body[T], lock_wait_ms: int | None = None
-    ) -> T:
+    async def _join(self, theirs: Fetching, body: Body[T], lock_wait_ms: int | None = None) -> T:
+        connection = answering(theirs, lock_wait_ms)
         transaction = PostgresTransaction(connection, self._clock)
-        search_path = await enter(connection)
+        found = await enter(connection, lock_wait_ms)
         try:
-            undoing = whole(connection)
-            if lock_wait_ms is not None:
-                undoing = patient(connection, lock_wait_ms)
-            async with undoing:
+            async with whole(connection):
                 result = await body(transaction)
         except FlowFabricError:
             # Refused by us, so their transaction is sound and may go on.
-            await leave(connection, search_path, set())
+            await leave(connection, found, set())
             raise
-        await leave(connection, search_path, transaction.hinted)
+        await leave(connection, found, transaction.hinted)
         return result
 
     async def read(self, body: ReadBody[T]) -> T:
