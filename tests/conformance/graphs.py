@@ -221,8 +221,8 @@ async def overwrite(graph: Graph, *records: Record) -> None:
     await graph.engine.store.transact(body)
 
 
-async def new_graph(engine: Engine, **fields: str) -> Graph:
-    flow_id = FlowId(new_id())
+async def new_graph(engine: Engine, uuid: str | None = None, **fields: str) -> Graph:
+    flow_id = FlowId(uuid or new_id())
     await engine.create_flow(flow_id, **{"flow_kind": "tests"} | fields)
     return Graph(engine, flow_id)
 

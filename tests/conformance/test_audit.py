@@ -7,7 +7,7 @@ from flowfabric import Engine
 from flowfabric.core.audit import Complaint, Wrong
 from flowfabric.core.flow_model import CompletionDispatch, Flow
 from flowfabric.core.flow_policy import Quorum
-from flowfabric.core.ids import parse_execution_id
+from flowfabric.core.ids import FIRST_UUID, parse_execution_id
 from flowfabric.core.limits import AUDIT_EVERY_MS
 from flowfabric.core.model import Execution
 from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase
@@ -173,6 +173,35 @@ async def test_a_key_or_a_wait_of_something_that_is_gone_is_found(
     }
 
 
+async def test_keys_and_waits_are_looked_at_page_by_page(engine: Engine, given: Given) -> None:
+    keyed = [await given.waiting(idempotency_key=f'an "order" / {n}') for n in range(5)]
+    child, parents = await given.waiting(), [await given.running() for _ in range(5)]
+    for parent in parents:
+        await engine.await_executions(parent.handle, [child])
+    gone = [parse_execution_id(keyed[4]), max(parent.execution_id for parent in parents)]
+    await delete(engine, Execution, [execution_key(each) for each in gone])
+    pages, cursor = [], None
+    while True:
+        page = await engine.audit(cursor=cursor, limit=2)
+        pages.append(page)
+        cursor = page.cursor
+        if cursor is None:
+            break
+    found = [
+        (each.execution_id, each.detail)
+        for page in pages
+        for each in page.complaints
+        if each.detail.split()[3] in ("idempotency_guard", "waiter")
+    ]
+    assert found == [
+        (gone[0], "a row of idempotency_guard is left of it"),
+        (gone[1], "a row of waiter is left of it"),
+    ]
+    # Five of each, two a page.
+    for phase in ("guards", "waiting"):
+        assert sum((page.cursor or "").startswith(f"{phase}/") for page in pages) == 3
+
+
 # Flows
 
 
@@ -223,6 +252,17 @@ async def test_an_execution_that_misreads_its_join_is_found(engine: Engine) -> N
     assert found == {(Wrong.JOIN_MISREAD, graph[name]) for name in "ab"}
 
 
+async def test_the_first_flow_of_all_is_looked_at_too(engine: Engine) -> None:
+    for number in (0, 1):
+        graph = await new_graph(engine, f"{FIRST_UUID[:-1]}{number}")
+        await graph.build({"b": "a"})
+        group = await graph.stored_group("b")
+        assert group is not None
+        await overwrite(graph, structs.replace(group, staged=2))
+    assert len(await complaints_of(engine)) == 2
+    assert len(await complaints_of(engine, 1)) == 2
+
+
 async def test_wrong_counts_of_a_join_are_found(engine: Engine) -> None:
     graph = await new_graph(engine)
     await graph.build({"b": "a"})
@@ -244,7 +284,7 @@ async def test_what_is_left_of_a_flow_that_is_gone_is_found(engine: Engine) -> N
 
 
 @pytest.mark.parametrize(
-    "cursor", ["x", "executions/1", "strays/-1", "executions/1/x", "flows/0/x", 5]
+    "cursor", ["x", "executions/1", "strays/-1", "executions/1/x", "flows/0/x", "guards/0/x", 5]
 )
 async def test_a_cursor_that_no_page_gave_is_refused(engine: Engine, cursor: object) -> None:
     await refuses(engine, "cursor", "audit", cursor=cursor)

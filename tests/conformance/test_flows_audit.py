@@ -9,6 +9,7 @@ from flowfabric import Engine
 from flowfabric.core.decision import Changes
 from flowfabric.core.flow_model import CompletionDispatch, EdgeGroup, FlowState, GroupState
 from flowfabric.core.flow_policy import Quorum
+from flowfabric.core.ids import FIRST_UUID, LAST_UUID, make_execution_id, partition_of
 from flowfabric.core.limits import AUDIT_BATCH, AUDIT_EVERY_MS
 from flowfabric.core.model import Execution
 from flowfabric.core.transition import change
@@ -130,6 +131,28 @@ async def test_a_member_without_a_join_is_let_go(
     assert await passes(graph, clock) == [1]
 
     assert await graph.state("b") == "waiting"
+
+
+async def test_no_uuid_is_passed_over(engine: Engine, clock: SettableClock) -> None:
+    graph = await new_graph(engine, FIRST_UUID)
+    partition_key = partition_of(engine.new_member_id(graph.flow_id))
+    graph.ids |= {
+        "first": make_execution_id(partition_key, FIRST_UUID),
+        "last": make_execution_id(partition_key, LAST_UUID),
+    }
+    members = [graph.request(name) for name in ("first", "last")]
+    await engine.add_dependencies(graph.flow_id, [], members=members)
+    for name in ("first", "last"):
+        execution = await execution_of(engine, graph[name])
+        await overwrite(graph, change(execution, clock.now_ms(), join_pending=True))
+
+    # A page each, then one that finds nothing more, then all of it again.
+    freed = []
+    for _ in range(4):
+        clock.advance(ms=AUDIT_EVERY_MS)
+        freed.append((await engine.audit_flows(limit=1)).acted)
+
+    assert freed == [1, 1, 0, 0]
 
 
 async def test_a_sound_flow_is_left_as_it_is(

@@ -140,6 +140,11 @@ BELONGINGS = (
     update execution set awaited = true where public_state = 'completed' and created_at_ms % 8 = 0
     """,
     """
+    insert into waiter (partition_key, execution_id, waiting)
+    select partition_key, execution_id, '{fp:' || partition_key || '}:' || execution_id
+      from execution where public_state = 'active'
+    """,
+    """
     insert into suspension (partition_key, execution_id, suspension_id, waitpoint_id, created_at_ms,
                             attempt_index, reason_code, requested_by, resume_condition,
                             resume_policy, timeout_at_ms)
@@ -169,7 +174,7 @@ def id_of(salt: int, n: int) -> tuple[int, str]:
 
 Parameters = dict[str, Parameter]
 NEXT_DUE = numbered("next_due", STATEMENTS)
-READING = ("due_", "next_", "list_", "tags_", "read_", "event_", "count_")
+READING = ("audit_", "due_", "next_", "list_", "tags_", "read_", "event_", "count_")
 
 
 @dataclass(frozen=True)
@@ -294,6 +299,15 @@ def lists() -> Iterator[Question]:
     )
 
 
+def audits() -> Iterator[Question]:
+    """A page each of what the audit looks at."""
+    waiting: Parameters = {"after": make_execution_id(*id_of(LEASED_SALT, 7)), "limit": PAGE}
+    yield Question("list_waiting", waiting, PAGE, PAGE)
+    yield Question("audit_waiters", waiting, PAGE, 1)
+    keys: Parameters = {"after_namespace": "default", "after_key": "key-1000", "limit": PAGE}
+    yield Question("list_guards", keys, PAGE, PAGE)
+
+
 def questions(event_ids: int = 1) -> list[Question]:
     due: Parameters = {"now_ms": NOW_MS, "limit": BATCH}
     before: Parameters = {"before_ms": NOW_MS, "limit": BATCH}
@@ -324,6 +338,7 @@ def questions(event_ids: int = 1) -> list[Question]:
         ),
         Question("next_due", dict.fromkeys(NEXT_DUE.parameters, 1_000), 20, 1),
         *lists(),
+        *audits(),
         Question(
             "read_events",
             {

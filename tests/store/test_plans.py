@@ -56,7 +56,7 @@ STEPS_FOR_NOTHING = 500
 
 LARGE = {
     "execution", "attempt", "event", "execution_tag", "idempotency_guard",
-    "suspension", "waitpoint",
+    "suspension", "waiter", "waitpoint",
 }  # fmt: skip
 QUESTIONS = questions()
 POSTGRES_QUESTIONS = questions(EVENTS_PER_ROW)
@@ -111,17 +111,20 @@ class Node(msgspec.Struct, rename=lambda name: name.replace("_", " ").title()):
     @property
     def examined(self) -> float:
         """Rows of large tables that were looked at, by this step and those below it."""
-        own = (self.actual_rows + self.rows_removed_by_filter) * self.actual_loops
         scans = self.relation_name in LARGE and self.node_type.endswith("Scan")
-        return sum(plan.examined for plan in self.plans) + (own if scans else 0)
+        return sum(plan.examined for plan in self.plans) + (self._own_rows if scans else 0)
 
     @property
     def scanned(self) -> list[str]:
-        """Large tables that were read from end to end."""
+        """Large tables that were read from end to end, not only up to their first row."""
         found = [table for plan in self.plans for table in plan.scanned]
-        if self.node_type == "Seq Scan" and self.relation_name in LARGE and self.actual_loops:
+        if self.node_type == "Seq Scan" and self.relation_name in LARGE and self._own_rows > 1:
             found.append(self.relation_name)
         return found
+
+    @property
+    def _own_rows(self) -> float:
+        return (self.actual_rows + self.rows_removed_by_filter) * self.actual_loops
 
     @property
     def most_sorted(self) -> float:
@@ -334,13 +337,18 @@ def test_crowds_at_the_head_of_a_lane_do_not_slow_a_sqlite_worker_they_are_not_f
     assert steps_of(grown_sqlite, claim("main", limit)) <= 2 * quiet
 
 
-SOURCE = re.compile(r"(?:from|join|update)\s+(\w+)(?:\s+indexed by \w+)?(?:\s+as\s+(\w+))?")
+NO_ALIAS = r"(?!(?:cross|group|indexed|join|left|limit|on|order|set|where)\b)"
+SOURCE = re.compile(
+    rf"(?:from|join|update)\s+(\w+)(?:\s+indexed by \w+)?(?:\s+(?:as\s+)?{NO_ALIAS}(\w+))?"
+)
 SCAN = re.compile(r"SCAN (\w+)")
 
 SCANS_ON_PURPOSE = {
     # The oldest events come first without any search, and the limit ends the scan.
     ("next_due", "event"),
     ("trim_events", "event"),
+    # Whether there is one at all.
+    ("next_due", "waiter"),
     # Its index holds nothing but what is due.
     ("due_awaited", "execution"),
     # From its end, back to the time at which what a reader has seen was lost.

@@ -15,7 +15,7 @@ from flowfabric.core.flow_model import (
 )
 from flowfabric.core.flow_resolve import Ending, counts, holds_back
 from flowfabric.core.flow_views import EligibilityStatus, eligibility
-from flowfabric.core.ids import FIRST_UUID, EdgeId, FlowId, Namespace
+from flowfabric.core.ids import FIRST_UUID, LAST_UUID, EdgeId, FlowId, Namespace
 from flowfabric.core.model import Execution
 from flowfabric.core.states import (
     EligibilityState,
@@ -124,13 +124,29 @@ def test_an_ending_counts_unless_the_downstream_was_replayed_since(
     assert not counts(resolved, ending)
 
 
-def test_a_look_ends_where_its_page_did_and_begins_anew_after_the_last() -> None:
-    audit = FlowAudit(after_flow_id=FIRST_UUID, after_execution_id=FIRST_UUID, due_at_ms=0)
-    moved = next_audit(audit, ("flow", "member"), "waiter", 1_000)
-    assert moved == FlowAudit(
-        after_flow_id="flow", after_execution_id="member", after_waiter="waiter", due_at_ms=61_000
+ONE, SEVEN = f"{FIRST_UUID[:-1]}1", f"{FIRST_UUID[:-1]}7"
+
+
+@pytest.mark.parametrize(
+    ("last", "following"),
+    [
+        pytest.param(("flow", FIRST_UUID), ("flow", ONE), id="the member after it"),
+        pytest.param((FIRST_UUID, LAST_UUID), (ONE, FIRST_UUID), id="the flow after it"),
+        pytest.param((LAST_UUID, LAST_UUID), (FIRST_UUID, FIRST_UUID), id="none follows"),
+        pytest.param(None, (FIRST_UUID, FIRST_UUID), id="the page was the last"),
+    ],
+)
+def test_a_look_goes_on_after_its_page_and_begins_anew_after_the_last(
+    last: tuple[str, str] | None, following: tuple[str, str]
+) -> None:
+    audit = FlowAudit(next_flow_id=SEVEN, next_execution_id=SEVEN, due_at_ms=0)
+    assert next_audit(audit, last, "waiter", 1_000) == FlowAudit(
+        next_flow_id=following[0],
+        next_execution_id=following[1],
+        after_waiter="waiter",
+        due_at_ms=61_000,
     )
-    assert next_audit(moved, None, None, 2_000) == structs.replace(audit, due_at_ms=62_000)
+    assert next_audit(audit, last, None, 1_000).after_waiter == ""
 
 
 # Who may run

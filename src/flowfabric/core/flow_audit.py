@@ -11,7 +11,7 @@ from flowfabric.core.flow_build import new_group
 from flowfabric.core.flow_cancel import FLOW_CANCELLED
 from flowfabric.core.flow_model import EdgeGroup, Flow, FlowAudit, GroupState, PendingCancel
 from flowfabric.core.flow_resolve import holds_back
-from flowfabric.core.ids import FIRST_UUID
+from flowfabric.core.ids import FIRST_UUID, next_uuid
 from flowfabric.core.limits import AUDIT_EVERY_MS
 from flowfabric.core.model import Execution
 from flowfabric.core.readiness import Hold, held_by
@@ -24,14 +24,22 @@ def next_audit(
 
     Likewise for those who wait.
     """
-    after_flow_id, after_execution_id = last or (FIRST_UUID, FIRST_UUID)
+    flow_id, execution_id = (FIRST_UUID, FIRST_UUID) if last is None else _following(*last)
     return structs.replace(
         audit,
-        after_flow_id=after_flow_id,
-        after_execution_id=after_execution_id,
+        next_flow_id=flow_id,
+        next_execution_id=execution_id,
         after_waiter=last_waiter or "",
         due_at_ms=now_ms + AUDIT_EVERY_MS,
     )
+
+
+def _following(flow_id: str, execution_id: str) -> tuple[str, str]:
+    """The first member there could be after one; the first of all after the last."""
+    following = next_uuid(execution_id)
+    if following is not None:
+        return flow_id, following
+    return next_uuid(flow_id) or FIRST_UUID, FIRST_UUID
 
 
 def overlooked(flow: Flow, execution: Execution, group: EdgeGroup | None) -> EdgeGroup | None:

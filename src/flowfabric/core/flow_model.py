@@ -233,9 +233,9 @@ class FlowAudit(Record, frozen=True, kw_only=True):
     key: ClassVar[tuple[str, ...]] = ("audit_id",)
 
     audit_id: int = 1
-    after_flow_id: str
-    after_execution_id: str
-    """The uuid of the last member looked at."""
+    next_flow_id: str
+    next_execution_id: str
+    """Where the look at members goes on, this one included."""
     after_waiter: str = ""
     """The last one looked at of those that wait for others."""
     due_at_ms: int

@@ -1,8 +1,8 @@
 """Looking for what must not be; see `core.audit`. Reads only, a page at a time.
 
 The executions come first, in the order of their ids, then the counts of flows, then the
-rows that belong to executions and flows, a few partitions at a time, and at last the keys
-and waits that name an execution.
+rows that belong to executions and flows, a few partitions at a time, and at last the
+idempotency keys, and those who wait, which name an execution.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,11 @@ from flowfabric.core.ids import (
     FIRST_UUID,
     ExecutionId,
     make_execution_id,
+    next_uuid,
     parse_execution_id,
     parse_uuid,
+    partition_of,
+    uuid_of,
 )
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.partitions import parse_index
@@ -29,7 +32,9 @@ PARTITIONS_PER_PAGE = 16
 _EXECUTIONS = "executions"
 _FLOWS = "flows"
 _STRAYS = "strays"
-_REFERENCES = "references"
+_GUARDS = "guards"
+_WAITING = "waiting"
+CURSOR_BYTES_MAX = 8 * 1024
 _FLAGS = (
     "ready",
     "cancel_requested",
@@ -53,14 +58,16 @@ class Audits(Operations):
         or be seen half-way: look again before you act on it.
         """
         check_int("limit", limit, 1, PAGE_MAX)
-        phase, partition_key, uuid = _parse(cursor)
+        phase, partition_key, place = _parse(cursor)
         if phase == _EXECUTIONS:
-            return await self._audit_executions(partition_key, uuid, limit)
+            return await self._audit_executions(partition_key, place, limit)
         if phase == _FLOWS:
-            return await self._audit_flows(uuid, min(limit, FLOWS_PER_PAGE))
+            return await self._audit_flows(place, min(limit, FLOWS_PER_PAGE))
         if phase == _STRAYS:
             return await self._audit_rows(partition_key, limit)
-        return await self._audit_references(limit)
+        if phase == _GUARDS:
+            return await self._audit_guards(place, limit)
+        return await self._audit_waiting(place, limit)
 
     async def _audit_executions(self, partition_key: int, uuid: str, limit: int) -> AuditPage:
         async def body(reader: Reader) -> Sequence[Row]:
@@ -80,14 +87,15 @@ class Audits(Operations):
             else f"{_EXECUTIONS}/{last['partition_key']!s}/{last['execution_id']!s}",
         )
 
-    async def _audit_flows(self, after: str, limit: int) -> AuditPage:
+    async def _audit_flows(self, start: str, limit: int) -> AuditPage:
         async def body(reader: Reader) -> tuple[Sequence[Row], Sequence[Row]]:
-            flows = await reader.select("audit_flow_counts", after_flow_id=after, limit=limit)
-            joins = await reader.select("audit_join_counts", after_flow_id=after, limit=limit)
+            flows = await reader.select("audit_flow_counts", start=start, limit=limit)
+            joins = await reader.select("audit_join_counts", start=start, limit=limit)
             return flows, joins
 
         flows, joins = await self.store.read(body)
-        last = flows[-1] if flows and int(str(flows[-1]["place"])) == limit else None
+        full = bool(flows) and int(str(flows[-1]["place"])) == limit
+        following = next_uuid(str(flows[-1]["flow_id"])) if full else None
         found = [_flow_complaint(row) for row in flows if row["miscounted"]]
         found += [
             Complaint(
@@ -99,7 +107,7 @@ class Audits(Operations):
         ]
         return AuditPage(
             complaints=tuple(found),
-            cursor=f"{_STRAYS}/0" if last is None else f"{_FLOWS}/0/{last['flow_id']!s}",
+            cursor=f"{_STRAYS}/0" if following is None else f"{_FLOWS}/0/{following}",
         )
 
     async def _audit_rows(self, first: int, limit: int) -> AuditPage:
@@ -110,27 +118,63 @@ class Audits(Operations):
                 "audit_strays", first_partition=first, last_partition=last, limit=limit
             )
 
-        found = {_stray(row_execution_id(row), row) for row in await self.store.read(body)}
+        found = {
+            _stray(row_execution_id(row), str(row["belongings"]))
+            for row in await self.store.read(body)
+        }
         more = last + 1 < self.deployment.partitions.num_flow
         return AuditPage(
             complaints=_sorted(found),
-            cursor=f"{_STRAYS}/{last + 1}" if more else f"{_REFERENCES}/0",
+            cursor=f"{_STRAYS}/{last + 1}" if more else f"{_GUARDS}/0/",
         )
 
-    async def _audit_references(self, limit: int) -> AuditPage:
-        async def body(reader: Reader) -> Sequence[Row]:
-            return await reader.select("audit_references", limit=limit)
+    async def _audit_guards(self, after: str, limit: int) -> AuditPage:
+        namespace, key = _parse_key(after)
 
-        rows = await self.store.read(body)
-        found = {_stray(parse_execution_id(str(row["gone"])), row) for row in rows}
-        return AuditPage(complaints=_sorted(found), cursor=None)
+        async def body(reader: Reader) -> tuple[Sequence[Row], set[ExecutionId]]:
+            rows = await reader.select(
+                "list_guards", after_namespace=namespace, after_key=key, limit=limit
+            )
+            return rows, await _gone(reader, [str(row["execution"]) for row in rows])
+
+        rows, gone = await self.store.read(body)
+        following = None
+        if len(rows) == limit:
+            last = (str(rows[-1]["namespace"]), str(rows[-1]["idempotency_key"]))
+            following = msgspec.json.encode(last).decode()
+        return AuditPage(
+            complaints=_sorted({_stray(each, "idempotency_guard") for each in gone}),
+            cursor=f"{_WAITING}/0/" if following is None else f"{_GUARDS}/0/{following}",
+        )
+
+    async def _audit_waiting(self, after: str, limit: int) -> AuditPage:
+        async def body(reader: Reader) -> tuple[Sequence[Row], set[ExecutionId]]:
+            rows = await reader.select("list_waiting", after=after, limit=limit)
+            return rows, await _gone(reader, [str(row["waiting"]) for row in rows])
+
+        rows, gone = await self.store.read(body)
+        return AuditPage(
+            complaints=_sorted({_stray(each, "waiter") for each in gone}),
+            cursor=f"{_WAITING}/0/{rows[-1]['waiting']!s}" if len(rows) == limit else None,
+        )
 
 
-def _stray(execution_id: ExecutionId, row: Row) -> Complaint:
+async def _gone(reader: Reader, named: Sequence[str]) -> set[ExecutionId]:
+    """Those of the named executions that do not exist."""
+    asked = {parse_execution_id(each) for each in named}
+    there = await reader.select(
+        "namespaces_of",
+        partition_keys=[partition_of(each) for each in asked],
+        execution_ids=[uuid_of(each) for each in asked],
+    )
+    return asked - {row_execution_id(row) for row in there}
+
+
+def _stray(execution_id: ExecutionId, belongings: str) -> Complaint:
     return Complaint(
         wrong=Wrong.STRAY,
         execution_id=execution_id,
-        detail=f"a row of {row['belongings']!s} is left of it",
+        detail=f"a row of {belongings} is left of it",
     )
 
 
@@ -167,13 +211,26 @@ def _complaints(row: Row) -> list[Complaint]:
 
 
 def _parse(cursor: object) -> tuple[str, int, str]:
-    text = check_optional_text("cursor", cursor)
+    """The phase, a partition, and the place where its next page begins."""
+    text = check_optional_text("cursor", cursor, bytes_max=CURSOR_BYTES_MAX)
     if not text:
         return _EXECUTIONS, -1, FIRST_UUID
     phase, _, rest = text.partition("/")
-    partition, _, uuid = rest.partition("/")
+    partition, _, place = rest.partition("/")
     index = parse_index(partition)
-    if phase not in (_EXECUTIONS, _FLOWS, _STRAYS, _REFERENCES) or index is None:
+    if phase not in (_EXECUTIONS, _FLOWS, _STRAYS, _GUARDS, _WAITING) or index is None:
         raise InvalidInput("cursor", "must be one that an earlier page ended with", cursor)
     by_uuid = phase in (_EXECUTIONS, _FLOWS)
-    return phase, index, parse_uuid("cursor", uuid) if by_uuid else FIRST_UUID
+    return phase, index, parse_uuid("cursor", place) if by_uuid else place
+
+
+def _parse_key(place: str) -> tuple[str, str]:
+    """The namespace and key after which the next page of keys begins."""
+    if not place:
+        return "", ""
+    try:
+        return msgspec.json.decode(place, type=tuple[str, str])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            "cursor", "must be one that an earlier page ended with", place
+        ) from error

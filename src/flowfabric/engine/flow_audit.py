@@ -143,8 +143,8 @@ async def _look(tx: Transaction, limit: int) -> Suspects:
         return Suspects()
     rows = await tx.select(
         "audit_members",
-        after_flow_id=audit.after_flow_id,
-        after_execution_id=audit.after_execution_id,
+        flow_id=audit.next_flow_id,
+        execution_id=audit.next_execution_id,
         limit=limit,
     )
     full = bool(rows) and int(str(rows[-1]["place"])) == limit

@@ -4,7 +4,7 @@ with page as materialized (
     select f.*, row_number() over (order by f.flow_id) as place
       from (select *
               from flow
-             where flow_id > :after_flow_id
+             where flow_id >= :start
              order by flow_id
              limit :limit) f
 ), counted as (

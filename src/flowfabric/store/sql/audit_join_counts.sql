@@ -2,7 +2,7 @@
 select g.partition_key, g.downstream_id as execution_id
   from (select *
           from flow
-         where flow_id > :after_flow_id
+         where flow_id >= :start
          order by flow_id
          limit :limit) f
   join edge_group g on g.flow_id = f.flow_id

@@ -18,7 +18,7 @@ with page as materialized (
       from (select *
               from execution
              where flow_id is not null
-               and (flow_id, execution_id) > (:after_flow_id, :after_execution_id)
+               and (flow_id, execution_id) >= (:flow_id, :execution_id)
              order by flow_id, execution_id
              limit :limit) e
 ), whole as (

@@ -141,8 +141,8 @@ create index pending_cancel_due on pending_cancel (due_at_ms);
 
 create table flow_audit (
     audit_id            integer primary key,
-    after_flow_id       text not null,
-    after_execution_id  text not null,
+    next_flow_id        text not null,
+    next_execution_id   text not null,
     after_waiter        text not null,
     due_at_ms           integer not null
 ) strict;
