@@ -1,12 +1,12 @@
 """Durations as people write them."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.core.durations import duration_ms, moment, optional_duration_ms
+from flowfabric.core.durations import duration_ms, optional_duration_ms
 from flowfabric.errors import InvalidInput
 
 
@@ -49,9 +49,3 @@ def test_more_than_ten_years_is_no_duration() -> None:
 def test_text_and_timedelta_agree(days: int, hours: int, minutes: int) -> None:
     span = timedelta(days=days, hours=hours, minutes=minutes)
     assert duration_ms("d", f"{days}d{hours}h{minutes}m") == duration_ms("d", span)
-
-
-@given(st.integers(min_value=0, max_value=253_402_300_799_999))
-def test_a_moment_reads_as_the_calendar_has_it(at_ms: int) -> None:
-    calendar = datetime.fromtimestamp(at_ms // 1_000, UTC)
-    assert moment(at_ms) == calendar.strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -61,10 +61,6 @@ def _text_ms(field: str, text: str) -> float:
 
 _EXPECTED: Final = 'must be a duration such as "90s", "1h30m", a number of seconds or a timedelta'
 
-_DAYS_BEFORE_EPOCH: Final = 719_468
-"""From 1 March of the year 0 to 1 January 1970."""
-_DAYS_OF_ERA: Final = 146_097
-"""400 years, after which leap years repeat."""
 _UNITS_S: Final = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
 
@@ -82,18 +78,3 @@ def span(ms: int) -> str:
     parts.append(f"{seconds}s")
     first, second = parts[:2]
     return first if second[0] == "0" else first + second
-
-
-def moment(at_ms: int) -> str:
-    """A time for people, to the second: `2026-11-16 14:00:00 UTC`."""
-    days, second = divmod(at_ms // 1_000, 86_400)
-    # Years begin in March here, so that a leap day is the last of its year.
-    era, day = divmod(days + _DAYS_BEFORE_EPOCH, _DAYS_OF_ERA)
-    year = (day - day // 1_460 + day // 36_524 - day // 146_096) // 365
-    day -= 365 * year + year // 4 - year // 100
-    month = (5 * day + 2) // 153
-    day -= (153 * month + 2) // 5
-    month = month + 3 if month < 10 else month - 9
-    year += 400 * era + (month <= 2)
-    hour, minute = second // 3_600, second // 60 % 60
-    return f"{year}-{month:02}-{day + 1:02} {hour:02}:{minute:02}:{second % 60:02} UTC"

@@ -6,7 +6,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from flowfabric.core.conditions import Progress
-from flowfabric.core.durations import moment, span
+from flowfabric.core.durations import span
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join_facts import JoinFacts
 from flowfabric.core.lease import lease_is_dead
@@ -150,7 +150,7 @@ def _suspended(execution: Execution, around: Surroundings) -> Reason:
     detail = _blocking(execution)
     if around.times_out_at_ms is not None:
         left = span(around.times_out_at_ms - around.now_ms)
-        sentence += f" It times out in {left}, at {moment(around.times_out_at_ms)}."
+        sentence += f" It times out in {left}."
         detail |= {"times_out_at_ms": around.times_out_at_ms}
     return Cause.SUSPENDED, sentence, detail
 
