@@ -118,7 +118,12 @@ def operating(running: Claimed, waiting: ExecutionId, ended: ExecutionId) -> dic
         "replay_executions": {"execution_ids": [ended], **again},
         "replay_matching": {"matching": FAILED, **again, "limit": 5},
         "expire_execution": {"execution_id": waiting, "phase": "attempt_timeout"},
-        "release_blocked": {"kinds": ["work"], "blocked_before_ms": 5, "limit": 5},
+        "release_blocked": {
+            "kinds": ["work"],
+            "namespace": "default",
+            "blocked_before_ms": 5,
+            "limit": 5,
+        },
         "set_execution_tag": {"execution_id": waiting, "key": "a.b", "value": "c"},
         "set_execution_tags": {"execution_id": waiting, "tags": {"a.b": "c"}},
         "register_lane": {"lane_id": "default", "registered_by": "ann"},

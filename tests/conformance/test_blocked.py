@@ -141,6 +141,14 @@ async def test_a_worker_that_starts_releases_what_its_code_may_fit(
         assert await engine.read_execution_state(execution_id) is PublicState.DELAYED
 
 
+async def test_a_worker_releases_nothing_of_other_namespaces(engine: Engine, given: Given) -> None:
+    mine = (await given.blocked()).execution_id
+    others = (await given.blocked(namespace="another")).execution_id
+    assert await engine.release_blocked(["work"], namespace="default") == Swept(acted=1, full=False)
+    assert await engine.read_execution_state(mine) is PublicState.WAITING
+    assert await engine.read_execution_state(others) is PublicState.DELAYED
+
+
 async def test_what_was_blocked_since_is_not_released(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:

@@ -332,7 +332,12 @@ def questions(event_ids: int = 1) -> list[Question]:
         Question("due_awaited", {"limit": BATCH}, BATCH, BATCH),
         Question(
             "blocked_by_code",
-            {"kinds": ["mail"], "blocked_before_ms": NOW_MS, "limit": BATCH},
+            {
+                "kinds": ["mail"],
+                "namespace": "default",
+                "blocked_before_ms": NOW_MS,
+                "limit": BATCH,
+            },
             BATCH,
             0,
         ),

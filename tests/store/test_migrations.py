@@ -3,16 +3,24 @@
 import asyncio
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from flowfabric import connect
 from flowfabric.errors import FlowFabricError, SchemaTooNew, SchemaTooOld, Unavailable
 from flowfabric.store.migrate import Applied, Migration, check, load, pending
+from flowfabric.store.postgres import pool
+from flowfabric.store.postgres.migrations import LOCK_KEY
 from flowfabric.store.postgres.store import PostgresStore
 from flowfabric.store.sqlite.store import SqliteStore
 from tests.store.records import change_postgres, change_sqlite
 
 STORE = Path(__file__).parents[2] / "src/flowfabric/store"
+HAS_WAITED_LONG = """
+select 1 from pg_stat_activity
+ where datname = current_database() and wait_event = 'advisory'
+   and query_start < clock_timestamp() - interval '200 milliseconds'
+"""
 NAMES = [migration.name for migration in load(STORE / "postgres/migrations")]
 LAST = len(NAMES)
 
@@ -89,6 +97,19 @@ async def test_processes_that_migrate_postgres_at_once_take_turns(
     stores = [PostgresStore(empty_postgres_database) for _ in range(4)]
     applied_by = await asyncio.gather(*(store.migrate() for store in stores))
     assert sorted(applied_by, key=len) == [[], [], [], NAMES]
+
+
+async def test_a_process_that_migrates_waits_longer_than_for_other_locks(
+    empty_postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(pool._SETTINGS, "lock_timeout", "50ms")
+    another = await asyncpg.connect(empty_postgres_database)
+    await another.execute(f"select pg_advisory_lock({LOCK_KEY})")
+    migrating = asyncio.create_task(PostgresStore(empty_postgres_database).migrate())
+    while not await another.fetch(HAS_WAITED_LONG) and not migrating.done():
+        pass
+    await another.close()
+    assert await migrating == NAMES
 
 
 async def test_an_empty_postgres_database_is_too_old(empty_postgres_database: str) -> None:

@@ -16,6 +16,12 @@ from tests.silence import Network
 
 # Longer than any test has patience: none of them is saved by a lease that expires.
 LEASE_TTL = "1h"
+FILL_THE_DISK = """
+create function full_disk() returns trigger language plpgsql as
+$$ begin raise exception 'could not extend file' using errcode = '53100'; end $$;
+create trigger full_disk before insert on flowfabric.execution
+   for each row execute function full_disk();
+"""
 
 
 @pytest.fixture
@@ -202,3 +208,27 @@ async def test_a_worker_that_waits_for_the_database_can_be_stopped(network: Netw
     stop.set()
     await worker
     await app.close()
+
+
+async def test_a_full_disk_under_a_submission_does_not_count_against_the_run(
+    postgres_database: str,
+) -> None:
+    app = App(postgres_database)
+
+    @app.task
+    async def echo(number: int) -> int:
+        return number
+
+    @app.task
+    async def work(ctx: Context) -> None:
+        await app.submit(echo, 7)
+
+    async with app, asyncpg.create_pool(postgres_database, min_size=1) as operator:
+        run = await app.submit(work)
+        await operator.execute(FILL_THE_DISK)
+        async with working(app):
+            while await run.state() is not PublicState.DELAYED:
+                pass
+            await operator.execute("drop trigger full_disk on flowfabric.execution")
+            await run.result(timeout="20s")
+        assert (await run.snapshot()).total_attempt_count == 1

@@ -12,6 +12,7 @@ from msgspec import Struct
 from flowfabric.core.ids import ExecutionId, FlowId, LeaseId, Namespace, WorkerInstanceId
 from flowfabric.core.model import Execution
 from flowfabric.core.states import TerminalOutcome
+from flowfabric.errors import InvalidInput
 
 
 class EventCategory(StrEnum):
@@ -19,6 +20,15 @@ class EventCategory(StrEnum):
     LEASE = "lease"
     OPERATOR = "operator"
     SIGNAL = "signal"
+
+
+def check_category(category: str | None) -> EventCategory | None:
+    """One that a reader asks for; None is all of them."""
+    if category is None:
+        return None
+    if category not in list(EventCategory):
+        raise InvalidInput("category", f"must be one of {', '.join(EventCategory)}", category)
+    return EventCategory(category)
 
 
 class LeaseEventType(StrEnum):

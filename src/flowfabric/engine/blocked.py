@@ -13,7 +13,7 @@ from flowfabric.core.checks import (
 from flowfabric.core.decision import Decision
 from flowfabric.core.execution import Timing
 from flowfabric.core.handles import Handle
-from flowfabric.core.ids import parse_execution_kind
+from flowfabric.core.ids import parse_execution_kind, parse_namespace
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX
 from flowfabric.core.model import Attempt, Execution
 from flowfabric.core.results import Changed, Delayed, Marked
@@ -47,13 +47,17 @@ class Blocked(Operations):
         self,
         kinds: Sequence[str],
         *,
+        namespace: str | None = None,
         blocked_before_ms: int | None = None,
         limit: int = SWEEP_BATCH,
     ) -> Swept:
         """Let blocked executions of some kinds look at the code again at once.
 
-        Those blocked after `blocked_before_ms` are left alone; without it, none are.
+        Without a `namespace`, those of every one. Those blocked after `blocked_before_ms` are
+        left alone; without it, none are.
         """
+        if namespace is not None:
+            parse_namespace(namespace)
         check_int("limit", limit, 1, BATCH_MAX)
         check_optional_time("blocked_before_ms", blocked_before_ms)
         wanted = [parse_execution_kind(kind) for kind in check_list("kinds", kinds, 0, BATCH_MAX)]
@@ -61,7 +65,11 @@ class Blocked(Operations):
         async def body(tx: Transaction) -> Swept:
             before_ms = await tx.now_ms() if blocked_before_ms is None else blocked_before_ms
             rows = await tx.select(
-                "blocked_by_code", kinds=wanted, blocked_before_ms=before_ms, limit=limit
+                "blocked_by_code",
+                kinds=wanted,
+                namespace=namespace,
+                blocked_before_ms=before_ms,
+                limit=limit,
             )
             asks = [Ask(row_execution_id(row), decide_release) for row in rows]
             outcomes = await self.decide_in(tx, asks, [0.0] * len(asks)) if asks else []

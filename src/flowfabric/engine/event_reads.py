@@ -15,10 +15,9 @@ from flowfabric.core.cursors import (
     read_cursor,
     write_cursor,
 )
-from flowfabric.core.events import EventCategory, StoredEvent
+from flowfabric.core.events import StoredEvent, check_category
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.engine.unit import Operations
-from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Reader, Row
 
 
@@ -39,9 +38,8 @@ class EventReads(Operations):
         """
         cursor = read_cursor(after)
         check_int("limit", limit, 1, PAGE_MAX)
-        if category is not None and category not in list(EventCategory):
-            raise InvalidInput("category", f"must be one of {', '.join(EventCategory)}", category)
-        page = await self.store.read_events(after=cursor.event_id, limit=limit, category=category)
+        wanted = check_category(category)
+        page = await self.store.read_events(after=cursor.event_id, limit=limit, category=wanted)
         # Afterwards: the log may have been exchanged while it was read.
         if cursor.event_id:
             await self._check_history(cursor)

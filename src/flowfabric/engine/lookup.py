@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from flowfabric.core.checks import check_int, check_list, check_text
-from flowfabric.core.events import EventCategory
+from flowfabric.core.events import check_category
 from flowfabric.core.ids import FIRST_UUID, LAST_UUID, ExecutionId, parse_namespace, parse_own_id
 from flowfabric.core.model import Execution, WorkerPresence
 from flowfabric.engine.reads import PRESENCE_MS
@@ -82,12 +82,11 @@ class Lookup(Operations):
         check_int("count", count, 1, EVENTS_BACK_MAX)
         if namespace is not None:
             parse_namespace(namespace)
-        if category is not None and category not in list(EventCategory):
-            raise InvalidInput("category", f"must be one of {', '.join(EventCategory)}", category)
+        wanted = check_category(category)
 
         async def body(reader: Reader) -> int:
             rows = await reader.select(
-                "before_latest_events", namespace=namespace, category=category, limit=count
+                "before_latest_events", namespace=namespace, category=wanted, limit=count
             )
             return int(str(rows[0]["event_id"] or 0)) if rows else 0
 

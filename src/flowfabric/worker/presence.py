@@ -54,14 +54,18 @@ async def announce(
                 await engine.withdraw_presence(settings.worker_instance_id)
 
 
-async def release_blocked(engine: Engine, tasks: Mapping[str, Task[..., object]]) -> None:
+async def release_blocked(
+    engine: Engine, tasks: Mapping[str, Task[..., object]], namespace: str | None
+) -> None:
     """Let executions that other code has blocked look at the code of this worker."""
     if not tasks:
         return
     try:
         started_ms = await engine.server_time_ms()
         for _ in range(RELEASES_MAX):
-            swept = await engine.release_blocked(list(tasks), blocked_before_ms=started_ms)
+            swept = await engine.release_blocked(
+                list(tasks), namespace=namespace, blocked_before_ms=started_ms
+            )
             if not swept.full:
                 return
     except FlowFabricError as error:

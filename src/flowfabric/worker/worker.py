@@ -133,7 +133,7 @@ class Worker:
         namespace = self._namespace
         background = [
             asyncio.create_task(announce(self._engine, self.settings, self._tasks, namespace)),
-            asyncio.create_task(release_blocked(self._engine, self._tasks)),
+            asyncio.create_task(release_blocked(self._engine, self._tasks, namespace)),
             asyncio.create_task(self._watch_for_lost()),
         ]
         unwatch = watch_tasks(asyncio.get_running_loop())

@@ -80,7 +80,8 @@ UUID: Final[type] = _ASYNCPG.pgproto.pgproto.UUID
 
 
 def sqlstate(error: BaseException) -> str:
-    return str(getattr(error, "sqlstate", None) or "")
+    """In the words of any driver: psycopg2 calls it otherwise."""
+    return str(getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or "")
 
 
 def table_name(error: BaseException) -> str:

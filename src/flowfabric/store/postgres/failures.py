@@ -3,7 +3,7 @@
 from typing import Final
 
 from flowfabric.error_kinds import BackendErrorKind
-from flowfabric.errors import LockTimeout, NotStorable, ResourceExhausted, Transport
+from flowfabric.errors import LockTimeout, NotStorable, Transport
 from flowfabric.store.base import UniqueViolation
 from flowfabric.store.postgres.driver import (
     InterfaceError,
@@ -16,9 +16,20 @@ from flowfabric.store.postgres.driver import (
 BACKEND: Final = "postgres"
 
 _UNIQUE_VIOLATION: Final = "23505"
-_TOO_MANY_CONNECTIONS: Final = "53300"
 _STARTING_OR_STOPPING: Final = "57P03"
 _READ_ONLY: Final = "25006"
+# Whatever is asked: the server has no room, memory or connection left, or its disk fails.
+_IN_TROUBLE: Final = ("53", "58")
+_WORDS: Final = {
+    "53100": "the disk of the server is full; make room there",
+    "53200": "the server is out of memory",
+    "53300": "the server has no connection left; raise its max_connections, or lower pool_max or"
+    " the number of processes",
+    "57P01": "the server is being stopped, or somebody ended the connection",
+    "57P03": "the server is starting or stopping",
+    _READ_ONLY: "the server only reads: it is a standby, or a failover made it one",
+}
+"""What people should know beside the server's own message."""
 _INVALID_PLAN: Final = "0A000"
 _LOCK_TIMEOUT: Final = "55P03"
 _PROTOCOL_VIOLATION: Final = "08P01"
@@ -61,6 +72,11 @@ def setting_refused(error: BaseException) -> bool:
     return sqlstate(error) == _PROTOCOL_VIOLATION and "startup parameter" in str(error)
 
 
+def in_trouble(error: BaseException) -> bool:
+    """Whether the server refuses whatever it is asked, for now."""
+    return sqlstate(error).startswith(_IN_TROUBLE) or sqlstate(error) == _READ_ONLY
+
+
 def note_unanswered(error: Exception) -> None:
     """Note on the error of a statement that takes effect at once whether its answer was lost."""
     if isinstance(error, TimeoutError) or connection_lost(error):
@@ -73,22 +89,27 @@ def demoted(error: BaseException) -> bool:
 
 
 def lock_timed_out(error: BaseException) -> bool:
-    """Whether a lock did not come in time, in the words of any driver."""
-    return getattr(error, "sqlstate", None) == _LOCK_TIMEOUT
+    """Whether a lock did not come in time."""
+    return sqlstate(error) == _LOCK_TIMEOUT
 
 
-def translate(error: Exception, pool_max: int) -> Exception:
+def in_words(error: BaseException) -> str:
+    """What a driver's error says, after what it means."""
+    said = f"{type(error).__name__}: {error}"
+    meaning = _WORDS.get(sqlstate(error))
+    return said if meaning is None else f"{meaning} ({said})"
+
+
+def translate(error: Exception) -> Exception:
     """The error of ours that a driver's error stands for."""
     state = sqlstate(error)
-    detail = f"{type(error).__name__}: {error}"
+    detail = in_words(error)
     if state == _UNIQUE_VIOLATION:
         return UniqueViolation(table_name(error), str(error))
     if state == _LOCK_TIMEOUT:
         # Long enough: meanwhile everything else that the transaction locked was held up.
         return LockTimeout(f"somebody else keeps locked what this needs: {error}")
-    if state == _TOO_MANY_CONNECTIONS:
-        return ResourceExhausted("postgres connections", pool_max)
-    if state == _STARTING_OR_STOPPING:
+    if state == _STARTING_OR_STOPPING or state.startswith(_IN_TROUBLE):
         return Transport(BACKEND, detail, kind=BackendErrorKind.BUSY_LOADING)
     if state == _READ_ONLY:
         return Transport(BACKEND, detail, kind=BackendErrorKind.CLUSTER)

@@ -15,7 +15,13 @@ from flowfabric.patience import patience_s
 from flowfabric.store.base import Value
 from flowfabric.store.foreign import comes_from, unknown
 from flowfabric.store.postgres.driver import DriverRow, Fetching, sqlstate
-from flowfabric.store.postgres.failures import BACKEND, connection_lost, lock_timed_out
+from flowfabric.store.postgres.failures import (
+    BACKEND,
+    connection_lost,
+    in_trouble,
+    in_words,
+    lock_timed_out,
+)
 from flowfabric.store.postgres.hints import CHANNEL, hint_payload
 from flowfabric.store.postgres.pool import COMMAND_TIMEOUT_S, SEARCH_PATH
 
@@ -164,10 +170,13 @@ def outage_told() -> Iterator[None]:
     except FlowFabricError:
         raise
     except Exception as error:
-        if not _failed_to_connect(error):
+        if in_trouble(error):
+            kind = BackendErrorKind.BUSY_LOADING
+        elif _failed_to_connect(error):
+            kind = BackendErrorKind.TRANSPORT
+        else:
             raise
-        detail = f"{type(error).__name__}: {error}"
-        raise Transport(BACKEND, detail, kind=BackendErrorKind.TRANSPORT) from error
+        raise Transport(BACKEND, in_words(error), kind=kind) from error
 
 
 def _failed_to_connect(error: Exception) -> bool:

@@ -11,7 +11,7 @@ from flowfabric.store.postgres.generated import CLOCK_MS, SCHEMA
 ENCODING: Final = "UTF8"
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 
-_LOCK_KEY: Final = 0x666C6F77666162
+LOCK_KEY: Final = 0x666C6F77666162
 """`flowfab` in ASCII: the advisory lock migrations are applied under."""
 
 _LEDGER_EXISTS: Final = (
@@ -22,10 +22,12 @@ _APPLIED: Final = (
     "select version, name, checksum, backward_compatible"
     f" from {SCHEMA}.schema_migration order by version"
 )
+_TIMEOUT_S: Final = 3_600
+"""How long a migration may take, and the wait for that of another process."""
+_LOCK: Final = f"set local lock_timeout = 0; select pg_advisory_xact_lock({LOCK_KEY})"
 _LEDGER: Final = f"""
 create schema if not exists {SCHEMA};
 set local search_path = {SCHEMA}, public;
-set local lock_timeout = 0;
 create table if not exists schema_migration (
     version              integer primary key,
     name                 text not null,
@@ -59,7 +61,7 @@ async def apply_pending(connection: Connection) -> list[str]:
     """Apply what is missing, all or nothing; return the names."""
     await connection.execute("begin")
     try:
-        await connection.execute(f"select pg_advisory_xact_lock({_LOCK_KEY})", timeout=600)
+        await connection.execute(_LOCK, timeout=_TIMEOUT_S)
         await connection.execute(_LEDGER)
         migrations = pending(load(MIGRATIONS), await read_ledger(connection))
         for migration in migrations:
@@ -72,7 +74,7 @@ async def apply_pending(connection: Connection) -> list[str]:
 
 
 async def _apply(connection: Connection, migration: Migration) -> None:
-    await connection.execute(migration.text, timeout=3600)
+    await connection.execute(migration.text, timeout=_TIMEOUT_S)
     await connection.execute(
         f"insert into {SCHEMA}.schema_migration values ($1, $2, $3, $4, {CLOCK_MS})",
         migration.version,

@@ -310,13 +310,13 @@ class PostgresStore:
                 failure = stale.__cause__
                 assert isinstance(failure, Exception)
                 if tries_left == 0:
-                    raise translate(failure, self._connections.pool_max) from failure
+                    raise translate(failure) from failure
                 self._connections.distrust()
             except DRIVER_ERRORS as error:
                 if demoted(error):
                     self._connections.distrust()
                 if not collided(error):
-                    raise translate(error, self._connections.pool_max) from error
+                    raise translate(error) from error
                 if tries_left == 0:
                     raise RetryExhausted(f"gave up after {TRIES_MAX} tries: {error}") from error
             await asyncio.sleep(_backoff_s(TRIES_MAX - 1 - tries_left))
@@ -328,7 +328,7 @@ class PostgresStore:
             try:
                 yield
             except DRIVER_ERRORS as error:
-                raise translate(error, self._connections.pool_max) from error
+                raise translate(error) from error
 
     async def _event_writers(self) -> frozenset[str]:
         async def once() -> frozenset[str]:

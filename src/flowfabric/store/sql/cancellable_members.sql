@@ -1,4 +1,5 @@
--- Members a cancellation takes along: all that have not ended, or those no worker has.
+-- Members a cancellation takes along: all that have not ended, or those that no worker has and
+-- that are not suspended.
 select execution_id
   from execution
  where flow_id = :flow_id
