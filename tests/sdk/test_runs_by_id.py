@@ -1,11 +1,14 @@
 """Runs by their ids, and waiting for something that is not there."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 
+import aiosqlite
+import asyncpg
 import pytest
 
-from flowfabric import App, Context, Engine, EngineConfig, Run
+from flowfabric import App, Context, Engine, EngineConfig, Run, Task
 from flowfabric.core.decision import Changes
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.model import Execution
@@ -53,6 +56,34 @@ async def test_a_run_that_is_deleted_while_somebody_waits_ends_the_wait(app: App
     with pytest.raises(Exception, match=r"not found|cancelled"):
         await waiting
     with pytest.raises(NotFound):
+        await run.result()
+
+
+async def rolled_back(app: App, task: Task[[], None]) -> Run[None]:
+    """A run that was submitted in a transaction which came to nothing."""
+    if app.url.startswith("sqlite"):
+        async with aiosqlite.connect(app.url.removeprefix("sqlite:///")) as file:
+            await file.execute("begin immediate")
+            run = await app.submit(task, connection=file)
+            await file.rollback()
+        return run
+    connection = await asyncpg.connect(app.url)
+    transaction = connection.transaction()
+    await transaction.start()
+    run = await app.submit(task, connection=connection)
+    await transaction.rollback()
+    await connection.close()
+    return run
+
+
+async def test_the_result_of_a_submission_that_was_rolled_back_is_not_waited_for(
+    app: App,
+) -> None:
+    @app.task
+    def task() -> None: ...
+
+    run = await rolled_back(app, task)
+    with pytest.raises(NotFound, match=re.escape(run.execution_id)):
         await run.result()
 
 

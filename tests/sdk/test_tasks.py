@@ -97,6 +97,7 @@ def test_settings_become_the_policy_of_every_execution() -> None:
         timeout="2m",
         priority=7,
         capabilities=["gpu"],
+        max_worker_deaths=1,
     )
     async def train(name: str) -> None: ...
 
@@ -113,7 +114,8 @@ def test_settings_become_the_policy_of_every_execution() -> None:
         policy.timeout_policy.execution_deadline_ms,
         policy.retry_policy.max_retries,
         policy.routing_requirements.required_capabilities,
-    ) == (120_000, 3_600_000, 2, ("gpu",))
+        policy.max_worker_deaths,
+    ) == (120_000, 3_600_000, 2, ("gpu",), 1)
 
 
 def test_two_tasks_cannot_have_one_name() -> None:

@@ -3,8 +3,10 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
+import aiosqlite
 import asyncpg
 import psycopg
 import pytest
@@ -107,6 +109,28 @@ async def test_a_fence_longer_than_the_lease_commits_once_and_the_run_completes(
         assert (await run.snapshot()).lease_reclaim_count == 0
 
 
+@pytest.fixture(params=["sqlite-file", "postgres"])
+def shared_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
+    """A database that connections of the user's can reach."""
+    return new_database(request.param)
+
+
+@asynccontextmanager
+async def in_transaction(url: str) -> AsyncIterator[object]:
+    if url.startswith("sqlite"):
+        async with aiosqlite.connect(url.removeprefix("sqlite:///")) as file:
+            await file.execute("begin")
+            yield file
+            await file.commit()
+        return
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction():
+            yield connection
+    finally:
+        await connection.close()
+
+
 async def say_how_far(ctx: Context, app: App) -> None:
     await ctx.progress(50)
 
@@ -135,12 +159,8 @@ async def say_so_from_a_thread(ctx: Context, app: App) -> None:
 
 
 async def open_another_fence(ctx: Context, app: App) -> None:
-    connection = await asyncpg.connect(app.url)
-    try:
-        async with connection.transaction(), ctx.fence(connection):
-            raise AssertionError("one is open already")
-    finally:
-        await connection.close()
+    async with in_transaction(app.url) as connection, ctx.fence(connection):
+        raise AssertionError("one is open already")
 
 
 VERBS = (
@@ -156,18 +176,14 @@ VERBS = (
 
 @pytest.mark.parametrize("verb", VERBS)
 async def test_a_verb_that_would_wait_for_the_fence_around_it_is_refused_at_once(
-    postgres_database: str, verb: Callable[[Context, App], Awaitable[None]]
+    shared_url: str, verb: Callable[[Context, App], Awaitable[None]]
 ) -> None:
-    app = App(postgres_database)
+    app = App(shared_url)
 
     @app.task
     async def publish(ctx: Context) -> None:
-        connection = await asyncpg.connect(postgres_database)
-        try:
-            async with connection.transaction(), ctx.fence(connection):
-                await verb(ctx, app)
-        finally:
-            await connection.close()
+        async with in_transaction(shared_url) as connection, ctx.fence(connection):
+            await verb(ctx, app)
 
     async with app, working(app):
         run = await app.submit(publish)
@@ -175,19 +191,15 @@ async def test_a_verb_that_would_wait_for_the_fence_around_it_is_refused_at_once
             await run.result(timeout="20s")
 
 
-async def test_after_a_fence_every_verb_works_again(postgres_database: str) -> None:
-    app = App(postgres_database)
+async def test_after_a_fence_every_verb_works_again(shared_url: str) -> None:
+    app = App(shared_url)
 
     @app.task
     async def publish(ctx: Context) -> int:
-        connection = await asyncpg.connect(postgres_database)
-        try:
-            for _ in range(2):
-                async with connection.transaction(), ctx.fence(connection):
-                    await connection.execute("select 1")
-                await ctx.progress(50)
-        finally:
-            await connection.close()
+        for _ in range(2):
+            async with in_transaction(shared_url) as connection, ctx.fence(connection):
+                pass
+            await ctx.progress(50)
         return await ctx.step("outside", lambda: 7)
 
     async with app, working(app):
