@@ -59,7 +59,38 @@ async def submit_inside_a_step(app: App, ctx: Context) -> object:
     return await ctx.step("submit", submit)
 
 
+async def sleep(app: App, ctx: Context) -> object:
+    await ctx.sleep(0.01)
+    return None
+
+
+async def wait_for_a_signal(app: App, ctx: Context) -> object:
+    return await ctx.wait_for_signal("go", timeout=0.01, default=None)
+
+
+async def ask_for_the_time(app: App, ctx: Context) -> object:
+    return await ctx.now()
+
+
+async def ask_for_a_patch(app: App, ctx: Context) -> object:
+    return await ctx.patched("new prices")
+
+
+async def look_at_its_tags(app: App, ctx: Context) -> object:
+    return await ctx.tags()
+
+
+async def return_at_once(app: App, ctx: Context) -> object:
+    return None
+
+
 VERBS = (
+    sleep,
+    wait_for_a_signal,
+    ask_for_the_time,
+    ask_for_a_patch,
+    look_at_its_tags,
+    return_at_once,
     say_how_far,
     submit_a_child,
     make_a_waitpoint,
