@@ -257,6 +257,21 @@ def test_an_unmigrated_database_says_which_command_to_run(
     assert f"run: flowfabric migrate --url {empty_postgres_database}" in ran.err
 
 
+async def test_dev_sets_up_an_empty_database(
+    folder: Path, processes: list[Process], empty_postgres_database: str
+) -> None:
+    program = PROGRAM.replace("sqlite:///shop.db", empty_postgres_database)
+    (folder / "shop.py").write_text(program)
+    dev = await start(processes, folder, "dev", "shop:app")
+    await dev.line("starts")
+    done = await asyncio.to_thread(
+        run, "submit", "greet", '{"name": "Ada"}', "--app", "shop:app", "--wait", "20s", cwd=folder
+    )
+    assert done.out == "hello Ada\n"
+    os.killpg(dev.process.pid, signal.SIGINT)
+    await dev.line("has stopped")
+
+
 STUBBORN = """
 import asyncio, sys, time
 from flowfabric import App

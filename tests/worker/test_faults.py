@@ -274,6 +274,26 @@ async def test_an_exception_that_cannot_say_what_it_is_fails_like_another(app: A
         assert await works(app)
 
 
+class Secretive(Exception):
+    def __getattribute__(self, name: str) -> object:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+async def test_a_step_whose_exception_hides_its_attributes_fails_like_another(app: App) -> None:
+    def hide() -> None:
+        raise Secretive("no")
+
+    @app.task
+    async def mumble(ctx: Context) -> None:
+        await ctx.step("hide", hide)
+
+    async with working(app):
+        with pytest.raises(ExecutionFailed, match="Secretive: no"):
+            await (await app.submit(mumble)).result(timeout="20s")
+
+
 async def test_an_exception_with_an_endless_name_fails_like_another(app: App) -> None:
     endless = type("E" * 1_000, (Exception,), {})
 

@@ -35,7 +35,7 @@ def blaming(lease: HeldLease, call: Call) -> Iterator[None]:
         yield
     except Exception as error:
         if call.key:
-            vars(error)[_MARK] = Mark(lease.handle.attempt_id, _failed(call, error))
+            _attributes(error)[_MARK] = Mark(lease.handle.attempt_id, _failed(call, error))
         raise
 
 
@@ -57,10 +57,18 @@ def blamed(lease: HeldLease, error: BaseException) -> FailedStep | None:
         if id(each) in seen:
             continue
         seen.add(id(each))
-        mark: object = vars(each).get(_MARK)
+        mark = _attributes(each).get(_MARK)
         if isinstance(mark, Mark) and mark.attempt_id == lease.handle.attempt_id:
             return mark.step
         if isinstance(each, BaseExceptionGroup):
             waiting.extend(each.exceptions)
         waiting.extend(other for other in (each.__cause__, each.__context__) if other is not None)
     return None
+
+
+def _attributes(error: BaseException) -> dict[str, object]:
+    """Those of the exception, whose class is the user's and may keep them to itself."""
+    try:
+        return vars(error)
+    except Exception:
+        return {}
