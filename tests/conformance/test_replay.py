@@ -12,6 +12,7 @@ from flowfabric.core.states import (
     AttemptType,
     BlockingReason,
     EligibilityState,
+    FailureClass,
     LifecyclePhase,
     OwnershipState,
     PublicState,
@@ -80,6 +81,21 @@ async def test_a_replay_makes_an_ended_execution_ready_and_keeps_its_history(
     assert await engine.get_execution_result(execution_id) is None
     again = await given.taken()
     assert (again.attempt_type, again.attempt_index) == (AttemptType.REPLAY, len(attempts))
+
+
+async def test_a_replay_begins_without_the_progress_of_the_former_life(
+    engine: Engine, given: Given
+) -> None:
+    running = await given.running()
+    await engine.progress(running.handle, percent=80, message="almost there")
+    await engine.fail(running.handle, "broken", failure_class=FailureClass.PERMANENT)
+    await engine.replay_execution(running.execution_id)
+    after = await execution_of(engine, running.execution_id)
+    assert (after.progress_pct, after.progress_message, after.progress_updated_at_ms) == (
+        None,
+        None,
+        None,
+    )
 
 
 async def test_a_replay_starts_counting_retries_and_reclaims_anew(

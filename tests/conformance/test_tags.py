@@ -3,6 +3,7 @@
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.errors import NotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
@@ -41,6 +42,19 @@ async def test_keys_are_flat(engine: Engine, given: Given) -> None:
     assert await tags_of(engine, execution_id) == dict(sorted(tags.items()))
     assert await engine.get_execution_tag(execution_id, "app.sub") == "2"
     assert await engine.get_execution_tag(execution_id, "app.none") is None
+
+
+async def test_a_key_is_whatever_people_call_it(engine: Engine, given: Given) -> None:
+    tags = {"Customer": "acme", "order id": "42", "größe/cm": "7", "x": ""}
+    created = await given.waiting(tags=tags)
+    tagged = await given.waiting()
+    await engine.set_execution_tags(tagged, tags)
+    await engine.set_execution_tag(tagged, "Priorität", "hoch")
+    assert await tags_of(engine, created) == dict(sorted(tags.items()))
+    assert await engine.get_execution_tag(tagged, "Priorität") == "hoch"
+    by_key = ExecutionFilter(tag=("order id", "42"))
+    found = (await engine.find_executions(by_key)).executions
+    assert {each.execution_id for each in found} == {created, tagged}
 
 
 async def test_several_tags_are_set_together(engine: Engine, given: Given) -> None:
