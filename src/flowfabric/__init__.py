@@ -13,7 +13,8 @@ from flowfabric.flows.run import FlowRun
 from flowfabric.providing import provided
 from flowfabric.run import Run
 from flowfabric.signals import Signal, SignalToken, all_of, any_of, count
-from flowfabric.task import Retry, Task
+from flowfabric.retrying import Retry
+from flowfabric.task import Task
 from flowfabric.version import __version__
 from flowfabric.worker.context import Context
 from flowfabric.worker.settings import WorkerSettings

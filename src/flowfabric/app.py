@@ -14,8 +14,6 @@ and closes it explicitly.
 """
 
 import asyncio
-import signal
-import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property, partial
@@ -34,17 +32,19 @@ from flowfabric.flows.builder import Flow
 from flowfabric.flows.run import FlowRun
 from flowfabric.outages import waited_out
 from flowfabric.registry import Registry
+from flowfabric.retrying import Retry
 from flowfabric.run import Run
 from flowfabric.signals import Signals
 from flowfabric.store.base import Clock
 from flowfabric.submission import check_options, read_submission, request_of
-from flowfabric.task import Call, Executor, Retry, SubmitOptions, Task, TaskSettings
+from flowfabric.task import Call, Executor, SubmitOptions, Task, TaskSettings
 from flowfabric.worker.attempt import Middleware
 from flowfabric.worker.context import Context
 from flowfabric.worker.heartbeat import Connect
 from flowfabric.worker.lanes import Lanes
 from flowfabric.worker.resources import Factory, Resources
 from flowfabric.worker.settings import WorkerSettings
+from flowfabric.worker.stopping import Stopping
 from flowfabric.worker.worker import Worker
 
 P = ParamSpec("P")
@@ -469,32 +469,3 @@ class TaskDecorator:
 
     def register(self, function: Callable[..., object]) -> Task[..., object]:
         return self._app.register_task(self._name, function, self._settings, self._version)
-
-
-class Stopping:
-    """Tells a worker to stop when an event is set or a signal arrives. Use as a context."""
-
-    def __init__(self, worker: Worker, stop: asyncio.Event | None, signals: bool) -> None:
-        self._worker = worker
-        self._stop = stop
-        self._signals = signals and threading.current_thread() is threading.main_thread()
-        self._watching: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._signals:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._worker.stop)
-        if self._stop is not None:
-            self._watching = asyncio.create_task(self._watch(self._stop))
-
-    async def _watch(self, stop: asyncio.Event) -> None:
-        await stop.wait()
-        self._worker.stop()
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-        if self._signals:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().remove_signal_handler(number)

@@ -25,8 +25,9 @@ from flowfabric.core.schedule import (
 from flowfabric.core.versions import check_task_name, kind_of, names_version, split_kind
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput
+from flowfabric.retrying import Retry
 from flowfabric.schedules.cron import recurrence_of
-from flowfabric.task import JSON, Call, Retry, Task, TaskSettings
+from flowfabric.task import JSON, Call, Task, TaskSettings
 from flowfabric.worker.context import Context
 
 R = TypeVar("R")

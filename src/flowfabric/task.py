@@ -20,14 +20,12 @@ import msgspec
 
 from flowfabric.core.capabilities import check_required
 from flowfabric.core.checks import ENCODED, check_names, check_priority
-from flowfabric.core.durations import Duration, duration_ms, optional_duration_ms
+from flowfabric.core.durations import Duration, optional_duration_ms
 from flowfabric.core.ids import parse_execution_kind, parse_lane_id
 from flowfabric.core.limits import WORKER_DEATHS_MAX
 from flowfabric.core.policies import (
     ExecutionPolicy,
-    ExponentialBackoff,
     RetentionPolicy,
-    RetryPolicy,
     RoutingRequirements,
     TimeoutPolicy,
     parse_policy,
@@ -42,6 +40,7 @@ from flowfabric.json_values import (
     typed,
 )
 from flowfabric.providing import names_are_known, resources_of
+from flowfabric.retrying import Retry
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -61,35 +60,6 @@ class Source:
 
     def __init__(self, name: str) -> None:
         self.name = name
-
-
-@dataclass(frozen=True, kw_only=True)
-class Retry:
-    """How often to try again after a failure, and how long to wait before.
-
-    The wait starts at `delay` and grows by `multiplier` up to `max_delay`; with
-    `jitter` each wait is half to all of that. Exceptions of the classes in `never_on`
-    fail for good, as does `DoNotRetry`.
-    """
-
-    max_retries: int = 3
-    delay: Duration = 1
-    max_delay: Duration = 60
-    multiplier: float = 2.0
-    jitter: bool = True
-    never_on: tuple[type[BaseException], ...] = ()
-
-    @cached_property
-    def policy(self) -> RetryPolicy:
-        return RetryPolicy(
-            max_retries=self.max_retries,
-            backoff=ExponentialBackoff(
-                initial_delay_ms=duration_ms("retry.delay", self.delay),
-                max_delay_ms=duration_ms("retry.max_delay", self.max_delay),
-                multiplier=self.multiplier,
-                jitter=self.jitter,
-            ),
-        )
 
 
 class SubmitOptions(TypedDict, total=False):

@@ -1,7 +1,7 @@
 """What is said about tasks, submissions and schedules is refused by the name it was said under."""
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import pytest
 
@@ -40,6 +40,40 @@ def test_a_wrong_setting_of_a_task_is_refused_where_it_is_written(
         with pytest.raises(InvalidInput, match=re.escape(refusal)):
             untyped(**given, **timing)(lambda: None)
     assert not app.tasks
+
+
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        ({"max_retries": "3"}, "retry.max_retries: must be an integer"),
+        ({"max_retries": -1}, "retry.max_retries: must be 0 to"),
+        ({"delay": "soon"}, "retry.delay: must be a duration"),
+        ({"max_delay": None}, "retry.max_delay: must be a duration"),
+        ({"multiplier": 0.5}, "retry.multiplier: must be 1 to 1000000"),
+        ({"multiplier": float("nan")}, "retry.multiplier: must be 1 to 1000000"),
+        ({"multiplier": "2"}, "retry.multiplier: must be a number"),
+        ({"jitter": "yes"}, "retry.jitter: must be true or false"),
+        ({"never_on": "ValueError"}, "retry.never_on: must be exception classes, such as"),
+        ({"never_on": ["ValueError"]}, "retry.never_on: must be exception classes"),
+        ({"never_on": int}, "retry.never_on: must be exception classes"),
+        ({"never_on": ValueError("x")}, "retry.never_on: must be exception classes"),
+        ({"never_on": None}, "retry.never_on: must be exception classes"),
+    ],
+    ids=str,
+)
+def test_a_wrong_retry_is_refused_where_it_is_written(
+    given: Mapping[str, object], refusal: str
+) -> None:
+    untyped: Callable[..., Retry] = Retry
+    with pytest.raises(InvalidInput, match=re.escape(refusal)):
+        untyped(**given)
+
+
+@pytest.mark.parametrize("never_on", [KeyError, (KeyError,), [KeyError], {KeyError}], ids=str)
+def test_one_class_or_several_are_never_tried_again(
+    never_on: type[BaseException] | Iterable[type[BaseException]],
+) -> None:
+    assert Retry(never_on=never_on).final == (KeyError,)
 
 
 def test_right_settings_are_taken() -> None:

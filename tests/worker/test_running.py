@@ -92,6 +92,32 @@ async def test_some_failures_are_final_whatever_the_retries(app: App) -> None:
     assert tries == ["key", "own"]
 
 
+class Untellable(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        raise RuntimeError("whether it is one cannot be told")
+
+
+class Odd(Exception, metaclass=Untellable):
+    pass
+
+
+async def test_what_goes_wrong_in_the_worker_itself_fails_the_run(app: App) -> None:
+    ran: list[int] = []
+
+    @app.task(retry=Retry(max_retries=0, never_on=Odd))
+    async def unlucky(ctx: Context) -> None:
+        ran.append(ctx.attempt_index)
+        raise ValueError("no luck")
+
+    async with working(app):
+        with pytest.raises(
+            ExecutionFailed,
+            match=r"RuntimeError: whether it is one cannot be told .*ValueError: no luck",
+        ):
+            await (await app.submit(unlucky)).result(timeout="20s")
+    assert ran == [0]
+
+
 async def test_a_handler_that_takes_too_long_is_stopped_and_expires(app: App) -> None:
     stopped = asyncio.Event()
 

@@ -128,6 +128,8 @@ class Attempt:
         self._start_timer()
         try:
             report = await self._outcome()
+        except Exception as error:
+            report = self._own_failure(error)
         finally:
             self._handler_ended = True
             if self._timer is not None:
@@ -136,6 +138,8 @@ class Attempt:
         try:
             await self._settle(self._services)
             await self._send(report)
+        except Exception as error:
+            await self._send(self._own_failure(error))
         finally:
             self._let_go()
 
@@ -181,7 +185,10 @@ class Attempt:
             self._running.uncancel()
             return self._after_stop()
         except BaseException as error:
-            return self._after_error(error)
+            try:
+                return self._after_error(error)
+            except Exception as trouble:
+                return self._own_failure(trouble, error)
         if self.stopping is not None:
             self._running.uncancel()
         if self.stopping in (Stop.LOST, Stop.TIMEOUT, Stop.PARK):
@@ -329,6 +336,16 @@ class Attempt:
             step=step,
         )
         return lambda: self._shared.reports.failures.add(report)
+
+    def _own_failure(
+        self, error: Exception, raised: BaseException | None = None
+    ) -> Callable[[], Awaitable[object]]:
+        """What goes wrong here fails the run, or it would look as if the worker had died."""
+        log.error("could not tell what became of it", exc_info=error, extra=self.lease.log_fields)
+        reason = f"the worker could not tell what became of it: {describe(error)}"
+        if raised is not None:
+            reason += f"; the handler raised {type(raised).__name__}: {text_of(raised)}"
+        return self._failure(reason, FailureClass.TRANSIENT, category(error), traceback_text(error))
 
     async def _rest(self) -> None:
         until_ms = self.lease.store_now_ms() + OUTAGE_PAUSE_MS

@@ -32,10 +32,11 @@ from flowfabric.core.visible import visible
 from flowfabric.engine.outcomes import Outcome
 from flowfabric.errors import DoNotRetry, InvalidInput, NotInAStep
 from flowfabric.json_values import encode_value
+from flowfabric.retrying import Retry
 from flowfabric.run import result_of
 from flowfabric.submission import Options, read_submission
 from flowfabric.task import Call as Submission
-from flowfabric.task import Retry, SubmitOptions, Task, result_codec
+from flowfabric.task import SubmitOptions, Task, result_codec
 from flowfabric.worker.blame import blaming
 from flowfabric.worker.digests import digest_of
 from flowfabric.worker.facts import BlockingFacts, Facts
@@ -193,7 +194,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
                 return await self._services.functions.call(function, *args, **kwargs)
             except Exception as error:
                 if not isinstance(retry, Retry) or isinstance(
-                    error, (DoNotRetry, NotInAStep, *retry.never_on)
+                    error, (DoNotRetry, NotInAStep, *retry.final)
                 ):
                     raise
                 delay_ms = decide_retry(

@@ -8,7 +8,8 @@ from flowfabric.core.checks import shorten
 from flowfabric.core.limits import NAME_BYTES_MAX
 from flowfabric.core.states import FailureClass
 from flowfabric.errors import DoNotRetry, FlowFabricError, StepsChanged, Validation
-from flowfabric.task import Retry, Task
+from flowfabric.retrying import Retry
+from flowfabric.task import Task
 
 
 class Told(Struct, frozen=True, array_like=True):
@@ -50,7 +51,7 @@ def classify(error: BaseException, task: Task[..., object] | None) -> FailureCla
     if origin is not None:
         return origin.told.failure_class
     retry = (None if task is None else task.settings.retry) or Retry()
-    if isinstance(error, (DoNotRetry, StepsChanged, Validation, *retry.never_on)):
+    if isinstance(error, (DoNotRetry, StepsChanged, Validation, *retry.final)):
         return FailureClass.PERMANENT
     if isinstance(error, ProcessDied):
         return FailureClass.INFRA_CRASH
