@@ -11,9 +11,9 @@ from flowfabric.flows.node import Node
 from flowfabric.flows.policies import AllOf, AnyOf, Quorum
 from flowfabric.flows.run import FlowRun
 from flowfabric.providing import provided
+from flowfabric.retrying import Retry
 from flowfabric.run import Run
 from flowfabric.signals import Signal, SignalToken, all_of, any_of, count
-from flowfabric.retrying import Retry
 from flowfabric.task import Task
 from flowfabric.version import __version__
 from flowfabric.worker.context import Context

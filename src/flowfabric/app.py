@@ -26,6 +26,7 @@ from flowfabric.coding import Codec, check_codec
 from flowfabric.config import EngineConfig
 from flowfabric.connection import Opened, connect, migrate
 from flowfabric.core.durations import Duration
+from flowfabric.declaring import check_app, check_calls, check_middleware, check_task
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import Unavailable
 from flowfabric.flows.builder import Flow
@@ -43,7 +44,7 @@ from flowfabric.worker.context import Context
 from flowfabric.worker.heartbeat import Connect
 from flowfabric.worker.lanes import Lanes
 from flowfabric.worker.resources import Factory, Resources
-from flowfabric.worker.settings import WorkerSettings
+from flowfabric.worker.settings import WorkerSettings, check_worker_settings
 from flowfabric.worker.stopping import Stopping
 from flowfabric.worker.worker import Worker
 
@@ -81,6 +82,14 @@ class App(Registry):
         it, over which each process hears at once what it would otherwise have to ask for.
         """
         super().__init__(namespace)
+        check_app(
+            url=url,
+            config=config,
+            clock=clock,
+            pool_max=pool_max,
+            migrate=migrate,
+            listen_url=listen_url,
+        )
         if codec is not None:
             check_codec(codec)
         self.url = url
@@ -177,6 +186,7 @@ class App(Registry):
         It gets the handler's context and a function that makes the call:
         `async def traced(ctx, call): …; return await call()`.
         """
+        check_middleware(around)
         self._middleware.append(around)
         return around
 
@@ -254,7 +264,7 @@ class App(Registry):
         self, calls: Sequence[Call[R]], **options: Unpack[SubmitOptions]
     ) -> list[Run[R]]:
         """Submit many calls, `[publish(1), publish(2)]`, in as few transactions as possible."""
-        checked = check_options(options)
+        checked, calls = check_options(options), check_calls(calls)
         for call in calls:
             self.meet(call.task)
         opened = await self._open_unless_closed()
@@ -299,6 +309,7 @@ class App(Registry):
 
         The app must be open, or have been, on an event loop before this one.
         """
+        check_task("run", task)
         opened = self._require()
         checked = opened.engine.named_execution_id(execution_id, self.namespace)
         return Run(opened, task, checked, namespace=self.namespace)
@@ -380,6 +391,7 @@ class App(Registry):
         `settings` says it all at once. While the database is away it waits, from the start; it
         raises `DatabaseGone` once its SQLite file was deleted or replaced.
         """
+        check_worker_settings(settings)
         chosen = settings or WorkerSettings(
             lanes=lanes or self.lanes(), capabilities=capabilities, concurrency=concurrency
         )

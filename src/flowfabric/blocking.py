@@ -17,6 +17,7 @@ from flowfabric.core.durations import Duration
 from flowfabric.core.explain import Explanation
 from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState
+from flowfabric.declaring import check_calls, check_task
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspension_reads import Inbox
 from flowfabric.run import Run
@@ -80,7 +81,7 @@ class Blocking:
         self, calls: Sequence[Call[R]], **options: Unpack[SubmitOptions]
     ) -> "list[BlockingRun[R]]":
         """Submit many calls at once; see `App.submit_many`."""
-        checked = check_options(options)
+        checked, calls = check_options(options), check_calls(calls)
         for call in calls:
             self._meet(call.task)
         opened = self._open()
@@ -96,6 +97,7 @@ class Blocking:
 
     def run(self, task: Task[..., R], execution_id: str) -> "BlockingRun[R]":
         """The run of an execution submitted elsewhere; see `App.run`."""
+        check_task("run", task)
         opened = self._open()
         checked = opened.engine.named_execution_id(execution_id, self.namespace)
         run = Run(opened, task, checked, namespace=self.namespace)

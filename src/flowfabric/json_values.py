@@ -120,12 +120,14 @@ def _one_line(error: ValueError) -> str:
     listed: object = getattr(error, "errors", list)()
     if not isinstance(listed, list):
         return str(error)
-    problems = [
-        f"{'.'.join(str(part) for part in each.get('loc', ()))}: {each.get('msg')}"
-        for each in listed
-        if isinstance(each, dict)
-    ]
+    problems = [_problem(each) for each in listed if isinstance(each, dict)]
     return "; ".join(problems) or str(error)
+
+
+def _problem(told: Mapping[str, object]) -> str:
+    places = told.get("loc")
+    where = ".".join(map(str, places)) if isinstance(places, tuple) else ""
+    return f"{where}: {told.get('msg')}" if where else str(told.get("msg"))
 
 
 def _plain_or_raw(value: object) -> object:

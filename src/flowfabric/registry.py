@@ -23,6 +23,7 @@ from flowfabric.core.schedule import (
     check_definition,
 )
 from flowfabric.core.versions import check_task_name, kind_of, names_version, split_kind
+from flowfabric.declaring import check_call, check_cron, check_function
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput
 from flowfabric.retrying import Retry
@@ -64,7 +65,21 @@ class Registry:
         version: int = 1,
     ) -> Task[..., object]:
         """Add a task, under the function's own name unless another is given."""
-        name = check_task_name(name or str(getattr(function, "__name__", "")))
+        return self.keep_task(self.new_task(name, function, settings, version))
+
+    def new_task(
+        self,
+        name: str | None,
+        function: Callable[..., object],
+        settings: TaskSettings,
+        version: int = 1,
+    ) -> Task[..., object]:
+        """A task that could be kept here: its name is free."""
+        check_function(function)
+        own = getattr(function, "__name__", None)
+        if name is None and own is None:
+            raise InvalidInput("name", "is missing: only functions have a name of their own")
+        name = check_task_name(own if name is None else name)
         task: Task[..., object] = Task(name, function, settings, version, self.provided_kinds())
         known = self.tasks.get(task.kind)
         if known is not None:
@@ -73,6 +88,9 @@ class Registry:
                 f"{task.kind!r} is the name of {_place(known)} already; give one of them another"
                 " `name=` or `version=`",
             )
+        return task
+
+    def keep_task(self, task: Task[..., object]) -> Task[..., object]:
         task.owner = self
         self.tasks[task.kind] = task
         return task
@@ -127,6 +145,7 @@ class Registry:
         `catch_up` says what happens to due times that passed while no worker ran: the
         latest is made up for, all are, or none.
         """
+        check_cron(cron)
         settings = TaskSettings(
             lane=lane,
             retry=retry,
@@ -151,6 +170,8 @@ class Registry:
         catch_up: CatchUpName = "latest",
     ) -> None:
         """Run a call by the clock: `app.add_schedule("nightly", publish(42), cron="0 3 * * *")`."""
+        check_call("call", call)
+        check_cron(cron)
         timing = Timing(cron=cron, every=every, timezone=timezone, catch_up=catch_up)
         self.note_schedule(name, call, timing)
 
@@ -216,6 +237,7 @@ class ScheduleDecorator:
     @overload
     def __call__(self, function: Callable[[], R], /) -> Task[[], R]: ...
     def __call__(self, function: Callable[..., object], /) -> Task[..., object]:
-        task = self._owner.register_task(self._name, function, self._settings)
+        # Neither is there without the other.
+        task = self._owner.new_task(self._name, function, self._settings)
         self._owner.note_schedule(task.name, task(), self._timing)
-        return task
+        return self._owner.keep_task(task)

@@ -60,8 +60,9 @@ class Retry:
     def final(self) -> tuple[type[BaseException], ...]:
         """The exceptions after which nothing is tried again."""
         given: object = self.never_on
-        several = isinstance(given, Iterable) and not isinstance(given, type)
-        classes: list[object] = list(given) if several else [given]
+        classes: list[object] = [given]
+        if isinstance(given, Iterable) and not isinstance(given, type):
+            classes = list(given)
         for each in classes:
             if not (isinstance(each, type) and issubclass(each, BaseException)):
                 raise InvalidInput(

@@ -246,6 +246,12 @@ class Arguments:
         self.takes_context = isinstance(first, type) and issubclass(first, HandlerContext)
         if self.takes_context:
             parameters = parameters[1:]
+        elif parameters and _is_bare_context(parameters[0]):
+            raise InvalidInput(
+                f"argument ctx of {name}",
+                "has no annotation, so it would be an argument; for the context write"
+                " `ctx: Context`",
+            )
         self.resources = resources_of(name, parameters, hints, kinds)
         """Parameters the worker fills in, with what by."""
         order = [parameter.name for parameter in parameters]
@@ -393,6 +399,10 @@ def _source_in(value: object, depth: int = SOURCE_DEPTH_MAX) -> Source | None:
     parts = value.values() if isinstance(value, dict) else value
     found = (_source_in(part, depth - 1) for part in parts)
     return next((each for each in found if each is not None), None)
+
+
+def _is_bare_context(parameter: inspect.Parameter) -> bool:
+    return parameter.name == "ctx" and parameter.annotation is inspect.Parameter.empty
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

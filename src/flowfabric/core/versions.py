@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_int, check_text
 from flowfabric.errors import InvalidInput
 
 SEPARATOR: Final = "@"
@@ -11,8 +11,9 @@ VERSION_MAX: Final = 1_000_000
 _VERSIONED: Final = re.compile(r"(.+)@([1-9][0-9]{0,6})")
 
 
-def check_task_name(name: str) -> str:
+def check_task_name(given: object) -> str:
     """A task's own name; what follows an @ would be taken for a version."""
+    name = check_text("name", given, empty=False)
     if SEPARATOR in name:
         raise InvalidInput("name", "must not contain @, which separates a task's version", name)
     return name

@@ -40,23 +40,29 @@ def open_store(
     `pool_max`, `statement_cache_size` and `listen_url` concern Postgres, `synchronous` SQLite,
     and so does `set_up`: whether opening may create or migrate the file.
     """
-    if not isinstance(url, str):
-        raise InvalidInput("url", "must be a string", type(url).__name__)
-    if UNSTORABLE.search(url):
-        raise InvalidInput("url", "must not contain NUL characters or lone surrogates")
-    if url.startswith(SQLITE) and url != SQLITE:
+    check_url(url)
+    if url.startswith(SQLITE):
         return SqliteStore(
             unquote(url[len(SQLITE) :]), clock=clock, synchronous=synchronous, set_up=set_up
         )
-    if url.startswith(EMBEDDED) and url != EMBEDDED:
+    if url.startswith(EMBEDDED):
         url = start_embedded(Path(unquote(url[len(EMBEDDED) :])))
-    if url.startswith(POSTGRES):
-        return _postgres(url, clock, pool_max, statement_cache_size, listen_url)
+    return _postgres(url, clock, pool_max, statement_cache_size, listen_url)
+
+
+def check_url(url: object, field: str = "url") -> str:
+    """Refuse what no store can be at; whether one is there is found out by opening it."""
+    if not isinstance(url, str):
+        raise InvalidInput(field, "must be a string", type(url).__name__)
+    if UNSTORABLE.search(url):
+        raise InvalidInput(field, "must not contain NUL characters or lone surrogates")
+    if url.startswith((SQLITE, *POSTGRES, EMBEDDED)) and url not in (SQLITE, EMBEDDED):
+        return url
     known = ", ".join(f"{start}…" for start in (SQLITE, *POSTGRES, EMBEDDED))
     # No more of it is shown than surely holds no password.
     start = _SCHEME.match(url)
     shown = start.group() if start else url.partition("@")[0].partition(":")[0]
-    raise InvalidInput("url", f"must look like one of {known}", shown)
+    raise InvalidInput(field, f"must look like one of {known}", shown)
 
 
 def _postgres(

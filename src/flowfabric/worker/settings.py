@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flowfabric.core.capabilities import check_offered
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_bool, check_int
 from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.ids import parse_worker_id
 from flowfabric.core.limits import BATCH_MAX
+from flowfabric.errors import InvalidInput
 from flowfabric.worker.context import IN_PROCESS_SLEEP_MS
 from flowfabric.worker.lanes import Lanes, LaneShares
 
@@ -61,6 +62,10 @@ class WorkerSettings:
         check_int("lease_ttl", self.lease_ttl_ms, LEASE_TTL_MS_MIN, 24 * 60 * 60 * 1_000)
         for name in ("drain_timeout", "cancel_grace", "in_process_sleep"):
             duration_ms(name, getattr(self, name))
+        for name in ("threads", "processes"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), 1, CONCURRENCY_MAX)
+        check_bool("reconcile", self.reconcile)
 
     @property
     def lease_ttl_ms(self) -> int:
@@ -70,3 +75,8 @@ class WorkerSettings:
     def ahead(self) -> int:
         """How many executions may be claimed ahead of a free slot."""
         return min(self.concurrency // 4, 50) if self.prefetch is None else self.prefetch
+
+
+def check_worker_settings(given: object) -> None:
+    if not isinstance(given, WorkerSettings | None):
+        raise InvalidInput("settings", "must be WorkerSettings, such as WorkerSettings(threads=8)")
