@@ -215,3 +215,24 @@ async def test_a_branch_that_waits_wakes_at_the_earlier_of_its_reasons() -> None
         app.clock.advance("1h")
         await app.drain()
         assert await run.result(timeout=1) == "slept"
+
+
+async def test_a_parent_that_sleeps_as_well_goes_on_when_its_child_has_ended() -> None:
+    async with testing.engine() as app:
+
+        @app.task
+        async def child() -> str:
+            return "child"
+
+        @app.task
+        async def parent(ctx: Context) -> str:
+            other = await ctx.submit(child(), delay="10m")
+            tasks = [asyncio.ensure_future(other.result()), asyncio.ensure_future(ctx.sleep("1h"))]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return await other.result() if tasks[0].done() else "slept"
+
+        run = await app.submit(parent)
+        await app.drain()
+        app.clock.advance("10m")
+        await app.drain()
+        assert await run.result(timeout=1) == "child"
