@@ -13,8 +13,9 @@ from tests.proxy import CHUNK_BYTES, Proxy
 
 EXECUTE = b"B"
 """The first message of a request to run what was prepared."""
-DONE_ALONE = b"Z\x00\x00\x00\x05I"
-"""The server is ready, and in no transaction."""
+READY = b"Z\x00\x00\x00\x05"
+"""The server is ready; the next byte says whether in a transaction."""
+ALONE = b"I"
 
 
 class Cut(Enum):
@@ -82,8 +83,10 @@ class _Line:
     async def answers(self, server: asyncio.StreamReader) -> None:
         with suppress(ConnectionError):
             while data := await server.read(CHUNK_BYTES):
-                self._alone = data.endswith(DONE_ALONE)
-                if self._committing and self._alone:
+                # What was prepared is answered without being ready for more.
+                if is_ready := data[-len(READY) - 1 : -1] == READY:
+                    self._alone = data.endswith(ALONE)
+                if is_ready and self._committing and self._alone:
                     if self._network.take(Cut.BEFORE_THE_ANSWER_ARRIVES):
                         break
                     self._writing = self._committing = False

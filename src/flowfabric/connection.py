@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, Self, TypeVar
+from typing import Self, TypeVar
 
 from flowfabric.coding import Codec, CodedEngine
 from flowfabric.config import EngineConfig
 from flowfabric.core.results import Created, CreateResult
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import SchemaTooOld
-from flowfabric.patience import statements_within
 from flowfabric.run import Endings, Run
 from flowfabric.store.base import Clock
 from flowfabric.store.urls import open_store, redact
@@ -18,9 +17,6 @@ from flowfabric.submission import Submissions
 from flowfabric.task import Task
 
 R = TypeVar("R")
-
-OPEN_PATIENCE_S: Final = 10.0
-"""How long each statement may take while an app opens."""
 
 
 async def connect(
@@ -73,8 +69,7 @@ class Opened:
         again: "Callable[[], Awaitable[Opened]] | None" = None,
     ) -> Self:
         """`again` opens it on another event loop, where it may be used after this one."""
-        with statements_within(OPEN_PATIENCE_S):
-            engine = await connect()
+        engine = await connect()
         loop = asyncio.get_running_loop()
         return cls(engine, Submissions(engine), Endings(engine), loop, again)
 

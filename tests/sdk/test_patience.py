@@ -1,4 +1,4 @@
-"""How long who submits or signals waits in a network that swallows packets."""
+"""How long whoever asks the database for something waits in a network that swallows packets."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -6,10 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from flowfabric import App, connection, signals, submission
+from flowfabric import App, signals, submission
 from flowfabric.error_kinds import BackendErrorKind
 from flowfabric.errors import Transport
 from flowfabric.flows import builder
+from flowfabric.store.postgres import pool
 from tests.apps import PATIENCE_S
 from tests.silence import BOTH, Network, Way
 
@@ -41,7 +42,8 @@ def impatience() -> Iterator[None]:
             (submission, "MANY_PATIENCE_S"),
             (builder, "MANY_PATIENCE_S"),
             (signals, "SIGNAL_PATIENCE_S"),
-            (connection, "OPEN_PATIENCE_S"),
+            (pool, "COMMAND_TIMEOUT_S"),
+            (pool, "CONNECT_TIMEOUT_S"),
         ):
             patch.setattr(module, name, SHORT_S)
         yield
@@ -65,8 +67,26 @@ async def signal(app: App, execution_id: str) -> None:
     await app.signals.send(execution_id, "approved", idempotency_key="seven")
 
 
+async def look(app: App, execution_id: str) -> None:
+    await app.run(app.tasks["echo"], execution_id).snapshot()
+
+
+async def ask_why(app: App, execution_id: str) -> None:
+    await app.run(app.tasks["echo"], execution_id).why()
+
+
+async def list_all(app: App, execution_id: str) -> None:
+    await app.engine.find_executions()
+
+
+async def cancel(app: App, execution_id: str) -> None:
+    await app.run(app.tasks["echo"], execution_id).cancel()
+
+
 @pytest.mark.parametrize("ways", [BOTH, (Way.REQUESTS,), (Way.ANSWERS,)], ids=str)
-@pytest.mark.parametrize("send", [submit, submit_many, start_flow, signal])
+@pytest.mark.parametrize(
+    "send", [submit, submit_many, start_flow, signal, look, ask_why, list_all, cancel]
+)
 async def test_who_is_not_answered_is_told_and_may_repeat(
     app: App, network: Network, send: Callable[[App, str], Awaitable[None]], ways: tuple[Way, ...]
 ) -> None:

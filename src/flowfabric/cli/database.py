@@ -20,6 +20,7 @@ from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.states import LaneState
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError, SchemaTooOld
+from flowfabric.patience import statements_within
 from flowfabric.store.urls import redact
 from flowfabric.version import __version__
 
@@ -30,6 +31,8 @@ OVERDUE_MAX_MS: Final = 15_000
 HINTS_WAIT_S: Final = 3.0
 AUDIT_S: Final = 20.0
 """How long the audit looks at executions and rows, at most."""
+PAGE_PATIENCE_S: Final = 30.0
+"""How long a page of it may take, which goes through all rows of several partitions."""
 COMPLAINTS_SHOWN: Final = 5
 
 
@@ -232,9 +235,10 @@ async def _audit(engine: Engine) -> AsyncIterator[Finding]:
 async def _complaints(engine: Engine, deadline: float) -> tuple[list[Complaint], bool]:
     """What the audit complains of, and whether it came to its end."""
     found: list[Complaint] = []
-    page = await engine.audit()
-    found += page.complaints
-    while page.cursor is not None and time.monotonic() < deadline:
-        page = await engine.audit(cursor=page.cursor)
+    with statements_within(PAGE_PATIENCE_S):
+        page = await engine.audit()
         found += page.complaints
+        while page.cursor is not None and time.monotonic() < deadline:
+            page = await engine.audit(cursor=page.cursor)
+            found += page.complaints
     return found, page.cursor is None

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import Final, Self
 
@@ -45,6 +44,7 @@ AFTER_HELD_S = 0.02
 
 PATIENCE_MIN_S = 2.0
 PATIENCE_MAX_S = 10.0
+SLOW_PATIENCE_S = 30.0
 
 Sweep = Callable[[Engine], Awaitable[Swept]]
 
@@ -185,8 +185,7 @@ class Supervisor:
     async def _sweep(self, name: str) -> float:
         """Run one reconciler; tell how soon to look again if nothing is heard until then."""
         try:
-            patience = nullcontext() if name in SLOW else statements_within(self._patience_s)
-            with patience:
+            with statements_within(SLOW_PATIENCE_S if name in SLOW else self._patience_s):
                 swept = await _run_one(self._engine, SWEEPS[name])
         except Exception as error:
             _tell(error, f"reconciler {name} failed; it tries again in {AFTER_ERROR_S} s")

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 EVERY_TOPIC: Final = "*"
 """Hints every listener, whatever it listens to."""
 
-POLL_FIRST_S: Final = 0.01
+POLL_FIRST_S: Final = 0.005
 POLL_MAX_S: Final = 1.0
 POLLS_PER_IDLE_TIME: Final = 8
 """Whoever has had nothing to do for a second looks again after an eighth of that."""

@@ -10,6 +10,7 @@ from flowfabric.error_kinds import BackendErrorKind
 from flowfabric.errors import ResourceExhausted, Transport
 from flowfabric.patience import everything_within, statements_within
 from flowfabric.store.base import Reader, Store
+from flowfabric.store.postgres import pool
 from flowfabric.store.postgres.pool import ROLLBACK_TIMEOUT_S
 from flowfabric.store.urls import open_store
 from tests.silence import Network, Way
@@ -131,6 +132,19 @@ async def test_a_commit_whose_answer_is_lost_may_have_happened(
         await store.transact(lose_the_answer)
     assert failure.value.may_have_happened
     assert "same idempotency key" in str(failure.value)
+
+
+async def test_who_waits_behind_others_is_told_with_them(
+    network: Network, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("COMMAND_TIMEOUT_S", "CONNECT_TIMEOUT_S"):
+        monkeypatch.setattr(pool, name, PATIENCE_S)
+    network.swallow(new_too=True)
+    async with asyncio.timeout(AT_ONCE_S):
+        told = await asyncio.gather(
+            *(store.ping() for _ in range(3 * CONNECTIONS)), return_exceptions=True
+        )
+    assert {type(each) for each in told} == {Transport}
 
 
 async def test_the_wait_for_a_connection_counts_as_well(store: Store) -> None:

@@ -44,6 +44,8 @@ class Usable(Fetching, Protocol):
 
 
 class Connection(Usable, Protocol):
+    def get_settings(self) -> object: ...
+
     async def add_listener(self, channel: str, callback: Notification) -> None: ...
 
     def add_termination_listener(self, callback: Callable[["Connection"], None]) -> None: ...
@@ -88,10 +90,48 @@ def table_name(error: BaseException) -> str:
     return str(getattr(error, "table_name", None) or "")
 
 
+_ARRAYS: Final = {
+    "bool": (1000, 16),
+    "bytea": (1001, 17),
+    "int2": (1005, 21),
+    "int4": (1007, 23),
+    "int8": (1016, 20),
+    "float8": (1022, 701),
+    "uuid": (2951, 2950),
+}
+"""Those our statements use: their own numbers, and those of their elements, as in any Postgres."""
+_ARRAY_TYPES: Final = [
+    {
+        "oid": own,
+        "name": f"_{name}",
+        "ns": "pg_catalog",
+        "kind": b"b",
+        "basetype": None,
+        "elemtype": element,
+        "elemdelim": ",",
+        "range_subtype": None,
+        "attrtypoids": None,
+        "attrnames": None,
+    }
+    for name, (own, element) in _ARRAYS.items()
+]
+
+
+def know_arrays(connection: Connection) -> None:
+    """Spare the driver asking each server connection anew what arrays of numbers are.
+
+    Its question costs more than all the rest of a first statement.
+    """
+    register = getattr(connection.get_settings(), "register_data_types", None)
+    if register is not None:
+        register(_ARRAY_TYPES)
+
+
 KEEPALIVE_IDLE_S: Final = 5
 KEEPALIVE_INTERVAL_S: Final = 2
 KEEPALIVE_COUNT: Final = 3
-UNACKNOWLEDGED_MS: Final = 10_000
+UNACKNOWLEDGED_MS: Final = 15_000
+"""Later than whoever waits gives up, who would take it for a connection that was closed."""
 
 _TCP_OPTIONS: Final = (
     ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),

@@ -16,6 +16,7 @@ from flowfabric.store.postgres.driver import (
 BACKEND: Final = "postgres"
 
 _UNIQUE_VIOLATION: Final = "23505"
+_DIVISION_BY_ZERO: Final = "22012"
 _STARTING_OR_STOPPING: Final = "57P03"
 _READ_ONLY: Final = "25006"
 # Whatever is asked: the server has no room, memory or connection left, or its disk fails.
@@ -75,6 +76,10 @@ def setting_refused(error: BaseException) -> bool:
 def in_trouble(error: BaseException) -> bool:
     """Whether the server refuses whatever it is asked, for now."""
     return sqlstate(error).startswith(_IN_TROUBLE) or sqlstate(error) == _READ_ONLY
+
+
+def divided_by_zero(error: BaseException) -> bool:
+    return sqlstate(error) == _DIVISION_BY_ZERO
 
 
 def note_unanswered(error: Exception) -> None:

@@ -25,6 +25,7 @@ from flowfabric.store.postgres.pool import Connections
 CHANNEL: Final = "flowfabric"
 PAYLOAD_MAX_BYTES: Final = 7900
 SEND_INTERVAL_S: Final = 0.01
+LISTEN_AFTER_S: Final = 0.05
 PROOF_TIMEOUT_S: Final = 2.0
 HEALTH_INTERVAL_S: Final = 5.0
 HEALTH_TIMEOUT_S: Final = 3.0
@@ -109,6 +110,10 @@ class HintExchange:
         pause_s = RECONNECT_FIRST_S
         while True:
             await self._board.somebody_waits.wait()
+            # What ends sooner is found by asking before a connection could be made.
+            await asyncio.sleep(LISTEN_AFTER_S)
+            if not self._board.somebody_waits.is_set():
+                continue
             self._has_worked = False
             try:
                 await self._listen_until_lost()

@@ -13,9 +13,9 @@ one: they went the same way. The kernel is told to give up early as well.
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -30,16 +30,20 @@ from flowfabric.store.postgres.driver import (
     Usable,
     connect,
     give_up_early,
+    know_arrays,
 )
-from flowfabric.store.postgres.failures import DRIVER_ERRORS, setting_refused
+from flowfabric.store.postgres.failures import DRIVER_ERRORS, divided_by_zero, setting_refused
 from flowfabric.store.postgres.generated import SCHEMA
 
 ACQUIRE_TIMEOUT_S: Final = 30.0
+"""How long to wait for a connection while others get answers on theirs."""
 CONNECT_TIMEOUT_S: Final = 10.0
-COMMAND_TIMEOUT_S: Final = 30.0
+COMMAND_TIMEOUT_S: Final = 10.0
 """How long a statement may take whose caller does not say."""
 ROLLBACK_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 10.0
+GROW_AFTER_S: Final = 0.005
+"""Most statements are answered sooner than a connection is made for the next."""
 IDLE_LIFETIME_S: Final = 300.0
 """What stands between us and the server may have forgotten one that lay idle for longer."""
 STATEMENT_CACHE_SIZE: Final = 500
@@ -69,6 +73,7 @@ _SESSION_SETTINGS: Final = {
 """So that the server notices a client that is gone, too."""
 
 
+_PATH_IS_SET: Final = f"select 1 / (current_setting('search_path') = '{SEARCH_PATH}')::int"
 _BEGIN: Final = "begin isolation level read committed"
 
 
@@ -77,6 +82,14 @@ class Idle(Struct, frozen=True):
 
     connection: Connection
     since_s: float
+
+
+class Turn(NamedTuple):
+    """Somebody who waits for a connection; None says that there may be room to make one."""
+
+    future: "asyncio.Future[Connection | None]"
+    late_at_s: float
+    """From when on he has waited longer than he would for an answer."""
 
 
 class Timed:
@@ -130,26 +143,37 @@ class Connections:
         """Every connection there is, and in which generation it was made."""
         self._generation = 0
         self._connecting = 0
-        self._waiting: deque[asyncio.Future[Connection | None]] = deque()
+        self._waiting: deque[Turn] = deque()
         """Callers who wait for a connection, or for room to make one."""
         self._recovering: set[asyncio.Task[None]] = set()
+        self._growing: set[asyncio.Task[None]] = set()
         self._all_gone = asyncio.Event()
 
     async def open(self) -> None:
-        if not self.behind_pooler:
-            self.behind_pooler = await self._settings_are_refused()
         self._is_open = True
         try:
-            self._give_back(await self._take())
+            connection = await self._take()
+            if not self.behind_pooler and await self._settings_are_ignored(connection):
+                self.behind_pooler = True
+                self._drop(connection)
+                connection = await self._take()
+            self._give_back(connection)
         except BaseException:
             self._is_open = False
+            for found in list(self._generations):
+                self._drop(found)
             raise
 
     async def close(self) -> None:
         self._is_open = False
+        # Each has begun after this, and so counts itself out.
+        await asyncio.sleep(0)
+        for growing in self._growing:
+            growing.cancel()
+        await asyncio.gather(*self._growing, return_exceptions=True)
         for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_result(None)
+            if not waiting.future.done():
+                waiting.future.set_result(None)
         idle, self._idle = self._idle, []
         await asyncio.gather(*(self._part(each.connection) for each in idle))
         if self._generations:
@@ -175,9 +199,8 @@ class Connections:
     async def acquire(self) -> AsyncIterator[Usable]:
         """A pooled connection, returned outside any transaction."""
         connection = await self._take()
-        timeout_s = patience_s()
         try:
-            yield connection if timeout_s is None else Timed(connection, timeout_s)
+            yield Timed(connection, patience_s() or COMMAND_TIMEOUT_S)
         except TimeoutError:
             self._drop(connection)
             self.suspect()
@@ -198,8 +221,16 @@ class Connections:
         idle, self._idle = self._idle, []
         for each in idle:
             self._drop(each.connection)
+        self._refuse_late()
         if self.on_suspicion is not None:
             self.on_suspicion()
+
+    def _refuse_late(self) -> None:
+        """Those who have waited long enough hear of the silence without a try of their own."""
+        now_s = time.monotonic()
+        for turn in self._waiting:
+            if turn.late_at_s <= now_s and not turn.future.done():
+                turn.future.set_exception(TimeoutError())
 
     def distrust(self) -> None:
         """Replace every connection before its next use: one was found dead, others may be."""
@@ -226,27 +257,38 @@ class Connections:
                 if time.monotonic() - idle.since_s < IDLE_LIFETIME_S and _is_clean(idle.connection):
                     return idle.connection
                 self._drop(idle.connection)
-            if len(self._generations) + self._connecting < self.pool_max:
-                return await self._connect_pooled()
+            grows = len(self._generations) + self._connecting < self.pool_max
+            if grows:
+                self._connecting += 1
+                if not self._generations:
+                    return await self._connect_first()
             if deadline_s is None:
                 deadline_s = time.monotonic() + (patience_s(self._acquire_timeout_s) or 0.0)
-            handed_over = await self._wait_for_turn(deadline_s - time.monotonic())
+            handed_over = await self._wait_for_turn(deadline_s - time.monotonic(), grows=grows)
             if handed_over is not None:
                 return handed_over
         raise Unavailable("store", "it is not open")
 
-    async def _wait_for_turn(self, timeout_s: float) -> Connection | None:
-        """A connection that somebody gave back; None when there may be room for another."""
-        turn: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+    async def _wait_for_turn(self, timeout_s: float, *, grows: bool) -> Connection | None:
+        """A connection that somebody gave back, or one made meanwhile if the pool `grows`.
+
+        None when there may be room for another.
+        """
+        future: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+        turn = Turn(future, time.monotonic() + (patience_s() or COMMAND_TIMEOUT_S))
         self._waiting.append(turn)
+        if grows:
+            _start(self._growing, self._grow(turn))
         try:
             async with asyncio.timeout(timeout_s):
-                return await turn
+                return await asyncio.shield(future)
         except BaseException as error:
-            if turn.done() and not turn.cancelled():
+            if future.done() and future.exception() is None:
                 # It came at the same moment: somebody else gets it.
-                connection = turn.result()
+                connection = future.result()
                 self._wake_next() if connection is None else self._give_back(connection)
+            if len(self._generations) < self.pool_max or future.done():
+                raise
             if isinstance(error, TimeoutError):
                 raise ResourceExhausted("postgres connections", self.pool_max) from error
             raise
@@ -254,17 +296,40 @@ class Connections:
             with suppress(ValueError):
                 self._waiting.remove(turn)
 
+    async def _connect_first(self) -> Connection:
+        """A connection for who asks, since there is none that could be given back."""
+        try:
+            return await self._connect_pooled()
+        except BaseException:
+            self._wake_next()
+            raise
+
+    async def _grow(self, turn: Turn) -> None:
+        """Another connection, for who has waited longest; if it fails, who wanted it is told."""
+        wanted = False
+        try:
+            await asyncio.sleep(GROW_AFTER_S)
+            wanted = bool(self._waiting)
+        finally:
+            if not wanted:
+                self._connecting -= 1
+        if not wanted:
+            return
+        try:
+            self._give_back(await self._connect_pooled())
+        except Exception as error:
+            if turn in self._waiting and not turn.future.done():
+                turn.future.set_exception(error)
+            self._wake_next()
+
     async def _connect_pooled(self) -> Connection:
-        self._connecting += 1
+        """One that the caller has counted as being made."""
         generation = self._generation
         try:
             cached = 0 if self.behind_pooler else self._statement_cache_size
             connection = await self._connect(self._url, cached, COMMAND_TIMEOUT_S)
-        except BaseException:
+        finally:
             self._connecting -= 1
-            self._wake_next()
-            raise
-        self._connecting -= 1
         if not self._is_open:
             connection.terminate()
             raise Unavailable("store", "it is not open")
@@ -294,6 +359,7 @@ class Connections:
                 self.behind_pooler, settings = True, {}
             else:
                 give_up_early(connection)
+                know_arrays(connection)
                 return connection
 
     # Giving back ----------------------------------------------------------
@@ -305,8 +371,8 @@ class Connections:
             return
         while self._waiting:
             turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(connection)
+            if not turn.future.done():
+                turn.future.set_result(connection)
                 return
         self._idle.append(Idle(connection, time.monotonic()))
 
@@ -323,14 +389,12 @@ class Connections:
         """There may be room for another connection."""
         while self._waiting:
             turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
+            if not turn.future.done():
+                turn.future.set_result(None)
                 return
 
     def _recover(self, connection: Connection) -> None:
-        task = asyncio.get_running_loop().create_task(self._clean_up(connection))
-        self._recovering.add(task)
-        task.add_done_callback(self._recovering.discard)
+        _start(self._recovering, self._clean_up(connection))
 
     async def _clean_up(self, connection: Connection) -> None:
         """Wait until the driver has cancelled what was under way, and end its transaction."""
@@ -355,15 +419,24 @@ class Connections:
     def _server_settings(self) -> dict[str, str]:
         return {} if self.behind_pooler else {**_SETTINGS, **_SESSION_SETTINGS}
 
-    async def _settings_are_refused(self) -> bool:
-        """Whether session settings do not reach the server, which only a pooler explains."""
-        connection = await self.connect()
+    async def _settings_are_ignored(self, connection: Connection) -> bool:
+        """Whether session settings do not reach the server, which only a pooler explains.
+
+        Asked in a way that needs nothing prepared.
+        """
         try:
-            rows = await connection.fetch("show search_path", timeout=patience_s(COMMAND_TIMEOUT_S))
-            return rows[0][0] != _SETTINGS["search_path"]
-        finally:
-            with suppress(*DRIVER_ERRORS):
-                await connection.close(timeout=ROLLBACK_TIMEOUT_S)
+            await connection.execute(_PATH_IS_SET, timeout=patience_s(COMMAND_TIMEOUT_S))
+        except PostgresError as error:
+            if not divided_by_zero(error):
+                raise
+            return True
+        return False
+
+
+def _start(tasks: set[asyncio.Task[None]], work: Coroutine[object, object, None]) -> None:
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
 
 
 @contextmanager
