@@ -33,10 +33,14 @@ async def test_a_blocked_execution_says_so_everywhere_and_is_accepted(
     (line,) = run("ls", url=url).lines[1:]
     assert "blocked" in line.split()
     assert "the code asks for step 'notify'; deploy code that fits" in line
+    document = run("show", execution_id, "--json", url=url).document
+    assert run("ls", "--json", url=url).document["blocked"] is document["blocked"] is True
+    assert document["public_state"] == "delayed"
     why = run("why", execution_id, url=url).out
     assert f"flowfabric accept {execution_id[-36:]}" in " ".join(why.split())
     assert run("accept", execution_id[-36:], url=url).out == "1 accepted\n"
     assert await engine.read_execution_state(execution_id) is PublicState.WAITING
+    assert run("ls", "--json", url=url).document["blocked"] is False
 
 
 async def test_accept_with_a_filter_means_what_is_blocked(engine: Engine, url: str) -> None:

@@ -1,10 +1,13 @@
 """What `ls` and `why` say about executions that wait for people and for each other."""
 
-from flowfabric import Engine
+import re
+
+from flowfabric import Engine, connect
 from flowfabric.core.conditions import all_of_waitpoints
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_build import Dependency, Join
 from flowfabric.engine.unit import new_uuid
+from flowfabric.testing import SettableClock
 from tests.cli.command import run
 
 
@@ -22,6 +25,26 @@ async def test_signals_are_counted_and_named(engine: Engine, url: str) -> None:
     assert line.endswith("1 of 2: still legal")
     why = run("why", created.execution_id, url=url).out
     assert why == "It is suspended, with 1 of 2 signals: still 'legal'.\n"
+
+
+async def test_what_is_due_without_a_worker_says_so_everywhere(engine: Engine, url: str) -> None:
+    now_ms = await engine.server_time_ms()
+    async with await connect(url, clock=SettableClock(now_ms - 448_000)) as earlier:
+        delayed = NewExecution(execution_kind="remind", delay_until_ms=now_ms - 440_000)
+        execution_id = (await earlier.create_execution(delayed)).execution_id
+    (line,) = run("ls", url=url).lines[1:]
+    assert "delayed" in line.split()
+    assert re.search(r"no worker, due 7m\d+s ago$", line)
+    why = run("why", execution_id, url=url).out
+    assert re.match(r"It has been due for 7m\d+s \(delay\)\. No worker has asked lately ", why)
+    ran = run("doctor", url=url)
+    assert ran.status == 1
+    assert "delayed overdue" in ran.out
+
+    await engine.report_presence(
+        ["default"], worker_id="w", worker_instance_id="w-1", kinds=["other"]
+    )
+    assert "no worker for remind, due " in run("ls", url=url).lines[1]
 
 
 async def test_unfinished_upstreams_are_named(engine: Engine, url: str) -> None:

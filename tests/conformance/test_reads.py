@@ -56,6 +56,7 @@ async def test_a_fresh_execution_is_described_whole(
         execution_kind="send",
         priority=4,
         public_state=PublicState.WAITING,
+        blocked=False,
         blocking_reason=BlockingReason.WAITING_FOR_WORKER,
         blocking_detail=None,
         current_attempt=None,

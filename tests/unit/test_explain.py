@@ -15,10 +15,12 @@ from tests.unit.lives import (
     NOW_MS,
     TTL_MS,
     Life,
+    delayed,
     failed,
     name_of,
     retrying,
     running,
+    suspended,
     waiting,
 )
 
@@ -125,6 +127,74 @@ def test_a_long_delay_is_told_in_days_and_hours() -> None:
         delay_until_ms=NOW_MS + 2 * 86_400_000 + 4 * 3_600_000,
     )
     assert explain(in_two_days, SERVED).sentence == "It waits 2d4h more (delay)."
+
+
+NOBODY = "No worker has asked lately for lane 'default', kind 'work': start one that does."
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "served", "cause", "sentence"),
+    [
+        (-90_000, False, Cause.DELAYED, "It waits 1m30s more (delay)."),
+        (0, True, Cause.DELAYED, "It is due (delay): a worker takes it up shortly."),
+        (0, False, Cause.NO_WORKER, f"It has been due for 0ms (delay). {NOBODY}"),
+        (448_000, False, Cause.NO_WORKER, f"It has been due for 7m28s (delay). {NOBODY}"),
+    ],
+)
+def test_what_is_due_and_stays_delayed_lacks_a_worker(
+    late_ms: int, served: bool, cause: Cause, sentence: str
+) -> None:
+    execution = delayed().execution
+    assert execution.delay_until_ms is not None
+    around = structs.replace(SERVED, served=served, now_ms=execution.delay_until_ms + late_ms)
+    explanation = explain(execution, around)
+    assert (explanation.cause, explanation.sentence) == (cause, sentence)
+
+
+def test_a_retry_that_nobody_makes_says_so_and_what_failed() -> None:
+    execution = retrying().execution
+    around = structs.replace(SERVED, served=False, now_ms=NOW_MS + 60_000)
+    assert explain(execution, around).sentence == (
+        f"It has been due for 59.9s (retry backoff). {NOBODY} Try 1 failed: flaky."
+    )
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "served", "sentence"),
+    [
+        (-60_000, False, "It is blocked by changed code: no. A worker looks again in 1m."),
+        (0, True, "It is blocked by changed code: no. A worker looks again shortly."),
+        (1, False, f"It is blocked by changed code: no. {NOBODY}"),
+    ],
+)
+def test_what_code_blocked_lacks_a_worker_once_it_is_due(
+    late_ms: int, served: bool, sentence: str
+) -> None:
+    execution = change(
+        delayed().execution,
+        NOW_MS,
+        blocking_reason=BlockingReason.WAITING_FOR_CODE,
+        blocking_detail="no",
+    )
+    assert execution.delay_until_ms is not None
+    around = structs.replace(SERVED, served=served, now_ms=execution.delay_until_ms + late_ms)
+    explanation = explain(execution, around)
+    assert (explanation.cause, explanation.sentence) == (Cause.CODE_CHANGED, sentence)
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "attended", "end"),
+    [
+        (-60_000, False, "It times out in 1m."),
+        (0, True, "It has timed out: a worker sees to it shortly."),
+        (60_000, False, "It should have timed out 1m ago, but no worker is there: start one."),
+    ],
+)
+def test_a_timeout_that_nobody_notices_says_so(late_ms: int, attended: bool, end: str) -> None:
+    around = structs.replace(
+        SERVED, attended=attended, now_ms=NOW_MS + late_ms, times_out_at_ms=NOW_MS
+    )
+    assert explain(suspended().execution, around).sentence.endswith(f" {end}")
 
 
 @pytest.mark.parametrize("state", LaneState)

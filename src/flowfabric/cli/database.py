@@ -27,7 +27,8 @@ from flowfabric.version import __version__
 ROUND_TRIPS: Final = 5
 SLOW_MS: Final = 20.0
 SKEW_MAX_MS: Final = 1_000
-OVERDUE_MAX_MS: Final = 15_000
+OVERDUE_MAX_MS: Final = 5_000
+"""How late what is due may be while a worker is there to see to it; without one, not at all."""
 HINTS_WAIT_S: Final = 3.0
 AUDIT_S: Final = 20.0
 """How long the audit looks at executions and rows, at most."""
@@ -143,7 +144,7 @@ async def _findings(target: Target) -> AsyncIterator[Finding]:
         yield await _hints(engine)
         workers = await engine.list_presences()
         yield _workers(len(workers))
-        yield await _overdue(engine)
+        yield await _overdue(engine, OVERDUE_MAX_MS if workers else 0)
         yield await _lanes(engine)
         async for finding in _audit(engine):
             yield finding
@@ -192,9 +193,9 @@ def _workers(count: int) -> Finding:
     )
 
 
-async def _overdue(engine: Engine) -> Finding:
+async def _overdue(engine: Engine, at_most_ms: int) -> Finding:
     waits = await engine.next_due()
-    late = {name: -wait_ms for name, wait_ms in waits.items() if -wait_ms > OVERDUE_MAX_MS}
+    late = {name: -wait_ms for name, wait_ms in waits.items() if -wait_ms > at_most_ms}
     if not late:
         return Finding("timers", Verdict.FINE, "nothing is overdue")
     worst = max(late, key=lambda name: late[name])

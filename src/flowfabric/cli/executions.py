@@ -15,7 +15,7 @@ from flowfabric.cli.target import Target, limit_option, namespace_option, option
 from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Attempt, WorkerPresence
-from flowfabric.core.states import TERMINAL_STATES, BlockingReason, PublicState
+from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.versions import split_kind
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
@@ -76,9 +76,11 @@ async def ls(engine: Engine, target: Target, chosen: filters.Chosen, limit: int)
         if cursor is None:
             break
     if not target.json:
-        present = await engine.list_presences() if any(map(queued, found)) else ()
+        now_ms = await engine.server_time_ms()
+        due = any(wants_worker(each, now_ms) for each in found)
+        present = await engine.list_presences() if due else ()
         said = await _explained(engine, found)
-        _print_list(found, present, said, await engine.server_time_ms())
+        _print_list(found, present, said, now_ms)
         for line in on_old_versions(found):
             screen.err().print(Text(line, style="dim"))
         if cursor is not None:
@@ -117,8 +119,8 @@ def _print_list(
                     span(now_ms - each.created_at_ms),
                     screen.one_line(
                         said.get(each.execution_id)
+                        or unserved(each, present, now_ms)
                         or remark(each, now_ms)
-                        or unserved(each, present)
                     ),
                 )
                 for each in found
@@ -129,7 +131,7 @@ def _print_list(
 
 def shown_state(execution: ExecutionSnapshot) -> Text:
     """What changed code stopped is delayed only until somebody does something about it."""
-    if execution.blocking_reason is BlockingReason.WAITING_FOR_CODE:
+    if execution.blocked:
         return Text("blocked", style="bold red")
     return screen.state(execution.public_state)
 
@@ -142,14 +144,35 @@ def queued(execution: ExecutionSnapshot) -> bool:
     )
 
 
-def unserved(execution: ExecutionSnapshot, present: Sequence[WorkerPresence]) -> str | None:
+def overdue(execution: ExecutionSnapshot, now_ms: int) -> bool:
+    """Whether its delay is over, so that only a worker is missing that takes it up."""
+    until_ms = execution.delay_until_ms
+    delayed = execution.public_state is PublicState.DELAYED
+    return delayed and until_ms is not None and until_ms <= now_ms and not execution.blocked
+
+
+def wants_worker(execution: ExecutionSnapshot, now_ms: int) -> bool:
+    return queued(execution) or overdue(execution, now_ms)
+
+
+def unserved(
+    execution: ExecutionSnapshot, present: Sequence[WorkerPresence], now_ms: int
+) -> str | None:
     """Says so if no worker that is there runs such tasks, whatever they may require."""
-    if not queued(execution) or any(serves(each, execution, ()) for each in present):
+    if not wants_worker(execution, now_ms):
+        return None
+    if any(serves(each, execution, ()) for each in present):
         return None
     kind = execution.execution_kind
+    due = f", {_due(execution, now_ms)}" if overdue(execution, now_ms) else ""
     if other_versions(present, execution):
-        return f"no worker for version {split_kind(kind)[1]} any more"
-    return f"no worker for {kind}" if present else "no worker"
+        return f"no worker for version {split_kind(kind)[1]} any more{due}"
+    return f"no worker for {kind}{due}" if present else f"no worker{due}"
+
+
+def _due(execution: ExecutionSnapshot, now_ms: int) -> str:
+    when = screen.ago(execution.delay_until_ms, now_ms)
+    return f"due {when}" if overdue(execution, now_ms) else when
 
 
 def on_old_versions(found: Sequence[ExecutionSnapshot]) -> list[str]:
@@ -184,11 +207,11 @@ def remark(execution: ExecutionSnapshot, now_ms: int) -> str | None:
             lease = execution.current_lease
             worker = "" if lease is None else f"on {lease.worker_instance_id}"
             return f"{done}{execution.progress_message or worker}"
-        case PublicState.DELAYED if execution.blocking_reason is BlockingReason.WAITING_FOR_CODE:
+        case PublicState.DELAYED if execution.blocked:
             return execution.blocking_detail
         case PublicState.DELAYED if execution.delay_until_ms is not None:
             last = f" after: {execution.failure_reason}" if execution.failure_reason else ""
-            return f"{screen.ago(execution.delay_until_ms, now_ms)}{last}"
+            return f"{_due(execution, now_ms)}{last}"
         case PublicState.WAITING if queued(execution):
             return None
         case _:

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from flowfabric.cli.target import Target
 from flowfabric.core.durations import duration_ms
-from flowfabric.core.states import TERMINAL_STATES, BlockingReason, PublicState
+from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.filters import EVERYTHING, ExecutionFilter
@@ -57,7 +57,7 @@ class Chosen:
         return (
             not self._blocked_only
             or execution.public_state is not PublicState.DELAYED
-            or execution.blocking_reason is BlockingReason.WAITING_FOR_CODE
+            or execution.blocked
         )
 
     @property

@@ -15,7 +15,7 @@ from flowfabric.cli.target import Target, namespace_option, options, with_engine
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX, PRIORITY_MAX, PRIORITY_MIN, SWEEP_BATCH
 from flowfabric.core.results import Revoked
-from flowfabric.core.states import TERMINAL_STATES, BlockingReason, PublicState
+from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.bulk import BULK_MAX
 from flowfabric.engine.engine import Engine
@@ -119,13 +119,9 @@ async def accept(
         chosen,
         {PublicState.DELAYED},
         yes,
-        among=_is_blocked,
+        among=lambda each: each.blocked,
     )
     return await _act_on(engine, target, "accepted", ids, act)
-
-
-def _is_blocked(execution: ExecutionSnapshot) -> bool:
-    return execution.blocking_reason is BlockingReason.WAITING_FOR_CODE
 
 
 def _any(_: ExecutionSnapshot) -> bool:

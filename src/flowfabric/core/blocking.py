@@ -75,6 +75,7 @@ def _advice(execution: Execution, step_key: str | None, detail: str) -> str:
 
 
 def is_blocked(execution: Execution) -> bool:
+    """Whether changed code has stopped it: delayed, until somebody does something about it."""
     return (
         execution.lifecycle_phase is LifecyclePhase.RUNNABLE
         and execution.blocking_reason is BlockingReason.WAITING_FOR_CODE

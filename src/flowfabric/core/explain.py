@@ -57,6 +57,8 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     """Ready executions of the same route that go first; None when there are more than counted."""
     served: bool
     """Whether somebody claimed from this route lately."""
+    attended: bool = True
+    """Whether any worker is there, of whatever route: each sees to what is due."""
     now_ms: int
     other_versions: tuple[int, ...] = ()
     """The versions of the same task that somebody claimed lately."""
@@ -149,10 +151,18 @@ def _suspended(execution: Execution, around: Surroundings) -> Reason:
         sentence = f"It is suspended ({execution.blocking_reason}) until it gets a signal: {named}."
     detail = _blocking(execution)
     if around.times_out_at_ms is not None:
-        left = span(around.times_out_at_ms - around.now_ms)
-        sentence += f" It times out in {left}."
+        sentence += _times_out(around.times_out_at_ms, around)
         detail |= {"times_out_at_ms": around.times_out_at_ms}
     return Cause.SUSPENDED, sentence, detail
+
+
+def _times_out(at_ms: int, around: Surroundings) -> str:
+    left_ms = at_ms - around.now_ms
+    if left_ms > 0:
+        return f" It times out in {span(left_ms)}."
+    if around.attended:
+        return " It has timed out: a worker sees to it shortly."
+    return f" It should have timed out {span(-left_ms)} ago, but no worker is there: start one."
 
 
 def _ended(execution: Execution, around: Surroundings) -> Reason:
@@ -196,22 +206,27 @@ def _running(execution: Execution, around: Surroundings) -> Reason:
 
 
 def _delayed(execution: Execution, around: Surroundings) -> Reason:
-    now_ms = around.now_ms
-    until = execution.delay_until_ms or now_ms
+    until = execution.delay_until_ms or around.now_ms
+    left_ms = until - around.now_ms
+    # What is due and stays delayed has nobody who looks after it.
+    nobody = "" if left_ms > 0 or around.served else f" {_nobody(execution, around)}"
     if execution.blocking_reason is BlockingReason.WAITING_FOR_CODE:
-        sentence = (
-            f"It is blocked by changed code: {execution.blocking_detail}."
-            f" A worker looks again in {span(until - now_ms)}."
-        )
+        again = f" A worker looks again {f'in {span(left_ms)}' if left_ms > 0 else 'shortly'}."
+        sentence = f"It is blocked by changed code: {execution.blocking_detail}.{nobody or again}"
         return Cause.CODE_CHANGED, sentence, _blocking(execution) | {"delay_until_ms": until}
     what = str(execution.blocking_reason).removeprefix("waiting_for_").replace("_", " ")
-    sentence = f"It waits {span(until - now_ms)} more ({what})."
+    if left_ms > 0:
+        sentence = f"It waits {span(left_ms)} more ({what})."
+    elif nobody:
+        sentence = f"It has been due for {span(-left_ms)} ({what}).{nobody}"
+    else:
+        sentence = f"It is due ({what}): a worker takes it up shortly."
     where, failed = _failed_at(around.failed_step)
     if execution.blocking_reason is BlockingReason.WAITING_FOR_RETRY_BACKOFF:
         last = execution.current_attempt_index + 1
         sentence += f" Try {last} failed{where}: {execution.pending_retry_reason}."
     detail = {"delay_until_ms": until, "blocking_reason": execution.blocking_reason}
-    return Cause.DELAYED, sentence, detail | failed
+    return Cause.NO_WORKER if nobody else Cause.DELAYED, sentence, detail | failed
 
 
 def _blocking(execution: Execution) -> dict[str, str | int | None]:
@@ -226,7 +241,6 @@ def _queued(execution: Execution, around: Surroundings) -> Reason:
     if lane_state in (LaneState.PAUSED, LaneState.DISABLED):
         sentence = f"Its lane {execution.lane_id!r} is {lane_state}: resume the lane."
         return Cause.LANE_CLOSED, sentence, {"lane_id": execution.lane_id, "state": lane_state}
-    needs = f" with capabilities {', '.join(around.required)}" if around.required else ""
     detail: dict[str, str | int | None] = {
         "lane_id": execution.lane_id,
         "execution_kind": execution.execution_kind,
@@ -234,22 +248,26 @@ def _queued(execution: Execution, around: Surroundings) -> Reason:
         "ahead": around.ahead,
     }
     if not around.served:
-        if around.other_versions:
-            name, version = split_kind(execution.execution_kind)
-            sentence = (
-                f"No worker serves version {version} of {name!r} any more, though some serve"
-                f" version {', '.join(map(str, around.other_versions))}: keep version {version} in"
-                " the program until its runs have ended."
-            )
-            return Cause.NO_WORKER, sentence, detail
-        sentence = (
-            f"No worker has asked lately for lane {execution.lane_id!r}, kind"
-            f" {execution.execution_kind!r}{needs}: start one that does."
-        )
-        return Cause.NO_WORKER, sentence, detail
+        return Cause.NO_WORKER, _nobody(execution, around), detail
     if execution.ownership_state is not OwnershipState.UNOWNED:
         return Cause.LEASE_LOST, f"Its worker was lost ({execution.blocking_detail}).", detail
     return Cause.QUEUED, f"It is next in line{_after(around.ahead)}.", detail
+
+
+def _nobody(execution: Execution, around: Surroundings) -> str:
+    """That no worker is there that would run it, and what to do."""
+    if around.other_versions:
+        name, version = split_kind(execution.execution_kind)
+        return (
+            f"No worker serves version {version} of {name!r} any more, though some serve"
+            f" version {', '.join(map(str, around.other_versions))}: keep version {version} in"
+            " the program until its runs have ended."
+        )
+    needs = f" with capabilities {', '.join(around.required)}" if around.required else ""
+    return (
+        f"No worker has asked lately for lane {execution.lane_id!r}, kind"
+        f" {execution.execution_kind!r}{needs}: start one that does."
+    )
 
 
 def _after(ahead: int | None) -> str:

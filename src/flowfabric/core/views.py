@@ -5,6 +5,7 @@ A stored value that no operation could have written is corruption, and named as 
 
 from msgspec import Struct
 
+from flowfabric.core.blocking import is_blocked
 from flowfabric.core.ids import (
     AttemptId,
     ExecutionId,
@@ -68,6 +69,9 @@ class ExecutionSnapshot(Struct, frozen=True, kw_only=True):
     execution_kind: str
     priority: int
     public_state: PublicState
+    blocked: bool
+    """Whether changed code has stopped it. Its public state is `delayed` then, and its
+    `blocking_detail` says what does not fit."""
     blocking_reason: BlockingReason | None
     blocking_detail: str | None
     current_attempt: AttemptSummary | None
@@ -143,6 +147,7 @@ def snapshot(execution: Execution, tags: dict[str, str]) -> ExecutionSnapshot:
         | {
             "flow_id": stored_flow_id(execution),
             "lane_id": stored_lane_id(execution.lane_id),
+            "blocked": is_blocked(execution),
             "blocking_reason": None if reason is BlockingReason.NONE else reason,
             "blocking_detail": execution.blocking_detail or None,
             "current_attempt": attempt_summary(execution),

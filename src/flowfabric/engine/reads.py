@@ -382,6 +382,7 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         required=required,
         ahead=ahead if ahead <= QUEUE_COUNT_MAX else None,
         served=any(serves(each, execution, required) for each in present),
+        attended=bool(present),
         other_versions=other_versions(present, execution),
         now_ms=now_ms,
         waits_for=await waits_for(reader, execution),
