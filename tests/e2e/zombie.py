@@ -13,7 +13,7 @@ from flowfabric import App, Context, WorkerSettings
 STEPS = 30
 PAUSE_S = 0.05
 
-app = App(sys.argv[1] if len(sys.argv) > 1 else "sqlite:///:memory:")
+app = App(sys.argv[1] if __name__ == "__main__" else "sqlite:///:memory:")
 
 
 async def note(line: str) -> None:
