@@ -42,7 +42,7 @@ from flowfabric.task import Call, Executor, SubmitOptions, Task, TaskSettings
 from flowfabric.worker.attempt import Middleware
 from flowfabric.worker.context import Context
 from flowfabric.worker.heartbeat import Connect
-from flowfabric.worker.lanes import Lanes
+from flowfabric.worker.lanes import Lanes, lanes_of
 from flowfabric.worker.resources import Factory, Resources
 from flowfabric.worker.settings import WorkerSettings, check_worker_settings
 from flowfabric.worker.stopping import Stopping
@@ -380,21 +380,19 @@ class App(Registry):
         *,
         lanes: Lanes | None = None,
         capabilities: Sequence[str] = (),
-        concurrency: int = 100,
+        concurrency: int | None = None,
         settings: WorkerSettings | None = None,
         stop: asyncio.Event | None = None,
         signals: bool = True,
     ) -> None:
         """Run tasks until `stop` is set or SIGTERM or SIGINT arrives; a second one stops now.
 
-        `lanes` are those of the app's tasks unless given, with weights or without.
-        `settings` says it all at once. While the database is away it waits, from the start; it
-        raises `DatabaseGone` once its SQLite file was deleted or replaced.
+        `lanes` are those of the app's tasks unless given. `settings` has the rest; what is given
+        beside it counts for more. While the database is away it waits, from the start; it raises
+        `DatabaseGone` once its SQLite file was deleted or replaced.
         """
         check_worker_settings(settings)
-        chosen = settings or WorkerSettings(
-            lanes=lanes or self.lanes(), capabilities=capabilities, concurrency=concurrency
-        )
+        chosen = (settings or WorkerSettings()).with_given(lanes, capabilities, concurrency)
         opened = await waited_out(self._open_with_schedules, stop)
         if opened is None:
             return
@@ -413,7 +411,7 @@ class App(Registry):
 
     def lanes(self) -> list[str]:
         """The lanes of the app's tasks."""
-        return sorted({task.settings.lane for task in self.tasks.values()}) or ["default"]
+        return lanes_of(self.tasks)
 
     def _worker(self, opened: Opened, settings: WorkerSettings) -> Worker:
         # A database in memory cannot be opened a second time.

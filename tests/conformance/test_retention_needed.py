@@ -4,12 +4,13 @@ import pytest
 
 from flowfabric import Engine, EngineConfig
 from flowfabric.core.limits import HELD_MS_MAX, HELD_MS_MIN
-from flowfabric.core.results import Claimed
-from flowfabric.core.states import PublicState
+from flowfabric.core.results import Claimed, Duplicate
+from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.engine.operators import Swept
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.testing import SettableClock
-from tests.conformance.given import Given
+from tests.conformance.auditing import complaints_of
+from tests.conformance.given import Given, new
 from tests.conformance.graphs import new_graph
 from tests.conformance.observed import execution_of
 
@@ -69,6 +70,48 @@ async def test_a_child_is_kept_until_its_parent_has_ended(
     assert await engine.trim_retention() == Swept(acted=1, full=False)
     clock.advance(ms=HELD_MS_MIN)
     assert await engine.trim_retention() == Swept(acted=1, full=False)
+
+
+@pytest.mark.parametrize("end", ["fail", "cancel"])
+async def test_a_child_is_kept_for_the_replay_of_a_parent_that_failed(
+    engine: Engine, given: Given, clock: SettableClock, end: str
+) -> None:
+    parent, child = await ended_child(engine, given)
+    if end == "fail":
+        await engine.fail(parent.handle, "broken", failure_class=FailureClass.PERMANENT)
+    else:
+        await engine.cancel_execution(parent.execution_id, reason="no use")
+    clock.advance("29d")
+    await run_due(engine)
+    assert await engine.get_execution_result(child.execution_id) == b"done"
+    clock.advance("30d")
+    await run_due(engine)
+    clock.advance("30d")
+    await run_due(engine)
+    assert await engine.describe_execution(child.execution_id) is None
+
+
+@pytest.mark.parametrize("config", BRIEF)
+@pytest.mark.parametrize("found_by", ["idempotency_key", "execution_id"])
+async def test_what_a_handler_found_instead_of_created_is_kept_for_it(
+    engine: Engine, given: Given, clock: SettableClock, found_by: str
+) -> None:
+    parent = await given.running(ttl_ms=86_400_000)
+    child = await given.running(idempotency_key="k")
+    request = new(idempotency_key="k", parent_execution_id=parent.execution_id)
+    if found_by == "execution_id":
+        request = new(execution_id=child.execution_id, parent_execution_id=parent.execution_id)
+    assert isinstance(await engine.create_execution(request), Duplicate)
+    await engine.complete(child.handle, result=b"done")
+    assert isinstance(await engine.create_execution(request), Duplicate)
+    clock.advance("23h")
+    await run_due(engine)
+    assert await engine.get_execution_result(child.execution_id) == b"done"
+    await engine.complete(parent.handle)
+    clock.advance("8d")
+    await run_due(engine)
+    assert await engine.describe_execution(child.execution_id) is None
+    assert await complaints_of(engine) == []
 
 
 @pytest.mark.parametrize("config", BRIEF)

@@ -55,7 +55,7 @@ class Family:
                 created = await engine.create_execution(
                     new(parent_execution_id=parent, idempotency_key=f"k{one}{other}")
                 )
-                if created.execution_id not in self.ids and parent is not None:
+                if parent not in (None, created.execution_id):
                     self.needed_by[created.execution_id].add(parent)
                 self.ids.append(created.execution_id)
             case "claim":

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypedDict
 
 import pytest
 
-from flowfabric import App, Context, DoNotRetry, Retry
+from flowfabric import App, Context, DoNotRetry, Retry, WorkerSettings
 from flowfabric.core.states import PublicState
 from flowfabric.errors import ExecutionCancelled, ExecutionExpired, ExecutionFailed
 from tests.apps import working
@@ -284,6 +285,36 @@ async def test_lanes_and_capabilities_decide_who_runs_what(app: App) -> None:
         async with working(app, lanes={"gpu": 3, "default": 1}, capabilities=("gpu",)):
             await waiting.result(timeout="20s")
     assert ran == ["tidy", "train"]
+
+
+class Given(TypedDict, total=False):
+    lanes: list[str]
+    concurrency: int
+    settings: WorkerSettings
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Given(),
+        Given(lanes=["mail"]),
+        Given(settings=WorkerSettings(lease_ttl="10s")),
+        Given(settings=WorkerSettings(lease_ttl="10s"), lanes=["mail"], concurrency=1),
+        Given(settings=WorkerSettings(lanes=["other"]), lanes=["mail"]),
+    ],
+    ids=str,
+)
+async def test_settings_leave_the_lanes_of_the_tasks_to_the_worker(app: App, given: Given) -> None:
+    @app.task(lane="mail")
+    async def post() -> str:
+        return "posted"
+
+    stop = asyncio.Event()
+    async with app, asyncio.TaskGroup() as group:
+        run = await app.submit(post)
+        group.create_task(app.run_worker(stop=stop, signals=False, **given))
+        assert await run.result(timeout="20s") == "posted"
+        stop.set()
 
 
 async def test_a_few_free_slots_are_used_while_long_handlers_hold_the_others(app: App) -> None:

@@ -238,3 +238,15 @@ async def test_a_failed_child_raises_in_its_parent(app: App) -> None:
     async with working(app):
         run = await app.submit(parent)
         assert (await run.result(timeout="30s")).startswith("ValueError: broken")
+
+
+@pytest.mark.parametrize("by", ["idempotency_key", "execution_id"])
+async def test_a_run_cannot_submit_itself(app: App, by: str) -> None:
+    @app.task
+    async def echo(ctx: Context) -> None:
+        await (await ctx.submit(echo, **{by: "mine"})).result()
+
+    async with app, working(app):
+        run = await app.submit(echo, **{by: "mine"})
+        with pytest.raises(ExecutionFailed, match=f"{by}: is this run's own"):
+            await run.result(timeout="20s")

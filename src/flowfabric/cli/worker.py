@@ -77,7 +77,7 @@ def worker(
     app = find_app(reference)
     logs.configure(log_level, as_json=as_json or None)
     settings = WorkerSettings(
-        lanes=weights(lanes) or app.lanes(),
+        lanes=weights(lanes) or None,
         capabilities=capabilities,
         concurrency=concurrency,
         drain_timeout=drain_timeout,
@@ -143,9 +143,7 @@ def develop_once(reference: str, concurrency: int, log_level: str) -> None:
     """What `dev` starts again and again."""
     app = find_app(reference)
     logs.configure(log_level)
-    settings = WorkerSettings(
-        lanes=app.lanes(), concurrency=concurrency, drain_timeout=DEV_DRAIN_TIMEOUT
-    )
+    settings = WorkerSettings(concurrency=concurrency, drain_timeout=DEV_DRAIN_TIMEOUT)
     asyncio.run(migrate(app.url))
     if screen.err().is_terminal:
         _greet(reference, app, settings)
@@ -165,7 +163,7 @@ def weights(lanes: tuple[str, ...]) -> Mapping[str, int]:
 
 def _greet(reference: str, app: App, settings: WorkerSettings) -> None:
     """What this worker does, in a few lines."""
-    lanes = settings.lanes
+    lanes = settings.lanes or app.lanes()
     shown = (
         [f"{name}={weight}" for name, weight in lanes.items()]
         if isinstance(lanes, Mapping)

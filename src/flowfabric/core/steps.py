@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.execution import WAITING_CHILDREN, Timing, park
-from flowfabric.core.ids import ExecutionId, uuid_of
+from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.lease import Fence, check_fence
 from flowfabric.core.model import Execution
 from flowfabric.core.results import Marked, Moved
@@ -146,10 +146,8 @@ def decide_await(
     )
 
 
-def new_waiter(awaited: Execution, waiting: ExecutionId) -> Waiter:
-    return Waiter(
-        partition_key=awaited.partition_key, execution_id=awaited.execution_id, waiting=waiting
-    )
+def new_waiter(awaited: ExecutionId, waiting: ExecutionId) -> Waiter:
+    return Waiter(partition_key=partition_of(awaited), execution_id=awaited, waiting=waiting)
 
 
 SHOWN_MAX = 3

@@ -30,7 +30,8 @@ from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, u
 from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.model import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
-from flowfabric.core.states import LaneState
+from flowfabric.core.states import TERMINAL_STATES, LaneState
+from flowfabric.core.steps import new_waiter
 from flowfabric.engine.routes import Registration, Route, hold_routes, route_of
 from flowfabric.engine.unit import Operations, execution_key, hint_about, new_uuid, row_execution_id
 from flowfabric.errors import (
@@ -163,6 +164,7 @@ class CreateBody:
         }
         await self._check_parents(tx, [fresh[execution_id] for execution_id in created])
         await self._check_repeats(tx, taken, created)
+        await self._hold_found(tx, taken, created)
         await self._finish(tx, fresh, created, now_ms)
         return self._answers(taken, created)
 
@@ -201,6 +203,37 @@ class CreateBody:
             existing = known.get(execution_key(checked.execution_id))
             if existing is not None:
                 check_strict(checked, existing, self.plain)
+
+    async def _hold_found(
+        self, tx: Transaction, taken: dict[int, ExecutionId], created: dict[ExecutionId, Execution]
+    ) -> None:
+        """Keep what a handler has found instead of created as long as the handler goes on."""
+        pairs = {
+            (taken.get(place, checked.execution_id), checked.parent_execution_id)
+            for place, checked in enumerate(self.checked)
+            if checked.parent_execution_id is not None
+        }
+        wanted = sorted(
+            (child, parent) for child, parent in pairs if child not in {parent, *created}
+        )
+        if not wanted:
+            return
+        keys = sorted({execution_key(each) for pair in wanted for each in pair})
+        known = (await tx.get(Execution, keys)).values()
+        going_on = {e.execution_id for e in known if e.public_state not in TERMINAL_STATES}
+        # Nobody deletes one that is locked. One that goes on is not about to be deleted, and
+        # may be locked for long.
+        ended = sorted({execution_key(child) for child, _ in wanted if child not in going_on})
+        there = going_on | {
+            each.execution_id for each in (await tx.lock(Execution, ended)).values()
+        }
+        await tx.insert_new(
+            [
+                new_waiter(child, parent)
+                for child, parent in wanted
+                if child in there and parent in going_on
+            ]
+        )
 
     async def _admit(self, tx: Transaction) -> None:
         """Hold the routes, registering those not there; refuse lanes that take no more work."""

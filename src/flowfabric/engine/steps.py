@@ -169,7 +169,7 @@ class Steps(Operations):
 
             (outcome,) = await self.decide_in(tx, [Ask(opened.execution_id, decide)], [0.0])
             if not isinstance(outcome, FlowFabricError):
-                waiters = [new_waiter(e, opened.execution_id) for e in awaited.values()]
+                waiters = [new_waiter(each, opened.execution_id) for each in sorted(awaited)]
                 await tx.insert_new(waiters)
             return outcome
 

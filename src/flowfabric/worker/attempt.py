@@ -369,17 +369,11 @@ class Attempt:
             return
         handle, engine = self.lease.handle, self._shared.engine
         until_ms = min(parking.until_ms, default=None)
-        try:
-            if parking.conflict is not None:
-                raise parking.conflict
-            if parking.pause is not None:
-                await self._suspend(parking.pause)
-                return
-        except Validation as error:
-            # Every later attempt would ask for the same, and be refused the same.
-            await self._failure(str(error), FailureClass.PERMANENT, error.code)()
-            return
-        if parking.executions:
+        if parking.conflict is not None:
+            raise parking.conflict
+        if parking.pause is not None:
+            await self._suspend(parking.pause)
+        elif parking.executions:
             try:
                 await engine.await_executions(
                     handle, sorted(set(parking.executions)), until_ms=until_ms
@@ -419,7 +413,12 @@ class Attempt:
         if report is None:
             return
         try:
-            await self._shared.reports.send(self.lease, report)
+            try:
+                await self._shared.reports.send(self.lease, report)
+            except Validation as error:
+                # Every later attempt would ask for the same, and be refused the same.
+                failure = self._failure(str(error), FailureClass.PERMANENT, error.code)
+                await self._shared.reports.send(self.lease, failure)
         except FlowFabricError as error:
             log.log(
                 level_of(error), "the report was refused: %s", error, extra=self.lease.log_fields

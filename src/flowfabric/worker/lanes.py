@@ -5,10 +5,16 @@ from collections.abc import Mapping, Sequence
 from flowfabric.core.checks import check_int
 from flowfabric.core.ids import parse_lane_id
 from flowfabric.errors import InvalidInput
+from flowfabric.task import Task
 
 WEIGHT_MAX = 1_000
 
 Lanes = Sequence[str] | Mapping[str, int]
+
+
+def lanes_of(tasks: Mapping[str, Task[..., object]]) -> list[str]:
+    """The lanes that tasks are submitted to."""
+    return sorted({task.settings.lane for task in tasks.values()}) or ["default"]
 
 
 class LaneShares:

@@ -4,7 +4,7 @@ A worker that starts may bring code that blocked executions have been waiting fo
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -14,7 +14,6 @@ from flowfabric.logs import open_log
 from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
 from flowfabric.task import Task
-from flowfabric.worker.lanes import LaneShares
 from flowfabric.worker.settings import WorkerSettings
 
 log = open_log(__name__)
@@ -29,6 +28,7 @@ WITHDRAW_TIMEOUT_S: Final = 5.0
 async def announce(
     engine: Engine,
     settings: WorkerSettings,
+    lanes: Sequence[str],
     tasks: Mapping[str, Task[..., object]],
     namespace: str | None,
 ) -> None:
@@ -38,7 +38,7 @@ async def announce(
             try:
                 with statements_within(REPORT_TIMEOUT_S):
                     await engine.report_presence(
-                        LaneShares(settings.lanes).names,
+                        lanes,
                         worker_id=settings.worker_id,
                         worker_instance_id=settings.worker_instance_id,
                         capabilities=settings.capabilities,

@@ -275,6 +275,9 @@ class Services:
         )
         # Safe to repeat: its id, or its idempotency key, is the same each time.
         created = await self._tell(lambda: self._shared.submissions.submit(request))
+        if created.execution_id == parent:
+            named = "execution_id" if options.idempotency_key is None else "idempotency_key"
+            raise InvalidInput(named, "is this run's own; give the child another")
         return created.execution_id
 
     def _child_id(self, parent: ExecutionId, identity: str) -> ExecutionId:

@@ -4,7 +4,7 @@ import os
 import socket
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flowfabric.core.capabilities import check_offered
 from flowfabric.core.checks import check_bool, check_int
@@ -29,9 +29,11 @@ def _instance() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """`lanes` is a list, or a mapping to weights: a lane of weight 3 gets thrice the turns."""
+    """How a worker runs."""
 
-    lanes: Lanes = ("default",)
+    lanes: Lanes | None = None
+    """A list, or a mapping to weights: a lane of weight 3 gets thrice the turns. Those of the
+    worker's tasks unless given."""
     capabilities: Sequence[str] = ()
     concurrency: int = 100
     """Handlers that run at the same time."""
@@ -52,7 +54,8 @@ class WorkerSettings:
     """Run the reconcilers in this process too: timers, retries and expired leases."""
 
     def __post_init__(self) -> None:
-        LaneShares(self.lanes)
+        if self.lanes is not None:
+            LaneShares(self.lanes)
         check_offered(self.capabilities)
         check_int("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
         if self.prefetch is not None:
@@ -66,6 +69,17 @@ class WorkerSettings:
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1, CONCURRENCY_MAX)
         check_bool("reconcile", self.reconcile)
+
+    def with_given(
+        self, lanes: Lanes | None, capabilities: Sequence[str], concurrency: int | None
+    ) -> "WorkerSettings":
+        """The same, but for what is given."""
+        return replace(
+            self,
+            lanes=lanes or self.lanes,
+            capabilities=capabilities or self.capabilities,
+            concurrency=self.concurrency if concurrency is None else concurrency,
+        )
 
     @property
     def lease_ttl_ms(self) -> int:

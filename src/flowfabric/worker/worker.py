@@ -34,7 +34,7 @@ from flowfabric.worker.attempt import Attempt, Middleware, Stop
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.heartbeat import BEATS_PER_LEASE, Connect, Heartbeat
 from flowfabric.worker.held import HeldLease, clock_s
-from flowfabric.worker.lanes import LaneShares
+from flowfabric.worker.lanes import LaneShares, lanes_of
 from flowfabric.worker.presence import announce, release_blocked
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
@@ -85,7 +85,7 @@ class Worker:
         self._tasks = tasks
         self._namespace = namespace
         self._middleware = tuple(middleware)
-        self._shares = LaneShares(settings.lanes)
+        self._shares = LaneShares(settings.lanes or lanes_of(tasks))
         self._patience_s = settings.lease_ttl_ms / 1_000 / BEATS_PER_LEASE
         """How long a statement may take before its connection is given up."""
         self._reports = Reports(engine, self._patience_s)
@@ -132,7 +132,9 @@ class Worker:
         log.info("worker %s starts", self.settings.worker_instance_id)
         namespace = self._namespace
         background = [
-            asyncio.create_task(announce(self._engine, self.settings, self._tasks, namespace)),
+            asyncio.create_task(
+                announce(self._engine, self.settings, self._shares.names, self._tasks, namespace)
+            ),
             asyncio.create_task(release_blocked(self._engine, self._tasks, namespace)),
             asyncio.create_task(self._watch_for_lost()),
         ]

@@ -11,7 +11,7 @@ select w.partition_key, w.flow_id
                  where p.partition_key
                        = split_part(substr(d.parent_execution_id, 5), '}', 1)::int
                    and p.execution_id = right(d.parent_execution_id, 36)::uuid
-                   and p.lifecycle_phase <> 'terminal'
+                   and p.terminal_outcome <> 'success'
                 offset 0)
             or exists (
                 select from waiter t

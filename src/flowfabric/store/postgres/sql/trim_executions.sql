@@ -1,8 +1,9 @@
 -- Delete ended executions past their keep time, with all that belongs to them.
 --
--- One that somebody still needs stays: until whoever waited for it has been woken, and as long
--- as its parent or anybody who waited for it has not ended. It is looked at again after as long
--- as it has been kept already, within limits, so that those that stay cost little.
+-- One that somebody still needs stays: until whoever waited for it has been woken, as long as
+-- anybody who waited for it has not ended, and as long as its parent has not succeeded: one that
+-- failed may be replayed. It is looked at again after as long as it has been kept already, within
+-- limits, so that those that stay cost little.
 with due as materialized (
     select partition_key, execution_id, awaited, parent_execution_id, completed_at_ms,
            namespace, idempotency_key
@@ -21,7 +22,7 @@ with due as materialized (
             select from execution p
              where p.partition_key = split_part(substr(d.parent_execution_id, 5), '}', 1)::int
                and p.execution_id = right(d.parent_execution_id, 36)::uuid
-               and p.lifecycle_phase <> 'terminal'
+               and p.terminal_outcome <> 'success'
             offset 0)
         or exists (
             select from waiter w

@@ -10,7 +10,7 @@ select w.value ->> 'partition_keys' as partition_key, w.value ->> 'flow_ids' as 
                 select 1 from execution p
                  where p.partition_key = cast(substr(d.parent_execution_id, 5) as integer)
                    and p.execution_id = substr(d.parent_execution_id, -36)
-                   and p.lifecycle_phase <> 'terminal')
+                   and p.terminal_outcome <> 'success')
             or exists (
                 select 1 from waiter t
                   cross join execution p

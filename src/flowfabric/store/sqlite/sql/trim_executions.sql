@@ -1,8 +1,9 @@
 -- Delete ended executions past their keep time, with all that belongs to them.
 --
--- One that somebody still needs stays: until whoever waited for it has been woken, and as long
--- as its parent or anybody who waited for it has not ended. It is looked at again after as long
--- as it has been kept already, within limits, so that those that stay cost little.
+-- One that somebody still needs stays: until whoever waited for it has been woken, as long as
+-- anybody who waited for it has not ended, and as long as its parent has not succeeded: one that
+-- failed may be replayed. It is looked at again after as long as it has been kept already, within
+-- limits, so that those that stay cost little.
 --
 -- The uuid comes first in each comparison: the other way round SQLite searches by the
 -- partition alone, and most executions share one.
@@ -15,7 +16,7 @@ select d.rowid, d.partition_key, d.execution_id,
             select 1 from execution p
              where p.partition_key = cast(substr(d.parent_execution_id, 5) as integer)
                and p.execution_id = substr(d.parent_execution_id, -36)
-               and p.lifecycle_phase <> 'terminal')
+               and p.terminal_outcome <> 'success')
        or exists (
             select 1 from waiter w
               cross join execution p
