@@ -194,8 +194,9 @@ class App(Registry):
         """Give handlers a resource: as `ctx.get(kind)`, and as the parameter of tasks declared
         from now on whose annotation is `kind`.
 
-        `factory` returns it, or a context manager around it; it is made when the
-        worker starts and closed when it stops.
+        `factory` returns it or a context manager around it, async or not, or yields it. It
+        is made when the worker starts and closed when it stops: by its context manager, by
+        the generator, or by its own `aclose()` or `close()`.
         """
         self.resources.provide(kind, factory)
 

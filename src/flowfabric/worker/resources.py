@@ -1,21 +1,24 @@
 """What an application's handlers share: opened with the app, closed with it, found by type."""
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
 )
+from functools import partial
 from typing import TypeVar
 
 from flowfabric.errors import InvalidInput
 
 T = TypeVar("T")
 
-Factory = Callable[
-    [], AbstractAsyncContextManager[T] | AbstractContextManager[T] | Awaitable[T] | T
-]
+Managed = AbstractAsyncContextManager[T] | AbstractContextManager[T]
+Factory = Callable[[], Managed[T] | Iterator[T] | AsyncIterator[T] | Awaitable[Managed[T] | T] | T]
+"""Makes a resource: returns it or a context manager around it, `async` or not, or yields it."""
 
 
 class Resources:
@@ -27,6 +30,14 @@ class Resources:
         self._stack: AsyncExitStack | None = None
 
     def provide(self, kind: type[T], factory: Factory[T]) -> None:
+        _check_kind(kind)
+        if not callable(factory):
+            raise InvalidInput(
+                "provide",
+                f"takes a function that makes a {kind.__name__} when a worker starts, as in"
+                f" app.provide({kind.__name__}, lambda: …)",
+                factory,
+            )
         if kind in self._factories:
             raise InvalidInput("provide", f"{kind.__name__} is provided already")
         self._factories[kind] = factory
@@ -42,10 +53,16 @@ class Resources:
         """Make everything, in the order it was provided; what fails closes the rest."""
         if self._stack is not None:
             return
+        opened: dict[type, object] = {}
         async with AsyncExitStack() as stack:
             for kind, factory in self._factories.items():
-                self._open[kind] = await _enter(stack, factory())
+                made = opened[kind] = await _enter(stack, factory())
+                if not isinstance(made, kind):
+                    raise InvalidInput(
+                        "provide", f"the factory of {kind.__name__} made something else", made
+                    )
             self._stack = stack.pop_all()
+        self._open = opened
 
     async def close(self) -> None:
         """Close everything in the opposite order."""
@@ -63,14 +80,47 @@ class Resources:
         return found
 
 
+def _check_kind(kind: object) -> None:
+    """Resources are found by `isinstance`, which not every annotation allows."""
+    try:
+        is_class = isinstance(kind, type) and isinstance(None, kind) in (True, False)
+    except TypeError:
+        is_class = False
+    if not is_class:
+        raise InvalidInput("provide", "takes a class by which the resource is found", kind)
+
+
 async def _enter(stack: AsyncExitStack, made: object) -> object:
+    """What a factory has made, opened; the stack closes it."""
+    if inspect.isawaitable(made) and not _is_managed(made):
+        made = await made
+    if inspect.isgenerator(made):
+        made = contextmanager(partial(_same, made))()
+    elif inspect.isasyncgen(made):
+        made = asynccontextmanager(partial(_same, made))()
     if isinstance(made, AbstractAsyncContextManager):
         entered: object = await stack.enter_async_context(made)
         return entered
     if isinstance(made, AbstractContextManager):
         value: object = stack.enter_context(made)
         return value
-    if inspect.isawaitable(made):
-        result: object = await made
-        return result
+    stack.push_async_callback(_close, made)
     return made
+
+
+def _is_managed(made: object) -> bool:
+    return isinstance(made, AbstractAsyncContextManager | AbstractContextManager)
+
+
+def _same(made: T) -> T:
+    return made
+
+
+async def _close(made: object) -> None:
+    """Call its `aclose` or `close`, if it has one."""
+    close: object = getattr(made, "aclose", None) or getattr(made, "close", None)
+    if not callable(close):
+        return
+    closing: object = close()
+    if inspect.isawaitable(closing):
+        await closing
