@@ -22,11 +22,11 @@ class Process:
         self._process = process
         self._said = process.stdout
 
-    async def says(self, text: str) -> None:
-        """Wait until it says so."""
+    async def says(self, text: str, *, more: bool = False) -> None:
+        """Wait until it says so, or with `more` begins to."""
         async with asyncio.timeout(PATIENCE_S):
             while line := (await self._said.readline()).decode().strip():
-                if line == text:
+                if line == text or (more and line.startswith(text)):
                     return
         raise AssertionError(f"it ended without saying {text!r}")
 

@@ -19,7 +19,7 @@ def remote(name: str) -> Task[..., object]:
 
 BLOCKED = (
     "a handler blocks the event loop for more than 5.0 s; its leases are kept, but nothing else"
-    " runs meanwhile. Make it a plain function, which runs in a thread. It is here:"
+    " runs meanwhile. Make it a plain function, which runs in a thread. It is here: "
 )
 
 
@@ -83,7 +83,7 @@ async def test_a_handler_that_blocks_the_loop_for_half_a_minute_keeps_its_lease_
             async with worker_process(store_url, log, lease_ttl="5s") as other:
                 await other.says("started")
                 await (await app.submit(remote("short")(number=1))).result(timeout="20s")
-                await worker.says(BLOCKED)
+                await worker.says(BLOCKED, more=True)
                 assert await blocking.result(timeout="60s") == "done"
             await (await app.submit(remote("short")(number=2))).result(timeout="20s")
             worker.terminate()

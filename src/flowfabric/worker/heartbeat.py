@@ -12,10 +12,8 @@ when its lease ends.
 
 import asyncio
 import random
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -27,6 +25,7 @@ from flowfabric.logs import open_log
 from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
 from flowfabric.worker.held import ENDED, HeldLease, clock_s
+from flowfabric.worker.standstill import watch_loop
 
 log = open_log(__name__)
 
@@ -35,7 +34,6 @@ Connect = Callable[[], Awaitable[Engine]]
 BEATS_PER_LEASE: Final = 3
 JITTER: Final = 0.1
 RETRY_S: Final = 0.5
-BLOCKED_AFTER_S: Final = 5.0
 WATCH_S: Final = 0.25
 """How often the ends of leases are looked at, at least: timers stand still with the machine."""
 LOST_CHECK_GAP_S: Final = 0.2
@@ -116,10 +114,10 @@ class Heartbeat:
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        watches = [
-            asyncio.create_task(self._watch_ends()),
-            asyncio.create_task(self._watch_worker_loop()),
-        ]
+        watches = [asyncio.create_task(self._watch_ends())]
+        if self._connect is not None:
+            standstill = watch_loop(self._worker_loop, self._worker_thread)
+            watches.append(asyncio.create_task(standstill))
         try:
             if self._connect is None:
                 await self._beat_forever()
@@ -237,22 +235,3 @@ class Heartbeat:
             known = self._held.pop(lease.handle.lease_id, None)
         if known is not None and not self._worker_loop.is_closed():
             self._worker_loop.call_soon_threadsafe(lease.lose, reason)
-
-    async def _watch_worker_loop(self) -> None:
-        """Say so when the worker's loop stands still, and which line holds it up."""
-        if self._connect is None:
-            return
-        while not self._worker_loop.is_closed():
-            answered = threading.Event()
-            self._worker_loop.call_soon_threadsafe(answered.set)
-            await asyncio.sleep(BLOCKED_AFTER_S)
-            if not answered.is_set():
-                frame = sys._current_frames().get(self._worker_thread)
-                where = "".join(traceback.format_stack(frame)) if frame is not None else ""
-                log.error(
-                    "a handler blocks the event loop for more than %s s; its leases are kept,"
-                    " but nothing else runs meanwhile. Make it a plain function, which runs in a"
-                    " thread. It is here:\n%s",
-                    BLOCKED_AFTER_S,
-                    where,
-                )
