@@ -50,6 +50,11 @@ def check_function(given: object) -> None:
         )
     if not callable(given):
         raise InvalidInput("task", "takes a function", given)
+    try:
+        inspect.signature(given)
+    except ValueError:
+        problem = "has parameters that Python cannot tell; call it in a function of your own"
+        raise InvalidInput("task", problem, given) from None
 
 
 def check_cron(given: object) -> None:

@@ -66,6 +66,7 @@ async def test_settings_of_a_worker_are_no_dictionary() -> None:
     [
         ("greet", "task: takes the function; to give it a name, write @app.task(name='greet')"),
         (3, "task: takes a function (got 3)"),
+        (int, "task: has parameters that Python cannot tell; call it in a function of your own"),
         (partial(print, "x"), "name: is missing: only functions have a name of their own"),
     ],
     ids=str,

@@ -23,7 +23,6 @@ import msgspec
 from flowfabric.core.checks import check_text
 from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.journal import STEP_NAME_BYTES_MAX
 from flowfabric.core.retry import decide_retry
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.step_model import Step, StepKind
@@ -31,7 +30,6 @@ from flowfabric.core.versions import split_kind
 from flowfabric.core.visible import visible
 from flowfabric.engine.outcomes import Outcome
 from flowfabric.errors import DoNotRetry, InvalidInput, NotInAStep
-from flowfabric.json_values import encode_value
 from flowfabric.retrying import Retry
 from flowfabric.run import result_of
 from flowfabric.submission import Options, read_submission
@@ -45,6 +43,7 @@ from flowfabric.worker.patching import BlockingPatchVerbs, PatchVerbs
 from flowfabric.worker.services import Fence, Services
 from flowfabric.worker.signalling import BlockingSignalVerbs, SignalVerbs
 from flowfabric.worker.steps import Call, timed
+from flowfabric.worker.verbs import check_step, decode_step, encode_step, on_loop
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,8 +59,9 @@ IN_PROCESS_SLEEP_MS: Final = 5_000
 class Context(PatchVerbs, SignalVerbs, Facts):
     """The execution a handler works on, and the verbs it has."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, *, waits: bool = False) -> None:
         self._services = services
+        self._waits = waits
         claimed = services.lease.claimed
         self.execution_id: ExecutionId = claimed.execution_id
         self.attempt_index: int = claimed.attempt_index
@@ -92,7 +92,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
     @property
     def blocking(self) -> "BlockingContext":
         """The same verbs for plain functions, which run in a thread."""
-        return BlockingContext(self)
+        return BlockingContext(Context(self._services, waits=True))
 
     def get(self, kind: type[T]) -> T:
         """The application's resource of a type; see `App.provide`."""
@@ -126,6 +126,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
         *args: *Ts,
         retry: Retry | None,
     ) -> Coroutine[object, object, R]: ...
+    @on_loop
     def step(
         self,
         name: str,
@@ -146,10 +147,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
     def _ask_step(
         self, name: str, function: object, args: tuple[object, ...], given: dict[str, object]
     ) -> Call:
-        check_text("name", name, bytes_max=STEP_NAME_BYTES_MAX, empty=False)
-        retry = given.get("retry")
-        if not isinstance(retry, Retry | None):
-            raise InvalidInput("retry", "must be a Retry", retry)
+        check_step(name, function, given.get("retry"))
         kwargs = {key: value for key, value in given.items() if key != "retry"}
         return self._services.steps.ask(StepKind.CALL, name, digest_of(function, *args, kwargs))
 
@@ -212,6 +210,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
             retry_count += 1
             await self._services.pause(delay_ms / 1_000)
 
+    @on_loop
     def sleep(self, duration: Duration) -> Coroutine[object, object, None]:
         """Wait durably. A long sleep releases the worker; the handler runs again after it."""
         sleep_ms = duration_ms("duration", duration)
@@ -235,6 +234,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
             elif left_ms > 0:
                 await asyncio.sleep(left_ms / 1_000)
 
+    @on_loop
     def now(self) -> Coroutine[object, object, datetime]:
         """The time by the store's clock; later runs of the handler get the same."""
         return self._now(self._services.steps.ask(StepKind.NOW, "now", ""))
@@ -250,11 +250,13 @@ class Context(PatchVerbs, SignalVerbs, Facts):
                 at_ms = stored.recorded_at_ms
         return datetime.fromtimestamp(at_ms / 1_000, UTC)
 
+    @on_loop
     def random(self) -> Coroutine[object, object, float]:
         """A number from 0 to 1; later runs of the handler get the same."""
         call = self._services.steps.ask(StepKind.RANDOM, "random", "")
         return self._recorded(call, randomness.random, float)
 
+    @on_loop
     def uuid(self) -> Coroutine[object, object, uuids.UUID]:
         """A random uuid; later runs of the handler get the same."""
         call = self._services.steps.ask(StepKind.UUID, "uuid", "")
@@ -308,6 +310,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
     def submit(
         self, call: Submission[R], /, **options: Unpack[SubmitOptions]
     ) -> "Coroutine[object, object, Child[R]]": ...
+    @on_loop
     def submit(
         self, what: object, /, *args: object, **given: object
     ) -> "Coroutine[object, object, Child[object]]":
@@ -342,6 +345,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
                 made = ExecutionId(msgspec.json.decode(stored.result or b"null", type=str))
         return Child(self, submission.task, made)
 
+    @on_loop
     async def progress(self, percent: int | None = None, message: str | None = None) -> None:
         """Say how far the work is. What is not given stays as it was."""
         self._services.check()
@@ -402,19 +406,6 @@ class Child(Generic[R_co]):
             result=stored.result,
             reason=end.reason,
         )
-
-
-def encode_step(key: str, value: object) -> bytes:
-    return encode_value(f"the result of step {key}", value)
-
-
-def decode_step(key: str, decode: Callable[[bytes], object], data: bytes) -> object:
-    try:
-        return decode(data)
-    except msgspec.DecodeError as error:
-        raise InvalidInput(
-            f"the result of step {key}", f"does not fit its return annotation: {error}"
-        ) from error
 
 
 class BlockingContext(BlockingPatchVerbs, BlockingSignalVerbs, BlockingFacts):

@@ -6,14 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 from flowfabric.core.ids import AttemptId
 from flowfabric.core.schedule import DUE_TAG
-from flowfabric.task import HandlerContext
-from flowfabric.worker.services import Services
+from flowfabric.worker.verbs import Verbs, on_loop
 
 
-class Facts(HandlerContext):
+class Facts(Verbs):
     """The part of a context that only tells."""
-
-    _services: Services
 
     @property
     def attempt_id(self) -> AttemptId:
@@ -27,10 +24,12 @@ class Facts(HandlerContext):
         left_s = self._services.lease.left_s
         return timedelta.max if math.isinf(left_s) else timedelta(seconds=max(0.0, left_s))
 
+    @on_loop
     async def tags(self) -> Mapping[str, str]:
         """The tags of the execution as they are now."""
         return await self._services.tags()
 
+    @on_loop
     async def scheduled_for(self) -> datetime | None:
         """The due time it was created for, if a schedule has created it."""
         due_ms = (await self._services.tags()).get(DUE_TAG)

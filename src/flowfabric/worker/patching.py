@@ -7,15 +7,15 @@ from flowfabric.core.checks import check_text
 from flowfabric.worker.services import Services
 from flowfabric.worker.signalling import SignalVerbs
 from flowfabric.worker.steps import Patch
+from flowfabric.worker.verbs import Verbs, on_loop
 
 PATCH_NAME_BYTES_MAX: Final = 100
 
 
-class PatchVerbs:
+class PatchVerbs(Verbs):
     """What a context can do about code that changes on purpose."""
 
-    _services: Services
-
+    @on_loop
     def patched(self, name: str) -> Coroutine[object, object, bool]:
         """Whether a change of the code is on for this run: `if await ctx.patched("…"):`.
 

@@ -167,6 +167,13 @@ class Services:
             parking,
         )
 
+    def is_here(self) -> bool:
+        """Whether this is called on the worker's event loop."""
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
+
     def check(self) -> None:
         """Stop here if the handler has been told to stop, or should have been by now."""
         self.lease.check()

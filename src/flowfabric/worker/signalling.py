@@ -8,10 +8,9 @@ from flowfabric.core.durations import Duration, duration_ms, optional_duration_m
 from flowfabric.core.step_model import StepKind
 from flowfabric.errors import InvalidInput, SignalTimeout
 from flowfabric.signals import Signal, SignalToken, check_name, condition_of
-from flowfabric.task import HandlerContext
 from flowfabric.worker.blame import blaming
 from flowfabric.worker.digests import digest_of
-from flowfabric.worker.services import Services
+from flowfabric.worker.verbs import Verbs, check_awaited, on_loop
 from flowfabric.worker.waiting import (
     Wait,
     make_waitpoint,
@@ -26,10 +25,8 @@ WAITPOINT_TTL: Final = "30d"
 _NONE_GIVEN: Final = object()
 
 
-class SignalVerbs(HandlerContext):
+class SignalVerbs(Verbs):
     """What a context can do about signals."""
-
-    _services: Services
 
     @overload
     def wait_for_signal(
@@ -60,6 +57,7 @@ class SignalVerbs(HandlerContext):
         `type` is what its payload is decoded to. When it does not come in time:
         `default`, if there is one, else `SignalTimeout`.
         """
+        check_awaited(self, "wait_for_signal")
         wait = self._wait(f"signal {check_name(name)}", condition_of(name), timeout)
         return self._one(wait, f"signal {name!r}", default, type)
 
@@ -94,9 +92,11 @@ class SignalVerbs(HandlerContext):
 
         Returns the signals that counted, in the order they came.
         """
+        check_awaited(self, "wait_for")
         wait, what = self._wait_for(conditions, timeout)
         return self._many(wait, what, default, type)
 
+    @on_loop
     def waitpoint(
         self, name: str, *, expires: Duration = WAITPOINT_TTL
     ) -> Coroutine[object, object, SignalToken]:

@@ -1,0 +1,121 @@
+"""What the verbs of a context refuse before they do anything, and the way out that they name."""
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from flowfabric import App, Context, testing
+from flowfabric.errors import ExecutionFailed
+from flowfabric.task import Task, TaskSettings
+
+
+def nothing() -> None: ...
+
+
+VERBS: dict[str, Callable[[Context], object]] = {
+    "step": lambda ctx: ctx.step("a", int),
+    "sleep": lambda ctx: ctx.sleep("1h"),
+    "now": lambda ctx: ctx.now(),
+    "random": lambda ctx: ctx.random(),
+    "uuid": lambda ctx: ctx.uuid(),
+    "submit": lambda ctx: ctx.submit(Task("child", nothing, TaskSettings())),
+    "progress": lambda ctx: ctx.progress(50),
+    "patched": lambda ctx: ctx.patched("p"),
+    "tags": lambda ctx: ctx.tags(),
+    "scheduled_for": lambda ctx: ctx.scheduled_for(),
+    "wait_for_signal": lambda ctx: ctx.wait_for_signal("go"),
+    "wait_for": lambda ctx: ctx.wait_for("go"),
+    "waitpoint": lambda ctx: ctx.waitpoint("go"),
+}
+
+
+async def fails(app: App, task: Task[[], object]) -> str:
+    async with testing.engine(app=app) as local:
+        run = await local.submit(task)
+        await local.drain()
+        with pytest.raises(ExecutionFailed) as raised:
+            await run.result()
+    return raised.value.reason
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_verb_that_a_plain_function_cannot_await_is_refused_at_once(verb: str) -> None:
+    app = App()
+
+    @app.task
+    def mistaken(ctx: Context) -> None:
+        VERBS[verb](ctx)
+
+    async def looped(ctx: Context) -> None:
+        VERBS[verb](ctx)
+
+    @app.task
+    def elsewhere(ctx: Context) -> None:
+        asyncio.run(looped(ctx))
+
+    for task in (mistaken, elsewhere):
+        assert f"ctx.{verb}: has to be awaited" in (reason := await fails(app, task))
+        assert f"writes ctx.blocking.{verb}(…)" in reason
+
+
+async def test_progress_of_a_step_in_a_thread_is_told_through_blocking() -> None:
+    app = App()
+
+    @app.task
+    async def works(ctx: Context) -> None:
+        await ctx.step("outer", lambda: ctx.progress(50))
+
+    @app.task
+    async def waits(ctx: Context) -> None:
+        await ctx.step("outer", lambda: ctx.sleep("1h"))
+
+    assert "ctx.blocking.progress(…)" in await fails(app, works)
+    assert "inside the function of step 'outer'" in await fails(app, waits)
+
+
+async def fetch(url: str) -> str:
+    return url
+
+
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        (
+            lambda task: ("f", fetch("x")),
+            r"the function of step f: has been called already; .* ctx\.step\('f', fetch, url\)",
+        ),
+        (lambda task: ("f", "x"), "the function of step f: has been called already"),
+        (
+            lambda task: ("f", task, "x"),
+            r"the function of step f: is a task; `await ctx\.submit\(other, …\)` runs it",
+        ),
+        (lambda task: ("f", task("x")), r"is a task; .* other\.function is its function"),
+        (lambda task: (fetch, "x"), r'name: comes first, as in ctx\.step\("fetch", fetch, url\)'),
+        (lambda task: ("", fetch, "x"), "name: must not be empty"),
+    ],
+    ids=["coroutine", "result", "task", "call", "no name", "empty name"],
+)
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_a_step_that_is_no_function_is_refused_with_the_way_out(
+    given: Callable[[Task[..., str]], tuple[object, ...]], refusal: str, blocking: bool
+) -> None:
+    app = App()
+
+    @app.task
+    async def other(ctx: Context, url: str) -> str:
+        return url
+
+    @app.task
+    async def mistaken(ctx: Context) -> None:
+        step: Callable[..., Coroutine[object, object, object]] = ctx.step
+        await step(*given(other))
+
+    @app.task
+    def plainly_mistaken(ctx: Context) -> None:
+        step: Callable[..., object] = ctx.blocking.step
+        step(*given(other))
+
+    reason = await fails(app, plainly_mistaken if blocking else mistaken)
+    assert re.search(refusal, reason)
