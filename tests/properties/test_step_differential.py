@@ -40,6 +40,7 @@ new_steps = st.lists(
         digest=st.sampled_from(("", "0a.1b")),
         number=st.sampled_from((1, 7)),
         parallel=st.booleans(),
+        position=st.sampled_from((None, 1, 7)),
         failure=st.sampled_from((None, None, b"", b"\xffwhy")),
         result=st.sampled_from((None, b"", b"\x00\xff", b"1")),
         sleep_ms=st.sampled_from((None, 0, 1_000)),
@@ -58,9 +59,10 @@ def check_record(
     first = steps[: len(handles)]
     timing = Timing(now_ms=world.now_ms, retention_ms=RETENTION_MS)
     expected: dict[Key, Step] = {}
-    # Everything comes again, as it was, and then as something the handler has given up.
+    # Everything comes again, as it was, and then with what it lacked, or as something else.
     given_up = [structs.replace(step, failure=b"given up") for step in first]
-    for given_steps in (first, first, given_up):
+    later = [structs.replace(step, position=9) for step in given_up]
+    for given_steps in (first, first, given_up, later):
 
         def decide(
             position: int, subject: Subject, given_steps: list[NewStep] = given_steps
@@ -79,6 +81,7 @@ def check_record(
             digests=[step.digest for step in given_steps],
             numbers=[step.number for step in given_steps],
             parallels=[step.parallel for step in given_steps],
+            positions=[step.position for step in given_steps],
             failures=[step.failure for step in given_steps],
             results=[step.result for step in given_steps],
             sleeps_ms=[step.sleep_ms for step in given_steps],

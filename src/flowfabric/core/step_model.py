@@ -48,6 +48,8 @@ class Step(Record, frozen=True, kw_only=True):
     number: int = 1
     parallel: bool = False
     """Whether it was asked for while earlier ones of its line were under way."""
+    position: int | None = None
+    """The place of its outcome among all that reached the handler; none, if it has not yet."""
     result: bytes | None = None
     failure: bytes | None = None
     """How it ended without a result, as the handler saw it."""

@@ -38,6 +38,7 @@ class NewStep(Struct, frozen=True, kw_only=True):
     digest: str = ""
     number: int = 1
     parallel: bool = False
+    position: int | None = None
     result: bytes | None = None
     failure: bytes | None = None
     sleep_ms: int | None = None
@@ -52,14 +53,20 @@ class StepStored(Struct, frozen=True, kw_only=True):
 def decide_record(
     subject: Subject, fence: Fence, step: NewStep, stored: Step | None, timing: Timing
 ) -> Decision[StepStored]:
-    """Store a step, unless it is stored already. What is stored may still be given up."""
+    """Store a step, unless it is stored already: then only what it lacks is added.
+
+    That is its place in the order, for a sleep that has ended, or that it was given up.
+    """
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
     answer = StepStored(at_ms=timing.now_ms)
     if stored is not None:
-        if stored.failure is not None or step.failure is None:
-            return Decision(answer=answer)
-        given_up = structs.replace(stored, failure=step.failure)
-        return Decision(answer=answer, changes=Changes(updates=(given_up,)))
+        completed = structs.replace(
+            stored,
+            failure=step.failure if stored.failure is None else stored.failure,
+            position=step.position if stored.position is None else stored.position,
+        )
+        updates = () if completed == stored else (completed,)
+        return Decision(answer=answer, changes=Changes(updates=updates))
     execution = subject.execution
     record = Step(
         partition_key=execution.partition_key,
@@ -72,6 +79,7 @@ def decide_record(
         digest=step.digest,
         number=step.number,
         parallel=step.parallel,
+        position=step.position,
         result=step.result,
         failure=step.failure,
         wake_at_ms=None if step.sleep_ms is None else timing.now_ms + step.sleep_ms,

@@ -105,6 +105,7 @@ class Steps(Operations):
             digests=[step.digest for step in steps],
             numbers=[step.number for step in steps],
             parallels=[step.parallel for step in steps],
+            positions=[step.position for step in steps],
             failures=[step.failure for step in steps],
             results=[step.result for step in steps],
             sleeps_ms=[step.sleep_ms for step in steps],
@@ -249,6 +250,8 @@ def check_step(step: object, result_bytes_max: int) -> NewStep:
     check_int("number", step.number, 1, STEPS_MAX)
     if not isinstance(step.parallel, bool):
         raise InvalidInput("parallel", "must be a bool", step.parallel)
+    if step.position is not None:
+        check_int("position", step.position, 1, STEPS_MAX)
     check_optional_bytes(f"the result of {key}", step.result, result_bytes_max)
     check_optional_bytes(f"the failure of {key}", step.failure, result_bytes_max)
     if step.sleep_ms is not None:

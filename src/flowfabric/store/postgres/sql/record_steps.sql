@@ -2,19 +2,19 @@
 --
 -- One round trip stands in for `core.steps.decide_record` in the sure case: the lease is
 -- live. All others are left to the caller. A step that is stored already stays as it is: the
--- same report came twice. It may only be given up afterwards.
+-- same report came twice. Only what it lacks is added: where it came in the order, or that
+-- it was given up.
 with given as materialized (
     select *
       from unnest(
           :partition_keys::int[], :execution_ids::uuid[], :lease_ids::uuid[],
           :step_keys::text[], :after_keys::text[], :kinds::text[], :lines::text[],
           :names::text[], :digests::text[], :numbers::int[], :parallels::boolean[],
-          :results::bytea[], :failures::bytea[], :sleeps_ms::bigint[],
+          :positions::int[], :results::bytea[], :failures::bytea[], :sleeps_ms::bigint[],
           :durations_ms::bigint[]
       ) with ordinality as g (
           partition_key, execution_id, lease_id, step_key, after_key, kind, line, name, digest,
-          number, parallel, result, failure, sleep_ms, duration_ms,
-          position)
+          number, parallel, position, result, failure, sleep_ms, duration_ms, place)
 ), locked as materialized (
     -- Shared: several steps of one execution may be stored at once, but nobody may take
     -- the lease away before they are.
@@ -38,19 +38,23 @@ with given as materialized (
 ), written as (
     insert into step (
         partition_key, execution_id, step_key, after_key, kind, line, name, digest, number,
-        parallel, result, failure, wake_at_ms, duration_ms, attempt_index, recorded_at_ms)
+        parallel, position, result, failure, wake_at_ms, duration_ms, attempt_index,
+        recorded_at_ms)
     select partition_key, execution_id, step_key, after_key, kind, line, name, digest, number,
-           parallel, result, failure, now_ms + sleep_ms, duration_ms, attempt_index, now_ms
+           parallel, position, result, failure, now_ms + sleep_ms, duration_ms, attempt_index,
+           now_ms
       from held
         on conflict (partition_key, execution_id, step_key) do nothing
-), given_up as (
+), completed as (
     -- Not as part of the insert: a key that comes twice would be an error there.
-    update step s set failure = h.failure
+    update step s
+       set failure = coalesce(s.failure, h.failure),
+           position = coalesce(s.position, h.position)
       from held h
      where s.partition_key = h.partition_key
        and s.execution_id = h.execution_id
        and s.step_key = h.step_key
-       and s.failure is null
-       and h.failure is not null
+       and (s.failure is null and h.failure is not null
+            or s.position is null and h.position is not null)
 )
-select position - 1 as position, now_ms from held;
+select place - 1 as position, now_ms from held;
