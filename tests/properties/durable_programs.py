@@ -132,6 +132,51 @@ programs = st.one_of(ordered.programs("signal"), ordered.programs_with_signals()
 wild_programs = wild.programs()
 
 
+def _call(verb: Verb) -> Call:
+    return Call(verb, "a", "path")
+
+
+def _place(verb: Verb) -> Call:
+    return Call(verb, "a", "place")
+
+
+def _parallel(how: How, *branches: Program) -> Parallel:
+    return Parallel(how, "path", branches)
+
+
+FOUND: tuple[Program, ...] = (
+    Sequence(
+        (
+            Parallel("group", "place", (_place("step"), _place("nothing"))),
+            _place("step"),
+            Parallel("gather", "place", (_place("step"), _place("signal"))),
+        )
+    ),
+    Sequence(
+        (
+            Caught(_parallel("as completed", _call("raises"), _call("caught"))),
+            _parallel("gather", _call("sleep"), _call("step")),
+        )
+    ),
+    Sequence(
+        (
+            Caught(_parallel("gather", _call("raises"), _call("raises"))),
+            _parallel("gather", _call("step")),
+            _parallel("gather", _call("step")),
+            _call("sleep"),
+        )
+    ),
+    Sequence(
+        (
+            Caught(_parallel("as completed", Burst("step", "path", 1), _call("raises"))),
+            _parallel("gather", Burst("child", "path", 2)),
+            _parallel("first", Burst("child", "path", 2)),
+        )
+    ),
+)
+"""Programs that once went wrong, for some orders of arrival."""
+
+
 def creates(program: Program) -> bool:
     """Whether it creates something before its step is stored: a child, or a pause."""
     match program:

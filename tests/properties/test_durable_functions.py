@@ -6,10 +6,10 @@ program, one line after another: the same result, and every effect once. An effe
 happen again only if a crash fell between it and its record.
 
 `FLOWFABRIC_EXAMPLES=5000 pytest tests/properties/test_durable_functions.py --hypothesis-seed=7`
-looks longer, and elsewhere. `FLOWFABRIC_WILD=1` adds programs that start branches while a
-loop over arrivals has left others running; not all of those hold yet.
+looks longer, and elsewhere.
 """
 
+import itertools
 import os
 import random
 from collections import Counter
@@ -17,10 +17,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeVar, Unpack
 
 import pytest
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, example, given, note, settings
 from hypothesis import strategies as st
 
-from flowfabric import Context, Retry
+from flowfabric import App, Context, Retry
+from flowfabric.app import MEMORY_URL
 from flowfabric.core.conditions import Condition
 from flowfabric.core.creation import Checked
 from flowfabric.core.handles import Handle
@@ -41,20 +42,28 @@ from flowfabric.errors import FlowFabricError, LeaseExpired, Transport
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.run import Run
 from flowfabric.submission import Submissions
-from flowfabric.testing import LocalApp
+from flowfabric.testing import LocalApp, SettableClock
 from flowfabric.worker import reports
 from flowfabric.worker.inline import InlineWorker
 from tests.properties.asyncio_runner import run
 from tests.properties.durable_performer import Performer, World
-from tests.properties.durable_programs import Meaning, Program, programs, wild_programs
+from tests.properties.durable_programs import (
+    FOUND,
+    Meaning,
+    Program,
+    programs,
+    wild_programs,
+)
 
 T = TypeVar("T")
 
 ROUNDS_MAX = 400
 ENDED = (PublicState.COMPLETED, PublicState.FAILED, PublicState.CANCELLED, PublicState.EXPIRED)
 WORDS = 40
-EXAMPLES = int(os.environ.get("FLOWFABRIC_EXAMPLES", "150"))
-PROGRAMS = st.one_of(programs, wild_programs) if "FLOWFABRIC_WILD" in os.environ else programs
+EXAMPLES = int(os.environ.get("FLOWFABRIC_EXAMPLES", "75"))
+PROGRAMS = {"ordered": programs, "wild": wild_programs}
+STORED_EXAMPLES = max(1, EXAMPLES // 10)
+"""How many to try where each word to the store takes its time."""
 
 Fault = Literal["crash before", "crash after", "outage before", "outage after"]
 faults = st.dictionaries(
@@ -165,6 +174,16 @@ class FaultyEngine(Engine):
         return await self.word(lambda: saying(execution_id, suspension_id))
 
 
+class StageApp(LocalApp):
+    """An app that nobody else on its database sees, and whose time others go on from."""
+
+    numbers = itertools.count()
+
+    def __init__(self, url: str, clock: SettableClock) -> None:
+        super().__init__(App(namespace=f"stage-{next(self.numbers)}"), clock)
+        self.url = url
+
+
 class Stage:
     """A program, run to its end by workers in trouble."""
 
@@ -247,11 +266,12 @@ class Stage:
     async def _nothing_is_left(self, submitted: Run[object]) -> bool:
         """Do what the world does while no worker has anything to do."""
         engine = self._app.engine
-        page = await engine.find_executions(ExecutionFilter(), limit=1_000)
+        own = ExecutionFilter(namespace=self._app.namespace)
+        page = await engine.find_executions(own, limit=1_000)
         for each in page.executions:
             if each.public_state is PublicState.ACTIVE:
                 await engine.revoke_lease(each.execution_id, reason="its worker has crashed")
-        inbox = await engine.list_inbox(limit=10)
+        inbox = await engine.list_inbox(namespace=self._app.namespace, limit=10)
         for entry in inbox.entries:
             await submitted.signal(entry.name)
         self._app.clock.advance("10s")
@@ -262,10 +282,10 @@ async def _no_time(seconds: float) -> None:
     """Nothing here takes time."""
 
 
-async def check(program: Program, faults: dict[int, Fault], seed: int) -> None:
+async def check(app: LocalApp, program: Program, faults: dict[int, Fault], seed: int) -> None:
     meaning = Meaning()
     expected = meaning.of(program, "p")
-    async with LocalApp() as app:
+    async with app:
         stage = Stage(app, program, faults, seed)
         assert await stage.play() == expected
     assert meaning.effects <= stage.ran.keys()
@@ -274,15 +294,21 @@ async def check(program: Program, faults: dict[int, Fault], seed: int) -> None:
 
 
 @pytest.mark.timeout(600 + EXAMPLES)
+@pytest.mark.parametrize("kind", ["ordered", "wild"])
 def test_a_durable_function_does_what_it_says_whatever_happens(
-    monkeypatch: pytest.MonkeyPatch,
+    store_url: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reports, "BACKOFF_FIRST_S", 0.0)
+    examples = EXAMPLES if store_url == MEMORY_URL else STORED_EXAMPLES
+    clock = SettableClock()
 
-    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(program=PROGRAMS, faults=faults, seed=st.integers(0, 2**32))
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(program=PROGRAMS[kind], faults=faults, seed=st.integers(0, 2**32))
     def holds(program: Program, faults: dict[int, Fault], seed: int) -> None:
         note(f"{program}")
-        run(check(program, faults, seed))
+        run(check(StageApp(store_url, clock), program, faults, seed))
 
+    for program in FOUND:
+        for seed in range(examples // len(FOUND) // 10):
+            holds = example(program=program, faults={}, seed=seed)(holds)
     holds()

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from flowfabric import App
+from tests.sdk.shops import Shop
 
 
 @pytest.fixture(params=["sqlite-file", "postgres"])
@@ -18,3 +19,8 @@ async def waiting_app(store_url: str) -> AsyncIterator[App]:
     async with App(store_url) as made:
         yield made
         made.blocking.close()
+
+
+@pytest.fixture
+def shop(store_url: str) -> Shop:
+    return Shop(store_url)

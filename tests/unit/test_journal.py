@@ -12,6 +12,7 @@ from flowfabric.core.journal import (
     ROOT,
     STEP_KEY_BYTES_MAX,
     Asked,
+    Going,
     Kept,
     Match,
     Shelf,
@@ -21,6 +22,8 @@ from flowfabric.core.journal import (
     label_of,
     line_group,
     line_id,
+    may_ask_yet,
+    moved,
     named_line,
     step_key,
 )
@@ -249,8 +252,8 @@ def test_what_a_call_creates_is_found_again_in_whatever_order_a_set_gives() -> N
         for number, item in enumerate(order, 1):
             branch = Asked(BRANCH, "shop.<locals>.fetch", item, number)
             line = line_id(ROOT, line_group(ROOT, ""), branch)
-            found[item] = identity(line, Asked("submit", "submit ship", item, 1))
-            found[item * 2] = identity(ROOT, Asked("submit", "submit ship", item, number))
+            found[item] = identity([ROOT, line], Asked("submit", "submit ship", item, 1))
+            found[item * 2] = identity([ROOT], Asked("submit", "submit ship", item, number))
         return found
 
     assert identities("abc") == identities("cba")
@@ -260,23 +263,27 @@ def test_what_a_call_creates_is_found_again_in_whatever_order_a_set_gives() -> N
 def test_equal_calls_and_lines_create_things_of_their_own() -> None:
     group = line_group(ROOT, "")
     call = Asked("submit", "submit ship", "0a", 1)
-    lines = [
+    first, second = (
         line_id(ROOT, group, Asked(BRANCH, "fetch", "0a", number, equal=number))
         for number in (1, 2)
-    ]
-    lines += [line_id(lines[0], line_group(lines[0], ""), Asked(BRANCH, "fetch", "0a", 1))]
-    made = [
-        identity(line, call._replace(equal=equal))
-        for line in (ROOT, "=ada", *lines)
-        for equal in (1, 2)
-    ]
+    )
+    inner = line_id(first, line_group(first, ""), Asked(BRANCH, "fetch", "0a", 1))
+    paths = [[ROOT], ["=ada"], [ROOT, first], [ROOT, second], ["=ada", first], [ROOT, first, inner]]
+    made = [identity(path, call._replace(equal=equal)) for path in paths for equal in (1, 2)]
     assert len(set(made)) == len(made)
 
 
 def test_a_wait_is_known_by_its_name_whatever_its_timeout() -> None:
     first, later = (Asked("signal", "signal paid", digest, 1) for digest in ("0a", "1b"))
-    assert identity(ROOT, first) == identity(ROOT, later)
-    assert identity(ROOT, first) != identity(ROOT, first._replace(equal=2))
+    assert identity([ROOT], first) == identity([ROOT], later)
+    assert identity([ROOT], first) != identity([ROOT], first._replace(equal=2))
+
+
+def test_what_a_branch_creates_is_found_again_whatever_its_place() -> None:
+    branch, call = Asked(BRANCH, "fetch", "0a", 1), Asked("submit", "submit ship", "", 1)
+    places = [line_id(ROOT, line_group(ROOT, key), branch) for key in ("", "used")]
+    assert places[0] != places[1]
+    assert identity([ROOT, places[0]], call) == identity([ROOT, places[1]], call)
 
 
 def test_lines_deep_inside_others_stay_short_enough() -> None:
@@ -306,3 +313,45 @@ def test_a_long_name_of_a_coroutine_keeps_its_end() -> None:
     label = label_of("test_something_very_long." * 10 + "<locals>.fetch")
     assert label.endswith(".fetch")
     assert len(label) < 100
+
+
+START, LATER = line_group(ROOT, ""), line_group(ROOT, "charge")
+FETCH = line_id(ROOT, START, Asked(BRANCH, "shop.<locals>.fetch", "0a", 1))
+OTHER = line_id(ROOT, LATER, Asked(BRANCH, "shop.<locals>.other", "0a", 1))
+INNER = line_id(FETCH, line_group(FETCH, ""), Asked(BRANCH, "shop.<locals>.inner", "0a", 1))
+
+
+@pytest.mark.parametrize(
+    ("line", "going", "may_ask"),
+    [
+        pytest.param(ROOT, {"above": [ROOT]}, False, id="the function waits for its branch"),
+        pytest.param(FETCH, {"above": [FETCH, ROOT]}, False, id="so does a branch"),
+        pytest.param(FETCH, {"started": [FETCH]}, True, id="a branch that goes on, or has ended"),
+        pytest.param(FETCH, {}, False, id="a branch that nobody has started"),
+        pytest.param(FETCH, {"places": [START]}, True, id="one that may be started now"),
+        pytest.param(FETCH, {"places": [LATER]}, False, id="one that the function has passed"),
+        pytest.param(FETCH, {"unknown": ["shop.<locals>.fetch"]}, True, id="one before its calls"),
+        pytest.param(FETCH, {"unknown": ["shop.<locals>.other"]}, False, id="another one"),
+        pytest.param(INNER, {"alive": [FETCH]}, True, id="one inside a branch that goes on"),
+        pytest.param(
+            INNER, {"alive": [FETCH], "above": [FETCH]}, False, id="one that is waited for"
+        ),
+        pytest.param(INNER, {"alive": [OTHER]}, False, id="one inside of nothing that goes on"),
+        pytest.param("=ada", {"alive": ["=bob"]}, False, id="a name that is gone"),
+        pytest.param("=ada", {"started": ["=ada"]}, True, id="a name that was used"),
+        pytest.param("=ada/bob", {"alive": ["=ada"]}, True, id="a name inside one in use"),
+    ],
+)
+def test_what_is_stored_elsewhere_was_moved_if_nobody_may_ask_for_it_there(
+    line: str, going: dict[str, list[str]], may_ask: bool
+) -> None:
+    nothing: dict[str, list[str]] = {each: [] for each in Going._fields}
+    assert may_ask_yet(line, Going(**{**nothing, **going})) is may_ask
+
+
+def test_a_moved_call_is_refused_with_the_place_where_it_is_stored() -> None:
+    assert moved(asked("charge"), ROOT).endswith(
+        "not stored here but in the function itself, where it has not been asked for"
+    )
+    assert "in the branch 'fetch[1]'" in moved(asked("charge"), FETCH)
+    assert "in the branch 'ada'" in moved(asked("charge"), "=ada")

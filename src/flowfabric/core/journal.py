@@ -12,8 +12,9 @@ them is awaited, are matched together:
 2. What is left is matched by number, which is the order of the code. Arguments
    are no reason to refuse: one may be the time.
 3. A call made while earlier calls or branches of its own line are still under way is
-   *parallel*: its number is a matter of who came first. It is known by kind, name and
-   arguments alone.
+   *parallel*: its number is a matter of who came first. Outcomes come in the same order in
+   every run (`core.delivery`), but what the code does outside of steps takes its own time. So
+   it is known by kind, name and arguments alone.
 
 A call that finds no stored step is new. It may run only if its line has left no step
 of the line behind: otherwise the code no longer accounts for what is stored.
@@ -21,6 +22,9 @@ Parallel steps are no such sign, since whoever asks for them may still come. The
 rules match the lines started at one place with those that were stored. A line that is not
 stored at its place takes an equal one from another place that its parent has passed: the
 calls before it came in another order.
+
+A call that is new in its line, but stored in another where nobody may ask for it any more, has
+been moved there by changed code. It must not run either.
 """
 
 import hashlib
@@ -127,11 +131,6 @@ class Shelf:
     def forgive(self, keys: Collection[str]) -> None:
         """A person has accepted that these are left behind: they are no sign any more."""
         self._forgiven.update(self._left.keys() & keys)
-
-    def holds(self, asked: Asked) -> bool:
-        """Whether something of the same name and arguments is left."""
-        equal = self._equal.get((asked.kind, asked.name, asked.digest), {})
-        return any(kept.key not in self._forgiven for kept in equal.values())
 
     def take_equal(self, asked: Asked) -> Kept | None:
         """Take off what has the same name and arguments, whatever its number."""
@@ -240,6 +239,48 @@ class Shelf:
         return ""
 
 
+class Going(NamedTuple):
+    """Which lines of a run have been started, as far as a call that is not stored is concerned."""
+
+    above: Collection[str]
+    """Those the call's own line was started in."""
+    started: Collection[str]
+    """All that were started, whether or not they have ended."""
+    alive: Collection[str]
+    """Those that have not."""
+    places: Collection[str]
+    """Where they are: what is started next is started at one of these."""
+    unknown: Collection[str]
+    """Labels of branches that have made no call: they may be any of their label."""
+
+
+def may_ask_yet(line: str, going: Going) -> bool:
+    """Whether somebody may still ask for what is stored of a line.
+
+    If not, and a call is made elsewhere that looks the same, the code has moved it there.
+    """
+    if line in going.above or line == ROOT:
+        # It waits for the line that makes the call, or has gone on without asking.
+        return False
+    if line in going.started:
+        return True
+    others = set(going.alive).difference(going.above)
+    if line.startswith("="):
+        return any(each.startswith("=") and line.startswith(f"{each}/") for each in others)
+    if not others.isdisjoint(with_parents([line])):
+        return True
+    return any(
+        _group(each) in going.places or _kept_line(each).name in going.unknown
+        for each in with_parents([line])
+    )
+
+
+def moved(asked: Asked, line: str) -> str:
+    """Why a call must not run that is stored in a line where nobody asks for it."""
+    where = "the function itself" if line == ROOT else f"the branch {branch_name(line)!r}"
+    return f"{shown(asked)} is not stored here but in {where}, where it has not been asked for"
+
+
 def firm(digest: str) -> str:
     """The part of a digest that stays the same in every run."""
     return digest.partition(".")[0]
@@ -283,18 +324,17 @@ def branch_name(line: str) -> str:
     return f"{kept.name.rpartition('.')[2]}[{kept.number}]"
 
 
-def identity(line: str, asked: Asked) -> str:
+def identity(lines: Sequence[str], asked: Asked) -> str:
     """What a call is known by before it is stored: its arguments, then its order among equals.
 
     Ids of what a call creates outside the journal are made of it. So a loop over a set,
-    in another order each time, finds what an earlier run created and did not store.
+    in another order each time, finds what an earlier run created and did not store. `lines`
+    leads from the function, or a line with a name, to the line of the call.
     """
-    parts = [line]
-    if line != ROOT and not line.startswith("="):
-        parts = [_group(line.partition(_INSIDE)[0])]
-        for each in line.split(_INSIDE):
-            kept = _kept_line(each)
-            parts += kept.name, firm(kept.digest), str(kept.equal)
+    parts = [lines[0]]
+    for each in lines[1:]:
+        kept = _kept_line(each)
+        parts += kept.name, firm(kept.digest), str(kept.equal)
     parts += *alike(asked.kind, asked.name, asked.digest), str(asked.equal)
     return _hash("\x00".join(parts))
 

@@ -170,7 +170,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
                     with timed(call):
                         data = encode_step(call.key, await self._tried(call, function, args, given))
                 except Exception as error:
-                    journal.failed(call, error)
+                    await journal.failed(call, error)
                     raise
                 await journal.store(call, result=data)
             return decode_step(call.key, decoder.decode, data)
@@ -224,8 +224,9 @@ class Context(PatchVerbs, SignalVerbs, Facts):
             if stored is None:
                 services.check()
                 with services.parking.working():
-                    stored_at_ms = (await services.steps.store(call, sleep_ms=sleep_ms)).at_ms
-                wake_at_ms = stored_at_ms + sleep_ms
+                    wake_at_ms = await services.steps.store_sleep(call, sleep_ms)
+            elif stored.position is not None:
+                return
             else:
                 wake_at_ms = stored.wake_at_ms or 0
             left_ms = wake_at_ms - services.lease.store_now_ms()
@@ -233,6 +234,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
                 await services.parking.until(wake_at_ms)
             elif left_ms > 0:
                 await asyncio.sleep(left_ms / 1_000)
+            await services.steps.woke(call)
 
     @on_loop
     def now(self) -> Coroutine[object, object, datetime]:
@@ -340,7 +342,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
                 with services.parking.working():
                     made = await services.submit_child(call.identity, submission, options)
                     # Later runs find the same one by its id, or its idempotency key.
-                    services.steps.store_later(call, result=msgspec.json.encode(made))
+                    await services.steps.store_later(call, result=msgspec.json.encode(made))
             else:
                 made = ExecutionId(msgspec.json.decode(stored.result or b"null", type=str))
         return Child(self, submission.task, made)

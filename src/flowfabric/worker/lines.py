@@ -17,7 +17,7 @@ import asyncio
 import inspect
 import weakref
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextvars import ContextVar
 from types import CodeType, TracebackType
 from typing import Protocol
@@ -33,7 +33,6 @@ from flowfabric.core.journal import (
     label_of,
     line_group,
     named_line,
-    shown,
 )
 from flowfabric.core.step_model import Step, StepKind
 from flowfabric.worker.digests import coroutine_arguments, digest_of
@@ -73,12 +72,12 @@ class Watched(Protocol):
     def accepted(self, key: str) -> Collection[str] | None:
         """What was stored when a person allowed a call that does not fit it; None if nobody has."""
 
-    def lines_of(self, keys: Collection[str]) -> Collection[str]:
-        """The lines of stored steps."""
-
     @property
     def seen(self) -> "list[Seen]":
         """Failures the handler has seen that are not stored yet."""
+
+    def asked(self) -> None:
+        """A call is made."""
 
     def began(self) -> None:
         """A call is awaited."""
@@ -86,8 +85,17 @@ class Watched(Protocol):
     def ended(self) -> None:
         """A call has ended."""
 
-    def moved(self) -> None:
-        """A task of the handler began or ended."""
+    def task_began(self, line: "Line") -> None:
+        """A task of the handler began, with a line of its own."""
+
+    def task_ended(self, line: "Line") -> None:
+        """A task of the handler has ended."""
+
+    def identified(self, line: str) -> None:
+        """It is known which line a task is."""
+
+    def forgive(self, keys: Collection[str]) -> None:
+        """A person has accepted that nobody asks for these where they are stored."""
 
     @property
     def closed(self) -> bool: ...
@@ -121,7 +129,12 @@ class Call:
     @property
     def identity(self) -> str:
         """What ids of things it creates are made of: the same in every run, before it is stored."""
-        return identity(self.line.known_as, self.asked)
+        path: list[str] = []
+        for line in self.line.and_above():
+            path.insert(0, line.known_as)
+            if line.is_named:
+                break
+        return identity(path, self.asked)
 
     def __enter__(self) -> None:
         self.line.begin()
@@ -142,13 +155,14 @@ class Call:
 class Seen:
     """A failure the handler has seen, which is stored as soon as the handler goes on."""
 
-    __slots__ = ("call", "failure", "line", "since")
+    __slots__ = ("call", "failure", "line", "position", "since")
 
-    def __init__(self, call: Call, failure: bytes, since: int) -> None:
+    def __init__(self, call: Call, failure: bytes, position: int | None, since: int) -> None:
         self.call = call
         self.line = call.line
         """Where it was seen; when that has ended, where that was started."""
         self.failure = failure
+        self.position = position
         self.since = since
 
 
@@ -204,9 +218,10 @@ class Line:
 
     def ask(self, kind: StepKind, name: str, digest: str) -> Call:
         """Take the place of the next call. Call it in the order of the code."""
+        self.journal.asked()
         self._activate()
         parallel = self._is_parallel()
-        number = _count(self._numbers, (name, digest) if parallel else (name,))
+        number = _numbered(self._numbers, name, digest, parallel)
         if not self._burst:
             self._burst = []
             self._bursts.append(self._burst)
@@ -290,8 +305,10 @@ class Line:
             left_behind = self.journal.accepted(call.key)
             if left_behind is not None:
                 call.refusal = self.refusal = ""
-                self.shelf.forgive(left_behind)
-                self._branches_at(call.before).forgive(self.journal.lines_of(left_behind))
+                self.journal.forgive(left_behind)
+                for line in self.and_above():
+                    if line.id is not None:
+                        line.shelf.forgive(left_behind)
         self._after_key = burst[-1].key
 
     def _refusal_of_branches(self, call: Call) -> str:
@@ -324,19 +341,12 @@ class Line:
             line.refusal = match.refusal
             kept = match.kept
             if kept is None:
-                line.refusal = line.refusal or parent._moved_branch(line.asked)
                 kept = parent._branch_elsewhere(line.asked, forks.key)
             if kept is not None:
                 line.refusal, line.id = "", kept.key
             else:
                 line.id = self.journal.new_line_id(parent.known_as, group, line.asked)
-
-    def _moved_branch(self, asked: Asked) -> str:
-        """Why a new branch must not run: it is stored after a call that was not made this time."""
-        for kept in self.shelf.left:
-            if not kept.parallel and self.journal.stored_at(self.known_as, kept.key).holds(asked):
-                return f"{shown(asked)} is stored after {shown(kept)}, which has not been asked for"
-        return ""
+            self.journal.identified(line.id)
 
     def _branch_elsewhere(self, asked: Asked, here: str) -> Kept | None:
         """An equal branch that is stored after another call, which this run has passed."""
@@ -347,6 +357,24 @@ class Line:
                 if kept is not None:
                     return kept
         return None
+
+    def and_above(self) -> "Iterator[Line]":
+        """This line, and those it was started in."""
+        line: Line | None = self
+        while line is not None:
+            yield line
+            line = line.parent
+
+    @property
+    def whereabouts(self) -> str | None:
+        """Where it starts others now; None while calls before that are to be placed."""
+        if self.id is None or any(not call.key for call in self.forks.after):
+            return None
+        return line_group(self.id, self.forks.key)
+
+    @property
+    def is_named(self) -> bool:
+        return self.known_as.startswith("=")
 
     @property
     def known_as(self) -> str:
@@ -366,7 +394,7 @@ class Line:
         label = label_of(getattr(coroutine, "__qualname__", type(coroutine).__name__))
         digest = digest_of(*coroutine_arguments(coroutine))
         parallel = self._is_parallel()
-        number = _count(self.forks.numbers, (label, digest) if parallel else (label,))
+        number = _numbered(self.forks.numbers, label, digest, parallel)
         equal = _count(self._equals, alike(BRANCH, label, digest))
         asked = Asked(BRANCH, label, digest, number, parallel, equal)
         made = Line(self.journal, self, asked, self.journal.tick())
@@ -374,7 +402,7 @@ class Line:
         self.forks.waiting.append(made)
         # Not at once: what is started together is in the order of the code.
         asyncio.get_running_loop().call_soon(self._quiet.add, made)
-        self.journal.moved()
+        self.journal.task_began(made)
         return made
 
     def named(self, name: str) -> "Line":
@@ -385,13 +413,14 @@ class Line:
         path = named_line(above.known_as if above is not None else ROOT, name)
         made = Line(self.journal, self, Asked(BRANCH, name, "", 1), self.journal.tick())
         made.id = path
+        self.journal.identified(path)
         return made
 
     def ended(self, *_: object) -> None:
         """Its task has ended; what its failures meant is for its parent to say."""
         self.left()
         self.let_go()
-        self.journal.moved()
+        self.journal.task_ended(self)
 
     def left(self) -> None:
         """Nothing more is called in it for now."""
@@ -412,13 +441,13 @@ class Line:
         self.forks = self.before = Forks([])
         self._shelf = None
         self._burst = []
-        self._quiet.clear()
         self._bursts.clear()
+        self._quiet.clear()
 
     # Failures
 
-    def pend(self, call: Call, failure: bytes) -> None:
-        self.journal.seen.append(Seen(call, failure, self.journal.tick()))
+    def pend(self, call: Call, failure: bytes, position: int | None = None) -> None:
+        self.journal.seen.append(Seen(call, failure, position, self.journal.tick()))
 
     def gone_past(self, call: Call) -> list[Seen]:
         """The failures after which `call` was made: the handler has gone on past them."""
@@ -430,6 +459,12 @@ class Line:
             found += [seen for seen in self.journal.seen if seen.line is here and seen.since < made]
             made, line = line.made, line.parent
         return found
+
+
+def _numbered(counts: dict[tuple[str, ...], int], name: str, digest: str, parallel: bool) -> int:
+    """Which use of a name it is, of all; of name and arguments, if it is parallel."""
+    number = _count(counts, (name,))
+    return _count(counts, (name, digest)) if parallel else number
 
 
 def _count(counts: dict[tuple[str, ...], int], what: tuple[str, ...]) -> int:

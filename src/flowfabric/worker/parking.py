@@ -1,8 +1,7 @@
 """Letting go of the worker in the middle of a handler.
 
 A branch that has to wait long says so and stops there. The handler is parked when
-nothing else of it goes on: no call of another branch is under way, and for some turns
-of the event loop no task of it has begun or ended and no call was made. So a
+nothing else of it goes on: no call of another branch is under way, and it is at rest. So a
 result on its way to another branch is used, and an exception on its way out of
 the handler ends the run: it counts for more than a wait.
 """
@@ -10,7 +9,6 @@ the handler ends the run: it counts for more than a wait.
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
 
 from msgspec import Struct
 
@@ -18,9 +16,7 @@ from flowfabric.core.conditions import Condition
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.suspend_request import FreshWaitpoint
 from flowfabric.errors import CodeMismatch, InvalidInput
-
-QUIET_TURNS: Final = 20
-"""Turns of the event loop without any sign of the handler, after which it only waits."""
+from flowfabric.worker.rest import Rest
 
 
 class Pause(Struct, frozen=True, kw_only=True):
@@ -39,12 +35,12 @@ class Parking:
     def __init__(self, park: Callable[[], None]) -> None:
         self._park = park
         self._busy = 0
-        self._looking = False
-        self._quiet_turns = 0
         self._ended = False
         self._decided = False
         self._stopped: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
+        self.rest = Rest()
+        self.rest.tell(self._at_rest)
         self.until_ms: list[int] = []
         self.executions: list[ExecutionId] = []
         self.pause: Pause | None = None
@@ -75,24 +71,22 @@ class Parking:
         self.moved()
 
     def moved(self) -> None:
-        """Something of the handler began or ended: look again whether it is quiet."""
-        self._quiet_turns = 0
-        if self.wanted and not self._looking:
-            self._looking = True
-            self._loop.call_soon(self._look)
+        """Something of the handler began or ended: look again whether it is at rest."""
+        self.rest.moved()
+        if self.wanted:
+            self.rest.watch()
 
-    def _look(self) -> None:
-        if self._busy > 0 or self._ended or not self.wanted:
-            # Whoever is busy says so when it ends.
-            self._looking = False
-        elif self._quiet_turns < QUIET_TURNS:
-            self._quiet_turns += 1
-            self._loop.call_soon(self._look)
-        else:
-            self._looking = False
+    def _at_rest(self) -> bool:
+        # Whoever is busy says so when it ends.
+        idle = self.wanted and self._busy == 0 and not self._ended
+        parked = idle and self.rest.reached
+        if idle and not parked:
+            self.rest.watch()
+        if parked:
             # From now on what is wanted stays as it is, although the branches are unwound.
             self._decided = True
             self._park()
+        return parked
 
     async def until(self, time_ms: int) -> None:
         """Stop here until a time. Does not return: the handler is unwound and runs again."""
@@ -132,6 +126,7 @@ class Parking:
         finally:
             if not self._decided:
                 self.mismatch = None
+                self.rest.watch()
 
     def _check_alone(self, taken: bool) -> None:
         # An execution has one open suspension, which ends for one reason.
@@ -157,5 +152,6 @@ class Parking:
     def let_go(self) -> None:
         """End what still waits here after the handler has ended."""
         self._ended = True
+        self.rest.let_go()
         for forever in self._stopped:
             forever.cancel()

@@ -2,7 +2,8 @@
 
 Every call of a durable verb takes its place when it is made, in the line of the task
 that makes it. When it is awaited, the journal finds the stored step it stands for;
-which one that is, and whether a call that is not stored may run, the core decides.
+which one that is, and whether a call that is not stored may run, the core decides. How a
+call ended reaches the handler in its turn; see `core.delivery`.
 
 A failure the handler has seen is stored once the handler goes on past it: before the
 next call that was made after it runs, when the handler is parked, or when it completes.
@@ -33,7 +34,9 @@ from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
 from flowfabric.worker.failures import GIVEN_UP, encode_failure, rebuilt
 from flowfabric.worker.held import clock_s
 from flowfabric.worker.lines import Call, Line, Seen, current_line, inside_step, root_line
+from flowfabric.worker.moves import Moves
 from flowfabric.worker.parking import Parking
+from flowfabric.worker.turns import Turns
 
 Load = Callable[[], Awaitable[Sequence[Step]]]
 Store = Callable[[NewStep], Awaitable[StepStored]]
@@ -42,8 +45,9 @@ StoreLater = Callable[[NewStep], None]
 __all__ = ["Call", "Journal", "Patch"]
 
 NOTHING: Final = Shelf(())
-TURNS: Final = 5
-"""How often the event loop goes round until whoever waited for a call has gone on."""
+PATIENCE_S: Final = 2.0
+"""How long a call waits for others that may have to ask first for what looks like it."""
+LOOK_AGAIN_S: Final = 0.05
 
 
 class Patch(NamedTuple):
@@ -69,12 +73,14 @@ class Journal:
         self._store_later = store_later
         self._load = load
         self._parking: Parking | None = parking
-        self._loading, self._ending, self._passing = (asyncio.Lock() for _ in range(3))
-        self._under_way = 0
+        self._turns = Turns(parking)
+        self._loading, self._passing = asyncio.Lock(), asyncio.Lock()
         self.seen: list[Seen] = []
         self._steps: dict[str, Step] = {}
+        self._positions: dict[str, int] = {}
         self._by_line: dict[str, list[Kept]] = {}
         self._lines: dict[str, Shelf] = {}
+        self._giving_up = 0
         self._branched = False
         self._keys: set[str] = set()
         self._line_ids: set[str] = set()
@@ -85,6 +91,7 @@ class Journal:
         self._untaken: set[str] = set()
         self.closed = False
         self._root = root_line(self)
+        self._moves = Moves(self._root, self._untaken, self._named, self._entered)
         current_line.set(self._root)
 
     # Calls
@@ -107,38 +114,63 @@ class Journal:
             raise NotInAStep(name, step)
 
     async def find(self, call: Call) -> Step | None:
-        """The stored step a call stands for; without one, the call may run now.
+        """The stored step a call stands for, in its turn; without one, the call may run now.
 
         Raises what was stored as the failure of the step.
         """
-        await self._loaded()
-        call.line.place(call)
-        step = call.step
+        step = await self.look_up(call)
         if step is None:
-            if call.refusal:
-                await self._until_code_fits(CodeMismatch(call.key, call.refusal))
-            if self.seen or self._passing.locked():
-                async with self._passing:
-                    await self._store_seen(call.line.gone_past(call))
             return None
-        self._untaken.discard(step.step_key)
-        if step.failure == GIVEN_UP:
-            await self._given_up()
-        await self.take_turn()
+        await self.deliver(step)
         if step.failure is not None and step.kind is StepKind.CALL:
             raise rebuilt(call.key, step.failure)
         return step
 
-    async def take_turn(self) -> None:
-        """Let whoever waits for another call go on first, if one has just ended.
+    async def look_up(self, call: Call) -> Step | None:
+        """The same, but not in its turn: see `deliver`."""
+        await self._loaded()
+        call.line.place(call)
+        if call.step is None:
+            await self._may_run(call)
+        else:
+            self._untaken.discard(call.step.step_key)
+            if call.step.failure == GIVEN_UP:
+                await self._given_up()
+        return call.step
 
-        Calls that end together would otherwise look like calls that were waited for
-        together; see `parallel` in `core.journal`.
-        """
-        if self._under_way > 1:
-            async with self._ending:
-                for _ in range(TURNS):
-                    await asyncio.sleep(0)
+    async def deliver(self, step: Step) -> None:
+        """Wait until it is the turn of a stored step to reach the handler."""
+        position = self._positions.get(step.step_key)
+        # Sleeps have none that have not ended.
+        if position is not None:
+            await self._turns.take(position)
+
+    async def _may_run(self, call: Call) -> None:
+        """Wait until a call that is not stored may run."""
+        refusal = call.refusal
+        if not refusal:
+            await self._turns.run_new()
+            refusal = self._moves.refusal(call) and await self._lasting_refusal(call)
+        if self.closed:
+            raise asyncio.CancelledError("the handler has been told to stop")
+        if refusal:
+            await self._until_code_fits(CodeMismatch(call.key, refusal))
+        if self.seen or self._passing.locked():
+            async with self._passing:
+                await self._store_seen(call.line.gone_past(call))
+
+    async def _lasting_refusal(self, call: Call) -> str:
+        """Why it must not run a while later: what is done outside of steps takes its time."""
+        until_s = clock_s() + PATIENCE_S
+        while refusal := self._moves.refusal(call):
+            if self._giving_up:
+                # Whoever gave up a call before will do so again, and go on then.
+                return ""
+            if self._turns.alone or clock_s() > until_s:
+                break
+            await asyncio.sleep(LOOK_AGAIN_S)
+            await self._turns.run_new()
+        return refusal
 
     async def store(
         self,
@@ -146,20 +178,43 @@ class Journal:
         *,
         result: bytes | None = None,
         failure: bytes | None = None,
-        sleep_ms: int | None = None,
     ) -> StepStored:
-        new = _new_step(call, result=result, failure=failure, sleep_ms=sleep_ms)
-        stored = await self._store(new)
-        await self.take_turn()
+        """Store how a call ended; returns when it is its turn to reach the handler."""
+        with self._position() as position:
+            new = _new_step(call, result=result, failure=failure, position=position)
+            stored = await self._store(new)
+            await self._turns.take(position)
         return stored
 
-    def store_later(self, call: Call, *, result: bytes) -> None:
+    async def store_later(self, call: Call, *, result: bytes) -> None:
         """Store a step while the handler goes on: for what every later run would find out anew."""
-        self._store_later(_new_step(call, result=result))
+        with self._position() as position:
+            self._store_later(_new_step(call, result=result, position=position))
+            await self._turns.take(position)
 
-    def failed(self, call: Call, error: Exception) -> None:
-        """A step failed for good, and the handler is about to see it."""
-        call.line.pend(call, encode_failure(error))
+    async def store_sleep(self, call: Call, sleep_ms: int) -> int:
+        """Store that a sleep begins, and return when it ends."""
+        return (await self._store(_new_step(call, sleep_ms=sleep_ms))).at_ms + sleep_ms
+
+    async def woke(self, call: Call) -> None:
+        """A sleep has ended. When that was counts only beside something else."""
+        if not self._turns.alone:
+            await self.store(call)
+
+    async def failed(self, call: Call, error: Exception) -> None:
+        """A step failed for good; returns when it is its turn to reach the handler."""
+        with self._position() as position:
+            await self._turns.take(position)
+        call.line.pend(call, encode_failure(error), position)
+
+    @contextmanager
+    def _position(self) -> Iterator[int]:
+        """The position of a new outcome, which is given up if it does not reach the handler."""
+        position = self._turns.order.allot()
+        try:
+            yield position
+        finally:
+            self._turns.give_up(position)
 
     async def settle(self) -> None:
         """The handler has gone on past every failure: it is parked, or has completed."""
@@ -168,13 +223,18 @@ class Journal:
 
     async def _store_seen(self, seen: Iterable[Seen]) -> None:
         for each in seen:
-            await self._store(_new_step(each.call, failure=each.failure))
+            new = _new_step(each.call, failure=each.failure, position=each.position)
+            await self._store(new)
             self.seen.remove(each)
 
     async def _given_up(self) -> None:
         """Wait for the handler to give the call up as it did before."""
         if self._parking is not None:
-            await self._parking.stop_here()
+            self._giving_up += 1
+            try:
+                await self._parking.stop_here()
+            finally:
+                self._giving_up -= 1
 
     async def _until_code_fits(self, mismatch: CodeMismatch) -> None:
         """Wait for the handler to be parked: the code does not fit what is stored."""
@@ -205,6 +265,10 @@ class Journal:
             if step.kind in (StepKind.ACCEPT, StepKind.PATCH):
                 continue
             self._by_line.setdefault(step.line, []).append(_kept(step))
+            if step.failure != GIVEN_UP:
+                self._moves.take_in(step)
+        self._positions = positions_of(steps)
+        self._turns.order.take_in(self._positions.values())
         self._keys.update(self._steps)
         self._untaken.update(each.key for kept in self._by_line.values() for each in kept)
         self._line_ids.update(with_parents(self._by_line))
@@ -225,19 +289,38 @@ class Journal:
         self._count += 1
         return self._count
 
+    def asked(self) -> None:
+        self._turns.calls += 1
+
     def began(self) -> None:
-        self._under_way += 1
         if self._parking is not None:
             self._parking.begin()
 
     def ended(self) -> None:
-        self._under_way -= 1
+        self._turns.calls -= 1
         if self._parking is not None:
             self._parking.end()
 
-    def moved(self) -> None:
+    def task_began(self, line: Line) -> None:
+        self._moves.task_began(line)
+        self._turns.tasks = self._moves.tasks
         if self._parking is not None:
             self._parking.moved()
+
+    def task_ended(self, line: Line) -> None:
+        self._moves.task_ended(line)
+        self._turns.tasks = self._moves.tasks
+        if self._parking is not None:
+            self._parking.moved()
+
+    def identified(self, line: str) -> None:
+        self._moves.identified(line)
+
+    def forgive(self, keys: Collection[str]) -> None:
+        self._moves.forgive(keys)
+        lines = with_parents(self._steps[key].line for key in keys)
+        for shelf in self._lines.values():
+            shelf.forgive(lines)
 
     def accepted(self, key: str) -> Collection[str] | None:
         accepted = self._steps.get(accepted_key(key))
@@ -245,9 +328,6 @@ class Journal:
             return None
         stored_ms = accepted.recorded_at_ms
         return [key for key, step in self._steps.items() if step.recorded_at_ms <= stored_ms]
-
-    def lines_of(self, keys: Collection[str]) -> Collection[str]:
-        return with_parents(self._steps[key].line for key in keys)
 
     def step(self, key: str) -> Step:
         return self._steps[key]
@@ -291,27 +371,35 @@ class Journal:
 
     async def patched(self, patch: "Patch") -> bool:
         """Whether a patch is on here: it is stored, or no earlier run has come past here."""
+        self.asked()
         self.began()
         try:
             await self._loaded()
             is_past = patch.line.is_past_here()
             asked = Asked(StepKind.PATCH, f"patch {patch.name}", "", patch.number)
             key = step_key(patch.line.known_as, asked)
-            if key in self._steps:
-                return True
-            if not is_past:
-                await self._store(
-                    NewStep(
-                        step_key=key,
-                        kind=StepKind.PATCH,
-                        line=patch.line.known_as,
-                        name=asked.name,
-                        number=asked.number,
-                    )
-                )
-            return not is_past
+            stored = self._steps.get(key)
+            if stored is not None:
+                await self.deliver(stored)
+            elif not is_past:
+                await self._store_patch(patch.line.known_as, key, asked)
+            return stored is not None or not is_past
         finally:
             self.ended()
+
+    async def _store_patch(self, line: str, key: str, asked: Asked) -> None:
+        with self._position() as position:
+            await self._store(
+                NewStep(
+                    step_key=key,
+                    kind=StepKind.PATCH,
+                    line=line,
+                    name=asked.name,
+                    number=asked.number,
+                    position=position,
+                )
+            )
+            await self._turns.take(position)
 
     # Branches with names
 
@@ -337,10 +425,13 @@ class Journal:
     def close(self) -> None:
         """From now on every call stops the handler where it is."""
         self.closed = True
+        self._turns.close()
 
     def let_go(self) -> None:
         """Of all that points back to the attempt."""
         self.closed = True
+        self._turns.let_go()
+        self._moves.let_go()
         self._root.let_go()
         self._named.clear()
         self.seen.clear()
@@ -365,6 +456,16 @@ def timed(call: Call) -> Iterator[None]:
         call.took_ms = max(0, round((clock_s() - began_s) * 1_000))
 
 
+def positions_of(steps: Sequence[Step]) -> dict[str, int]:
+    """The order in which stored outcomes reach the handler: a number of its own for each."""
+    delivered = [step for step in steps if step.position is not None and step.failure != GIVEN_UP]
+    found: dict[str, int] = {}
+    last = 0
+    for step in sorted(delivered, key=lambda step: (step.position or 0, step.step_key)):
+        last = found[step.step_key] = max(last + 1, step.position or 0)
+    return found
+
+
 def _kept(step: Step) -> Kept:
     return Kept(step.step_key, step.kind, step.name, step.digest, step.number, step.parallel)
 
@@ -375,6 +476,7 @@ def _new_step(
     result: bytes | None = None,
     failure: bytes | None = None,
     sleep_ms: int | None = None,
+    position: int | None = None,
 ) -> NewStep:
     asked = call.asked
     return NewStep(
@@ -386,6 +488,7 @@ def _new_step(
         digest=asked.digest,
         number=asked.number,
         parallel=asked.parallel,
+        position=position,
         result=result,
         failure=failure,
         sleep_ms=sleep_ms,

@@ -76,7 +76,7 @@ async def make_waitpoint(
 ) -> SignalToken:
     execution_id = services.lease.claimed.execution_id
     with call:
-        stored = await services.steps.find(call)
+        stored = await services.steps.look_up(call)
         services.check()
         with services.parking.working():
             # Asked for in every run, since the token itself is stored nowhere.
@@ -86,7 +86,10 @@ async def make_waitpoint(
                 expires_in_ms=expires_in_ms,
             )
             if stored is None:
-                services.steps.store_later(call, result=msgspec.json.encode(made.waitpoint_id))
+                result = msgspec.json.encode(made.waitpoint_id)
+                await services.steps.store_later(call, result=result)
+            else:
+                await services.steps.deliver(stored)
     return SignalToken(execution_id, made.waitpoint_id, made.waitpoint_token)
 
 
@@ -108,11 +111,11 @@ async def outcome_of(services: Services, wait: Wait) -> StoredWait:
             suspension_id, view = await _last_pause(services, call)
             if view is not None:
                 ended = _stored(view)
-                services.steps.store_later(call, result=msgspec.json.encode(ended))
+                await services.steps.store_later(call, result=msgspec.json.encode(ended))
                 return ended
         view = await _until_signalled(services, _pause(services, wait, suspension_id))
         ended = _stored(view)
-        services.steps.store_later(call, result=msgspec.json.encode(ended))
+        await services.steps.store_later(call, result=msgspec.json.encode(ended))
         return ended
 
 

@@ -1,0 +1,91 @@
+"""Notices calls that changed code has moved from one line to another; see docs/deploys.md.
+
+When a call that is not stored is about to run, every call the handler makes without a new result
+has been made. If one like it is stored in a line where nobody asks for it, and nobody will, the
+code has moved it, and its effect would happen again.
+"""
+
+from collections.abc import Collection, Mapping
+
+from flowfabric.core.journal import ROOT, Going, alike, may_ask_yet, moved
+from flowfabric.core.step_model import Step
+from flowfabric.worker.lines import Call, Line
+
+
+class Moves:
+    """Which lines a run has started, and what is stored where nobody asks for it."""
+
+    def __init__(
+        self,
+        root: Line,
+        untaken: Collection[str],
+        named: Mapping[str, Line],
+        entered: Collection[str],
+    ) -> None:
+        """The keys of stored steps that were not asked for; lines with names, and those in use."""
+        self._root = root
+        self._untaken = untaken
+        self._named = named
+        self._entered = entered
+        self._alike: dict[tuple[str, ...], list[Step]] = {}
+        self._tasks: set[Line] = set()
+        self._started = {ROOT}
+        self._unknown: set[str] = set()
+        """Labels of branches that have ended without a call."""
+        self._forgiven: set[str] = set()
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks the handler has started that have not ended."""
+        return len(self._tasks)
+
+    def take_in(self, step: Step) -> None:
+        """Know a stored step that has an outcome."""
+        self._alike.setdefault(alike(step.kind, step.name, step.digest), []).append(step)
+
+    def task_began(self, line: Line) -> None:
+        self._tasks.add(line)
+
+    def task_ended(self, line: Line) -> None:
+        self._tasks.discard(line)
+        if line.id is None:
+            self._unknown.add(line.asked.name)
+
+    def identified(self, line: str) -> None:
+        self._started.add(line)
+
+    def forgive(self, keys: Collection[str]) -> None:
+        self._forgiven.update(keys)
+
+    def refusal(self, call: Call) -> str:
+        """Why a call that is not stored must not run; empty if it may."""
+        asked = call.asked
+        lines = {
+            step.line
+            for step in self._alike.get(alike(asked.kind, asked.name, asked.digest), ())
+            if step.step_key in self._untaken and step.step_key not in self._forgiven
+        }
+        lines.discard(call.line.known_as)
+        if lines:
+            going = self._going(call.line)
+            for line in sorted(lines):
+                if not may_ask_yet(line, going):
+                    return moved(asked, line)
+        return ""
+
+    def _going(self, line: Line) -> Going:
+        known = [each for each in (self._root, *self._tasks) if each.id is not None]
+        # A line with a name is known by that alone, wherever it is started.
+        placed = () if line.is_named else (*known, *self._named.values())
+        places = (each.whereabouts for each in placed)
+        return Going(
+            above=[each.id for each in line.and_above() if each.id is not None][1:],
+            started=self._started,
+            alive={each.known_as for each in known} | set(self._entered),
+            places={place for place in places if place is not None},
+            unknown=self._unknown | {each.asked.name for each in self._tasks if each.id is None},
+        )
+
+    def let_go(self) -> None:
+        """Of the lines, which point back to the attempt."""
+        self._tasks.clear()
