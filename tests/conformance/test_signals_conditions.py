@@ -98,7 +98,7 @@ async def test_two_counts_do_not_satisfy_each_other(given: Given) -> None:
     )
     pause = await paused(given, both)
     assert await pause.signal("yes", key="a", source="alice") is APPENDED
-    assert await pause.signal("yes", key="a", source="bob") is APPENDED
+    assert await pause.signal("yes", key="a", source="bob") is DUPLICATE
     assert await pause.signal("yes", key="b", source="alice") is SATISFIED
 
 

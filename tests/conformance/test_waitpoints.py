@@ -203,7 +203,10 @@ async def test_a_worker_whose_signal_came_early_goes_on_with_its_lease(
     assert signal.signal_name == "approved"
     every = await engine.observe_signals(claimed.handle, include_unmatched=True)
     # What did not fit stays for a wait that it fits.
-    assert [each.signal_name for each in every] == ["approved"]
+    assert [(each.signal_name, each.matched) for each in every] == [
+        ("noise", False),
+        ("approved", True),
+    ]
     await engine.complete(claimed.handle)
 
 

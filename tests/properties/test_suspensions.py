@@ -89,12 +89,12 @@ def is_met(condition: Condition, heard: Sequence[Sent]) -> bool:
 
 
 def forward(condition: Condition, heard: Sequence[Sent]) -> list[Sent]:
-    """The signals that added to some tally, up to the one that completed the condition."""
+    """Those that added to a tally which was not full, up to the one that completed them all."""
     kept: list[Sent] = []
     for position, each in enumerate(heard):
-        before = [tally(part, heard[:position]) for part in parts(condition)]
-        after = [tally(part, heard[: position + 1]) for part in parts(condition)]
-        if before != after:
+        lacking = [part for part in parts(condition) if not is_met(part, heard[:position])]
+        before = [tally(part, heard[:position]) for part in lacking]
+        if before != [tally(part, heard[: position + 1]) for part in lacking]:
             kept.append(each)
         if is_met(condition, heard[: position + 1]):
             break

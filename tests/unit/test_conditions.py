@@ -246,11 +246,11 @@ def test_what_was_kept_tells_as_much_as_everything(
     kept: list[SignalFacts] = []
     for key, name, source, number in sent:
         new = signal(key, name, source, number)
-        before = [counted(leaf, everything) for leaf in _leaves(condition)]
+        lacking = [leaf for leaf in _leaves(condition) if not met(leaf, everything)]
+        before = [counted(leaf, everything) for leaf in lacking]
         seen = observe(condition, kept, new)
         everything.append(new)
-        after = [counted(leaf, everything) for leaf in _leaves(condition)]
-        assert seen.satisfier is (before != after)
+        assert seen.satisfier is (before != [counted(leaf, everything) for leaf in lacking])
         assert is_satisfied(condition, everything) is met(condition, everything)
         if seen.satisfier:
             kept.append(new)

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.core.conditions import Count, CountKind, Single, is_satisfied
+from flowfabric.core.conditions import (
+    AllOf,
+    ByName,
+    Condition,
+    Count,
+    CountKind,
+    Single,
+    is_satisfied,
+    progress,
+)
 from flowfabric.core.ids import (
     SignalId,
     SuspensionId,
@@ -66,34 +75,62 @@ def kept(*signals: tuple[str, str]) -> list[SignalFacts]:
         pytest.param(Single("go"), "ab", "a", True, id="the first, and no more"),
         pytest.param(Single("other"), "ab", "", False, id="none of another name"),
         pytest.param(
-            Count(2, CountKind.DISTINCT_SOURCES, ("go",)), "aab", "aab", True, id="with repeats"
+            Count(2, CountKind.DISTINCT_SOURCES, ("go",)), "aab", "ab", True, id="no repeats"
         ),
         pytest.param(
-            Count(3, CountKind.DISTINCT_SOURCES, ("go",)), "aab", "aab", False, id="too few"
+            Count(3, CountKind.DISTINCT_SOURCES, ("go",)), "aab", "ab", False, id="too few"
         ),
+        pytest.param(
+            Count(2, CountKind.DISTINCT_WAITPOINTS, ("go", "on")), "ab", "a", False, id="one place"
+        ),
+        pytest.param(
+            AllOf((Single("go"), Single("on"))), "aBc", "aB", True, id="one for each member"
+        ),
+        pytest.param(AllOf((Single("go"), Single("on"))), "abB", "aB", True, id="no second one"),
+        pytest.param(
+            AllOf((Single("go"), Single("on"))), "ab", "a", False, id="nor without others"
+        ),
+        pytest.param(
+            AllOf((Count(1, CountKind.DISTINCT_SOURCES, ("go",)), Single("on"))),
+            "abC",
+            "aC",
+            True,
+            id="none for a part that has enough",
+        ),
+        pytest.param(
+            AllOf((Single("go"), Count(2, CountKind.DISTINCT_SIGNALS, ("go", "on")))),
+            "aab",
+            "aa",
+            True,
+            id="one for several parts",
+        ),
+        pytest.param(Single("go", ByName("other")), "ab", "", False, id="none that does not match"),
     ],
 )
-def test_a_wait_takes_what_it_needs(
-    condition: Single | Count, sources: str, taken: str, met: bool
+def test_a_wait_takes_what_it_can_use(
+    condition: Condition, sources: str, taken: str, met: bool
 ) -> None:
-    found = take(condition, PAUSE, kept(*(("go", source) for source in sources)))
+    """Those of small letters are sent to `go`, those of capital ones to `on`."""
+    sent = kept(*(("on" if source.isupper() else "go", source) for source in sources))
+    found = take(condition, PAUSE, sent)
     assert "".join(each.source_identity for each in found.signals) == taken
     assert {each.suspension_id for each in found.signals} <= {PAUSE.suspension_id}
     assert (found.closer is not None, found.left) == (met, len(sources) - len(taken))
 
 
 NAMES = st.sampled_from(("a", "b", "c"))
-CONDITIONS = st.builds(
+PARTS = st.builds(Single, NAMES) | st.builds(
     Count,
     st.integers(1, 3),
     st.sampled_from(list(CountKind)),
     st.lists(NAMES, min_size=1, max_size=2, unique=True).map(tuple),
 )
+CONDITIONS = PARTS | st.builds(AllOf, st.lists(PARTS, min_size=1, max_size=3).map(tuple))
 
 
 @given(CONDITIONS, CONDITIONS, st.lists(st.tuples(NAMES, st.sampled_from("xy")), max_size=8))
 def test_two_waits_never_take_the_same_signal(
-    first: Count, second: Count, sent: list[tuple[str, str]]
+    first: Condition, second: Condition, sent: list[tuple[str, str]]
 ) -> None:
     signals = kept(*sent)
     one = take(first, PAUSE, signals)
@@ -105,7 +142,7 @@ def test_two_waits_never_take_the_same_signal(
         check(condition, found, had)
 
 
-def check(condition: Count, found: Taken, had: list[SignalFacts]) -> None:
+def check(condition: Condition, found: Taken, had: list[SignalFacts]) -> None:
     order = [each.sequence for each in found.signals]
     assert order == sorted(order)
     assert found.left == len(had) - len(found.signals)
@@ -114,6 +151,10 @@ def check(condition: Count, found: Taken, had: list[SignalFacts]) -> None:
     if found.closer is not None:
         assert found.signals[-1].signal_id == found.closer
         assert not is_satisfied(condition, found.signals[:-1])
+    # Each was of use when its turn came.
+    for number, each in enumerate(found.signals):
+        before = progress(condition, found.signals[:number]).came
+        assert progress(condition, [*found.signals[:number], each]).came > before
 
 
 def test_a_mailbox_belongs_to_one_name_of_one_execution() -> None:

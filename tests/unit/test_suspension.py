@@ -243,7 +243,7 @@ def test_a_pending_waitpoint_keeps_signals_until_it_expires() -> None:
     found = SignalFindings(waitpoint=open_waitpoint(held))
     request = sending()
     answer = decide_deliver(held, request, found, TIMING).answer
-    assert answer == SignalAccepted(signal_id=SIGNAL_ID, effect=SignalEffect.BUFFERED)
+    assert answer == SignalAccepted(signal_id=SIGNAL_ID, effect=SignalEffect.BUFFERED, kept=True)
     with pytest.raises(WaitpointClosed):
         decide_deliver(held, request, found, Timing(now_ms=NOW_MS + 50, retention_ms=1))
 

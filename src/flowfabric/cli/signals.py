@@ -23,12 +23,10 @@ TOKEN_VARIABLE: Final = "FLOWFABRIC_SIGNAL_TOKEN"
 _EFFECTS: Final = {
     SignalEffect.SATISFIED: "accepted; the execution goes on",
     SignalEffect.APPENDED: "accepted; it waits for more",
-    SignalEffect.APPENDED_DUPLICATE: "accepted, but the same has counted before; it still waits",
     SignalEffect.BUFFERED: "kept until it waits for it",
     SignalEffect.KEPT: "kept: nothing waits for it yet, the next wait of that name takes it",
-    SignalEffect.MATCHER_FAILED: "ignored: it waits for a signal of another name",
-    SignalEffect.NOT_IN_CONDITION: "ignored: it does not wait for this",
 }
+_LEFT: Final = "kept: what it waits for now does not need it, a later wait of that name may"
 
 
 @click.command("signal", short_help="Send an execution what it waits for.")
@@ -79,7 +77,8 @@ async def signal(
         signal_id, effect, sentence = answer.existing_signal_id, "duplicate", "was accepted before"
     else:
         signal_id, effect = answer.signal_id, answer.effect.value
-        sentence = _EFFECTS[answer.effect]
+        left = answer.kept and answer.effect not in (SignalEffect.KEPT, SignalEffect.BUFFERED)
+        sentence = _LEFT if left else _EFFECTS[answer.effect]
     if target.json:
         documents.emit({"execution_id": found, "signal_id": signal_id, "effect": effect})
     else:

@@ -6,9 +6,10 @@ wait for no signal at all. There is no any-of: that is a `Count` of one.
 
 `is_satisfied` is a pure function of the condition and the signals accepted so
 far, evaluated bottom-up, each `Count` looking only at its own waitpoints through
-its own matcher. `observe` tells what one more signal does. It needs only the
-signals that brought the condition forward before: the others, by definition,
-are in no node's set of distinct satisfiers.
+its own matcher. `observe` tells what one more signal does. A wait uses a signal
+that some part of its condition takes, still lacks and has not counted before; it
+leaves every other for later waits. So `observe` needs only the signals used so far:
+no part that still lacks one has seen another.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -99,7 +100,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     matched: bool
     """Some part of the condition takes it."""
     satisfier: bool
-    """It brings the condition forward."""
+    """It brings the condition forward, so the wait uses it."""
 
 
 def is_satisfied(condition: Condition, signals: Sequence[SignalFacts]) -> bool:
@@ -128,7 +129,7 @@ def progress(condition: Condition, signals: Sequence[SignalFacts]) -> Progress:
     came = wanted = 0
     left: dict[str, None] = {}
     for leaf in leaves(condition):
-        needed = leaf.n if isinstance(leaf, Count) else 1
+        needed = _needed(leaf)
         counted = len(_satisfiers(leaf, signals))
         came += min(needed, counted)
         wanted += needed
@@ -142,17 +143,25 @@ def progress(condition: Condition, signals: Sequence[SignalFacts]) -> Progress:
 def observe(
     condition: Condition, earlier: Sequence[SignalFacts], signal: SignalFacts
 ) -> Observation:
-    """What `signal` does after `earlier`, the satisfiers so far."""
+    """What `signal` does after `earlier`, those used so far."""
     candidates = [leaf for leaf in leaves(condition) if signal.waitpoint_key in keys_of(leaf)]
     takers = [leaf for leaf in candidates if accepts(leaf.matcher, signal.signal_name)]
     if not takers:
         return Observation(effect=_ignored(condition, candidates), matched=False, satisfier=False)
-    grown = any(_identity(leaf, signal) not in _satisfiers(leaf, earlier) for leaf in takers)
-    if not grown:
+    if not any(_lacks(leaf, earlier, signal) for leaf in takers):
         return Observation(effect=SignalEffect.APPENDED_DUPLICATE, matched=True, satisfier=False)
     met = is_satisfied(condition, (*earlier, signal))
     effect = SignalEffect.SATISFIED if met else SignalEffect.APPENDED
     return Observation(effect=effect, matched=True, satisfier=True)
+
+
+def _lacks(leaf: Leaf, earlier: Sequence[SignalFacts], signal: SignalFacts) -> bool:
+    counted = _satisfiers(leaf, earlier)
+    return len(counted) < _needed(leaf) and _identity(leaf, signal) not in counted
+
+
+def _needed(leaf: Leaf) -> int:
+    return leaf.n if isinstance(leaf, Count) else 1
 
 
 def _ignored(condition: Condition, candidates: Sequence[Leaf]) -> SignalEffect:

@@ -2,8 +2,9 @@
 
 An execution keeps what reaches it before it waits: at a pending waitpoint, or under a
 name that nothing waits for so far. The next wait of that name takes kept signals in the
-order they came, as many as it needs; what it does not need stays for the wait after it,
-and what it took but was not met by goes back. So a signal counts once, and one that was
+order they came, those it can use (`conditions.observe`) until it is met. What it cannot
+use stays for the wait after it, as does what reaches it while it lasts and cannot be used;
+what it took but was not met by goes back. So a signal counts once, and one that was
 accepted is never lost.
 """
 
@@ -76,23 +77,17 @@ class Taken(Struct, frozen=True, kw_only=True):
 
 
 def take(condition: Condition, suspension: Suspension, kept: Sequence[SignalFacts]) -> Taken:
-    """Let kept signals count, in the order they came, until the condition is met."""
-    satisfiers: list[SignalFacts] = []
+    """Use kept signals, in the order they came, until the condition is met."""
     taken: list[SignalFacts] = []
     for signal in kept:
-        seen = observe(condition, satisfiers, signal)
-        if not seen.matched:
+        seen = observe(condition, taken, signal)
+        if not seen.satisfier:
             continue
         taken.append(
             structs.replace(
-                signal,
-                suspension_id=suspension.suspension_id,
-                matched=True,
-                satisfier=seen.satisfier,
+                signal, suspension_id=suspension.suspension_id, matched=True, satisfier=True
             )
         )
-        if seen.satisfier:
-            satisfiers.append(taken[-1])
         if seen.effect is SignalEffect.SATISFIED:
             left = len(kept) - len(taken)
             return Taken(signals=tuple(taken), closer=signal.signal_id, left=left)

@@ -4,8 +4,8 @@ The caller has shown a token, or is an operator. Repeats come first: a sender
 whose connection died before it saw our answer is told `Duplicate`, even when its
 signal has resumed the execution meanwhile. Then the waitpoint must be open: a
 pending one keeps the signal for later, an active one must belong to the open
-suspension, whose condition is looked at again. A signal by name that nothing waits
-for is kept for the next wait of that name.
+suspension, whose condition is looked at again. A signal that the wait cannot use is
+kept for a later one, and so is a signal by name that nothing waits for.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core.conditions import observe, stored_condition
+from flowfabric.core.conditions import observe, progress, stored_condition
 from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.execution import Timing
@@ -75,16 +75,13 @@ class SignalRequest(Struct, frozen=True, kw_only=True):
 class SignalAccepted(Struct, frozen=True, kw_only=True, tag="Accepted"):
     signal_id: SignalId
     effect: SignalEffect
+    kept: bool = False
+    """Whether it is kept for a wait that the execution has not come to yet."""
 
     @property
     def resumed(self) -> bool:
         """Whether this signal brought the execution back."""
         return self.effect is SignalEffect.SATISFIED
-
-    @property
-    def kept(self) -> bool:
-        """Whether it is kept for a wait that the execution has not come to yet."""
-        return self.effect in (SignalEffect.KEPT, SignalEffect.BUFFERED)
 
 
 class SignalDuplicate(Struct, frozen=True, kw_only=True, tag="Duplicate"):
@@ -111,6 +108,8 @@ class SignalFindings(Struct, frozen=True, kw_only=True):
     waitpoint: Waitpoint | None
     mailbox: Mailbox | None = None
     """Where it is kept when there is no waitpoint."""
+    keep: bool = True
+    """Whether to keep it when the wait at its waitpoint cannot use it."""
     dedup: SignalDedup | None = None
     """What its idempotency key delivered before, live or expired."""
     recorded: bool = False
@@ -175,26 +174,21 @@ def decide_deliver(
     suspension = _open_suspension(subject, found.waitpoint, timing.now_ms)
     _check_limit(subject.execution)
     signal = _new_signal(subject.execution, request, found, timing.now_ms)
-    if suspension is None:
+    if suspension is not None:
+        signal = _seen(signal, suspension, found)
+    if signal.suspension_id is None:
         check_room(subject.execution, found.kept, signal)
-        changes = _noted(subject, signal, found.waitpoint, None, timing.now_ms)
-    else:
-        condition = stored_condition(suspension.resume_condition)
-        seen = observe(condition, found.satisfiers, signal)
-        signal = structs.replace(
-            signal,
-            suspension_id=suspension.suspension_id,
-            observed_effect=seen.effect,
-            matched=seen.matched,
-            satisfier=seen.satisfier,
-        )
-        changes = _noted(subject, signal, found.waitpoint, suspension, timing.now_ms)
+    changes = _noted(subject, signal, found.waitpoint, suspension, timing.now_ms)
     dedup = _dedup(signal, request, timing.now_ms)
     event = delivery_event(
         subject.execution, signal, _EVENT_TYPES.get(signal.observed_effect), timing.now_ms
     )
     return Decision(
-        answer=SignalAccepted(signal_id=signal.signal_id, effect=signal.observed_effect),
+        answer=SignalAccepted(
+            signal_id=signal.signal_id,
+            effect=signal.observed_effect,
+            kept=signal.suspension_id is None,
+        ),
         changes=structs.replace(
             changes,
             inserts=(signal, *(dedup if found.dedup is None else ())),
@@ -288,6 +282,22 @@ def _new_signal(
     )
 
 
+def _seen(signal: Signal, suspension: Suspension, found: SignalFindings) -> Signal:
+    """The signal as the open suspension sees it: used by it, or kept for a later one."""
+    condition = stored_condition(suspension.resume_condition)
+    seen = observe(condition, found.satisfiers, signal)
+    if not (seen.satisfier or found.keep):
+        awaited = progress(condition, found.satisfiers).left
+        raise not_awaited(signal.execution_id, signal.waitpoint_key, awaited)
+    return structs.replace(
+        signal,
+        suspension_id=suspension.suspension_id if seen.satisfier else None,
+        observed_effect=seen.effect,
+        matched=seen.matched,
+        satisfier=seen.satisfier,
+    )
+
+
 def _noted(
     subject: Subject,
     signal: Signal,
@@ -300,7 +310,7 @@ def _noted(
         subject.execution,
         now_ms,
         signal_count=subject.execution.signal_count + 1,
-        keeps_signals=subject.execution.keeps_signals or suspension is None,
+        keeps_signals=subject.execution.keeps_signals or signal.suspension_id is None,
     )
     if waitpoint is None:
         return Changes(updates=(execution,))

@@ -44,7 +44,6 @@ from flowfabric.core.suspension_model import (
     SignalFacts,
     Suspension,
     Waitpoint,
-    WaitpointState,
 )
 from flowfabric.core.tokens import (
     INVALID,
@@ -387,15 +386,15 @@ async def _find_for(
         mailbox=Mailbox(waitpoint_id=address, waitpoint_key=key),
         dedup=dedup,
         recorded=bool(recorded),
+        keep=not isinstance(delivery.address, WaitpointName) or delivery.address.keep,
         satisfiers=await _satisfiers(reader, subject),
-        kept=await _kept_size(reader, subject.execution, waitpoint),
+        kept=await _kept_size(reader, subject.execution),
     )
 
 
-async def _kept_size(reader: Reader, execution: Execution, waitpoint: Waitpoint | None) -> KeptSize:
-    """What is kept already, where one more may have to be."""
-    active = waitpoint is not None and waitpoint.state is WaitpointState.ACTIVE
-    if active or not execution.keeps_signals:
+async def _kept_size(reader: Reader, execution: Execution) -> KeptSize:
+    """What is kept already, since one more may have to be."""
+    if not execution.keeps_signals:
         return KeptSize()
     (row,) = await reader.select(
         "size_kept_signals",

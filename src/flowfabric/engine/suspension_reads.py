@@ -170,8 +170,8 @@ class SuspensionReads(Operations):
         """The signals that resumed this attempt, in the order they were accepted.
 
         Empty for an attempt that was never suspended, and when an operator, a
-        cancellation or another timeout ended the pause. With `include_unmatched`:
-        every signal of the attempt's last pause, also while it lasts.
+        cancellation or another timeout ended the pause. With `include_unmatched`: also
+        while the pause lasts, and with what its waitpoints got and no wait has used so far.
         """
         opened = self.verify_handle(handle)
         partition_key, _ = execution_key(opened.execution_id)
