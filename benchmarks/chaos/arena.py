@@ -83,6 +83,7 @@ class Arena:
 
     async def kill_worker(self) -> None:
         victim = next(each for each in self.workers if each.returncode is None)
+        await self.until_holding(victim)
         self.killed.add(victim.pid)
         victim.kill()
         await victim.wait()
@@ -198,3 +199,18 @@ async def steady(within: Arena, seconds: float) -> None:
         started_s = time.monotonic()
         await within.submit(BATCH)
         await asyncio.sleep(max(0.0, BATCH / JOBS_PER_S - (time.monotonic() - started_s)))
+
+
+async def under_load(within: Arena) -> "asyncio.Task[None]":
+    """A stream that goes on for as long as a scenario lasts, once every worker has had a job.
+
+    Workers take their time to start on a busy machine; a fault before that would hit nothing.
+    """
+    deadline_s = time.monotonic() + PATIENCE_S
+    while len({each.process for each in read(within.holds, HELD)}) < WORKERS:
+        assert time.monotonic() < deadline_s, "not every worker has started"
+        await within.submit(BATCH)
+        await within.reach(within.submitted)
+    load = asyncio.create_task(steady(within, LOAD_S))
+    await asyncio.sleep(FAULT_AT_S)
+    return load

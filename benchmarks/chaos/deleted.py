@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.chaos.arena import BATCH, FAULT_AT_S, LOAD_S, WORKERS, Arena, Ways, steady, working
+from benchmarks.chaos.arena import Arena, Ways, under_load, working
 from benchmarks.chaos.timings import COLUMNS, Timing
 from benchmarks.chaos.verdict import NOTHING_HIT, RECOVERY_MAX_MS, Verdict, judge
 from flowfabric import App, migrate
@@ -77,9 +77,7 @@ async def play() -> Verdict:
 
 
 async def _take_away(within: FileArena, other: Path) -> Verdict:
-    load = asyncio.create_task(steady(within, LOAD_S))
-    await within.reach(BATCH * WORKERS)
-    await asyncio.sleep(FAULT_AT_S)
+    load = await under_load(within)
     fault_ms = time.time_ns() // 1_000_000
     within.path.unlink()
     into_nowhere, refused = await _acknowledged_meanwhile(within)

@@ -15,17 +15,7 @@ from typing import Final
 
 import asyncpg
 
-from benchmarks.chaos.arena import (
-    BATCH,
-    FAULT_AT_S,
-    LOAD_S,
-    PATIENCE_S,
-    WORKERS,
-    Arena,
-    Ways,
-    steady,
-    working,
-)
+from benchmarks.chaos.arena import PATIENCE_S, Arena, Ways, under_load, working
 from benchmarks.chaos.verdict import NOTHING_HIT, RECOVERY_MAX_MS, Verdict, judge
 from flowfabric import App, Engine, migrate
 from flowfabric.errors import FlowFabricError, HistoryChanged
@@ -94,9 +84,7 @@ async def play() -> Verdict:
 async def _fail_over(within: Arena, standby: Server, standby_url: str) -> Verdict:
     reader = EventReader(within.app.engine)
     reading = asyncio.create_task(reader.run())
-    load = asyncio.create_task(steady(within, LOAD_S))
-    await within.reach(BATCH * WORKERS)
-    await asyncio.sleep(FAULT_AT_S)
+    load = await under_load(within)
     had = set(within.acknowledged)
     await _hold_back(standby.url, await _position(within.server.url))
     await asyncio.sleep(LAG_S)

@@ -1,21 +1,16 @@
 """What became of every job of a scenario."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.chaos import network, strangers
 from benchmarks.chaos.arena import (
-    BATCH,
-    FAULT_AT_S,
-    LOAD_S,
-    WORKERS,
     Arena,
     Fault,
     arena,
     directly,
-    steady,
+    under_load,
 )
 from benchmarks.chaos.faults import KILLS_WORK
 from benchmarks.chaos.holds import FENCED, HELD, longest_overlap_s, read
@@ -82,9 +77,7 @@ class Verdict:
 
 async def play(server: Server, name: str, fault: Fault) -> Verdict:
     async with arena(server, network.ROUTES.get(name, directly)) as within:
-        load = asyncio.create_task(steady(within, LOAD_S))
-        await within.reach(BATCH * WORKERS)
-        await asyncio.sleep(FAULT_AT_S)
+        load = await under_load(within)
         fault_ms = time.time_ns() // 1_000_000
         await fault(within)
         await load

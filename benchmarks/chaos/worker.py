@@ -10,8 +10,12 @@ import asyncpg
 from benchmarks.chaos.holds import FENCED, HELD, noted
 from flowfabric import App, Context, Retry, WorkerSettings
 
-URL = sys.argv[1] if len(sys.argv) > 1 else "sqlite:///:memory:"
-HOLDS = Path(sys.argv[2] if len(sys.argv) > 2 else "/dev/null")
+# Whoever imports the tasks to submit them has arguments of his own.
+URL, HOLDS = (
+    (sys.argv[1], Path(sys.argv[2]))
+    if __name__ == "__main__"
+    else ("sqlite:///:memory:", Path("/dev/null"))
+)
 
 app = App(URL)
 
