@@ -183,7 +183,7 @@ class CodeMismatch(StepsChanged):
 
 
 class StepFailed(FlowFabricError, http_status=500):
-    """A step failed in an earlier run with an exception whose class cannot be found any more."""
+    """A step failed in an earlier run with an exception that cannot be made again."""
 
     def __init__(self, step_key: str, type_name: str, message: str) -> None:
         super().__init__(f"step {step_key}: {type_name}: {message}")

@@ -1,6 +1,7 @@
 """What a handler has seen: failures of steps, ends of children, calls it gave up."""
 
 import asyncio
+import subprocess
 from collections import Counter
 
 import pytest
@@ -17,7 +18,17 @@ class Declined(Exception):
         self.code = code
 
 
-@pytest.fixture(params=[ValueError("no"), Declined("4711", code=3), KeyError("a", 1)])
+@pytest.fixture(
+    params=[
+        ValueError("no"),
+        Declined("4711", code=3),
+        KeyError("a", 1),
+        ExceptionGroup("both", [ValueError("no"), KeyError("a")]),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        subprocess.CalledProcessError(1, ["false"]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
 def failure(request: pytest.FixtureRequest) -> Exception:
     assert isinstance(request.param, Exception)
     return request.param
@@ -40,7 +51,7 @@ async def test_a_failure_the_handler_caught_is_the_same_in_every_run(
         try:
             return await ctx.step("charge", charge)
         except type(failure) as error:
-            seen.append((type(error), error.args))
+            seen.append((type(error), repr(error), str(error)))
         await ctx.wait_for_signal("go")
         return await ctx.step("fall back", str.upper, "fell back")
 
@@ -155,6 +166,35 @@ async def test_an_exception_whose_class_cannot_be_found_comes_back_as_step_faile
         assert message.startswith("step boom: ")
         assert message.endswith("Local: inside")
     assert kinds == ["Local", "StepFailed"]
+
+
+@pytest.mark.parametrize("raised", [StopIteration, GeneratorExit])
+async def test_what_ends_a_generator_is_a_failure_of_its_step_like_another(
+    raised: type[BaseException],
+) -> None:
+    def ends() -> None:
+        raise raised
+
+    async with testing.engine() as app:
+
+        @app.task
+        async def work(ctx: Context) -> str:
+            try:
+                await ctx.step("ends", ends)
+            except RuntimeError as error:
+                told = str(error)
+            await ctx.sleep("1h")
+            return told
+
+        @app.task
+        async def fails(ctx: Context) -> None:
+            await ctx.step("ends", ends)
+
+        caught, failed = await app.submit(work), await app.submit(fails)
+        await app.drain(skip_time=True)
+        assert await caught.result(timeout=1) == f"function raised {raised.__name__}"
+        with pytest.raises(ExecutionFailed, match=f"function raised {raised.__name__}"):
+            await failed.result(timeout=1)
 
 
 async def test_a_step_that_was_given_up_is_not_run_again(app: App) -> None:

@@ -12,13 +12,12 @@ from typing import Final, NamedTuple
 from flowfabric.core.ids import AttemptId
 from flowfabric.core.step_model import FailedStep
 from flowfabric.worker.describing import text_of
+from flowfabric.worker.failures import MARK
 from flowfabric.worker.held import HeldLease
 from flowfabric.worker.lines import Call
 
 CHAIN_MAX: Final = 100
 """How many exceptions behind the last one are looked at."""
-
-_MARK: Final = "__flowfabric_step__"
 
 
 class Mark(NamedTuple):
@@ -35,7 +34,7 @@ def blaming(lease: HeldLease, call: Call) -> Iterator[None]:
         yield
     except Exception as error:
         if call.key:
-            _attributes(error)[_MARK] = Mark(lease.handle.attempt_id, _failed(call, error))
+            _attributes(error)[MARK] = Mark(lease.handle.attempt_id, _failed(call, error))
         raise
 
 
@@ -57,7 +56,7 @@ def blamed(lease: HeldLease, error: BaseException) -> FailedStep | None:
         if id(each) in seen:
             continue
         seen.add(id(each))
-        mark = _attributes(each).get(_MARK)
+        mark = _attributes(each).get(MARK)
         if isinstance(mark, Mark) and mark.attempt_id == lease.handle.attempt_id:
             return mark.step
         if isinstance(each, BaseExceptionGroup):

@@ -1,52 +1,79 @@
 """How a step failed, stored so that later runs of the handler see the same.
 
-An exception comes back as what it was: the class is looked up by module and name and
-called with the arguments it had, if those were plain values; one whose constructor
-wants something else is made without it, with its text. So `except ValueError` works
-in every run. A class that cannot be found, because it was defined inside a function
-or is gone, comes back as `StepFailed`.
+1. What comes back is the same exception: of the same class, with the same arguments, text
+   and attributes. Whether it can be made again is tried when it is stored.
+2. If it cannot, because it holds something else than plain values or does not let itself be
+   made, a stand-in comes back: an instance of a class derived from it on the spot, with its
+   text and those of its attributes that are plain values. Asked for another, it says so.
+3. A class that cannot be found, because it was defined inside a function or is gone, or that
+   nothing can be derived from, comes back as `StepFailed`.
+
+So `except ValueError` works in every run. Nothing here raises, whatever the exception does.
 """
 
 import importlib
 import traceback
-from typing import Final
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric.core.checks import shorten
 from flowfabric.core.limits import NAME_BYTES_MAX
 from flowfabric.errors import StepFailed
+from flowfabric.worker.describing import text_of
+from flowfabric.worker.literals import literal, read_literal, read_tuple
+from flowfabric.worker.standing import STOOD_IN_FOR, Lost, derived
 
 GIVEN_UP: Final = b'"given up"'
 """Stored for a call the handler cancelled: later runs wait there until they cancel it too."""
+MARK: Final = "__flowfabric_step__"
+"""The attribute of an exception that names the step it came out of; see `worker.blame`."""
 MESSAGE_BYTES_MAX: Final = 8 * 1024
 TRACEBACK_BYTES_MAX: Final = 16 * 1024
-ARGS_BYTES_MAX: Final = 8 * 1024
+ATTRIBUTES_MAX: Final = 50
+MEMBERS_MAX: Final = 20
+"""Exceptions of a group."""
+DEPTH_MAX: Final = 3
+"""Groups inside each other."""
 
-Plain = str | int | float | bool | None
+_NOTES: Final = "__notes__"
+_FIELDS: Final = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+How = Literal["bare", "called", "stand-in"]
+"""How it is made: without its constructor, by what copies it, or not at all."""
 
 
-class StoredFailure(Struct, frozen=True, kw_only=True):
+class StoredFailure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     module: str
     name: str
     message: str
-    args: list[Plain] | None
+    traceback: str = ""
+    args: str | None = None
     """None if they were no plain values."""
-    traceback: str
+    attributes: dict[str, str] = {}
+    lost: list[str] = []
+    """Attributes that were no plain values."""
+    members: list["StoredFailure"] | None = None
+    """Of a group of exceptions."""
+    how: How = "stand-in"
+    maker: str = ""
+    """What copies it: a method of its class; without a name, the class itself."""
+    maker_args: str = "()"
 
 
 def encode_failure(error: Exception) -> bytes:
-    kind = type(error)
-    return msgspec.json.encode(
-        StoredFailure(
-            module=shorten(kind.__module__, NAME_BYTES_MAX),
-            name=shorten(kind.__qualname__, NAME_BYTES_MAX),
-            message=shorten(_text(error), MESSAGE_BYTES_MAX),
-            args=_plain(error.args),
-            traceback=shorten(_traceback(error), TRACEBACK_BYTES_MAX),
-        )
-    )
+    try:
+        stored = _stored(error, DEPTH_MAX)
+    except Exception:
+        # Its class is the user's, and may do anything.
+        name = shorten(str(type(error).__name__), NAME_BYTES_MAX)
+        stored = StoredFailure(module="", name=name, message=_message(error))
+    where = shorten(_traceback(error), TRACEBACK_BYTES_MAX)
+    return msgspec.json.encode(structs.replace(stored, traceback=where))
 
 
 def decode_failure(data: bytes) -> StoredFailure:
@@ -56,26 +83,190 @@ def decode_failure(data: bytes) -> StoredFailure:
 def rebuilt(step_key: str, data: bytes) -> Exception:
     """The exception a stored failure stands for."""
     stored = decode_failure(data)
-    kind = _find(stored.module, stored.name)
-    if kind is None:
+    made = _again(stored)
+    if made is None:
         return StepFailed(step_key, stored.name, stored.message)
-    made = _make(kind, stored)
-    made.add_note(f"stored by an earlier run, as the failure of step {step_key}")
+    with suppress(Exception):
+        note = f"stored by an earlier run, as the failure of step {step_key}"
+        _set(made, _NOTES, [*getattr(made, _NOTES, ()), note])
     return made
 
 
-def _make(kind: type[Exception], stored: StoredFailure) -> Exception:
-    if stored.args is not None:
-        try:
-            made: object = kind(*stored.args)
-        except Exception:
-            made = None
-        if type(made) is kind:
-            assert isinstance(made, Exception)
-            return made
-    bare = kind.__new__(kind)
-    bare.args = (stored.message,) if stored.args is None else tuple(stored.args)
-    return bare
+# Storing
+
+
+def _stored(error: Exception, depth: int) -> StoredFailure:
+    kind = type(error)
+    stood_in_for: object = getattr(kind, STOOD_IN_FOR, None)
+    if isinstance(stood_in_for, StoredFailure):
+        return stood_in_for
+    stored = StoredFailure(
+        module=shorten(str(kind.__module__), NAME_BYTES_MAX),
+        name=shorten(kind.__qualname__, NAME_BYTES_MAX),
+        message=_message(error),
+    )
+    if _find(stored.module, stored.name) is not kind:
+        return structs.replace(stored, module="")
+    if isinstance(error, ExceptionGroup):
+        members = error.exceptions
+        if depth == 0 or len(members) > MEMBERS_MAX:
+            return structs.replace(stored, module="")
+        inner = [_stored(each, depth - 1) for each in members]
+        stored = structs.replace(stored, members=inner)
+    held = _attributes(error)
+    plain = {name: literal(value) for name, value in held.items()}
+    maker, maker_args = _recipe(error)
+    stored = structs.replace(
+        stored,
+        args=literal((error.message,) if isinstance(error, ExceptionGroup) else error.args),
+        attributes={name: text for name, text in plain.items() if text is not None},
+        lost=[name for name, text in plain.items() if text is None],
+        maker=maker,
+        maker_args=maker_args or "()",
+    )
+    ways: tuple[How, ...] = ("bare", "called") if maker_args is not None else ("bare",)
+    for how in ways:
+        tried = structs.replace(stored, how=how)
+        if _is_same(_made(kind, tried), error):
+            return tried
+    return stored
+
+
+def _recipe(error: Exception) -> tuple[str, str | None]:
+    """How Python would copy it: by a method of the class, or the class itself, and with what."""
+    try:
+        reduced: object = error.__reduce__()
+        if not isinstance(reduced, tuple):
+            return "", None
+        maker, args = reduced[:2]
+        kind = type(error)
+        if maker is kind:
+            return "", literal(args)
+        if getattr(maker, "__self__", None) is kind:
+            return str(maker.__name__), literal(args)
+    except Exception:
+        return "", None
+    return "", None
+
+
+def _attributes(error: BaseException) -> dict[str, object]:
+    """All that an exception holds beside its arguments: set on it, in slots, or in C."""
+    held: dict[str, object] = {}
+    for kind in type(error).__mro__:
+        if kind in (BaseExceptionGroup, BaseException):
+            break
+        for name, field in vars(kind).items():
+            if isinstance(field, _FIELDS) and not name.startswith("__"):
+                try:
+                    held.setdefault(name, getattr(error, name))
+                except AttributeError:
+                    continue
+    held.update(vars(error))
+    held.pop(MARK, None)
+    return dict(list(held.items())[:ATTRIBUTES_MAX])
+
+
+def _is_same(made: Exception | None, error: Exception) -> bool:
+    if made is None or type(made) is not type(error):
+        return False
+    try:
+        if isinstance(made, ExceptionGroup) and isinstance(error, ExceptionGroup):
+            inner = zip(made.exceptions, error.exceptions, strict=True)
+            if not all(_is_same(*both) for both in inner):
+                return False
+        elif not _equal(made.args, error.args):
+            return False
+        ours, theirs = _attributes(made), _attributes(error)
+        alike = ours.keys() == theirs.keys()
+        return (
+            alike
+            and all(_equal(ours[name], theirs[name]) for name in ours)
+            and str(made) == str(error)
+        )
+    except Exception:
+        return False
+
+
+def _equal(one: object, other: object) -> bool:
+    """Equal, and of the same types: an enum may equal its text."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and all(map(_equal, one.values(), other.values()))
+    return bool(one == other)
+
+
+# Making
+
+
+def _again(stored: StoredFailure) -> Exception | None:
+    kind = _find(stored.module, stored.name)
+    if kind is None:
+        return None
+    made = _made(kind, stored)
+    # The class may have changed since.
+    if made is not None and type(made) is kind and _message(made) == stored.message:
+        return made
+    return _stand_in(kind, stored)
+
+
+def _made(kind: type[Exception], stored: StoredFailure) -> Exception | None:
+    if stored.how == "stand-in":
+        return None
+    try:
+        if stored.how == "bare":
+            made = _bare(kind, stored)
+        else:
+            maker: Callable[..., object] = getattr(kind, stored.maker) if stored.maker else kind
+            made = _exception(maker(*read_tuple(stored.maker_args)))
+            if stored.args is not None:
+                _set(made, "args", read_tuple(stored.args))
+        for name, text in stored.attributes.items():
+            value = read_literal(text)
+            # What the constructor has set, or computes, may not let itself be set.
+            if not _holds(made, name, value):
+                _set(made, name, value)
+    except Exception:
+        return None
+    return made
+
+
+def _holds(made: Exception, name: str, value: object) -> bool:
+    held = _attributes(made)
+    return name in held and _equal(held[name], value)
+
+
+def _bare(kind: type[Exception], stored: StoredFailure) -> Exception:
+    """An instance without its constructor, nor any other code of its class."""
+    (new, *_) = (
+        vars(base)["__new__"]
+        for base in kind.__mro__
+        if isinstance(vars(base).get("__new__"), types.BuiltinFunctionType)
+    )
+    args = () if stored.args is None else read_tuple(stored.args)
+    if stored.members is None:
+        made = _exception(new(kind))
+        _set(made, "args", args if stored.args is not None else (stored.message,))
+        return made
+    inner = [_again(each) or StepFailed("", each.name, each.message) for each in stored.members]
+    return _exception(new(kind, *args, inner))
+
+
+def _stand_in(kind: type[Exception], stored: StoredFailure) -> Exception | None:
+    """An instance of a class of the same name, derived from it."""
+    try:
+        held: dict[str, object] = {name: Lost(name) for name in stored.lost}
+        held.update({name: read_literal(text) for name, text in stored.attributes.items()})
+        body = {name: value for name, value in held.items() if not name.startswith("__")}
+        body[STOOD_IN_FOR] = stored
+        made = _bare(derived(kind, stored.message, body), stored)
+        if _NOTES in held:
+            _set(made, _NOTES, held[_NOTES])
+    except Exception:
+        return None
+    return made
 
 
 def _find(module: str, name: str) -> type[Exception] | None:
@@ -88,16 +279,18 @@ def _find(module: str, name: str) -> type[Exception] | None:
     return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
-def _plain(args: tuple[object, ...]) -> list[Plain] | None:
-    plain = [each for each in args if each is None or isinstance(each, str | int | float | bool)]
-    if len(plain) < len(args):
-        return None
-    try:
-        data = msgspec.json.encode(plain)
-        kept = msgspec.json.decode(data, type=list[Plain])
-    except (msgspec.MsgspecError, UnicodeError, OverflowError):
-        return None
-    return kept if kept == plain and len(data) <= ARGS_BYTES_MAX else None
+def _exception(made: object) -> Exception:
+    assert isinstance(made, Exception)
+    return made
+
+
+def _set(error: Exception, name: str, value: object) -> None:
+    """Past a class that forbids it."""
+    BaseException.__setattr__(error, name, value)
+
+
+def _message(error: Exception) -> str:
+    return shorten(text_of(error), MESSAGE_BYTES_MAX)
 
 
 def _traceback(error: Exception) -> str:
@@ -105,10 +298,3 @@ def _traceback(error: Exception) -> str:
         return "".join(traceback.format_exception(error))
     except Exception as failure:
         return f"<its traceback cannot be had: {type(failure).__name__}>"
-
-
-def _text(error: Exception) -> str:
-    try:
-        return str(error)
-    except Exception as failure:
-        return f"<its text cannot be had: {type(failure).__name__}>"

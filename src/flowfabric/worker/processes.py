@@ -196,11 +196,11 @@ def _find(ask: Ask) -> "Task[..., object]":
 
 
 def contained(call: Callable[[], object]) -> object:
-    """As in a coroutine, a StopIteration ends nothing but `call`: no future can carry one."""
+    """What ends coroutines and generators ends nothing but `call`: no future can carry it."""
     try:
         return call()
-    except StopIteration as error:
-        raise RuntimeError("function raised StopIteration") from error
+    except (StopIteration, GeneratorExit) as error:
+        raise RuntimeError(f"function raised {type(error).__name__}") from error
 
 
 def _rebuildable(error: BaseException) -> bytes | None:

@@ -1,0 +1,50 @@
+"""Classes of exceptions that stand in for one that cannot be made again."""
+
+import types
+from collections.abc import Mapping
+from typing import Final, NoReturn
+
+STOOD_IN_FOR: Final = "__flowfabric_failure__"
+"""What a stand-in is made from, should it be stored itself."""
+_TEXT: Final = "__flowfabric_text__"
+
+
+class StandIn:
+    """What a stand-in has before all that its class has: no code of that runs."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **_: object) -> None:
+        """The class may keep a list of those derived from it. This is none of them."""
+
+    def __str__(self) -> str:
+        return str(getattr(type(self), _TEXT))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+
+class Lost:
+    """Stands for an attribute that is not stored."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, error: object, kind: type) -> NoReturn:
+        raise AttributeError(
+            f"{self._name} of this {kind.__name__} is not stored, since it is no plain value:"
+            " it comes from an earlier run. Use it inside the step, and raise what you need of it"
+        )
+
+
+def derived(kind: type[Exception], text: str, attributes: Mapping[str, object]) -> type[Exception]:
+    """A class of the same name, whose instances have this text and these attributes."""
+    body = {
+        **attributes,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        _TEXT: text,
+    }
+    made = types.new_class(kind.__name__, (StandIn, kind), exec_body=lambda own: own.update(body))
+    assert issubclass(made, Exception)
+    return made
