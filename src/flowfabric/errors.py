@@ -343,14 +343,14 @@ class ExecutionNotActive(Contention, error_class=ErrorClass.TERMINAL):
         terminal_outcome: str,
         lease_epoch: int,
         attempt_id: str | None,
+        reason: str = "",
     ) -> None:
         super().__init__(
             f"execution {execution_id} is {lifecycle_phase}"
             f" (outcome {terminal_outcome}, lease epoch {lease_epoch})"
         )
-        self.execution_id = execution_id
-        self.lifecycle_phase = lifecycle_phase
-        self.terminal_outcome = terminal_outcome
+        self.execution_id, self.reason = execution_id, reason
+        self.lifecycle_phase, self.terminal_outcome = lifecycle_phase, terminal_outcome
         self.lease_epoch = lease_epoch
         self.attempt_id = attempt_id
 

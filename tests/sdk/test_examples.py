@@ -26,7 +26,7 @@ SAYS = {
     "retries.py": [
         "https://example.com answered at try 3",
         "failed for good: there is nothing to charge",
-        "ran out of time: attempt_timeout",
+        "ran out of time: an attempt took longer than its timeout of 300ms",
     ],
     "cron.py": [
         "beat 1",

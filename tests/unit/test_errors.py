@@ -241,6 +241,7 @@ def test_the_attributes_are_for_programs() -> None:
         "terminal_outcome": "none",
         "lease_epoch": 2,
         "attempt_id": None,
+        "reason": "",
     }
     assert DependencyAlreadyExists("differs", existing="edge").existing == "edge"
 

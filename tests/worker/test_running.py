@@ -130,9 +130,30 @@ async def test_a_handler_that_takes_too_long_is_stopped_and_expires(app: App) ->
             stopped.set()
 
     async with working(app):
-        with pytest.raises(ExecutionExpired):
-            await (await app.submit(slow)).result(timeout="20s")
+        run = await app.submit(slow)
+        with pytest.raises(ExecutionExpired) as raised:
+            await run.result(timeout="20s")
         await asyncio.wait_for(stopped.wait(), timeout=20)
+        why = await run.why()
+    assert raised.value.reason == "an attempt took longer than its timeout of 200ms"
+    assert why.sentence == f"It has ended as expired: {raised.value.reason}."
+
+
+async def test_a_deadline_that_passes_is_told_with_its_length(app: App) -> None:
+    stop_reasons: list[str | None] = []
+
+    @app.task
+    async def slow(ctx: Context) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stop_reasons.append(ctx.stop_reason)
+
+    async with working(app):
+        with pytest.raises(ExecutionExpired) as raised:
+            await (await app.submit(slow, deadline="500ms")).result(timeout="20s")
+    assert raised.value.reason == "it did not end within its deadline of 500ms"
+    assert stop_reasons == [f"expired: {raised.value.reason}"]
 
 
 async def test_cancelling_reaches_the_handler_as_an_exception_it_can_clean_up_on(
@@ -146,7 +167,7 @@ async def test_cancelling_reaches_the_handler_as_an_exception_it_can_clean_up_on
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            assert ctx.cancelled
+            assert (ctx.cancelled, ctx.stop_reason) == (True, "cancelled: changed my mind")
             cleaned.set()
             raise
 
@@ -173,16 +194,16 @@ async def test_cancelling_reaches_a_plain_handler_at_its_next_word_to_the_contex
             while True:
                 ctx.blocking.sleep(0.01)
         except asyncio.CancelledError:
-            ended.append("cancelled")
+            ended.append(str(ctx.stop_reason))
             raise
 
     async with working(app):
         run = await app.submit(endless)
         await asyncio.to_thread(started.wait)
-        await run.cancel()
+        await run.cancel("stop it")
         with pytest.raises(ExecutionCancelled):
             await run.result(timeout="20s")
-    assert ended == ["cancelled"]
+    assert ended == ["cancelled: stop it"]
 
 
 async def test_progress_is_visible_while_it_runs(app: App) -> None:
@@ -302,7 +323,7 @@ class Given(TypedDict, total=False):
         Given(settings=WorkerSettings(lease_ttl="10s"), lanes=["mail"], concurrency=1),
         Given(settings=WorkerSettings(lanes=["other"]), lanes=["mail"]),
     ],
-    ids=str,
+    ids=["nothing", "lanes", "settings", "settings and lanes", "other lanes"],
 )
 async def test_settings_leave_the_lanes_of_the_tasks_to_the_worker(app: App, given: Given) -> None:
     @app.task(lane="mail")

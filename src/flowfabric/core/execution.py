@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.ending import end_attempt, finish
 from flowfabric.core.events import LeaseEventType, lease_event
+from flowfabric.core.expiry import ATTEMPT_TIMEOUT, EXECUTION_DEADLINE
 from flowfabric.core.lease import Fence, check_fence, check_holder
 from flowfabric.core.model import Execution
 from flowfabric.core.policies import RetryPolicy, parse_policy
@@ -366,10 +367,6 @@ def decide_promote(subject: Subject, now_ms: int) -> Decision[Marked | AlreadySa
     after = change(execution, now_ms, **UNBLOCKED, delay_until_ms=None, awaits_child=False)
     answer = Marked(execution_id=execution.execution_id, public_state=after.public_state)
     return Decision(answer=answer, changes=Changes(updates=(after,)))
-
-
-ATTEMPT_TIMEOUT = "attempt_timeout"
-EXECUTION_DEADLINE = "execution_deadline"
 
 
 def decide_attempt_timeout(subject: Subject, timing: Timing) -> Decision[Marked | AlreadySatisfied]:

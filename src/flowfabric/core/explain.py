@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from flowfabric.core.conditions import Progress
 from flowfabric.core.durations import span
+from flowfabric.core.expiry import in_words
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join_facts import JoinFacts
 from flowfabric.core.lease import lease_is_dead
@@ -166,7 +167,8 @@ def _times_out(at_ms: int, around: Surroundings) -> str:
 
 
 def _ended(execution: Execution, around: Surroundings) -> Reason:
-    why = execution.failure_reason or execution.cancellation_reason
+    why = in_words(execution.failure_reason or "", execution.policy)
+    why = why or execution.cancellation_reason or ""
     because = f": {why}" if why else ""
     where, detail = _failed_at(around.failed_step)
     sentence = f"It has ended as {execution.public_state}{where}{because}."
@@ -224,7 +226,8 @@ def _delayed(execution: Execution, around: Surroundings) -> Reason:
     where, failed = _failed_at(around.failed_step)
     if execution.blocking_reason is BlockingReason.WAITING_FOR_RETRY_BACKOFF:
         last = execution.current_attempt_index + 1
-        sentence += f" Try {last} failed{where}: {execution.pending_retry_reason}."
+        why = in_words(execution.pending_retry_reason or "", execution.policy)
+        sentence += f" Try {last} failed{where}: {why}."
     detail = {"delay_until_ms": until, "blocking_reason": execution.blocking_reason}
     return Cause.NO_WORKER if nobody else Cause.DELAYED, sentence, detail | failed
 

@@ -21,6 +21,7 @@ from flowfabric.core.checks import check_int
 from flowfabric.core.decision import Changes, Decision, Refusal
 from flowfabric.core.ending import finish
 from flowfabric.core.events import LeaseEventType, lease_event
+from flowfabric.core.expiry import in_words
 from flowfabric.core.ids import AttemptId, LeaseId
 from flowfabric.core.limits import LEASE_TTL_MS_MAX, LEASE_TTL_MS_MIN
 from flowfabric.core.model import Execution
@@ -78,6 +79,8 @@ def not_active(execution: Execution) -> ExecutionNotActive:
         terminal_outcome=execution.terminal_outcome,
         lease_epoch=execution.lease_epoch,
         attempt_id=execution.current_attempt_id,
+        reason=execution.cancellation_reason
+        or in_words(execution.failure_reason or "", execution.policy),
     )
 
 

@@ -19,13 +19,12 @@ from flowfabric.core.checks import (
 )
 from flowfabric.core.decision import Decision
 from flowfabric.core.execution import (
-    ATTEMPT_TIMEOUT,
-    EXECUTION_DEADLINE,
     Timing,
     decide_attempt_timeout,
     decide_deadline,
     decide_promote,
 )
+from flowfabric.core.expiry import ATTEMPT_TIMEOUT, EXECUTION_DEADLINE
 from flowfabric.core.ids import ExecutionId, parse_lane_id, parse_uuid
 from flowfabric.core.lease import OPERATOR_OVERRIDE, decide_expire_lease, decide_revoke
 from flowfabric.core.limits import (

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from flowfabric.core.checks import check_list
+from flowfabric.core.expiry import in_words
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.states import PublicState
@@ -19,7 +20,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     public_state: PublicState
     result: bytes | None
     reason: str
-    """Why it failed or was cancelled; empty otherwise."""
+    """Why it failed, expired or was cancelled, in words; empty otherwise."""
 
 
 class Found(Struct, frozen=True, kw_only=True):
@@ -60,9 +61,11 @@ class Outcomes(Operations):
 def _outcome(row: Row) -> Outcome:
     result = row["result"]
     assert result is None or isinstance(result, bytes)
+    policy = row["expired_policy"]
+    reason = str(row["cancellation_reason"] or row["failure_reason"] or "")
     return Outcome(
         execution_id=row_execution_id(row),
         public_state=PublicState(str(row["public_state"])),
         result=result,
-        reason=str(row["cancellation_reason"] or row["failure_reason"] or ""),
+        reason=reason if policy is None else in_words(reason, str(policy)),
     )

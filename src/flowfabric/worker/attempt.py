@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from flowfabric.core.checks import shorten
-from flowfabric.core.execution import ATTEMPT_TIMEOUT
+from flowfabric.core.expiry import ATTEMPT_TIMEOUT
 from flowfabric.core.limits import TEXT_BYTES_MAX
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import FailureClass

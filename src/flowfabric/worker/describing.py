@@ -6,8 +6,14 @@ from msgspec import Struct
 
 from flowfabric.core.checks import shorten
 from flowfabric.core.limits import NAME_BYTES_MAX
-from flowfabric.core.states import FailureClass
-from flowfabric.errors import DoNotRetry, FlowFabricError, StepsChanged, Validation
+from flowfabric.core.states import FailureClass, TerminalOutcome
+from flowfabric.errors import (
+    DoNotRetry,
+    ExecutionNotActive,
+    FlowFabricError,
+    StepsChanged,
+    Validation,
+)
 from flowfabric.retrying import Retry
 from flowfabric.task import Task
 
@@ -76,6 +82,13 @@ def describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" (in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text_of(error)}{where}"
+
+
+def why_lost(error: FlowFabricError) -> str:
+    """Why a handler is to stop: how its execution ended, if that is why."""
+    if not isinstance(error, ExecutionNotActive) or error.terminal_outcome == TerminalOutcome.NONE:
+        return str(error)
+    return f"{error.terminal_outcome}: {error.reason}" if error.reason else error.terminal_outcome
 
 
 def text_of(error: BaseException) -> str:

@@ -24,6 +24,7 @@ from flowfabric.errors import DatabaseGone, FlowFabricError, RetryExhausted
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
+from flowfabric.worker.describing import why_lost
 from flowfabric.worker.held import ENDED, HeldLease, clock_s
 from flowfabric.worker.standstill import watch_loop
 
@@ -213,7 +214,7 @@ class Heartbeat:
                 lease.still_locked(asked_at_s)
                 answered = False
             else:
-                self._tell(lease, str(outcome))
+                self._tell(lease, why_lost(outcome))
         return answered
 
     async def _watch_ends(self) -> None:

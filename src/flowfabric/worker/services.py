@@ -36,6 +36,7 @@ from flowfabric.patience import statements_within
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Options, Submissions, child_id, request_of
 from flowfabric.task import Call as Submission
+from flowfabric.worker.describing import why_lost
 from flowfabric.worker.fence import Inside, check_outside
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.held import HeldLease
@@ -123,7 +124,7 @@ class Recorder:
         try:
             await self._send(step)
         except LOST as error:
-            self._lease.lose(str(error))
+            self._lease.lose(why_lost(error))
         except FlowFabricError as error:
             # Later runs would find out anew, if only nothing is stored after it.
             self._refused = error
@@ -308,10 +309,10 @@ async def fenced(lease: HeldLease, work: Awaitable[T]) -> T:
     try:
         return await work
     except LOST as error:
-        lease.lose(str(error))
+        lease.lose(why_lost(error))
         # The cancellation arrives here, wherever in the handler this is.
         await asyncio.sleep(STOP_WAIT_S)
-        raise asyncio.CancelledError(str(error)) from None
+        raise asyncio.CancelledError(why_lost(error)) from None
 
 
 class Fence:
@@ -383,8 +384,8 @@ class Fence:
         try:
             yield
         except LOST as error:
-            self._loop.call_soon_threadsafe(self._lease.lose, str(error))
-            raise asyncio.CancelledError(str(error)) from None
+            self._loop.call_soon_threadsafe(self._lease.lose, why_lost(error))
+            raise asyncio.CancelledError(why_lost(error)) from None
 
 
 def _hand_over(task: "asyncio.Task[T]", done: "concurrent.futures.Future[T]") -> None:
