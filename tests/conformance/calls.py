@@ -21,7 +21,7 @@ BY_ID = (
 )  # fmt: skip
 BY_LANE = ("pause_lane", "resume_lane", "drain_lane", "disable_lane")
 SWEEPS = (
-    "expire_due_attempts", "expire_due_deadlines", "expire_due_leases", "promote_due_delays",
+    "expire_due_attempts", "expire_due_deadlines", "promote_due_delays",
     "trim_events", "trim_guards", "trim_retention", "trim_routes",
 )  # fmt: skip
 FAILED = ExecutionFilter(states=(PublicState.FAILED,))
@@ -129,6 +129,7 @@ def operating(running: Claimed, waiting: ExecutionId, ended: ExecutionId) -> dic
         "register_lane": {"lane_id": "default", "registered_by": "ann"},
         **{name: {"lane_id": "default"} for name in BY_LANE},
         **{name: {"limit": 5} for name in SWEEPS},
+        "expire_due_leases": {"limit": 5, "waited_ms": 5},
     }
 
 

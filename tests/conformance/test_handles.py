@@ -159,7 +159,7 @@ async def test_an_overdue_lease_is_noted_by_whoever_meets_it(
         blocking_detail="lease expired, awaiting reclaim",
         attempt_state=after.attempt_state,
         ready=True,
-        worker_deaths=1,
+        worker_deaths=0,
         lease_expired_at_ms=given.clock.now_ms(),
         last_mutation_at_ms=given.clock.now_ms(),
     )

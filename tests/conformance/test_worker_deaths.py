@@ -45,6 +45,20 @@ async def test_work_that_kills_its_workers_fails_and_says_how_often(
     assert await claim(engine) is None
 
 
+async def test_a_lease_that_runs_out_in_an_outage_is_no_death(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    execution_id = await given.waiting(policy={"max_worker_deaths": 1})
+    for _ in range(3):
+        assert await claim(engine) is not None
+        clock.advance("7s")
+        await engine.expire_due_leases(waited_ms=7_000)
+    assert await engine.read_execution_state(execution_id) is PublicState.ACTIVE
+    assert await claim(engine) is not None
+    await lose(engine, clock)
+    assert await engine.read_execution_state(execution_id) is PublicState.FAILED
+
+
 async def test_what_stores_steps_between_deaths_goes_on(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:

@@ -15,6 +15,7 @@ from flowfabric.core.lease import (
     decide_revoke,
     lease_is_dead,
 )
+from flowfabric.core.limits import OUTAGE_MS_MIN, OUTAGE_SLACK_MS
 from flowfabric.core.model import Attempt
 from flowfabric.core.results import AlreadySatisfied, Renewed, Revoked
 from flowfabric.core.states import AttemptLifecycle, AttemptType
@@ -230,6 +231,37 @@ def test_only_a_live_lease_can_expire() -> None:
     assert why_not_expired(expired_lease(), LATE.now_ms) == "already_expired"
     assert why_not_expired(revoked(), LATE.now_ms) == "already_revoked"
     assert why_not_expired(retrying(), LATE.now_ms) == "not_active"
+
+
+@pytest.mark.parametrize(
+    ("waited_ms", "noticed_after_ms", "deaths"),
+    [
+        pytest.param(0, 10, 1, id="nobody was kept waiting"),
+        pytest.param(OUTAGE_MS_MIN - 1, 10, 1, id="hardly"),
+        pytest.param(OUTAGE_MS_MIN, 10, 0, id="it ended during an outage"),
+        pytest.param(60_000, 50_000, 0, id="an outage that began before it ended"),
+        pytest.param(60_000, 60_000 + OUTAGE_SLACK_MS, 0, id="or just after"),
+        pytest.param(60_000, 60_001 + OUTAGE_SLACK_MS, 1, id="long after"),
+    ],
+)
+def test_a_lease_that_ends_in_an_outage_is_no_death(
+    waited_ms: int, noticed_after_ms: int, deaths: int
+) -> None:
+    subject = running()
+    ended_ms = subject.execution.lease_expires_at_ms
+    assert ended_ms is not None
+    now_ms = ended_ms + noticed_after_ms
+    lost = decide_expire_lease(subject, now_ms, RETENTION_MS, waited_ms=waited_ms)
+    assert applied(subject, lost.changes).execution.worker_deaths == deaths
+
+
+def test_a_worker_that_notices_its_own_lease_is_alive() -> None:
+    subject = running()
+    for fence, deaths in ((fence_of(subject), 0), (None, 1)):
+        with pytest.raises(Refusal) as refusal:
+            check_fence(subject, fence, LATE.now_ms, RETENTION_MS)
+        noted = applied(subject, refusal.value.changes).execution
+        assert (noted.ready, noted.worker_deaths) == (True, deaths)
 
 
 @pytest.mark.parametrize("life", LIVES, ids=name_of)

@@ -12,7 +12,7 @@ first writes it down.
 
 A lost lease, expired or revoked, leaves the execution active and ready: the
 next claim continues it with a new attempt, counted against the policy's
-`max_reclaim_count`, and `max_worker_deaths` if it expired.
+`max_reclaim_count`, and `max_worker_deaths` if it expired and its worker may be dead.
 """
 
 from msgspec import Struct, structs
@@ -23,7 +23,12 @@ from flowfabric.core.ending import finish
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.expiry import in_words
 from flowfabric.core.ids import AttemptId, LeaseId
-from flowfabric.core.limits import LEASE_TTL_MS_MAX, LEASE_TTL_MS_MIN
+from flowfabric.core.limits import (
+    LEASE_TTL_MS_MAX,
+    LEASE_TTL_MS_MIN,
+    OUTAGE_MS_MIN,
+    OUTAGE_SLACK_MS,
+)
 from flowfabric.core.model import Execution
 from flowfabric.core.policies import parse_policy, reclaim_limit
 from flowfabric.core.readiness import LOST_LEASE
@@ -93,7 +98,9 @@ def check_fence(subject: Subject, fence: Fence | None, now_ms: int, retention_ms
     try:
         check_holder(subject.execution, fence, now_ms)
     except LeaseExpired as error:
-        raise Refusal(error, note_expired(subject, now_ms, retention_ms)) from error
+        # A worker that can still ask is alive.
+        changes = note_expired(subject, now_ms, retention_ms, died=fence is None)
+        raise Refusal(error, changes) from error
 
 
 def check_holder(execution: Execution, fence: Fence | None, now_ms: int) -> None:
@@ -196,14 +203,18 @@ def _extended(execution: Execution, lease_ttl_ms: int, now_ms: int) -> Execution
 
 
 def decide_expire_lease(
-    subject: Subject, now_ms: int, retention_ms: int
+    subject: Subject, now_ms: int, retention_ms: int, *, waited_ms: int = 0
 ) -> Decision[Marked | AlreadySatisfied]:
-    """Take the execution back from a worker that went quiet, if it really did."""
+    """Take the execution back from a worker that went quiet, if it really did.
+
+    `waited_ms` is how long the database kept us waiting until now.
+    """
     execution = subject.execution
     reason = _why_not_expirable(execution, now_ms)
     if reason is not None:
         return Decision(answer=AlreadySatisfied(reason=reason))
-    changes = note_expired(subject, now_ms, retention_ms)
+    died = not _ended_in_an_outage(execution, now_ms, waited_ms)
+    changes = note_expired(subject, now_ms, retention_ms, died=died)
     after = changes.updates[0]
     assert isinstance(after, Execution)
     return Decision(
@@ -224,9 +235,20 @@ def _why_not_expirable(execution: Execution, now_ms: int) -> str | None:
     return None if lease_is_dead(execution, now_ms) else "not_yet_expired"
 
 
-def note_expired(subject: Subject, now_ms: int, retention_ms: int) -> Changes:
+def _ended_in_an_outage(execution: Execution, now_ms: int, waited_ms: int) -> bool:
+    """Whether the lease ended while we, too, were kept from the database.
+
+    It tells nothing of its worker then, who may have tried to renew it all the while.
+    """
+    if waited_ms < OUTAGE_MS_MIN or execution.lease_expires_at_ms is None:
+        return False
+    return now_ms - waited_ms <= execution.lease_expires_at_ms + OUTAGE_SLACK_MS
+
+
+def note_expired(subject: Subject, now_ms: int, retention_ms: int, *, died: bool = True) -> Changes:
     """Write down that the lease expired; the lease's identity stays on the row for audit."""
     execution = subject.execution
+    deaths = 0 if subject.stepped else execution.worker_deaths
     if execution.ownership_state in LOST_LEASE:
         return Changes()
     event = lease_event(execution, LeaseEventType.EXPIRED, now_ms)
@@ -239,7 +261,7 @@ def note_expired(subject: Subject, now_ms: int, retention_ms: int) -> Changes:
         attempt_state=AttemptState.ATTEMPT_INTERRUPTED,
         lease_expired_at_ms=now_ms,
         attempt_deadline_ms=None,
-        worker_deaths=1 if subject.stepped else execution.worker_deaths + 1,
+        worker_deaths=deaths + died,
     )
     return _capped(
         subject,

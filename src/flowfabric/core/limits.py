@@ -97,3 +97,8 @@ AUDIT_BATCH = 2_000
 """How often somebody looks for what was left behind in flows, and at how many members."""
 CANCEL_WAIT_MS_MAX = 300_000
 """The longest a caller may wait for a flow's members to be cancelled."""
+
+OUTAGE_MS_MIN = 1_000
+"""Whoever looks for expired leases and is kept waiting for so long has met an outage."""
+OUTAGE_SLACK_MS = 2_000
+"""How long after the end of a lease such a wait may begin and still explain it."""

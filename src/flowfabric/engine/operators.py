@@ -5,6 +5,7 @@ the lock, so calling one too early, twice, or from many processes does no harm.
 """
 
 import random
+import time
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
@@ -40,6 +41,7 @@ from flowfabric.core.operator import (
     decide_change_priority,
     decide_replay,
 )
+from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.results import (
     AlreadySatisfied,
     Cancelled,
@@ -188,9 +190,22 @@ class Operators(Operations):
         decide = check_phase(phase)
         return await self.decide(Ask(self.check_execution_id(execution_id), decide))
 
-    async def expire_due_leases(self, *, limit: int = SWEEP_BATCH) -> Swept:
-        """Take work back from workers that went quiet, longest overdue first."""
-        return await self._sweep("due_leases", _expire_lease, limit)
+    async def expire_due_leases(self, *, limit: int = SWEEP_BATCH, waited_ms: int = 0) -> Swept:
+        """Take work back from workers that went quiet, longest overdue first.
+
+        `waited_ms` is how long the database has kept the caller waiting: a lease that ended
+        meanwhile does not count as the death of its worker.
+        """
+        check_int("waited_ms", waited_ms, 0, DURATION_MAX_MS)
+        asked_s = time.monotonic()
+
+        def expire(subject: Subject, timing: Timing) -> Decision[TimerResult]:
+            waited = waited_ms + int((time.monotonic() - asked_s) * 1_000)
+            return decide_expire_lease(
+                subject, timing.now_ms, timing.retention_ms, waited_ms=waited
+            )
+
+        return await self._sweep("due_leases", expire, limit)
 
     async def promote_due_delays(self, *, limit: int = SWEEP_BATCH) -> Swept:
         """Make delayed executions ready whose time has come."""

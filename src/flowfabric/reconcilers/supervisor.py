@@ -48,13 +48,15 @@ SLOW_PATIENCE_S = 30.0
 
 Sweep = Callable[[Engine], Awaitable[Swept]]
 
+LEASE_EXPIRY: Final = "lease_expiry"
+
 
 SWEEPS: Mapping[str, Sweep] = {
     "dispatch": Engine.dispatch_completions,
     "member_cancel": Engine.cancel_pending_members,
     "edge_apply": Engine.apply_due_edges,
     "flow_audit": Engine.audit_flows,
-    "lease_expiry": Engine.expire_due_leases,
+    LEASE_EXPIRY: Engine.expire_due_leases,
     "schedules": Engine.fire_due_schedules,
     "delayed": Engine.promote_due_delays,
     "attempt_timeout": Engine.expire_due_attempts,
@@ -112,6 +114,8 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._wakes: list[Callable[[], None]] = []
+        self._asking_since_s: float | None = None
+        """When it began to ask for expired leases, and has had no answer yet."""
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -157,9 +161,13 @@ class Supervisor:
 
     async def _round(self) -> float:
         """Run what is due and return how long to sleep. Nothing that fails here ends the loop."""
+        if self._asking_since_s is None:
+            self._asking_since_s = asyncio.get_running_loop().time()
         try:
             waits = await self._next_due()
             due = due_among(waits)
+            if LEASE_EXPIRY not in due:
+                self._asking_since_s = None
             for name in due:
                 if self._stopping.is_set():
                     break
@@ -186,13 +194,21 @@ class Supervisor:
         """Run one reconciler; tell how soon to look again if nothing is heard until then."""
         try:
             with statements_within(SLOW_PATIENCE_S if name in SLOW else self._patience_s):
-                swept = await _run_one(self._engine, SWEEPS[name])
+                swept = await _run_one(self._engine, self._sweep_of(name))
         except Exception as error:
             _tell(error, f"reconciler {name} failed; it tries again in {AFTER_ERROR_S} s")
             return AFTER_ERROR_S
+        if name == LEASE_EXPIRY:
+            self._asking_since_s = None
         for failure in swept.failures:
             log.error("reconciler %s: %s", name, failure)
         return AFTER_HELD_S if swept.held else URGENT_SLEEP_S
+
+    def _sweep_of(self, name: str) -> Sweep:
+        if name != LEASE_EXPIRY or self._asking_since_s is None:
+            return SWEEPS[name]
+        waited_s = asyncio.get_running_loop().time() - self._asking_since_s
+        return partial(Engine.expire_due_leases, waited_ms=int(waited_s * 1_000))
 
 
 def _tell(error: Exception, what: str) -> None:
