@@ -311,25 +311,86 @@ async def test_cancelling_again_tries_the_failed_members_at_once(
     assert await graph.states() == {"a": "cancelled", "b": "cancelled"}
 
 
-async def test_cancelling_again_answers_what_was_decided_first(
-    engine: Engine, graph: Graph
+@pytest.mark.parametrize("again", ["cancel_pending", "flow_only"])
+async def test_cancelling_again_answers_what_was_decided_and_cancelled(
+    engine: Engine, graph: Graph, clock: SettableClock, again: str
 ) -> None:
-    await graph.build({"b": "a"})
-    await engine.cancel_flow(graph.flow_id, reason="first", cancellation_policy="flow_only")
+    await a_bit_of_everything(graph)
+    await engine.cancel_execution(graph["c"], reason="before the flow")
+    clock.advance(seconds=1)
+    first = await engine.cancel_flow(
+        graph.flow_id, reason="first", cancellation_policy="cancel_pending"
+    )
 
     async with unchanged(engine):
-        answer = await engine.cancel_flow(graph.flow_id, reason="second", wait=NoWait())
-        header = await engine.cancel_flow_header(graph.flow_id, reason="third")
+        answer = await engine.cancel_flow(
+            graph.flow_id, reason="second", cancellation_policy=again, wait=NoWait()
+        )
+        header = await engine.cancel_flow_header(
+            graph.flow_id, reason="third", cancellation_policy=again
+        )
 
-    members = tuple(sorted(graph.ids.values()))
-    assert isinstance(answer, FlowCancelled)
-    assert (answer.cancellation_policy, answer.member_execution_ids) == ("flow_only", members)
+    assert answer == first
     assert header == FlowAlreadyEnded(
-        stored_cancellation_policy=CancellationPolicy.FLOW_ONLY,
+        stored_cancellation_policy=CancellationPolicy.CANCEL_PENDING,
         stored_cancel_reason="first",
-        member_execution_ids=members,
+        member_execution_ids=(graph["d"],),
+        member_count=1,
     )
     assert (await graph.flow()).cancel_reason == "first"
+
+
+async def test_cancelling_a_large_flow_again_names_those_that_are_still_queued(
+    engine: Engine, graph: Graph
+) -> None:
+    await many(graph)
+    first = await engine.cancel_flow(graph.flow_id)
+    assert (await engine.cancel_pending_members(limit=3)).acted == 3
+    assert await engine.cancel_flow(graph.flow_id) == first
+    await engine.cancel_pending_members(limit=MANY)
+    again = await engine.cancel_flow(graph.flow_id)
+    assert isinstance(again, FlowCancelled)
+    assert (again.member_count, len(again.member_execution_ids)) == (MANY, MANY)
+
+
+@pytest.mark.parametrize(
+    ("before", "taken"), [("flow_only", "bcd"), ("cancel_pending", "b")], ids=str
+)
+async def test_a_wider_policy_cancels_the_rest(
+    engine: Engine, graph: Graph, clock: SettableClock, before: str, taken: str
+) -> None:
+    await a_bit_of_everything(graph)
+    await engine.cancel_flow(graph.flow_id, reason="first", cancellation_policy=before)
+    closed_at_ms = clock.now_ms()
+    clock.advance(seconds=1)
+
+    answer = await engine.cancel_flow(graph.flow_id, reason="all of it")
+
+    assert answer == FlowCancelled(
+        cancellation_policy=ALL,
+        member_execution_ids=tuple(sorted(graph[name] for name in taken)),
+        member_count=len(taken),
+    )
+    assert (await execution_of(engine, graph["b"])).cancellation_reason == "all of it"
+    await graph.settle()
+    flow = await graph.flow()
+    assert (flow.state, flow.cancellation_policy) == (FlowState.CANCELLED, ALL)
+    assert (flow.cancelled_at_ms, flow.cancel_reason) == (closed_at_ms, "all of it")
+    everything = tuple(sorted(graph[name] for name in "bcd"))
+    again = await engine.cancel_flow(graph.flow_id)
+    assert isinstance(again, FlowCancelled)
+    assert (again.member_execution_ids, again.member_count) == (everything, 3)
+
+
+async def test_a_large_flow_is_cancelled_further_in_batches(engine: Engine, graph: Graph) -> None:
+    await many(graph)
+    await engine.cancel_flow(graph.flow_id, cancellation_policy="flow_only")
+    answer = await engine.cancel_flow(graph.flow_id)
+    assert isinstance(answer, CancellationScheduled)
+    assert answer.member_count == MANY
+    await graph.settle()
+    assert set((await graph.states()).values()) == {"cancelled"}
+    assert (await graph.flow()).state is FlowState.CANCELLED
 
 
 async def test_a_flow_that_had_completed_ends_anew_as_cancelled(

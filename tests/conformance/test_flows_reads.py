@@ -21,6 +21,7 @@ from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.given import Given
 from tests.conformance.graphs import Graph, new_graph, new_id
+from tests.conformance.observed import execution_of
 
 
 @pytest.fixture
@@ -176,6 +177,30 @@ async def test_a_list_tells_how_flows_ended(engine: Engine) -> None:
         await graph.settle()
     page = await engine.list_flows()
     assert {item.flow_id: item.status for item in page.flows} == expected
+
+
+@pytest.mark.parametrize("policy", ["flow_only", "cancel_pending", "cancel_all"])
+async def test_a_cancelled_flow_is_listed_as_active_until_its_members_have_ended(
+    engine: Engine, graph: Graph, policy: str
+) -> None:
+    await graph.build({"b": "a"})
+    claimed = await graph.claimed("a")
+
+    async def listed() -> tuple[FlowStatus, FlowState]:
+        (item,) = (await engine.list_flows()).flows
+        (of_partition,) = (await engine.list_flows(engine.flow_key(graph.flow_id)[0])).flows
+        assert item == of_partition
+        return item.status, (await graph.flow()).state
+
+    await engine.cancel_flow(graph.flow_id, cancellation_policy=policy)
+    if policy != "cancel_all":
+        assert await listed() == (FlowStatus.ACTIVE, FlowState.RUNNING)
+        await engine.cancel_flow(graph.flow_id)
+    assert (await execution_of(engine, claimed.execution_id)).public_state == "cancelled"
+    # Before anybody has counted the ends of the members, and after that.
+    assert await listed() == (FlowStatus.CANCELLED, FlowState.CANCELLED)
+    await graph.settle()
+    assert await listed() == (FlowStatus.CANCELLED, FlowState.CANCELLED)
 
 
 # Summaries

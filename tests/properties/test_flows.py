@@ -41,6 +41,7 @@ from tests.properties.flow_model import (
 
 LEASE_MS = 24 * 60 * 60 * 1_000
 STEPS_MAX = 20_000
+POLICIES = ("flow_only", "cancel_pending", "cancel_all")
 
 
 class Driver:
@@ -55,7 +56,8 @@ class Driver:
         self.handles: dict[int, Claimed] = {}
         self.outcomes = {n.name: chance.choice([SUCCESS, SUCCESS, FAILED]) for n in nodes}
         self.interfered = False
-        self.closed = False
+        self.reach = -1
+        """How far the flow was cancelled: an index of `POLICIES`."""
 
     async def open(self) -> None:
         self.engine = await Engine.open(self.store, EngineConfig())
@@ -220,9 +222,9 @@ class Driver:
             self.model.end(name, CANCELLED)
 
     async def close(self) -> None:
-        """An operator cancels the flow; only the first time means anything."""
+        """An operator cancels the flow; again means something only if it reaches further."""
         self.interfered = True
-        policy = self.chance.choice(["cancel_all", "cancel_pending", "flow_only"])
+        policy = self.chance.choice(POLICIES)
         waits = self.chance.random() < 0.5
         if waits:
             await self.go_on(
@@ -237,9 +239,9 @@ class Driver:
         if waits:
             # What joins had given up is queued with the flow's own members.
             self.model.cancel(set(self.model.given_up))
-        if self.closed:
+        if POLICIES.index(policy) <= self.reach:
             return
-        self.closed = True
+        self.reach = POLICIES.index(policy)
         self.waiting = []
         spared = {"cancel_all": set(), "cancel_pending": self.model.running}.get(policy)
         if spared is not None:
@@ -291,7 +293,7 @@ class Driver:
             assert group.group_state == self.model.fired[name]
 
     def expected_state(self) -> FlowState:
-        if self.closed:
+        if self.reach >= 0:
             return FlowState.CANCELLED
         ends = {end for name, end in self.model.ended.items() if name not in self.model.spared}
         return FlowState.FAILED if ends & {FAILED, CANCELLED} else FlowState.COMPLETED

@@ -25,6 +25,7 @@ from flowfabric.core.flow_cancel import (
     check_cancellation_policy,
     check_grace,
     reconciled,
+    repeats_cancel,
     wait_ms,
 )
 from flowfabric.core.flow_model import CancellationPolicy, Flow, FlowState
@@ -247,3 +248,18 @@ def test_siblings_stay_queued_as_long_as_a_join_wants_one_cancelled(
     assert reconciled(wanting, queued, unended) is SiblingCancelAction(action)
     gone = "sremmed_stale" if queued else "no_op"
     assert reconciled(None, queued, unended) is SiblingCancelAction(gone)
+
+
+@pytest.mark.parametrize("decided", [None, *CancellationPolicy])
+@pytest.mark.parametrize("asked", CancellationPolicy)
+def test_cancelling_again_is_a_repeat_unless_it_reaches_further(
+    decided: CancellationPolicy | None, asked: CancellationPolicy
+) -> None:
+    reach = [
+        None,
+        CancellationPolicy.FLOW_ONLY,
+        CancellationPolicy.CANCEL_PENDING,
+        CancellationPolicy.CANCEL_ALL,
+    ]
+    flow = a_flow(cancellation_policy=decided)
+    assert repeats_cancel(flow, asked) is (reach.index(asked) <= reach.index(decided))

@@ -24,6 +24,12 @@ RETRY_DOUBLINGS_MAX = 6
 
 _ALIASES = {"cancel_flow_only": CancellationPolicy.FLOW_ONLY}
 
+_REACH = {
+    CancellationPolicy.FLOW_ONLY: 0,
+    CancellationPolicy.CANCEL_PENDING: 1,
+    CancellationPolicy.CANCEL_ALL: 2,
+}
+
 
 class NoWait(Struct, frozen=True, tag=True):
     """Return as soon as the cancellation is recorded."""
@@ -71,16 +77,24 @@ def wait_ms(wait: object) -> int | None:
             raise InvalidInput("wait", "must be NoWait, WaitTimeout or WaitIndefinite", wait)
 
 
+def repeats_cancel(flow: Flow, policy: CancellationPolicy) -> bool:
+    """Whether the flow was cancelled before, and its members at least as far as `policy` goes."""
+    decided = flow.cancellation_policy
+    return decided is not None and _REACH[policy] <= _REACH[decided]
+
+
 def cancelled_flow(flow: Flow, policy: CancellationPolicy, reason: str, now_ms: int) -> Flow:
+    """The flow closed. One that is closed stays so since then, and is cancelled further."""
+    first = flow.cancelled_at_ms is None
     return structs.replace(
         flow,
         public_flow_state=FlowState.CANCELLED,
-        cancelled_at_ms=now_ms,
-        cancel_reason=reason,
+        cancelled_at_ms=now_ms if first else flow.cancelled_at_ms,
+        cancel_reason=reason or flow.cancel_reason or "",
         cancellation_policy=policy,
         last_mutation_at_ms=now_ms,
         # A flow whose members had all ended ends anew, as cancelled.
-        ended_at_ms=None,
+        ended_at_ms=None if first else flow.ended_at_ms,
     )
 
 

@@ -103,6 +103,8 @@ class FlowAlreadyEnded(Struct, frozen=True, kw_only=True, tag="AlreadyTerminal")
     stored_cancellation_policy: CancellationPolicy | None
     stored_cancel_reason: str | None
     member_execution_ids: tuple[ExecutionId, ...]
+    """Members cancelled since the flow was, and those about to be, as many as are shown."""
+    member_count: int
 
 
 class CancellationScheduled(Struct, frozen=True, kw_only=True, tag=True):

@@ -173,12 +173,19 @@ def group_snapshot(group: EdgeGroup) -> EdgeGroupSnapshot:
     )
 
 
-def status_of(flow: Flow) -> FlowStatus:
-    if flow.public_flow_state is FlowState.CANCELLED:
-        return FlowStatus.CANCELLED
-    if flow.derived_state in (FlowState.COMPLETED, FlowState.FAILED):
-        return FlowStatus(flow.derived_state)
-    return FlowStatus.ACTIVE
+def closing(flow: Flow) -> bool:
+    """Whether the flow was cancelled, and the ends of its members are not all counted yet."""
+    cancelled = flow.public_flow_state is FlowState.CANCELLED
+    return cancelled and flow.derived_state is FlowState.OPEN
+
+
+def status_of(flow: Flow, *, going: bool) -> FlowStatus:
+    """Whether it has ended, and how. `going` tells of a closing flow whether members go on."""
+    if closing(flow):
+        return FlowStatus.ACTIVE if going else FlowStatus.CANCELLED
+    if flow.derived_state is FlowState.OPEN:
+        return FlowStatus.ACTIVE
+    return FlowStatus(flow.derived_state)
 
 
 ENDED_BADLY = (PublicState.FAILED, PublicState.EXPIRED)

@@ -25,15 +25,16 @@ from flowfabric.core.flow_cancel import (
     flow_cancel_event,
     postponed,
     reconciled,
+    repeats_cancel,
     wait_ms,
 )
 from flowfabric.core.flow_model import (
     CancellationPolicy,
     EdgeGroup,
     Flow,
-    FlowState,
     PendingCancel,
 )
+from flowfabric.core.flow_policy import SIBLING_REASONS
 from flowfabric.core.flow_results import (
     CancelFlowResult,
     CancelHeaderResult,
@@ -42,7 +43,7 @@ from flowfabric.core.flow_results import (
     FlowCancelled,
     SiblingCancelAction,
 )
-from flowfabric.core.ids import FIRST_UUID, ExecutionId, FlowId, make_execution_id, uuid_of
+from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, uuid_of
 from flowfabric.core.limits import BATCH_MAX, CANCEL_BATCH, MEMBERS_SHOWN_MAX
 from flowfabric.core.model import Execution
 from flowfabric.core.operator import CancelRequest, decide_cancel
@@ -71,8 +72,9 @@ class FlowCancels(FlowOperations):
     ) -> CancelFlowResult:
         """Close a flow and cancel the members its policy names.
 
-        Cancelling a cancelled flow answers with what was decided first. With a
-        `wait`, returns once those members have ended, or raises `OperationTimeout`.
+        A cancelled flow can be cancelled further: `cancel_all` after `cancel_pending` takes
+        the rest along. Any other repeat answers with what was decided and cancelled before.
+        With a `wait`, returns once those members have ended, or raises `OperationTimeout`.
         """
         budget_ms = wait_ms(wait)
         header = await self.cancel_flow_header(
@@ -84,7 +86,7 @@ class FlowCancels(FlowOperations):
                 cancellation_policy=header.stored_cancellation_policy
                 or check_cancellation_policy(cancellation_policy),
                 member_execution_ids=header.member_execution_ids,
-                member_count=len(header.member_execution_ids),
+                member_count=header.member_count,
             )
         if budget_ms is None:
             left = await self._left_to_cancel(asked, 1)
@@ -107,7 +109,7 @@ class FlowCancels(FlowOperations):
 
         async def body(tx: Transaction, at_once_max: int = CANCEL_BATCH) -> CancelHeaderResult:
             flow = await self.lock_flow(tx, asked)
-            if flow.public_flow_state is FlowState.CANCELLED:
+            if repeats_cancel(flow, policy):
                 return await self._already_ended(tx, flow)
             now_ms = await tx.now_ms()
             closed = cancelled_flow(flow, policy, why, now_ms)
@@ -129,16 +131,21 @@ class FlowCancels(FlowOperations):
             return await self.store.transact(lambda tx: body(tx, at_once_max=0))
 
     async def _already_ended(self, tx: Transaction, flow: Flow) -> FlowAlreadyEnded:
+        satisfied, impossible = SIBLING_REASONS
         rows = await tx.select(
-            "list_flow_members",
+            "cancelled_members",
             flow_id=flow.flow_id,
-            start=FIRST_UUID,
+            cancelled_at_ms=flow.cancelled_at_ms,
+            satisfied=satisfied,
+            impossible=impossible,
+            short_join=SHORT_JOIN,
             limit=MEMBERS_SHOWN_MAX,
         )
         return FlowAlreadyEnded(
             stored_cancellation_policy=flow.cancellation_policy,
             stored_cancel_reason=flow.cancel_reason,
             member_execution_ids=tuple(_member_ids(flow, rows)),
+            member_count=int(str(rows[0]["member_count"])) if rows else 0,
         )
 
     async def _give_up_short_joins(self, tx: Transaction, flow: Flow) -> None:

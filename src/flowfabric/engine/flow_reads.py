@@ -15,6 +15,7 @@ from flowfabric.core.flow_views import (
     FlowMember,
     FlowSnapshot,
     FlowSummary,
+    closing,
     derive_flow_state,
     edge_snapshot,
     eligibility,
@@ -120,28 +121,21 @@ class FlowReads(FlowOperations):
         if limit == 0 or start is None:
             return FlowPage(flows=(), next_cursor=None)
 
-        async def body(reader: Reader) -> Sequence[Flow]:
-            now_ms = await reader.now_ms()
-            if index is None:
-                return await reader.select_records(
-                    Flow,
-                    "list_flows",
-                    namespace=namespace,
-                    start=start,
-                    now_ms=now_ms,
-                    limit=limit + 1,
-                )
-            return await reader.select_records(
+        async def body(reader: Reader) -> list[FlowListItem]:
+            name, among = _flow_list(namespace, index)
+            found = await reader.select_records(
                 Flow,
-                "list_partition_flows",
-                partition_key=index,
+                name,
                 start=start,
-                now_ms=now_ms,
+                now_ms=await reader.now_ms(),
                 limit=limit + 1,
+                **among,
             )
+            going = await _going(reader, [flow.flow_id for flow in found if closing(flow)])
+            return [_list_item(flow, going=flow.flow_id in going) for flow in found]
 
         found = await self.store.read(body)
-        page = tuple(_list_item(flow) for flow in found[:limit])
+        page = tuple(found[:limit])
         return FlowPage(flows=page, next_cursor=page[-1].flow_id if len(found) > limit else None)
 
     def _check_partition(self, partition: object) -> int | None:
@@ -388,6 +382,22 @@ async def _all_edges(
     return edges
 
 
+def _flow_list(
+    namespace: str | None, partition_key: int | None
+) -> tuple[str, dict[str, str | int | None]]:
+    if partition_key is None:
+        return "list_flows", {"namespace": namespace}
+    return "list_partition_flows", {"partition_key": partition_key}
+
+
+async def _going(reader: Reader, flow_ids: Sequence[FlowId]) -> set[FlowId]:
+    """Those of the flows with members that have not ended."""
+    if not flow_ids:
+        return set()
+    rows = await reader.select("going_flows", flow_ids=list(flow_ids))
+    return {FlowId(str(row["flow_id"])) for row in rows}
+
+
 def _edge_list(
     upstream: ExecutionId | None, downstream: ExecutionId | None
 ) -> tuple[str, dict[str, str]]:
@@ -411,13 +421,13 @@ def _member(partition_key: int, row: Row) -> FlowMember:
     )
 
 
-def _list_item(flow: Flow) -> FlowListItem:
+def _list_item(flow: Flow, *, going: bool) -> FlowListItem:
     return FlowListItem(
         flow_id=flow.flow_id,
         flow_kind=flow.flow_kind,
         namespace=flow.namespace,
         created_at_ms=flow.created_at_ms,
-        status=status_of(flow),
+        status=status_of(flow, going=going),
     )
 
 
