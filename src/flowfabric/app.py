@@ -32,10 +32,10 @@ from flowfabric.errors import Unavailable
 from flowfabric.flows.builder import Flow
 from flowfabric.flows.run import FlowRun
 from flowfabric.outages import waited_out
-from flowfabric.registry import Registry
 from flowfabric.retrying import Retry
 from flowfabric.run import Run
 from flowfabric.signals import Signals
+from flowfabric.standing_in import Replaceable
 from flowfabric.store.base import Clock
 from flowfabric.submission import check_options, read_submission, request_of
 from flowfabric.task import Call, Executor, SubmitOptions, Task, TaskSettings
@@ -59,7 +59,7 @@ DEFAULT_NAMESPACE = "default"
 MEMORY_URL = "sqlite:///:memory:"
 
 
-class App(Registry):
+class App(Replaceable):
     """Tasks on one database."""
 
     def __init__(
@@ -96,7 +96,6 @@ class App(Registry):
         self.codec = codec
         self.resources = Resources()
         self._middleware: list[Middleware] = []
-        self._adopted: list[App] = []
         self._config = config
         self._clock = clock
         self._pool_max = pool_max
@@ -213,7 +212,7 @@ class App(Registry):
         Nothing is replaced: a task or schedule whose name is taken is refused. Adopting the same
         app again changes nothing.
         """
-        if other in self._adopted:
+        if other in self.adopted:
             return
         self.check_adoptable(other)
         self.tasks |= other.tasks
@@ -222,10 +221,19 @@ class App(Registry):
         ]
         self._middleware += other.middlewares
         self.resources.adopt(other.resources)
-        self._adopted.append(other)
+        self.adopted.append(other)
 
     def meet(self, task: Task[..., object]) -> None:
         """Called with every task that is submitted through this app."""
+
+    @property
+    def _here(self) -> "App":
+        """The app that does what this one is asked to: itself, unless a test stands in for it."""
+        stand_in = self.find_stand_in()
+        return stand_in if isinstance(stand_in, App) else self
+
+    def is_open(self) -> bool:
+        return self._opened is not None and not self._opened.loop.is_closed()
 
     # Submitting
 
@@ -252,30 +260,32 @@ class App(Registry):
         transaction: it exists if and when that one commits.
         """
         call, options = read_submission(what, args, given)
-        self.meet(call.task)
-        opened = await self._open_unless_closed()
-        request = request_of(call, options, self.namespace)
+        here = self._here
+        here.meet(call.task)
+        opened = await here._open_unless_closed()
+        request = request_of(call, options, here.namespace)
         if options.connection is None:
             created = await opened.submissions.submit(request)
         else:
             (created,) = await opened.engine.create_executions_on(options.connection, [request])
-        return opened.run_of(call.task, created, self.namespace)
+        return opened.run_of(call.task, created, here.namespace)
 
     async def submit_many(
         self, calls: Sequence[Call[R]], **options: Unpack[SubmitOptions]
     ) -> list[Run[R]]:
         """Submit many calls, `[publish(1), publish(2)]`, in as few transactions as possible."""
         checked, calls = check_options(options), check_calls(calls)
+        here = self._here
         for call in calls:
-            self.meet(call.task)
-        opened = await self._open_unless_closed()
-        requests = [request_of(call, checked, self.namespace) for call in calls]
+            here.meet(call.task)
+        opened = await here._open_unless_closed()
+        requests = [request_of(call, checked, here.namespace) for call in calls]
         if checked.connection is None:
             created = await opened.submissions.submit_many(requests)
         else:
             created = await opened.engine.create_executions_on(checked.connection, requests)
         return [
-            opened.run_of(call.task, each, self.namespace)
+            opened.run_of(call.task, each, here.namespace)
             for call, each in zip(calls, created, strict=True)
         ]
 
@@ -290,20 +300,22 @@ class App(Registry):
 
         With a `flow_id` of your own, building and starting the same flow again adds nothing.
         """
+        here = self._here
         return Flow(
-            self._open_unless_closed,
+            here._open_unless_closed,
             kind,
-            namespace=self.namespace,
+            namespace=here.namespace,
             tags=tags,
             flow_id=flow_id,
-            meet=self.meet,
+            meet=here.meet,
         )
 
     def flow_run(self, flow_id: str) -> FlowRun:
         """A flow started elsewhere. The app must be open, or have been."""
-        opened = self._require()
+        here = self._here
+        opened = here._require()
         checked = opened.engine.check_flow_id(flow_id)
-        return FlowRun(opened, checked, namespace=self.namespace)
+        return FlowRun(opened, checked, namespace=here.namespace)
 
     def run(self, task: Task[..., R], execution_id: str) -> Run[R]:
         """The run of an execution submitted elsewhere, by its id in full, its uuid, or your own id.
@@ -311,29 +323,32 @@ class App(Registry):
         The app must be open, or have been, on an event loop before this one.
         """
         check_task("run", task)
-        opened = self._require()
-        checked = opened.engine.named_execution_id(execution_id, self.namespace)
-        return Run(opened, task, checked, namespace=self.namespace)
+        here = self._here
+        opened = here._require()
+        checked = opened.engine.named_execution_id(execution_id, here.namespace)
+        return Run(opened, task, checked, namespace=here.namespace)
 
     @cached_property
     def blocking(self) -> Blocking:
         """The same without an event loop, for scripts and web frameworks like Django."""
-        return Blocking(self._connect, self.namespace, self.meet)
+        return Blocking(self._connect, self.namespace, self.meet, lambda: self._here.blocking)
 
     @cached_property
     def signals(self) -> Signals:
         """Signals for executions that wait, and the list of what they wait for."""
-        return Signals(self._open_engine, self.namespace)
+        return Signals(self._open_engine, lambda: self._here.namespace)
 
     # Opening and closing
 
     @property
     def engine(self) -> Engine:
         """The engine beneath; the app must be open."""
-        return self._require().engine
+        return self._here._require().engine
 
     async def open(self) -> Opened:
         """Connect, if it is not connected yet."""
+        if self._here is not self:
+            return await self._here.open()
         self._closed = False
         if self._opened is not None and self._opened.loop.is_closed():
             self._opened = self._guard = self._opening = None
@@ -355,12 +370,14 @@ class App(Registry):
 
     async def _open_unless_closed(self) -> Opened:
         """Scripts may submit without opening; after closing, that would leak a connection."""
-        if self._closed and self._opened is None:
+        if self._closed and self._opened is None and self._here is self:
             raise Unavailable("app", "it has been closed; `async with app:` opens it again")
         return await self.open()
 
     async def close(self) -> None:
         """Send what is underway and disconnect. It may be opened again."""
+        if self._here is not self:
+            return  # What stands in for it is closed by the test.
         self._closed = True
         guard, self._guard = self._guard, None
         self._opened = self._opening = None
@@ -416,7 +433,7 @@ class App(Registry):
 
     def _worker(self, opened: Opened, settings: WorkerSettings) -> Worker:
         # A database in memory cannot be opened a second time.
-        own: Connect | None = None if self.url == MEMORY_URL else partial(self._connect, 1)
+        own: Connect | None = None if self._here.url == MEMORY_URL else partial(self._connect, 1)
         return Worker(
             opened.engine,
             self.tasks,
@@ -425,7 +442,7 @@ class App(Registry):
             resources=self.resources,
             middleware=self._middleware,
             connect=own,
-            namespace=self.namespace,
+            namespace=self._here.namespace,
         )
 
     async def _connect(self, pool_max: int | None = None) -> Engine:

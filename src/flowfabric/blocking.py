@@ -41,9 +41,11 @@ class Blocking:
         connect: Callable[[], Awaitable[Engine]],
         namespace: str,
         meet: Callable[[Task[..., object]], None],
+        here: "Callable[[], Blocking] | None" = None,
     ) -> None:
-        """`meet` is told of every task that is submitted."""
+        """`meet` is told of every task that is submitted; `here` tells who does the work."""
         self._meet = meet
+        self._here = here
         self.namespace = namespace
         self._connect = connect
         self._lock = threading.Lock()
@@ -68,49 +70,57 @@ class Blocking:
     def submit(self, what: object, /, *args: object, **given: object) -> "BlockingRun[object]":
         """Store an execution; see `App.submit`."""
         call, options = read_submission(what, args, given)
-        self._meet(call.task)
-        opened = self._open()
-        request = request_of(call, options, self.namespace)
+        here = self.here
+        here._meet(call.task)
+        opened = here._open()
+        request = request_of(call, options, here.namespace)
         if options.connection is None:
-            created = self.wait(opened.submissions.submit(request))
+            created = here.wait(opened.submissions.submit(request))
         else:
             (created,) = opened.engine.create_executions_on_sync(options.connection, [request])
-        return BlockingRun(self, opened.run_of(call.task, created, self.namespace))
+        return BlockingRun(here, opened.run_of(call.task, created, here.namespace))
 
     def submit_many(
         self, calls: Sequence[Call[R]], **options: Unpack[SubmitOptions]
     ) -> "list[BlockingRun[R]]":
         """Submit many calls at once; see `App.submit_many`."""
         checked, calls = check_options(options), check_calls(calls)
+        here = self.here
         for call in calls:
-            self._meet(call.task)
-        opened = self._open()
-        requests = [request_of(call, checked, self.namespace) for call in calls]
+            here._meet(call.task)
+        opened = here._open()
+        requests = [request_of(call, checked, here.namespace) for call in calls]
         if checked.connection is None:
-            created = self.wait(opened.submissions.submit_many(requests))
+            created = here.wait(opened.submissions.submit_many(requests))
         else:
             created = opened.engine.create_executions_on_sync(checked.connection, requests)
         return [
-            BlockingRun(self, opened.run_of(call.task, each, self.namespace))
+            BlockingRun(here, opened.run_of(call.task, each, here.namespace))
             for call, each in zip(calls, created, strict=True)
         ]
 
     def run(self, task: Task[..., R], execution_id: str) -> "BlockingRun[R]":
         """The run of an execution submitted elsewhere; see `App.run`."""
         check_task("run", task)
-        opened = self._open()
-        checked = opened.engine.named_execution_id(execution_id, self.namespace)
-        run = Run(opened, task, checked, namespace=self.namespace)
-        return BlockingRun(self, run)
+        here = self.here
+        opened = here._open()
+        checked = opened.engine.named_execution_id(execution_id, here.namespace)
+        run = Run(opened, task, checked, namespace=here.namespace)
+        return BlockingRun(here, run)
 
     @property
     def signals(self) -> "BlockingSignals":
         """Signals for what waits; see `App.signals`."""
         return BlockingSignals(self)
 
+    @property
+    def here(self) -> "Blocking":
+        """What does the work: this, unless a test stands in for its app."""
+        return self if self._here is None else self._here()
+
     def open(self) -> Engine:
         """The engine on the background loop, connected if it was not yet."""
-        return self._open().engine
+        return self.here._open().engine
 
     def wait(self, work: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the background loop and wait for it."""
@@ -121,7 +131,7 @@ class Blocking:
         self, connection: object, work: Callable[[Engine], Coroutine[object, object, T]]
     ) -> T:
         """Do something on the background loop; or on this thread, inside a transaction of it."""
-        engine = self.open()
+        engine = self._open().engine
         if connection is None:
             return self.wait(work(engine))
         return _here(work(engine.on(connection, sync=True)))
@@ -239,7 +249,11 @@ class BlockingSignals:
     """Signals, for code without an event loop."""
 
     def __init__(self, blocking: Blocking) -> None:
-        self._blocking = blocking
+        self._given = blocking
+
+    @property
+    def _blocking(self) -> Blocking:
+        return self._given.here
 
     def deliver(
         self,

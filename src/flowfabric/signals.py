@@ -303,7 +303,9 @@ async def send(
 class Signals:
     """An app's way to signal executions, and to see what waits for one."""
 
-    def __init__(self, engine: Callable[[], Awaitable[Engine]], namespace: str) -> None:
+    def __init__(
+        self, engine: Callable[[], Awaitable[Engine]], namespace: Callable[[], str]
+    ) -> None:
         self._engine = engine
         self._namespace = namespace
 
@@ -331,7 +333,7 @@ class Signals:
             payload,
             source=source,
             idempotency_key=idempotency_key,
-            namespace=self._namespace,
+            namespace=self._namespace(),
         )
 
     async def send(
@@ -354,14 +356,14 @@ class Signals:
             payload,
             source=source,
             idempotency_key=idempotency_key,
-            namespace=self._namespace,
+            namespace=self._namespace(),
             keep=keep,
         )
 
     async def token(self, execution_id: str, name: str) -> SignalToken:
         """The token of what an execution waits for under a name, to hand out."""
         engine = await self._engine()
-        return await token_for(engine, execution_id, name, namespace=self._namespace)
+        return await token_for(engine, execution_id, name, namespace=self._namespace())
 
     async def pending(self, *, cursor: str | None = None, limit: int = 100) -> Inbox:
         """The inbox: what suspended executions wait for, longest first, without tokens.
@@ -369,4 +371,4 @@ class Signals:
         `limit` counts executions; `next_cursor` continues.
         """
         engine = await self._engine()
-        return await engine.list_inbox(namespace=self._namespace, cursor=cursor, limit=limit)
+        return await engine.list_inbox(namespace=self._namespace(), cursor=cursor, limit=limit)

@@ -20,7 +20,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.outcomes import Outcome
-from flowfabric.errors import Bug, ExecutionNotTerminal, NotFound, OperationTimeout
+from flowfabric.errors import Bug, ExecutionNotTerminal, InvalidInput, NotFound, OperationTimeout
 from flowfabric.reconcilers.supervisor import URGENT, run_due
 from flowfabric.run import Endings
 from flowfabric.submission import Submissions
@@ -148,11 +148,14 @@ class LocalApp(App):
     """An app on a database in memory that runs its work when told to.
 
     Nothing happens by itself: `drain` runs what is ready and applies what is due by
-    the clock, so that a test decides when anything happens.
+    the clock, so that a test decides when anything happens. While it is open it stands in
+    for the apps whose tasks it runs: whatever they are asked to do happens here.
     """
 
     def __init__(self, of: App | None = None, clock: SettableClock | None = None) -> None:
         """`of` is the application under test, whose tasks and resources are used."""
+        if of is not None and not isinstance(of, App):
+            raise InvalidInput("app", "must be an App: app=shop.app, where shop is its module", of)
         self.clock = clock or SettableClock()
         namespace = DEFAULT_NAMESPACE if of is None else of.namespace
         codec = None if of is None else of.codec
@@ -167,12 +170,19 @@ class LocalApp(App):
         if task.kind not in self.tasks and isinstance(task.owner, App):
             self.adopt(task.owner)
 
+    def adopt(self, other: App) -> None:
+        super().adopt(other)
+        if self._opened is not None:
+            other.replace_with(self)
+
     async def open(self) -> Opened:
         opened = await super().open()
         if not isinstance(opened.endings, LocalEndings):
             endings = LocalEndings(opened.engine, self._wait_for_drains)
             opened = self._opened = replace(opened, endings=endings)
             await self.store_schedules(opened.engine)
+            for each in self.adopted:
+                each.replace_with(self)
         return opened
 
     async def _wait_for_drains(self) -> bool:
@@ -276,14 +286,21 @@ class LocalApp(App):
         return True
 
     async def close(self) -> None:
-        await self.resources.close()
-        await super().close()
+        for each in self.adopted:
+            each.restore_from(self)
+        try:
+            await self.resources.close()
+        finally:
+            await super().close()
 
 
 @asynccontextmanager
 async def engine(
     clock: SettableClock | None = None, *, app: App | None = None
 ) -> AsyncIterator[LocalApp]:
-    """An open `LocalApp`: `async with testing.engine(clock, app=shop) as app: …`."""
+    """An open `LocalApp`: `async with testing.engine(clock, app=shop.app) as app: …`.
+
+    Until the end of the block whatever uses `shop.app` does so on the database of the test.
+    """
     async with LocalApp(app, clock) as local:
         yield local
