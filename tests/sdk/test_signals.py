@@ -98,6 +98,26 @@ async def test_a_plain_function_waits_too(waiting_app: App) -> None:
         assert await run.result(timeout="20s") == [True, 7, ["a", "b"], "nobody"]
 
 
+async def test_signals_are_returned_as_the_conditions_name_them(waiting_app: App) -> None:
+    app = waiting_app
+
+    @app.task
+    async def gate(ctx: Context) -> object:
+        legal, finance = await ctx.wait_for(all_of("legal", "finance"), type=str)
+        voted = await ctx.wait_for("chair", count(2, "vote"), type=str)
+        return [legal.payload, finance.payload, [each.payload for each in voted]]
+
+    async with working(app):
+        run = await app.submit(gate)
+        await reached(run, PublicState.SUSPENDED)
+        await run.signal("finance", "F")
+        await run.signal("legal", "L")
+        for name, vote in (("vote", "2nd"), ("vote", "1st"), ("chair", "C")):
+            await listed(app, "chair")
+            await run.signal(name, vote)
+        assert await run.result(timeout="20s") == ["L", "F", ["C", "2nd", "1st"]]
+
+
 async def listed(app: App, name: str) -> None:
     """Wait until something waits under a name, by asking."""
     async with asyncio.timeout(20):
@@ -323,7 +343,7 @@ async def test_composites_nest_and_the_first_of_several_names_may_do() -> None:
         assert await run.state() is PublicState.SUSPENDED
         await run.signal("vote")
         await app.drain()
-        assert await run.result(timeout=1) == ["no", "vote", "cost", "legal", "vote"]
+        assert await run.result(timeout=1) == ["no", "legal", "cost", "vote", "vote"]
 
 
 async def test_an_operator_can_end_a_wait_without_its_signal() -> None:

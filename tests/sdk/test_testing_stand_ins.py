@@ -14,9 +14,9 @@ from flowfabric.errors import InvalidInput, Unavailable
 class Shop:
     """A module of an application, which knows its own app and nothing of tests."""
 
-    def __init__(self, path: Path, **settings: str) -> None:
+    def __init__(self, path: Path, namespace: str = "default") -> None:
         self.path = path
-        self.app = app = App(f"sqlite:///{path}", **settings)
+        self.app = app = App(f"sqlite:///{path}", namespace=namespace)
         # As modules may hold them.
         self.signals = app.signals
         self.blocking = app.blocking

@@ -41,7 +41,7 @@ async def test_tokens_for_two_approvals_are_handed_out_before_both_are_waited_fo
         last = await app.signals.deliver(min(told["legal"]), "legal", 2)
         assert isinstance(last, SignalAccepted)
         assert last.resumed
-        assert await run.result(timeout="20s") == [["finance", 1], ["legal", 2]]
+        assert await run.result(timeout="20s") == [["legal", 2], ["finance", 1]]
     assert [len(tokens) for tokens in told.values()] == [1, 1]
 
 
@@ -82,7 +82,7 @@ async def test_one_whose_time_is_over_is_replaced_and_the_other_kept(clock: Sett
         await app.signals.deliver(long, "long")
         await run.signal("short")
         await app.drain()
-        assert await run.result(timeout=1) == ["long", "short"]
+        assert await run.result(timeout=1) == ["short", "long"]
 
 
 async def test_a_repeated_signal_is_not_taken_for_the_next_wait_of_the_same_name() -> None:

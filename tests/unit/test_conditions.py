@@ -24,6 +24,7 @@ from flowfabric.core.conditions import (
     is_satisfied,
     observe,
     parse_condition,
+    ranks_of,
     referenced_waitpoint_keys,
     required_signal_names,
     stored_condition,
@@ -123,6 +124,22 @@ def test_keys_are_found_in_the_order_they_are_mentioned() -> None:
     )
     assert referenced_waitpoint_keys(condition) == ("c", "b", "a")
     assert referenced_waitpoint_keys(OperatorOnly()) == ()
+
+
+@pytest.mark.parametrize(
+    ("condition", "names"),
+    [
+        (Single("a", ByName("b")), "b"),
+        (Single("a"), "a"),
+        (AllOf((Single("b", ByName("b")), Single("a", ByName("a")))), "b a"),
+        (Count(1, CountKind.DISTINCT_SIGNALS, ("c", "a")), "c a"),
+        (AllOf((Single("c"), Count(2, CountKind.DISTINCT_SIGNALS, ("a", "c", "b")))), "c a b"),
+        (OperatorOnly(), ""),
+    ],
+)
+def test_signals_stand_where_a_condition_first_names_them(condition: Condition, names: str) -> None:
+    ranks = ranks_of(condition)
+    assert sorted(ranks, key=lambda name: ranks[name]) == names.split()
 
 
 def test_required_names() -> None:

@@ -219,6 +219,18 @@ def referenced_waitpoint_keys(condition: Condition) -> tuple[WaitpointKey, ...]:
     return tuple(WaitpointKey(key) for key in mentioned)
 
 
+def ranks_of(condition: Condition) -> dict[str, int]:
+    """Where each signal stands in the condition, by its name; a waitpoint that takes any name
+    stands for its own."""
+    names = (name for leaf in leaves(condition) for name in _names_of(leaf))
+    return {name: rank for rank, name in enumerate(dict.fromkeys(names))}
+
+
+def _names_of(leaf: Leaf) -> tuple[str, ...]:
+    matcher = leaf.matcher
+    return (matcher.signal_name,) if isinstance(matcher, ByName) else keys_of(leaf)
+
+
 def required_signal_names(condition: Condition, waitpoint_key: str) -> tuple[str, ...]:
     """The names waited for at one waitpoint; none when every name will do."""
     if isinstance(condition, OperatorOnly):

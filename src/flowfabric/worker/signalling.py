@@ -90,7 +90,8 @@ class SignalVerbs(Verbs):
     ) -> Coroutine[object, object, object]:
         """Wait until all conditions are met: names, `all_of`, `any_of`, `count`.
 
-        Returns the signals that counted, in the order they came.
+        Returns the signals that counted, in the order in which the conditions name them; those
+        of one name in the order they came.
         """
         check_awaited(self, "wait_for")
         wait, what = self._wait_for(conditions, timeout)

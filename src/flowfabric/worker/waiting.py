@@ -17,7 +17,12 @@ import msgspec
 from msgspec import Raw, Struct
 
 from flowfabric.core.announcing import ANNOUNCED_FOR_MS
-from flowfabric.core.conditions import Condition, referenced_waitpoint_keys, takes_own_name
+from flowfabric.core.conditions import (
+    Condition,
+    ranks_of,
+    referenced_waitpoint_keys,
+    takes_own_name,
+)
 from flowfabric.core.ids import ExecutionId, uuid4_from
 from flowfabric.core.step_model import Step
 from flowfabric.core.suspend_request import FreshWaitpoint
@@ -110,11 +115,11 @@ async def outcome_of(services: Services, wait: Wait) -> StoredWait:
         with services.parking.working():
             suspension_id, view = await _last_pause(services, call)
             if view is not None:
-                ended = _stored(view)
+                ended = _stored(view, wait.condition)
                 await services.steps.store_later(call, result=msgspec.json.encode(ended))
                 return ended
         view = await _until_signalled(services, _pause(services, wait, suspension_id))
-        ended = _stored(view)
+        ended = _stored(view, wait.condition)
         await services.steps.store_later(call, result=msgspec.json.encode(ended))
         return ended
 
@@ -176,12 +181,15 @@ def _pause(services: Services, wait: Wait, suspension_id: str) -> Pause:
     )
 
 
-def _stored(view: SuspensionView) -> StoredWait:
+def _stored(view: SuspensionView, condition: Condition) -> StoredWait:
     if not view.resumed:
         return StoredWait(ended="operator")
     if view.satisfied_at_ms is None:
         return StoredWait(ended="timeout")
-    return StoredWait(ended="signals", signals=tuple(_stored_signal(s) for s in view.signals))
+    ranks = ranks_of(condition)
+    # As the condition names them; those of one name, or of none that it names, as they came.
+    ordered = sorted(view.signals, key=lambda each: ranks.get(each.signal_name, len(ranks)))
+    return StoredWait(ended="signals", signals=tuple(_stored_signal(each) for each in ordered))
 
 
 def _stored_signal(signal: ResumeSignal) -> StoredSignal:
