@@ -16,6 +16,8 @@ from msgspec import inspect
 
 from flowfabric.core.checks import check_depth
 from flowfabric.errors import InvalidInput
+from flowfabric.hidden_fields import hidden_field
+from flowfabric.private_fields import with_private_fields
 
 T = TypeVar("T")
 
@@ -38,6 +40,7 @@ class Model(Protocol):
 def encode_value(field: str, value: object) -> bytes:
     """Raises `InvalidInput` that names `field` and what in it cannot be stored."""
     try:
+        value = with_private_fields(value)
         data = msgspec.json.encode(value, enc_hook=_plain)
         # Only what was written as null can have been a number JSON lacks.
         built = msgspec.to_builtins(value, enc_hook=_plain_or_raw) if b"null" in data else None
@@ -78,6 +81,10 @@ def check_storable(field: str, kind: object) -> None:
                 f"{name} cannot be stored. What can: {KINDS}. Pass what it is made of and make it"
                 f" inside the function, or call app.provide({name}, …) before the task is declared",
             )
+        if isinstance(each, inspect.CustomType) and isinstance(each.cls, type):
+            hidden = hidden_field(each.cls)
+            if hidden is not None:
+                raise InvalidInput(field, f"cannot be stored: {_secret(hidden)}")
 
 
 def _parts(described: inspect.Type, seen: set[int]) -> Iterator[inspect.Type]:
@@ -101,8 +108,18 @@ def _is_read(kind: object) -> bool:
 def _plain(value: object) -> object:
     """What msgspec does not know, as something it does."""
     if isinstance(value, Model):
+        hidden = hidden_field(type(value))
+        if hidden is not None:
+            raise TypeError(_secret(hidden))
         return value.model_dump(mode="json", by_alias=True)
     raise TypeError(f"a value of type {type(value).__qualname__} has no JSON form")
+
+
+def _secret(place: str) -> str:
+    return (
+        f"{place} is a secret, which Pydantic writes as asterisks. Pass what the secret is found by"
+        " and look it up inside the function, or give the field a serializer (@field_serializer)"
+    )
 
 
 def typed(kind: type, value: object) -> object:

@@ -27,6 +27,7 @@ class Line:
 @attrs.define
 class Basket:
     lines: list[Line]
+    _number: int = 0
 
 
 class Order(msgspec.Struct):
@@ -40,4 +41,4 @@ def price(amount: str = "9.95") -> Price:
 
 def order() -> Order:
     line = Line("tea", price(), {"before": [price("12")]})
-    return Order(Basket([line]), price("1"))
+    return Order(Basket([line], number=7), price("1"))

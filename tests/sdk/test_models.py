@@ -106,6 +106,17 @@ def file() -> list[io.BytesIO]:
 def either(given: Price | Line) -> None: ...
 
 
+class Login(pydantic.BaseModel):
+    password: pydantic.SecretStr
+
+
+def sign_in(logins: list[Login]) -> None: ...
+
+
+def signed_in() -> Login:
+    return Login(password=pydantic.SecretStr("s"))
+
+
 @pytest.mark.parametrize(
     ("function", "named"),
     [
@@ -114,6 +125,8 @@ def either(given: Price | Line) -> None: ...
         (opened, "argument connections of opened: socket cannot be stored"),
         (file, "the result of file: BytesIO cannot be stored"),
         (either, "argument given of either: cannot be stored"),
+        (sign_in, "argument logins of sign_in: cannot be stored: Login.password is a secret"),
+        (signed_in, "the result of signed_in: cannot be stored: Login.password is a secret"),
     ],
 )
 def test_what_cannot_be_stored_is_refused_when_the_task_is_declared(
