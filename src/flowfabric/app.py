@@ -326,7 +326,7 @@ class App(Replaceable):
         here = self._here
         opened = here._require()
         checked = opened.engine.named_execution_id(execution_id, here.namespace)
-        return Run(opened, task, checked, namespace=here.namespace)
+        return Run(opened, task, checked, namespace=here.namespace, called=execution_id)
 
     @cached_property
     def blocking(self) -> Blocking:

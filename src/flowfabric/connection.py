@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from shlex import quote
 from typing import Self, TypeVar
 
 from flowfabric.coding import Codec, CodedEngine
@@ -40,7 +41,9 @@ async def connect(
             return await CodedEngine.opened_with(store, config, codec)
         return await Engine.open(store, config)
     except SchemaTooOld as error:
-        raise SchemaTooOld(error.found, error.expected, redact(url)) from None
+        # What is masked cannot be pasted.
+        pasted = quote(url) if redact(url) == url else None
+        raise SchemaTooOld(error.found, error.expected, pasted) from None
 
 
 async def migrate(url: str) -> tuple[str, ...]:

@@ -100,9 +100,8 @@ class SchemaTooOld(Unavailable):
     """The database schema is older than this package needs. Run `flowfabric migrate`."""
 
     def __init__(self, found: int, expected: int, url: str | None = None) -> None:
-        command = (
-            "run `flowfabric migrate`" if url is None else f"run: flowfabric migrate --url {url}"
-        )
+        where = "--app module:app, or its URL in FLOWFABRIC_URL" if url is None else f"--url {url}"
+        command = f"run: flowfabric migrate {where}"
         detail = f"the database is at version {found}, this package needs {expected}; {command}"
         super().__init__("schema", detail)
         self.found, self.expected = found, expected
@@ -141,8 +140,8 @@ class ResourceExhausted(FlowFabricError, error_class=ErrorClass.RETRYABLE, http_
 class OperationTimeout(FlowFabricError, code="timeout", http_status=504):
     """The operation took longer than allowed. It may or may not have happened."""
 
-    def __init__(self, op: str, elapsed_ms: int) -> None:
-        super().__init__(f"{op} timed out after {elapsed_ms} ms")
+    def __init__(self, op: str, elapsed_ms: int, why: str = "") -> None:
+        super().__init__(f"{op} timed out after {elapsed_ms} ms{f': {why}' if why else ''}")
         self.op, self.elapsed_ms = op, elapsed_ms
 
 

@@ -12,7 +12,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from flowfabric.core.details import ExecutionDetails, StepView
 from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.explain import Explanation
-from flowfabric.core.ids import ExecutionId
+from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState
@@ -49,6 +49,8 @@ READ_GAP_S: Final = 0.002
 AFTER_ERROR_S: Final = 0.5
 READ_TIMEOUT_S: Final = 5.0
 """How long a look may take: a network that swallows it must not hold up whoever waits."""
+REASON_TIMEOUT_S: Final = 1.0
+"""How long whoever waited in vain waits for the reason."""
 
 _ENDINGS: Final[dict[PublicState, type[Unsuccessful]]] = {
     PublicState.FAILED: ExecutionFailed,
@@ -94,13 +96,23 @@ class Endings:
                 return await future
         except TimeoutError:
             elapsed_ms = round((time.monotonic() - started_s) * 1_000)
-            raise OperationTimeout(f"waiting for {execution_id}", elapsed_ms) from None
+            raise await self._timed_out(execution_id, elapsed_ms) from None
         finally:
             waiting = self._awaited.get(execution_id)
             if waiting is not None:
                 waiting.discard(future)
                 if not waiting:
                     del self._awaited[execution_id]
+
+    async def _timed_out(self, execution_id: ExecutionId, elapsed_ms: int) -> OperationTimeout:
+        """With the reason why it has not ended, if the database tells soon."""
+        try:
+            with statements_within(REASON_TIMEOUT_S):
+                why = await self._engine.explain_execution(execution_id)
+        except FlowFabricError:
+            return OperationTimeout(f"waiting for {uuid_of(execution_id)}", elapsed_ms)
+        called = why.own_id or uuid_of(execution_id)
+        return OperationTimeout(f"waiting for {called}", elapsed_ms, why.sentence)
 
     async def is_idle(self) -> bool:
         """Whether nothing will end any more by itself, as in tests that run work by hand."""
@@ -174,9 +186,14 @@ class Run(Generic[R_co]):
         execution_id: ExecutionId,
         *,
         namespace: str | None = None,
+        called: str | None = None,
     ) -> None:
-        """With a `namespace`, an execution of another one does not exist here."""
+        """With a `namespace`, an execution of another one does not exist here.
+
+        `called` is the id it was asked for by.
+        """
         self.execution_id = execution_id
+        self._called = called or execution_id
         self.task = task
         self._namespace = namespace
         self._opened = opened
@@ -200,7 +217,7 @@ class Run(Generic[R_co]):
         opened = await self._here()
         found = await opened.engine.read_execution_state(self.execution_id)
         if found is None:
-            raise NotFound("execution", self.execution_id)
+            raise NotFound("execution", self._called)
         return found
 
     async def snapshot(self) -> ExecutionDetails:
@@ -208,7 +225,7 @@ class Run(Generic[R_co]):
         opened = await self._opened.here()
         found = await opened.engine.inspect_execution(self.execution_id)
         if found is None or self._namespace not in (None, found.namespace):
-            raise NotFound("execution", self.execution_id)
+            raise NotFound("execution", self._called)
         return found
 
     async def steps(self) -> tuple[StepView, ...]:
@@ -271,6 +288,6 @@ class Run(Generic[R_co]):
         """The app, once it is certain that it may see the execution; executions do not move."""
         opened = self._opened = await self._opened.here()
         if self._namespace is not None:
-            await check_namespace(opened.engine, self.execution_id, self._namespace)
+            await check_namespace(opened.engine, self.execution_id, self._namespace, self._called)
             self._namespace = None
         return opened

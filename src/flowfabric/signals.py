@@ -46,6 +46,8 @@ TOKEN_PREFIX: Final = "fft_"
 TOKEN_TEXT_MAX: Final = 1_024
 SIGNAL_PATIENCE_S: Final = 10.0
 """How long sending a signal may take, the wait for a connection included."""
+NO_TOKEN: Final = "; a token exists from when it waits, or from `ctx.waitpoint`, until it goes on"
+
 EXTERNAL: Final = "external"
 OPERATOR: Final = "operator"
 
@@ -247,13 +249,16 @@ async def token_for(
         token = await engine.read_waitpoint_token(execution_id, each.waitpoint_id)
         if token is not None:
             return SignalToken(each.execution_id, each.waitpoint_id, token)
-    raise not_awaited(execution_id, name, [each.waitpoint_key for each in found])
+    called = await engine.called(execution_id)
+    raise not_awaited(called, name, [each.waitpoint_key for each in found], NO_TOKEN)
 
 
-async def check_namespace(engine: Engine, execution_id: str, namespace: str) -> None:
-    """Raise `NotFound` unless the execution exists in this namespace."""
+async def check_namespace(
+    engine: Engine, execution_id: str, namespace: str, called: str | None = None
+) -> None:
+    """Raise `NotFound`, by what it was `called`, unless it exists in this namespace."""
     if await engine.get_execution_namespace(execution_id) != namespace:
-        raise NotFound("execution", execution_id)
+        raise NotFound("execution", called or execution_id)
 
 
 async def _open_waitpoints(engine: Engine, execution_id: str) -> tuple[WaitpointView, ...]:

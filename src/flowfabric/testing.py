@@ -16,7 +16,8 @@ from flowfabric.blocking import Blocking
 from flowfabric.connection import Opened
 from flowfabric.core.checks import check_int, check_time
 from flowfabric.core.durations import Duration, duration_ms
-from flowfabric.core.ids import ExecutionId
+from flowfabric.core.explain import Cause
+from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.outcomes import Outcome
@@ -95,9 +96,11 @@ class LocalEndings(Endings):
                 raise NotFound("execution", execution_id)
             if await self.is_idle():
                 why = await self._local.explain_execution(execution_id)
+                # What lacks a worker waits for `drain`.
+                now = "It is ready." if why.cause is Cause.NO_WORKER else why.sentence
                 raise ExecutionNotTerminal(
-                    f"{execution_id} has not ended, and nothing happens by itself here."
-                    f" {why.sentence} `await app.drain()` runs what is ready,"
+                    f"{why.own_id or uuid_of(execution_id)} has not ended, and nothing happens by"
+                    f" itself here. {now} `await app.drain()` runs what is ready,"
                     " `app.clock.advance(…)` moves time, `drain(skip_time=True)` does both"
                 )
 

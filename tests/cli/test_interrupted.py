@@ -1,10 +1,16 @@
-"""Ctrl-C while the command is still being loaded."""
+"""Ctrl-C while the command is still being loaded, and while it waits."""
 
+import asyncio
+import signal
 import subprocess
 import sys
+from asyncio import create_subprocess_exec
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
-from tests.cli.command import environment
+from flowfabric import Engine
+from flowfabric.core.ids import uuid_of
+from tests.cli.command import COMMAND, environment
 
 SOURCE = Path(__file__).parent.parent.parent / "src" / "flowfabric_command.py"
 
@@ -43,3 +49,25 @@ def test_the_command_tells_its_version() -> None:
         text=True,
     )
     assert (done.returncode, done.stdout.split()[0]) == (0, "flowfabric,")
+
+
+async def test_an_interrupt_of_a_wait_leaves_the_id_of_what_goes_on(
+    engine: Engine, url: str
+) -> None:
+    process = await create_subprocess_exec(
+        *COMMAND, "submit", "work", "--wait", "1h",
+        env=environment({"FLOWFABRIC_URL": url}), stderr=PIPE, preexec_fn=heed_interrupts,
+    )  # fmt: skip
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        told = (await process.stderr.readline()).decode()
+        process.send_signal(signal.SIGINT)
+        _, rest = await process.communicate()
+    (found,) = (await engine.find_executions()).executions
+    assert (process.returncode, rest.strip()) == (130, b"")
+    assert told == f"waiting for {uuid_of(found.execution_id)}\n"
+
+
+def heed_interrupts() -> None:
+    """Whoever runs the tests in the background may have had interrupts ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

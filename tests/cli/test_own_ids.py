@@ -7,6 +7,7 @@ import pytest
 from flowfabric import Engine, connect
 from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.ids import uuid_of
 from tests.cli.command import run
 
 
@@ -60,9 +61,33 @@ async def test_answers_and_refusals_name_own_ids(engine: Engine, url: str) -> No
         assert ran.status == 4
         assert ran.err.splitlines()[1].split()[0] == "order-1"
     assert run("priority", "order-1", "7", url=url).out == "order-1 now has priority 7\n"
+    ran = run("signal", "order-1", "approved", "--no-keep", url=url)
+    assert (ran.status, ran.err.split()[:2]) == (4, ["Error:", "order-1"])
+    assert "--no-keep" in ran.err
+    ran = run("replay", "order-1", url=url)
+    assert ran.err.splitlines()[1].split()[:2] == ["order-1", "order-1"]
 
     claimed = await engine.claim(worker_id="w", worker_instance_id="w-1")
     assert claimed is not None
     await engine.suspend(claimed.handle, resume_condition=Single("approved"))
     assert run("waitpoints", url=url).lines[1].split()[0] == "order-1"
+    ran = run("priority", "order-1", "7", url=url)
+    assert (ran.status, ran.err.split()[:2]) == (4, ["Error:", "order-1"])
     assert run("signal", "order-1", "approved", url=url).out.startswith("approved to order-1: ")
+
+
+async def test_without_an_own_id_answers_name_the_uuid_as_lists_do(
+    engine: Engine, url: str
+) -> None:
+    created = await engine.create_execution(NewExecution(execution_kind="work"))
+    uuid = uuid_of(created.execution_id)
+    assert run("signal", uuid, "approved", url=url).out.startswith(f"approved to {uuid}: ")
+    assert run("priority", uuid, "7", url=url).out == f"{uuid} now has priority 7\n"
+    await engine.cancel_execution(uuid, reason="no")
+    ran = run("priority", uuid, "7", url=url)
+    assert (ran.status, ran.err.split()[:2]) == (4, ["Error:", uuid])
+
+    ran = run("submit", "work", "--id", "order-1", "--wait", "1ms", url=url)
+    waiting, error = ran.err.splitlines()
+    assert waiting == "waiting for order-1"
+    assert error.startswith("Error: waiting for order-1 timed out after 1 ms: No worker has ")

@@ -46,6 +46,23 @@ async def test_the_list_fits_the_terminal_one_line_per_execution(
     assert "\x1b[1;31mfailed" in ran.err, "failures are bold and red"
 
 
+@pytest.mark.parametrize("chars", [36, 58, 256])
+async def test_a_long_id_leaves_room_for_the_rest(engine: Engine, url: str, chars: int) -> None:
+    own_id = ("customer-4711/" * 20)[: chars - 4] + "0042"
+    await engine.create_execution(NewExecution(execution_kind="approve", execution_id=own_id))
+    await engine.create_execution(NewExecution(execution_kind="approve"))
+    ran = run_on_terminal((*COMMAND, "ls", "--url", url), columns=80)
+    _, other, named = ran.lines
+    kind, shown_id, *rest = named.split()
+    assert (kind, rest[:3]) == ("approve", ["waiting", "default", "0"])
+    assert named.endswith("no worker")
+    head, tail = shown_id.split("…")
+    assert own_id.startswith(head)
+    assert own_id.endswith(tail)
+    assert tail.endswith("0042")
+    assert len(other.split()[1]) == 12
+
+
 async def test_show_tells_the_whole_story(url: str, failed_id: str) -> None:
     ran = run_on_terminal((*COMMAND, "show", failed_id[-12:], "--url", url), columns=100)
     assert ran.status == 0

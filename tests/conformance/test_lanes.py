@@ -126,7 +126,8 @@ async def test_a_lanes_state_says_whether_it_takes_work_and_hands_it_out(
     running = await given.running(lane_id="mail")
     await given.waiting(lane_id="other")
     lane = await engine.register_lane("mail")
-    changed = structs.replace(lane, state=STATES[change])
+    changed_at_ms = None if STATES[change] is lane.state else await engine.server_time_ms()
+    changed = structs.replace(lane, state=STATES[change], state_changed_at_ms=changed_at_ms)
     assert await getattr(engine, change)("mail") == changed
     async with unchanged(engine):
         assert await getattr(engine, change)("mail") == changed
@@ -228,3 +229,19 @@ async def test_a_repeat_is_answered_wherever_the_lane_stands(
                 await engine.create_execution(request)
         async with refused(engine, LaneNotAccepting):
             await engine.create_executions([new(idempotency_key="k"), new()])
+
+
+async def test_a_lane_knows_since_when_it_is_in_its_state(
+    engine: Engine, clock: SettableClock
+) -> None:
+    registered = await engine.register_lane("mail")
+    assert registered.state_changed_at_ms is None
+    paused_at_ms = clock.advance("1m")
+    assert (await engine.pause_lane("mail")).state_changed_at_ms == paused_at_ms
+    clock.advance("1m")
+    paused = await engine.pause_lane("mail")
+    assert paused.state_changed_at_ms == paused_at_ms
+    lanes = {lane.lane_id: lane for lane in (await engine.list_lanes()).lanes}
+    assert lanes[paused.lane_id] == paused
+    resumed_at_ms = clock.advance("1m")
+    assert (await engine.resume_lane("mail")).state_changed_at_ms == resumed_at_ms

@@ -28,7 +28,9 @@ def test_submitting_waiting_cancelling_and_asking_need_no_loop(app: App) -> None
     run = app.blocking.submit(greet("Ada"))
     assert run.state() is PublicState.WAITING
     assert run.why().cause == "no_worker"
-    with pytest.raises(OperationTimeout):
+    with pytest.raises(
+        OperationTimeout, match=r"timed out after \d+ ms: No worker has asked lately"
+    ):
         run.result(timeout="10ms")
     run.cancel("enough")
     with pytest.raises(ExecutionCancelled, match="enough"):

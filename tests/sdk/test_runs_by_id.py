@@ -13,7 +13,7 @@ from flowfabric.core.decision import Changes
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.model import Execution
 from flowfabric.engine.unit import execution_key
-from flowfabric.errors import NotFound
+from flowfabric.errors import NotFound, OperationTimeout
 from flowfabric.store.base import Transaction
 from tests.apps import working
 from tests.conformance.given import UNKNOWN_ID
@@ -85,6 +85,30 @@ async def test_the_result_of_a_submission_that_was_rolled_back_is_not_waited_for
     run = await rolled_back(app, task)
     with pytest.raises(NotFound, match=re.escape(run.execution_id)):
         await run.result()
+
+
+async def test_a_timeout_names_the_run_as_people_do_and_says_why(app: App) -> None:
+    @app.task
+    def task() -> None: ...
+
+    run = await app.submit(task, execution_id="order-42", lane="nobody")
+    with pytest.raises(OperationTimeout) as raised:
+        await run.result(timeout="1ms")
+    assert re.fullmatch(
+        r"waiting for order-42 timed out after \d+ ms: No worker has asked lately for lane"
+        r" 'nobody', kind 'task': start one that does\.",
+        str(raised.value),
+    )
+
+
+async def test_a_run_that_is_not_there_is_named_as_it_was_asked_for(app: App) -> None:
+    @app.task
+    def task() -> None: ...
+
+    run = app.run(task, "order-43")
+    for ask in (run.result, run.state, run.snapshot, run.why, run.cancel):
+        with pytest.raises(NotFound, match=r"^execution not found: order-43$"):
+            await ask()
 
 
 async def test_a_child_that_is_gone_is_told_to_its_parent(app: App) -> None:

@@ -87,7 +87,7 @@ async def test_the_plugin_offers_an_app_and_its_clock(pytester: pytest.Pytester)
 async def test_a_result_that_cannot_come_raises_at_once_and_says_why() -> None:
     async with testing.engine(app=shop) as app:
         run = await app.submit(remind, "Ada")
-        with pytest.raises(ExecutionNotTerminal, match="No worker has asked lately"):
+        with pytest.raises(ExecutionNotTerminal, match=r"here\. It is ready\. `await app\.drain"):
             await run.result()
         await app.drain()
         with pytest.raises(

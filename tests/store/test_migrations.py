@@ -113,7 +113,7 @@ async def test_a_process_that_migrates_waits_longer_than_for_other_locks(
 
 
 async def test_an_empty_postgres_database_is_too_old(empty_postgres_database: str) -> None:
-    with pytest.raises(SchemaTooOld, match="run `flowfabric migrate`"):
+    with pytest.raises(SchemaTooOld, match="run: flowfabric migrate --app"):
         await PostgresStore(empty_postgres_database).open()
 
 
@@ -124,8 +124,13 @@ async def test_whoever_connects_too_early_is_told_the_command(empty_postgres_dat
     with pytest.raises(SchemaTooOld) as refused:
         await connect(f"{scheme}://{user}:hunter2@{server}")
     assert str(refused.value).endswith(
-        f"; run: flowfabric migrate --url {scheme}://{user}:***@{server}"
+        "; run: flowfabric migrate --app module:app, or its URL in FLOWFABRIC_URL"
     )
+    more = "&" if "?" in server else "?"
+    url = f"{scheme}://{user}@{server}{more}application_name=shop"
+    with pytest.raises(SchemaTooOld) as refused:
+        await connect(url)
+    assert str(refused.value).endswith(f"; run: flowfabric migrate --url '{url}'")
 
 
 async def test_a_newer_postgres_schema_is_accepted_if_compatible(postgres_database: str) -> None:

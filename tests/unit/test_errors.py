@@ -201,6 +201,7 @@ def test_a_capability_mismatch_is_not_retryable_for_the_same_execution() -> None
         (ResourceExhausted("streams", 8), "streams: all 8 are in use"),
         (ResourceExhausted("streams", 8, 50), "streams: all 8 are in use; retry after 50 ms"),
         (OperationTimeout("claim", 1500), "claim timed out after 1500 ms"),
+        (OperationTimeout("claim", 9, "It sleeps."), "claim timed out after 9 ms: It sleeps."),
         (StreamDisconnected(41), "stream disconnected at cursor 41"),
         (Conflict("two of them"), "two of them"),
         (Conflict(), "The request contradicts something that already exists."),
@@ -216,7 +217,8 @@ def test_a_capability_mismatch_is_not_retryable_for_the_same_execution() -> None
         ),
         (
             SchemaTooOld(3, 5),
-            "schema: the database is at version 3, this package needs 5; run `flowfabric migrate`",
+            "schema: the database is at version 3, this package needs 5; run: flowfabric migrate"
+            " --app module:app, or its URL in FLOWFABRIC_URL",
         ),
         (
             SchemaTooNew(5, 3),

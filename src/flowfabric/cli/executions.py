@@ -29,15 +29,6 @@ EXPLAINED_MAX: Final = 200
 DATA_CHARS_MAX: Final = 2_000
 """How much of a payload or result `show` prints; `--json` prints all of it."""
 
-LIST_COLUMNS: Final = (
-    flexible("KIND", at_least=20),
-    fixed("ID"),
-    fixed("STATE"),
-    flexible("LANE"),
-    right("TRY"),
-    right("AGE"),
-    REMARK,
-)
 ATTEMPT_COLUMNS: Final = (
     right("TRY"),
     fixed("TYPE"),
@@ -106,9 +97,18 @@ def _print_list(
     if not found:
         screen.err().print("[dim]No executions match.[/]")
         return
+    columns = (
+        flexible("KIND", at_least=20),
+        screen.id_column(),
+        fixed("STATE"),
+        flexible("LANE"),
+        right("TRY"),
+        right("AGE"),
+        REMARK,
+    )
     screen.out().print(
         screen.table(
-            LIST_COLUMNS,
+            columns,
             [
                 (
                     each.execution_kind,

@@ -40,10 +40,17 @@ async def list_lanes(engine: Engine, target: Target) -> None:
         return
     now_ms = await engine.server_time_ms()
     rows = [
-        (lane.lane_id, screen.lane_state(lane.state), screen.ago(lane.registered_at_ms, now_ms))
+        (lane.lane_id, screen.lane_state(lane.state), screen.ago(_since_ms(lane), now_ms))
         for lane in found
     ]
     screen.out().print(screen.table([flexible("LANE"), fixed("STATE"), right("SINCE")], rows))
+
+
+def _since_ms(lane: Lane) -> int:
+    """Since when it is in its state."""
+    if lane.state_changed_at_ms is None:
+        return lane.registered_at_ms
+    return lane.state_changed_at_ms
 
 
 def _steer(name: str, operation: Callable[[Engine, str], Awaitable[Lane]], help_text: str) -> None:

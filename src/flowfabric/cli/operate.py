@@ -12,7 +12,7 @@ from rich.text import Text
 
 from flowfabric.cli import documents, exits, filters, screen
 from flowfabric.cli.target import Target, namespace_option, options, with_engine
-from flowfabric.core.ids import ExecutionId
+from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.limits import PAGE_MAX, PRIORITY_MAX, PRIORITY_MIN, SWEEP_BATCH
 from flowfabric.core.results import Revoked
 from flowfabric.core.states import TERMINAL_STATES, PublicState
@@ -143,7 +143,7 @@ async def priority(engine: Engine, target: Target, execution_id: str, priority: 
     if target.json:
         documents.emit({"execution_id": found, "priority": execution.priority})
     else:
-        shown = execution.own_id or found
+        shown = execution.own_id or uuid_of(found)
         screen.out().print(Text(f"{shown} now has priority {execution.priority}"))
 
 

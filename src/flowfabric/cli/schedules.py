@@ -17,6 +17,7 @@ from flowfabric.cli.target import (
     with_engine,
 )
 from flowfabric.core.durations import span
+from flowfabric.core.ids import uuid_of
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.schedule_model import Schedule, ScheduleKind
 from flowfabric.engine.engine import Engine
@@ -142,4 +143,4 @@ async def run(engine: Engine, target: Target, schedule: str) -> None:
     if target.json:
         documents.emit({"execution_id": created.execution_id})
     else:
-        screen.out().print(Text(created.execution_id))
+        screen.out().print(Text(uuid_of(created.execution_id)))

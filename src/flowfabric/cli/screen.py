@@ -94,6 +94,12 @@ def short_id(execution_id: str) -> str:
     return uuid if out().width >= WIDE_COLUMNS else uuid[-SHORT_ID_CHARS:]
 
 
+def id_column() -> Column:
+    """For ids as `short_id` shows them, and for those that people chose."""
+    at_least = UUID_CHARS if out().width >= WIDE_COLUMNS else SHORT_ID_CHARS
+    return tables.both_ends("ID", at_least=at_least)
+
+
 def one_line(text: str | None) -> str:
     """Text for a cell of a table or the end of a line: a line break in it is seen as such."""
     return visible((text or "").strip())

@@ -8,7 +8,7 @@ import msgspec
 from rich.text import Text
 
 from flowfabric.cli import documents, screen
-from flowfabric.cli.tables import fixed, flexible, right
+from flowfabric.cli.tables import flexible, right
 from flowfabric.cli.target import Target, namespace_option, options, with_engine
 from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
@@ -82,8 +82,7 @@ async def signal(
     if target.json:
         documents.emit({"execution_id": found, "signal_id": signal_id, "effect": effect})
     else:
-        shown = (await engine.own_ids([found])).get(found, found)
-        screen.out().print(Text(f"{name} to {shown}: {sentence}"))
+        screen.out().print(Text(f"{name} to {await engine.called(found)}: {sentence}"))
 
 
 @click.command("waitpoints", short_help="See what suspended executions wait for.")
@@ -102,7 +101,13 @@ async def waitpoints(engine: Engine, target: Target, limit: int) -> None:
         screen.err().print("[dim]Nothing waits for a signal.[/]")
         return
     now_ms = await engine.server_time_ms()
-    columns = [fixed("ID"), flexible("KIND"), flexible("WAITS FOR"), right("SINCE"), right("UNTIL")]
+    columns = (
+        screen.id_column(),
+        flexible("KIND"),
+        flexible("WAITS FOR"),
+        right("SINCE"),
+        right("UNTIL"),
+    )
     screen.out().print(screen.table(columns, [_row(entry, now_ms) for entry in entries]))
 
 

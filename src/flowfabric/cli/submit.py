@@ -69,7 +69,8 @@ async def submit(
     When --app names the database, the task must be one of that program: the payload is
     compared with its arguments, and its lane, retries and timeouts apply.
 
-    Prints its id. With --wait: waits, prints the result, and exits with 1 if it failed.
+    Prints its id. With --wait: waits, prints the result, and exits with 1 if it failed. Ctrl-C
+    ends the wait, not the execution.
     """
     data = _read_payload(payload, file)
     if data and encoding == JSON:
@@ -89,13 +90,17 @@ async def submit(
     created = await engine.create_execution(
         msgspec.structs.replace(request, creator_identity="cli")
     )
+    called = execution_id or uuid_of(created.execution_id)
     if wait_ms is not None:
-        return await _await_end(engine, target, created.execution_id, wait_ms)
+        if not target.json:
+            # Whoever ends the wait has to know what goes on without him.
+            screen.err().print(Text(f"waiting for {called}", style="dim"))
+        return await _await_end(engine, target, created.execution_id, called, wait_ms)
     new = isinstance(created, Created)
     if target.json:
         documents.emit({"execution_id": created.execution_id, "created": new})
     else:
-        screen.out().print(Text(execution_id or uuid_of(created.execution_id)))
+        screen.out().print(Text(called))
         if not new:
             screen.err().print("[dim]It was there already: the key or id was used before.[/]")
     return exits.OK
@@ -168,15 +173,16 @@ def _pairs(texts: tuple[str, ...]) -> list[tuple[str, str]]:
     return pairs
 
 
-async def _await_end(engine: Engine, target: Target, execution_id: str, wait_ms: int) -> int:
+async def _await_end(
+    engine: Engine, target: Target, execution_id: str, called: str, wait_ms: int
+) -> int:
     deadline = time.monotonic() + wait_ms / 1_000
     with engine.store.hints([COMPLETION_TOPIC]) as hints:
         while (state := await engine.read_execution_state(execution_id)) not in TERMINAL_STATES:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 sentence = (await engine.explain_execution(execution_id)).sentence
-                screen.err().print(Text(f"{execution_id}: {sentence}"))
-                raise OperationTimeout("submit --wait", wait_ms)
+                raise OperationTimeout(f"waiting for {called}", wait_ms, sentence)
             await hints.wait(min(left_s, LOOK_AGAIN_S))
     execution = await engine.describe_execution(execution_id)
     assert execution is not None
@@ -195,5 +201,5 @@ async def _await_end(engine: Engine, target: Target, execution_id: str, wait_ms:
         screen.out().print(block(documents.shown(result, 10**9) or ""))
     else:
         why = execution.failure_reason or execution.cancellation_reason or ""
-        screen.err().print(Text(f"{execution_id} is {state}: {why}", style="red"))
+        screen.err().print(Text(f"{called} is {state}: {why}", style="red"))
     return exits.OK if state is PublicState.COMPLETED else exits.FAILED

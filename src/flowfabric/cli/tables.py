@@ -1,6 +1,7 @@
 """Tables with one line per row that always fit the terminal.
 
-Columns that hold what one copies or compares (ids, states, ages) are never cut.
+Columns that hold what one copies or compares (states, ages) are never cut, and ids no
+shorter than those we make; longer ones that people chose are cut in the middle.
 When room is short, first the remark at the end gives way, then the widest of the
 other columns down to what each needs, then the remark again, until it is left out.
 """
@@ -30,6 +31,12 @@ class Column(Struct, frozen=True):
     """The last column: dim, and the first to give way."""
     at_least: int = FLEXIBLE_MIN
     """How much room it needs if it has so much to show."""
+    both_ends: bool = False
+    """Cut in the middle, and never to less than it needs."""
+
+    @property
+    def least(self) -> int:
+        return self.at_least if self.both_ends else min(self.at_least, FLEXIBLE_MIN)
 
 
 def right(title: str) -> Column:
@@ -42,6 +49,10 @@ def fixed(title: str) -> Column:
 
 def flexible(title: str, *, at_least: int = FLEXIBLE_MIN) -> Column:
     return Column(title, at_least=at_least)
+
+
+def both_ends(title: str, *, at_least: int) -> Column:
+    return Column(title, at_least=at_least, both_ends=True)
 
 
 REMARK: Final = Column("", remark=True)
@@ -83,7 +94,7 @@ def fit(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[i
             left = widths[i] - excess()
             widths[i] = left if left >= REMARK_LEAST else 0
     while excess() > 0:
-        longer = [i for i in flexible_columns if widths[i] > FLEXIBLE_MIN]
+        longer = [i for i in flexible_columns if widths[i] > columns[i].least]
         if not longer:
             break
         widths[max(longer, key=lambda i: widths[i])] -= 1
@@ -99,10 +110,21 @@ def _line(row: Sequence[Text], columns: Sequence[Column], widths: Sequence[int])
     for cell, column, width in zip(row, columns, widths, strict=True):
         if not width:
             continue
-        shown = cell.copy()
+        shown = _without_middle(cell, width) if column.both_ends else cell.copy()
         shown.truncate(width, overflow="ellipsis")
         shown.align("right" if column.right else "left", width)
         line.append(GAP if line else "")
         line.append_text(shown)
     line.rstrip()
     return line
+
+
+def _without_middle(cell: Text, width: int) -> Text:
+    """Both ends of a text that is too wide: the end is what tells one id from the next."""
+    if cell.cell_len <= width:
+        return cell.copy()
+    head, tail = cell.copy(), cell.copy()
+    head.truncate((width - 1) // 2)
+    while head.cell_len + 1 + tail.cell_len > width:
+        tail = tail[1:]
+    return Text.assemble(head, "…", tail)

@@ -40,7 +40,7 @@ def new_waitpoint(
 def check_room(execution: Execution, more: int) -> None:
     if execution.open_waitpoint_count + more > OPEN_WAITPOINTS_MAX:
         raise SignalLimitExceeded(
-            f"{execution.execution_id} has {execution.open_waitpoint_count} open waitpoints;"
+            f"{execution.called} has {execution.open_waitpoint_count} open waitpoints;"
             f" at most {OPEN_WAITPOINTS_MAX} are allowed"
         )
 

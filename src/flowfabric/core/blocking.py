@@ -14,7 +14,6 @@ from typing import Final
 from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.events import operator_event
 from flowfabric.core.execution import Timing, already_parked, park
-from flowfabric.core.ids import uuid_of
 from flowfabric.core.lease import Fence, check_fence
 from flowfabric.core.model import Attempt, Execution
 from flowfabric.core.results import AlreadySatisfied, Changed, Delayed, Marked
@@ -68,7 +67,7 @@ def look_again_ms(attempt: Attempt) -> int:
 
 
 def _advice(execution: Execution, step_key: str | None, detail: str) -> str:
-    named = quote(execution.own_id or uuid_of(execution.execution_id))
+    named = quote(execution.called)
     accept = f"or accept the change: flowfabric accept {named}"
     way_out = "or cancel it" if step_key is None else accept
     return f"{detail}; deploy code that fits, {way_out}"
@@ -104,7 +103,7 @@ def decide_accept(subject: Subject, accepted: Step | None, timing: Timing) -> De
     blocked_on = None if attempt is None else attempt.blocked_on
     if blocked_on is None or execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
         raise ExecutionNotEligible(
-            f"{execution.execution_id} is {execution.public_state}: only an execution that is"
+            f"{execution.called} is {execution.public_state}: only an execution that is"
             " blocked by changed steps can be told to accept them; `flowfabric why` tells what it"
             " waits for"
         )

@@ -41,6 +41,7 @@ class Cause(StrEnum):
 
 class Explanation(Struct, frozen=True, kw_only=True):
     execution_id: ExecutionId
+    own_id: str | None = None
     public_state: PublicState
     cause: Cause
     sentence: str
@@ -84,6 +85,7 @@ def explain(execution: Execution, around: Surroundings) -> Explanation:
         detail = detail | {"kept_signals": sum(around.kept.values())}
     return Explanation(
         execution_id=execution.execution_id,
+        own_id=execution.own_id,
         public_state=execution.public_state,
         cause=cause,
         sentence=sentence,

@@ -81,12 +81,12 @@ def decide_grant(
     execution = subject.execution
     if not execution.ready or execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
         raise ExecutionNotEligible(
-            f"{execution.execution_id} is {execution.public_state} and waits for no worker"
+            f"{execution.called} is {execution.public_state} and waits for no worker"
         )
     old = subject.grant
     if old is not None and old.expires_at_ms >= now_ms:
         if old.worker_id != request.worker.worker_id:
-            raise GrantAlreadyExists(f"{execution.execution_id} is reserved for {old.worker_id}")
+            raise GrantAlreadyExists(f"{execution.called} is reserved for {old.worker_id}")
         return Decision(answer=old)
     lacking = missing(required, request.offered)
     if lacking:
@@ -119,7 +119,7 @@ def decide_claim_granted(
     check_leaseable(subject.execution)
     if subject.execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED:
         raise UseClaimResumedExecution(
-            f"{subject.execution.execution_id} continues an attempt: claim it as resumed"
+            f"{subject.execution.called} continues an attempt: claim it as resumed"
         )
     grant = check_grant(subject, worker, now_ms)
     decision = grant_lease(subject, worker, lease_ttl_ms, ids, now_ms, timers=timers.fields(now_ms))
@@ -131,27 +131,25 @@ def check_leaseable(execution: Execution) -> None:
     if execution.lifecycle_phase in (LifecyclePhase.TERMINAL, LifecyclePhase.ACTIVE):
         raise not_active(execution)
     if execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
-        raise ExecutionNotLeaseable(f"{execution.execution_id} is {execution.public_state}")
+        raise ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
     if execution.ownership_state is not OwnershipState.UNOWNED:
-        raise LeaseConflict(f"{execution.execution_id} is owned by {execution.worker_id}")
+        raise LeaseConflict(f"{execution.called} is owned by {execution.worker_id}")
     if (
         execution.eligibility_state is not EligibilityState.ELIGIBLE_NOW
         or execution.terminal_outcome is not TerminalOutcome.NONE
         or execution.cancel_requested
     ):
-        raise ExecutionNotLeaseable(f"{execution.execution_id} is {execution.public_state}")
+        raise ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
     if execution.attempt_state is AttemptState.RUNNING_ATTEMPT:
-        raise ActiveAttemptExists(f"{execution.execution_id} has a running attempt")
+        raise ActiveAttemptExists(f"{execution.called} has a running attempt")
 
 
 def check_grant(subject: Subject, worker: Worker, now_ms: int) -> ClaimGrant:
     grant = subject.grant
     if grant is None or grant.worker_id != worker.worker_id:
-        raise InvalidClaimGrant(
-            f"{subject.execution.execution_id} is not granted to {worker.worker_id}"
-        )
+        raise InvalidClaimGrant(f"{subject.execution.called} is not granted to {worker.worker_id}")
     if grant.expires_at_ms < now_ms:
         raise ClaimGrantExpired(
-            f"the grant of {subject.execution.execution_id} expired at {grant.expires_at_ms}"
+            f"the grant of {subject.execution.called} expired at {grant.expires_at_ms}"
         )
     return grant

@@ -50,13 +50,13 @@ def mailbox_id(execution_id: ExecutionId, waitpoint_key: str) -> WaitpointId:
 def check_room(execution: Execution, kept: KeptSize, signal: Signal) -> None:
     if kept.signals >= KEPT_SIGNALS_MAX:
         raise KeptSignalsFull(
-            f"{execution.execution_id} keeps {kept.signals} signals for its next waits;"
+            f"{execution.called} keeps {kept.signals} signals for its next waits;"
             f" at most {KEPT_SIGNALS_MAX} are kept. Send {signal.signal_name!r} when it waits"
         )
     size = kept.bytes + len(signal.payload or b"")
     if size > KEPT_SIGNAL_BYTES_MAX:
         raise KeptSignalsFull(
-            f"{execution.execution_id}: with {signal.signal_name!r} the signals kept for its next"
+            f"{execution.called}: with {signal.signal_name!r} the signals kept for its next"
             f" waits would be {size} bytes; at most {KEPT_SIGNAL_BYTES_MAX} are kept"
         )
 

@@ -108,10 +108,10 @@ def check_holder(execution: Execution, fence: Fence | None, now_ms: int) -> None
     if execution.lifecycle_phase is not LifecyclePhase.ACTIVE:
         raise not_active(execution)
     if execution.ownership_state is OwnershipState.LEASE_REVOKED:
-        raise LeaseRevoked(f"the lease of {execution.execution_id} was revoked")
+        raise LeaseRevoked(f"the lease of {execution.called} was revoked")
     if lease_is_dead(execution, now_ms):
         raise LeaseExpired(
-            f"the lease of {execution.execution_id} expired at {execution.lease_expires_at_ms}"
+            f"the lease of {execution.called} expired at {execution.lease_expires_at_ms}"
         )
     if fence is not None:
         compare_fence(execution, fence)
@@ -127,7 +127,7 @@ def compare_fence(execution: Execution, fence: Fence) -> None:
         return
     mismatch = LeaseConflict if fence.by_handle else StaleLease
     raise mismatch(
-        f"{execution.execution_id}: lease epoch {fence.lease_epoch} of attempt"
+        f"{execution.called}: lease epoch {fence.lease_epoch} of attempt"
         f" {fence.attempt_id} is not the current one (epoch {execution.lease_epoch})"
     )
 
@@ -142,7 +142,7 @@ def check_attempt_meant(execution: Execution, attempt_index: int | None) -> None
     running = execution.lifecycle_phase is LifecyclePhase.ACTIVE
     if running and attempt_index not in (None, execution.current_attempt_index):
         raise StaleLease(
-            f"{execution.execution_id}: attempt {attempt_index} is not the current one"
+            f"{execution.called}: attempt {attempt_index} is not the current one"
             f" ({execution.current_attempt_index})"
         )
 

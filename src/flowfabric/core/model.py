@@ -24,6 +24,7 @@ from flowfabric.core.ids import (
     WaitpointId,
     WorkerId,
     WorkerInstanceId,
+    uuid_of,
 )
 from flowfabric.core.states import (
     AttemptLifecycle,
@@ -162,6 +163,11 @@ class Execution(Record, frozen=True, kw_only=True):
     """All three come from the policy, so that claiming and completing need not decode it. The
     second keep time is for every end but success."""
 
+    @property
+    def called(self) -> str:
+        """What people call it: the id they chose, else its uuid."""
+        return self.own_id or uuid_of(self.execution_id)
+
 
 class Attempt(Record, frozen=True, kw_only=True):
     """One try. Delay and suspension keep it; retry, reclaim and replay start another."""
@@ -231,6 +237,8 @@ class Lane(Record, frozen=True, kw_only=True):
     state: LaneState
     registered_at_ms: int
     registered_by: str
+    state_changed_at_ms: int | None = None
+    """Since when it is in this state; None: ever since it was registered."""
 
 
 class ClaimGrant(Record, frozen=True, kw_only=True):

@@ -69,14 +69,14 @@ def _check_epoch(execution: Execution, request: CancelRequest) -> None:
             "lease_epoch", f"is required to cancel active work as {request.source!r}"
         )
     if execution.ownership_state is OwnershipState.LEASE_REVOKED:
-        raise LeaseRevoked(f"the lease of {execution.execution_id} was revoked")
+        raise LeaseRevoked(f"the lease of {execution.called} was revoked")
     if (
         request.lease_epoch != execution.lease_epoch
         or request.lease_id not in (None, execution.lease_id)
         or request.attempt_id not in (None, execution.current_attempt_id)
     ):
         raise StaleLease(
-            f"{execution.execution_id}: lease epoch {request.lease_epoch} is not the current one"
+            f"{execution.called}: lease epoch {request.lease_epoch} is not the current one"
             f" ({execution.lease_epoch})"
         )
 
@@ -130,7 +130,7 @@ def decide_change_priority(
     )
     if not movable:
         raise ExecutionNotEligible(
-            f"{execution.execution_id} is {execution.public_state}: only an execution that waits"
+            f"{execution.called} is {execution.public_state}: only an execution that waits"
             " for a worker can change its priority"
         )
     new_priority = clamp_priority(priority)
@@ -153,12 +153,12 @@ def decide_replay(
     execution = subject.execution
     if execution.lifecycle_phase is not LifecyclePhase.TERMINAL:
         raise ExecutionNotTerminal(
-            f"{execution.execution_id} is {execution.public_state}: only ended executions replay"
+            f"{execution.called} is {execution.public_state}: only ended executions replay"
         )
     policy = parse_policy(execution.policy)
     if execution.replay_count >= policy.max_replay_count:
         raise MaxReplaysExhausted(
-            f"{execution.execution_id} was replayed {execution.replay_count} times;"
+            f"{execution.called} was replayed {execution.replay_count} times;"
             f" its policy allows {policy.max_replay_count}"
         )
     after = change(

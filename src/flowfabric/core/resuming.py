@@ -133,7 +133,7 @@ def check_suspended(subject: Subject) -> Suspension:
     execution = subject.execution
     if execution.lifecycle_phase is not LifecyclePhase.SUSPENDED or subject.suspension is None:
         raise ExecutionNotSuspended(
-            f"{execution.execution_id} is {execution.public_state}, not suspended"
+            f"{execution.called} is {execution.public_state}, not suspended"
         )
     return subject.suspension
 
@@ -339,7 +339,7 @@ def decide_claim_resumed(subject: Subject, claim: ResumeClaim, timing: Timing) -
         or claim.grant_id not in (None, grant.grant_id)
     ):
         raise InvalidClaimGrant(
-            f"{execution.execution_id} is not granted to {claim.worker.worker_instance_id}"
+            f"{execution.called} is not granted to {claim.worker.worker_instance_id}"
         )
     try:
         check_grant(subject, claim.worker, timing.now_ms)
@@ -367,13 +367,13 @@ def _check_resumable(execution: Execution, claim: ResumeClaim) -> None:
             claim.lane_id,
         )
     if execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
-        raise ExecutionNotLeaseable(f"{execution.execution_id} is {execution.public_state}")
+        raise ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
     if execution.attempt_state is not AttemptState.ATTEMPT_INTERRUPTED:
         raise NotAResumedExecution(
-            f"{execution.execution_id} has no attempt to continue: claim it the ordinary way"
+            f"{execution.called} has no attempt to continue: claim it the ordinary way"
         )
     if not execution.ready:
-        raise ExecutionNotLeaseable(f"{execution.execution_id} is {execution.public_state}")
+        raise ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
     if claim.attempt_index not in (None, execution.current_attempt_index):
         raise InvalidInput(
             "current_attempt_index",

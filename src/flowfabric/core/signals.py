@@ -44,6 +44,9 @@ from flowfabric.errors import (
 )
 
 DEDUPED: Final = "deduped"
+KEEPING: Final = (
+    "; unless refused (keep=False, --no-keep) a signal is kept for the next wait of its name"
+)
 _EVENT_TYPES: Final = {
     SignalEffect.SATISFIED: "satisfied",
     SignalEffect.BUFFERED: "buffered",
@@ -145,7 +148,7 @@ def addressed(
         return min(fitting, key=_turn).waitpoint_id
     if not keep:
         keys = [waitpoint.waitpoint_key for waitpoint in subject.waitpoints]
-        raise not_awaited(subject.execution.execution_id, waitpoint_key, keys)
+        raise not_awaited(subject.execution.called, waitpoint_key, keys, KEEPING)
     return mailbox_id(subject.execution.execution_id, waitpoint_key)
 
 
@@ -155,13 +158,12 @@ def _turn(waitpoint: Waitpoint) -> tuple[bool, int, int]:
     return not waited_for, waitpoint.signal_count, waitpoint.created_at_ms
 
 
-def not_awaited(execution_id: str, name: str, awaited: Sequence[str]) -> WaitpointNotFound:
+def not_awaited(
+    called: str, name: str, awaited: Sequence[str], advice: str = ""
+) -> WaitpointNotFound:
     others = ", ".join(dict.fromkeys(repr(str(each)) for each in awaited))
     told = f"it waits for {others}" if others else "it waits for no signal"
-    return WaitpointNotFound(
-        f"{execution_id} does not wait for {name!r} now: {told}. Without keep=False the signal"
-        " is kept for its next wait of that name"
-    )
+    return WaitpointNotFound(f"{called} does not wait for {name!r} now: {told}{advice}")
 
 
 def decide_deliver(
@@ -233,7 +235,7 @@ def _open_suspension(
     """The suspension the signal counts for; none when it is to be kept for a later one."""
     execution, suspension = subject.execution, subject.suspension
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
-        raise TargetNotSignalable(f"{execution.execution_id} is {execution.public_state}")
+        raise TargetNotSignalable(f"{execution.called} is {execution.public_state}")
     if waitpoint is None:
         return None
     if waitpoint.state is WaitpointState.CLOSED or is_expired(waitpoint, now_ms):
@@ -249,7 +251,7 @@ def _check_limit(execution: Execution) -> None:
     limit = parse_policy(execution.policy).max_signals_per_execution
     if limit and execution.signal_count >= limit:
         raise SignalLimitExceeded(
-            f"{execution.execution_id} has accepted {execution.signal_count} signals;"
+            f"{execution.called} has accepted {execution.signal_count} signals;"
             f" its policy allows {limit}"
         )
 

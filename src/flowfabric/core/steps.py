@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.execution import WAITING_CHILDREN, Timing, park
-from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
+from flowfabric.core.ids import ExecutionId, partition_of
 from flowfabric.core.lease import Fence, check_fence
 from flowfabric.core.model import Execution
 from flowfabric.core.results import Marked, Moved
@@ -164,9 +164,7 @@ SHOWN_MAX = 3
 def _waits_for(awaited: Sequence[Execution]) -> str:
     """In the order of the ids: the stores give them in orders of their own."""
     first = sorted(awaited, key=lambda each: each.execution_id)[:SHOWN_MAX]
-    shown = ", ".join(
-        f"{each.execution_kind} {each.own_id or uuid_of(each.execution_id)}" for each in first
-    )
+    shown = ", ".join(f"{each.execution_kind} {each.called}" for each in first)
     more = len(awaited) - SHOWN_MAX
     return f"waiting for {shown}" + (f" and {more} more" if more > 0 else "")
 

@@ -240,14 +240,14 @@ def with_pending(
 def _check_may_suspend(subject: Subject, fence: Fence, timing: Timing) -> None:
     execution = subject.execution
     if execution.lifecycle_phase is LifecyclePhase.SUSPENDED and repeats(execution, fence):
-        raise AlreadySuspended(f"{execution.execution_id} is suspended already")
+        raise AlreadySuspended(f"{execution.called} is suspended already")
     index = fence.attempt_index
     check_fence(
         subject, structs.replace(fence, attempt_index=None), timing.now_ms, timing.retention_ms
     )
     if index not in (None, execution.current_attempt_index):
         raise InvalidLeaseForSuspend(
-            f"attempt {index} of {execution.execution_id} is not the current one"
+            f"attempt {index} of {execution.called} is not the current one"
         )
     assert subject.suspension is None, "an active execution has no open suspension"
 

@@ -86,7 +86,9 @@ class Lanes(Operations):
             lane = (await tx.lock(Lane, [key])).get(key)
             if lane is None:
                 raise NotFound("lane", lane_id)
-            changed = structs.replace(lane, state=state)
+            if lane.state is state:
+                return lane
+            changed = structs.replace(lane, state=state, state_changed_at_ms=await tx.now_ms())
             await tx.save(Changes(updates=(changed,)))
             tx.hint(ready_topic(lane.lane_id))
             return changed

@@ -6,7 +6,14 @@ from typing import Final
 
 from flowfabric.core.checks import check_int, check_list, check_text
 from flowfabric.core.events import check_category
-from flowfabric.core.ids import FIRST_UUID, LAST_UUID, ExecutionId, parse_namespace, parse_own_id
+from flowfabric.core.ids import (
+    FIRST_UUID,
+    LAST_UUID,
+    ExecutionId,
+    parse_namespace,
+    parse_own_id,
+    uuid_of,
+)
 from flowfabric.core.model import Execution, WorkerPresence
 from flowfabric.engine.reads import PRESENCE_MS
 from flowfabric.engine.unit import Operations, execution_key, row_execution_id
@@ -102,6 +109,11 @@ class Lookup(Operations):
             return {each.execution_id: each.own_id for each in found.values() if each.own_id}
 
         return await self.store.read(body)
+
+    async def called(self, execution_id: str) -> str:
+        """What people call an execution: the id they chose, else its uuid."""
+        asked = self.check_execution_id(execution_id)
+        return (await self.own_ids([asked])).get(asked) or uuid_of(asked)
 
     async def _find_named(self, own_id: str, namespace: str | None) -> dict[str, ExecutionId]:
         """By namespace, the executions that somebody gave this id."""

@@ -23,13 +23,14 @@ insert into deployment (
 );
 
 create table lane (
-    lane_id           text collate "C" primary key,
-    state             text not null check (state in ('active', 'paused', 'draining', 'disabled')),
-    registered_at_ms  bigint not null,
-    registered_by     text not null
+    lane_id              text collate "C" primary key,
+    state                text not null check (state in ('active', 'paused', 'draining', 'disabled')),
+    registered_at_ms     bigint not null,
+    registered_by        text not null,
+    state_changed_at_ms  bigint
 );
 
-insert into lane values
+insert into lane (lane_id, state, registered_at_ms, registered_by) values
     ('default', 'active', floor(extract(epoch from clock_timestamp()) * 1000)::bigint, 'deployment');
 
 create table route (

@@ -27,13 +27,14 @@ insert into deployment (
 );
 
 create table lane (
-    lane_id           text not null primary key,
-    state             text not null check (state in ('active', 'paused', 'draining', 'disabled')),
-    registered_at_ms  integer not null,
-    registered_by     text not null
+    lane_id              text not null primary key,
+    state                text not null check (state in ('active', 'paused', 'draining', 'disabled')),
+    registered_at_ms     integer not null,
+    registered_by        text not null,
+    state_changed_at_ms  integer
 ) strict, without rowid;
 
-insert into lane values
+insert into lane (lane_id, state, registered_at_ms, registered_by) values
     ('default', 'active', cast((julianday('now') - 2440587.5) * 86400000 as integer), 'deployment');
 
 create table route (
