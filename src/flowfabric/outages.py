@@ -117,7 +117,7 @@ class Outages:
         if gone:
             log.error("%s is gone: %s", database, error)
         else:
-            log.warning("%s does not answer; trying again until it does: %s", database, error)
+            log.warning("%s does not answer: %s", database, error)
 
     def answered(self, database: str, *, wrote: bool = True) -> None:
         if not self._away:

@@ -3,12 +3,15 @@
 import asyncio
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from shlex import quote
 
+import click
 import pytest
 
 from flowfabric import Engine
+from flowfabric.cli.main import cli
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.schedule import ScheduleDefinition
 from flowfabric.core.states import EligibilityState, FailureClass, LaneState, PublicState
@@ -69,7 +72,8 @@ def test_a_url_of_an_unknown_kind_is_bad_usage() -> None:
 def test_an_unreachable_database_is_unavailable() -> None:
     ran = run("ls", "--url", "postgresql://nobody@127.0.0.1:1/nothing")
     assert ran.status == 5
-    assert "Traceback" not in ran.err
+    assert ran.err.startswith("Error: ")
+    assert len(ran.err.splitlines()) == 1
 
 
 def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
@@ -90,7 +94,7 @@ def test_errors_are_json_with_json() -> None:
 def test_an_unmigrated_postgres_says_which_command_to_run(empty_postgres_database: str) -> None:
     ran = run("ls", url=empty_postgres_database)
     assert ran.status == 5
-    assert f"run: flowfabric migrate --url {empty_postgres_database}" in ran.err
+    assert f"run: flowfabric migrate --url {quote(empty_postgres_database)}" in ran.err
 
     assert run("migrate", "--check", url=empty_postgres_database).status == 4
     migrated = run("migrate", "--json", url=empty_postgres_database)
@@ -370,6 +374,29 @@ def test_completion_prints_a_line_for_the_shell(shell: str) -> None:
     ran = run("completion", shell)
     assert ran.status == 0
     assert f"_FLOWFABRIC_COMPLETE={shell}_source flowfabric" in ran.out
+
+
+def test_every_command_understands_json() -> None:
+    def commands(group: click.Group) -> Iterator[click.Command]:
+        for command in group.commands.values():
+            if isinstance(command, click.Group):
+                yield from commands(command)
+            else:
+                yield command
+
+    without = [
+        command.name
+        for command in commands(cli)
+        if not any("--json" in parameter.opts for parameter in command.params)
+    ]
+    assert without == []
+    assert run("completion", "zsh", "--json").document["file"] == "~/.zshrc"
+
+
+def test_the_help_tells_every_way_to_name_the_database() -> None:
+    told = " ".join(run("--help").out.split())
+    for way in ("--url", "FLOWFABRIC_URL", "--app", "FLOWFABRIC_APP"):
+        assert way in told
 
 
 def test_the_shell_is_told_what_can_follow() -> None:

@@ -7,11 +7,16 @@ import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
-from flowfabric import connect
+from flowfabric import App, connect
+from flowfabric.cli import screen
+from flowfabric.cli.worker import greet
+from flowfabric.worker.settings import WorkerSettings
 from tests.cli.command import COMMAND, Ran, environment, run
+from tests.silence import Network
 
 PROGRAM = """
 from flowfabric import App, Context, Retry
@@ -254,7 +259,7 @@ def test_an_unmigrated_database_says_which_command_to_run(
     (folder / "shop.py").write_text(program)
     ran = run("worker", "shop:app", cwd=folder)
     assert ran.status == 5
-    assert f"run: flowfabric migrate --url {empty_postgres_database}" in ran.err
+    assert f"run: flowfabric migrate --url {quote(empty_postgres_database)}" in ran.err
 
 
 async def test_dev_sets_up_an_empty_database(
@@ -270,6 +275,73 @@ async def test_dev_sets_up_an_empty_database(
     assert done.out == "hello Ada\n"
     os.killpg(dev.process.pid, signal.SIGINT)
     await dev.line("has stopped")
+
+
+async def test_dev_waits_for_a_database_that_is_away(
+    folder: Path, processes: list[Process], empty_postgres_database: str
+) -> None:
+    async with Network(empty_postgres_database).open() as network:
+        network.go_down()
+        (folder / "shop.py").write_text(PROGRAM.replace("sqlite:///shop.db", network.url))
+        dev = await start(processes, folder, "dev", "shop:app", "--json")
+        away = json.loads(await dev.line("does not answer"))
+        assert "trying again" not in away["message"]
+        network.heal()
+        await dev.line("starts")
+        os.killpg(dev.process.pid, signal.SIGINT)
+        await dev.line("has stopped")
+
+
+CAPABLE = """
+from flowfabric import App
+
+app = App("sqlite:///shop.db")
+
+@app.task(capabilities=["gpu", "cuda"], lane="web")
+async def train() -> str:
+    return "trained"
+
+@app.task
+async def rest() -> None: ...
+"""
+
+
+async def test_dev_has_what_the_tasks_require_and_serves_the_lanes_it_is_told(
+    folder: Path, processes: list[Process]
+) -> None:
+    (folder / "shop.py").write_text(CAPABLE)
+    dev = await start(processes, folder, "dev", "shop:app", "--lane", "web")
+    await dev.line("starts")
+    done = await asyncio.to_thread(
+        run, "submit", "train", "--app", "shop:app", "--wait", "20s", cwd=folder
+    )
+    assert done.out == "trained\n"
+    left = await asyncio.to_thread(
+        run, "submit", "rest", "--app", "shop:app", "--wait", "1ms", cwd=folder
+    )
+    assert "No worker has asked lately for lane 'default'" in left.err
+    os.killpg(dev.process.pid, signal.SIGINT)
+    await dev.line("has stopped")
+
+
+def test_a_worker_tells_which_tasks_it_lacks_something_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    app = App("sqlite:///never-opened.db")
+    app.task(name="train", capabilities=["gpu", "cuda"])(lambda: None)
+    app.task(name="rest")(lambda: None)
+    screen.err.cache_clear()
+    greet("shop:app", app, WorkerSettings(lanes=["default"], capabilities=["gpu"]))
+    told = " ".join(capsys.readouterr().err.split())
+    assert "tasks rest not run train (needs --capability cuda)" in told
+
+
+def test_dev_refuses_at_once_what_no_save_can_mend(folder: Path) -> None:
+    for arguments in (("shop",), ("shop:app", "--lane", "a=b")):
+        ran = run("dev", *arguments, cwd=folder)
+        assert ran.status == 2
+        assert "Usage: flowfabric dev [OPTIONS] MODULE:APP" in ran.err
+        assert "watching" not in ran.err
 
 
 STUBBORN = """

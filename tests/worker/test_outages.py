@@ -203,7 +203,7 @@ async def test_an_outage_is_told_of_once_when_it_begins_and_once_when_it_ends(
         if record.name.startswith("flowfabric") and record.levelno >= logging.WARNING
     ]
     assert len(told) == 2, told
-    assert re.fullmatch(r"the database \S+ at 127.0.0.1:\d+ does not answer; .*", told[0])
+    assert re.fullmatch(r"the database \S+ at 127.0.0.1:\d+ does not answer: .*", told[0])
     assert re.fullmatch(r"the database \S+ at 127.0.0.1:\d+ answers again, after .* s", told[1])
 
 

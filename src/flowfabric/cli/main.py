@@ -1,5 +1,6 @@
 """The command `flowfabric`: its parts, and what becomes of errors."""
 
+import logging
 import os
 import sys
 import traceback
@@ -10,7 +11,7 @@ import click
 import msgspec
 from rich.text import Text
 
-from flowfabric.cli import exits, screen
+from flowfabric.cli import documents, exits, screen
 from flowfabric.cli.bench import bench
 from flowfabric.cli.database import doctor, migrate_command
 from flowfabric.cli.events import events
@@ -21,8 +22,8 @@ from flowfabric.cli.operate import accept, cancel, priority, replay, revoke
 from flowfabric.cli.schedules import schedules
 from flowfabric.cli.signals import signal, waitpoints
 from flowfabric.cli.submit import submit
-from flowfabric.cli.target import BrokenProgram
-from flowfabric.cli.worker import dev, develop_once, worker
+from flowfabric.cli.target import BrokenProgram, json_option
+from flowfabric.cli.worker import dev, worker
 from flowfabric.core.visible import visible
 from flowfabric.errors import FlowFabricError
 from flowfabric.terminal import block
@@ -68,7 +69,8 @@ class Sections(click.Group):
 @click.group(
     cls=Sections,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="The database is named by --url, or by the variable FLOWFABRIC_URL."
+    epilog="The database is named by --url or the variable FLOWFABRIC_URL, or by a program: --app"
+    " module:app or FLOWFABRIC_APP."
     " Exit status: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 database unavailable.",
 )
 @click.version_option(__version__, prog_name="flowfabric")
@@ -78,9 +80,13 @@ def cli() -> None:
 
 @cli.command("completion", short_help="Switch on completion in your shell.")
 @click.argument("shell", type=click.Choice(list(SHELLS)))
-def completion(shell: str) -> None:
+@json_option
+def completion(shell: str, as_json: bool) -> None:
     """Say how to switch on completion in a SHELL: add the line printed to its start-up file."""
     place, line = SHELLS[shell]
+    if as_json:
+        documents.emit({"file": place, "line": line})
+        return
     click.echo(f"# add to {place}", err=True)
     click.echo(line)
 
@@ -88,7 +94,7 @@ def completion(shell: str) -> None:
 for command in (
     ls, show, why, submit, cancel, replay, accept, priority, revoke, flow, lanes, schedules, events,
     signal, waitpoints,
-    migrate_command, doctor, bench, worker, dev, develop_once,
+    migrate_command, doctor, bench, worker, dev,
 ):  # fmt: skip
     cli.add_command(command)
 
@@ -101,6 +107,8 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit status; nothing is raised."""
     as_json = "--json" in arguments
+    # What goes wrong is an error of the command. Only workers log, once they have said where to.
+    logging.getLogger("flowfabric").addHandler(logging.NullHandler())
     try:
         answer = cli.main(list(arguments), prog_name="flowfabric", standalone_mode=False)
         sys.stdout.flush()

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from pathlib import Path
+from shlex import quote
 from typing import Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import unquote
 
@@ -63,7 +64,7 @@ class Target(Struct, frozen=True, kw_only=True):
         scope = self.scope()
         found = await engine.resolve_execution_id(text, namespace=scope)
         if scope is not None:
-            await check_namespace(engine, found, scope)
+            await check_namespace(engine, found, scope, text)
         return found
 
     async def open(self) -> Engine:
@@ -78,6 +79,7 @@ class Target(Struct, frozen=True, kw_only=True):
             raise Unavailable(redact(url), f"cannot be reached: {problem}") from error
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 limit_option = click.option(
     "--limit",
     "-n",
@@ -98,7 +100,7 @@ def options(command: Callable[Concatenate[Target, P], T]) -> Callable[P, T]:
         metavar="MODULE:APP",
         help="A program whose database to use.",
     )
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+    @json_option
     @click.pass_context
     @wraps(command)
     def wrapped(context: click.Context, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -157,7 +159,8 @@ def check_file(url: str) -> None:
     if url.startswith(SQLITE) and path != ":memory:" and not Path(path).exists():
         raise Unavailable(
             "sqlite",
-            f"there is no database at {path}; to create it, run: flowfabric migrate --url {url}",
+            f"there is no database at {path}; to create it, run: flowfabric migrate --url"
+            f" {quote(url)}",
         )
 
 
@@ -180,13 +183,19 @@ class BrokenProgram(Exception):
         )
 
 
-def find_app(reference: str) -> App:
-    """The app `module:attribute` names; the current directory is searched first."""
+def parts_of(reference: str) -> tuple[str, str]:
+    """The module and the attribute of it that `module:attribute` names."""
     module_name, colon, attribute = reference.partition(":")
     if not module_name or not colon or not attribute:
         raise click.UsageError(
             f"{reference!r} must look like module:app, as in {module_name or 'shop'}:app"
         )
+    return module_name, attribute
+
+
+def find_app(reference: str) -> App:
+    """The app `module:attribute` names; the current directory is searched first."""
+    module_name, attribute = parts_of(reference)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

@@ -5,7 +5,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +15,9 @@ from rich.text import Text
 from flowfabric.app import App
 from flowfabric.cli import exits, logs, screen
 from flowfabric.cli.reload import run_reloading
-from flowfabric.cli.target import APP_VARIABLE, find_app
+from flowfabric.cli.target import APP_VARIABLE, find_app, parts_of
 from flowfabric.connection import migrate
+from flowfabric.outages import waited_out
 from flowfabric.store.urls import redact
 from flowfabric.worker.settings import WorkerSettings
 
@@ -25,6 +26,16 @@ DEV_DRAIN_TIMEOUT: Final = "3s"
 LEAVE_S: Final = 1.0
 """How long what is still running after the worker has stopped is waited for."""
 
+lane_option = click.option(
+    "--lane",
+    "lanes",
+    multiple=True,
+    metavar="NAME[=WEIGHT]",
+    help="Serve this lane; may be given several times. Otherwise: those of the tasks.",
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Log JSON lines also on a terminal."
+)
 concurrency_option = click.option(
     "--concurrency",
     default=100,
@@ -44,13 +55,7 @@ log_level_option = click.option(
 
 @click.command("worker", short_help="Run a program's tasks.")
 @click.argument("reference", metavar="MODULE:APP", envvar=APP_VARIABLE)
-@click.option(
-    "--lane",
-    "lanes",
-    multiple=True,
-    metavar="NAME[=WEIGHT]",
-    help="Serve this lane; may be given several times. Otherwise: those of the tasks.",
-)
+@lane_option
 @click.option("--capability", "capabilities", multiple=True, help="Something this worker has.")
 @concurrency_option
 @click.option(
@@ -60,7 +65,7 @@ log_level_option = click.option(
     help="How long running tasks may go on when it is told to stop.",
 )
 @log_level_option
-@click.option("--json", "as_json", is_flag=True, help="Log JSON lines also on a terminal.")
+@json_option
 def worker(
     reference: str,
     lanes: tuple[str, ...],
@@ -83,7 +88,7 @@ def worker(
         drain_timeout=drain_timeout,
     )
     if screen.err().is_terminal and not as_json:
-        _greet(reference, app, settings)
+        greet(reference, app, settings)
     # What has been imported stays. Looking through all of it for garbage, again and again,
     # would stop every task for as long as that takes.
     gc.collect()
@@ -114,18 +119,55 @@ async def _leave() -> None:
 
 @click.command("dev", short_help="Run a program's tasks, and start again when a file changes.")
 @click.argument("reference", metavar="MODULE:APP", envvar=APP_VARIABLE)
+@lane_option
+@click.option(
+    "--capability",
+    "capabilities",
+    multiple=True,
+    help="Something this worker has. Otherwise: all that the tasks require.",
+)
 @concurrency_option
 @log_level_option
-def dev(reference: str, concurrency: int, log_level: str) -> int:
+@json_option
+@click.option("--once", is_flag=True, hidden=True, help="What is started again and again.")
+def dev(
+    reference: str,
+    lanes: tuple[str, ...],
+    capabilities: tuple[str, ...],
+    concurrency: int,
+    log_level: str,
+    as_json: bool,
+    once: bool,
+) -> int:
     """Run the tasks of MODULE:APP for development.
 
     Sets up the database, and starts again whenever a source file below the current
     directory is saved. An error in the program is shown and waits for the next save.
     """
-    command = [
-        sys.executable, "-m", "flowfabric.cli", "develop-once", reference,
-        "--concurrency", str(concurrency), "--log-level", log_level,
-    ]  # fmt: skip
+    parts_of(reference)
+    chosen = weights(lanes)
+    if not once:
+        return _dev_again_and_again()
+    app = find_app(reference)
+    logs.configure(log_level, as_json=as_json or None)
+    settings = WorkerSettings(
+        lanes=chosen or None,
+        capabilities=capabilities or _required(app),
+        concurrency=concurrency,
+        drain_timeout=DEV_DRAIN_TIMEOUT,
+    )
+    # No save of a file brings back a database that is away.
+    asyncio.run(waited_out(lambda: migrate(app.url), None))
+    if screen.err().is_terminal and not as_json:
+        greet(reference, app, settings)
+    asyncio.run(_work(app, settings))
+    return exits.OK
+
+
+def _dev_again_and_again() -> int:
+    """Run the same command line, each time once."""
+    name, *rest = sys.argv[1:]
+    command = [sys.executable, "-m", "flowfabric.cli", name, "--once", *rest]
     console = screen.err()
 
     def say(what: str) -> None:
@@ -135,19 +177,10 @@ def dev(reference: str, concurrency: int, log_level: str) -> int:
     return run_reloading(command, Path.cwd(), say)
 
 
-@click.command("develop-once", hidden=True)
-@click.argument("reference")
-@click.option("--concurrency", type=int, required=True)
-@click.option("--log-level", required=True)
-def develop_once(reference: str, concurrency: int, log_level: str) -> None:
-    """What `dev` starts again and again."""
-    app = find_app(reference)
-    logs.configure(log_level)
-    settings = WorkerSettings(concurrency=concurrency, drain_timeout=DEV_DRAIN_TIMEOUT)
-    asyncio.run(migrate(app.url))
-    if screen.err().is_terminal:
-        _greet(reference, app, settings)
-    asyncio.run(_work(app, settings))
+def _required(app: App) -> tuple[str, ...]:
+    """All capabilities that tasks of the program require."""
+    needed = {each for task in app.tasks.values() for each in task.settings.capabilities}
+    return tuple(sorted(needed))
 
 
 def weights(lanes: tuple[str, ...]) -> Mapping[str, int]:
@@ -161,7 +194,7 @@ def weights(lanes: tuple[str, ...]) -> Mapping[str, int]:
     return found
 
 
-def _greet(reference: str, app: App, settings: WorkerSettings) -> None:
+def greet(reference: str, app: App, settings: WorkerSettings) -> None:
     """What this worker does, in a few lines."""
     lanes = settings.lanes or app.lanes()
     shown = (
@@ -169,10 +202,15 @@ def _greet(reference: str, app: App, settings: WorkerSettings) -> None:
         if isinstance(lanes, Mapping)
         else list(lanes)
     )
+    missing = {
+        name: set(task.settings.capabilities) - set(settings.capabilities)
+        for name, task in sorted(app.tasks.items())
+    }
     pairs = [
         ("app", reference),
         ("database", redact(app.url)),
-        ("tasks", ", ".join(sorted(app.tasks)) or "none"),
+        ("tasks", ", ".join(name for name, lacks in missing.items() if not lacks) or "none"),
+        ("not run", ", ".join(_lacking(name, lacks) for name, lacks in missing.items() if lacks)),
         ("schedules", ", ".join(each.schedule_id for each in app.schedules)),
         ("lanes", ", ".join(shown)),
         ("capabilities", ", ".join(settings.capabilities)),
@@ -181,3 +219,8 @@ def _greet(reference: str, app: App, settings: WorkerSettings) -> None:
     screen.err().print(Text("FlowFabric worker", style="bold"))
     screen.err().print(screen.facts(pairs))
     screen.err().print()
+
+
+def _lacking(name: str, capabilities: Collection[str]) -> str:
+    asked = " ".join(f"--capability {each}" for each in sorted(capabilities))
+    return f"{name} (needs {asked})"
