@@ -47,6 +47,15 @@ async def test_what_is_due_without_a_worker_says_so_everywhere(engine: Engine, u
     assert "no worker for remind, due " in run("ls", url=url).lines[1]
 
 
+async def test_the_first_look_for_what_was_left_behind_is_not_overdue(
+    engine: Engine, url: str
+) -> None:
+    await engine.create_flow(new_uuid(), flow_kind="nightly", namespace="default")
+    assert (await engine.next_due())["flow_audit"] < 0
+    ran = run("doctor", url=url)
+    assert (ran.status, "nothing is overdue" in ran.out) == (0, True)
+
+
 async def test_unfinished_upstreams_are_named(engine: Engine, url: str) -> None:
     flow_id = new_uuid()
     await engine.create_flow(flow_id, flow_kind="nightly", namespace="default")
