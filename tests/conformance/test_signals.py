@@ -1,5 +1,6 @@
 """Signals: what one does to the execution it is delivered to."""
 
+import pytest
 from msgspec import structs
 
 from flowfabric import Engine
@@ -7,7 +8,7 @@ from flowfabric.core.conditions import OperatorOnly, Single, all_of_waitpoints
 from flowfabric.core.events import EventCategory
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.limits import SIGNAL_PAYLOAD_BYTES_MAX
-from flowfabric.core.signals import SignalAccepted
+from flowfabric.core.signals import SignalAccepted, SignalResult
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,
@@ -219,6 +220,30 @@ async def test_an_idempotency_key_is_forgotten_after_its_time(
     clock.advance(ms=1)
     assert isinstance(await deliver(), SignalAccepted)
     assert not isinstance(await deliver(), SignalAccepted)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+async def test_an_idempotency_key_holds_as_long_as_its_execution_exists(
+    engine: Engine, given: Given, clock: SettableClock, by_name: bool
+) -> None:
+    """A repeat never counts for the next wait of the same name, however late it comes."""
+    pause_one = await paused(given, Single("gate"))
+
+    async def click() -> SignalResult:
+        if by_name:
+            return await engine.deliver_operator_signal(
+                pause_one.execution_id, "gate", signal_name="gate", idempotency_key="click"
+            )
+        return await pause_one.deliver("gate", idempotency_key="click")
+
+    first = await click()
+    assert isinstance(first, SignalAccepted)
+    await pause(given, await given.taken(), Single("gate"))
+    clock.advance(ms=400 * 24 * 60 * 60 * 1_000)
+    assert duplicate_of(await click()) == first.signal_id
+    await engine.cancel_execution(pause_one.execution_id, reason="enough")
+    await engine.replay_execution(pause_one.execution_id)
+    assert duplicate_of(await click()) == first.signal_id
 
 
 async def test_a_dedup_time_of_zero_remembers_nothing(given: Given) -> None:

@@ -7,9 +7,11 @@ from flowfabric.core.conditions import (
     all_of_waitpoints,
 )
 from flowfabric.core.handouts import PendingWaitpoint
+from flowfabric.core.limits import RETENTION_FAILED_MS
 from flowfabric.core.results import Claimed, Completed
 from flowfabric.core.suspension_model import WaitpointState
 from flowfabric.engine.work import Completion
+from flowfabric.errors import InvalidToken, NotFound
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.given import Given
@@ -18,6 +20,7 @@ from tests.conformance.observed import (
 )
 from tests.conformance.pausing import (
     create,
+    new_id,
     paused,
     suspension_of,
     waitpoint_of,
@@ -102,3 +105,23 @@ async def test_all_of_it_is_deleted_with_the_execution(
     assert await engine.observe_signals(taken.handle, include_unmatched=True) == ()
     with pytest.raises(KeyError):
         await waitpoint_of(engine, taken.execution_id, taken.waitpoint_id)
+
+
+async def test_a_token_of_a_run_that_was_deleted_is_told_so(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    """Who presents what we have signed learns nothing from it; who presents anything else may."""
+    taken = await paused(given)
+    await engine.cancel_execution(taken.execution_id, reason="enough")
+    clock.advance(ms=RETENTION_FAILED_MS)
+    assert (await engine.trim_retention()).acted == 1
+    with pytest.raises(NotFound):
+        await taken.deliver()
+    with pytest.raises(InvalidToken) as caught:
+        await engine.deliver_signal(
+            taken.execution_id,
+            new_id(),
+            waitpoint_token=taken.token,
+            signal_name="approved",
+        )
+    assert type(caught.value) is InvalidToken

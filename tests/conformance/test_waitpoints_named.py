@@ -3,12 +3,13 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.conditions import all_of_waitpoints
+from flowfabric.core.conditions import Single, all_of_waitpoints
 from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.ids import WaitpointKey
 from flowfabric.core.lease import OPERATOR_OVERRIDE
 from flowfabric.engine.suspension_reads import Inbox, InboxEntry
-from flowfabric.errors import InvalidWaitpointKey, LeaseExpired
+from flowfabric.engine.suspensions import Suspended, SuspendOutcome
+from flowfabric.errors import InvalidWaitpointKey, LeaseExpired, WaitpointClosed
 from flowfabric.testing import SettableClock
 from tests.conformance.given import Given
 from tests.conformance.observed import refused, refuses, unchanged
@@ -47,6 +48,86 @@ async def test_a_named_waitpoint_is_made_once_and_found_in_whatever_state(
     given.clock.advance(ms=claimed.handle.lease_ttl_ms)
     with pytest.raises(LeaseExpired):
         await make()
+
+
+@pytest.mark.parametrize("end", ["failed early", "cancelled in the wait", "timed out in the wait"])
+async def test_a_token_from_before_a_replay_is_good_for_the_next_wait(
+    engine: Engine, given: Given, clock: SettableClock, end: str
+) -> None:
+    claimed = await given.running()
+    named = new_id()
+
+    async def make() -> PendingWaitpoint:
+        return await engine.create_waitpoint(
+            claimed.handle, "gate", expires_in_ms=TTL_MS, waitpoint_id=named
+        )
+
+    async def wait(key: str | None = None) -> SuspendOutcome:
+        return await engine.suspend(
+            claimed.handle,
+            resume_condition=Single("gate"),
+            take_pending=True,
+            timeout_in_ms=1_000,
+            idempotency_key=key,
+        )
+
+    first = await make()
+    if end == "failed early":
+        await engine.fail(claimed.handle, "broken")
+    else:
+        await wait("k")
+        if end == "cancelled in the wait":
+            await engine.cancel_execution(claimed.execution_id, reason="enough")
+        else:
+            clock.advance(ms=1_000)
+            await engine.expire_due_suspensions()
+    await engine.replay_execution(claimed.execution_id)
+    claimed = await given.taken()
+    clock.advance(ms=1)
+    again = await make()
+    assert again.waitpoint_token == first.waitpoint_token
+    assert again.expires_at_ms == clock.now_ms() + TTL_MS
+    async with unchanged(engine):
+        assert await make() == again
+    outcome = await wait("k")
+    assert (isinstance(outcome, Suspended), outcome.details.waitpoint_id) == (True, named)
+    answer = await engine.deliver_signal(
+        claimed.execution_id, named, waitpoint_token=first.waitpoint_token, signal_name="gate"
+    )
+    assert answer.resumed
+
+
+@pytest.mark.parametrize("closed", ["met", "expired", "closed"])
+async def test_a_replay_does_not_open_what_was_over_before(
+    engine: Engine, given: Given, clock: SettableClock, closed: str
+) -> None:
+    claimed = await given.running(ttl_ms=10 * TTL_MS)
+    named = new_id()
+
+    async def make() -> PendingWaitpoint:
+        return await engine.create_waitpoint(
+            claimed.handle, "gate", expires_in_ms=TTL_MS, waitpoint_id=named
+        )
+
+    made = await make()
+    match closed:
+        case "met":
+            await engine.deliver_operator_signal(claimed.execution_id, "gate", signal_name="gate")
+            await engine.suspend(claimed.handle, resume_condition=Single("gate"), take_pending=True)
+        case "expired":
+            clock.advance(ms=TTL_MS)
+            await engine.expire_due_waitpoints()
+        case _:
+            await engine.close_waitpoint(claimed.execution_id, named, source=OPERATOR_OVERRIDE)
+    await engine.fail(claimed.handle, "broken")
+    await engine.replay_execution(claimed.execution_id)
+    claimed = await given.taken()
+    async with unchanged(engine):
+        assert (await make()).waitpoint_token == made.waitpoint_token
+    with pytest.raises(WaitpointClosed):
+        await engine.deliver_signal(
+            claimed.execution_id, named, waitpoint_token=made.waitpoint_token, signal_name="gate"
+        )
 
 
 def entry_of(pause: Pause, key: str, at_ms: int, names: tuple[str, ...] = ()) -> InboxEntry:

@@ -45,6 +45,30 @@ async def test_tokens_for_two_approvals_are_handed_out_before_both_are_waited_fo
     assert [len(tokens) for tokens in told.values()] == [1, 1]
 
 
+@pytest.mark.parametrize("in_the_wait", [False, True])
+async def test_a_token_handed_out_before_a_replay_is_good_after_it(in_the_wait: bool) -> None:
+    async with testing.engine() as app:
+        told: list[str] = []
+
+        @app.task
+        async def gate(ctx: Context) -> object:
+            told.append((await ctx.waitpoint("go")).reveal())
+            if len(told) == 1 and not in_the_wait:
+                raise ValueError("not yet")
+            return (await ctx.wait_for_signal("go")).payload
+
+        run = await app.submit(gate)
+        await app.drain()
+        if in_the_wait:
+            await run.cancel()
+        await app.engine.replay_execution(run.execution_id)
+        await app.drain()
+        assert told == told[:1] * 2
+        assert (await app.signals.deliver(told[0], "go", 1)).resumed
+        await app.drain()
+        assert await run.result(timeout=1) == 1
+
+
 async def test_a_plain_wait_beside_one_made_beforehand() -> None:
     async with testing.engine() as app:
         told: list[SignalToken] = []

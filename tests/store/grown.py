@@ -156,10 +156,10 @@ BELONGINGS = (
     """
     insert into waitpoint (partition_key, execution_id, waitpoint_id, suspension_id, created_at_ms,
                            attempt_index, ordinal, signal_count, matched_signal_count,
-                           own_name_only, state, waitpoint_key, token_kid, token_fingerprint,
-                           required_signal_names, expires_at_ms)
+                           own_name_only, ended_with_execution, state, waitpoint_key, token_kid,
+                           token_fingerprint, required_signal_names, expires_at_ms)
     select partition_key, execution_id, suspension_id, suspension_id, created_at_ms, 0, 0, 0, 0,
-           false, 'pending', 'gate', 'k1', '', '[]', timeout_at_ms
+           false, false, 'pending', 'gate', 'k1', '', '[]', timeout_at_ms
       from suspension
     """,
 )

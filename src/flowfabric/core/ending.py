@@ -96,7 +96,7 @@ def finish(
                 attempt_fields,
             ),
             *close_suspension(subject.suspension, reason, now_ms),
-            *close_waitpoints(subject.waitpoints, reason, now_ms),
+            *close_waitpoints(subject.waitpoints, reason, now_ms, with_execution=True),
         ),
         deletes=() if subject.grant is None else (subject.grant,),
         events=(*released, completion_event(after, outcome, now_ms)),
@@ -157,11 +157,15 @@ def got_signals(suspension: Suspension | None) -> bool:
 
 
 def close_waitpoints(
-    waitpoints: Iterable[Waitpoint], reason: str, now_ms: int
+    waitpoints: Iterable[Waitpoint], reason: str, now_ms: int, *, with_execution: bool = False
 ) -> tuple[Waitpoint, ...]:
     return tuple(
         structs.replace(
-            waitpoint, state=WaitpointState.CLOSED, closed_at_ms=now_ms, close_reason=reason
+            waitpoint,
+            state=WaitpointState.CLOSED,
+            closed_at_ms=now_ms,
+            close_reason=reason,
+            ended_with_execution=with_execution,
         )
         for waitpoint in waitpoints
     )

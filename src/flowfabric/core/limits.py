@@ -57,7 +57,6 @@ KEPT_SIGNALS_READ_MAX = 10_000
 """Kept signals one wait looks at, with those it gets back from pauses that ended unmet."""
 KEPT_SIGNALS_SHOWN_MAX = 100
 """Kept signals the description of an execution lists."""
-SIGNAL_DEDUP_TTL_MS = 24 * 60 * 60 * 1_000
 SIGNAL_DEDUP_TTL_MS_MAX = 7 * 24 * 60 * 60 * 1_000
 SUSPEND_CLOCK_SKEW_MS = 600_000
 """How far in the past a suspension's timeout may lie and still be accepted, as due at once."""

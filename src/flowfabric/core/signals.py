@@ -70,7 +70,8 @@ class SignalRequest(Struct, frozen=True, kw_only=True):
     idempotency_key: str | None
     target_scope: str
     created_at_ms: int | None
-    dedup_ttl_ms: int
+    dedup_ttl_ms: int | None
+    """How long the idempotency key holds; None for as long as the execution exists."""
     namespace: Namespace | None = None
     """Only to an execution of this one."""
 
@@ -137,7 +138,7 @@ def addressed(
     What nothing waits for goes to the mailbox of the name; refused unless `keep`.
     """
     for each in delivered:
-        if each.expires_at_ms > now_ms:
+        if each.holds(now_ms):
             return each.waitpoint_id
     fitting = [
         waitpoint
@@ -215,7 +216,7 @@ def _repeated(
     execution: Execution, request: SignalRequest, found: SignalFindings, now_ms: int
 ) -> Decision[SignalResult] | None:
     existing: SignalId | None = None
-    if found.dedup is not None and found.dedup.expires_at_ms > now_ms:
+    if found.dedup is not None and found.dedup.holds(now_ms):
         existing = found.dedup.signal_id
     elif found.recorded:
         existing = request.signal_id
@@ -351,7 +352,7 @@ def _dedup(signal: Signal, request: SignalRequest, now_ms: int) -> tuple[SignalD
             waitpoint_id=signal.waitpoint_id,
             idempotency_key=request.idempotency_key,
             signal_id=signal.signal_id,
-            expires_at_ms=now_ms + request.dedup_ttl_ms,
+            expires_at_ms=None if request.dedup_ttl_ms is None else now_ms + request.dedup_ttl_ms,
         ),
     )
 

@@ -25,7 +25,7 @@ from flowfabric.core.conditions import (
     required_signal_names,
     stored_condition,
 )
-from flowfabric.core.decision import Changes, Decision
+from flowfabric.core.decision import NO_CHANGES, Changes, Decision
 from flowfabric.core.execution import Timing, park, repeats
 from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails, details_of, token_of
 from flowfabric.core.ids import WaitpointId
@@ -141,22 +141,49 @@ def decide_repeat_waitpoint(
     fence: Fence,
     bound: BoundWaitpoint,
     made: Waitpoint,
+    expires_in_ms: int,
     keys: Sequence[HmacKey],
     timing: Timing,
 ) -> Decision[PendingWaitpoint]:
-    """Give whoever holds the execution the waitpoint it made before, open or closed."""
+    """Give whoever holds the execution the waitpoint it made before, open or closed.
+
+    One that the execution's end has closed is opened again: after a replay its token is as
+    good as before, for the next wait of its name.
+    """
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
     if made.waitpoint_key != bound.waitpoint_key:
         raise InvalidWaitpointKey(
             f"waitpoint {made.waitpoint_id} was made as {made.waitpoint_key!r}"
         )
+    changes = NO_CHANGES
+    if made.ended_with_execution:
+        made, changes = _reopened(subject.execution, made, expires_in_ms, timing.now_ms)
     answer = PendingWaitpoint(
         waitpoint_id=made.waitpoint_id,
         waitpoint_key=made.waitpoint_key,
         waitpoint_token=token_of(made, keys, timing.now_ms),
         expires_at_ms=TIME_MS_MAX if made.expires_at_ms is None else made.expires_at_ms,
     )
-    return Decision(answer=answer)
+    return Decision(answer=answer, changes=changes)
+
+
+def _reopened(
+    execution: Execution, closed: Waitpoint, expires_in_ms: int, now_ms: int
+) -> tuple[Waitpoint, Changes]:
+    check_room(execution, 1)
+    pending = structs.replace(
+        closed,
+        state=WaitpointState.PENDING,
+        suspension_id=None,
+        attempt_index=execution.current_attempt_index,
+        ended_with_execution=False,
+        activated_at_ms=None,
+        closed_at_ms=None,
+        close_reason=None,
+        expires_at_ms=min(now_ms + expires_in_ms, TIME_MS_MAX),
+    )
+    after = change(execution, now_ms, open_waitpoint_count=execution.open_waitpoint_count + 1)
+    return pending, Changes(updates=(after, pending))
 
 
 def decide_suspend(

@@ -135,6 +135,8 @@ class Waitpoint(Record, frozen=True, kw_only=True):
     satisfied_at_ms: int | None = None
     closed_at_ms: int | None = None
     close_reason: str | None = None
+    ended_with_execution: bool = False
+    """Closed by its execution's end: a replay that asks for it opens it again."""
     signal_count: int = 0
     matched_signal_count: int = 0
     last_signal_at_ms: int | None = None
@@ -181,7 +183,7 @@ class Signal(SignalFacts, frozen=True, kw_only=True):
 
 
 class SignalDedup(Record, frozen=True, kw_only=True):
-    """Remembers, for a while, which signal an idempotency key already delivered."""
+    """Remembers which signal an idempotency key already delivered."""
 
     table: ClassVar[str] = "signal_dedup"
     key: ClassVar[tuple[str, ...]] = (
@@ -196,7 +198,11 @@ class SignalDedup(Record, frozen=True, kw_only=True):
     waitpoint_id: WaitpointId
     idempotency_key: str
     signal_id: SignalId
-    expires_at_ms: int
+    expires_at_ms: int | None
+    """Null: it holds as long as the execution exists."""
+
+    def holds(self, now_ms: int) -> bool:
+        return self.expires_at_ms is None or self.expires_at_ms > now_ms
 
 
 class SuspendDedup(Record, frozen=True, kw_only=True):

@@ -14,7 +14,6 @@ from flowfabric.core.checks import (
 from flowfabric.core.ids import ExecutionId, SignalId, parse_namespace, parse_uuid
 from flowfabric.core.limits import (
     IDEMPOTENCY_KEY_BYTES_MAX,
-    SIGNAL_DEDUP_TTL_MS,
     SIGNAL_DEDUP_TTL_MS_MAX,
     SIGNAL_PAYLOAD_BYTES_MAX,
 )
@@ -42,7 +41,8 @@ class SignalOptions(TypedDict, total=False):
     idempotency_key: str | None
     target_scope: str
     created_at_ms: int | None
-    dedup_ttl_ms: int
+    dedup_ttl_ms: int | None
+    """How long the idempotency key holds; as long as the execution exists, when left out."""
     namespace: str | None
     """An execution of another one counts as unknown."""
 
@@ -80,7 +80,7 @@ def check_signal(
     idempotency_key: object = None,
     target_scope: object = "waitpoint",
     created_at_ms: object = None,
-    dedup_ttl_ms: object = SIGNAL_DEDUP_TTL_MS,
+    dedup_ttl_ms: object = None,
     namespace: object = None,
 ) -> SignalRequest:
     return SignalRequest(
@@ -102,5 +102,7 @@ def check_signal(
         target_scope=check_text("target_scope", target_scope),
         created_at_ms=check_optional_time("created_at_ms", created_at_ms),
         namespace=None if namespace is None else parse_namespace(namespace),
-        dedup_ttl_ms=check_int("dedup_ttl_ms", dedup_ttl_ms, 0, SIGNAL_DEDUP_TTL_MS_MAX),
+        dedup_ttl_ms=None
+        if dedup_ttl_ms is None
+        else check_int("dedup_ttl_ms", dedup_ttl_ms, 0, SIGNAL_DEDUP_TTL_MS_MAX),
     )

@@ -27,7 +27,6 @@ from flowfabric.core.ids import (
     uuid_of,
 )
 from flowfabric.core.kept import KeptSize, Mailbox, mailbox_id
-from flowfabric.core.limits import SIGNAL_DEDUP_TTL_MS
 from flowfabric.core.model import Execution
 from flowfabric.core.partitions import INDEX_MAX, parse_index
 from flowfabric.core.signals import (
@@ -46,7 +45,6 @@ from flowfabric.core.suspension_model import (
     Waitpoint,
 )
 from flowfabric.core.tokens import (
-    INVALID,
     WaitpointToken,
     check_accepted,
     check_token,
@@ -150,7 +148,7 @@ class Signals(Operations):
         idempotency_suffix: str,
         lane_id: str | None = None,
         operator_identity: str = "",
-        signal_dedup_ttl_ms: int = SIGNAL_DEDUP_TTL_MS,
+        signal_dedup_ttl_ms: int | None = None,
     ) -> SignalResult:
         """Deliver an operator's decision, by convention `approved` or `rejected`.
 
@@ -264,7 +262,7 @@ class Signals(Operations):
                 REFUSALS.note(delivery.execution_id, error.code)
                 return error
         if subject is None:
-            return _unknown(delivery, "execution", delivery.execution_id)
+            return NotFound("execution", delivery.execution_id)
         if delivery.lane_id not in (None, subject.execution.lane_id):
             lane = subject.execution.lane_id
             return InvalidInput("lane_id", f"lane_mismatch: the execution is in lane {lane!r}")
@@ -273,7 +271,7 @@ class Signals(Operations):
         dedup = next((each for each in earlier if each.waitpoint_id == address), None)
         found = await _find_for(tx, subject, delivery, address, dedup)
         if found is None:
-            return _unknown(delivery, "waitpoint", str(delivery.address))
+            return NotFound("waitpoint", str(delivery.address))
 
         def decide() -> Decision[SignalResult]:
             return decide_deliver(subject, delivery.request, found, timing)
@@ -310,11 +308,6 @@ def _bearers_execution_id(text: object) -> ExecutionId:
         if parse_index(found[1]) is None:
             return _NOBODY
     return parse_execution_id(text)
-
-
-def _unknown(delivery: Delivery, entity: str, name: str) -> FlowFabricError:
-    """An operator is told what does not exist; a bearer of a token only that it does not fit."""
-    return NotFound(entity, name) if delivery.token is None else InvalidToken(INVALID)
 
 
 async def _key_of(reader: Reader, delivery: Delivery) -> HmacKey | None:

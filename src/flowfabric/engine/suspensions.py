@@ -170,7 +170,8 @@ class Suspensions(Operations):
 
         Signals that arrive before the suspension are kept for it; a waitpoint that no
         suspension takes over in time is closed. Each call makes another one, unless it
-        names a `waitpoint_id`: a repeat gets the one there is, in whatever state it is.
+        names a `waitpoint_id`: a repeat gets the one there is, in whatever state it is,
+        and opens it again if the end of an execution that was replayed has closed it.
         With `own_name_only` it refuses signals whose name is not its key.
         """
         opened = self.open_handle(handle)
@@ -194,7 +195,7 @@ class Suspensions(Operations):
             def decide() -> Decision[PendingWaitpoint]:
                 if made is not None:
                     return decide_repeat_waitpoint(
-                        subject, fence_of(opened), bound, made, keys, timing
+                        subject, fence_of(opened), bound, made, expires_in_ms, keys, timing
                     )
                 return decide_create_waitpoint(
                     subject, fence_of(opened), bound, expires_in_ms, signing_key(keys), timing
@@ -332,6 +333,9 @@ class Suspensions(Operations):
             execution_id=uuid_of(execution.execution_id),
             suspension_id=dedup.suspension_id,
         )
+        if suspension.waitpoint_id not in [each.waitpoint_id for each in waitpoints]:
+            # It is open for another suspension, since a replay: the old answer is void.
+            return dedup
         details = details_of(suspension, waitpoints, keys, now_ms)
         parked = Parked(details=details, already_satisfied=dedup.already_satisfied)
         return _Repeat(parked=parked, dedup=dedup)

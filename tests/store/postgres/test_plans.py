@@ -47,9 +47,10 @@ select partition_key, execution_id, execution_id, execution_id, created_at_ms, 0
        'waiting_for_signal', 'worker', '"OperatorOnly"', '{}' from execution;
 insert into waitpoint (partition_key, execution_id, waitpoint_id, suspension_id, created_at_ms,
                        attempt_index, ordinal, signal_count, matched_signal_count, own_name_only,
-                       state, waitpoint_key, token_kid, token_fingerprint, required_signal_names)
+                       ended_with_execution, state, waitpoint_key, token_kid, token_fingerprint,
+                       required_signal_names)
 select partition_key, execution_id, execution_id, execution_id, created_at_ms, 0, 0, 0, 0, false,
-       'active', 'gate', 'k1', '', '[]' from execution;
+       false, 'active', 'gate', 'k1', '', '[]' from execution;
 insert into signal (partition_key, execution_id, signal_id, waitpoint_id, suspension_id, sequence,
                     created_at_ms, accepted_at_ms, matched, satisfier, waitpoint_key, signal_name,
                     signal_category, source_type, source_identity, correlation_id, target_scope,

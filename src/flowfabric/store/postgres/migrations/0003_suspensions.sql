@@ -43,6 +43,7 @@ create table waitpoint (
     signal_count           integer not null,
     matched_signal_count   integer not null,
     own_name_only          boolean not null,
+    ended_with_execution   boolean not null,
     partition_key          smallint not null,
     state                  text not null check (state in ('pending', 'active', 'closed')),
     waitpoint_key          text not null,
@@ -99,9 +100,9 @@ create table signal_dedup (
     execution_id     uuid not null,
     waitpoint_id     uuid not null,
     signal_id        uuid not null,
-    expires_at_ms    bigint not null,
     partition_key    smallint not null,
     idempotency_key  text not null,
+    expires_at_ms    bigint,
     primary key (partition_key, execution_id, waitpoint_id, idempotency_key)
 );
 

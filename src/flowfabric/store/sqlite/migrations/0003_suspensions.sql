@@ -48,6 +48,7 @@ create table waitpoint (
     signal_count           integer not null,
     matched_signal_count   integer not null,
     own_name_only          integer not null check (own_name_only in (0, 1)),
+    ended_with_execution   integer not null check (ended_with_execution in (0, 1)),
     partition_key          integer not null,
     state                  text not null check (state in ('pending', 'active', 'closed')),
     waitpoint_key          text not null,
@@ -104,9 +105,9 @@ create table signal_dedup (
     execution_id     text not null,
     waitpoint_id     text not null,
     signal_id        text not null,
-    expires_at_ms    integer not null,
     partition_key    integer not null,
     idempotency_key  text not null,
+    expires_at_ms    integer,
     primary key (partition_key, execution_id, waitpoint_id, idempotency_key)
 ) strict;
 
