@@ -134,8 +134,8 @@ class CodedEngine(Engine):
     def _pack_completion(self, completion: Completion) -> Completion:
         return structs.replace(completion, result=self.pack(completion.result))
 
-    async def _to_store(self, result: bytes | None) -> bytes | None:
-        return await asyncio.to_thread(self.pack, result)
+    async def to_store(self, result: bytes) -> bytes:
+        return await asyncio.to_thread(self.pack, result) or b""
 
     async def record_steps(
         self, reports: Sequence[StepReport]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowfabric import App, Context, EngineConfig, testing
+from flowfabric import App, Context, EngineConfig, Retry, testing
 from flowfabric.core.states import PublicState
 from flowfabric.errors import ExecutionFailed, IdempotencyConflict
 from flowfabric.task import SubmitOptions
@@ -82,6 +82,52 @@ async def test_large_values_fit_when_the_codec_keeps_them_elsewhere(store_url: s
         async with working(app):
             run = await app.submit(echo, "x" * 10_000)
             assert await run.result(timeout="20s") == "x" * 10_000
+
+
+class Picky:
+    """Refuses what it does not like, and makes more of some than there is room for."""
+
+    def encode(self, data: bytes) -> bytes:
+        if b"refuse" in data:
+            raise LookupError("no key for it")
+        return data * 200 if b"grow" in data else data
+
+    def decode(self, data: bytes) -> bytes:
+        return data
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            "fuse",
+            "the result of say cannot be encoded by the app's codec: LookupError: no key for it",
+        ),
+        (
+            "ow",
+            "the result of say, encoded, is 1201 bytes, at most 1000 are stored; keep it elsewhere",
+        ),
+    ],
+)
+async def test_a_result_the_codec_cannot_store_fails_for_good(
+    store_url: str, words: str, reason: str
+) -> None:
+    ran: list[str] = []
+    config = EngineConfig(payload_bytes_max=1_000)
+    async with App(store_url, codec=Picky(), config=config) as app:
+
+        @app.task(retry=Retry(max_retries=3))
+        async def say(words: str) -> str:
+            ran.append(words)
+            return {"fuse": "refuse", "ow": "grow", "well": "well"}[words]
+
+        async with working(app):
+            run, other = await app.submit(say, words), await app.submit(say, "well")
+            with pytest.raises(ExecutionFailed) as failed:
+                await run.result(timeout="20s")
+            assert reason in str(failed.value)
+            assert await other.result(timeout="20s") == "well"
+    assert sorted(ran) == sorted([words, "well"])
 
 
 async def test_what_was_stored_without_a_codec_is_still_read(store_url: str) -> None:

@@ -175,7 +175,7 @@ class Work(Operations):
 
         An operator may name the attempt that is meant; any other is refused.
         """
-        stored = await self._to_store(result)
+        stored = None if result is None else await self.to_store(result)
         self._check_result(stored, result_encoding)
         given = check_fence_given(fence, source)
         check_attempt_index(attempt_index)
@@ -186,8 +186,8 @@ class Work(Operations):
 
         return await self.decide(Ask(self.check_execution_id(execution_id), decide))
 
-    async def _to_store(self, result: bytes | None) -> bytes | None:
-        """A result as it is stored, where a codec has a say in it."""
+    async def to_store(self, result: bytes) -> bytes:
+        """A result as it is stored, where a codec has a say in it. Safe to repeat."""
         return result
 
     # Failing

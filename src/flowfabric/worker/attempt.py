@@ -210,8 +210,8 @@ class Attempt:
         value = await call()
         if self.task.settings.executor == "process":
             assert isinstance(value, bytes)
-            return self._checked(value)
-        return self._checked(self.task.encode_result(value))
+            return await self._to_store(services, value)
+        return await self._to_store(services, self.task.encode_result(value))
 
     def _arguments(self, services: Services, payload: bytes) -> Bound:
         """Arguments that fitted when they were submitted may not fit the code of today."""
@@ -234,14 +234,19 @@ class Attempt:
         )
         return complete(self.task, claimed.payload, results)
 
-    def _checked(self, result: bytes) -> bytes:
-        limit = self._shared.engine.plain_bytes_max
-        if len(result) > limit:
-            raise DoNotRetry(
-                f"the result of {self.task.name} is {len(result)} bytes, at most {limit} are"
-                " stored; keep it elsewhere and return where"
-            )
-        return result
+    async def _to_store(self, services: Services, result: bytes) -> bytes:
+        """The result as it is stored. What is refused here would be refused each time."""
+        engine, what = self._shared.engine, f"the result of {self.task.name}"
+        _check_size(what, result, engine.plain_bytes_max)
+        try:
+            # Busy: the handler has returned, whatever a branch it left behind waits for.
+            with services.parking.working():
+                stored = await engine.to_store(result)
+        except Exception as error:
+            told = f"{type(error).__name__}: {text_of(error)}"
+            raise DoNotRetry(f"{what} cannot be encoded by the app's codec: {told}") from error
+        _check_size(f"{what}, encoded,", stored, engine.config.payload_bytes_max)
+        return stored
 
     async def _call(self, context: Context, bound: Bound, payload: bytes) -> object:
         first = (context,) if self.task.takes_context else ()
@@ -435,6 +440,14 @@ class Attempt:
                 ", ".join(unused),
                 extra=self.lease.log_fields,
             )
+
+
+def _check_size(what: str, data: bytes, bytes_max: int) -> None:
+    if len(data) > bytes_max:
+        raise DoNotRetry(
+            f"{what} is {len(data)} bytes, at most {bytes_max} are stored; keep it elsewhere and"
+            " return where"
+        )
 
 
 def names_fit(arguments: Arguments, payload: bytes) -> bool:
