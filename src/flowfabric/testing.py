@@ -18,6 +18,7 @@ from flowfabric.core.checks import check_int, check_time
 from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.explain import Cause
 from flowfabric.core.ids import ExecutionId, uuid_of
+from flowfabric.declaring import check_task
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.outcomes import Outcome
@@ -265,6 +266,7 @@ class LocalApp(App):
 
     async def submitted(self, task: Task[..., object]) -> list[dict[str, object]]:
         """The arguments of every execution of a task, oldest first."""
+        check_task("submitted", task)
         opened = await self.open()
         page = await opened.engine.find_executions(
             ExecutionFilter(execution_kind=f"{task.name}@{task.version}"), limit=PAGE

@@ -8,7 +8,7 @@ from functools import partial
 import pydantic
 import pytest
 
-from flowfabric import App, Context, WorkerSettings
+from flowfabric import App, Context, WorkerSettings, testing
 from flowfabric.errors import InvalidInput
 
 
@@ -177,6 +177,13 @@ def test_where_a_call_is_needed_a_task_is_refused(tmp_path: object) -> None:
         run("publish", "order-42")
     assert not app.schedules
     app.blocking.close()
+
+
+async def test_what_was_submitted_is_asked_by_the_task() -> None:
+    async with testing.engine() as app:
+        submitted: Callable[..., Awaitable[object]] = app.submitted
+        with refused("submitted: takes the task itself, which @app.task has made (got 'publish')"):
+            await submitted("publish")
 
 
 class Point(pydantic.BaseModel):
