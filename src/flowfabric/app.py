@@ -26,6 +26,7 @@ from flowfabric.coding import Codec, check_codec
 from flowfabric.config import EngineConfig
 from flowfabric.connection import Opened, connect, migrate
 from flowfabric.core.durations import Duration
+from flowfabric.core.ids import named_flow_id
 from flowfabric.declaring import check_app, check_calls, check_middleware, check_task
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import Unavailable
@@ -311,11 +312,10 @@ class App(Replaceable):
         )
 
     def flow_run(self, flow_id: str) -> FlowRun:
-        """A flow started elsewhere. The app must be open, or have been."""
+        """A flow started elsewhere, by its uuid or your own id. The app must have been opened."""
         here = self._here
         opened = here._require()
-        checked = opened.engine.check_flow_id(flow_id)
-        return FlowRun(opened, checked, namespace=here.namespace)
+        return FlowRun(opened, named_flow_id(flow_id, here.namespace), namespace=here.namespace)
 
     def run(self, task: Task[..., R], execution_id: str) -> Run[R]:
         """The run of an execution submitted elsewhere, by its id in full, its uuid, or your own id.

@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from flowfabric import Engine, connect
+from flowfabric import App, Engine, connect
 from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import uuid_of
+from flowfabric.errors import NotFound
 from tests.cli.command import run
 
 
@@ -35,6 +36,34 @@ async def test_an_own_id_is_enough_in_whatever_namespace(engine: Engine, url: st
 @pytest.fixture(params=["sqlite-file", "postgres"])
 def any_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
     return new_database(str(request.param))
+
+
+@pytest.mark.parametrize("own_id", ["7th", "nightly of the seventh of July, 2026"])
+async def test_flows_are_found_by_ids_of_their_own(any_url: str, own_id: str) -> None:
+    url = any_url
+    ids = {}
+    for namespace in ("shop", "bank"):
+        app = App(url, namespace=namespace)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app:
+            for _ in range(2):
+                flow = app.flow("nightly", flow_id=own_id)
+                flow.add(work)
+                ids[namespace] = (await flow.start()).flow_id
+            assert await app.flow_run(own_id).state() == "open"
+            with pytest.raises(NotFound):
+                await app.flow_run("8th").state()
+    assert ids["shop"] != ids["bank"]
+    ran = run("flow", "cancel", own_id, url=url)
+    assert ran.status == 2
+    assert "bank, shop" in ran.err
+    ran = run("flow", "cancel", own_id, "--namespace", "bank", "--json", url=url)
+    assert (ran.document["flow_id"], ran.document["members"]) == (ids["bank"], 1)
+    shown = run("flow", "show", own_id, "--namespace", "shop", "--json", url=url).document
+    assert (shown["flow_id"], shown["state"]) == (ids["shop"], "open")
 
 
 async def test_events_are_counted_and_confined_and_name_own_ids(any_url: str) -> None:

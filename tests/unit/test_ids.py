@@ -14,6 +14,7 @@ from flowfabric.core.ids import (
     flow_execution_id,
     make_execution_id,
     member_execution_id,
+    named_flow_id,
     own_execution_id,
     parse_any_id,
     parse_execution_id,
@@ -269,3 +270,15 @@ def test_an_id_is_refused_under_the_name_it_was_given() -> None:
         with pytest.raises(InvalidInput) as caught:
             parse_execution_id(text, "cursor")
         assert caught.value.field == "cursor"
+
+
+def test_a_flow_has_a_uuid_or_an_id_of_its_own_within_a_namespace() -> None:
+    mine = named_flow_id("nightly", "shop")
+    assert parse_uuid("flow_id", mine) == mine == named_flow_id(mine, "bank")
+    assert mine == named_flow_id("nightly", "shop")
+    others = [named_flow_id("nightly", "bank"), named_flow_id("weekly", "shop")]
+    execution = uuid_of(own_execution_id("shop", "nightly", DEFAULT))
+    assert len({mine, execution, *others}) == 4
+    for bad in ("", " ", mine.upper(), "{fp:1}:x", "a\nb", 7, None):
+        with pytest.raises(InvalidInput, match="flow_id"):
+            named_flow_id(bad, "shop")

@@ -14,7 +14,7 @@ from flowfabric.core.flow_cancel import CancelWait, NoWait, WaitTimeout
 from flowfabric.core.flow_model import CancellationPolicy, FlowState
 from flowfabric.core.flow_results import CancellationScheduled, PartiallyCancelled
 from flowfabric.core.flow_views import FlowListItem, FlowStatus
-from flowfabric.core.ids import UUID_CHARS
+from flowfabric.core.ids import parse_own_id
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.states import PublicState
 from flowfabric.engine.engine import Engine
@@ -99,13 +99,20 @@ async def _newest(
 
 
 async def resolve_flow_id(engine: Engine, target: Target, text: str) -> str:
-    """The flow a uuid stands for, or the beginning or end of one that fits no other."""
+    """The flow a uuid or an own id stands for, or the beginning or end of a uuid that fits no
+    other."""
     part, namespace = text.lower(), target.scope()
-    if len(part) == UUID_CHARS:
+    if parse_own_id(part, "flow_id") is None:
         flow_id = engine.check_flow_id(part)
         if namespace not in (None, await engine.get_flow_namespace(flow_id)):
             raise NotFound("flow", text)
         return flow_id
+    named = await engine.find_named_flows(text, namespace=namespace)
+    if len(named) > 1:
+        places = ", ".join(sorted(named))
+        raise InvalidInput("flow_id", f"is one in each of {places}; choose with --namespace", text)
+    if named:
+        return next(iter(named.values()))
     if len(part) < ID_PART_CHARS_MIN:
         raise InvalidInput("flow_id", f"give at least {ID_PART_CHARS_MIN} characters of it", text)
     found: list[str] = []
@@ -133,7 +140,7 @@ async def resolve_flow_id(engine: Engine, target: Target, text: str) -> str:
 async def show_flow(engine: Engine, target: Target, flow_id: str, every_node: bool) -> None:
     """Show a flow: its nodes, who waits for whom, and how they are doing.
 
-    ID may be shortened to the beginning or end of the uuid.
+    ID is the flow's own id, or its uuid, which may be shortened to its beginning or end.
     """
     graph = await read_graph(engine, await resolve_flow_id(engine, target, flow_id))
     if graph is None:

@@ -115,7 +115,7 @@ def parse_any_id(
 
 
 def parse_own_id(text: object, field: str = "execution_id") -> str | None:
-    """The id somebody chose for an execution; None if the text is one of ours, or bad."""
+    """The id somebody chose for an execution or a flow; None if the text is one of ours, or bad."""
     if not isinstance(text, str) or text.startswith("{") or _UUID.fullmatch(text.lower()):
         return None
     if text.isspace():
@@ -125,10 +125,23 @@ def parse_own_id(text: object, field: str = "execution_id") -> str | None:
 
 def own_execution_id(namespace: str, own_id: str, partitions: PartitionConfig) -> ExecutionId:
     """The execution id that an id of somebody's own stands for, in a namespace."""
-    digest = bytearray(hashlib.sha1(f"{namespace}\x00{own_id}".encode()).digest()[:UUID_BYTES])
+    return solo_execution_id(_derived_uuid(namespace, own_id), partitions)
+
+
+def named_flow_id(text: object, namespace: str) -> FlowId:
+    """A flow's uuid, or the one that an id of somebody's own stands for, in a namespace."""
+    own_id = parse_own_id(text, "flow_id")
+    if own_id is None:
+        return FlowId(parse_uuid("flow_id", text))
+    return FlowId(_derived_uuid("flow", namespace, own_id))
+
+
+def _derived_uuid(*parts: str) -> str:
+    """The same for the same parts, none of which contains a NUL."""
+    digest = bytearray(hashlib.sha1("\x00".join(parts).encode()).digest()[:UUID_BYTES])
     digest[6] = digest[6] & 0x0F | 0x50
     digest[8] = digest[8] & 0x3F | 0x80
-    return solo_execution_id(uuid_text(bytes(digest)), partitions)
+    return uuid_text(bytes(digest))
 
 
 def solo_execution_id(uuid: str, partitions: PartitionConfig) -> ExecutionId:

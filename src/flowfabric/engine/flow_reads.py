@@ -30,6 +30,7 @@ from flowfabric.core.ids import (
     FlowId,
     Namespace,
     make_execution_id,
+    named_flow_id,
     parse_execution_id,
     parse_namespace,
     parse_uuid,
@@ -186,6 +187,22 @@ class FlowReads(FlowOperations):
             return await _groups(reader, asked, start, limit)
 
         return tuple(group_snapshot(group) for group in await self.store.read(body))
+
+    async def find_named_flows(
+        self, own_id: str, *, namespace: str | None = None
+    ) -> dict[str, FlowId]:
+        """By namespace, the flows that somebody gave this id."""
+
+        async def body(reader: Reader) -> dict[str, FlowId]:
+            places = [namespace]
+            if namespace is None:
+                places = [str(row["namespace"]) for row in await reader.select("list_namespaces")]
+            named = {place: named_flow_id(own_id, place) for place in places if place}
+            found = [await self.find_flow(reader, each) for each in named.values()]
+            there = {flow.flow_id for flow in found if flow is not None}
+            return {place: each for place, each in named.items() if each in there}
+
+        return await self.store.read(body)
 
     # Edges
 

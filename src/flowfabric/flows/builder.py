@@ -21,7 +21,7 @@ from flowfabric.core.checks import check_int, check_name
 from flowfabric.core.creation import Checked, NewExecution, check_new
 from flowfabric.core.durations import Duration
 from flowfabric.core.flow_build import Dependency, Join
-from flowfabric.core.ids import ExecutionId, FlowId, Namespace, parse_namespace, parse_uuid
+from flowfabric.core.ids import ExecutionId, Namespace, named_flow_id, parse_namespace
 from flowfabric.core.limits import BATCH_MAX, FLOW_MEMBERS_MAX, JOIN_EDGES_MAX
 from flowfabric.core.partitions import PartitionConfig
 from flowfabric.core.tags import check_tags
@@ -106,7 +106,8 @@ class Flow:
         self.namespace = parse_namespace(namespace)
         self.tags = check_tags(tags or {})
         self._id_given = flow_id is not None
-        self.flow_id = FlowId(parse_uuid("flow_id", new_uuid() if flow_id is None else flow_id))
+        named = new_uuid() if flow_id is None else flow_id
+        self.flow_id = named_flow_id(named, self.namespace)
         self._open_app = open_app
         self._meet = meet
         self._plan: list[Planned] = []
