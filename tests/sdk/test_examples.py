@@ -10,11 +10,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import click
 import httpx
 import pytest
 
+import flowfabric
+from flowfabric import errors
 from flowfabric.cli.main import cli
 
 ROOT = Path(__file__).parent.parent.parent
@@ -113,12 +116,36 @@ def test_every_example_is_run_here_or_by_processes_that_are_killed() -> None:
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
-def test_code_in_the_documentation_imports_what_there_is(page: Path) -> None:
+def test_code_in_the_documentation_imports_what_there_is(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "shop", ModuleType("shop"))  # The reader's own.
     pieces = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     for piece in pieces:
         for node in ast.walk(ast.parse(piece)):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 exec(ast.unparse(node), {})
+
+
+def public_classes() -> dict[str, list[str]]:
+    """The modules that define a class of a name."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "src" / "flowfabric").rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(module)
+    return found
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_the_documentation_tells_where_its_classes_come_from(page: Path) -> None:
+    """Those that are neither in `flowfabric` nor in `flowfabric.errors`, by their module."""
+    text, modules = page.read_text(), public_classes()
+    named = set(re.findall(r"`([A-Z][a-z]\w*)[`(]", text)) & modules.keys()
+    close = {each for each in named if hasattr(flowfabric, each) or hasattr(errors, each)}
+    lost = {each for each in named - close if not any(m in text for m in modules[each])}
+    assert lost == set()
 
 
 async def test_the_first_program_of_the_readme_runs_as_it_is_written(tmp_path: Path) -> None:

@@ -135,6 +135,25 @@ async def test_a_connection_without_a_transaction_or_of_another_kind_is_refused(
         await app.submit(greeting(app, "x"), connection=object())
 
 
+async def test_submitting_begins_the_transaction_where_the_driver_does(
+    app: App, tmp_path: Path
+) -> None:
+    """As any other first statement would; whoever does not commit has submitted nothing."""
+    on_file = made(f"sqlite:///{tmp_path}/shop.db")
+    async with on_file:
+        for connection, place in (
+            (sqlite3.connect(tmp_path / "shop.db"), on_file),
+            (psycopg.connect(app.url), app),
+        ):
+            await place.submit(greeting(place, "forgotten"), connection=connection)
+            assert await names(place) == []
+            connection.rollback()
+            await place.submit(greeting(place, "kept"), connection=connection)
+            connection.commit()
+            assert await names(place) == ['{"name":"kept"}']
+            connection.close()
+
+
 async def test_on_sqlite_a_connection_to_the_same_file_takes_part(tmp_path: Path) -> None:
     app = made(f"sqlite:///{tmp_path}/shop.db")
     async with app:
