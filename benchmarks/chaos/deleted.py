@@ -22,6 +22,7 @@ from flowfabric import App, migrate
 from tests.postgres import Server
 
 NAME: Final = "deleted file"
+SUPERVISE_S = 0.1
 AWAY_S: Final = 1.5
 BUSY_S: Final = 30.0
 
@@ -87,8 +88,11 @@ async def _take_away(within: FileArena, other: Path) -> Verdict:
     into_another, refused_again = await _acknowledged_meanwhile(within)
     within.path.unlink()
     os.link(within.kept, within.path)
+    supervising = asyncio.create_task(_supervise(within))
     await load
     await within.reach(within.submitted)
+    supervising.cancel()
+    await asyncio.gather(supervising, return_exceptions=True)
     lost = within.acknowledged - await within.keys()
     problems = {
         NOTHING_HIT: not refused or not refused_again,
@@ -104,6 +108,16 @@ async def _take_away(within: FileArena, other: Path) -> Verdict:
         recovery_max_ms=RECOVERY_MAX_MS,
         remark=f"{refused + refused_again} refused while it was away",
     )
+
+
+async def _supervise(within: Arena) -> None:
+    """Start workers again that have ended, as they do when their file is gone."""
+    while True:
+        for worker in list(within.workers):
+            if worker.returncode is not None and worker.pid not in within.killed:
+                within.killed.add(worker.pid)
+                await within.start_worker()
+        await asyncio.sleep(SUPERVISE_S)
 
 
 async def _acknowledged_meanwhile(within: Arena) -> tuple[int, int]:
