@@ -1,5 +1,7 @@
 """Finding what must not be."""
 
+from itertools import pairwise
+
 import pytest
 from msgspec import structs
 
@@ -58,6 +60,49 @@ async def test_a_wait_for_something_that_is_gone_is_found(engine: Engine, given:
     await delete(engine, Waiter, [(*execution_key(child), parent.execution_id)])
     (complaint,) = await complaints_of(engine)
     assert (complaint.wrong, complaint.execution_id) == (Wrong.UNOWNED, parent.execution_id)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 1_000])
+async def test_executions_that_wait_for_each_other_are_found(
+    engine: Engine, given: Given, limit: int
+) -> None:
+    ring = [await given.running() for _ in range(3)]
+    outside = await given.running()
+    for one, other in pairwise([outside, *ring, ring[0]]):
+        assert await complaints_of(engine, limit) == []
+        await engine.await_executions(one.handle, [other.execution_id])
+    ids = [each.execution_id for each in ring]
+    assert sorted(
+        await complaints_of(engine, limit), key=lambda each: ids.index(each.execution_id)
+    ) == [
+        Complaint(
+            wrong=Wrong.RING,
+            execution_id=each,
+            detail=f"it waits for itself by way of {ids[place - 2]}, {ids[place - 1]}",
+        )
+        for place, each in enumerate(ids)
+    ]
+    await engine.cancel_execution(ids[0], reason="out of the ring")
+    assert await complaints_of(engine, limit) == []
+
+
+@pytest.mark.parametrize("way_out", ["another child", "an ended child", "a time", "a deadline"])
+async def test_a_ring_that_something_opens_is_none(
+    engine: Engine, given: Given, clock: SettableClock, way_out: str
+) -> None:
+    later_ms = clock.now_ms() + 1_000
+    deadline_ms = later_ms if way_out == "a deadline" else None
+    one, other = await given.running(), await given.running(execution_deadline_at_ms=deadline_ms)
+    child = await given.running()
+    await engine.await_executions(one.handle, [other.execution_id])
+    awaited = [one.execution_id]
+    if way_out in ("another child", "an ended child"):
+        awaited.append(child.execution_id)
+    until_ms = later_ms if way_out == "a time" else None
+    await engine.await_executions(other.handle, awaited, until_ms=until_ms)
+    if way_out == "an ended child":
+        await engine.complete(child.handle)
+    assert await complaints_of(engine) == []
 
 
 @pytest.mark.parametrize("state", ["waiting", "completed"])

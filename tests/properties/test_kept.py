@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowfabric import Engine
+from flowfabric.core.audit import Complaint, Wrong
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import TERMINAL_STATES
@@ -103,11 +104,16 @@ class Family:
         assert await complaints_of(self.engine) == []
 
 
+async def wrongs_of(engine: Engine) -> list[Complaint]:
+    """Without those that an invented history has wait for each other."""
+    return [each for each in await complaints_of(engine) if each.wrong is not Wrong.RING]
+
+
 async def check_history(family: Family, history: list[Step]) -> None:
     before: dict[ExecutionId, bool] = {}
     for verb, one, other in history:
         await family.play(verb, one, other)
-        assert await complaints_of(family.engine) == [], verb
+        assert await wrongs_of(family.engine) == [], verb
         after = await family.living()
         for gone in before.keys() - after.keys():
             assert not any(after.get(each) for each in family.needed_by[gone]), verb

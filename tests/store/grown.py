@@ -304,6 +304,13 @@ def audits() -> Iterator[Question]:
     waiting: Parameters = {"after": make_execution_id(*id_of(LEASED_SALT, 7)), "limit": PAGE}
     yield Question("list_waiting", waiting, PAGE, PAGE)
     yield Question("audit_waiters", waiting, PAGE, 1)
+    who = [id_of(LEASED_SALT, n + 7) for n in range(PAGE)]
+    waits: Parameters = {
+        "partition_keys": [key[0] for key in who],
+        "execution_ids": [key[1] for key in who],
+        "limit": PAGE,
+    }
+    yield Question("list_idle_waits", waits, PAGE, 0)
     keys: Parameters = {"after_namespace": "default", "after_key": "key-1000", "limit": PAGE}
     yield Question("list_guards", keys, PAGE, PAGE)
 

@@ -2,12 +2,14 @@
 
 Such an execution is ready, leased, or waits for exactly one thing that is sure to come
 or can be sent: a time, a waitpoint, a join, a child, a queued cancellation, or a gate
-that an operator opens. One that has none of these would wait for ever. A ready one's
-join holds, and claims find it by its route. A row goes with what it belongs to.
+that an operator opens. One that has none of these would wait for ever, and so would
+those that wait for each other in a ring. A ready one's join holds, and claims find it
+by its route. A row goes with what it belongs to.
 
 Operations keep it so; the audit looks whether they did, on any database.
 """
 
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -15,6 +17,9 @@ from msgspec import Struct
 from flowfabric.core.flow_model import GroupState
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import EligibilityState, LifecyclePhase, OwnershipState
+
+RING_NAMED_MAX = 3
+"""How many of those that wait for each other a complaint names."""
 
 
 class Circumstances(Struct, frozen=True, kw_only=True):
@@ -71,6 +76,7 @@ class Wrong(StrEnum):
     ROUTE_GONE = "route_gone"
     KEPT_FOR_EVER = "kept_for_ever"
     STRAY = "stray"
+    RING = "ring"
 
 
 ADVICE = {
@@ -82,6 +88,7 @@ ADVICE = {
     Wrong.ROUTE_GONE: "no worker finds it, nor after a replay: cancel it and submit it anew",
     Wrong.KEPT_FOR_EVER: "it has ended and will never be deleted: replay and cancel it",
     Wrong.STRAY: "it belongs to an execution that is gone, and can be deleted",
+    Wrong.RING: "nothing will move it: cancel one of those that wait for each other",
 }
 
 
@@ -141,6 +148,52 @@ def _blocked_mover(about: Circumstances) -> Mover | None:
             return Mover.CHILD
         return Mover.JOIN if join_is_open(about) and about.join_moves else None
     return Mover.GATE if state in _GATES else None
+
+
+Waits = Mapping[ExecutionId, Collection[ExecutionId]]
+"""What executions wait for, of those that nothing but an end of these will move."""
+
+
+def rings(waits: Waits) -> dict[ExecutionId, tuple[ExecutionId, ...]]:
+    """Those that wait for themselves by way of others, and the shortest way there.
+
+    An execution is woken by the first end among those it waits for. So it is stuck only if
+    all of them are; one that is not in `waits` goes on by itself.
+    """
+    stuck = dict(waits)
+    while free := [each for each in stuck if not all(other in stuck for other in stuck[each])]:
+        for each in free:
+            del stuck[each]
+    ways = {each: _way_back(each, stuck) for each in sorted(stuck)}
+    return {each: way for each, way in ways.items() if way}
+
+
+def _way_back(start: ExecutionId, waits: Waits) -> tuple[ExecutionId, ...]:
+    """From what `start` waits for up to itself; empty if there is no way."""
+    came_from: dict[ExecutionId, ExecutionId] = {}
+    frontier = [start]
+    while frontier and start not in came_from:
+        following: list[ExecutionId] = []
+        for each in frontier:
+            for other in sorted(waits[each]):
+                if other not in came_from:
+                    came_from[other] = each
+                    following.append(other)
+        frontier = following
+    if start not in came_from:
+        return ()
+    way = [start]
+    while (before := came_from[way[-1]]) != start:
+        way.append(before)
+    return tuple(reversed(way))
+
+
+def ring_complaint(execution_id: ExecutionId, way: Sequence[ExecutionId]) -> Complaint:
+    others = way[:-1]
+    named = ", ".join(others[:RING_NAMED_MAX])
+    more = f" and {len(others) - RING_NAMED_MAX} more" if len(others) > RING_NAMED_MAX else ""
+    by = f" by way of {named}{more}" if others else ""
+    return Complaint(wrong=Wrong.RING, execution_id=execution_id, detail=f"it waits for itself{by}")
 
 
 def join_is_open(about: Circumstances) -> bool:

@@ -2,14 +2,24 @@
 
 The executions come first, in the order of their ids, then the counts of flows, then the
 rows that belong to executions and flows, a few partitions at a time, and at last the
-idempotency keys, and those who wait, which name an execution.
+idempotency keys, and those who wait, which name an execution: they may wait for each other.
 """
 
 from collections.abc import Sequence
 
 import msgspec
 
-from flowfabric.core.audit import AuditPage, Circumstances, Complaint, Wrong, mover, wrongs
+from flowfabric.core.audit import (
+    AuditPage,
+    Circumstances,
+    Complaint,
+    Waits,
+    Wrong,
+    mover,
+    ring_complaint,
+    rings,
+    wrongs,
+)
 from flowfabric.core.checks import check_int, check_optional_text
 from flowfabric.core.ids import (
     FIRST_UUID,
@@ -29,6 +39,10 @@ from flowfabric.store.base import Reader, Row
 
 PARTITIONS_PER_PAGE = 16
 """Of how many partitions one page looks at all rows."""
+RING_MAX = 100
+"""How many executions a ring may have to be found."""
+RING_WAITS_MAX = 10_000
+"""How many waits one page follows."""
 _EXECUTIONS = "executions"
 _FLOWS = "flows"
 _STRAYS = "strays"
@@ -148,13 +162,16 @@ class Audits(Operations):
         )
 
     async def _audit_waiting(self, after: str, limit: int) -> AuditPage:
-        async def body(reader: Reader) -> tuple[Sequence[Row], set[ExecutionId]]:
+        async def body(reader: Reader) -> tuple[Sequence[Row], set[ExecutionId], Waits]:
             rows = await reader.select("list_waiting", after=after, limit=limit)
-            return rows, await _gone(reader, [str(row["waiting"]) for row in rows])
+            waiting = [str(row["waiting"]) for row in rows]
+            return rows, await _gone(reader, waiting), await _waits(reader, waiting)
 
-        rows, gone = await self.store.read(body)
+        rows, gone, waits = await self.store.read(body)
+        listed = {str(row["waiting"]) for row in rows}
+        ringed = {ring_complaint(each, way) for each, way in rings(waits).items() if each in listed}
         return AuditPage(
-            complaints=_sorted({_stray(each, "waiter") for each in gone}),
+            complaints=_sorted({_stray(each, "waiter") for each in gone} | ringed),
             cursor=f"{_WAITING}/0/{rows[-1]['waiting']!s}" if len(rows) == limit else None,
         )
 
@@ -168,6 +185,36 @@ async def _gone(reader: Reader, named: Sequence[str]) -> set[ExecutionId]:
         execution_ids=[uuid_of(each) for each in asked],
     )
     return asked - {row_execution_id(row) for row in there}
+
+
+async def _waits(reader: Reader, waiting: Sequence[str]) -> Waits:
+    """What these wait for, and those in turn, as far as nothing else moves them."""
+    waits: dict[ExecutionId, set[ExecutionId]] = {}
+    asked = [parse_execution_id(each) for each in waiting]
+    for _ in range(RING_MAX):
+        if not asked or len(waits) > RING_WAITS_MAX:
+            break
+        rows = await reader.select(
+            "list_idle_waits",
+            partition_keys=[partition_of(each) for each in asked],
+            execution_ids=[uuid_of(each) for each in asked],
+            limit=RING_WAITS_MAX,
+        )
+        found: dict[ExecutionId, set[ExecutionId]] = {}
+        for row in rows:
+            found.setdefault(row_execution_id(row), set()).add(_awaited(row))
+        if len(rows) == RING_WAITS_MAX:
+            # It may wait for more than is seen here.
+            found.pop(row_execution_id(rows[-1]))
+        waits |= found
+        asked = sorted({other for each in found.values() for other in each} - waits.keys())
+    return waits
+
+
+def _awaited(row: Row) -> ExecutionId:
+    return make_execution_id(
+        int(str(row["awaited_partition_key"])), str(row["awaited_execution_id"])
+    )
 
 
 def _stray(execution_id: ExecutionId, belongings: str) -> Complaint:
