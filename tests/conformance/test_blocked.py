@@ -203,13 +203,17 @@ async def test_nothing_is_accepted_for_an_execution_that_is(
         await engine.accept_changes(execution_id)
 
 
-async def test_arguments_that_do_not_fit_cannot_be_accepted(engine: Engine, given: Given) -> None:
+async def test_what_is_stored_and_does_not_fit_cannot_be_accepted(
+    engine: Engine, given: Given
+) -> None:
     running = await given.running()
     await block(engine, running, step_key=None)
     detail = (await execution_of(engine, running.execution_id)).blocking_detail
     assert detail == f"{DETAIL}; deploy code that fits, or cancel it"
-    async with refused(engine, ExecutionNotEligible):
+    async with refused(engine, ExecutionNotEligible) as refusal:
         await engine.accept_changes(running.execution_id)
+    assert "changes nothing that is stored" in str(refusal.value)
+    assert detail in str(refusal.value)
 
 
 async def test_an_unknown_execution_has_nothing_to_accept(engine: Engine) -> None:

@@ -13,8 +13,17 @@ import pytest
 from flowfabric import App, Context
 from flowfabric.core.explain import Cause
 from flowfabric.core.states import PublicState
-from flowfabric.errors import ExecutionCancelled
+from flowfabric.errors import ExecutionCancelled, ExecutionNotEligible
 from tests.apps import blocked, reached, working
+from tests.sdk.quotes import (
+    NEW,
+    OLD,
+    Asking,
+    Quotes,
+    asked_by_signal,
+    asked_in_a_step,
+    asked_of_a_child,
+)
 from tests.sdk.shops import Shop, branched, run_of
 
 ONCE_EACH = {"reserve": 1, "charge": 1, "ship": 1}
@@ -408,3 +417,33 @@ async def test_a_plain_function_asks_for_a_patch_too(shop: Shop) -> None:
     async with app, working(app):
         assert await run_of(app, execution_id).result(timeout="20s") == "ship"
     assert shop.done == ONCE_EACH
+
+
+# Types
+
+
+@pytest.mark.parametrize(
+    ("ask", "problem"),
+    [
+        (asked_in_a_step, "the result of step quote: does not fit its return annotation"),
+        (asked_by_signal, "payload of signal quote: does not fit the type asked for"),
+        (asked_of_a_child, "the result of quote: does not fit its return annotation"),
+    ],
+)
+async def test_what_is_stored_and_no_longer_fits_its_type_blocks_the_run(
+    store_url: str, ask: Asking, problem: str
+) -> None:
+    shop = Quotes(store_url, ask)
+    execution_id = await shop.in_flight()
+    async with shop.deployed(NEW) as app:
+        run = run_of(app, execution_id)
+        await run.signal("paid")
+        sentence = await blocked(run)
+        assert f"{problem}: currency: Field required" in sentence
+        assert "deploy code that fits, or cancel it." in sentence
+        seen = await run.snapshot()
+        assert (seen.retry_count, seen.total_attempt_count) == (0, 1)
+        with pytest.raises(ExecutionNotEligible, match="changes nothing that is stored"):
+            await run.accept_changes()
+    async with shop.deployed(OLD) as app:
+        assert await run_of(app, execution_id).result(timeout="20s") == "Quote(price=5)"

@@ -3,12 +3,14 @@
 import asyncio
 import subprocess
 from collections import Counter
+from typing import Annotated
 
 import pytest
+from msgspec import Meta
 
 from flowfabric import App, Context, Retry, testing
 from flowfabric.core.states import PublicState
-from flowfabric.errors import ExecutionFailed, StepFailed
+from flowfabric.errors import ExecutionFailed, InvalidInput, StepFailed
 from tests.apps import reached, working
 
 
@@ -281,3 +283,66 @@ async def test_how_a_child_ended_is_seen_once(app: App) -> None:
         await run.signal("go")
         assert await run.result(timeout="20s") == ["fine", "ValueError: broken"]
     assert ran == {"good": 1, "bad": 1}
+
+
+Positive = Annotated[int, Meta(gt=0)]
+
+
+async def test_a_result_that_does_not_fit_its_annotation_is_a_failure_in_every_run() -> None:
+    counted, told = list[int](), list[str]()
+
+    def count() -> Positive:
+        counted.append(0)
+        return 0
+
+    async with testing.engine() as app:
+
+        @app.task
+        async def work(ctx: Context) -> str:
+            try:
+                await ctx.step("count", count)
+            except InvalidInput as error:
+                told.append(str(error))
+            await ctx.sleep("1h")
+            return "went on"
+
+        run = await app.submit(work)
+        await app.drain(skip_time=True)
+        assert await run.result(timeout=1) == "went on"
+    assert len(counted) == 1
+    assert len(told) == 2
+    assert set(told) == {
+        "the result of step count: does not fit its return annotation: Expected `int` >= 1"
+    }
+
+
+async def test_a_signal_that_does_not_fit_is_refused_in_every_run(app: App) -> None:
+    told: list[object] = []
+    kinds: list[type] = [int]
+
+    @app.task
+    async def work(ctx: Context) -> int:
+        try:
+            await ctx.wait_for_signal("count", type=kinds[-1])
+        except InvalidInput as error:
+            told.append((error.field, str(error)))
+        again = await ctx.wait_for_signal("count", type=int)
+        await ctx.wait_for_signal("go")
+        return again.payload
+
+    async with working(app):
+        run = await app.submit(work)
+        await run.signal("count", "many")
+        await run.signal("count", 7)
+        await reached(run, PublicState.SUSPENDED)
+        # What the handler has seen stays as it was, also if it would fit by now.
+        kinds.append(str)
+        await run.signal("go")
+        assert await run.result(timeout="20s") == 7
+    assert len(told) >= 2
+    assert set(told) == {
+        (
+            "payload of signal count",
+            "payload of signal count: does not fit the type asked for: Expected `int`, got `str`",
+        )
+    }

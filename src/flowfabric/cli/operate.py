@@ -99,7 +99,8 @@ async def accept(
 ) -> int:
     """Let executions that changed code has blocked run on: those with the given IDs, or all
     blocked ones that match. The step each of them asked for runs, and stored steps that the code
-    has not asked for by then no longer count.
+    has not asked for by then no longer count. What is stored stays as it is: executions whose
+    arguments or stored results do not fit the types in the code are refused.
     """
 
     async def act(ids: Sequence[str]) -> Sequence[object]:

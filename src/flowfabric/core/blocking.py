@@ -101,6 +101,11 @@ def decide_accept(subject: Subject, accepted: Step | None, timing: Timing) -> De
     execution, attempt = subject.execution, subject.attempt
     answer = Changed(execution_id=execution.execution_id)
     blocked_on = None if attempt is None else attempt.blocked_on
+    if blocked_on is None and is_blocked(execution):
+        raise ExecutionNotEligible(
+            f"{execution.execution_id} cannot be accepted: that allows changed steps to run, and"
+            f" changes nothing that is stored. {execution.blocking_detail}"
+        )
     if blocked_on is None or execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
         raise ExecutionNotEligible(
             f"{execution.called} is {execution.public_state}: only an execution that is"

@@ -15,7 +15,7 @@ import uuid as uuids
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final, Generic, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
 
 import msgspec
@@ -24,8 +24,8 @@ from flowfabric.core.checks import check_text
 from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.retry import decide_retry
-from flowfabric.core.states import FailureClass, PublicState
-from flowfabric.core.step_model import Step, StepKind
+from flowfabric.core.states import FailureClass
+from flowfabric.core.step_model import StepKind
 from flowfabric.core.versions import split_kind
 from flowfabric.core.visible import visible
 from flowfabric.engine.outcomes import Outcome
@@ -36,8 +36,10 @@ from flowfabric.submission import Options, read_submission
 from flowfabric.task import Call as Submission
 from flowfabric.task import SubmitOptions, Task, result_codec
 from flowfabric.worker.blame import blaming
+from flowfabric.worker.children import failure_of, stored_outcome
 from flowfabric.worker.digests import digest_of
 from flowfabric.worker.facts import BlockingFacts, Facts
+from flowfabric.worker.fitting import fitting
 from flowfabric.worker.lines import inside_step
 from flowfabric.worker.patching import BlockingPatchVerbs, PatchVerbs
 from flowfabric.worker.services import Fence, Services
@@ -160,20 +162,26 @@ class Context(PatchVerbs, SignalVerbs, Facts):
     ) -> object:
         services, journal = self._services, self._services.steps
         decoder = result_codec(function).decoder
+
+        def decode(data: bytes) -> object:
+            return decode_step(call.key, decoder.decode, data)
+
         with blaming(services.lease, call), call:
             stored = await journal.find(call)
             if stored is not None:
-                return decode_step(call.key, decoder.decode, stored.result or b"null")
+                return await fitting(services.parking, partial(decode, stored.result or b"null"))
             services.check()
             with services.parking.working():
                 try:
                     with timed(call):
                         data = encode_step(call.key, await self._tried(call, function, args, given))
+                    # Before it is stored: what does not fit is a failure of the step.
+                    result = decode(data)
                 except Exception as error:
                     await journal.failed(call, error)
                     raise
                 await journal.store(call, result=data)
-            return decode_step(call.key, decoder.decode, data)
+            return result
 
     async def _tried(
         self,
@@ -355,13 +363,6 @@ class Context(PatchVerbs, SignalVerbs, Facts):
             await self._services.progress(percent, message)
 
 
-class ChildEnd(msgspec.Struct, frozen=True):
-    """How a child ended without a result, as its parent has seen it."""
-
-    public_state: PublicState
-    reason: str
-
-
 class Child(Generic[R_co]):
     """An execution submitted by a handler."""
 
@@ -384,30 +385,24 @@ class Child(Generic[R_co]):
         services = self._context._services
         with blaming(services.lease, call), call:
             stored = await services.steps.find(call)
-            if stored is not None:
-                return result_of(self.task, self._outcome(stored))
-            services.check()
-            with services.parking.working():
-                outcome = await services.outcome_of(self.execution_id)
-                if outcome is not None:
-                    end = ChildEnd(outcome.public_state, outcome.reason)
-                    failed = outcome.public_state is not PublicState.COMPLETED
-                    failure = msgspec.json.encode(end) if failed else None
-                    await services.steps.store(call, result=outcome.result, failure=failure)
-                    return result_of(self.task, outcome)
-            await services.parking.until_ended(self.execution_id)
-            raise AssertionError("a parked handler is unwound")
+            if stored is None:
+                outcome = await self._ended(call)
+            else:
+                outcome = stored_outcome(self.execution_id, stored)
+            return await fitting(services.parking, partial(result_of, self.task, outcome))
 
-    def _outcome(self, stored: Step) -> Outcome:
-        end = ChildEnd(PublicState.COMPLETED, "")
-        if stored.failure is not None:
-            end = msgspec.json.decode(stored.failure, type=ChildEnd)
-        return Outcome(
-            execution_id=self.execution_id,
-            public_state=end.public_state,
-            result=stored.result,
-            reason=end.reason,
-        )
+    async def _ended(self, call: Call) -> Outcome:
+        """How it ended, stored before the handler sees it."""
+        services = self._context._services
+        services.check()
+        with services.parking.working():
+            outcome = await services.outcome_of(self.execution_id)
+            if outcome is not None:
+                failure = failure_of(outcome)
+                await services.steps.store(call, result=outcome.result, failure=failure)
+                return outcome
+        await services.parking.until_ended(self.execution_id)
+        raise AssertionError("a parked handler is unwound")
 
 
 class BlockingContext(BlockingPatchVerbs, BlockingSignalVerbs, BlockingFacts):

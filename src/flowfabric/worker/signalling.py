@@ -8,14 +8,12 @@ from flowfabric.core.durations import Duration, duration_ms, optional_duration_m
 from flowfabric.core.step_model import StepKind
 from flowfabric.errors import InvalidInput, SignalTimeout
 from flowfabric.signals import Signal, SignalToken, check_name, condition_of
-from flowfabric.worker.blame import blaming
 from flowfabric.worker.digests import digest_of
 from flowfabric.worker.verbs import Verbs, check_awaited, on_loop
 from flowfabric.worker.waiting import (
     Wait,
     make_waitpoint,
-    outcome_of,
-    signals_of,
+    received,
 )
 
 T = TypeVar("T")
@@ -140,10 +138,8 @@ class SignalVerbs(Verbs):
     async def _found(
         self, wait: Wait, what: str, default: object, kind: object
     ) -> tuple[Signal[object], ...] | None:
-        stored = await outcome_of(self._services, wait)
         try:
-            with blaming(self._services.lease, wait.call):
-                return signals_of(stored, what, kind)
+            return await received(self._services, wait, what, kind)
         except SignalTimeout:
             if default is _NONE_GIVEN:
                 raise

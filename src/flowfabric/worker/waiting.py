@@ -11,10 +11,11 @@ import asyncio
 import hashlib
 import math
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from flowfabric.core.announcing import ANNOUNCED_FOR_MS
 from flowfabric.core.conditions import (
@@ -30,6 +31,8 @@ from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
 from flowfabric.errors import InvalidInput, MaxReplaysExhausted, SignalTimeout
 from flowfabric.json_values import read_as
 from flowfabric.signals import Signal, SignalToken
+from flowfabric.worker.blame import blaming
+from flowfabric.worker.fitting import fitting
 from flowfabric.worker.held import clock_s
 from flowfabric.worker.parking import Pause
 from flowfabric.worker.services import Services
@@ -55,11 +58,19 @@ class StoredSignal(Struct, frozen=True, kw_only=True):
     payload: Raw
 
 
+class Refusal(Struct, frozen=True, kw_only=True):
+    """Why the payload of a signal could not be read when it came."""
+
+    field: str
+    problem: str
+
+
 class StoredWait(Struct, frozen=True, kw_only=True):
     """How a wait ended, as its step holds it."""
 
     ended: Literal["signals", "timeout", "operator"]
     signals: tuple[StoredSignal, ...] = ()
+    refusal: Refusal | None = None
 
 
 class Wait(Struct, frozen=True, kw_only=True):
@@ -104,24 +115,33 @@ def _waitpoint_id(services: Services, call: Call, stored: Step | None) -> str:
     return named_id(services.lease.claimed.execution_id, "waitpoint", call.identity)
 
 
-async def outcome_of(services: Services, wait: Wait) -> StoredWait:
-    """How the wait ended; while it has not, the handler is unwound here."""
+async def received(
+    services: Services, wait: Wait, what: str, kind: object
+) -> tuple[Signal[object], ...]:
+    """The signals a wait ended with, their payloads decoded; raises when there are none.
+
+    While it has not ended, the handler is unwound here.
+    """
     call = wait.call
     with call:
         stored = await services.steps.find(call)
-        if stored is not None:
-            return msgspec.json.decode(stored.result or b"null", type=StoredWait)
-        services.check()
-        with services.parking.working():
-            suspension_id, view = await _last_pause(services, call)
-            if view is not None:
-                ended = _stored(view, wait.condition)
-                await services.steps.store_later(call, result=msgspec.json.encode(ended))
-                return ended
+        if stored is None:
+            ended = _judged(await _ended(services, wait), kind)
+            await services.steps.store_later(call, result=msgspec.json.encode(ended))
+        else:
+            ended = msgspec.json.decode(stored.result or b"null", type=StoredWait)
+        with blaming(services.lease, call):
+            _check(ended, what)
+            return await fitting(services.parking, partial(_signals, ended, kind))
+
+
+async def _ended(services: Services, wait: Wait) -> StoredWait:
+    services.check()
+    with services.parking.working():
+        suspension_id, view = await _last_pause(services, wait.call)
+    if view is None:
         view = await _until_signalled(services, _pause(services, wait, suspension_id))
-        ended = _stored(view, wait.condition)
-        await services.steps.store_later(call, result=msgspec.json.encode(ended))
-        return ended
+    return _stored(view, wait.condition)
 
 
 async def _until_signalled(services: Services, pause: Pause) -> SuspensionView:
@@ -217,13 +237,27 @@ def _as_json(signal: ResumeSignal) -> Raw:
     return Raw(msgspec.json.encode(signal.payload))
 
 
-def signals_of(stored: StoredWait, what: str, kind: object) -> tuple[Signal[object], ...]:
-    """The signals with their payloads decoded; raise when there are none."""
-    if stored.ended == "timeout":
+def _judged(ended: StoredWait, kind: object) -> StoredWait:
+    """With what the handler is told of payloads that do not fit: later runs are told the same."""
+    try:
+        _signals(ended, kind)
+    except InvalidInput as error:
+        return structs.replace(ended, refusal=Refusal(field=error.field, problem=error.problem))
+    return ended
+
+
+def _check(ended: StoredWait, what: str) -> None:
+    """Raise what the handler is told of a wait that ended without signals it can use."""
+    if ended.ended == "timeout":
         raise SignalTimeout(f"{what}: nothing met it in time")
-    if stored.ended == "operator":
+    if ended.ended == "operator":
         raise SignalTimeout(f"{what}: an operator ended the wait without it")
-    return tuple(_signal(each, kind) for each in stored.signals)
+    if ended.refusal is not None:
+        raise InvalidInput(ended.refusal.field, ended.refusal.problem)
+
+
+def _signals(ended: StoredWait, kind: object) -> tuple[Signal[object], ...]:
+    return tuple(_signal(each, kind) for each in ended.signals)
 
 
 def _signal(stored: StoredSignal, kind: object) -> Signal[object]:
@@ -240,7 +274,8 @@ def _signal(stored: StoredSignal, kind: object) -> Signal[object]:
 def _payload(stored: StoredSignal, kind: object) -> object:
     try:
         return read_as(stored.payload, kind)
-    except msgspec.ValidationError as error:
+    except Exception as error:
+        # Models run code of the program's own, which may raise anything.
         raise InvalidInput(
             f"payload of signal {stored.name}", f"does not fit the type asked for: {error}"
         ) from error
