@@ -3,6 +3,9 @@
 A function waits after branches and beside them, and all it waits for was sent before. The
 worker crashes, or loses the database, before or after any one of its words. Whatever
 happens, every signal is in one stored wait, or kept.
+
+Invented functions wait for one thing after the other, crash in between and time out, while
+signals come early and late: each wait returns what a count by hand says.
 """
 
 import asyncio
@@ -10,8 +13,10 @@ from typing import Final, get_args
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from flowfabric import Context, Retry, Run
+from flowfabric import Context, Retry, Run, all_of, any_of, count
 from flowfabric.core.conditions import Condition
 from flowfabric.core.handles import Handle
 from flowfabric.core.states import PublicState
@@ -24,6 +29,8 @@ from flowfabric.worker import reports, waiting
 from flowfabric.worker.inline import InlineWorker
 from flowfabric.worker.waiting import StoredWait
 from tests.properties.test_durable_functions import Fault, FaultyEngine
+from tests.properties.test_several_waits import Ledger
+from tests.properties.test_suspensions import Sent
 
 WORDS: Final = 24
 ROUNDS_MAX: Final = 60
@@ -139,3 +146,114 @@ async def test_a_fault_at_any_word_loses_no_early_signal(
     assert undisturbed.words <= WORDS
     for word in range(undisturbed.words):
         await play({word: fault})
+
+
+# One wait after the other ---------------------------------------------------------------
+
+Word = tuple[str, str] | None
+"""A name and a source to send; or the next timeout."""
+CONDITIONS: Final[tuple[Condition, ...]] = (
+    any_of("a"),
+    any_of("a", "b"),
+    all_of("a", "b"),
+    all_of(any_of("a", "b"), "b"),
+    count(2, "a", distinct="sources"),
+    count(2, "a", "b"),
+)
+
+
+class Expected:
+    """What each wait returns, by hand."""
+
+    def __init__(self, waits: list[Condition]) -> None:
+        self.ledger, self.waits = Ledger(), list(waits)
+        self.returned: list[list[int] | None] = []
+
+    def go_on(self) -> None:
+        while self.waits and self.ledger.condition is None:
+            self.ledger.begin(self.waits.pop(0))
+            self._note()
+
+    def tell(self, name: str, source: str, number: int) -> None:
+        waited = self.ledger.condition is not None
+        self.ledger.tell(Sent(name, name, source, number, False))
+        if waited:
+            self._note()
+            self.go_on()
+
+    def time_out(self) -> None:
+        self.ledger.end()
+        self.returned.append(None)
+        self.go_on()
+
+    def _note(self) -> None:
+        if self.ledger.condition is None:
+            assert self.ledger.met is not None
+            self.returned.append([each.number for each in self.ledger.met])
+
+
+async def run_waits(
+    waits: list[Condition], crashes: set[int], early: int, words: list[Word]
+) -> None:
+    async with LocalApp() as app:
+        expected, left = Expected(waits), set(crashes)
+
+        @app.task(retry=Retry(max_retries=10, delay="1s"))
+        async def one_after_the_other(ctx: Context) -> list[list[int] | None]:
+            returned: list[list[int] | None] = []
+            for place, condition in enumerate(waits):
+                found = await ctx.wait_for(condition, type=int, timeout="1h", default=None)
+                returned.append(None if found is None else [each.payload for each in found])
+                if place in left:
+                    left.remove(place)
+                    raise RuntimeError("a crash")
+            return returned
+
+        async def settle() -> None:
+            await app.drain()
+            while await run.state() is PublicState.DELAYED:
+                app.clock.advance("2s")
+                await app.drain()
+
+        async def time_out() -> None:
+            if await run.state() is PublicState.SUSPENDED:
+                app.clock.advance("61m")
+                expected.time_out()
+                await settle()
+
+        run = await app.submit(one_after_the_other)
+        for number, word in enumerate([*words, *[None] * len(waits)]):
+            if number == early:
+                expected.go_on()
+                await settle()
+            if await run.state() is PublicState.COMPLETED:
+                break
+            if word is None and number >= early:
+                await time_out()
+            elif word is not None:
+                await run.signal(word[0], number, source=word[1])
+                expected.tell(*word, number)
+                if number >= early:
+                    await settle()
+        returned = await run.result(timeout=1)
+        # A wait has an order of its own for them.
+        assert [each and sorted(each) for each in returned] == expected.returned
+        kept = [each.source for each in (await run.snapshot()).kept_signals]
+        assert kept == [each.source for each in expected.ledger.kept]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(CONDITIONS), min_size=2, max_size=4),
+    st.sets(st.integers(0, 3)),
+    st.integers(0, 6),
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.sampled_from("xyz")) | st.none(),
+        min_size=3,
+        max_size=12,
+    ),
+)
+def test_each_wait_returns_what_it_can_use(
+    waits: list[Condition], crashes: set[int], early: int, words: list[Word]
+) -> None:
+    asyncio.run(run_waits(waits, crashes, min(early, len(words)), words))
