@@ -23,6 +23,7 @@ from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_build import Dependency, Join
 from flowfabric.core.flow_model import Edge, EdgeGroup, EdgeState, GroupState, OnSatisfied
 from flowfabric.core.flow_policy import AllOf, AnyOf, EdgeDependencyPolicy, Quorum
+from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import (
     FIRST_UUID,
     ExecutionId,
@@ -210,7 +211,9 @@ class WildFlow:
         group, newest = await self.store.read(body)
         if group is not None and group.staged and group.group_state is not GroupState.SATISFIED:
             raise Stuck(f"{claimed.execution_id} was claimed while its join is {group}")
-        passed_on = newest[0] if group is not None and newest else claimed.payload
+        # One that is resumed began before its join passed this on, if a crash hid that from us.
+        begins = claimed.handle.kind is not HandleKind.RESUMED
+        passed_on = newest[0] if group is not None and newest and begins else claimed.payload
         expected = self.began_with.setdefault(claimed.attempt_id, passed_on)
         if claimed.payload != expected:
             raise Stuck(f"{claimed.execution_id} runs with {claimed.payload!r}, not {expected!r}")
