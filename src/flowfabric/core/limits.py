@@ -26,6 +26,8 @@ TRACEBACK_BYTES_MAX = 16 * 1024
 """Of a failure's traceback the end is kept, where the cause is."""
 REASON_BYTES_MAX = 2**31
 """A reason before it is shortened."""
+FAILURE_BYTES_MAX = 1024 * 1024
+"""How a step failed, as later runs see it. No payload: it must be possible to store it."""
 NAME_BYTES_MAX = 256
 """Identities, encodings, categories and other short text."""
 IDEMPOTENCY_KEY_BYTES_MAX = 512

@@ -19,7 +19,7 @@ from flowfabric.core.hand_back import decide_hand_back
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
-from flowfabric.core.limits import BATCH_MAX, NAME_BYTES_MAX, SWEEP_BATCH
+from flowfabric.core.limits import BATCH_MAX, FAILURE_BYTES_MAX, NAME_BYTES_MAX, SWEEP_BATCH
 from flowfabric.core.model import Execution
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.results import HandedBack, Moved
@@ -253,7 +253,7 @@ def check_step(step: object, result_bytes_max: int) -> NewStep:
     if step.position is not None:
         check_int("position", step.position, 1, STEPS_MAX)
     check_optional_bytes(f"the result of {key}", step.result, result_bytes_max)
-    check_optional_bytes(f"the failure of {key}", step.failure, result_bytes_max)
+    check_optional_bytes(f"the failure of {key}", step.failure, FAILURE_BYTES_MAX)
     if step.sleep_ms is not None:
         check_int("sleep_ms", step.sleep_ms, 0, DURATION_MAX_MS)
     if step.duration_ms is not None:

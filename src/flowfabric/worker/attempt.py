@@ -178,10 +178,14 @@ class Attempt:
         assert self._running is not None
         try:
             result = await self._handle(self._services)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if self.stopping is None:
                 # Nobody told it to stop: it cancelled itself, which is a failure like another.
-                return self._failure("handler raised CancelledError", FailureClass.TRANSIENT)
+                return self._failure(
+                    "handler raised CancelledError",
+                    FailureClass.TRANSIENT,
+                    step=blamed(self.lease, error),
+                )
             self._running.uncancel()
             return self._after_stop()
         except BaseException as error:

@@ -14,7 +14,7 @@ from flowfabric.core.step_model import FailedStep
 from flowfabric.worker.describing import text_of
 from flowfabric.worker.failures import MARK
 from flowfabric.worker.held import HeldLease
-from flowfabric.worker.lines import Call
+from flowfabric.worker.lines import Call, is_cancelled
 
 CHAIN_MAX: Final = 100
 """How many exceptions behind the last one are looked at."""
@@ -32,13 +32,13 @@ def blaming(lease: HeldLease, call: Call) -> Iterator[None]:
     """Whatever is raised inside is the failure of this call."""
     try:
         yield
-    except Exception as error:
-        if call.key:
+    except BaseException as error:
+        if call.key and not is_cancelled(error):
             _attributes(error)[MARK] = Mark(lease.handle.attempt_id, _failed(call, error))
         raise
 
 
-def _failed(call: Call, error: Exception) -> FailedStep:
+def _failed(call: Call, error: BaseException) -> FailedStep:
     return FailedStep(
         step_key=call.key,
         name=call.name,

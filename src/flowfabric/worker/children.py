@@ -1,35 +1,74 @@
-"""How a child ended, as its parent has seen it and stores it."""
+"""Executions that a handler has submitted, and how it waits for them."""
 
-import msgspec
-from msgspec import Struct
+from collections.abc import Coroutine
+from functools import partial
+from typing import Generic, TypeVar
 
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.states import PublicState
-from flowfabric.core.step_model import Step
+from flowfabric.core.step_model import StepKind
 from flowfabric.engine.outcomes import Outcome
+from flowfabric.run import result_of
+from flowfabric.task import Task
+from flowfabric.worker.blame import blaming
+from flowfabric.worker.ends import failure_of, stored_outcome
+from flowfabric.worker.fitting import fitting
+from flowfabric.worker.services import Services
+from flowfabric.worker.steps import Call
+
+R_co = TypeVar("R_co", covariant=True)
 
 
-class ChildEnd(Struct, frozen=True):
-    """How it ended without a result."""
+class Child(Generic[R_co]):
+    """An execution submitted by a handler."""
 
-    public_state: PublicState
-    reason: str
+    def __init__(
+        self, services: Services, task: Task[..., R_co], execution_id: ExecutionId
+    ) -> None:
+        self._services = services
+        self.task = task
+        self.execution_id = execution_id
+
+    def result(self) -> Coroutine[object, object, R_co]:
+        """Wait for its end without holding a worker, and return what it returned.
+
+        While it runs, the handler is parked; when it has ended, the handler runs again
+        and comes by here with the result. Raises as `Run.result` does. How it ended is
+        stored, and the same in every later run.
+        """
+        name = f"result of {self.execution_id}"
+        return self._result(self._services.steps.ask(StepKind.CHILD, name, ""))
+
+    async def _result(self, call: Call) -> R_co:
+        services = self._services
+        with blaming(services.lease, call):
+            async with call:
+                stored = await services.steps.find(call)
+                if stored is None:
+                    outcome = await self._ended(call)
+                else:
+                    outcome = stored_outcome(self.execution_id, stored)
+                return await fitting(services.parking, partial(result_of, self.task, outcome))
+
+    async def _ended(self, call: Call) -> Outcome:
+        """How it ended, stored before the handler sees it."""
+        services = self._services
+        services.check()
+        with services.parking.working():
+            outcome = await services.outcome_of(self.execution_id)
+            if outcome is not None:
+                failure = failure_of(outcome)
+                await services.steps.store(call, result=outcome.result, failure=failure)
+                return outcome
+        await services.parking.until_ended(self.execution_id)
+        raise AssertionError("a parked handler is unwound")
 
 
-def failure_of(outcome: Outcome) -> bytes | None:
-    """What is stored beside the result."""
-    if outcome.public_state is PublicState.COMPLETED:
-        return None
-    return msgspec.json.encode(ChildEnd(outcome.public_state, outcome.reason))
+class BlockingChild(Generic[R_co]):
+    """An execution submitted by a plain handler."""
 
+    def __init__(self, child: Child[R_co]) -> None:
+        self._child = child
+        self.execution_id = child.execution_id
 
-def stored_outcome(execution_id: ExecutionId, stored: Step) -> Outcome:
-    end = ChildEnd(PublicState.COMPLETED, "")
-    if stored.failure is not None:
-        end = msgspec.json.decode(stored.failure, type=ChildEnd)
-    return Outcome(
-        execution_id=execution_id,
-        public_state=end.public_state,
-        result=stored.result,
-        reason=end.reason,
-    )
+    def result(self) -> R_co:
+        return self._child._services.wait(self._child.result())

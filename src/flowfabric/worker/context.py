@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from typing import Final, Generic, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
+from typing import Final, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
 
 import msgspec
 
@@ -28,23 +28,22 @@ from flowfabric.core.states import FailureClass
 from flowfabric.core.step_model import StepKind
 from flowfabric.core.versions import split_kind
 from flowfabric.core.visible import visible
-from flowfabric.engine.outcomes import Outcome
 from flowfabric.errors import DoNotRetry, InvalidInput, NotInAStep
 from flowfabric.retrying import Retry
-from flowfabric.run import result_of
 from flowfabric.submission import Options, read_submission
 from flowfabric.task import Call as Submission
 from flowfabric.task import SubmitOptions, Task, result_codec
 from flowfabric.worker.blame import blaming
-from flowfabric.worker.children import failure_of, stored_outcome
+from flowfabric.worker.children import BlockingChild, Child
 from flowfabric.worker.digests import digest_of
 from flowfabric.worker.facts import BlockingFacts, Facts
 from flowfabric.worker.fitting import fitting
-from flowfabric.worker.lines import inside_step
+from flowfabric.worker.lines import inside_step, is_cancelled
 from flowfabric.worker.patching import BlockingPatchVerbs, PatchVerbs
+from flowfabric.worker.records import timed
 from flowfabric.worker.services import Fence, Services
 from flowfabric.worker.signalling import BlockingSignalVerbs, SignalVerbs
-from flowfabric.worker.steps import Call, timed
+from flowfabric.worker.steps import Call
 from flowfabric.worker.verbs import check_step, decode_step, encode_step, on_loop
 
 P = ParamSpec("P")
@@ -166,22 +165,19 @@ class Context(PatchVerbs, SignalVerbs, Facts):
         def decode(data: bytes) -> object:
             return decode_step(call.key, decoder.decode, data)
 
-        with blaming(services.lease, call), call:
-            stored = await journal.find(call)
-            if stored is not None:
-                return await fitting(services.parking, partial(decode, stored.result or b"null"))
-            services.check()
-            with services.parking.working():
-                try:
-                    with timed(call):
-                        data = encode_step(call.key, await self._tried(call, function, args, given))
-                    # Before it is stored: what does not fit is a failure of the step.
-                    result = decode(data)
-                except Exception as error:
-                    await journal.failed(call, error)
-                    raise
+        with blaming(services.lease, call):
+            async with call:
+                stored = await journal.find(call)
+                if stored is not None:
+                    found = stored.result or b"null"
+                    return await fitting(services.parking, partial(decode, found))
+                services.check()
+                with timed(call):
+                    data = encode_step(call.key, await self._tried(call, function, args, given))
+                # Before it is stored: what does not fit is a failure of the step.
+                result = decode(data)
                 await journal.store(call, result=data)
-            return result
+                return result
 
     async def _tried(
         self,
@@ -198,10 +194,9 @@ class Context(PatchVerbs, SignalVerbs, Facts):
             inside = inside_step.set(call.name)
             try:
                 return await self._services.functions.call(function, *args, **kwargs)
-            except Exception as error:
-                if not isinstance(retry, Retry) or isinstance(
-                    error, (DoNotRetry, NotInAStep, *retry.final)
-                ):
+            except (Exception, asyncio.CancelledError) as error:
+                final = (DoNotRetry, NotInAStep, *(retry.final if isinstance(retry, Retry) else ()))
+                if not isinstance(retry, Retry) or isinstance(error, final) or is_cancelled(error):
                     raise
                 delay_ms = decide_retry(
                     retry.policy,
@@ -227,7 +222,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
 
     async def _sleep(self, call: Call, sleep_ms: int) -> None:
         services = self._services
-        with call:
+        async with call:
             stored = await services.steps.find(call)
             if stored is None:
                 services.check()
@@ -251,7 +246,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
 
     async def _now(self, call: Call) -> datetime:
         services = self._services
-        with call:
+        async with call:
             stored = await services.steps.find(call)
             if stored is None:
                 with services.parking.working():
@@ -274,7 +269,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
 
     async def _recorded(self, call: Call, make: Callable[[], T], as_: type[T]) -> T:
         services = self._services
-        with call:
+        async with call:
             stored = await services.steps.find(call)
             if stored is not None:
                 return msgspec.json.decode(stored.result or b"null", type=as_)
@@ -307,7 +302,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
     @overload
     def submit(
         self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> "Coroutine[object, object, Child[R]]": ...
+    ) -> Coroutine[object, object, Child[R]]: ...
     @overload
     def submit(
         self,
@@ -315,21 +310,21 @@ class Context(PatchVerbs, SignalVerbs, Facts):
         /,
         *args: *Ts,
         **options: Unpack[SubmitOptions],
-    ) -> "Coroutine[object, object, Child[R]]": ...
+    ) -> Coroutine[object, object, Child[R]]: ...
     @overload
     def submit(
         self, call: Submission[R], /, **options: Unpack[SubmitOptions]
-    ) -> "Coroutine[object, object, Child[R]]": ...
+    ) -> Coroutine[object, object, Child[R]]: ...
     @on_loop
     def submit(
         self, what: object, /, *args: object, **given: object
-    ) -> "Coroutine[object, object, Child[object]]":
+    ) -> Coroutine[object, object, Child[object]]:
         """Submit another execution. A later run of the handler finds the same one."""
         return self._submit_any(what, args, given)
 
     def _submit_any(
         self, what: object, args: tuple[object, ...], given: dict[str, object]
-    ) -> "Coroutine[object, object, Child[object]]":
+    ) -> Coroutine[object, object, Child[object]]:
         submission, options = read_submission(what, args, given)
         if options.connection is not None:
             raise InvalidInput("connection", "a handler submits through its own context")
@@ -341,9 +336,9 @@ class Context(PatchVerbs, SignalVerbs, Facts):
 
     async def _submit(
         self, call: Call, submission: Submission[object], options: Options
-    ) -> "Child[object]":
+    ) -> Child[object]:
         services = self._services
-        with call:
+        async with call:
             stored = await services.steps.find(call)
             if stored is None:
                 services.check()
@@ -353,7 +348,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
                     await services.steps.store_later(call, result=msgspec.json.encode(made))
             else:
                 made = ExecutionId(msgspec.json.decode(stored.result or b"null", type=str))
-        return Child(self, submission.task, made)
+        return Child(services, submission.task, made)
 
     @on_loop
     async def progress(self, percent: int | None = None, message: str | None = None) -> None:
@@ -361,48 +356,6 @@ class Context(PatchVerbs, SignalVerbs, Facts):
         self._services.check()
         with self._services.parking.working():
             await self._services.progress(percent, message)
-
-
-class Child(Generic[R_co]):
-    """An execution submitted by a handler."""
-
-    def __init__(self, context: Context, task: Task[..., R_co], execution_id: ExecutionId) -> None:
-        self._context = context
-        self.task = task
-        self.execution_id = execution_id
-
-    def result(self) -> Coroutine[object, object, R_co]:
-        """Wait for its end without holding a worker, and return what it returned.
-
-        While it runs, the handler is parked; when it has ended, the handler runs again
-        and comes by here with the result. Raises as `Run.result` does. How it ended is
-        stored, and the same in every later run.
-        """
-        name = f"result of {self.execution_id}"
-        return self._result(self._context._services.steps.ask(StepKind.CHILD, name, ""))
-
-    async def _result(self, call: Call) -> R_co:
-        services = self._context._services
-        with blaming(services.lease, call), call:
-            stored = await services.steps.find(call)
-            if stored is None:
-                outcome = await self._ended(call)
-            else:
-                outcome = stored_outcome(self.execution_id, stored)
-            return await fitting(services.parking, partial(result_of, self.task, outcome))
-
-    async def _ended(self, call: Call) -> Outcome:
-        """How it ended, stored before the handler sees it."""
-        services = self._context._services
-        services.check()
-        with services.parking.working():
-            outcome = await services.outcome_of(self.execution_id)
-            if outcome is not None:
-                failure = failure_of(outcome)
-                await services.steps.store(call, result=outcome.result, failure=failure)
-                return outcome
-        await services.parking.until_ended(self.execution_id)
-        raise AssertionError("a parked handler is unwound")
 
 
 class BlockingContext(BlockingPatchVerbs, BlockingSignalVerbs, BlockingFacts):
@@ -462,7 +415,7 @@ class BlockingContext(BlockingPatchVerbs, BlockingSignalVerbs, BlockingFacts):
     @overload
     def submit(
         self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> "BlockingChild[R]": ...
+    ) -> BlockingChild[R]: ...
     @overload
     def submit(
         self,
@@ -470,19 +423,8 @@ class BlockingContext(BlockingPatchVerbs, BlockingSignalVerbs, BlockingFacts):
         /,
         *args: *Ts,
         **options: Unpack[SubmitOptions],
-    ) -> "BlockingChild[R]": ...
-    def submit(self, task: object, /, *args: object, **given: object) -> "BlockingChild[object]":
+    ) -> BlockingChild[R]: ...
+    def submit(self, task: object, /, *args: object, **given: object) -> BlockingChild[object]:
         """Submit another execution; see `Context.submit`."""
         context = self._context
         return BlockingChild(context._services.wait(context._submit_any(task, args, given)))
-
-
-class BlockingChild(Generic[R_co]):
-    """An execution submitted by a plain handler."""
-
-    def __init__(self, child: Child[R_co]) -> None:
-        self._child = child
-        self.execution_id = child.execution_id
-
-    def result(self) -> R_co:
-        return self._child._context._services.wait(self._child.result())

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import shorten
-from flowfabric.core.limits import NAME_BYTES_MAX
+from flowfabric.core.limits import FAILURE_BYTES_MAX, NAME_BYTES_MAX
 from flowfabric.errors import StepFailed
 from flowfabric.worker.describing import text_of
 from flowfabric.worker.literals import literal, read_literal, read_tuple
@@ -65,22 +65,27 @@ class StoredFailure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     maker_args: str = "()"
 
 
-def encode_failure(error: Exception) -> bytes:
+def encode_failure(error: BaseException) -> bytes:
     try:
         stored = _stored(error, DEPTH_MAX)
     except Exception:
         # Its class is the user's, and may do anything.
-        name = shorten(str(type(error).__name__), NAME_BYTES_MAX)
-        stored = StoredFailure(module="", name=name, message=_message(error))
+        stored = _in_words(error)
     where = shorten(_traceback(error), TRACEBACK_BYTES_MAX)
-    return msgspec.json.encode(structs.replace(stored, traceback=where))
+    made = msgspec.json.encode(structs.replace(stored, traceback=where))
+    return made if len(made) <= FAILURE_BYTES_MAX else msgspec.json.encode(_in_words(error))
+
+
+def _in_words(error: BaseException) -> StoredFailure:
+    name = shorten(str(type(error).__name__), NAME_BYTES_MAX)
+    return StoredFailure(module="", name=name, message=_message(error))
 
 
 def decode_failure(data: bytes) -> StoredFailure:
     return msgspec.json.decode(data, type=StoredFailure)
 
 
-def rebuilt(step_key: str, data: bytes) -> Exception:
+def rebuilt(step_key: str, data: bytes) -> BaseException:
     """The exception a stored failure stands for."""
     stored = decode_failure(data)
     made = _again(stored)
@@ -95,7 +100,7 @@ def rebuilt(step_key: str, data: bytes) -> Exception:
 # Storing
 
 
-def _stored(error: Exception, depth: int) -> StoredFailure:
+def _stored(error: BaseException, depth: int) -> StoredFailure:
     kind = type(error)
     stood_in_for: object = getattr(kind, STOOD_IN_FOR, None)
     if isinstance(stood_in_for, StoredFailure):
@@ -107,7 +112,7 @@ def _stored(error: Exception, depth: int) -> StoredFailure:
     )
     if _find(stored.module, stored.name) is not kind:
         return structs.replace(stored, module="")
-    if isinstance(error, ExceptionGroup):
+    if isinstance(error, BaseExceptionGroup):
         members = error.exceptions
         if depth == 0 or len(members) > MEMBERS_MAX:
             return structs.replace(stored, module="")
@@ -118,7 +123,7 @@ def _stored(error: Exception, depth: int) -> StoredFailure:
     maker, maker_args = _recipe(error)
     stored = structs.replace(
         stored,
-        args=literal((error.message,) if isinstance(error, ExceptionGroup) else error.args),
+        args=literal((error.message,) if isinstance(error, BaseExceptionGroup) else error.args),
         attributes={name: text for name, text in plain.items() if text is not None},
         lost=[name for name, text in plain.items() if text is None],
         maker=maker,
@@ -132,7 +137,7 @@ def _stored(error: Exception, depth: int) -> StoredFailure:
     return stored
 
 
-def _recipe(error: Exception) -> tuple[str, str | None]:
+def _recipe(error: BaseException) -> tuple[str, str | None]:
     """How Python would copy it: by a method of the class, or the class itself, and with what."""
     try:
         reduced: object = error.__reduce__()
@@ -166,11 +171,11 @@ def _attributes(error: BaseException) -> dict[str, object]:
     return dict(list(held.items())[:ATTRIBUTES_MAX])
 
 
-def _is_same(made: Exception | None, error: Exception) -> bool:
+def _is_same(made: BaseException | None, error: BaseException) -> bool:
     if made is None or type(made) is not type(error):
         return False
     try:
-        if isinstance(made, ExceptionGroup) and isinstance(error, ExceptionGroup):
+        if isinstance(made, BaseExceptionGroup) and isinstance(error, BaseExceptionGroup):
             inner = zip(made.exceptions, error.exceptions, strict=True)
             if not all(_is_same(*both) for both in inner):
                 return False
@@ -201,7 +206,7 @@ def _equal(one: object, other: object) -> bool:
 # Making
 
 
-def _again(stored: StoredFailure) -> Exception | None:
+def _again(stored: StoredFailure) -> BaseException | None:
     kind = _find(stored.module, stored.name)
     if kind is None:
         return None
@@ -212,7 +217,7 @@ def _again(stored: StoredFailure) -> Exception | None:
     return _stand_in(kind, stored)
 
 
-def _made(kind: type[Exception], stored: StoredFailure) -> Exception | None:
+def _made(kind: type[BaseException], stored: StoredFailure) -> BaseException | None:
     if stored.how == "stand-in":
         return None
     try:
@@ -233,12 +238,12 @@ def _made(kind: type[Exception], stored: StoredFailure) -> Exception | None:
     return made
 
 
-def _holds(made: Exception, name: str, value: object) -> bool:
+def _holds(made: BaseException, name: str, value: object) -> bool:
     held = _attributes(made)
     return name in held and _equal(held[name], value)
 
 
-def _bare(kind: type[Exception], stored: StoredFailure) -> Exception:
+def _bare(kind: type[BaseException], stored: StoredFailure) -> BaseException:
     """An instance without its constructor, nor any other code of its class."""
     (new, *_) = (
         vars(base)["__new__"]
@@ -254,7 +259,7 @@ def _bare(kind: type[Exception], stored: StoredFailure) -> Exception:
     return _exception(new(kind, *args, inner))
 
 
-def _stand_in(kind: type[Exception], stored: StoredFailure) -> Exception | None:
+def _stand_in(kind: type[BaseException], stored: StoredFailure) -> BaseException | None:
     """An instance of a class of the same name, derived from it."""
     try:
         held: dict[str, object] = {name: Lost(name) for name in stored.lost}
@@ -269,31 +274,31 @@ def _stand_in(kind: type[Exception], stored: StoredFailure) -> Exception | None:
     return made
 
 
-def _find(module: str, name: str) -> type[Exception] | None:
+def _find(module: str, name: str) -> type[BaseException] | None:
     try:
         found: object = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
     except Exception:
         return None
-    return found if isinstance(found, type) and issubclass(found, Exception) else None
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
-def _exception(made: object) -> Exception:
-    assert isinstance(made, Exception)
+def _exception(made: object) -> BaseException:
+    assert isinstance(made, BaseException)
     return made
 
 
-def _set(error: Exception, name: str, value: object) -> None:
+def _set(error: BaseException, name: str, value: object) -> None:
     """Past a class that forbids it."""
     BaseException.__setattr__(error, name, value)
 
 
-def _message(error: Exception) -> str:
+def _message(error: BaseException) -> str:
     return shorten(text_of(error), MESSAGE_BYTES_MAX)
 
 
-def _traceback(error: Exception) -> str:
+def _traceback(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(error))
     except Exception as failure:

@@ -4,14 +4,24 @@ Threads get the caller's context variables.
 """
 
 import asyncio
+import concurrent.futures
 import contextvars
 import inspect
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Final, NamedTuple
 
 from flowfabric.task import Task
 from flowfabric.worker.processes import Processes, contained
+
+CANCELLATIONS: Final = (asyncio.CancelledError, concurrent.futures.CancelledError)
+
+
+class Raised(NamedTuple):
+    """What a function raised that a future would take for its own cancellation."""
+
+    error: BaseException
 
 
 class Functions:
@@ -30,7 +40,9 @@ class Functions:
         if inspect.iscoroutinefunction(function):
             result: object = await function(*args, **kwargs)
             return result
-        made = await _in(self._step_threads, partial(function, *args, **kwargs))
+        made = await _in(self._step_threads, partial(_kept, partial(function, *args, **kwargs)))
+        if isinstance(made, Raised):
+            raise made.error
         # A plain function may return a coroutine, as a lambda around an async one does.
         if inspect.isawaitable(made):
             awaited: object = await made
@@ -49,6 +61,13 @@ class Functions:
         for threads in (self._threads, self._step_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         self._processes.close()
+
+
+def _kept(call: Callable[[], object]) -> object:
+    try:
+        return call()
+    except CANCELLATIONS as error:
+        return Raised(error)
 
 
 def _in(threads: ThreadPoolExecutor, call: Callable[[], object]) -> "asyncio.Future[object]":

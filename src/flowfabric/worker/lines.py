@@ -36,7 +36,6 @@ from flowfabric.core.journal import (
 )
 from flowfabric.core.step_model import Step, StepKind
 from flowfabric.worker.digests import coroutine_arguments, digest_of
-from flowfabric.worker.failures import GIVEN_UP
 
 _durable: "weakref.WeakSet[CodeType]" = weakref.WeakSet()
 """Code of coroutines that have made durable calls."""
@@ -85,6 +84,9 @@ class Watched(Protocol):
     def ended(self) -> None:
         """A call has ended."""
 
+    async def failed(self, call: "Call", error: BaseException) -> None:
+        """A call ends without a result."""
+
     def task_began(self, line: "Line") -> None:
         """A task of the handler began, with a line of its own."""
 
@@ -105,8 +107,8 @@ class Call:
     """One call of a durable verb. While it is under way, use it as a context."""
 
     __slots__ = (
-        "after_key", "asked", "before", "key", "kind", "line", "made", "refusal", "step",
-        "took_ms"
+        "after_key", "asked", "before", "has_result", "key", "kind", "line", "made", "refusal",
+        "step", "took_ms"
     )  # fmt: skip
 
     def __init__(self, line: "Line", kind: StepKind, asked: Asked, made: int) -> None:
@@ -119,6 +121,8 @@ class Call:
         self.step: Step | None = None
         """What is stored of it."""
         self.before = line.before
+        self.has_result = False
+        """What it returns is stored by this run, or is being stored."""
         self.took_ms: int | None = None
         self.refusal = ""
 
@@ -136,20 +140,27 @@ class Call:
                 break
         return identity(path, self.asked)
 
-    def __enter__(self) -> None:
+    @property
+    def is_stored(self) -> bool:
+        """Whether an earlier run has stored how it ended; of a sleep, that may be its begin."""
+        step = self.step
+        return step is not None and (step.kind is not StepKind.SLEEP or step.position is not None)
+
+    async def __aenter__(self) -> None:
         self.line.begin()
 
-    def __exit__(
+    async def __aexit__(
         self,
         exc_type: type[BaseException] | None,
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.line.end()
-        if not isinstance(exc, asyncio.CancelledError) or self.line.journal.closed:
-            return
-        if self.key and self.step is None and not self.refusal:
-            self.line.pend(self, GIVEN_UP)
+        try:
+            # The last is thrown into what nobody awaits any more.
+            if exc is not None and not isinstance(exc, GeneratorExit):
+                await self.line.journal.failed(self, exc)
+        finally:
+            self.line.end()
 
 
 class Seen:
@@ -470,6 +481,13 @@ def _numbered(counts: dict[tuple[str, ...], int], name: str, digest: str, parall
 def _count(counts: dict[tuple[str, ...], int], what: tuple[str, ...]) -> int:
     counts[what] = number = counts.get(what, 0) + 1
     return number
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Whether somebody cancelled the task; else it is an exception that was raised, by a step."""
+    task = asyncio.current_task()
+    cancelling = task is not None and task.cancelling() > 0
+    return cancelling and isinstance(error, asyncio.CancelledError)
 
 
 def root_line(journal: Watched) -> Line:

@@ -22,7 +22,6 @@ from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspension_reads import SuspensionView
 from flowfabric.errors import (
     ExecutionNotActive,
-    FlowFabricError,
     InvalidInput,
     LeaseConflict,
     LeaseExpired,
@@ -86,7 +85,7 @@ class Recorder:
         self._lease = lease
         self._parking = parking
         self._recordings: set[asyncio.Task[None]] = set()
-        self._refused: FlowFabricError | None = None
+        self._refused: Exception | None = None
         """Why something the handler did not wait for cannot be stored."""
 
     async def load(self) -> Sequence[Step]:
@@ -125,7 +124,7 @@ class Recorder:
             await self._send(step)
         except LOST as error:
             self._lease.lose(why_lost(error))
-        except FlowFabricError as error:
+        except Exception as error:
             # Later runs would find out anew, if only nothing is stored after it.
             self._refused = error
             log.warning(
@@ -206,7 +205,7 @@ class Services:
                 work.close()
                 done.cancel()
                 return
-            task = self._loop.create_task(work, context=context)
+            task = self._loop.create_task(_contained(work, done), context=context)
             self._calls.add(task)
             task.add_done_callback(lambda ended: _hand_over(ended, done))
             task.add_done_callback(self._calls.discard)
@@ -388,8 +387,17 @@ class Fence:
             raise asyncio.CancelledError(why_lost(error)) from None
 
 
+async def _contained(work: Coroutine[object, object, T], done: "concurrent.futures.Future[T]") -> T:
+    """What would end the event loop ends the handler's call, and nothing else."""
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        done.set_exception(error)
+        raise asyncio.CancelledError from None
+
+
 def _hand_over(task: "asyncio.Task[T]", done: "concurrent.futures.Future[T]") -> None:
-    if task.cancelled():
+    if task.cancelled() or done.done():
         done.cancel()
         return
     error = task.exception()

@@ -37,7 +37,9 @@ class Lost:
         )
 
 
-def derived(kind: type[Exception], text: str, attributes: Mapping[str, object]) -> type[Exception]:
+def derived(
+    kind: type[BaseException], text: str, attributes: Mapping[str, object]
+) -> type[BaseException]:
     """A class of the same name, whose instances have this text and these attributes."""
     body = {
         **attributes,
@@ -46,5 +48,5 @@ def derived(kind: type[Exception], text: str, attributes: Mapping[str, object]) 
         _TEXT: text,
     }
     made = types.new_class(kind.__name__, (StandIn, kind), exec_body=lambda own: own.update(body))
-    assert issubclass(made, Exception)
+    assert issubclass(made, BaseException)
     return made

@@ -5,9 +5,10 @@ that makes it. When it is awaited, the journal finds the stored step it stands f
 which one that is, and whether a call that is not stored may run, the core decides. How a
 call ended reaches the handler in its turn; see `core.delivery`.
 
-A failure the handler has seen is stored once the handler goes on past it: before the
-next call that was made after it runs, when the handler is parked, or when it completes.
-The failure that ends a run is not stored, so that a retry tries the step again.
+However a call ended without a result, its failure is stored once the handler goes on past it:
+before the next call that was made after it runs, when the handler is parked, or when it
+completes. It makes no difference who refused or raised what. The failure that ends a run is not
+stored, so that a retry tries the call again.
 """
 
 import asyncio
@@ -31,11 +32,21 @@ from flowfabric.core.journal import (
 from flowfabric.core.step_model import Step, StepKind
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
+from flowfabric.worker.ends import is_end
 from flowfabric.worker.failures import GIVEN_UP, encode_failure, rebuilt
 from flowfabric.worker.held import clock_s
-from flowfabric.worker.lines import Call, Line, Seen, current_line, inside_step, root_line
+from flowfabric.worker.lines import (
+    Call,
+    Line,
+    Seen,
+    current_line,
+    inside_step,
+    is_cancelled,
+    root_line,
+)
 from flowfabric.worker.moves import Moves
 from flowfabric.worker.parking import Parking
+from flowfabric.worker.records import kept_of, new_step, positions_of
 from flowfabric.worker.turns import Turns
 
 Load = Callable[[], Awaitable[Sequence[Step]]]
@@ -122,8 +133,6 @@ class Journal:
         if step is None:
             return None
         await self.deliver(step)
-        if step.failure is not None and step.kind is StepKind.CALL:
-            raise rebuilt(call.key, step.failure)
         return step
 
     async def look_up(self, call: Call) -> Step | None:
@@ -139,11 +148,16 @@ class Journal:
         return call.step
 
     async def deliver(self, step: Step) -> None:
-        """Wait until it is the turn of a stored step to reach the handler."""
+        """Wait until it is the turn of a stored step to reach the handler.
+
+        Raises its failure, unless that says how a child ended.
+        """
         position = self._positions.get(step.step_key)
         # Sleeps have none that have not ended.
         if position is not None:
             await self._turns.take(position)
+        if step.failure is not None and not (step.kind is StepKind.CHILD and is_end(step.failure)):
+            raise rebuilt(step.step_key, step.failure)
 
     async def _may_run(self, call: Call) -> None:
         """Wait until a call that is not stored may run."""
@@ -181,31 +195,47 @@ class Journal:
     ) -> StepStored:
         """Store how a call ended; returns when it is its turn to reach the handler."""
         with self._position() as position:
-            new = _new_step(call, result=result, failure=failure, position=position)
+            new = new_step(call, result=result, failure=failure, position=position)
             stored = await self._store(new)
+            call.has_result = True
             await self._turns.take(position)
         return stored
 
     async def store_later(self, call: Call, *, result: bytes) -> None:
         """Store a step while the handler goes on: for what every later run would find out anew."""
         with self._position() as position:
-            self._store_later(_new_step(call, result=result, position=position))
+            self._store_later(new_step(call, result=result, position=position))
+            call.has_result = True
             await self._turns.take(position)
 
     async def store_sleep(self, call: Call, sleep_ms: int) -> int:
         """Store that a sleep begins, and return when it ends."""
-        return (await self._store(_new_step(call, sleep_ms=sleep_ms))).at_ms + sleep_ms
+        return (await self._store(new_step(call, sleep_ms=sleep_ms))).at_ms + sleep_ms
 
     async def woke(self, call: Call) -> None:
         """A sleep has ended. When that was counts only beside something else."""
         if not self._turns.alone:
             await self.store(call)
 
-    async def failed(self, call: Call, error: Exception) -> None:
-        """A step failed for good; returns when it is its turn to reach the handler."""
-        with self._position() as position:
-            await self._turns.take(position)
-        call.line.pend(call, encode_failure(error), position)
+    async def failed(self, call: Call, error: BaseException) -> None:
+        """A call ends without a result; returns when it is its turn to reach the handler.
+
+        A handler that was told to stop sees nothing more. A call that never had its place, or
+        whose outcome is stored, ends the same way in every run.
+        """
+        if self.closed or not call.key or call.refusal or call.is_stored:
+            return
+        if is_cancelled(error):
+            call.line.pend(call, GIVEN_UP)
+        elif not call.has_result:
+            try:
+                with self._position() as position:
+                    await self._turns.take(position)
+            except asyncio.CancelledError:
+                if not self.closed:
+                    call.line.pend(call, GIVEN_UP)
+                raise
+            call.line.pend(call, encode_failure(error), position)
 
     @contextmanager
     def _position(self) -> Iterator[int]:
@@ -223,7 +253,7 @@ class Journal:
 
     async def _store_seen(self, seen: Iterable[Seen]) -> None:
         for each in seen:
-            new = _new_step(each.call, failure=each.failure, position=each.position)
+            new = new_step(each.call, failure=each.failure, position=each.position)
             await self._store(new)
             self.seen.remove(each)
 
@@ -264,7 +294,7 @@ class Journal:
                 self._children.add(msgspec.json.decode(step.result, type=str))
             if step.kind in (StepKind.ACCEPT, StepKind.PATCH):
                 continue
-            self._by_line.setdefault(step.line, []).append(_kept(step))
+            self._by_line.setdefault(step.line, []).append(kept_of(step))
             if step.failure != GIVEN_UP:
                 self._moves.take_in(step)
         self._positions = positions_of(steps)
@@ -444,53 +474,3 @@ async def _gone(step: NewStep) -> StepStored:
 
 def _gone_too(step: NewStep) -> None:
     raise asyncio.CancelledError("the handler has ended")
-
-
-@contextmanager
-def timed(call: Call) -> Iterator[None]:
-    """Note how long the function of a step runs."""
-    began_s = clock_s()
-    try:
-        yield
-    finally:
-        call.took_ms = max(0, round((clock_s() - began_s) * 1_000))
-
-
-def positions_of(steps: Sequence[Step]) -> dict[str, int]:
-    """The order in which stored outcomes reach the handler: a number of its own for each."""
-    delivered = [step for step in steps if step.position is not None and step.failure != GIVEN_UP]
-    found: dict[str, int] = {}
-    last = 0
-    for step in sorted(delivered, key=lambda step: (step.position or 0, step.step_key)):
-        last = found[step.step_key] = max(last + 1, step.position or 0)
-    return found
-
-
-def _kept(step: Step) -> Kept:
-    return Kept(step.step_key, step.kind, step.name, step.digest, step.number, step.parallel)
-
-
-def _new_step(
-    call: Call,
-    *,
-    result: bytes | None = None,
-    failure: bytes | None = None,
-    sleep_ms: int | None = None,
-    position: int | None = None,
-) -> NewStep:
-    asked = call.asked
-    return NewStep(
-        step_key=call.key,
-        after_key=call.after_key,
-        kind=call.kind,
-        line=call.line.known_as,
-        name=asked.name,
-        digest=asked.digest,
-        number=asked.number,
-        parallel=asked.parallel,
-        position=position,
-        result=result,
-        failure=failure,
-        sleep_ms=sleep_ms,
-        duration_ms=call.took_ms,
-    )

@@ -91,8 +91,10 @@ async def make_waitpoint(
     services: Services, call: Call, name: str, expires_in_ms: int
 ) -> SignalToken:
     execution_id = services.lease.claimed.execution_id
-    with call:
+    async with call:
         stored = await services.steps.look_up(call)
+        if stored is not None and stored.failure is not None:
+            await services.steps.deliver(stored)
         services.check()
         with services.parking.working():
             # Asked for in every run, since the token itself is stored nowhere.
@@ -123,7 +125,7 @@ async def received(
     While it has not ended, the handler is unwound here.
     """
     call = wait.call
-    with call:
+    async with call:
         stored = await services.steps.find(call)
         if stored is None:
             ended = _judged(await _ended(services, wait), kind)
