@@ -268,8 +268,19 @@ def test_a_stand_in_has_what_is_plain_and_says_what_it_lacks() -> None:
     again = rebuilt("charge", encode_failure(Holder("m", object())))
     assert isinstance(again, Holder)
     assert (again.code, again.args, str(again)) == (7, ("m",), "m: object")
-    with pytest.raises(AttributeError, match="held of this Holder is not stored"):
+    with pytest.raises(
+        AttributeError, match="this Holder has no held: it comes from an earlier run"
+    ):
         _ = again.held
+
+
+def test_a_stand_in_does_not_look_for_what_it_lacks_where_its_class_would() -> None:
+    error = urllib.error.HTTPError("http://x", 404, "nf", Message(), None)
+    again = rebuilt("charge", encode_failure(error))
+    assert isinstance(again, urllib.error.HTTPError)
+    assert (again.code, again.reason, again.filename) == (404, "nf", "http://x")
+    with pytest.raises(AttributeError, match="this HTTPError has no nothing_of_the_kind"):
+        getattr(again, "nothing_of_the_kind")  # noqa: B009
 
 
 def test_a_stand_in_is_none_of_the_classes_a_program_has() -> None:

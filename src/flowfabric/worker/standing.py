@@ -23,18 +23,22 @@ class StandIn:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """The class may look elsewhere for what it does not have: in what is not stored."""
+        raise AttributeError(
+            f"this {type(self).__name__} has no {name}: it comes from an earlier run, of which only"
+            " plain values are stored. Use it inside the step, and raise what you need of it"
+        )
+
 
 class Lost:
-    """Stands for an attribute that is not stored."""
+    """Stands for an attribute that is not stored: the stand-in says so."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, error: object, kind: type) -> NoReturn:
-        raise AttributeError(
-            f"{self._name} of this {kind.__name__} is not stored, since it is no plain value:"
-            " it comes from an earlier run. Use it inside the step, and raise what you need of it"
-        )
+        raise AttributeError(self._name)
 
 
 def derived(
