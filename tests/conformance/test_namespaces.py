@@ -7,7 +7,7 @@ from flowfabric.core.flow_results import AlreadyMember
 from flowfabric.core.results import Duplicate
 from flowfabric.core.states import PublicState
 from flowfabric.engine.unit import new_uuid
-from flowfabric.errors import IdempotencyConflict, InvalidInput, InvalidToken, NotFound
+from flowfabric.errors import IdempotencyConflict, InvalidInput, NotFound
 from tests.conformance.given import NOBODY, OTHER_WORKER, WORKER, Given, new
 from tests.conformance.observed import refused
 
@@ -55,7 +55,7 @@ async def test_a_signal_for_another_namespace_finds_nothing(engine: Engine, give
         await engine.deliver_operator_signal(
             running.execution_id, "go", signal_name="go", namespace="bank"
         )
-    with pytest.raises(InvalidToken):
+    with pytest.raises(NotFound):
         await engine.deliver_signal(
             *at, waitpoint_token=made.waitpoint_token, signal_name="go", namespace="bank"
         )
