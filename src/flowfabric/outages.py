@@ -45,13 +45,20 @@ def is_outage(error: BaseException) -> bool:
     return isinstance(error, ResourceExhausted)
 
 
-def outage_behind(error: BaseException) -> bool:
-    """Whether an outage is what it all began with: cleaning up after one fails as well."""
+def outage_behind(
+    error: BaseException, broken_by: Callable[[BaseException], bool] | None = None
+) -> bool:
+    """Whether an outage is what it all began with: cleaning up after one fails as well.
+
+    `broken_by` knows more of them, by the errors of a driver that others use.
+    """
     seen: BaseException | None = error
     for _ in range(CHAIN_MAX):
         if seen is None:
             return False
         if isinstance(seen, RetryExhausted) or is_outage(seen):
+            return True
+        if broken_by is not None and broken_by(seen):
             return True
         seen = seen.__cause__ or seen.__context__
     return False

@@ -3,14 +3,20 @@
 import asyncio
 import logging
 import re
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
 
 import asyncpg
 import psycopg
+import psycopg2
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from flowfabric import App, Context
 from flowfabric.core.states import PublicState
+from flowfabric.errors import ExecutionFailed
 from tests.apps import working
 from tests.silence import Network
 
@@ -172,6 +178,139 @@ async def test_a_fence_that_meets_an_outage_does_not_count_against_the_run(
         assert await run.result(timeout="20s") == "done"
         shown = await run.snapshot()
         assert (shown.retry_count, shown.lease_reclaim_count) == (0, 0)
+
+
+Committing = Callable[[str, Context, Callable[[], Awaitable[None]]], Awaitable[None]]
+"""Runs something between the end of a fence and the commit of its transaction."""
+
+
+async def commit_asyncpg(url: str, ctx: Context, before: Callable[[], Awaitable[None]]) -> None:
+    async with (
+        asyncpg.create_pool(url, min_size=1, max_size=1) as pool,
+        pool.acquire() as own,
+        own.transaction(),
+    ):
+        async with ctx.fence(own):
+            pass
+        await before()
+
+
+async def commit_psycopg(url: str, ctx: Context, before: Callable[[], Awaitable[None]]) -> None:
+    async with await psycopg.AsyncConnection.connect(url) as own:
+        async with ctx.fence(own):
+            pass
+        await before()
+
+
+async def commit_psycopg2(url: str, ctx: Context, before: Callable[[], Awaitable[None]]) -> None:
+    loop = asyncio.get_running_loop()
+
+    def commit() -> None:
+        own = psycopg2.connect(url)
+        try:
+            with ctx.fence(own):
+                pass
+            asyncio.run_coroutine_threadsafe(_awaited(before), loop).result()
+            own.commit()
+        finally:
+            own.close()
+
+    await asyncio.to_thread(commit)
+
+
+async def _awaited(call: Callable[[], Awaitable[None]]) -> None:
+    await call()
+
+
+async def commit_sqlalchemy(url: str, ctx: Context, before: Callable[[], Awaitable[None]]) -> None:
+    engine = create_async_engine(url.replace("postgresql://", "postgresql+asyncpg://"))
+    try:
+        async with AsyncSession(engine) as session, session.begin():
+            async with ctx.fence(session):
+                pass
+            await before()
+    finally:
+        await engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "commit", [commit_asyncpg, commit_psycopg, commit_psycopg2, commit_sqlalchemy]
+)
+async def test_a_commit_after_a_fence_that_meets_an_outage_does_not_count_against_the_run(
+    network: Network, commit: Committing
+) -> None:
+    app = App(network.url)
+    fenced, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        fenced.set()
+        await go_on.wait()
+
+    @app.task
+    async def work(ctx: Context) -> str:
+        await commit(network.url, ctx, wait)
+        return "done"
+
+    async with app, working(app, lease_ttl=LEASE_TTL):
+        run = await app.submit(work)
+        await fenced.wait()
+        network.go_down()
+        await network.was_tried(1)
+        # Back before the handler notices: its renewals may be answered already.
+        network.heal()
+        go_on.set()
+        assert await run.result(timeout="20s") == "done"
+        shown = await run.snapshot()
+        assert (shown.retry_count, shown.total_attempt_count) == (0, 1)
+
+
+async def test_another_server_that_goes_away_after_a_fence_is_a_failure(
+    postgres_database: str, network: Network
+) -> None:
+    app = App(postgres_database)
+
+    @app.task
+    async def work(ctx: Context) -> None:
+        await commit_asyncpg(postgres_database, ctx, lambda: asyncio.sleep(0))
+        other = await asyncpg.connect(network.url)
+        async with other.transaction():
+            network.go_down()
+            await other.execute("select 1")
+
+    async with app, working(app):
+        run = await app.submit(work)
+        with pytest.raises(ExecutionFailed, match="connection"):
+            await run.result(timeout="20s")
+
+
+async def test_a_commit_on_a_full_disk_after_a_fence_does_not_count_against_the_run(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path / 'work.db'}"
+    app = App(url)
+    runs = 0
+
+    @app.task
+    async def work(ctx: Context) -> str:
+        nonlocal runs
+        runs += 1
+        own = sqlite3.connect(tmp_path / "work.db")
+        with closing(own), own:
+            if runs == 1:
+                own.execute("create table article (text)")
+                (pages,) = own.execute("pragma page_count").fetchone()
+                own.execute(f"pragma max_page_count = {pages}")
+            with ctx.fence(own):
+                pass
+            if runs == 1:
+                own.execute("insert into article values (zeroblob(1000000))")
+        return "done"
+
+    async with app, working(app):
+        run = await app.submit(work)
+        assert await run.result(timeout="20s") == "done"
+        shown = await run.snapshot()
+        assert (runs, shown.retry_count, shown.total_attempt_count) == (2, 0, 1)
 
 
 async def test_an_outage_is_told_of_once_when_it_begins_and_once_when_it_ends(

@@ -4,7 +4,7 @@ The same units of work run over the caller's connection. Nothing is committed
 here: what was written exists if and when the caller commits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flowfabric.core.checks import check_list
 from flowfabric.core.creation import Checked, NewExecution
@@ -23,6 +23,9 @@ from flowfabric.engine.routes import Registration
 from flowfabric.engine.unit import execution_key, fence_of
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Body, Transaction
+
+BrokenBy = Callable[[BaseException], bool]
+"""Whether an error means that the database went away before a transaction could commit."""
 
 
 class Joining(Creation):
@@ -87,43 +90,47 @@ class Joining(Creation):
         check_list("requests", requests, 0, BATCH_MAX)
         return [self.check_request(each) for each in requests]
 
-    async def enter_fence_on(self, connection: object, handle: Handle) -> None:
+    async def enter_fence_on(self, connection: object, handle: Handle) -> BrokenBy:
         """Raise unless the handle's lease is live, and keep it so until `connection` commits.
 
         Its row stays locked until then, and the lease lasts for `FENCE_MS_MAX` in there;
         `leave_fence_on`, just before the commit, gives it its usual time again. Raises
         `LockTimeout`, with their transaction still sound, when others keep the row locked for
         longer than a sixth of the lease; ask again then.
+
+        Returns what tells of an error whether it means that the database went away before
+        that commit.
         """
         body = self._holding(handle, FENCE_MS_MAX)
-        await self.store.transact_on(connection, body, lock_wait_ms=_fence_wait_ms(handle))
+        return await self.store.transact_on(connection, body, lock_wait_ms=_fence_wait_ms(handle))
 
     async def leave_fence_on(self, connection: object, handle: Handle) -> None:
         """Raise if the transaction has taken longer than a fence may last."""
         body = self._holding(handle, handle.lease_ttl_ms)
         await self.store.transact_on(connection, body, lock_wait_ms=_fence_wait_ms(handle))
 
-    def enter_fence_on_sync(self, connection: object, handle: Handle) -> None:
+    def enter_fence_on_sync(self, connection: object, handle: Handle) -> BrokenBy:
         """`enter_fence_on` for a connection that is not async, on the calling thread."""
         body = self._holding(handle, FENCE_MS_MAX)
-        self.store.transact_on_sync(connection, body, lock_wait_ms=_fence_wait_ms(handle))
+        return self.store.transact_on_sync(connection, body, lock_wait_ms=_fence_wait_ms(handle))
 
     def leave_fence_on_sync(self, connection: object, handle: Handle) -> None:
         """`leave_fence_on` for a connection that is not async, on the calling thread."""
         body = self._holding(handle, handle.lease_ttl_ms)
         self.store.transact_on_sync(connection, body, lock_wait_ms=_fence_wait_ms(handle))
 
-    def _holding(self, handle: Handle, lease_ttl_ms: int) -> Body[None]:
+    def _holding(self, handle: Handle, lease_ttl_ms: int) -> Body[BrokenBy]:
         opened = self.open_handle(handle)
         key = execution_key(opened.execution_id)
         lasts_ms = max(lease_ttl_ms, opened.lease_ttl_ms)
 
-        async def body(tx: Transaction) -> None:
+        async def body(tx: Transaction) -> BrokenBy:
             execution = (await tx.lock(Execution, [key])).get(key)
             if execution is None:
                 raise NotFound("execution", opened.execution_id)
             decision = decide_hold(execution, fence_of(opened), lasts_ms, await tx.now_ms())
             await tx.save(decision.changes)
+            return tx.broken_by
 
         return body
 

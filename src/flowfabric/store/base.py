@@ -109,6 +109,13 @@ class Transaction(Saving, Protocol):
         """Insert rows whose key is free; return the keys that were. Others are left alone."""
         ...
 
+    def broken_by(self, error: BaseException) -> bool:
+        """Whether that tells that the database went away before this could commit.
+
+        Also to be asked later, of a transaction of somebody else's that was taken part in.
+        """
+        ...
+
 
 class Joined:
     """Rows of several tables that a statement found together."""

@@ -302,7 +302,7 @@ class Attempt:
         if self.stopping in (Stop.LOST, Stop.TIMEOUT):
             log.warning("raised while it was stopped: %r", error, extra=self.lease.log_fields)
             return self._after_stop()
-        if outage_behind(error):
+        if outage_behind(error, self.lease.broken_by):
             # No trouble of the database counts against a run.
             log.info("met an outage, and runs again: %s", error, extra=self.lease.log_fields)
             return self._rest

@@ -10,6 +10,7 @@ verb of the same branch would wait for itself, and is refused at once.
 from contextvars import ContextVar
 
 from flowfabric.core.ids import LeaseId
+from flowfabric.engine.joining import BrokenBy
 from flowfabric.errors import InvalidInput
 from flowfabric.worker.held import HeldLease, clock_s
 
@@ -41,8 +42,8 @@ class Inside:
             raise InvalidInput("fence", "is open already; one transaction at a time")
         self._asked_at_s = clock_s()
 
-    def enter(self) -> None:
-        self._lease.enter_fence(self._asked_at_s)
+    def enter(self, broken_by: BrokenBy) -> None:
+        self._lease.enter_fence(self._asked_at_s, broken_by)
         _inside.set(self._lease.handle.lease_id)
 
     def leave(self) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 from flowfabric.core.handles import Handle
 from flowfabric.core.limits import FENCE_MS_MAX
 from flowfabric.core.results import Claimed
+from flowfabric.engine.joining import BrokenBy
 from flowfabric.errors import LeaseExpired
 
 UNSETTLED_S: Final = 1.0
@@ -46,6 +47,8 @@ class HeldLease:
         self.unsettled = False
         """Whether such a transaction may still be about to commit, and with it a longer lease."""
         self.renew_soon: Callable[[], None] | None = None
+        self.broken_by: BrokenBy | None = None
+        """Tells whether an outage ended the transaction of the latest fence."""
         self._fenced_until_s = 0.0
         self.settled = False
         """Set when the end has been reported: losing the lease means nothing any more."""
@@ -91,8 +94,9 @@ class HeldLease:
         if self.lost is not None:
             raise LeaseExpired(f"the lease of {self.handle.execution_id} is gone: {self.lost}")
 
-    def enter_fence(self, asked_at_s: float) -> None:
+    def enter_fence(self, asked_at_s: float, broken_by: BrokenBy) -> None:
         self.fenced += 1
+        self.broken_by = broken_by
         self._fenced_until_s = asked_at_s + max(FENCE_MS_MAX / 1_000, self.ttl_s)
 
     def leave_fence(self) -> None:

@@ -338,11 +338,13 @@ class Fence:
             while True:
                 self._inside.approach()
                 try:
-                    self._engine.enter_fence_on_sync(self._connection, self._lease.handle)
+                    broken_by = self._engine.enter_fence_on_sync(
+                        self._connection, self._lease.handle
+                    )
                 except LockTimeout:
                     continue
                 break
-        self._inside.enter()
+        self._inside.enter(broken_by)
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         try:
@@ -360,11 +362,13 @@ class Fence:
             while True:
                 self._inside.approach()
                 try:
-                    await self._engine.enter_fence_on(self._connection, self._lease.handle)
+                    broken_by = await self._engine.enter_fence_on(
+                        self._connection, self._lease.handle
+                    )
                 except LockTimeout:
                     continue
                 break
-        self._inside.enter()
+        self._inside.enter(broken_by)
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         try:

@@ -54,6 +54,8 @@ class Settings(Struct, frozen=True):
 class Endable(Fetching, Protocol):
     """A connection of asyncpg, which can be ended without an answer."""
 
+    def is_closed(self) -> bool: ...
+
     def is_in_transaction(self) -> bool: ...
 
     def terminate(self) -> None: ...
@@ -87,6 +89,16 @@ class _Column(Protocol):
     def name(self) -> str: ...
 
 
+class _Broken(Protocol):
+    @property
+    def broken(self) -> bool: ...
+
+
+class _Closed(Protocol):
+    @property
+    def closed(self) -> int: ...
+
+
 class _Cursor(Protocol):
     @property
     def description(self) -> Sequence[_Column] | None: ...
@@ -108,8 +120,13 @@ class _AsyncCursor(Protocol):
 class PsycopgConnection:
     """A psycopg connection behind the face of asyncpg's. Its `fetch` never really waits."""
 
-    def __init__(self, cursor: _Cursor) -> None:
+    def __init__(self, cursor: _Cursor, connection: _Broken) -> None:
         self._cursor = cursor
+        self._connection = connection
+
+    @property
+    def is_lost(self) -> bool:
+        return self._connection.broken
 
     async def fetch(
         self, query: str, *args: object, timeout: float | None = None
@@ -125,8 +142,13 @@ class PsycopgConnection:
 class AsyncPsycopgConnection:
     """The same for psycopg's async connection."""
 
-    def __init__(self, cursor: _AsyncCursor) -> None:
+    def __init__(self, cursor: _AsyncCursor, connection: _Broken) -> None:
         self._cursor = cursor
+        self._connection = connection
+
+    @property
+    def is_lost(self) -> bool:
+        return self._connection.broken
 
     async def fetch(
         self, query: str, *args: object, timeout: float | None = None
@@ -142,8 +164,13 @@ class AsyncPsycopgConnection:
 class Psycopg2Connection:
     """A psycopg2 connection behind the same face: it writes values into the statement itself."""
 
-    def __init__(self, cursor: _Cursor) -> None:
+    def __init__(self, cursor: _Cursor, connection: _Closed) -> None:
         self._cursor = cursor
+        self._connection = connection
+
+    @property
+    def is_lost(self) -> bool:
+        return bool(self._connection.closed)
 
     async def fetch(
         self, query: str, *args: object, timeout: float | None = None
@@ -170,22 +197,37 @@ def outage_told() -> Iterator[None]:
     except FlowFabricError:
         raise
     except Exception as error:
-        if in_trouble(error):
-            kind = BackendErrorKind.BUSY_LOADING
-        elif _failed_to_connect(error):
-            kind = BackendErrorKind.TRANSPORT
-        else:
+        if not tells_of_outage(error):
             raise
+        busy = in_trouble(error)
+        kind = BackendErrorKind.BUSY_LOADING if busy else BackendErrorKind.TRANSPORT
         raise Transport(BACKEND, in_words(error), kind=kind) from error
 
 
-def _failed_to_connect(error: Exception) -> bool:
-    if isinstance(error, TimeoutError) or connection_lost(error):
+def tells_of_outage(error: BaseException) -> bool:
+    """Whether an error of any driver we know means that the database, or the way to it, is away."""
+    if in_trouble(error) or isinstance(error, TimeoutError) or connection_lost(error):
         return True
     state = sqlstate(error)
     of_psycopg = comes_from(error, "psycopg") or comes_from(error, "psycopg2")
     named = type(error).__name__ in ("OperationalError", "InterfaceError")
     return of_psycopg and (state.startswith(("08", "57P")) or (named and not state))
+
+
+def lost_in_transaction(connection: Fetching) -> bool:
+    """Whether a connection of theirs has ended, and not because they were done with it.
+
+    As far as its driver tells: with psycopg2 it looks the same.
+    """
+    match connection:
+        case Answering():
+            return lost_in_transaction(connection.theirs)
+        case PsycopgConnection() | AsyncPsycopgConnection() | Psycopg2Connection():
+            return connection.is_lost
+        case Endable():
+            return connection.is_closed() and connection.is_in_transaction()
+        case _:
+            return False
 
 
 def joined(connection: object) -> Fetching:
@@ -254,16 +296,16 @@ class Answering:
     """
 
     def __init__(self, connection: Endable, timeout_s: float) -> None:
-        self._connection = connection
+        self.theirs = connection
         self._timeout_s = timeout_s
 
     async def fetch(
         self, query: str, *args: object, timeout: float | None = None
     ) -> Sequence[DriverRow]:
         try:
-            return await self._connection.fetch(query, *args, timeout=self._timeout_s)
+            return await self.theirs.fetch(query, *args, timeout=self._timeout_s)
         except TimeoutError:
-            self._connection.terminate()
+            self.theirs.terminate()
             raise
 
 
@@ -285,7 +327,9 @@ def _asyncpg(connection: object) -> Fetching:
     known: Endable = connection
     if not known.is_in_transaction():
         raise InvalidInput("connection", _NO_TRANSACTION)
-    return known
+    # Behind that of a pool, which cannot be asked anything once it is given back.
+    own: Endable = getattr(connection, "_con", connection)
+    return own
 
 
 def _psycopg(connection: object) -> PsycopgConnection | AsyncPsycopgConnection:
@@ -298,9 +342,10 @@ def _psycopg(connection: object) -> PsycopgConnection | AsyncPsycopgConnection:
         raise InvalidInput("connection", _NO_TRANSACTION)
     if isinstance(connection, psycopg.AsyncConnection):
         return AsyncPsycopgConnection(
-            psycopg.AsyncRawCursor(connection, row_factory=rows.tuple_row)
+            psycopg.AsyncRawCursor(connection, row_factory=rows.tuple_row), connection
         )
-    return PsycopgConnection(psycopg.RawCursor(connection, row_factory=rows.tuple_row))
+    cursor = psycopg.RawCursor(connection, row_factory=rows.tuple_row)
+    return PsycopgConnection(cursor, connection)
 
 
 def _psycopg2(connection: object) -> Psycopg2Connection:
@@ -312,7 +357,8 @@ def _psycopg2(connection: object) -> Psycopg2Connection:
     if connection.autocommit and idle:
         raise InvalidInput("connection", _NO_TRANSACTION)
     # Of the plain kind: theirs may return rows of another shape.
-    return Psycopg2Connection(connection.cursor(cursor_factory=extensions.cursor))
+    cursor = connection.cursor(cursor_factory=extensions.cursor)
+    return Psycopg2Connection(cursor, connection)
 
 
 def _parameter(value: object) -> object:

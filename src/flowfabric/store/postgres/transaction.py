@@ -33,6 +33,7 @@ from flowfabric.store.postgres.generated import (
     rows_of_events,
     save_text,
 )
+from flowfabric.store.postgres.joined import lost_in_transaction, tells_of_outage
 from flowfabric.store.statements import numbered, ordered
 
 R = TypeVar("R", bound=Record)
@@ -163,6 +164,9 @@ class PostgresTransaction(PostgresReader):
 
     def hint(self, topic: str) -> None:
         self.hinted.add(topic)
+
+    def broken_by(self, error: BaseException) -> bool:
+        return lost_in_transaction(self._connection) and tells_of_outage(error)
 
     def _remember(self, records: Iterable[Record]) -> None:
         for record in records:

@@ -20,6 +20,7 @@ _UNIQUE: Final = frozenset(
 )
 _PRIMARY_CODE: Final = 0xFF
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_TROUBLE: Final = _BUSY | {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
 _ABOUT_DATA: Final = frozenset(
     {sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH}
 )
@@ -28,6 +29,11 @@ _BROKEN: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 def busy(error: sqlite3.Error) -> bool:
     return _code(error) & _PRIMARY_CODE in _BUSY
+
+
+def in_trouble(error: BaseException) -> bool:
+    """Whether the file cannot be written for now: its disk is full or fails, others lock it."""
+    return isinstance(error, sqlite3.Error) and _code(error) & _PRIMARY_CODE in _TROUBLE
 
 
 def translate(error: BaseException) -> BaseException:

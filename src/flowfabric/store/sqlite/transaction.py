@@ -27,6 +27,7 @@ from flowfabric.store.mapping import (
     to_values,
 )
 from flowfabric.store.sqlite.clock import MachineClock
+from flowfabric.store.sqlite.failures import in_trouble
 from flowfabric.store.sqlite.generated import (
     delete_text,
     get_text,
@@ -181,6 +182,9 @@ class SqliteTransaction(SqliteReader):
 
     def hint(self, topic: str) -> None:
         self.hinted.add(topic)
+
+    def broken_by(self, error: BaseException) -> bool:
+        return in_trouble(error)
 
     def _remember(self, records: Iterable[Record]) -> None:
         for record in records:
