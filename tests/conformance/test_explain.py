@@ -206,8 +206,8 @@ async def test_a_lost_worker_is_the_reason(
     await present(engine)
     assert await why(engine, overdue.execution_id) == (
         Cause.LEASE_LOST,
-        "Its worker worker-3-instance went quiet: the lease ended 2.5s ago"
-        " and no reconciler has noticed yet.",
+        "Its lease ended 2.5s ago and nobody has taken it over yet: its worker"
+        " worker-3-instance went quiet, or keeps it in a fence.",
     )
     assert await why(engine, revoked.execution_id) == (
         Cause.LEASE_LOST,

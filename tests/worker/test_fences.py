@@ -13,7 +13,7 @@ import pytest
 
 from flowfabric import App, Context
 from flowfabric.core.ids import uuid_of
-from flowfabric.errors import ExecutionFailed
+from flowfabric.errors import ExecutionFailed, LockTimeout
 from tests.apps import working
 
 LEASE_S = 1.0
@@ -237,3 +237,33 @@ async def test_a_fence_waits_for_that_of_another_branch_however_long_it_lasts(
         run = await app.submit(publish)
         await run.result(timeout="60s")
     assert order == ["first", "second"]
+
+
+async def test_what_needs_the_run_during_a_long_fence_is_told_of_the_lock_and_of_no_outage(
+    postgres_database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App(postgres_database)
+    entered, over = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def publish(ctx: Context) -> None:
+        connection = await asyncpg.connect(postgres_database)
+        async with connection.transaction(), ctx.fence(connection):
+            entered.set()
+            await over.wait()
+        await connection.close()
+
+    async with app, working(app):
+        run = await app.submit(publish)
+        await entered.wait()
+        # Whoever comes second waits for the first one, and then for the fence.
+        asked = await asyncio.gather(
+            run.cancel("stop"),
+            *(run.signal("go", number) for number in range(3)),
+            return_exceptions=True,
+        )
+        over.set()
+        assert [type(each) for each in asked] == [LockTimeout] * 4
+        assert "a fence or another transaction that is still open; try again" in str(asked[1])
+        await run.result(timeout="20s")
+    assert "does not answer" not in caplog.text

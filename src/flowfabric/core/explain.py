@@ -196,8 +196,8 @@ def _running(execution: Execution, around: Surroundings) -> Reason:
     if lease_is_dead(execution, now_ms):
         late = span(now_ms - (execution.lease_expires_at_ms or now_ms))
         sentence = (
-            f"Its worker {execution.worker_instance_id} went quiet: the lease ended {late} ago"
-            " and no reconciler has noticed yet."
+            f"Its lease ended {late} ago and nobody has taken it over yet: its worker"
+            f" {execution.worker_instance_id} went quiet, or keeps it in a fence."
         )
         return Cause.LEASE_LOST, sentence, detail
     sentence = (

@@ -21,6 +21,7 @@ _STARTING_OR_STOPPING: Final = "57P03"
 _READ_ONLY: Final = "25006"
 # Whatever is asked: the server has no room, memory or connection left, or its disk fails.
 _IN_TROUBLE: Final = ("53", "58")
+_LOCK_TIMEOUT: Final = "55P03"
 _WORDS: Final = {
     "53100": "the disk of the server is full; make room there",
     "53200": "the server is out of memory",
@@ -28,11 +29,12 @@ _WORDS: Final = {
     " the number of processes",
     "57P01": "the server is being stopped, or somebody ended the connection",
     "57P03": "the server is starting or stopping",
+    _LOCK_TIMEOUT: "somebody else keeps locked what this needs, a fence or another transaction that"
+    " is still open; try again once it has ended",
     _READ_ONLY: "the server only reads: it is a standby, or a failover made it one",
 }
 """What people should know beside the server's own message."""
 _INVALID_PLAN: Final = "0A000"
-_LOCK_TIMEOUT: Final = "55P03"
 _PROTOCOL_VIOLATION: Final = "08P01"
 """What poolers say of all they refuse, be it for now or for good."""
 # Cardinality, data, integrity, check option, and limits of the database such as the size of an
@@ -113,7 +115,7 @@ def translate(error: Exception) -> Exception:
         return UniqueViolation(table_name(error), str(error))
     if state == _LOCK_TIMEOUT:
         # Long enough: meanwhile everything else that the transaction locked was held up.
-        return LockTimeout(f"somebody else keeps locked what this needs: {error}")
+        return LockTimeout(in_words(error))
     if state == _STARTING_OR_STOPPING or state.startswith(_IN_TROUBLE):
         return Transport(BACKEND, detail, kind=BackendErrorKind.BUSY_LOADING)
     if state == _READ_ONLY:

@@ -281,7 +281,7 @@ async def whole(connection: Fetching) -> AsyncIterator[None]:
         except Exception as error:
             if not lock_timed_out(error):
                 raise
-            raise LockTimeout(f"somebody else keeps locked what this needs: {error}") from None
+            raise LockTimeout(in_words(error)) from None
     except FlowFabricError:
         await connection.fetch("rollback to savepoint flowfabric")
         await connection.fetch("release savepoint flowfabric")

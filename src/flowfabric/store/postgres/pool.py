@@ -53,7 +53,9 @@ SEARCH_PATH: Final = f"{SCHEMA}, public"
 # Every statement finds its rows through an index. A plan made while a table was
 # small must not turn into a scan when it has grown, so scans and the joins that
 # need them are off and statements are planned once. A client that vanished must
-# not keep its locks: our transactions are never idle for long.
+# not keep its locks: our transactions are never idle for long. A row that is locked is
+# waited for twice, behind whoever waits already and then for its holder: both waits together
+# are shorter than the ten seconds that clients have, so that a lock is not taken for an outage.
 _SETTINGS: Final = {
     "search_path": SEARCH_PATH,
     "enable_seqscan": "off",
@@ -61,7 +63,7 @@ _SETTINGS: Final = {
     "enable_mergejoin": "off",
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
-    "lock_timeout": "8s",
+    "lock_timeout": "4s",
     "idle_in_transaction_session_timeout": "5s",
 }
 _SESSION_SETTINGS: Final = {
