@@ -95,6 +95,7 @@ def request_of(call: Call[object], options: Options, namespace: str) -> NewExecu
         policy=policy_of(call.task, options),
         delay_ms=optional_duration_ms("delay", options.delay),
         execution_id=options.execution_id,
+        id_is_chosen=options.execution_id is not None,
     )
 
 

@@ -199,7 +199,7 @@ async def test_an_id_of_ones_own_is_waited_for_in_the_same_way(
     @app.task
     def work() -> None: ...
 
-    own = "{fp:0}:00000000-0000-4000-8000-000000000001"
+    own = "{fp:186}:00000000-0000-4000-8000-000000000001"
     async with app:
         async with theirs.transaction():
             await app.submit(work, execution_id=own, connection=theirs)

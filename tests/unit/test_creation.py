@@ -34,6 +34,7 @@ def checked(**fields: object) -> Checked:
 def test_everything_left_out_has_a_default() -> None:
     assert checked() == Checked(
         execution_id=ExecutionId(f"{{fp:24}}:{UUID}"),
+        id_is_chosen=False,
         own_id=None,
         namespace=Namespace("default"),
         lane_id=LaneId("default"),
@@ -94,7 +95,9 @@ def test_an_id_must_agree_with_its_partition() -> None:
     assert checked(execution_id=mine, partition_id=7).execution_id == mine
     for fields in (
         {"execution_id": mine, "partition_id": 8},
-        {"partition_id": 7},
+        {"execution_id": "own", "partition_id": 257},
+        {"partition_id": 256},
+        {"partition_id": "7"},
         {"execution_id": f"{{fp:256}}:{UUID}"},
     ):
         with pytest.raises(InvalidInput):

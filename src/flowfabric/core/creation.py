@@ -32,12 +32,13 @@ from flowfabric.core.ids import (
     parse_own_id,
     partition_of,
     solo_execution_id,
+    uuid_of,
 )
 from flowfabric.core.keeping import DEFAULT_KEEP, Keep, keep_of
 from flowfabric.core.limits import IDEMPOTENCY_KEY_BYTES_MAX
 from flowfabric.core.model import Execution, ExecutionTag, IdempotencyGuard
 from flowfabric.core.operator import clamp_priority
-from flowfabric.core.partitions import PartitionConfig, check_partition
+from flowfabric.core.partitions import INDEX_MAX, PartitionConfig, check_partition, fitted
 from flowfabric.core.policies import (
     DURATION_MAX_MS,
     ExecutionPolicy,
@@ -82,8 +83,17 @@ class NewExecution(Struct, frozen=True, kw_only=True):
     """How long to wait from creation on, by the store's clock; `delay_until_ms` goes first."""
     execution_deadline_at_ms: int | None = None
     execution_id: str | None = None
-    """An id in full, a uuid, or any other text: an id of the caller's own, within `namespace`."""
+    """An id in full, a uuid, or any other text: an id of the caller's own, within `namespace`.
+
+    One in full whose partition is not that of its uuid is found again in full only.
+    """
+    id_is_chosen: bool = False
+    """Refuse such an id, and one that disagrees with the idempotency key about what was created.
+
+    An id of the caller's own and its key always have to agree.
+    """
     partition_id: int | None = None
+    """Where to create it; that of `execution_id` if that is given."""
     parent_execution_id: str | None = None
     """The execution that submits this one. Once ended, a child is kept while its parent runs."""
 
@@ -92,6 +102,7 @@ class Checked(Struct, frozen=True, kw_only=True):
     """A request with every field valid and every default filled in."""
 
     execution_id: ExecutionId
+    id_is_chosen: bool
     own_id: str | None
     namespace: Namespace
     lane_id: LaneId
@@ -145,6 +156,7 @@ def check_new(
         delay_until_ms = policy.delay_until
     return Checked(
         execution_id=_check_id(request, own_id, new_uuid, partitions),
+        id_is_chosen=check_bool("id_is_chosen", request.id_is_chosen) or own_id is not None,
         own_id=own_id,
         namespace=namespace,
         lane_id=lane_id,
@@ -190,15 +202,29 @@ def _check_id(
     if own_id is not None:
         execution_id = own_execution_id(request.namespace, own_id, partitions)
     elif request.execution_id is None:
-        execution_id = solo_execution_id(new_uuid, partitions)
+        return _made_id(request.partition_id, new_uuid, partitions)
     else:
         execution_id = parse_any_id(request.execution_id, partitions)
         check_partition(partition_of(execution_id), partitions)
+        right = solo_execution_id(uuid_of(execution_id), partitions)
+        if request.id_is_chosen and execution_id != right:
+            raise InvalidInput(
+                "execution_id",
+                f"has another partition than its uuid; give the uuid alone, or {right}",
+                execution_id,
+            )
     if request.partition_id not in (None, partition_of(execution_id)):
         raise InvalidInput(
             "partition_id", f"differs from that of {execution_id}", request.partition_id
         )
     return execution_id
+
+
+def _made_id(partition_id: int | None, uuid: str, partitions: PartitionConfig) -> ExecutionId:
+    if partition_id is not None:
+        check_partition(check_int("partition_id", partition_id, 0, INDEX_MAX), partitions)
+        uuid = fitted(uuid, partition_id, partitions)
+    return solo_execution_id(uuid, partitions)
 
 
 def fingerprint(lane_id: str, execution_kind: str, payload: bytes) -> bytes:
@@ -212,6 +238,28 @@ def check_repeat(checked: Checked, namespace: str) -> None:
     if namespace != checked.namespace:
         raise IdempotencyConflict(
             f"execution id {checked.execution_id} is taken; give another, or none"
+        )
+
+
+def check_key_agrees(checked: Checked, winner: str) -> None:
+    """Raise when a key has created something else than what the chosen id names."""
+    if checked.id_is_chosen and winner != checked.execution_id:
+        raise IdempotencyConflict(
+            f"idempotency key {checked.idempotency_key!r} already created {winner}, not"
+            f" {checked.own_id or checked.execution_id}; give the id or the key, or another key"
+        )
+
+
+def check_id_agrees(checked: Checked, known: Execution) -> None:
+    """Raise when what has the chosen id was created by another key, or by none.
+
+    The key of the request would be forgotten.
+    """
+    if checked.id_is_chosen and checked.idempotency_key not in (None, known.idempotency_key):
+        by = "no key" if known.idempotency_key is None else f"key {known.idempotency_key!r}"
+        raise IdempotencyConflict(
+            f"execution {checked.own_id or checked.execution_id} exists already, created by {by},"
+            f" not by {checked.idempotency_key!r}; give the id or the key, or another id"
         )
 
 

@@ -109,8 +109,8 @@ def parse_any_id(
     text: object, partitions: PartitionConfig, field: str = "execution_id"
 ) -> ExecutionId:
     """An execution id in full, or its bare uuid."""
-    if isinstance(text, str) and _UUID.fullmatch(text) is not None:
-        return solo_execution_id(text, partitions)
+    if isinstance(text, str) and _UUID.fullmatch(text.lower()) is not None:
+        return solo_execution_id(parse_uuid(field, text), partitions)
     return parse_execution_id(text, field)
 
 

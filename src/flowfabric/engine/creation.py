@@ -17,6 +17,8 @@ from flowfabric.core.checks import check_list
 from flowfabric.core.creation import (
     Checked,
     NewExecution,
+    check_id_agrees,
+    check_key_agrees,
     check_new,
     check_parent,
     check_repeat,
@@ -196,12 +198,15 @@ class CreateBody:
         for checked in repeats:
             # What retention has deleted meanwhile is told of as before.
             check_repeat(checked, namespaces.get(checked.execution_id, checked.namespace))
-        strict = [each for each in repeats if each.strict]
-        keys = sorted({execution_key(each.execution_id) for each in strict})
+        compared = [each for each in repeats if each.strict or each.idempotency_key]
+        keys = sorted({execution_key(each.execution_id) for each in compared})
         known = await tx.get(Execution, keys) if keys else {}
-        for checked in strict:
+        for checked in compared:
             existing = known.get(execution_key(checked.execution_id))
-            if existing is not None:
+            if existing is None:
+                continue
+            check_id_agrees(checked, existing)
+            if checked.strict:
                 check_strict(checked, existing, self.plain)
 
     async def _hold_found(
@@ -375,6 +380,7 @@ def _losers(
     for place, checked in keyed.items():
         assert checked.idempotency_key is not None
         winner = winners[(checked.namespace, checked.idempotency_key)]
+        check_key_agrees(checked, winner.execution)
         if checked.strict and winner.fingerprint != checked.fingerprint:
             raise IdempotencyConflict(
                 f"idempotency key {checked.idempotency_key!r} already created"

@@ -56,7 +56,9 @@ class Lookup(Operations):
         if not found:
             raise NotFound("execution", text)
         if len(found) > 1:
-            shown = ", ".join(each[-36:] for each in found[:MATCHES_SHOWN_MAX])
+            # Two may differ in their partition alone.
+            alike = len({each[-36:] for each in found}) < len(found)
+            shown = ", ".join(e if alike else e[-36:] for e in found[:MATCHES_SHOWN_MAX])
             more = " and more" if len(found) > MATCHES_SHOWN_MAX else ""
             raise InvalidInput("execution_id", f"fits several executions: {shown}{more}", text)
         return found[0]
