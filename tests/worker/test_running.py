@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import itertools
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ from typing import TypedDict
 import pytest
 
 from flowfabric import App, Context, DoNotRetry, Retry, WorkerSettings
+from flowfabric.core.explain import Cause
 from flowfabric.core.states import PublicState
 from flowfabric.errors import ExecutionCancelled, ExecutionExpired, ExecutionFailed
-from tests.apps import working
+from tests.apps import PATIENCE_S, working
 
 Call = Callable[[], Awaitable[object]]
 
@@ -371,3 +373,35 @@ async def test_many_submissions_and_results_go_through_together(app: App) -> Non
         runs += await asyncio.gather(*(app.submit(double, number) for number in range(100)))
         results = await asyncio.gather(*(run.result(timeout="30s") for run in runs))
     assert results == [2 * n for n in range(300)] + [2 * n for n in range(100)]
+
+
+async def until_present(app: App, wanted: bool) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        for _ in itertools.count():
+            if bool(await app.engine.list_presences()) is wanted:
+                return
+            await asyncio.sleep(0)
+
+
+async def test_a_worker_that_was_told_to_stop_is_no_longer_there_for_new_work(app: App) -> None:
+    begun, go_on, stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def work() -> str:
+        begun.set()
+        await go_on.wait()
+        return "done"
+
+    async with app:
+        worker = asyncio.create_task(app.run_worker(stop=stop, signals=False))
+        run = await app.submit(work)
+        await begun.wait()
+        await until_present(app, True)
+        stop.set()
+        # While it still finishes what it has begun.
+        await until_present(app, False)
+        waiting = await app.submit(work)
+        assert (await waiting.why()).cause is Cause.NO_WORKER
+        go_on.set()
+        await worker
+        assert await run.result(timeout="20s") == "done"

@@ -131,10 +131,11 @@ class Worker:
         """
         log.info("worker %s starts", self.settings.worker_instance_id)
         namespace = self._namespace
+        announcing = asyncio.create_task(
+            announce(self._engine, self.settings, self._shares.names, self._tasks, namespace)
+        )
         background = [
-            asyncio.create_task(
-                announce(self._engine, self.settings, self._shares.names, self._tasks, namespace)
-            ),
+            announcing,
             asyncio.create_task(release_blocked(self._engine, self._tasks, namespace)),
             asyncio.create_task(self._watch_for_lost()),
         ]
@@ -149,6 +150,8 @@ class Worker:
             supervisor.start()
         try:
             await self._claim_until_stopped()
+            # What is still to be claimed should not look as if this worker took it.
+            announcing.cancel()
             await self._drain()
         finally:
             if supervisor is not None:
