@@ -1,11 +1,15 @@
 """Why a member of a flow is not running, told from what is so at the time of asking."""
 
+import re
+
 import pytest
 
 from flowfabric import Engine
 from flowfabric.core.explain import Cause
 from flowfabric.core.flow_policy import Quorum
 from flowfabric.core.limits import CANCEL_BATCH
+from flowfabric.flows.drawing import draw
+from flowfabric.flows.graph import read_graph
 from tests.conformance.graphs import Graph, new_graph
 
 
@@ -58,6 +62,28 @@ async def test_an_upstream_that_must_be_replayed_is_named(engine: Engine, graph:
         "It waits for its only dependency to succeed, 0 so far; 1 not resolved:"
         f" work {graph['a']} (failed: replay it too).",
     )
+
+
+async def test_a_member_that_changed_code_has_blocked_is_called_so(
+    engine: Engine, graph: Graph
+) -> None:
+    await graph.build({"d": "a"})
+    claimed = await graph.claimed("a")
+    await engine.block_on_code(claimed.handle, "charge", "the code has changed")
+
+    _, sentence = await why(engine, graph)
+
+    assert f"{graph['a']} (blocked by changed code)" in sentence
+    members = (await engine.list_flow_members(graph.flow_id)).members
+    assert {each.execution_id: each.blocked for each in members} == {
+        graph["a"]: True,
+        graph["d"]: False,
+    }
+    found = await read_graph(engine, graph.flow_id)
+    assert found is not None
+    drawn = draw(found, width=120).plain
+    assert re.search(r"✗ work.* blocked", drawn), drawn
+    assert "delayed" not in drawn
 
 
 async def test_a_quorum_that_needs_more_edges_says_so(engine: Engine, graph: Graph) -> None:

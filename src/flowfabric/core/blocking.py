@@ -75,10 +75,12 @@ def _advice(execution: Execution, step_key: str | None, detail: str) -> str:
 
 def is_blocked(execution: Execution) -> bool:
     """Whether changed code has stopped it: delayed, until somebody does something about it."""
-    return (
-        execution.lifecycle_phase is LifecyclePhase.RUNNABLE
-        and execution.blocking_reason is BlockingReason.WAITING_FOR_CODE
-    )
+    return blocked_by_code(execution.lifecycle_phase, execution.blocking_reason)
+
+
+def blocked_by_code(phase: object, reason: object) -> bool:
+    """`is_blocked` where only a part of the execution was read."""
+    return phase == LifecyclePhase.RUNNABLE and reason == BlockingReason.WAITING_FOR_CODE
 
 
 def decide_release(subject: Subject, timing: Timing) -> Decision[Marked | AlreadySatisfied]:

@@ -127,6 +127,8 @@ class FlowMember(Struct, frozen=True, kw_only=True):
     execution_id: ExecutionId
     execution_kind: str
     public_state: PublicState
+    blocked: bool = False
+    """Whether changed code has stopped it: delayed, until somebody does something about it."""
     tags: dict[str, str] = {}
 
 

@@ -15,6 +15,8 @@ class Upstream(Struct, frozen=True, kw_only=True):
     name: str
     """What people call it: the name of its node, or of its task."""
     public_state: PublicState
+    blocked: bool = False
+    """Changed code has stopped it."""
     over: bool = False
     """It ended before its downstream was replayed: only a replay of its own can count."""
 
@@ -60,7 +62,8 @@ class JoinFacts(Struct, frozen=True, kw_only=True):
     def _named(self) -> str:
         named = ", ".join(
             f"{each.name} {each.execution_id}"
-            f" ({each.public_state}{': replay it too' if each.over else ''})"
+            f" ({'blocked by changed code' if each.blocked else each.public_state}"
+            f"{': replay it too' if each.over else ''})"
             for each in self.upstreams
         )
         more = self.unresolved - len(self.upstreams)

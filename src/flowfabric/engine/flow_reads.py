@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from flowfabric.core.blocking import blocked_by_code
 from flowfabric.core.checks import check_int
 from flowfabric.core.decision import Changes
 from flowfabric.core.flow_model import Edge, EdgeGroup, Flow, FlowState, FlowTag
@@ -435,6 +436,7 @@ def _member(partition_key: int, row: Row) -> FlowMember:
         execution_id=make_execution_id(partition_key, str(row["execution_id"])),
         execution_kind=str(row["execution_kind"]),
         public_state=PublicState(str(row["public_state"])),
+        blocked=blocked_by_code(row["lifecycle_phase"], row["blocking_reason"]),
     )
 
 

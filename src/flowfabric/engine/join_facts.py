@@ -1,5 +1,6 @@
 """Reading what an execution with an open join waits for."""
 
+from flowfabric.core.blocking import blocked_by_code
 from flowfabric.core.flow_model import EdgeGroup
 from flowfabric.core.ids import make_execution_id, uuid_of
 from flowfabric.core.join_facts import JoinFacts, Upstream
@@ -30,6 +31,7 @@ async def read_join_facts(reader: Reader, execution: Execution) -> JoinFacts | N
                 execution_id=make_execution_id(execution.partition_key, str(row["execution_id"])),
                 name=str(row["node_name"] or row["execution_kind"]),
                 public_state=PublicState(str(row["public_state"])),
+                blocked=blocked_by_code(row["lifecycle_phase"], row["blocking_reason"]),
                 over=row["terminal_outcome"] != TerminalOutcome.NONE
                 and int(str(row["replay_count"])) < int(str(row["counts_from_replay"])),
             )

@@ -31,9 +31,12 @@ ROUNDS_MAX: Final = 16
 LINES_MAX: Final = 500
 NAMES_SHOWN_MAX: Final = 4
 
-_MARKS: Final = {
+BLOCKED: Final = "blocked"
+"""What people are told of a delayed node that changed code has stopped."""
+_MARKS: Final[dict[str, tuple[str, str]]] = {
     PublicState.WAITING: ("○", "yellow"),
     PublicState.DELAYED: ("○", "blue"),
+    BLOCKED: ("✗", "bold red"),
     PublicState.RATE_LIMITED: ("○", "yellow"),
     PublicState.WAITING_CHILDREN: ("·", "blue"),
     PublicState.ACTIVE: ("●", "bold cyan"),
@@ -245,17 +248,21 @@ def _left(guide: str, branch: Branch) -> Text:
     return Text.assemble((guide, "dim"), (f"{mark} ", style), branch.label)
 
 
-def _telling(branch: Branch) -> PublicState:
+def _shown(node: GraphNode) -> str:
+    return BLOCKED if node.blocked else node.public_state
+
+
+def _telling(branch: Branch) -> str:
     """The state whose mark a line shows: trouble before work before rest."""
-    states = {each.public_state for each in branch.nodes}
-    for state in (PublicState.FAILED, PublicState.EXPIRED, PublicState.ACTIVE):
+    states = {_shown(each) for each in branch.nodes}
+    for state in (PublicState.FAILED, PublicState.EXPIRED, BLOCKED, PublicState.ACTIVE):
         if state in states:
             return state
     return min(states, key=_ORDER.__getitem__)
 
 
 def _states(branch: Branch) -> Text:
-    counts = Counter(each.public_state for each in branch.nodes)
+    counts = Counter(map(_shown, branch.nodes))
     text = Text()
     for state in sorted(counts, key=_ORDER.__getitem__):
         number = f"{counts[state]} " if len(branch.nodes) > 1 else ""

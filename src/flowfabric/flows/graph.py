@@ -28,6 +28,8 @@ class GraphNode(Struct, frozen=True, kw_only=True):
     name: str
     execution_kind: str
     public_state: PublicState
+    blocked: bool
+    """Whether changed code has stopped it."""
     policy: EdgeDependencyPolicy | None
     """When it may run; none for a node that waits for nothing."""
     upstreams: tuple[ExecutionId, ...]
@@ -62,6 +64,7 @@ async def read_graph(engine: Engine, flow_id: str) -> FlowGraph | None:
                 name=names[each.execution_id],
                 execution_kind=each.execution_kind,
                 public_state=each.public_state,
+                blocked=each.blocked,
                 policy=groups[each.execution_id].policy if each.execution_id in groups else None,
                 upstreams=tuple(upstreams.get(each.execution_id, ())),
             )

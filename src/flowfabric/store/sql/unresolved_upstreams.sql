@@ -1,6 +1,6 @@
 -- Executions another one still waits for, and from which of their lives on.
 select e.execution_id, e.public_state, e.terminal_outcome, e.replay_count, g.counts_from_replay,
-       e.execution_kind,
+       e.execution_kind, e.lifecycle_phase, e.blocking_reason,
        (select tag_value
           from execution_tag t
          where t.partition_key = e.partition_key
