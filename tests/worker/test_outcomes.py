@@ -346,3 +346,38 @@ async def test_a_signal_that_does_not_fit_is_refused_in_every_run(app: App) -> N
             "payload of signal count: does not fit the type asked for: Expected `int`, got `str`",
         )
     }
+
+
+async def test_a_child_that_was_replayed_ends_for_its_parent_as_it_was_seen_first(app: App) -> None:
+    ran: Counter[str] = Counter()
+    seen: list[list[str]] = []
+
+    @app.task(retry=Retry(max_retries=0))
+    async def flaky() -> str:
+        ran["flaky"] += 1
+        if ran["flaky"] == 1:
+            raise ValueError("broken")
+        return "fine after all"
+
+    @app.task
+    async def parent(ctx: Context) -> None:
+        child = await ctx.submit(flaky, execution_id="flaky")
+        seen.append([])
+        for wait in ("go", "on"):
+            try:
+                seen[-1].append(await child.result())
+            except ExecutionFailed as error:
+                seen[-1].append(error.reason)
+            await ctx.wait_for_signal(wait)
+
+    async with working(app):
+        run = await app.submit(parent)
+        await reached(run, PublicState.SUSPENDED)
+        again = app.run(flaky, "flaky")
+        await app.engine.replay_execution(again.execution_id)
+        assert await again.result(timeout="20s") == "fine after all"
+        await run.signal("go")
+        await run.signal("on")
+        await run.result(timeout="20s")
+    assert len(seen[-1]) == 2
+    assert len({each for run in seen for each in run}) == 1

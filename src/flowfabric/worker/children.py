@@ -10,7 +10,7 @@ from flowfabric.engine.outcomes import Outcome
 from flowfabric.run import result_of
 from flowfabric.task import Task
 from flowfabric.worker.blame import blaming
-from flowfabric.worker.ends import failure_of, stored_outcome
+from flowfabric.worker.ends import RESULT_OF, failure_of, stored_outcome
 from flowfabric.worker.fitting import fitting
 from flowfabric.worker.services import Services
 from flowfabric.worker.steps import Call
@@ -35,7 +35,7 @@ class Child(Generic[R_co]):
         and comes by here with the result. Raises as `Run.result` does. How it ended is
         stored, and the same in every later run.
         """
-        name = f"result of {self.execution_id}"
+        name = f"{RESULT_OF}{self.execution_id}"
         return self._result(self._services.steps.ask(StepKind.CHILD, name, ""))
 
     async def _result(self, call: Call) -> R_co:
@@ -54,8 +54,11 @@ class Child(Generic[R_co]):
         services = self._services
         services.check()
         with services.parking.working():
-            outcome = await services.outcome_of(self.execution_id)
+            ends = services.steps.ends
+            outcome = ends.get(call.name) or await services.outcome_of(self.execution_id)
             if outcome is not None:
+                # It may have been replayed since the handler saw how it ended.
+                outcome = ends.setdefault(call.name, outcome)
                 failure = failure_of(outcome)
                 await services.steps.store(call, result=outcome.result, failure=failure)
                 return outcome

@@ -1,12 +1,18 @@
 """How a child ended, as its parent has seen it and stores it."""
 
+from collections.abc import Iterable
+from typing import Final
+
 import msgspec
 from msgspec import Struct
 
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import PublicState
-from flowfabric.core.step_model import Step
+from flowfabric.core.step_model import Step, StepKind
 from flowfabric.engine.outcomes import Outcome
+
+RESULT_OF: Final = "result of "
+"""Before the id of the child, in the name of the step."""
 
 
 class ChildEnd(Struct, frozen=True):
@@ -42,3 +48,13 @@ def stored_outcome(execution_id: ExecutionId, stored: Step) -> Outcome:
         result=stored.result,
         reason=end.reason,
     )
+
+
+def ends_in(steps: Iterable[Step]) -> dict[str, Outcome]:
+    """How the children ended that a run has seen the end of, by the names of their steps."""
+    found: dict[str, Outcome] = {}
+    for step in steps:
+        if step.kind is StepKind.CHILD and (step.failure is None or is_end(step.failure)):
+            execution_id = ExecutionId(step.name.removeprefix(RESULT_OF))
+            found.setdefault(step.name, stored_outcome(execution_id, step))
+    return found

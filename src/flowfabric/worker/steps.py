@@ -31,8 +31,9 @@ from flowfabric.core.journal import (
 )
 from flowfabric.core.step_model import Step, StepKind
 from flowfabric.core.steps import NewStep, StepStored
+from flowfabric.engine.outcomes import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
-from flowfabric.worker.ends import is_end
+from flowfabric.worker.ends import ends_in, is_end
 from flowfabric.worker.failures import GIVEN_UP, encode_failure, rebuilt
 from flowfabric.worker.held import clock_s
 from flowfabric.worker.lines import (
@@ -96,6 +97,8 @@ class Journal:
         self._keys: set[str] = set()
         self._line_ids: set[str] = set()
         self._children: set[str] = set()
+        self.ends: dict[str, Outcome] = {}
+        """How children ended, as the handler has seen it: by the names of the calls."""
         self._named: dict[str, Line] = {}
         self._entered: set[str] = set()
         self._count = 0
@@ -297,6 +300,7 @@ class Journal:
             self._by_line.setdefault(step.line, []).append(kept_of(step))
             if step.failure != GIVEN_UP:
                 self._moves.take_in(step)
+        self.ends = ends_in(steps)
         self._positions = positions_of(steps)
         self._turns.order.take_in(self._positions.values())
         self._keys.update(self._steps)
