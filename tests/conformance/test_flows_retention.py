@@ -130,6 +130,36 @@ async def test_a_flow_that_failed_is_kept_longer_than_one_that_completed(
     assert (await engine.next_due())["flow_retention"] == 60 * WEEK_MS
 
 
+async def test_the_id_is_free_again_also_if_nobody_was_there_to_count_the_last_ending(
+    engine: Engine, graph: Graph, clock: SettableClock
+) -> None:
+    await graph.build({"b": "a"})
+    await graph.run("a")
+    await graph.settle()
+    await graph.run("b")
+    exists = FlowExists(flow_id=graph.flow_id)
+    assert await engine.create_flow(graph.flow_id, flow_kind="again") == exists
+    await engine.replay_execution(graph["b"])
+    await graph.run("b")
+    clock.advance(ms=WEEK_MS)
+
+    created = await engine.create_flow(graph.flow_id, flow_kind="again")
+
+    assert created == FlowCreated(flow_id=graph.flow_id)
+    assert (await engine.list_flow_members(graph.flow_id)).members == ()
+
+
+async def test_a_flow_that_never_got_a_member_goes_once_it_is_cancelled(
+    engine: Engine, graph: Graph, clock: SettableClock
+) -> None:
+    clock.advance(ms=60 * WEEK_MS)
+    assert (await engine.trim_flows()).acted == 0
+    await engine.cancel_flow(graph.flow_id)
+    clock.advance(ms=60 * WEEK_MS)
+    assert (await engine.trim_flows()).acted == 1
+    assert await engine.describe_flow(graph.flow_id) is None
+
+
 @pytest.mark.parametrize("trims", [0, 1, 2])
 async def test_the_id_of_a_forgotten_flow_is_free_again(
     engine: Engine, graph: Graph, clock: SettableClock, trims: int

@@ -30,6 +30,8 @@ from flowfabric.core.flow_results import (
     AlreadyFired,
     AlreadyResolved,
     CascadeOutcome,
+    CreateFlowResult,
+    FlowExists,
     Impossible,
     Pending,
     ResolveResult,
@@ -145,6 +147,29 @@ class FlowDispatch(Flows):
             return await self._dispatch_flows(tx, [flow], limit)
 
         return await self.store.transact(body)
+
+    async def create_flow(
+        self, flow_id: str, *, flow_kind: str, namespace: str = "default"
+    ) -> CreateFlowResult:
+        """Create an empty flow. An id that exists is left as it is.
+
+        The id of one past its keep time is free again; what is left of that one goes first.
+        """
+        answer = await super().create_flow(flow_id, flow_kind=flow_kind, namespace=namespace)
+        if isinstance(answer, FlowExists) and await self._dispatch_left(answer.flow_id):
+            # Whether it has ended, and when, is known only now.
+            answer = await super().create_flow(flow_id, flow_kind=flow_kind, namespace=namespace)
+        return answer
+
+    async def _dispatch_left(self, flow_id: FlowId) -> bool:
+        """Work off the endings of a flow that nobody has been there for; whether there were any."""
+        acted = False
+        for _ in range(CASCADE_ROUNDS_MAX):
+            swept = await self._dispatch_alone(flow_id, DISPATCH_BATCH)
+            acted = acted or swept.acted > 0
+            if not swept.full:
+                break
+        return acted
 
     async def cascade_completion(self, execution_id: str) -> CascadeOutcome:
         """Tell the dependents of one ended execution now, if they have not been told.
