@@ -13,8 +13,9 @@ from flowfabric.core.ids import AttemptId
 from flowfabric.core.step_model import FailedStep
 from flowfabric.worker.describing import text_of
 from flowfabric.worker.failures import MARK
+from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.held import HeldLease
-from flowfabric.worker.lines import Call, is_cancelled
+from flowfabric.worker.lines import Call
 
 CHAIN_MAX: Final = 100
 """How many exceptions behind the last one are looked at."""

@@ -51,19 +51,18 @@ class Child(Generic[R_co]):
 
     async def _ended(self, call: Call) -> Outcome:
         """How it ended, stored before the handler sees it."""
-        services = self._services
-        services.check()
-        with services.parking.working():
-            ends = services.steps.ends
-            outcome = ends.get(call.name) or await services.outcome_of(self.execution_id)
-            if outcome is not None:
-                # It may have been replayed since the handler saw how it ended.
-                outcome = ends.setdefault(call.name, outcome)
-                failure = failure_of(outcome)
-                await services.steps.store(call, result=outcome.result, failure=failure)
-                return outcome
-        await services.parking.until_ended(self.execution_id)
-        raise AssertionError("a parked handler is unwound")
+        services, ends = self._services, self._services.steps.ends
+        while True:
+            services.check()
+            with services.parking.working():
+                outcome = ends.get(call.name) or await services.outcome_of(self.execution_id)
+                if outcome is not None:
+                    # It may have been replayed since the handler saw how it ended.
+                    outcome = ends.setdefault(call.name, outcome)
+                    failure = failure_of(outcome)
+                    await services.steps.store(call, result=outcome.result, failure=failure)
+                    return outcome
+            await services.parking.until_ended(self.execution_id)
 
 
 class BlockingChild(Generic[R_co]):

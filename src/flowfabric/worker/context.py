@@ -38,7 +38,8 @@ from flowfabric.worker.children import BlockingChild, Child
 from flowfabric.worker.digests import digest_of
 from flowfabric.worker.facts import BlockingFacts, Facts
 from flowfabric.worker.fitting import fitting
-from flowfabric.worker.lines import inside_step, is_cancelled
+from flowfabric.worker.functions import is_cancelled
+from flowfabric.worker.lines import inside_step
 from flowfabric.worker.patching import BlockingPatchVerbs, PatchVerbs
 from flowfabric.worker.records import timed
 from flowfabric.worker.services import Fence, Services
@@ -234,7 +235,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
                 wake_at_ms = stored.wake_at_ms or 0
             left_ms = wake_at_ms - services.lease.store_now_ms()
             if left_ms > services.in_process_sleep_ms:
-                await services.parking.until(wake_at_ms)
+                await services.parking.until(wake_at_ms, left_ms / 1_000)
             elif left_ms > 0:
                 await asyncio.sleep(left_ms / 1_000)
             await services.steps.woke(call)

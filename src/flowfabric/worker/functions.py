@@ -63,6 +63,13 @@ class Functions:
         self._processes.close()
 
 
+def is_cancelled(error: BaseException) -> bool:
+    """Whether somebody cancelled the task; else it is an exception that a function raised."""
+    task = asyncio.current_task()
+    cancelling = task is not None and task.cancelling() > 0
+    return cancelling and isinstance(error, asyncio.CancelledError)
+
+
 def _kept(call: Callable[[], object]) -> object:
     try:
         return call()

@@ -35,6 +35,7 @@ from flowfabric.core.journal import (
     named_line,
 )
 from flowfabric.core.step_model import Step, StepKind
+from flowfabric.worker.at_work import Work
 from flowfabric.worker.digests import coroutine_arguments, digest_of
 
 _durable: "weakref.WeakSet[CodeType]" = weakref.WeakSet()
@@ -108,7 +109,7 @@ class Call:
 
     __slots__ = (
         "after_key", "asked", "before", "has_result", "key", "kind", "line", "made", "refusal",
-        "step", "took_ms"
+        "step", "took_ms", "work"
     )  # fmt: skip
 
     def __init__(self, line: "Line", kind: StepKind, asked: Asked, made: int) -> None:
@@ -121,6 +122,7 @@ class Call:
         self.step: Step | None = None
         """What is stored of it."""
         self.before = line.before
+        self.work = line.work
         self.has_result = False
         """What it returns is stored by this run, or is being stored."""
         self.took_ms: int | None = None
@@ -147,6 +149,7 @@ class Call:
         return step is not None and (step.kind is not StepKind.SLEEP or step.position is not None)
 
     async def __aenter__(self) -> None:
+        self.work.calls += 1
         self.line.begin()
 
     async def __aexit__(
@@ -160,6 +163,7 @@ class Call:
             if exc is not None and not isinstance(exc, GeneratorExit):
                 await self.line.journal.failed(self, exc)
         finally:
+            self.work.calls -= 1
             self.line.end()
 
 
@@ -224,6 +228,8 @@ class Line:
         self._quiet: set[Line] = set()
         """Branches that have made no call yet."""
         self.code: CodeType | None = None
+        self.work = Work()
+        """Of the task that makes its calls."""
 
     # Calling
 
@@ -410,6 +416,7 @@ class Line:
         asked = Asked(BRANCH, label, digest, number, parallel, equal)
         made = Line(self.journal, self, asked, self.journal.tick())
         made.code = coroutine.cr_code if inspect.iscoroutine(coroutine) else None
+        made.work = Work(self.work)
         self.forks.waiting.append(made)
         # Not at once: what is started together is in the order of the code.
         asyncio.get_running_loop().call_soon(self._quiet.add, made)
@@ -424,6 +431,7 @@ class Line:
         path = named_line(above.known_as if above is not None else ROOT, name)
         made = Line(self.journal, self, Asked(BRANCH, name, "", 1), self.journal.tick())
         made.id = path
+        made.work = self.work
         self.journal.identified(path)
         return made
 
@@ -431,6 +439,7 @@ class Line:
         """Its task has ended; what its failures meant is for its parent to say."""
         self.left()
         self.let_go()
+        self.work.end()
         self.journal.task_ended(self)
 
     def left(self) -> None:
@@ -481,13 +490,6 @@ def _numbered(counts: dict[tuple[str, ...], int], name: str, digest: str, parall
 def _count(counts: dict[tuple[str, ...], int], what: tuple[str, ...]) -> int:
     counts[what] = number = counts.get(what, 0) + 1
     return number
-
-
-def is_cancelled(error: BaseException) -> bool:
-    """Whether somebody cancelled the task; else it is an exception that was raised, by a step."""
-    task = asyncio.current_task()
-    cancelling = task is not None and task.cancelling() > 0
-    return cancelling and isinstance(error, asyncio.CancelledError)
 
 
 def root_line(journal: Watched) -> Line:

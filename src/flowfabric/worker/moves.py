@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 
 from flowfabric.core.journal import ROOT, Going, alike, may_ask_yet, moved
 from flowfabric.core.step_model import Step
+from flowfabric.worker.at_work import at_work
 from flowfabric.worker.lines import Call, Line
 
 
@@ -38,6 +39,15 @@ class Moves:
     def tasks(self) -> int:
         """How many tasks the handler has started that have not ended."""
         return len(self._tasks)
+
+    def at_work(self) -> bool:
+        """Whether a task of the handler works outside of durable calls.
+
+        One with branches of its own waits for them, as the handler itself does.
+        """
+        leaves = [line.work for line in self._tasks if line.work.is_outside_calls]
+        tasks = {line.work.running for line in self._tasks} if leaves else set()
+        return any(at_work(leaf.running, tasks) for leaf in leaves)
 
     def take_in(self, step: Step) -> None:
         """Know a stored step that has an outcome."""

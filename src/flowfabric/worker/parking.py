@@ -1,14 +1,16 @@
 """Letting go of the worker in the middle of a handler.
 
 A branch that has to wait long says so and stops there. The handler is parked when
-nothing else of it goes on: no call of another branch is under way, and it is at rest. So a
-result on its way to another branch is used, and an exception on its way out of
-the handler ends the run: it counts for more than a wait.
+nothing else of it goes on: no call of another branch is under way, no branch works outside of
+calls, and it is at rest. So a result on its way to another branch is used, and an exception on its
+way out of the handler ends the run: it counts for more than a wait. As long as it is not parked,
+whoever waits looks for itself whether the wait is over.
 """
 
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from msgspec import Struct
 
@@ -17,6 +19,9 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.suspend_request import FreshWaitpoint
 from flowfabric.errors import CodeMismatch, InvalidInput
 from flowfabric.worker.rest import Rest
+
+LOOK_AGAIN_S: Final = 1.0
+"""How often a branch that works is looked at again: it may have come to wait for another."""
 
 
 class Pause(Struct, frozen=True, kw_only=True):
@@ -36,6 +41,9 @@ class Parking:
         self._park = park
         self._busy = 0
         self._ended = False
+        self.at_work: Callable[[], bool] = _nobody
+        """Whether a branch works outside of calls."""
+        self._look: asyncio.TimerHandle | None = None
         self._decided = False
         self._stopped: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
@@ -82,34 +90,52 @@ class Parking:
         parked = idle and self.rest.reached
         if idle and not parked:
             self.rest.watch()
+        # Code that does not fit what is stored is not run any further, nowhere.
+        if parked and self.mismatch is None and self.at_work():
+            self._look_again()
+            return False
         if parked:
             # From now on what is wanted stays as it is, although the branches are unwound.
             self._decided = True
             self._park()
         return parked
 
-    async def until(self, time_ms: int) -> None:
-        """Stop here until a time. Does not return: the handler is unwound and runs again."""
+    def _look_again(self) -> None:
+        if self._look is None:
+            self._look = self._loop.call_later(LOOK_AGAIN_S, self._looked)
+
+    def _looked(self) -> None:
+        self._look = None
+        self.moved()
+
+    async def until(self, time_ms: int, for_s: float) -> None:
+        """Stop here until a time, which is in `for_s`: the handler is unwound and runs again.
+
+        Returns if it is not parked by then.
+        """
         self._check_alone(self.pause is not None)
         self.until_ms.append(time_ms)
         try:
-            await self.stop_here()
+            await self.stop_here(for_s)
         finally:
             if not self._decided:
                 self.until_ms.remove(time_ms)
 
     async def until_ended(self, execution_id: ExecutionId) -> None:
-        """Stop here until another execution has ended. Does not return either."""
+        """Stop here until another execution has ended.
+
+        Returns after a moment if the handler is not parked by then: look again.
+        """
         self._check_alone(self.pause is not None)
         self.executions.append(execution_id)
         try:
-            await self.stop_here()
+            await self.stop_here(LOOK_AGAIN_S)
         finally:
             if not self._decided:
                 self.executions.remove(execution_id)
 
     async def until_signalled(self, pause: Pause) -> None:
-        """Stop here until signals end the pause. Does not return either."""
+        """Stop here until signals end the pause. Does not return."""
         self._check_alone(bool(self.until_ms or self.executions or self.pause))
         self.pause = pause
         try:
@@ -138,20 +164,35 @@ class Parking:
             )
             raise self.conflict
 
-    async def stop_here(self) -> None:
-        """Wait without being busy, until the handler is unwound."""
+    async def stop_here(self, for_s: float | None = None) -> None:
+        """Wait without being busy, until the handler is unwound, or for so long."""
         forever: asyncio.Future[None] = self._loop.create_future()
+        timer = None if for_s is None else self._loop.call_later(for_s, _end, forever)
         self._stopped.add(forever)
         self.end()
         try:
             await forever
         finally:
+            if timer is not None:
+                timer.cancel()
             self.begin()
             self._stopped.discard(forever)
 
     def let_go(self) -> None:
         """End what still waits here after the handler has ended."""
         self._ended = True
+        self.at_work = _nobody
+        if self._look is not None:
+            self._look.cancel()
         self.rest.let_go()
         for forever in self._stopped:
             forever.cancel()
+
+
+def _nobody() -> bool:
+    return False
+
+
+def _end(waiting: "asyncio.Future[None]") -> None:
+    if not waiting.done():
+        waiting.set_result(None)

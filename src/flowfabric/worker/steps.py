@@ -35,6 +35,7 @@ from flowfabric.engine.outcomes import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
 from flowfabric.worker.ends import ends_in, is_end
 from flowfabric.worker.failures import GIVEN_UP, encode_failure, rebuilt
+from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.held import clock_s
 from flowfabric.worker.lines import (
     Call,
@@ -42,7 +43,6 @@ from flowfabric.worker.lines import (
     Seen,
     current_line,
     inside_step,
-    is_cancelled,
     root_line,
 )
 from flowfabric.worker.moves import Moves
@@ -106,6 +106,7 @@ class Journal:
         self.closed = False
         self._root = root_line(self)
         self._moves = Moves(self._root, self._untaken, self._named, self._entered)
+        parking.at_work = self._moves.at_work
         current_line.set(self._root)
 
     # Calls
@@ -445,7 +446,7 @@ class Journal:
         if line.known_as in self._entered:
             raise InvalidInput("branch", "another branch of this name is under way", name)
         self._entered.add(line.known_as)
-        line.parent, line.made = made.parent, made.made
+        line.parent, line.made, line.work = made.parent, made.made, made.work
         token = current_line.set(line)
         try:
             yield

@@ -143,12 +143,16 @@ async def _ended(services: Services, wait: Wait) -> StoredWait:
         suspension_id, view = await _last_pause(services, wait.call)
     if view is None:
         view = await _until_signalled(services, _pause(services, wait, suspension_id))
-    return _stored(view, wait.condition)
+    return StoredWait(ended="timeout") if view is None else _stored(view, wait.condition)
 
 
-async def _until_signalled(services: Services, pause: Pause) -> SuspensionView:
-    """Wait for signals while another branch works; once none does, the handler is unwound here."""
+async def _until_signalled(services: Services, pause: Pause) -> SuspensionView | None:
+    """Wait for signals while another branch works; once none does, the handler is unwound here.
+
+    None if they have not come in time.
+    """
     parking = services.parking
+    ends_s = math.inf if pause.timeout_in_ms is None else clock_s() + pause.timeout_in_ms / 1_000
     parked = asyncio.create_task(parking.until_signalled(pause))
     try:
         await asyncio.wait([parked], timeout=BESIDE_AFTER_S)
@@ -163,7 +167,11 @@ async def _until_signalled(services: Services, pause: Pause) -> SuspensionView:
                     if view is not None:
                         parking.pause = None
                         return view
-                await hints.wait(LOOK_AGAIN_S)
+                if clock_s() >= ends_s:
+                    services.check()
+                    parking.pause = None
+                    return None
+                await hints.wait(min(LOOK_AGAIN_S, max(0.0, ends_s - clock_s())))
         parked.result()
         raise AssertionError("a suspended handler is unwound")
     finally:

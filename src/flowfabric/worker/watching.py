@@ -65,6 +65,7 @@ class _Watch:
         own = contextvars.copy_context() if context is None else context.copy()
         own.run(current_line.set, branch)
         task = self._create(loop, coroutine, own)
+        branch.work.running = task
         task.add_done_callback(branch.ended)
         return task
 
