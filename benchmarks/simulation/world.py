@@ -199,6 +199,8 @@ class World:
         if self.keeps_long:
             self.ledger.report(f"{asked.execution_id}: its key was given to {run.execution_id}")
         self.asked.append(Asked(asked.kind, asked.number, run.execution_id))
+        if asked.kind == "approval":
+            await self._approve(run.execution_id, asked.number)
 
     async def _approve(self, execution_id: str, number: int) -> None:
         """Send the decision until it is taken, as a person would who sees nothing happen."""
