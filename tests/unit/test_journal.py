@@ -62,6 +62,18 @@ def taken(stored: Sequence[str], *bursts: Sequence[str]) -> list[list[str]]:
         pytest.param(["a"], [["a"]], [["a"]], id="the same call"),
         pytest.param(["a:1"], [["a:2"]], [["a:1"]], id="an argument may be the time"),
         pytest.param(["a:1", "a:2#2"], [["a:9"], ["a:8#2"]], [["a:1"], ["a:2#2"]], id="in a loop"),
+        pytest.param(
+            ["a:1", "a:2#2"],
+            [["a:3"], ["a:2#2"], ["a:1#3"]],
+            [["a:1"], ["a:2#2"], ["refused"]],
+            id="a loop over a set, partly stored",
+        ),
+        pytest.param(
+            ["a:1", "a:2#2"],
+            [["a:9"], ["a:1#2"], ["a:2#3"]],
+            [["a:1"], ["refused"], ["a:2#2"]],
+            id="one is inserted before its like",
+        ),
         pytest.param(["a"], [["b"]], [["refused"]], id="renamed"),
         pytest.param(["a", "b"], [["a"], ["x"], ["b"]], [["a"], ["refused"], ["b"]], id="inserted"),
         pytest.param(["a", "b"], [["b"], ["a"], ["c"]], [["b"], ["a"], ["new"]], id="reordered"),

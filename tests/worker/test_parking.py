@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 
@@ -87,6 +88,24 @@ async def test_what_a_handler_does_while_it_is_unwound_changes_nothing(app: App,
         await run.signal("go")
         assert await run.result(timeout="20s") == "signalled"
     assert ran == {"signalled": 1}
+
+
+async def test_a_handler_that_swallows_its_park_in_a_loop_stops_nobody_else(app: App) -> None:
+    @app.task(retry=NEVER)
+    async def deaf(ctx: Context) -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await ctx.sleep("1h")
+                return
+
+    @app.task
+    async def other() -> str:
+        return "done"
+
+    async with working(app):
+        run = await app.submit(deaf)
+        await reached(run, PublicState.DELAYED)
+        assert await (await app.submit(other)).result(timeout="20s") == "done"
 
 
 async def test_a_plain_handler_cannot_end_while_it_is_unwound_either(app: App) -> None:

@@ -96,6 +96,8 @@ class Shelf:
         self._left: dict[str, Kept] = {}
         self._forgiven: set[str] = set()
         self._burst: set[tuple[str, str, int]] = set()
+        self._guessed: set[tuple[str, str, str]] = set()
+        """What was given, by its number, to a call with other arguments."""
         self.untouched = True
         """Nothing has been taken off it in this run."""
         for each in sorted(kept, key=lambda kept: (kept.number, kept.key)):
@@ -119,14 +121,22 @@ class Shelf:
         passes = (self._same, self._equal_to, self._alike, self._numbered)
         for candidate in passes if self._left else ():
             for position, asked in enumerate(burst):
-                if found[position] is None:
+                if found[position] is None and not self._is_given_away(asked):
                     found[position] = self._remove(candidate(asked))
-        if len(burst) == 1 and found[0] is None and self._left:
+        if len(burst) == 1 and found[0] is None and not self._is_given_away(burst[0]):
             found[0] = self._remove(self._lowest(burst[0]))
+        for asked, kept in zip(burst, found, strict=True):
+            if kept is not None and firm(kept.digest) != firm(asked.digest):
+                self._guessed.add((kept.kind, kept.name, kept.digest))
         return [
             Match(kept) if kept is not None else Match(refusal=self.refusal(asked))
             for asked, kept in zip(burst, found, strict=True)
         ]
+
+    def _is_given_away(self, asked: Asked) -> bool:
+        """Whether another call has what is stored for this one: their order has changed."""
+        equal = asked.kind, asked.name, asked.digest
+        return equal in self._guessed and not self._equal.get(equal)
 
     def forgive(self, keys: Collection[str]) -> None:
         """A person has accepted that these are left behind: they are no sign any more."""
@@ -221,6 +231,12 @@ class Shelf:
 
     def refusal(self, asked: Asked) -> str:
         """Why a call that is not stored must not run; empty if it may."""
+        if self._is_given_away(asked):
+            return (
+                f"{shown(asked)} is stored, but another call of this name has been given its"
+                " result: they come in another order than before, as in a loop over a set. Keep the"
+                " order, or give each a name of its own or a branch: with ctx.branch(name)"
+            )
         if not self._left:
             return ""
         behind = self.behind

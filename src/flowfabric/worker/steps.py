@@ -14,7 +14,7 @@ stored, so that a retry tries the call again.
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
@@ -57,6 +57,8 @@ StoreLater = Callable[[NewStep], None]
 __all__ = ["Call", "Journal", "Patch"]
 
 NOTHING: Final = Shelf(())
+SWALLOWED_MAX: Final = 100
+"""Verbs a handler may call after it was told to stop, each of which tells it again."""
 PATIENCE_S: Final = 2.0
 """How long a call waits for others that may have to ask first for what looks like it."""
 LOOK_AGAIN_S: Final = 0.05
@@ -104,6 +106,7 @@ class Journal:
         self._count = 0
         self._untaken: set[str] = set()
         self.closed = False
+        self._swallowed = 0
         self._root = root_line(self)
         self._moves = Moves(self._root, self._untaken, self._named, self._entered)
         parking.at_work = self._moves.at_work
@@ -115,8 +118,17 @@ class Journal:
         """Take the place of a call. Call it when the verb is called, not when it is awaited."""
         self.check_outside_steps(name)
         if self.closed:
-            raise asyncio.CancelledError("the handler has been told to stop")
+            self._stop_again()
         return self._line().ask(kind, name, digest)
+
+    def _stop_again(self) -> NoReturn:
+        """For a handler that goes on although it was told to stop, and has been caught at it."""
+        self._swallowed += 1
+        if self._swallowed > SWALLOWED_MAX:
+            # In a loop that catches cancellations, another one would only turn it once more, and
+            # no other task would ever have its turn.
+            raise RuntimeError("the handler has been told to stop, and goes on all the same")
+        raise asyncio.CancelledError("the handler has been told to stop")
 
     def _line(self) -> Line:
         line = current_line.get()
@@ -400,7 +412,7 @@ class Journal:
         """Take the place of a question whether a patch is on."""
         self.check_outside_steps("patched")
         if self.closed:
-            raise asyncio.CancelledError("the handler has been told to stop")
+            self._stop_again()
         line = self._line()
         return Patch(line, name, line.count_patch(name))
 

@@ -21,7 +21,7 @@ from flowfabric.errors import (
     Unavailable,
 )
 from flowfabric.outages import is_outage
-from flowfabric.store.base import Reader, Transaction, UniqueViolation, Unlocked
+from flowfabric.store.base import Key, Reader, Transaction, UniqueViolation, Unlocked
 from flowfabric.store.postgres import pool
 from flowfabric.store.postgres.driver import Connection, connect
 from flowfabric.store.postgres.store import TRIES_MAX, PostgresStore
@@ -433,9 +433,18 @@ async def test_callers_that_take_turns_share_a_connection_and_others_get_their_o
     for _ in range(5):
         await store.ping()
     assert await stranger.fetchval(opened) == 1
-    await asyncio.gather(*(store.ping() for _ in range(20)))
-    assert await stranger.fetchval(opened) == 2
+    async with stranger.transaction():
+        await stranger.execute("lock table flowfabric.lane in access exclusive mode")
+        reading = asyncio.create_task(store.read(the_default_lane))
+        for _ in range(5):
+            await store.ping()
+        assert await stranger.fetchval(opened) == 2
+    assert (await reading).keys() == {("default",)}
     await store.close()
+
+
+async def the_default_lane(reader: Reader) -> dict[Key, Lane]:
+    return await reader.get(Lane, [("default",)])
 
 
 async def test_a_connection_that_lay_idle_for_long_is_not_trusted(

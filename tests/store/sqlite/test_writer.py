@@ -216,7 +216,7 @@ async def test_a_full_disk_is_one_outage_though_readers_are_answered(
         await store.read(look)
         # As a claim that finds nothing does.
         await store.transact(look)
-    assert [each.getMessage().partition(";")[0] for each in caplog.records] == [
+    assert [each.getMessage().partition(": ")[0] for each in caplog.records] == [
         f"the database in {path} does not answer"
     ]
     await store.transact(save_lane)
