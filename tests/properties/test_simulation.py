@@ -11,7 +11,7 @@ import pytest
 from benchmarks.simulation.world import Verdict
 
 ROOT = Path(__file__).parent.parent.parent
-SEEDS = (1, 2, 3, 4)
+SEEDS = (1, 2, 3, 204_271_257)
 
 
 def played(seed: int) -> Verdict:

@@ -13,6 +13,7 @@ from msgspec import structs
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.step_model import Step
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.engine.engine import Engine
@@ -22,6 +23,7 @@ from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspension_reads import SuspensionView
 from flowfabric.errors import (
     ExecutionNotActive,
+    FlowFabricError,
     InvalidInput,
     LeaseConflict,
     LeaseExpired,
@@ -84,7 +86,9 @@ class Recorder:
         self._shared = shared
         self._lease = lease
         self._parking = parking
-        self._recordings: set[asyncio.Task[None]] = set()
+        self._later: list[NewStep] = []
+        """What the handler does not wait for, and nobody has begun to store."""
+        self._recording: asyncio.Task[None] | None = None
         self._refused: Exception | None = None
         """Why something the handler did not wait for cannot be stored."""
 
@@ -104,32 +108,49 @@ class Recorder:
         return await fenced(self._lease, self._send(step))
 
     def store_later(self, step: NewStep) -> None:
-        busy = ExitStack()
-        busy.enter_context(self._parking.working())
-        recording = asyncio.create_task(self._record(step))
-        self._recordings.add(recording)
-        recording.add_done_callback(lambda _: busy.close())
-        recording.add_done_callback(self._recordings.discard)
+        self._later.append(step)
+        if self._recording is None:
+            busy = ExitStack()
+            busy.enter_context(self._parking.working())
+            self._recording = asyncio.create_task(self._store_waiting())
+            self._recording.add_done_callback(lambda _: busy.close())
 
     async def settle(self) -> None:
         """Wait until everything is stored that the handler did not wait for."""
-        if self._lease.lost is not None:
-            for recording in self._recordings:
+        while (recording := self._recording) is not None:
+            if self._lease.lost is not None:
                 recording.cancel()
-        if self._recordings:
-            await asyncio.wait(self._recordings)
+            await asyncio.wait([recording])
 
-    async def _record(self, step: NewStep) -> None:
+    async def _store_waiting(self) -> None:
+        """In order: a later run must not find a call stored, and not the one before it."""
+        steps: list[NewStep] = []
         try:
-            await self._send(step)
+            while self._later and self._refused is None:
+                steps, self._later = self._later[:BATCH_MAX], self._later[BATCH_MAX:]
+                await self._send_all(steps)
         except LOST as error:
             self._lease.lose(why_lost(error))
         except Exception as error:
             # Later runs would find out anew, if only nothing is stored after it.
             self._refused = error
-            log.warning(
-                "step %s was not stored: %s", step.step_key, error, extra=self._lease.log_fields
-            )
+            keys = ", ".join(step.step_key for step in steps)
+            log.warning("not stored: %s: %s", keys, error, extra=self._lease.log_fields)
+        finally:
+            self._recording = None
+
+    async def _send_all(self, steps: Sequence[NewStep]) -> None:
+        if len(steps) == 1:
+            # Together with those of other handlers.
+            await self._send(steps[0])
+            return
+        reports = [StepReport(handle=self._lease.handle, step=step) for step in steps]
+        engine = self._shared.engine
+        for answer in await self._shared.reports.send(
+            self._lease, lambda: engine.record_steps(reports)
+        ):
+            if isinstance(answer, FlowFabricError):
+                raise answer
 
     async def _send(self, step: NewStep) -> StepStored:
         report = StepReport(handle=self._lease.handle, step=step)
