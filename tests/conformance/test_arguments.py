@@ -37,8 +37,8 @@ GROUPS = (
     Creation, Leases, Work, Blocked, Operators, Reads, Details, Lookup, Tags, Lanes,
     Retention, Bulk, Typed,
 )  # fmt: skip
-INTERNAL = {"create_checked"}
-"""Takes what has been checked before."""
+INTERNAL = {"create_checked", "to_store"}
+"""They take what has been checked before."""
 
 ONE_OF_EACH: tuple[object, ...] = (None, True, 5, 1.5, "text", b"bytes", [5], {"key": 5}, object())
 NUMBERS_BEYOND = (-1, 2**70)
