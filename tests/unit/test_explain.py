@@ -115,7 +115,8 @@ def test_a_lease_that_ended_unnoticed_is_lost() -> None:
     late = structs.replace(SERVED, now_ms=NOW_MS + TTL_MS)
     explanation = explain(running().execution, late)
     assert explanation.cause is Cause.LEASE_LOST
-    assert "the lease ended 0ms ago" in explanation.sentence
+    assert "lease ended 0ms ago" in explanation.sentence
+    assert "w-1 went quiet" in explanation.sentence
 
 
 def test_a_long_delay_is_told_in_days_and_hours() -> None:
