@@ -13,7 +13,8 @@ from tests.conformance.given import WORKER, Given, fence_of, new
 Arguments = Mapping[str, object]
 
 BY_ID = (
-    "called", "describe_execution", "explain_execution", "get_execution_namespace", "get_execution_result",
+    "called", "describe_execution", "explain_execution", "get_execution_namespace",
+    "get_execution_result",
     "inspect_execution",
     "list_attempts", "mark_lease_expired_if_due", "promote_delayed", "read_current_attempt_index",
     "read_execution_context", "read_execution_info", "read_execution_state",

@@ -1,5 +1,7 @@
 """Flows move on by themselves, woken and not polled."""
 
+import asyncio
+
 import pytest
 
 from flowfabric import Engine
@@ -35,8 +37,9 @@ async def next_claim(graph: Graph) -> Claimed:
 async def ended(graph: Graph, count: int) -> None:
     """Wait until that many members have ended."""
     with graph.engine.store.hints([COMPLETION_TOPIC]) as hints:
-        while sum(state in ENDED for state in (await graph.states()).values()) < count:
-            assert await hints.wait(WAIT_MS / 1_000), "nothing has ended in time"
+        async with asyncio.timeout(WAIT_MS / 1_000):
+            while sum(state in ENDED for state in (await graph.states()).values()) < count:
+                await hints.wait(WAIT_MS / 1_000)
 
 
 ENDED = ("completed", "failed", "cancelled", "skipped")
