@@ -27,7 +27,7 @@ from flowfabric.core.decision import NO_CHANGES
 from flowfabric.core.events import Event
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.lease import decide_expire_lease
+from flowfabric.core.lease import decide_expire_lease, note_expired
 from flowfabric.core.results import Claimed, Created
 from flowfabric.core.states import FailureClass, LifecyclePhase, OwnershipState, PublicState
 from flowfabric.engine.work import Completion
@@ -224,9 +224,12 @@ class Executions(RuleBasedStateMachine):
         self.about(handle.execution_id, call, partial(expectation, handle=handle))
         if before is None or live:
             return
-        noticed = decide_expire_lease(before.subject, self.world.now_ms, RETENTION_MS).changes
+        now_ms, held = self.world.now_ms, before.subject.execution.lease_id
+        noticed = decide_expire_lease(before.subject, now_ms, RETENTION_MS).changes
         if only_reports:
             noticed = NO_CHANGES
+        elif noticed != NO_CHANGES and handle.lease_id == held:
+            noticed = note_expired(before.subject, now_ms, RETENTION_MS, died=False)
         assert self.lives[handle.execution_id] == before.after(noticed)
         assert self.told[handle.execution_id] == list(noticed.events)
 

@@ -1,11 +1,14 @@
 """Leases: who may act, and how a lease is granted, kept and lost."""
 
+from uuid import uuid4
+
 import pytest
 from msgspec import structs
 
 from flowfabric.core.decision import NO_CHANGES, Refusal
 from flowfabric.core.granting import grant_lease
 from flowfabric.core.handles import HandleKind
+from flowfabric.core.ids import LeaseId
 from flowfabric.core.lease import (
     check_fence,
     check_ttl,
@@ -257,7 +260,8 @@ def test_a_lease_that_ends_in_an_outage_is_no_death(
 
 def test_a_worker_that_notices_its_own_lease_is_alive() -> None:
     subject = running()
-    for fence, deaths in ((fence_of(subject), 0), (None, 1)):
+    stale = structs.replace(fence_of(subject), lease_id=LeaseId(str(uuid4())))
+    for fence, deaths in ((fence_of(subject), 0), (stale, 1), (None, 1)):
         with pytest.raises(Refusal) as refusal:
             check_fence(subject, fence, LATE.now_ms, RETENTION_MS)
         noted = applied(subject, refusal.value.changes).execution

@@ -98,8 +98,9 @@ def check_fence(subject: Subject, fence: Fence | None, now_ms: int, retention_ms
     try:
         check_holder(subject.execution, fence, now_ms)
     except LeaseExpired as error:
-        # A worker that can still ask is alive.
-        changes = note_expired(subject, now_ms, retention_ms, died=fence is None)
+        # A holder that can still ask is alive.
+        died = fence is None or fence.lease_id != subject.execution.lease_id
+        changes = note_expired(subject, now_ms, retention_ms, died=died)
         raise Refusal(error, changes) from error
 
 
