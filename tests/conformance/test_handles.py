@@ -188,6 +188,7 @@ async def test_an_execution_that_is_not_running_says_what_became_of_it(
         "terminal_outcome": "success",
         "lease_epoch": 1,
         "attempt_id": claimed.attempt_id,
+        "reason": "",
     }
     retrying = await given.retrying()
     async with refused(engine, ExecutionNotActive) as caught:

@@ -200,7 +200,8 @@ def contained(call: Callable[[], object]) -> object:
     try:
         return call()
     except (StopIteration, GeneratorExit) as error:
-        raise RuntimeError(f"function raised {type(error).__name__}") from error
+        text = f": {error}" if str(error) else ""
+        raise RuntimeError(f"function raised {type(error).__name__}{text}") from error
 
 
 def _rebuildable(error: BaseException) -> bytes | None:
