@@ -128,7 +128,7 @@ async def in_transaction(url: str) -> AsyncIterator[object]:
         async with connection.transaction():
             yield connection
     finally:
-        await connection.close()
+        connection.terminate()
 
 
 async def say_how_far(ctx: Context, app: App) -> None:
@@ -215,19 +215,15 @@ async def test_a_fence_waits_for_that_of_another_branch_however_long_it_lasts(
     entered = asyncio.Event()
 
     async def first(ctx: Context) -> None:
-        connection = await asyncpg.connect(postgres_database)
-        async with connection.transaction(), ctx.fence(connection):
+        async with in_transaction(postgres_database) as connection, ctx.fence(connection):
             entered.set()
             await asyncio.to_thread(overdue_for_others, postgres_database, ctx)
             order.append("first")
-        await connection.close()
 
     async def second(ctx: Context) -> None:
         await entered.wait()
-        connection = await asyncpg.connect(postgres_database)
-        async with connection.transaction(), ctx.fence(connection):
+        async with in_transaction(postgres_database) as connection, ctx.fence(connection):
             order.append("second")
-        await connection.close()
 
     @app.task
     async def publish(ctx: Context) -> None:
@@ -247,11 +243,9 @@ async def test_what_needs_the_run_during_a_long_fence_is_told_of_the_lock_and_of
 
     @app.task
     async def publish(ctx: Context) -> None:
-        connection = await asyncpg.connect(postgres_database)
-        async with connection.transaction(), ctx.fence(connection):
+        async with in_transaction(postgres_database) as connection, ctx.fence(connection):
             entered.set()
             await over.wait()
-        await connection.close()
 
     async with app, working(app):
         run = await app.submit(publish)

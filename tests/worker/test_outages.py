@@ -273,9 +273,12 @@ async def test_another_server_that_goes_away_after_a_fence_is_a_failure(
     async def work(ctx: Context) -> None:
         await commit_asyncpg(postgres_database, ctx, lambda: asyncio.sleep(0))
         other = await asyncpg.connect(network.url)
-        async with other.transaction():
-            network.go_down()
-            await other.execute("select 1")
+        try:
+            async with other.transaction():
+                network.go_down()
+                await other.execute("select 1")
+        finally:
+            other.terminate()
 
     async with app, working(app):
         run = await app.submit(work)
