@@ -1,11 +1,8 @@
 """However a payload is stored, it goes through the codec; whoever reads it gets it plain."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiosqlite
 import asyncpg
 import pytest
 
@@ -18,6 +15,7 @@ from flowfabric.errors import InvalidInput
 from flowfabric.signals import condition_of
 from tests.apps import reached, working
 from tests.conformance.given import WORKER
+from tests.transactions import in_transaction
 
 SECRET = "the butler did it"
 
@@ -34,23 +32,6 @@ class Shifted:
 
     def decode(self, data: bytes) -> bytes:
         return bytes(b ^ 0x5A for b in data[406:])
-
-
-@asynccontextmanager
-async def own_connection(url: str) -> AsyncIterator[object]:
-    """A connection with an open transaction, committed at the end."""
-    if url.startswith("sqlite"):
-        async with aiosqlite.connect(url.removeprefix("sqlite:///")) as own:
-            await own.execute("begin immediate")
-            yield own
-            await own.commit()
-        return
-    connection = await asyncpg.connect(url)
-    try:
-        async with connection.transaction():
-            yield connection
-    finally:
-        await connection.close()
 
 
 async def stored_bytes(url: str) -> bytes:
@@ -98,7 +79,7 @@ async def test_no_way_of_storing_arguments_goes_past_the_codec(store_url: str) -
             end = flow.add(join, SECRET, join=[flow.add(leaf, SECRET), flow.add(leaf(SECRET))])
             run = await flow.start()
             assert await run.result(end, "20s") == SECRET * 3
-            async with own_connection(store_url) as connection:
+            async with in_transaction(store_url) as connection:
                 flow = app.flow("g")
                 end = flow.add(join, SECRET, join=[flow.add(leaf, SECRET)])
                 run = await flow.start(connection=connection)

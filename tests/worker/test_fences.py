@@ -3,10 +3,8 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
-import aiosqlite
 import asyncpg
 import psycopg
 import pytest
@@ -15,6 +13,7 @@ from flowfabric import App, Context
 from flowfabric.core.ids import uuid_of
 from flowfabric.errors import ExecutionFailed, LockTimeout
 from tests.apps import working
+from tests.transactions import in_transaction
 
 LEASE_S = 1.0
 LEASES = 3
@@ -113,22 +112,6 @@ async def test_a_fence_longer_than_the_lease_commits_once_and_the_run_completes(
 def shared_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
     """A database that connections of the user's can reach."""
     return new_database(request.param)
-
-
-@asynccontextmanager
-async def in_transaction(url: str) -> AsyncIterator[object]:
-    if url.startswith("sqlite"):
-        async with aiosqlite.connect(url.removeprefix("sqlite:///")) as file:
-            await file.execute("begin")
-            yield file
-            await file.commit()
-        return
-    connection = await asyncpg.connect(url)
-    try:
-        async with connection.transaction():
-            yield connection
-    finally:
-        connection.terminate()
 
 
 async def say_how_far(ctx: Context, app: App) -> None:

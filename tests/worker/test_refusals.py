@@ -12,7 +12,7 @@ from flowfabric.core.states import PublicState
 from flowfabric.errors import ExecutionFailed, InvalidInput
 from flowfabric.task import Task
 from tests.apps import reached, working
-from tests.worker.test_fences import in_transaction
+from tests.transactions import in_transaction
 
 LIMIT = 2_000
 
