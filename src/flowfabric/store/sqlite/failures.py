@@ -43,6 +43,11 @@ def translate(error: BaseException) -> BaseException:
     if _code(error) in _UNIQUE:
         columns = str(error).rpartition(": ")[2]
         return UniqueViolation(columns.partition(".")[0], str(error))
+    if _code(error) == sqlite3.SQLITE_BUSY_SNAPSHOT:
+        return RetryExhausted(
+            "another process wrote after your transaction had read: roll it back and run it"
+            " again, or begin it with BEGIN IMMEDIATE"
+        )
     if busy(error):
         return RetryExhausted(f"the database file stayed locked: {error}")
     if _code(error) & _PRIMARY_CODE in _ABOUT_DATA or isinstance(error, sqlite3.DataError):

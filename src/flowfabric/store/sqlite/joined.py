@@ -38,9 +38,19 @@ def joined(connection: object, path: str) -> Iterator[sqlite3.Connection]:
     row_factory, connection.row_factory = connection.row_factory, None
     try:
         with _whole(connection):
+            _be_the_writer(connection)
             yield connection
     finally:
         connection.row_factory = row_factory
+
+
+def _be_the_writer(connection: sqlite3.Connection) -> None:
+    """Wait for our turn to write before reading anything.
+
+    A transaction that reads first and then writes is refused without waiting if another process
+    wrote in between. A plain `begin` takes its turn with the first statement that can write.
+    """
+    connection.execute("update deployment set created_at_ms = created_at_ms where false")
 
 
 @contextmanager
@@ -51,11 +61,11 @@ def _whole(connection: sqlite3.Connection) -> Iterator[None]:
         connection.execute("savepoint flowfabric")
     try:
         yield
-    except FlowFabricError:
-        if nested:
+    except (FlowFabricError, sqlite3.Error):
+        if nested and connection.in_transaction:
             connection.execute("rollback to savepoint flowfabric")
             connection.execute("release savepoint flowfabric")
-        else:
+        elif not nested:
             # It began with what we wrote.
             connection.rollback()
         raise
