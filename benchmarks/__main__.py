@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import flowfabric
-from benchmarks import executions, flows, sdk, suspension
+from benchmarks import costs, executions, flows, sdk, suspension
 from benchmarks.floor import PostgresFloor, SqliteFloor
 from benchmarks.report import console
 from tests.postgres import create_database, drop_database, server_version, start_server
@@ -24,6 +24,11 @@ BACKLOGS = (1_000, 1_000_000)
 
 Section = Callable[[str, Path], Awaitable[None]]
 """Given the URL of a server and a directory of its own."""
+
+
+async def measure_costs(server: str, directory: Path) -> None:
+    async with database(server) as url:
+        await costs.measure(url)
 
 
 async def measure_executions(server: str, directory: Path) -> None:
@@ -76,6 +81,7 @@ async def measure_suspension(server: str, directory: Path) -> None:
 
 
 SECTIONS: dict[str, Section] = {
+    "costs": measure_costs,
     "executions": measure_executions,
     "worker": measure_worker,
     "flows": measure_flows,

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.meter import Cost
+
 console = Console()
 
 
@@ -16,6 +18,23 @@ def rates(title: str, rows: Sequence[tuple[str, float, float]]) -> None:
         table.add_column(column, justify="right")
     for what, floor, ours in rows:
         table.add_row(what, f"{floor:,.0f}", f"{ours:,.0f}", f"{ours / floor:.2f}")
+    console.print(table)
+
+
+def costs(title: str, rows: Sequence[tuple[str, Cost]]) -> None:
+    """CPU and WAL per job, and the rate."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("what")
+    for column in ("Python µs", "Postgres µs", "WAL bytes", "jobs/s"):
+        table.add_column(column, justify="right")
+    for what, cost in rows:
+        table.add_row(
+            what,
+            f"{cost.each(cost.python_us):.1f}",
+            f"{cost.each(cost.postgres_us):.1f}",
+            f"{cost.each(cost.wal_bytes):,.0f}",
+            f"{cost.rate:,.0f}",
+        )
     console.print(table)
 
 
