@@ -12,9 +12,9 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Final, Generic, Literal, ParamSpec, TypedDict, TypeVar, get_args
+from typing import Final, Generic, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar, get_args
 
 import msgspec
 
@@ -215,12 +215,11 @@ class Task(Generic[P, R_co]):
         return result
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(NamedTuple):
     """Decoded arguments, ready for the function."""
 
-    args: tuple[object, ...] = ()
-    kwargs: dict[str, object] = field(default_factory=dict)
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
 
 
 def _asks_for_context(function: Callable[..., object]) -> bool:
@@ -266,6 +265,7 @@ class Arguments:
             kind = hints.get(parameter.name, object)
             check_storable(f"argument {parameter.name} of {name}", kind)
         self._decoder = _decoder(name, parameters, hints)
+        self._all_by_position = not self._by_name and all(map(_is_always_positional, parameters))
         self._decoders: dict[frozenset[str], msgspec.json.Decoder[msgspec.Struct]] = {}
 
     def encode(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
@@ -353,7 +353,13 @@ class Arguments:
             values = self._decoder.decode(payload or b"{}")
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._refusal(str(error)) from None
-        bound, positional, gap = Bound(), list[object](), False
+        if self._all_by_position:
+            return Bound(msgspec.structs.astuple(values), {})
+        return self._bind(values)
+
+    def _bind(self, values: msgspec.Struct) -> Bound:
+        """By position as far as that goes: what follows a gap has to be named."""
+        bound, positional, gap = Bound((), {}), list[object](), False
         for parameter in self._signature.parameters.values():
             value = getattr(values, parameter.name)
             gap = gap or parameter.name in self._by_name
@@ -408,6 +414,11 @@ def _is_bare_context(parameter: inspect.Parameter) -> bool:
 def _is_required(parameter: inspect.Parameter) -> bool:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return parameter.default is inspect.Parameter.empty and parameter.kind not in variable
+
+
+def _is_always_positional(parameter: inspect.Parameter) -> bool:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return parameter.kind in positional and _is_required(parameter)
 
 
 def _decoder(

@@ -12,12 +12,17 @@ from flowfabric import App, Context, Retry
 from flowfabric.core.states import PublicState
 from flowfabric.worker.attempt import Attempt
 from flowfabric.worker.services import Services
+from flowfabric.worker.steps import Journal
 from tests.apps import PATIENCE_S, reached, working
 
 
-def attempts_in_memory() -> int:
+def in_memory(*kinds: type) -> int:
     # Not isinstance, which asks objects for their class: some do anything then.
-    return sum(type(each) in (Attempt, Services) for each in gc.get_objects())
+    return sum(type(each) in kinds for each in gc.get_objects())
+
+
+def attempts_in_memory() -> int:
+    return in_memory(Attempt, Services)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +67,23 @@ async def test_an_attempt_is_gone_without_the_garbage_collector(
                     await asyncio.sleep(0)
     finally:
         gc.enable()
+
+
+async def test_a_handler_without_a_context_has_no_journal(
+    new_database: Callable[[str], str],
+) -> None:
+    app = App(new_database("sqlite-memory"))
+
+    @app.task
+    async def plain(number: int) -> int:
+        return in_memory(Context, Services, Journal)
+
+    @app.task
+    async def durable(ctx: Context) -> int:
+        return in_memory(Context, Services, Journal)
+
+    gc.collect()
+    before = in_memory(Context, Services, Journal)
+    async with app, working(app):
+        assert await (await app.submit(plain, 1)).result() == before
+        assert await (await app.submit(durable)).result() == before + 3

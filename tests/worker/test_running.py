@@ -61,6 +61,23 @@ async def test_a_plain_handler_runs_in_a_thread_with_the_context_variables_of_it
         assert await run.result(timeout="20s") == (False, run.execution_id)
 
 
+async def test_no_handler_sees_the_context_variables_of_another(app: App) -> None:
+    tenant = contextvars.ContextVar[str]("tenant", default="nobody")
+    seen: list[str] = []
+
+    @app.task
+    async def work(name: str) -> None:
+        seen.append(tenant.get())
+        tenant.set(name)
+
+    # One slot: who leaves it starts the next.
+    async with working(app, concurrency=1, prefetch=2):
+        runs = await app.submit_many([work("ada"), work("bob"), work("eve")])
+        for run in runs:
+            await run.result()
+    assert seen == ["nobody"] * 3
+
+
 async def test_a_failing_handler_is_retried_and_its_last_error_is_the_reason(app: App) -> None:
     tries: list[int] = []
 

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from enum import StrEnum
 from functools import partial
 from typing import Final
@@ -78,6 +79,7 @@ class Attempt:
         on_handler_ended: Callable[["Attempt"], None],
         on_stop: Callable[["Attempt"], None],
     ) -> None:
+        """What the handler does not use is not made: without a context it has no journal."""
         self.lease = lease
         self.task = task
         self.stopping: Stop | None = None
@@ -88,14 +90,19 @@ class Attempt:
         self._running: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._services: Services | None = None
-        self._parking: Parking | None = None
+        """What stands behind the context, if there is one."""
         self._handler_ended = False
         self._abandoned = False
         self._went_on = False
         """Whether the handler completed, or is to run on later, whatever failed in it."""
 
     def start(self) -> "asyncio.Task[None]":
-        self._running = asyncio.create_task(self._run(), name=self.lease.claimed.execution_id)
+        # In the worker's context: who frees a slot starts the next, and has one of his own.
+        self._running = asyncio.get_running_loop().create_task(
+            self._run(),
+            name=self.lease.claimed.execution_id,
+            context=self._shared.context.copy(),
+        )
         return self._running
 
     def stop(self, why: Stop, reason: str) -> None:
@@ -109,6 +116,9 @@ class Attempt:
         self._running.cancel(reason)
         self._on_stop(self)
 
+    def _lost(self, reason: str) -> None:
+        self.stop(Stop.LOST, reason)
+
     def abandon(self, reason: str) -> None:
         """Wait no longer, not for a thread either; nothing is reported any more."""
         self._abandoned = True
@@ -120,9 +130,7 @@ class Attempt:
 
     async def _run(self) -> None:
         lease = self.lease
-        self._parking = Parking(partial(self.stop, Stop.PARK, "waiting"))
-        self._services = Services(self._shared, lease, self._parking)
-        lease.on_lost = partial(self.stop, Stop.LOST)
+        lease.on_lost = self._lost
         if lease.lost is not None:
             self.stop(Stop.LOST, lease.lost)
         self._start_timer()
@@ -136,7 +144,8 @@ class Attempt:
                 self._timer.cancel()
             self._on_handler_ended(self)
         try:
-            await self._settle(self._services)
+            if self._services is not None:
+                await self._settle(self._services)
             await self._send(report)
         except Exception as error:
             await self._send(self._own_failure(error))
@@ -159,10 +168,10 @@ class Attempt:
     def _let_go(self) -> None:
         """Of all that points back here: it would wait for the garbage collector."""
         self.lease.on_lost = None
-        if self._services is not None and self._parking is not None:
+        if self._services is not None:
             self._services.steps.let_go()
-            self._parking.let_go()
-        self._services = self._parking = None
+            self._services.parking.let_go()
+        self._services = None
 
     def _start_timer(self) -> None:
         deadline_ms = self.lease.claimed.attempt_deadline_ms
@@ -174,10 +183,9 @@ class Attempt:
 
     async def _outcome(self) -> Callable[[], Awaitable[object]] | None:
         """Run the handler; what is to be reported, if anything."""
-        assert self._services is not None
         assert self._running is not None
         try:
-            result = await self._handle(self._services)
+            result = await self._handle()
         except asyncio.CancelledError as error:
             if self.stopping is None:
                 # Nobody told it to stop: it cancelled itself, which is a failure like another.
@@ -198,32 +206,46 @@ class Attempt:
         if self.stopping in (Stop.LOST, Stop.TIMEOUT, Stop.PARK):
             return self._after_stop()
         self._went_on = True
-        self._warn_about_unused_steps()
+        if self._services is not None:
+            self._warn_about_unused_steps(self._services)
         completion = Completion(handle=self.lease.handle, result=result, result_encoding=JSON)
         return lambda: self._shared.reports.completions.add(completion)
 
-    async def _handle(self, services: Services) -> bytes:
+    async def _handle(self) -> bytes:
         """The handler's encoded result."""
-        await services.steps.load()
+        if self.stopping is not None:
+            raise asyncio.CancelledError("it was told to stop before it began")
+        context = None
+        if self.task.takes_context or self._middleware or not self.lease.first_run:
+            context = await self._make_context()
         payload = await self._payload()
-        bound = self._arguments(services, payload)
-        context = Context(services)
-        call: Callable[[], Awaitable[object]] = partial(self._call, context, bound, payload)
-        for around in reversed(self._middleware):
-            call = partial(around, context, call)
-        value = await call()
+        bound = self._arguments(payload)
+        if context is None or not self._middleware:
+            value = await self._call(context, bound, payload)
+        else:
+            call: Callable[[], Awaitable[object]] = partial(self._call, context, bound, payload)
+            for around in reversed(self._middleware):
+                call = partial(around, context, call)
+            value = await call()
         if self.task.settings.executor == "process":
             assert isinstance(value, bytes)
-            return await self._to_store(services, value)
-        return await self._to_store(services, self.task.encode_result(value))
+            return await self._to_store(value)
+        return await self._to_store(self.task.encode_result(value))
 
-    def _arguments(self, services: Services, payload: bytes) -> Bound:
+    async def _make_context(self) -> Context:
+        """A context, and what earlier runs have stored."""
+        parking = Parking(partial(self.stop, Stop.PARK, "waiting"))
+        self._services = Services(self._shared, self.lease, parking)
+        await self._services.steps.load()
+        return Context(self._services)
+
+    def _arguments(self, payload: bytes) -> Bound:
         """Arguments that fitted when they were submitted may not fit the code of today."""
         arguments = self.task.arguments
         try:
             return arguments.decode(payload)
         except InvalidInput as error:
-            if services.first_run and names_fit(arguments, payload):
+            if self.lease.first_run and names_fit(arguments, payload):
                 raise
             raise CodeMismatch(None, str(error)) from None
 
@@ -238,33 +260,43 @@ class Attempt:
         )
         return complete(self.task, claimed.payload, results)
 
-    async def _to_store(self, services: Services, result: bytes) -> bytes:
+    async def _to_store(self, result: bytes) -> bytes:
         """The result as it is stored. What is refused here would be refused each time."""
-        engine, what = self._shared.engine, f"the result of {self.task.name}"
-        _check_size(what, result, engine.plain_bytes_max)
+        engine = self._shared.engine
+        self._check_size("", result, engine.plain_bytes_max)
         try:
             # Busy: the handler has returned, whatever a branch it left behind waits for.
-            with services.parking.working():
+            with nullcontext() if self._services is None else self._services.parking.working():
                 stored = await engine.to_store(result)
         except Exception as error:
             told = f"{type(error).__name__}: {text_of(error)}"
-            raise DoNotRetry(f"{what} cannot be encoded by the app's codec: {told}") from error
-        _check_size(f"{what}, encoded,", stored, engine.config.payload_bytes_max)
+            raise DoNotRetry(
+                f"the result of {self.task.name} cannot be encoded by the app's codec: {told}"
+            ) from error
+        self._check_size(", encoded,", stored, engine.config.payload_bytes_max)
         return stored
 
-    async def _call(self, context: Context, bound: Bound, payload: bytes) -> object:
-        first = (context,) if self.task.takes_context else ()
-        args = (*first, *bound.args)
-        resources: dict[str, type[object]] = self.task.arguments.resources
-        kwargs = bound.kwargs | {name: context.get(kind) for name, kind in resources.items()}
-        if self.task.is_async:
-            made = self.task.function(*args, **kwargs)
+    def _check_size(self, how: str, data: bytes, bytes_max: int) -> None:
+        if len(data) > bytes_max:
+            raise DoNotRetry(
+                f"the result of {self.task.name}{how} is {len(data)} bytes, at most {bytes_max} are"
+                " stored; keep it elsewhere and return where"
+            )
+
+    async def _call(self, context: Context | None, bound: Bound, payload: bytes) -> object:
+        task, (args, kwargs) = self.task, bound
+        if context is not None and task.takes_context:
+            args = (context, *args)
+        for name, kind in task.arguments.resources.items():
+            kwargs[name] = self._shared.resources.get(kind)
+        if task.is_async:
+            made = task.function(*args, **kwargs)
             assert inspect.isawaitable(made), "what it was registered as"
             result: object = await made
             return result
-        if self.task.settings.executor == "process":
-            return await self._shared.functions.in_process(self.task, payload)
-        call = partial(self.task.function, *args, **kwargs)
+        if task.settings.executor == "process":
+            return await self._shared.functions.in_process(task, payload)
+        call = partial(task.function, *args, **kwargs)
         return await self._until_thread_ends(self._shared.functions.in_thread(call))
 
     async def _until_thread_ends(self, thread: "asyncio.Future[object]") -> object:
@@ -371,8 +403,8 @@ class Attempt:
             await asyncio.sleep(TIMEOUT_GRACE_S)
 
     async def _park(self) -> None:
-        parking = self._parking
-        assert parking is not None
+        assert self._services is not None
+        parking = self._services.parking
         if parking.mismatch is not None:
             await self._block(parking.mismatch)
             return
@@ -435,23 +467,14 @@ class Attempt:
         finally:
             self.lease.settled = True
 
-    def _warn_about_unused_steps(self) -> None:
-        assert self._services is not None
-        unused = self._services.steps.never_asked_for()
+    def _warn_about_unused_steps(self, services: Services) -> None:
+        unused = services.steps.never_asked_for()
         if unused:
             log.warning(
                 "stored steps were never asked for, has the code changed? %s",
                 ", ".join(unused),
                 extra=self.lease.log_fields,
             )
-
-
-def _check_size(what: str, data: bytes, bytes_max: int) -> None:
-    if len(data) > bytes_max:
-        raise DoNotRetry(
-            f"{what} is {len(data)} bytes, at most {bytes_max} are stored; keep it elsewhere and"
-            " return where"
-        )
 
 
 def names_fit(arguments: Arguments, payload: bytes) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from flowfabric.core.handles import Handle
+from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.limits import FENCE_MS_MAX
 from flowfabric.core.results import Claimed
 from flowfabric.engine.joining import BrokenBy
@@ -58,6 +58,11 @@ class HeldLease:
     @property
     def handle(self) -> Handle:
         return self.claimed.handle
+
+    @property
+    def first_run(self) -> bool:
+        """Whether no run of the handler came before this one, and has left something behind."""
+        return self.handle.kind is HandleKind.FRESH and self.handle.attempt_index == 0
 
     @property
     def log_fields(self) -> dict[str, object]:

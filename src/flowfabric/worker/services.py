@@ -10,7 +10,6 @@ from typing import Final, TypeVar
 
 from msgspec import structs
 
-from flowfabric.core.handles import HandleKind
 from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import BATCH_MAX
@@ -77,6 +76,8 @@ class Shared:
         self.resources = resources
         self.in_process_sleep_ms = in_process_sleep_ms
         self.pause = pause
+        self.context = contextvars.copy_context()
+        """The context variables that every handler begins with."""
 
 
 class Recorder:
@@ -166,7 +167,6 @@ class Services:
     """
 
     def __init__(self, shared: Shared, lease: HeldLease, parking: Parking) -> None:
-        claimed = lease.claimed
         self._shared = shared
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -178,13 +178,11 @@ class Services:
         self.in_process_sleep_ms = shared.in_process_sleep_ms
         self.pause = shared.pause
         self.stopped: str | None = None
-        self.first_run = claimed.handle.kind is HandleKind.FRESH and claimed.attempt_index == 0
-        """No run of the handler came before this one: it has left nothing to be found."""
         self._recorder = recorder = Recorder(shared, lease, parking)
         self.steps = Journal(
             recorder.store,
             recorder.store_later,
-            None if self.first_run else recorder.load,
+            None if lease.first_run else recorder.load,
             parking,
         )
 

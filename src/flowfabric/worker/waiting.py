@@ -186,7 +186,7 @@ async def _last_pause(services: Services, call: Call) -> tuple[str, SuspensionVi
             services.lease.claimed.execution_id, "suspension", call.identity, str(number)
         )
         view = None
-        if not services.first_run:
+        if not services.lease.first_run:
             view = await services.describe_suspension(suspension_id)
         if view is None or view.resumed or (view.close_reason or "").startswith(RESUMED_BY):
             return suspension_id, view
