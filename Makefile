@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench chaos simulate constraints clean
+.PHONY: help demo test check bench walks chaos simulate constraints clean
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -36,6 +36,9 @@ check: $(READY) ## format, lint, types, imports and the shape of the code
 
 bench: $(READY) ## measure throughput and latency
 	$(BIN)/python -m benchmarks
+
+walks: $(READY) ## count the functions and files that a job, a pause, a signal and a flow pass through
+	$(BIN)/python -m benchmarks.walks
 
 chaos: $(READY) ## kill workers and database connections under load, then audit the result
 	$(BIN)/python -m benchmarks.chaos
