@@ -175,6 +175,18 @@ def test_whatever_is_printed_passes_the_console_that_obeys_no_text(path: Path) -
     assert re.findall(r"(?<![\w.])print\(", text) == []
 
 
+def test_every_error_is_raised_somewhere() -> None:
+    names = {
+        node.id if isinstance(node, ast.Name) else node.attr
+        for path in PACKAGE.rglob("*.py")
+        for node in nodes(path)
+        if isinstance(node, ast.Name | ast.Attribute)
+    }
+    page = ast.parse((PACKAGE / "errors.py").read_text())
+    errors = {node.name for node in page.body if isinstance(node, ast.ClassDef)}
+    assert sorted(errors - names) == []
+
+
 def test_every_statement_exists_in_both_dialects_or_is_shared() -> None:
     postgres, sqlite = (statement_names(STORE / dialect / "sql") for dialect in DIALECTS)
     shared = statement_names(STORE / "sql")

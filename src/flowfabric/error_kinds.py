@@ -29,7 +29,6 @@ class BackendErrorKind(StrEnum):
     AUTH = "auth"
     CLUSTER = "cluster"
     BUSY_LOADING = "busy_loading"
-    SCRIPT_NOT_LOADED = "script_not_loaded"
     OTHER = "other"
 
     @property

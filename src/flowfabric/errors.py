@@ -5,11 +5,11 @@
     ├── Validation          the request itself is wrong                            400
     │   └── InvalidInput, PayloadTooLarge, InvalidPolicyJson, Corruption (500) …
     ├── Contention          someone else was there first, or it is not your turn   409
-    │   └── LeaseConflict, ExecutionNotActive, LockTimeout, RateLimitExceeded (429) …
+    │   └── LeaseConflict, ExecutionNotActive, LockTimeout, RetryExhausted (503) …
     ├── Conflict            it contradicts something that already exists           409
     │   └── IdempotencyConflict, CycleDetected, DependencyAlreadyExists …
     ├── StateConflict       the request was fine, the state was not                409
-    │   └── StaleLease, LeaseExpired, AlreadySatisfied, BudgetExceeded …
+    │   └── StaleLease, LeaseExpired, LaneNotAccepting, AlreadySatisfied …
     ├── Unsuccessful        the execution that was waited for did not complete     409
     │   └── ExecutionFailed, ExecutionCancelled, ExecutionExpired, ExecutionSkipped
     ├── StepsChanged        the code no longer takes the steps it has stored       409
@@ -23,9 +23,7 @@
     │   └── SchemaTooOld, SchemaTooNew, DatabaseGone
     ├── ResourceExhausted   a bounded pool is full; come back later                429
     ├── OperationTimeout    it took longer than the caller allowed                 504
-    ├── HistoryChanged      the event log lost what a cursor has seen              409
-    ├── StreamDisconnected  a subscription ended; reconnect from its cursor        503
-    └── StreamBackpressure  the reader is slower than the writer                   503
+    └── HistoryChanged      the event log lost what a cursor has seen              409
 
 Programs branch on the class (or on `code`) and read the attributes; the message
 is for people. `error_class` says what to do next: only `retryable` errors may
@@ -63,10 +61,6 @@ class NotFound(FlowFabricError, http_status=404):
 
 class Bug(FlowFabricError, error_class=ErrorClass.BUG):
     """The engine broke one of its own rules. Please report it."""
-
-
-class AttemptNotInCreatedState(Bug):
-    """An attempt was started that had been started before."""
 
 
 class Transport(FlowFabricError):
@@ -145,24 +139,12 @@ class OperationTimeout(FlowFabricError, code="timeout", http_status=504):
         self.op, self.elapsed_ms = op, elapsed_ms
 
 
-class StreamDisconnected(FlowFabricError, http_status=503):
-    """The subscription ended. Subscribe again from `cursor`; nothing is lost."""
-
-    def __init__(self, cursor: int | str | None) -> None:
-        super().__init__(f"stream disconnected at cursor {cursor}")
-        self.cursor = cursor
-
-
 class HistoryChanged(FlowFabricError, http_status=409):
     """The event log has lost what a cursor has seen. Read on from `resume_after`."""
 
     def __init__(self, detail: str, resume_after: str) -> None:
         super().__init__(detail)
         self.resume_after = resume_after
-
-
-class StreamBackpressure(FlowFabricError, error_class=ErrorClass.INFORMATIONAL, http_status=503):
-    """The reader is slower than the writer. Read faster or ask for less."""
 
 
 class StepsChanged(FlowFabricError, http_status=409):
@@ -267,38 +249,18 @@ class MissingToken(InvalidToken):
     """No waitpoint token was presented. Send the one that was handed out."""
 class TokenExpired(InvalidToken):
     """The key that signed the waitpoint token is past its grace. Ask for a new token."""
-class WaitpointNotTokenBound(Validation):
-    """The waitpoint carries no token, so nothing presented can match it."""
-class RetentionLimitExceeded(Validation):
-    """The frame or payload exceeds what is retained for a stream."""
 class InvalidLeaseForSuspend(Validation):
     """The suspension was asked for by an attempt that is not the current one."""
 class InvalidDependency(Validation):
     """The dependency names executions that cannot depend on each other."""
 class InvalidWaitpointForExecution(Validation):
     """The waitpoint belongs to another execution or attempt."""
-class InvalidBlockingReason(Validation):
-    """This reason cannot be used to block an execution."""
-class InvalidOffset(Validation, error_class=ErrorClass.RETRYABLE):
-    """The stream moved on meanwhile. Read the current offset and try again."""
-class Unauthorized(Validation):
-    """The caller may not do this."""
-class InvalidBudgetScope(Validation):
-    """The budget's scope does not fit what it is attached to."""
-class BudgetOverrideNotAllowed(Validation):
-    """This budget may not be overridden."""
-class InvalidQuotaSpec(Validation):
-    """The quota's window, rate or concurrency makes no sense."""
 class InvalidKid(Validation):
     """A key id must be non-empty and contain no colon."""
 class InvalidSecretHex(Validation):
     """A secret must be a non-empty, even number of hexadecimal digits."""
 class InvalidGraceMs(Validation):
     """A grace period must be a non-negative whole number of milliseconds."""
-class InvalidTagKey(Validation):
-    """A tag key must look like `namespace.name`, in lower case."""
-class InvalidFrameType(Validation, error_class=ErrorClass.SOFT_ERROR):
-    """The stream does not take frames of this type. The frame is dropped."""
 class Corruption(Validation, http_status=500):
     """Stored or presented bytes do not decode. Do not retry; look at the data."""
 class InvalidHandle(Validation):
@@ -322,12 +284,8 @@ class InvalidClaimGrant(Contention):
     """The claim grant does not exist or was issued to another worker."""
 class ClaimGrantExpired(Contention):
     """The claim grant was not used in time. Ask for a new one."""
-class NoEligibleExecution(Contention):
-    """There is nothing to claim right now."""
 class WaitpointNotFound(Contention):
     """There is no such waitpoint yet."""
-class WaitpointPendingUseBufferScript(Contention):
-    """The waitpoint is not active yet; the signal must be buffered."""
 class StaleGraphRevision(Contention):
     """The flow's graph changed meanwhile. Read its revision and try again."""
 
@@ -355,16 +313,8 @@ class ExecutionNotActive(Contention, error_class=ErrorClass.TERMINAL):
 
 class ExecutionNotEligible(Contention, error_class=ErrorClass.INFORMATIONAL):
     """The execution is not waiting to be claimed."""
-class ExecutionNotInEligibleSet(Contention, error_class=ErrorClass.INFORMATIONAL):
-    """The execution is not among those waiting in its lane."""
-class ExecutionNotReclaimable(Contention, error_class=ErrorClass.INFORMATIONAL):
-    """The execution still has a live owner, or none to take it from."""
 class NoActiveLease(Contention, error_class=ErrorClass.INFORMATIONAL):
     """The execution has no lease at all."""
-class RateLimitExceeded(Contention, http_status=429):
-    """The quota's rate is used up for now."""
-class ConcurrencyLimitExceeded(Contention, http_status=429):
-    """The quota's concurrency is used up for now."""
 class RetryExhausted(Contention, http_status=503):
     """The transaction kept colliding with others. Try again later."""
 class LockTimeout(RetryExhausted):
@@ -393,10 +343,6 @@ class ExecutionAlreadyInFlow(Conflict):
     """The execution belongs to a flow already."""
 class WaitpointAlreadyExists(Conflict, error_class=ErrorClass.INFORMATIONAL):
     """The waitpoint exists already."""
-class BudgetAttachConflict(Conflict):
-    """Another budget is attached already."""
-class QuotaAttachConflict(Conflict):
-    """Another quota policy is attached already."""
 class RotationConflict(Conflict):
     """The key id is in use with a different secret. Choose another one."""
 class ActiveAttemptExists(Conflict, error_class=ErrorClass.BUG):
@@ -416,41 +362,21 @@ class LeaseRevoked(StateConflict):
     """An operator took the lease away. Stop working on the execution."""
 class TargetNotSignalable(StateConflict):
     """The execution cannot take signals any more, or not yet."""
-class ResumeConditionNotMet(StateConflict):
-    """What the suspension waits for has not happened."""
 class ExecutionNotTerminal(StateConflict):
     """The execution has not ended yet."""
 class MaxReplaysExhausted(StateConflict):
     """The execution was replayed as often as its policy allows."""
-class MaxRetriesExhausted(StateConflict):
-    """The execution was retried as often as its policy allows."""
-class ReplayNotAllowed(StateConflict):
-    """The execution cannot be replayed in its present situation."""
-class StreamClosed(StateConflict):
-    """The stream has ended; nothing can be appended."""
-class StaleOwnerCannotAppend(StateConflict):
-    """Only the current owner may append to the stream. Stop working on the execution."""
 class ExecutionNotInFlow(StateConflict):
     """The execution is not a member of the flow."""
 class FlowAlreadyTerminal(StateConflict):
     """The flow has ended."""
-class NotRunnable(StateConflict):
-    """The execution is not in the runnable phase."""
 class Terminal(StateConflict):
     """The execution has ended."""
-class AttemptNotStarted(StateConflict):
-    """The attempt has not been started."""
-class ExecutionNotEligibleForAttempt(StateConflict):
-    """No attempt can be opened in the execution's present state."""
-class BudgetExceeded(StateConflict, error_class=ErrorClass.COOPERATIVE):
-    """A hard budget limit is reached. Wind the work down."""
 
 
 class _Informational(StateConflict, error_class=ErrorClass.INFORMATIONAL):
     """Nothing was lost by this; note it and carry on."""
 
-class BudgetSoftExceeded(_Informational):
-    """A soft budget limit is passed. Work may go on."""
 class ExecutionNotSuspended(_Informational):
     """The execution is not suspended."""
 class AlreadySuspended(_Informational):
@@ -465,20 +391,8 @@ class WaitpointNotPending(_Informational):
     """The waitpoint is active or closed, not pending."""
 class PendingWaitpointExpired(_Informational):
     """The pending waitpoint was not used in time."""
-class DuplicateSignal(_Informational):
-    """The signal was delivered before."""
 class GrantAlreadyExists(_Informational):
     """A claim grant is outstanding."""
-class OkAlreadyApplied(_Informational):
-    """The same report was applied before."""
-class AttemptAlreadyTerminal(_Informational):
-    """The attempt has ended already."""
-class StreamAlreadyClosed(_Informational):
-    """The stream was closed before."""
-class NotBlockedByDeps(_Informational):
-    """The execution is not waiting for dependencies."""
-class DepsNotSatisfied(_Informational):
-    """Some dependencies are still unresolved."""
 
 
 class Unsuccessful(FlowFabricError, http_status=409):

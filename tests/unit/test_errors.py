@@ -29,7 +29,6 @@ from flowfabric.errors import (
     SchemaTooNew,
     SchemaTooOld,
     StateConflict,
-    StreamDisconnected,
     Transport,
     Unavailable,
     Validation,
@@ -47,61 +46,42 @@ CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
         invalid_input capability_mismatch invalid_capabilities invalid_policy_json
         payload_too_large not_in_a_step signal_limit_exceeded kept_signals_full
         wrong_signal_name invalid_waitpoint_key invalid_token missing_token token_expired
-        not_storable
-        waitpoint_not_token_bound retention_limit_exceeded invalid_lease_for_suspend
-        invalid_dependency invalid_waitpoint_for_execution invalid_blocking_reason
-        invalid_offset unauthorized invalid_budget_scope budget_override_not_allowed
-        invalid_quota_spec invalid_kid invalid_secret_hex invalid_grace_ms invalid_tag_key
-        invalid_frame_type corruption handle_from_other_backend invalid_handle
+        not_storable invalid_lease_for_suspend invalid_dependency
+        invalid_waitpoint_for_execution invalid_kid invalid_secret_hex invalid_grace_ms
+        corruption handle_from_other_backend invalid_handle
     """,
     Contention: """
         use_claim_resumed_execution not_a_resumed_execution execution_not_leaseable
-        lease_conflict invalid_claim_grant claim_grant_expired no_eligible_execution
-        waitpoint_not_found waitpoint_pending_use_buffer_script stale_graph_revision
-        execution_not_active execution_not_eligible execution_not_in_eligible_set
-        execution_not_reclaimable no_active_lease rate_limit_exceeded
-        concurrency_limit_exceeded retry_exhausted key_undecided lock_timeout
+        lease_conflict invalid_claim_grant claim_grant_expired waitpoint_not_found
+        stale_graph_revision execution_not_active execution_not_eligible no_active_lease
+        retry_exhausted key_undecided lock_timeout
     """,
     Conflict: """
         idempotency_conflict dependency_already_exists cycle_detected self_referencing_edge
-        execution_already_in_flow waitpoint_already_exists budget_attach_conflict
-        quota_attach_conflict rotation_conflict active_attempt_exists
+        execution_already_in_flow waitpoint_already_exists rotation_conflict
+        active_attempt_exists
     """,
     StateConflict: """
         lane_not_accepting stale_lease lease_expired lease_revoked target_not_signalable
-        resume_condition_not_met execution_not_terminal max_replays_exhausted stream_closed
-        stale_owner_cannot_append execution_not_in_flow flow_already_terminal not_runnable
-        terminal attempt_not_started execution_not_eligible_for_attempt replay_not_allowed
-        max_retries_exhausted execution_not_suspended already_suspended already_satisfied
-        waitpoint_closed duplicate_signal grant_already_exists ok_already_applied
-        attempt_already_terminal stream_already_closed budget_soft_exceeded waitpoint_not_open
-        waitpoint_not_pending pending_waitpoint_expired not_blocked_by_deps deps_not_satisfied
-        budget_exceeded
+        execution_not_terminal max_replays_exhausted execution_not_in_flow flow_already_terminal
+        terminal execution_not_suspended already_suspended already_satisfied waitpoint_closed
+        grant_already_exists waitpoint_not_open waitpoint_not_pending pending_waitpoint_expired
     """,
-    Bug: "attempt_not_in_created_state",
 }
 
 INFORMATIONAL = """
     execution_not_suspended already_suspended already_satisfied waitpoint_closed
-    duplicate_signal grant_already_exists ok_already_applied attempt_already_terminal
-    stream_already_closed budget_soft_exceeded waitpoint_not_open waitpoint_not_pending
-    pending_waitpoint_expired not_blocked_by_deps deps_not_satisfied execution_not_eligible
-    execution_not_in_eligible_set execution_not_reclaimable no_active_lease
-    waitpoint_already_exists stream_backpressure
+    grant_already_exists waitpoint_not_open waitpoint_not_pending pending_waitpoint_expired
+    execution_not_eligible no_active_lease waitpoint_already_exists
 """
 
 CLASS_EXCEPTIONS = {
     **dict.fromkeys(INFORMATIONAL.split(), ErrorClass.INFORMATIONAL),
     "execution_not_active": ErrorClass.TERMINAL,
-    "invalid_offset": ErrorClass.RETRYABLE,
-    "invalid_frame_type": ErrorClass.SOFT_ERROR,
     "active_attempt_exists": ErrorClass.BUG,
-    "budget_exceeded": ErrorClass.COOPERATIVE,
 }
 
 STATUS_EXCEPTIONS = {
-    "rate_limit_exceeded": 429,
-    "concurrency_limit_exceeded": 429,
     "retry_exhausted": 503,
     "lock_timeout": 503,
     "corruption": 500,
@@ -160,7 +140,6 @@ def test_every_error_explains_itself_in_one_line_or_more(error: type[FlowFabricE
         (Unavailable, ErrorClass.TERMINAL, 503),
         (ResourceExhausted, ErrorClass.RETRYABLE, 429),
         (OperationTimeout, ErrorClass.TERMINAL, 504),
-        (StreamDisconnected, ErrorClass.TERMINAL, 503),
     ],
 )
 def test_a_family_sets_class_and_status_for_its_kinds_unless_they_say_otherwise(
@@ -202,7 +181,6 @@ def test_a_capability_mismatch_is_not_retryable_for_the_same_execution() -> None
         (ResourceExhausted("streams", 8, 50), "streams: all 8 are in use; retry after 50 ms"),
         (OperationTimeout("claim", 1500), "claim timed out after 1500 ms"),
         (OperationTimeout("claim", 9, "It sleeps."), "claim timed out after 9 ms: It sleeps."),
-        (StreamDisconnected(41), "stream disconnected at cursor 41"),
         (Conflict("two of them"), "two of them"),
         (Conflict(), "The request contradicts something that already exists."),
         (
@@ -282,7 +260,6 @@ def test_long_values_are_abbreviated(value: object, shown: str) -> None:
         (BackendErrorKind.AUTH, "auth", False),
         (BackendErrorKind.CLUSTER, "cluster", True),
         (BackendErrorKind.BUSY_LOADING, "busy_loading", True),
-        (BackendErrorKind.SCRIPT_NOT_LOADED, "script_not_loaded", False),
         (BackendErrorKind.OTHER, "other", False),
     ],
 )
@@ -319,7 +296,6 @@ def test_context_is_noted_on_backend_faults(make: Callable[[], FlowFabricError])
         lambda: StateConflict("s"),
         lambda: Conflict("c"),
         lambda: Bug("b"),
-        lambda: StreamDisconnected(None),
     ],
 )
 def test_typed_errors_pass_through_context_unchanged(make: Callable[[], FlowFabricError]) -> None:

@@ -8,7 +8,7 @@ cannot be passed off as the one that owned the lease.
 The byte form ("opaque") is little-endian, strings as a 32-bit length and UTF-8:
 
     v2: 0x02 | 0x01 | tag | fields          written and read
-    v1: 0x01 | fields                       read only; tag is VALKEY_TAG
+    v1: 0x01 | fields                       read only; tag is FOREIGN_FIRST_TAG
     fields: execution_id, attempt_index u32, attempt_id, lease_id,
             lease_epoch u64, lease_ttl_ms u64, lane_id, worker_instance_id
     wire:   kind | signature (16 bytes) | opaque
@@ -33,7 +33,7 @@ from flowfabric.core.ids import (
 )
 from flowfabric.errors import HandleFromOtherBackend, InvalidHandle, InvalidInput
 
-VALKEY_TAG: Final = 0x01
+FOREIGN_FIRST_TAG: Final = 0x01
 FOREIGN_POSTGRES_TAG: Final = 0x02
 FOREIGN_SQLITE_TAG: Final = 0x03
 POSTGRES_TAG: Final = 0x12
@@ -41,7 +41,7 @@ SQLITE_TAG: Final = 0x13
 SIGNATURE_BYTES: Final = 16
 
 _TAGS: Final = frozenset(
-    {VALKEY_TAG, FOREIGN_POSTGRES_TAG, FOREIGN_SQLITE_TAG, POSTGRES_TAG, SQLITE_TAG}
+    {FOREIGN_FIRST_TAG, FOREIGN_POSTGRES_TAG, FOREIGN_SQLITE_TAG, POSTGRES_TAG, SQLITE_TAG}
 )
 _V1: Final = 0x01
 _V2: Final = 0x02
@@ -207,7 +207,7 @@ def _signature(handle: Handle, key: bytes) -> bytes:
 def _decode_tag(reader: "_Reader") -> int:
     magic = reader.u8()
     if magic == _V1:
-        return VALKEY_TAG
+        return FOREIGN_FIRST_TAG
     if magic != _V2:
         raise _failure(f"BadV1Version(got={magic})")
     version = reader.u8()
