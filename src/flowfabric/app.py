@@ -38,7 +38,7 @@ from flowfabric.run import Run
 from flowfabric.signals import Signals
 from flowfabric.standing_in import Replaceable
 from flowfabric.store.base import Clock
-from flowfabric.submission import check_options, read_submission, request_of
+from flowfabric.submission import check_options, read_submission
 from flowfabric.task import Call, Executor, SubmitOptions, Task, TaskSettings
 from flowfabric.worker.attempt import Middleware
 from flowfabric.worker.context import Context
@@ -264,27 +264,27 @@ class App(Replaceable):
         here = self._here
         here.meet(call.task)
         opened = await here._open_unless_closed()
-        request = request_of(call, options, here.namespace)
+        (checked,) = opened.submissions.check([call], options, here.namespace)
         if options.connection is None:
-            created = await opened.submissions.submit(request)
+            created = await opened.submissions.submit(checked)
         else:
-            (created,) = await opened.engine.create_executions_on(options.connection, [request])
+            (created,) = await opened.engine.create_checked_on(options.connection, [checked])
         return opened.run_of(call.task, created, here.namespace)
 
     async def submit_many(
         self, calls: Sequence[Call[R]], **options: Unpack[SubmitOptions]
     ) -> list[Run[R]]:
         """Submit many calls, `[publish(1), publish(2)]`, in as few transactions as possible."""
-        checked, calls = check_options(options), check_calls(calls)
+        chosen, calls = check_options(options), check_calls(calls)
         here = self._here
-        for call in calls:
-            here.meet(call.task)
+        for task in {call.task: None for call in calls}:
+            here.meet(task)
         opened = await here._open_unless_closed()
-        requests = [request_of(call, checked, here.namespace) for call in calls]
-        if checked.connection is None:
-            created = await opened.submissions.submit_many(requests)
+        checked = opened.submissions.check(calls, chosen, here.namespace)
+        if chosen.connection is None:
+            created = await opened.submissions.submit_many(checked)
         else:
-            created = await opened.engine.create_executions_on(checked.connection, requests)
+            created = await opened.engine.create_checked_on(chosen.connection, checked)
         return [
             opened.run_of(call.task, each, here.namespace)
             for call, each in zip(calls, created, strict=True)

@@ -23,7 +23,7 @@ from flowfabric.engine.suspension_reads import Inbox
 from flowfabric.run import Run
 from flowfabric.signals import SignalToken, deliver, send, token_for
 from flowfabric.store.drive import drive
-from flowfabric.submission import check_options, read_submission, request_of
+from flowfabric.submission import check_options, read_submission
 from flowfabric.task import Call, SubmitOptions, Task
 
 P = ParamSpec("P")
@@ -73,27 +73,27 @@ class Blocking:
         here = self.here
         here._meet(call.task)
         opened = here._open()
-        request = request_of(call, options, here.namespace)
+        (checked,) = opened.submissions.check([call], options, here.namespace)
         if options.connection is None:
-            created = here.wait(opened.submissions.submit(request))
+            created = here.wait(opened.submissions.submit(checked))
         else:
-            (created,) = opened.engine.create_executions_on_sync(options.connection, [request])
+            (created,) = opened.engine.create_checked_on_sync(options.connection, [checked])
         return BlockingRun(here, opened.run_of(call.task, created, here.namespace))
 
     def submit_many(
         self, calls: Sequence[Call[R]], **options: Unpack[SubmitOptions]
     ) -> "list[BlockingRun[R]]":
         """Submit many calls at once; see `App.submit_many`."""
-        checked, calls = check_options(options), check_calls(calls)
+        chosen, calls = check_options(options), check_calls(calls)
         here = self.here
-        for call in calls:
-            here._meet(call.task)
+        for task in {call.task: None for call in calls}:
+            here._meet(task)
         opened = here._open()
-        requests = [request_of(call, checked, here.namespace) for call in calls]
-        if checked.connection is None:
-            created = here.wait(opened.submissions.submit_many(requests))
+        checked = opened.submissions.check(calls, chosen, here.namespace)
+        if chosen.connection is None:
+            created = here.wait(opened.submissions.submit_many(checked))
         else:
-            created = opened.engine.create_executions_on_sync(checked.connection, requests)
+            created = opened.engine.create_checked_on_sync(chosen.connection, checked)
         return [
             BlockingRun(here, opened.run_of(call.task, each, here.namespace))
             for call, each in zip(calls, created, strict=True)

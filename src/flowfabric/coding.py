@@ -19,7 +19,6 @@ from msgspec import Struct, structs
 
 from flowfabric.config import EngineConfig
 from flowfabric.core.checks import ENCODED, check_json
-from flowfabric.core.creation import Checked, NewExecution, fingerprint
 from flowfabric.core.details import ExecutionDetails
 from flowfabric.core.granting import Granted, Worker
 from flowfabric.core.handles import Handle
@@ -96,18 +95,14 @@ class CodedEngine(Engine):
     def plain(self, payload: bytes) -> bytes:
         return self.unpack(payload) or b""
 
-    def check_request(self, request: object) -> Checked:
-        if not isinstance(request, NewExecution) or not isinstance(request.input_payload, bytes):
-            return super().check_request(request)
-        _check_plain(request.input_payload, request.payload_encoding)
-        packed = structs.replace(request, input_payload=self.pack(request.input_payload))
-        checked = super().check_request(packed)
-        if not checked.fingerprint:
-            return checked
-        # Of what was asked for: a codec may write the same differently each time.
-        asked = self._readable(request.input_payload) or b""
-        plain = fingerprint(checked.lane_id, checked.execution_kind, asked)
-        return structs.replace(checked, fingerprint=plain)
+    def check_payload(self, payload: object, encoding: str | None) -> bytes:
+        # How deep a value is nested shows only before the codec.
+        plain = check_json("input_payload", payload, PLAIN_BYTES_MAX, encoding=encoding)
+        return super().check_payload(self.pack(plain), encoding)
+
+    def asked(self, payload: bytes) -> bytes:
+        # A codec may write the same differently each time.
+        return self._readable(payload) or b""
 
     async def upsert_schedule(self, definition: ScheduleDefinition) -> Upserted:
         """Arguments that have not changed stay as they are stored, however a codec writes them."""
@@ -120,8 +115,12 @@ class CodedEngine(Engine):
     def _pack_arguments(
         self, definition: ScheduleDefinition, known: Schedule | None
     ) -> ScheduleDefinition:
-        plain = definition.input_payload
-        _check_plain(plain, definition.payload_encoding)
+        plain = check_json(
+            "input_payload",
+            definition.input_payload,
+            PLAIN_BYTES_MAX,
+            encoding=definition.payload_encoding,
+        )
         stored = b"" if known is None else known.payload
         same = stored.startswith(ENCODED) and self._readable(stored) == plain
         return structs.replace(definition, input_payload=stored if same else self.pack(plain))
@@ -257,11 +256,6 @@ class CodedEngine(Engine):
         if not records:
             return []
         return await asyncio.to_thread(lambda: [change(each) for each in records])
-
-
-def _check_plain(payload: object, encoding: str | None) -> None:
-    """How deep a value is nested shows only before the codec."""
-    check_json("input_payload", payload, PLAIN_BYTES_MAX, encoding=encoding)
 
 
 def check_codec(codec: object) -> None:

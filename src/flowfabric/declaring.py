@@ -101,6 +101,8 @@ def check_calls(calls: Iterable[Call[R]]) -> list[Call[R]]:
     if isinstance(given, Call | Task | str) or not isinstance(given, Iterable):
         raise InvalidInput("calls", "must be a list, such as [publish(1), publish(2)]", given)
     checked = list(calls)
+    if {Call}.issuperset(map(type, checked)):
+        return checked
     for number, each in enumerate(checked):
         check_call(f"calls[{number}]", each)
     return checked

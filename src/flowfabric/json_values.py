@@ -9,7 +9,7 @@ is stored as something else than it was, so they are refused, with their place.
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Protocol, Self, TypeVar, runtime_checkable
+from typing import Final, Protocol, Self, TypeVar, runtime_checkable
 
 import msgspec
 from msgspec import inspect
@@ -41,7 +41,7 @@ def encode_value(field: str, value: object) -> bytes:
     """Raises `InvalidInput` that names `field` and what in it cannot be stored."""
     try:
         value = with_private_fields(value)
-        data = msgspec.json.encode(value, enc_hook=_plain)
+        data = _ENCODER.encode(value)
         # Only what was written as null can have been a number JSON lacks.
         built = msgspec.to_builtins(value, enc_hook=_plain_or_raw) if b"null" in data else None
         place = _not_finite(built)
@@ -113,6 +113,9 @@ def _plain(value: object) -> object:
             raise TypeError(_secret(hidden))
         return value.model_dump(mode="json", by_alias=True)
     raise TypeError(f"a value of type {type(value).__qualname__} has no JSON form")
+
+
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def _secret(place: str) -> str:

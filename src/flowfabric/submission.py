@@ -12,12 +12,13 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
 
 from flowfabric.core.checks import check_priority
-from flowfabric.core.creation import Checked, NewExecution
+from flowfabric.core.creation import Checked, NewExecution, Terms
 from flowfabric.core.durations import optional_duration_ms
 from flowfabric.core.ids import ExecutionId, solo_execution_id, uuid4_from
 from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
@@ -43,6 +44,20 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     execution_id: str | None = None
     connection: object = None
 
+    @property
+    def has_terms(self) -> bool:
+        """Whether something about the execution itself is said, beside its id and key."""
+        said = (self.priority, self.lane, self.delay, self.deadline)
+        return bool(self.tags) or any(each is not None for each in said)
+
+    @property
+    def names_one(self) -> bool:
+        """Whether an id or a key is given."""
+        return self.strict or not (self.idempotency_key is None and self.execution_id is None)
+
+
+NO_OPTIONS: Final = Options()
+
 
 def read_submission(
     what: object, args: Sequence[object], given: Mapping[str, object]
@@ -54,6 +69,8 @@ def read_submission(
         return what, check_options(given)
     if not isinstance(what, Task):
         raise InvalidInput("submit", "takes what @app.task made, or a call of it", what)
+    if not given:
+        return Call(what, what.arguments.encode(args, given)), NO_OPTIONS
     options = {name: value for name, value in given.items() if name in OPTION_NAMES}
     both = sorted(options.keys() & set(what.arguments.names))
     if both:
@@ -67,6 +84,8 @@ def read_submission(
 
 
 def check_options(given: Mapping[str, object]) -> Options:
+    if not given:
+        return NO_OPTIONS
     unknown = sorted(given.keys() - OPTION_NAMES)
     if unknown:
         known = ", ".join(sorted(OPTION_NAMES))
@@ -111,6 +130,8 @@ def policy_of(task: Task[..., object], options: Options) -> ExecutionPolicy | No
     )
 
 
+TERMS_KEPT: Final = 1_024
+"""Of how many tasks it is remembered what their submissions have in common."""
 SUBMIT_PATIENCE_S: Final = 10.0
 """How long a try to store submissions may take, the wait for a connection included."""
 MANY_PATIENCE_S: Final = SUBMIT_PATIENCE_S + KEY_WAIT_MS / 1_000
@@ -131,10 +152,46 @@ class Submissions:
         self._group = GroupCommit[Checked, CreateResult](self._create, patience_s=SUBMIT_PATIENCE_S)
         self._undecided: Counter[tuple[str, str]] = Counter()
         self._asking = asyncio.Semaphore(ASKING_MAX)
+        self._usual_terms = lru_cache(maxsize=TERMS_KEPT)(self._check_terms)
 
-    async def submit(self, request: NewExecution) -> CreateResult:
-        checked = self._engine.check_request(request)
-        if self._undecided[_decided_by(checked)]:
+    def check(
+        self,
+        calls: Sequence[Call[object]],
+        options: Options,
+        namespace: str,
+        parent: ExecutionId | None = None,
+    ) -> list[Checked]:
+        """What the calls ask for; what they have in common is checked once."""
+        terms = {
+            task: self._check_terms(task, namespace, options)
+            if options.has_terms
+            else self._usual_terms(task, namespace)
+            for task in {call.task: None for call in calls}
+        }
+        if parent is None and not options.names_one:
+            return self._engine.check_payloads([(terms[each.task], each.payload) for each in calls])
+        request = NewExecution(
+            execution_kind="",
+            idempotency_key=options.idempotency_key,
+            strict=options.strict,
+            execution_id=options.execution_id,
+            id_is_chosen=options.execution_id is not None,
+            parent_execution_id=parent,
+        )
+        return [
+            self._engine.check_request(
+                msgspec.structs.replace(request, input_payload=each.payload), terms[each.task]
+            )
+            for each in calls
+        ]
+
+    def _check_terms(
+        self, task: Task[..., object], namespace: str, options: Options = NO_OPTIONS
+    ) -> Terms:
+        return self._engine.check_terms(request_of(Call(task, b""), options, namespace))
+
+    async def submit(self, checked: Checked) -> CreateResult:
+        if _decided_by(checked) in self._undecided:
             return await self._wait_apart(checked)
         try:
             return await self._group.add(checked)
@@ -165,9 +222,8 @@ class Submissions:
             if not self._undecided[key]:
                 del self._undecided[key]
 
-    async def submit_many(self, requests: Sequence[NewExecution]) -> list[CreateResult]:
+    async def submit_many(self, checked: Sequence[Checked]) -> list[CreateResult]:
         """In order; up to a thousand at a time land in one transaction."""
-        checked = [self._engine.check_request(request) for request in requests]
         results: list[CreateResult] = []
         for start in range(0, len(checked), BATCH_MAX):
             with statements_within(MANY_PATIENCE_S):
@@ -184,7 +240,7 @@ class Submissions:
 
 def _decided_by(checked: Checked) -> tuple[str, str]:
     """What a submission may have in common with another."""
-    return checked.namespace, checked.idempotency_key or checked.execution_id
+    return checked.terms.namespace, checked.idempotency_key or checked.execution_id
 
 
 def child_id(engine: Engine, parent: ExecutionId, call: str) -> ExecutionId:

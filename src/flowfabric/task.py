@@ -46,6 +46,7 @@ P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
 JSON: Final = "json"
+_BY_PLACE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 SOURCE_DEPTH_MAX: Final = 4
 """How deep in arguments a misplaced node is looked for, to say what to do with it."""
 Executor = Literal["thread", "process"]
@@ -260,6 +261,7 @@ class Arguments:
         self._signature = inspect.Signature(parameters)
         self.names = tuple(parameter.name for parameter in parameters)
         self.required = tuple(each.name for each in parameters if _is_required(each))
+        self._all_by_place = all(each.kind in _BY_PLACE for each in parameters)
         self._hints = hints
         for parameter in parameters:
             kind = hints.get(parameter.name, object)
@@ -269,13 +271,15 @@ class Arguments:
         self._decoders: dict[frozenset[str], msgspec.json.Decoder[msgspec.Struct]] = {}
 
     def encode(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
+        names = self.names
+        if self._all_by_place and not kwargs and len(self.required) <= len(args) <= len(names):
+            # Python's own way to bind them is general, and slow.
+            return self._encode(dict(zip(names, args, strict=False)), self._decoder)
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InvalidInput(f"arguments of {self._name}", str(error)) from None
-        payload = self._encode(bound.arguments)
-        self.decode(payload)
-        return payload
+        return self._encode(bound.arguments, self._decoder)
 
     def bind_some(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         """Arguments by parameter; others may follow."""
@@ -292,21 +296,22 @@ class Arguments:
                 each for each in self._signature.parameters.values() if each.name in names
             ]
             self._decoders[names] = _decoder(self._name, parameters, self._hints)
-        payload = self._encode(values)
-        try:
-            self._decoders[names].decode(payload)
-        except msgspec.DecodeError as error:
-            raise self._refusal(str(error)) from None
-        return payload
+        return self._encode(values, self._decoders[names])
 
-    def _encode(self, values: Mapping[str, object]) -> bytes:
+    def _encode(
+        self, values: Mapping[str, object], decoder: "msgspec.json.Decoder[msgspec.Struct]"
+    ) -> bytes:
         """The arguments as they are stored; a refusal names the one that cannot be."""
         try:
-            return encode_value(f"arguments of {self._name}", values)
+            payload = encode_value(f"arguments of {self._name}", values)
+            decoder.decode(payload)
         except InvalidInput:
             for name, value in values.items():
                 self._check_storable(f"argument {name} of {self._name}", value)
             raise
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self._refusal(str(error)) from None
+        return payload
 
     def _check_storable(self, field_name: str, value: object) -> None:
         node = _source_in(value)
@@ -417,8 +422,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def _is_always_positional(parameter: inspect.Parameter) -> bool:
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return parameter.kind in positional and _is_required(parameter)
+    return parameter.kind in _BY_PLACE and _is_required(parameter)
 
 
 def _decoder(

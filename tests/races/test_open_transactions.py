@@ -104,9 +104,11 @@ async def test_innocents_of_a_group_do_not_wait_for_a_key_that_is_being_decided(
     submissions = Submissions(engine)
     async with theirs.transaction():
         (first,) = await engine.create_executions_on(theirs, [new(key="order-1")])
-        blocked = asyncio.create_task(submissions.submit(new(key="order-1")))
-        innocents = [submissions.submit(new(key=f"other-{i}")) for i in range(30)]
-        plain = [submissions.submit(new()) for _ in range(30)]
+        blocked = asyncio.create_task(submissions.submit(engine.check_request(new(key="order-1"))))
+        innocents = [
+            submissions.submit(engine.check_request(new(key=f"other-{i}"))) for i in range(30)
+        ]
+        plain = [submissions.submit(engine.check_request(new())) for _ in range(30)]
 
         answers = await asyncio.gather(*map(at_once, innocents + plain))
         assert {type(answer) for answer in answers} == {Created}
@@ -122,9 +124,14 @@ async def test_many_who_wait_for_keys_leave_the_connections_to_others(
     keys = [f"order-{i}" for i in range(40)]
     async with theirs.transaction():
         await engine.create_executions_on(theirs, [new(key=key) for key in keys])
-        blocked = [asyncio.create_task(submissions.submit(new(key=key))) for key in keys]
+        blocked = [
+            asyncio.create_task(submissions.submit(engine.check_request(new(key=key))))
+            for key in keys
+        ]
         for _ in range(5):
-            assert isinstance(await at_once(submissions.submit(new())), Created)
+            assert isinstance(
+                await at_once(submissions.submit(engine.check_request(new()))), Created
+            )
 
     answers = await asyncio.gather(*blocked)
     assert {type(answer) for answer in answers} == {Duplicate}
@@ -137,8 +144,8 @@ async def test_after_a_rollback_the_key_goes_to_who_waited(
     transaction = theirs.transaction()
     await transaction.start()
     await engine.create_executions_on(theirs, [new(key="order-1")])
-    blocked = asyncio.create_task(submissions.submit(new(key="order-1")))
-    assert isinstance(await at_once(submissions.submit(new())), Created)
+    blocked = asyncio.create_task(submissions.submit(engine.check_request(new(key="order-1"))))
+    assert isinstance(await at_once(submissions.submit(engine.check_request(new()))), Created)
     await transaction.rollback()
 
     assert isinstance(await blocked, Created)
@@ -154,12 +161,12 @@ async def test_who_waits_too_long_learns_what_for(
         await engine.create_executions_on(theirs, [new(key="order-1")])
 
         with pytest.raises(KeyUndecided, match=r"another open transaction is deciding .*'order-1'"):
-            await Submissions(engine).submit(new(key="order-1"))
+            await Submissions(engine).submit(engine.check_request(new(key="order-1")))
 
         named = NewExecution(execution_kind="work", execution_id="order-2")
         await engine.create_executions_on(theirs, [named])
         with pytest.raises(KeyUndecided, match=r"another open transaction is deciding .*'order-2'"):
-            await Submissions(engine).submit(named)
+            await Submissions(engine).submit(engine.check_request(named))
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])

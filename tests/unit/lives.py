@@ -5,7 +5,7 @@ from collections.abc import Callable
 from msgspec import structs
 
 from flowfabric.core.conditions import ByName, Condition, Single
-from flowfabric.core.creation import NewExecution, check_new, new_execution
+from flowfabric.core.creation import NewExecution, check_new, check_terms, new_execution
 from flowfabric.core.decision import Changes
 from flowfabric.core.execution import (
     Failure,
@@ -73,9 +73,11 @@ def waiting(**fields: object) -> Subject:
     request = structs.replace(NewExecution(execution_kind="work"), **fields)
     checked = check_new(
         request,
+        check_terms(request),
+        request.input_payload,
+        asked=request.input_payload,
         new_uuid="550e8400-e29b-41d4-a716-446655440000",
         partitions=PartitionConfig(),
-        payload_bytes_max=100,
     )
     return Subject(execution=new_execution(checked, 1, NOW_MS), attempt=None)
 

@@ -6,8 +6,11 @@ from msgspec import structs
 from flowfabric.core.creation import (
     Checked,
     NewExecution,
+    Terms,
     check_new,
+    check_terms,
     fingerprint,
+    like_new,
     new_execution,
     new_guard,
     new_tags,
@@ -15,7 +18,7 @@ from flowfabric.core.creation import (
 from flowfabric.core.ids import ExecutionId, LaneId, Namespace
 from flowfabric.core.model import ExecutionTag, IdempotencyGuard
 from flowfabric.core.partitions import PartitionConfig
-from flowfabric.errors import InvalidInput, PayloadTooLarge
+from flowfabric.errors import InvalidInput
 from tests.unit.lives import NOW_MS
 
 DAY_MS = 24 * 60 * 60 * 1_000
@@ -23,41 +26,46 @@ UUID = "550e8400-e29b-41d4-a716-446655440000"
 
 
 def checked(**fields: object) -> Checked:
+    request = structs.replace(NewExecution(execution_kind="work"), **fields)
     return check_new(
-        structs.replace(NewExecution(execution_kind="work"), **fields),
+        request,
+        check_terms(request),
+        request.input_payload,
+        asked=request.input_payload,
         new_uuid=UUID,
         partitions=PartitionConfig(),
-        payload_bytes_max=8,
     )
 
 
 def test_everything_left_out_has_a_default() -> None:
     assert checked() == Checked(
         execution_id=ExecutionId(f"{{fp:24}}:{UUID}"),
+        payload=b"",
         id_is_chosen=False,
         own_id=None,
-        namespace=Namespace("default"),
-        lane_id=LaneId("default"),
-        execution_kind="work",
-        required_capabilities=(),
-        payload=b"",
-        payload_encoding=None,
-        priority=0,
-        creator_identity="",
         idempotency_key=None,
-        parent_execution_id=None,
         strict=False,
         fingerprint=b"",
-        idempotency_ttl_ms=None,
-        tags={},
-        policy="{}",
-        attempt_timeout_ms=None,
-        retention_ms=7 * DAY_MS,
-        retention_failed_ms=30 * DAY_MS,
-        delay_until_ms=None,
-        delay_ms=None,
-        deadline_at_ms=None,
-        deadline_after_ms=None,
+        parent_execution_id=None,
+        terms=Terms(
+            namespace=Namespace("default"),
+            lane_id=LaneId("default"),
+            execution_kind="work",
+            required_capabilities=(),
+            payload_encoding=None,
+            priority=0,
+            creator_identity="",
+            idempotency_ttl_ms=None,
+            tags={},
+            policy="{}",
+            attempt_timeout_ms=None,
+            retention_ms=7 * DAY_MS,
+            retention_failed_ms=30 * DAY_MS,
+            delay_until_ms=None,
+            delay_ms=None,
+            deadline_at_ms=None,
+            deadline_after_ms=None,
+        ),
     )
 
 
@@ -70,11 +78,11 @@ def test_the_policy_supplies_what_the_request_leaves_out() -> None:
         "stream_policy": {"retention_ttl_ms": 15},
         "routing_requirements": {"required_capabilities": ["b", "a", "b"]},
     }
-    request = checked(policy=policy, idempotency_key="k")
-    assert (request.priority, request.delay_until_ms, request.idempotency_ttl_ms) == (5, 7, 9)
-    assert (request.attempt_timeout_ms, request.deadline_after_ms) == (11, 13)
-    assert (request.retention_ms, request.required_capabilities) == (15, ("a", "b"))
-    overruled = checked(policy=policy, priority=0, delay_until_ms=0)
+    terms = checked(policy=policy, idempotency_key="k").terms
+    assert (terms.priority, terms.delay_until_ms, terms.idempotency_ttl_ms) == (5, 7, 9)
+    assert (terms.attempt_timeout_ms, terms.deadline_after_ms) == (11, 13)
+    assert (terms.retention_ms, terms.required_capabilities) == (15, ("a", "b"))
+    overruled = checked(policy=policy, priority=0, delay_until_ms=0).terms
     assert (overruled.priority, overruled.delay_until_ms) == (0, 0)
 
 
@@ -104,10 +112,16 @@ def test_an_id_must_agree_with_its_partition() -> None:
             checked(**fields)
 
 
-def test_a_payload_has_a_limit() -> None:
-    assert checked(input_payload=b"12345678").payload == b"12345678"
-    with pytest.raises(PayloadTooLarge):
-        checked(input_payload=b"123456789")
+@pytest.mark.parametrize("delay_until_ms", [None, NOW_MS + 1])
+def test_what_shares_its_terms_is_what_it_would_be_by_itself(delay_until_ms: int | None) -> None:
+    said: dict[str, object] = {"delay_until_ms": delay_until_ms, "priority": 3, "tags": {"a": "b"}}
+    first = checked(**said, input_payload=b"1", execution_id="own", idempotency_key="key")
+    other = structs.replace(
+        checked(**said, input_payload=b"2", parent_execution_id=UUID), terms=first.terms
+    )
+    alike = new_execution(first, 3, NOW_MS)
+    assert like_new(alike, first) == alike
+    assert like_new(alike, other) == new_execution(other, 3, NOW_MS)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from flowfabric.core.ids import (
     make_execution_id,
     member_execution_id,
     named_flow_id,
+    new_execution_ids,
     own_execution_id,
     parse_any_id,
     parse_execution_id,
@@ -234,6 +235,30 @@ def test_later_uuid7s_sort_after_earlier_ones(times: list[int], entropy: bytes) 
 def test_a_uuid7_keeps_every_bit_of_entropy_it_has_room_for() -> None:
     assert uuid7(0, b"\xff" * 10) == "00000000-0000-7fff-bfff-ffffffffffff"
     assert uuid7(2**48 - 1, bytes(10)) == "ffffffff-ffff-7000-8000-000000000000"
+
+
+@given(now_ms=st.integers(0, 2**47), entropy=st.binary(max_size=80))
+def test_new_ids_are_canonical_ordered_and_in_the_partition_of_their_uuid(
+    now_ms: int, entropy: bytes
+) -> None:
+    partitions = PartitionConfig()
+    made = new_execution_ids(now_ms, entropy[: len(entropy) // 8 * 8], partitions)
+    uuids = [uuid_of(parse_execution_id(each)) for each in made]
+    assert made == [solo_execution_id(each, partitions) for each in uuids]
+    assert uuids == sorted(set(uuids))
+    for each in map(UUID, uuids):
+        assert (each.version, each.variant) == (7, "specified in RFC 4122")
+        assert each.int >> 80 == now_ms
+
+
+def test_new_ids_stay_ordered_beyond_what_a_millisecond_has_room_for() -> None:
+    made = new_execution_ids(5, bytes(8 * 5_000), PartitionConfig())
+    uuids = [uuid_of(each) for each in made]
+    assert uuids == sorted(set(uuids))
+    assert uuids[4_095:4_097] == [
+        "00000000-0005-7fff-8000-000000000000",
+        "00000000-0006-7000-8000-000000000000",
+    ]
 
 
 @given(entropy=st.binary(min_size=16, max_size=16))

@@ -1,7 +1,8 @@
 """How executions come to be.
 
-A request is checked completely before anything is written (`check_new`), then
-turned into a record under the store's clock (`new_execution`). An idempotency
+A request is checked completely before anything is written: what many may share once
+(`check_terms`), the rest for each (`check_new`). Then it is turned into a record under
+the store's clock (`new_execution`). An idempotency
 key is remembered in a guard of its own, so that the same key finds the same
 execution in every lane as long as that execution exists.
 """
@@ -9,13 +10,12 @@ execution in every lane as long as that execution exists.
 import hashlib
 from collections.abc import Callable, Mapping
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric.core.capabilities import check_required
 from flowfabric.core.checks import (
     check_bool,
     check_int,
-    check_json,
     check_optional_text,
     check_optional_time,
     check_text,
@@ -98,24 +98,19 @@ class NewExecution(Struct, frozen=True, kw_only=True):
     """The execution that submits this one. Once ended, a child is kept while its parent runs."""
 
 
-class Checked(Struct, frozen=True, kw_only=True):
-    """A request with every field valid and every default filled in."""
+class Terms(Struct, frozen=True, kw_only=True):
+    """What a request says beside its id and its payload, checked and with every default filled in.
 
-    execution_id: ExecutionId
-    id_is_chosen: bool
-    own_id: str | None
+    Many requests share one: those of a task that are submitted with the same options.
+    """
+
     namespace: Namespace
     lane_id: LaneId
     execution_kind: str
     required_capabilities: tuple[str, ...]
-    payload: bytes
     payload_encoding: str | None
     priority: int
     creator_identity: str
-    idempotency_key: str | None
-    parent_execution_id: ExecutionId | None
-    strict: bool
-    fingerprint: bytes
     idempotency_ttl_ms: int | None
     tags: dict[str, str]
     policy: str
@@ -128,57 +123,39 @@ class Checked(Struct, frozen=True, kw_only=True):
     deadline_after_ms: int | None
 
 
-def check_new(
-    request: NewExecution,
-    *,
-    new_uuid: str,
-    partitions: PartitionConfig,
-    payload_bytes_max: int,
-    keep: Keep = DEFAULT_KEEP,
-) -> Checked:
-    """Raise on the first field that is wrong. `new_uuid` serves when the caller names no id."""
+class Checked(Struct, frozen=True, kw_only=True):
+    """A request with every field valid and every default filled in."""
+
+    terms: Terms
+    execution_id: ExecutionId
+    payload: bytes
+    id_is_chosen: bool = False
+    own_id: str | None = None
+    idempotency_key: str | None = None
+    strict: bool = False
+    fingerprint: bytes = b""
+    parent_execution_id: ExecutionId | None = None
+
+
+def check_terms(request: NewExecution, keep: Keep = DEFAULT_KEEP) -> Terms:
+    """Raise on the first field that is wrong, of those that requests may share."""
     policy = parse_policy(request.policy)
     kept = keep_of(policy, keep)
     routing = policy.routing_requirements
     timeout = policy.timeout_policy
-    lane_id = parse_lane_id(request.lane_id)
-    namespace = parse_namespace(request.namespace)
-    own_id = None if request.execution_id is None else parse_own_id(request.execution_id)
-    kind = parse_execution_kind(request.execution_kind)
-    payload = check_json(
-        "input_payload",
-        request.input_payload,
-        payload_bytes_max,
-        encoding=request.payload_encoding,
-    )
     delay_until_ms = request.delay_until_ms
     if delay_until_ms is None and request.delay_ms is None:
         delay_until_ms = policy.delay_until
-    return Checked(
-        execution_id=_check_id(request, own_id, new_uuid, partitions),
-        id_is_chosen=check_bool("id_is_chosen", request.id_is_chosen) or own_id is not None,
-        own_id=own_id,
-        namespace=namespace,
-        lane_id=lane_id,
-        execution_kind=kind,
+    return Terms(
+        namespace=parse_namespace(request.namespace),
+        lane_id=parse_lane_id(request.lane_id),
+        execution_kind=parse_execution_kind(request.execution_kind),
         required_capabilities=()
         if routing is None
         else check_required(routing.required_capabilities),
-        payload=payload,
         payload_encoding=check_optional_text("payload_encoding", request.payload_encoding),
         priority=clamp_priority(policy.priority if request.priority is None else request.priority),
         creator_identity=check_text("creator_identity", request.creator_identity),
-        idempotency_key=check_optional_text(
-            "idempotency_key", request.idempotency_key, bytes_max=IDEMPOTENCY_KEY_BYTES_MAX
-        )
-        or None,
-        parent_execution_id=None
-        if request.parent_execution_id is None
-        else parse_any_id(request.parent_execution_id, partitions, "parent_execution_id"),
-        strict=check_bool("strict", request.strict),
-        fingerprint=fingerprint(lane_id, kind, payload)
-        if request.idempotency_key or request.strict
-        else b"",
         idempotency_ttl_ms=policy.dedup_window_ms,
         tags=check_tags(request.tags),
         policy="{}" if request.policy is None else encode_policy(policy),
@@ -196,11 +173,50 @@ def check_new(
     )
 
 
+def check_new(
+    request: NewExecution,
+    terms: Terms,
+    payload: bytes,
+    *,
+    asked: bytes,
+    new_uuid: str,
+    partitions: PartitionConfig,
+) -> Checked:
+    """Raise on the first of the fields that is wrong which requests do not share.
+
+    `payload` is to be stored for what was `asked`. `new_uuid` serves when the caller names no id.
+    """
+    own_id = None if request.execution_id is None else parse_own_id(request.execution_id)
+    key = request.idempotency_key
+    return Checked(
+        terms=terms,
+        execution_id=_check_id(request, terms.namespace, own_id, new_uuid, partitions),
+        payload=payload,
+        id_is_chosen=check_bool("id_is_chosen", request.id_is_chosen) or own_id is not None,
+        own_id=own_id,
+        idempotency_key=check_optional_text(
+            "idempotency_key", key, bytes_max=IDEMPOTENCY_KEY_BYTES_MAX
+        )
+        or None,
+        strict=check_bool("strict", request.strict),
+        fingerprint=fingerprint(terms.lane_id, terms.execution_kind, asked)
+        if key or request.strict
+        else b"",
+        parent_execution_id=None
+        if request.parent_execution_id is None
+        else parse_any_id(request.parent_execution_id, partitions, "parent_execution_id"),
+    )
+
+
 def _check_id(
-    request: NewExecution, own_id: str | None, new_uuid: str, partitions: PartitionConfig
+    request: NewExecution,
+    namespace: Namespace,
+    own_id: str | None,
+    new_uuid: str,
+    partitions: PartitionConfig,
 ) -> ExecutionId:
     if own_id is not None:
-        execution_id = own_execution_id(request.namespace, own_id, partitions)
+        execution_id = own_execution_id(namespace, own_id, partitions)
     elif request.execution_id is None:
         return _made_id(request.partition_id, new_uuid, partitions)
     else:
@@ -235,7 +251,7 @@ def fingerprint(lane_id: str, execution_kind: str, payload: bytes) -> bytes:
 
 def check_repeat(checked: Checked, namespace: str) -> None:
     """Raise unless a request may be told of what has its id: it is in the same namespace."""
-    if namespace != checked.namespace:
+    if namespace != checked.terms.namespace:
         raise IdempotencyConflict(
             f"execution id {checked.execution_id} is taken; give another, or none"
         )
@@ -279,32 +295,34 @@ def check_strict(checked: Checked, known: Execution, plain: Callable[[bytes], by
 def check_parent(checked: Checked, namespaces: Mapping[ExecutionId, str]) -> None:
     """Raise when the parent is in another namespace; one that is gone may be anywhere."""
     parent = checked.parent_execution_id
-    if parent is not None and namespaces.get(parent, checked.namespace) != checked.namespace:
+    own = checked.terms.namespace
+    if parent is not None and namespaces.get(parent, own) != own:
         raise NotFound("execution", parent)
 
 
 def new_execution(checked: Checked, route_id: int, now_ms: int) -> Execution:
-    delay_until_ms = checked.delay_until_ms
-    if delay_until_ms is None and checked.delay_ms is not None:
-        delay_until_ms = now_ms + checked.delay_ms
+    terms = checked.terms
+    delay_until_ms = terms.delay_until_ms
+    if delay_until_ms is None and terms.delay_ms is not None:
+        delay_until_ms = now_ms + terms.delay_ms
     delayed = delay_until_ms is not None and delay_until_ms > now_ms
-    deadline_at_ms = checked.deadline_at_ms
-    if deadline_at_ms is None and checked.deadline_after_ms is not None:
-        deadline_at_ms = now_ms + checked.deadline_after_ms
+    deadline_at_ms = terms.deadline_at_ms
+    if deadline_at_ms is None and terms.deadline_after_ms is not None:
+        deadline_at_ms = now_ms + terms.deadline_after_ms
     return settle(
         Execution(
             partition_key=partition_of(checked.execution_id),
             execution_id=checked.execution_id,
             own_id=checked.own_id,
-            namespace=checked.namespace,
-            lane_id=checked.lane_id,
-            execution_kind=checked.execution_kind,
+            namespace=terms.namespace,
+            lane_id=terms.lane_id,
+            execution_kind=terms.execution_kind,
             route_id=route_id,
-            priority=checked.priority,
-            creator_identity=checked.creator_identity,
+            priority=terms.priority,
+            creator_identity=terms.creator_identity,
             idempotency_key=checked.idempotency_key,
             parent_execution_id=checked.parent_execution_id,
-            instance_tag=checked.tags.get(INSTANCE_TAG_KEY),
+            instance_tag=terms.tags.get(INSTANCE_TAG_KEY),
             lifecycle_phase=LifecyclePhase.RUNNABLE,
             ownership_state=OwnershipState.UNOWNED,
             eligibility_state=EligibilityState.NOT_ELIGIBLE_UNTIL_TIME
@@ -323,12 +341,25 @@ def new_execution(checked: Checked, route_id: int, now_ms: int) -> Execution:
             delay_until_ms=delay_until_ms if delayed else None,
             deadline_at_ms=deadline_at_ms,
             payload=checked.payload,
-            payload_encoding=checked.payload_encoding,
-            policy=checked.policy,
-            attempt_timeout_ms=checked.attempt_timeout_ms,
-            retention_ms=checked.retention_ms,
-            retention_failed_ms=checked.retention_failed_ms,
+            payload_encoding=terms.payload_encoding,
+            policy=terms.policy,
+            attempt_timeout_ms=terms.attempt_timeout_ms,
+            retention_ms=terms.retention_ms,
+            retention_failed_ms=terms.retention_failed_ms,
         )
+    )
+
+
+def like_new(alike: Execution, checked: Checked) -> Execution:
+    """What `new_execution` makes of another request with the same terms at the same time."""
+    return structs.replace(
+        alike,
+        partition_key=partition_of(checked.execution_id),
+        execution_id=checked.execution_id,
+        payload=checked.payload,
+        own_id=checked.own_id,
+        idempotency_key=checked.idempotency_key,
+        parent_execution_id=checked.parent_execution_id,
     )
 
 
@@ -347,12 +378,11 @@ def new_tags(execution: Execution, tags: Mapping[str, str]) -> tuple[ExecutionTa
 
 def new_guard(checked: Checked, now_ms: int) -> IdempotencyGuard:
     assert checked.idempotency_key is not None
+    ttl_ms = checked.terms.idempotency_ttl_ms
     return IdempotencyGuard(
-        namespace=checked.namespace,
+        namespace=checked.terms.namespace,
         idempotency_key=checked.idempotency_key,
         execution=checked.execution_id,
         fingerprint=checked.fingerprint,
-        expires_at_ms=None
-        if checked.idempotency_ttl_ms is None
-        else now_ms + checked.idempotency_ttl_ms,
+        expires_at_ms=None if ttl_ms is None else now_ms + ttl_ms,
     )

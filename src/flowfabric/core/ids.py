@@ -17,6 +17,7 @@ from flowfabric.core.limits import NAME_BYTES_MAX
 from flowfabric.core.partitions import (
     INDEX_MAX,
     PartitionConfig,
+    crc16_xmodem,
     fitted,
     flow_partition,
     parse_index,
@@ -47,6 +48,8 @@ FIRST_UUID: Final = "00000000-0000-0000-0000-000000000000"
 LAST_UUID: Final = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_COUNTED: Final = 12
+"""Bits of a new uuid that tell apart those of one batch and one millisecond."""
 _VERSION_4: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
 _VARIANT_1: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
 _TAG_OPEN: Final = "{fp:"
@@ -209,6 +212,25 @@ def uuid7(now_ms: int, entropy: bytes) -> str:
     high = (tail >> 64) & 0x0FFF | 0x7000
     low = tail & 0x3FFFFFFFFFFFFFFF | 0x8000000000000000
     return _hyphenate(f"{now_ms:012x}{high:04x}{low:016x}")
+
+
+def new_execution_ids(
+    now_ms: int, entropy: bytes, partitions: PartitionConfig
+) -> list[ExecutionId]:
+    """Ids of executions that belong to no flow, from the time and eight random bytes each.
+
+    They are ordered: what is submitted together is claimed in the order it was given.
+    """
+    tails = bytearray(entropy)
+    tails[0::8] = tails[0::8].translate(_VARIANT_1)
+    made: list[ExecutionId] = []
+    for place in range(len(entropy) // 8):
+        stamp = (now_ms << _COUNTED) + place
+        head = stamp >> _COUNTED << 16 | 0x7000 | stamp & 0x0FFF
+        uuid = head.to_bytes(8) + tails[place * 8 : place * 8 + 8]
+        partition = crc16_xmodem(uuid) % partitions.num_flow
+        made.append(ExecutionId(f"{{fp:{partition}}}:{_hyphenate(uuid.hex())}"))
+    return made
 
 
 def uuids_from(entropy: bytes) -> bytes:

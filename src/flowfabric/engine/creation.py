@@ -10,31 +10,42 @@ A key or id that is new belongs to whoever inserts it first, and that is known
 when his transaction ends. Others wait for it, within limits.
 """
 
+import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from flowfabric.core.checks import check_list
+from flowfabric.core.checks import check_json, check_list
 from flowfabric.core.creation import (
     Checked,
     NewExecution,
+    Terms,
     check_id_agrees,
     check_key_agrees,
     check_new,
     check_parent,
     check_repeat,
     check_strict,
+    check_terms,
+    like_new,
     new_execution,
     new_guard,
     new_tags,
 )
 from flowfabric.core.decision import Changes
-from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
+from flowfabric.core.ids import (
+    ExecutionId,
+    new_execution_ids,
+    parse_execution_id,
+    partition_of,
+    uuid_of,
+)
 from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.model import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import TERMINAL_STATES, LaneState
 from flowfabric.core.steps import new_waiter
-from flowfabric.engine.routes import Registration, Route, hold_routes, route_of
+from flowfabric.engine.routes import Registration, Route, hold_routes, route_of, routes_of
 from flowfabric.engine.unit import Operations, execution_key, hint_about, new_uuid, row_execution_id
 from flowfabric.errors import (
     IdempotencyConflict,
@@ -81,20 +92,48 @@ class Creation(Operations):
         with saying_who_decides(checked):
             return await self.store.transact(body.run, lock_wait_ms=key_wait_ms)
 
-    def plain(self, payload: bytes) -> bytes:
-        """What was asked for, of a payload as it is stored."""
-        return payload
-
-    def check_request(self, request: object) -> Checked:
+    def check_request(self, request: object, terms: Terms | None = None) -> Checked:
+        """Check a request; `terms` are those that have been checked for it before."""
         if not isinstance(request, NewExecution):
             raise InvalidInput("request", "must be a NewExecution", request)
+        shared = self.check_terms(request) if terms is None else terms
         return check_new(
             request,
+            shared,
+            self.check_payload(request.input_payload, shared.payload_encoding),
+            asked=self.asked(request.input_payload),
             new_uuid=new_uuid(),
             partitions=self.deployment.partitions,
-            payload_bytes_max=self.config.payload_bytes_max,
-            keep=self.config.kept,
         )
+
+    def check_terms(self, request: NewExecution) -> Terms:
+        return check_terms(request, self.config.kept)
+
+    def check_payloads(self, asked: Sequence[tuple[Terms, bytes]]) -> list[Checked]:
+        """Requests that name neither id nor key."""
+        entropy = os.urandom(8 * len(asked))
+        ids = new_execution_ids(time.time_ns() // 1_000_000, entropy, self.deployment.partitions)
+        return [
+            Checked(
+                terms=terms,
+                execution_id=execution_id,
+                payload=self.check_payload(payload, terms.payload_encoding),
+            )
+            for (terms, payload), execution_id in zip(asked, ids, strict=True)
+        ]
+
+    def check_payload(self, payload: object, encoding: str | None) -> bytes:
+        """A payload as it is stored."""
+        limit = self.config.payload_bytes_max
+        return check_json("input_payload", payload, limit, encoding=encoding)
+
+    def asked(self, payload: bytes) -> bytes:
+        """What a payload is compared by, of the one in a request."""
+        return payload
+
+    def plain(self, payload: bytes) -> bytes:
+        """The same, of a payload as it is stored."""
+        return payload
 
 
 @contextmanager
@@ -155,8 +194,8 @@ class CreateBody:
         now_ms = await tx.now_ms()
         fresh = self._fresh(taken)
         executions = {
-            execution_id: self._new(checked, now_ms)
-            for execution_id, checked in sorted(fresh.items(), key=lambda item: item[0])
+            execution.execution_id: execution
+            for execution in self._new([fresh[each] for each in sorted(fresh)], now_ms)
         }
         inserted = await tx.insert_new(list(executions.values()))
         created = {
@@ -197,7 +236,7 @@ class CreateBody:
         namespaces = await _namespaces(tx, sorted({each.execution_id for each in repeats}))
         for checked in repeats:
             # What retention has deleted meanwhile is told of as before.
-            check_repeat(checked, namespaces.get(checked.execution_id, checked.namespace))
+            check_repeat(checked, namespaces.get(checked.execution_id, checked.terms.namespace))
         compared = [each for each in repeats if each.strict or each.idempotency_key]
         keys = sorted({execution_key(each.execution_id) for each in compared})
         known = await tx.get(Execution, keys) if keys else {}
@@ -242,7 +281,7 @@ class CreateBody:
 
     async def _admit(self, tx: Transaction) -> None:
         """Hold the routes, registering those not there; refuse lanes that take no more work."""
-        asked = {route_of(each) for each in self.checked}
+        asked = routes_of(self.checked)
         known = {route: self.known_routes[route] for route in asked & self.known_routes.keys()}
         held = await hold_routes(tx, known)
         for route in known.keys() - held.keys():
@@ -265,24 +304,31 @@ class CreateBody:
 
     async def _refuse_new(self, tx: Transaction, closed: dict[str, LaneState]) -> None:
         """Refuse what is new in closed lanes. A repeat is answered wherever it is sent."""
-        asked = [checked for checked in self.checked if checked.lane_id in closed]
-        keys = [(each.namespace, each.idempotency_key) for each in asked if each.idempotency_key]
+        asked = [checked for checked in self.checked if checked.terms.lane_id in closed]
+        keys = [_key_of(each) for each in asked if each.idempotency_key]
         now_ms = await tx.now_ms()
         guards = await tx.get(IdempotencyGuard, sorted(keys))
         held = {key for key, guard in guards.items() if guard.holds(now_ms)}
         known = await tx.get(Execution, [execution_key(each.execution_id) for each in asked])
         for checked in asked:
             repeats = execution_key(checked.execution_id) in known
-            if not repeats and (checked.namespace, checked.idempotency_key) not in held:
+            if not repeats and (not checked.idempotency_key or _key_of(checked) not in held):
+                lane_id = checked.terms.lane_id
                 raise LaneNotAccepting(
-                    f"lane {checked.lane_id!r} is {closed[checked.lane_id]} and takes no new"
-                    " executions;"
+                    f"lane {lane_id!r} is {closed[lane_id]} and takes no new executions;"
                     " resume it or submit to another lane"
                 )
 
-    def _new(self, checked: Checked, now_ms: int) -> Execution:
-        execution = new_execution(checked, self.route_ids[route_of(checked)], now_ms)
-        return execution if self.shape is None else self.shape(execution)
+    def _new(self, fresh: Sequence[Checked], now_ms: int) -> Iterator[Execution]:
+        """What each request asks for. Those that share their terms differ in little."""
+        alike: dict[int, Execution] = {}
+        for checked in fresh:
+            known = alike.get(id(checked.terms))
+            if known is None:
+                route_id = self.route_ids[route_of(checked.terms)]
+                known = alike[id(checked.terms)] = new_execution(checked, route_id, now_ms)
+            execution = like_new(known, checked)
+            yield execution if self.shape is None else self.shape(execution)
 
     async def _take_guards(self, tx: Transaction) -> dict[int, ExecutionId]:
         """Claim the idempotency keys; map places of requests that lost to what won."""
@@ -315,7 +361,7 @@ class CreateBody:
         tags = tuple(
             tag
             for execution_id, execution in created.items()
-            for tag in new_tags(execution, fresh[execution_id].tags)
+            for tag in new_tags(execution, fresh[execution_id].terms.tags)
         )
         own = {(each.namespace, each.idempotency_key) for each in created.values()}
         # A guard goes with its execution, which has to know of it: another key for something
@@ -373,13 +419,18 @@ async def _insert_or_lock(
     raise RetryExhausted(f"idempotency keys were set and deleted {GUARD_TRIES_MAX} times over")
 
 
+def _key_of(checked: Checked) -> Key:
+    """What its guard is found by."""
+    assert checked.idempotency_key is not None
+    return (checked.terms.namespace, checked.idempotency_key)
+
+
 def _losers(
     keyed: dict[int, Checked], winners: dict[Key, IdempotencyGuard]
 ) -> dict[int, ExecutionId]:
     losers: dict[int, ExecutionId] = {}
     for place, checked in keyed.items():
-        assert checked.idempotency_key is not None
-        winner = winners[(checked.namespace, checked.idempotency_key)]
+        winner = winners[_key_of(checked)]
         check_key_agrees(checked, winner.execution)
         if checked.strict and winner.fingerprint != checked.fingerprint:
             raise IdempotencyConflict(

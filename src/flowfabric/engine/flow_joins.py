@@ -232,7 +232,7 @@ class _Building:
         if not self.plan.created:
             return []
         for each in self.plan.created:
-            check_new_member(flow, each.namespace)
+            check_new_member(flow, each.terms.namespace)
         now_ms = await tx.now_ms()
         made: dict[ExecutionId, Execution] = {}
 

@@ -37,7 +37,13 @@ class Joining(Creation):
         An asyncpg or psycopg connection, a SQLAlchemy connection or session (sync or
         async) on Postgres; a `sqlite3.Connection` to the same file on SQLite.
         """
-        checked = self._check_all(requests)
+        return await self.create_checked_on(connection, self._check_all(requests))
+
+    async def create_checked_on(
+        self, connection: object, checked: Sequence[Checked]
+    ) -> list[CreateResult]:
+        """The same for requests that `check_request` has passed."""
+        check_list("requests", checked, 0, BATCH_MAX)
         if not self.store.writes_beside:
             return await self._create_on(connection, checked, registers=True)
         await self.know_routes(checked)
@@ -60,7 +66,12 @@ class Joining(Creation):
         self, connection: object, requests: Sequence[NewExecution]
     ) -> list[CreateResult]:
         """The same for a connection that is not async, on the calling thread."""
-        checked = self._check_all(requests)
+        return self.create_checked_on_sync(connection, self._check_all(requests))
+
+    def create_checked_on_sync(
+        self, connection: object, checked: Sequence[Checked]
+    ) -> list[CreateResult]:
+        check_list("requests", checked, 0, BATCH_MAX)
         if not self.store.writes_beside:
             self.forget_routes()
             return self._create_on_sync(connection, checked, registers=True)

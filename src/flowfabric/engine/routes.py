@@ -14,7 +14,7 @@ from collections.abc import Container, Mapping, Sequence
 
 import msgspec
 
-from flowfabric.core.creation import Checked
+from flowfabric.core.creation import Checked, Terms
 from flowfabric.core.ids import parse_lane_id
 from flowfabric.core.limits import ROUTE_CACHE_MS, ROUTE_KEEP_MS, ROUTES_MAX
 from flowfabric.core.model import Execution, Lane, WorkerPresence
@@ -28,21 +28,20 @@ Route = tuple[str, str, str, tuple[str, ...]]
 """Namespace, lane, kind and required capabilities: who may run what."""
 
 
-def route_of(checked: Checked) -> Route:
-    return (
-        checked.namespace,
-        checked.lane_id,
-        checked.execution_kind,
-        checked.required_capabilities,
-    )
+def route_of(terms: Terms) -> Route:
+    return (terms.namespace, terms.lane_id, terms.execution_kind, terms.required_capabilities)
+
+
+def routes_of(checked: Sequence[Checked]) -> set[Route]:
+    shared = {id(each.terms): each.terms for each in checked}
+    return {route_of(terms) for terms in shared.values()}
 
 
 class Registration:
     """The lanes and routes of requests that are not among the known ones."""
 
     def __init__(self, checked: Sequence[Checked], known_routes: Container[Route]) -> None:
-        asked = {route_of(each) for each in checked}
-        self.unknown = sorted(route for route in asked if route not in known_routes)
+        self.unknown = sorted(each for each in routes_of(checked) if each not in known_routes)
 
     async def run(self, tx: Transaction) -> dict[Route, int]:
         """Their ids, once they are there."""

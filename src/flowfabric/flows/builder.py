@@ -17,8 +17,8 @@ from typing import Final, ParamSpec, TypedDict, TypeVar, Unpack, overload
 import msgspec
 from msgspec import structs
 
-from flowfabric.core.checks import check_int, check_name
-from flowfabric.core.creation import Checked, NewExecution, check_new
+from flowfabric.core.checks import check_depth, check_int, check_name
+from flowfabric.core.creation import Checked, NewExecution, check_terms
 from flowfabric.core.durations import Duration
 from flowfabric.core.flow_build import Dependency, Join
 from flowfabric.core.ids import ExecutionId, Namespace, named_flow_id, parse_namespace
@@ -47,9 +47,6 @@ T = TypeVar("T")
 
 PLAN_TAG: Final = "flow.plan"
 """Tells what a flow with an id of the program's own was started with."""
-NO_UUID: Final = "00000000-0000-4000-8000-000000000000"
-UNLIMITED: Final = 2**62
-"""How large a payload may be is known to the engine alone."""
 
 NodeList = Sequence[Node[object]]
 
@@ -421,12 +418,8 @@ def _check_join(when: When, given: bool, count: int) -> None:
 
 def _check_request(planned: Planned) -> None:
     """Refuse what can be refused without a database, where it was written."""
-    check_new(
-        request_of(planned.call, planned.options, planned.namespace),
-        new_uuid=NO_UUID,
-        partitions=PartitionConfig(),
-        payload_bytes_max=UNLIMITED,
-    )
+    check_terms(request_of(planned.call, planned.options, planned.namespace))
+    check_depth("input_payload", planned.call.payload)
 
 
 def _digest(plan: Sequence[Planned]) -> str:

@@ -13,6 +13,7 @@ from msgspec import structs
 from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.results import CreateResult
 from flowfabric.core.step_model import Step
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.engine.engine import Engine
@@ -34,7 +35,7 @@ from flowfabric.errors import (
 from flowfabric.logs import open_log
 from flowfabric.patience import statements_within
 from flowfabric.store.base import HintListener
-from flowfabric.submission import Options, Submissions, child_id, request_of
+from flowfabric.submission import Options, Submissions, child_id
 from flowfabric.task import Call as Submission
 from flowfabric.worker.describing import why_lost
 from flowfabric.worker.fence import Inside, check_outside
@@ -296,11 +297,14 @@ class Services:
         parent = self.lease.claimed.execution_id
         if options.execution_id is None and options.idempotency_key is None:
             options = structs.replace(options, execution_id=self._child_id(parent, identity))
-        request = structs.replace(
-            request_of(call, options, self.lease.claimed.namespace), parent_execution_id=parent
-        )
-        # Safe to repeat: its id, or its idempotency key, is the same each time.
-        created = await self._tell(lambda: self._shared.submissions.submit(request))
+        submissions, namespace = self._shared.submissions, self.lease.claimed.namespace
+
+        async def submit() -> CreateResult:
+            """Safe to repeat: its id, or its idempotency key, is the same each time."""
+            (checked,) = submissions.check([call], options, namespace, parent)
+            return await submissions.submit(checked)
+
+        created = await self._tell(submit)
         if created.execution_id == parent:
             named = "execution_id" if options.idempotency_key is None else "idempotency_key"
             raise InvalidInput(named, "is this run's own; give the child another")
