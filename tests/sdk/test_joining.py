@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from flowfabric import App, Context
 from flowfabric.errors import InvalidInput
 from flowfabric.task import Call
-from tests.apps import working
+from tests.apps import PATIENCE_S, working
 
 
 def made(url: str) -> App:
@@ -195,30 +195,40 @@ def test_on_sqlite_the_first_use_may_be_inside_the_transaction(tmp_path: Path) -
 async def test_a_worker_that_lost_its_lease_cannot_commit_business_rows(
     app: App, taken: bool
 ) -> None:
-    connection = await asyncpg.connect(app.url)
-    await connection.execute("create table article (id int)")
     outcome: asyncio.Queue[str] = asyncio.Queue()
+    begun = 0
 
     @app.task
     async def publish(ctx: Context) -> None:
-        if taken:
-            await app.engine.revoke_lease(ctx.execution_id, reason="test")
+        nonlocal begun
+        begun += 1
+        if begun > 1:
+            return  # What was taken away is handed out again.
+        # Of its own: a handler that is told to stop may be cancelled in any statement.
+        connection = await asyncpg.connect(app.url)
         try:
+            if taken:
+                await app.engine.revoke_lease(ctx.execution_id, reason="test")
             async with connection.transaction(), ctx.fence(connection):
                 await connection.execute("insert into article values (1)")
         except asyncio.CancelledError:
             outcome.put_nowait("stopped")
             raise
+        finally:
+            connection.terminate()
         outcome.put_nowait("committed")
 
+    reader = await asyncpg.connect(app.url)
     try:
+        await reader.execute("create table article (id int)")
         async with working(app):
             await app.submit(publish)
-            assert await outcome.get() == ("stopped" if taken else "committed")
-            rows = await connection.fetch("select id from article")
-            assert len(rows) == (0 if taken else 1)
+            async with asyncio.timeout(PATIENCE_S):
+                assert await outcome.get() == ("stopped" if taken else "committed")
+        rows = await reader.fetch("select id from article")
+        assert len(rows) == (0 if taken else 1)
     finally:
-        await connection.close()
+        await reader.close()
 
 
 async def test_nobody_takes_the_lease_before_a_fenced_transaction_ends(app: App) -> None:
