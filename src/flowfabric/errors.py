@@ -31,6 +31,7 @@ succeed when the same call is simply repeated. The default message of an error i
 the first line of its docstring.
 """
 
+from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from flowfabric.error_kinds import BackendErrorKind, ErrorClass, abbreviated
@@ -202,6 +203,18 @@ class NotInAStep(Validation):
             " or not at all, so it cannot wait or take steps. Call it from the handler itself"
         )
         self.verb, self.step_name = verb, step_name
+
+
+class NotAwaited(Validation):
+    """A handler has called a verb and ended without awaiting it: that has done nothing."""
+
+    def __init__(self, calls: Sequence[str]) -> None:
+        more = f" (and {len(calls) - 1} more)" if len(calls) > 1 else ""
+        super().__init__(
+            f"{calls[0]}{more} was called and not awaited, so it has done nothing; write `await`"
+            " before it"
+        )
+        self.calls = tuple(calls)
 
 
 class PayloadTooLarge(Validation):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from flowfabric import App, Context, testing
+from flowfabric import App, Context, Retry, testing
 from flowfabric.errors import ExecutionFailed
 from flowfabric.task import Task, TaskSettings
 
@@ -119,3 +119,81 @@ async def test_a_step_that_is_no_function_is_refused_with_the_way_out(
 
     reason = await fails(app, plainly_mistaken if blocking else mistaken)
     assert re.search(refusal, reason)
+
+
+CALLED = {
+    "step": "ctx.step('a', …)",
+    "submit": "ctx.submit(child, …)",
+    "patched": "ctx.patched('p', …)",
+    "wait_for_signal": "ctx.wait_for_signal('go', …)",
+    "wait_for": "ctx.wait_for('go', …)",
+    "waitpoint": "ctx.waitpoint('go', …)",
+    "sleep": "ctx.sleep('1h', …)",
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("where", ["handler", "branch", "task", "result"])
+async def test_a_verb_that_was_not_awaited_fails_the_run_by_its_name(verb: str, where: str) -> None:
+    app = App()
+    attempts = 0
+
+    @app.task(retry=Retry(max_retries=3))
+    async def mistaken(ctx: Context) -> object:
+        nonlocal attempts
+        attempts += 1
+
+        async def branch() -> None:
+            VERBS[verb](ctx)
+
+        if where == "branch":
+            await asyncio.gather(branch())
+            return None
+        made = VERBS[verb](ctx)
+        if where == "task":
+            # It does not begin before the handler ends.
+            assert asyncio.iscoroutine(made)
+            tasks.add(asyncio.create_task(made))
+        return made if where == "result" else None
+
+    tasks: set[asyncio.Task[object]] = set()
+    reason = await fails(app, mistaken)
+    called = CALLED.get(verb, f"ctx.{verb}(…)")
+    assert f"{called} was called and not awaited, so it has done nothing" in reason
+    assert attempts == 1, "trying again cannot help"
+    for task in tasks:
+        task.cancel()
+
+
+async def test_of_several_calls_that_were_not_awaited_the_first_is_named() -> None:
+    app = App()
+
+    @app.task
+    async def child() -> None: ...
+
+    @app.task
+    async def mistaken(ctx: Context) -> None:
+        made = await ctx.submit(child)
+        await ctx.step("done", int)
+        calls: list[object] = [made.result(), ctx.step("forgotten", int)]
+        assert len(calls) == 2
+
+    reason = await fails(app, mistaken)
+    assert "result() of a child of task child (and 1 more) was called and not awaited" in reason
+
+
+async def test_calls_that_are_awaited_late_or_given_up_are_no_mistake() -> None:
+    app = App()
+
+    @app.task
+    async def works(ctx: Context) -> int:
+        late = [ctx.step("late", int, number) for number in range(200)]
+        ctx.step("closed", int).close()
+        given_up = asyncio.create_task(ctx.step("given up", int))
+        given_up.cancel()
+        return sum([await each for each in late])
+
+    async with testing.engine(app=app) as local:
+        run = await local.submit(works)
+        await local.drain()
+        assert await run.result() == sum(range(200))

@@ -169,8 +169,7 @@ class Attempt:
         """Of all that points back here: it would wait for the garbage collector."""
         self.lease.on_lost = None
         if self._services is not None:
-            self._services.steps.let_go()
-            self._services.parking.let_go()
+            self._services.let_go()
         self._services = None
 
     def _start_timer(self) -> None:
@@ -227,6 +226,8 @@ class Attempt:
             for around in reversed(self._middleware):
                 call = partial(around, context, call)
             value = await call()
+        if self._services is not None:
+            self._services.promises.check()
         if self.task.settings.executor == "process":
             assert isinstance(value, bytes)
             return await self._to_store(value)

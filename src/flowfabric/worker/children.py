@@ -35,8 +35,11 @@ class Child(Generic[R_co]):
         and comes by here with the result. Raises as `Run.result` does. How it ended is
         stored, and the same in every later run.
         """
+        services = self._services
         name = f"{RESULT_OF}{self.execution_id}"
-        return self._result(self._services.steps.ask(StepKind.CHILD, name, ""))
+        made = self._result(services.steps.ask(StepKind.CHILD, name, ""))
+        services.promises.add(f"result() of a child of task {self.task.name}", made)
+        return made
 
     async def _result(self, call: Call) -> R_co:
         services = self._services

@@ -42,6 +42,7 @@ from flowfabric.worker.fence import Inside, check_outside
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.held import HeldLease
 from flowfabric.worker.parking import Parking, Pause
+from flowfabric.worker.promises import Promises
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.steps import Journal
@@ -179,6 +180,7 @@ class Services:
         self.in_process_sleep_ms = shared.in_process_sleep_ms
         self.pause = shared.pause
         self.stopped: str | None = None
+        self.promises = Promises()
         self._recorder = recorder = Recorder(shared, lease, parking)
         self.steps = Journal(
             recorder.store,
@@ -319,6 +321,12 @@ class Services:
 
     async def settle(self) -> None:
         await self._recorder.settle()
+
+    def let_go(self) -> None:
+        """Of all that points back to the attempt."""
+        self.steps.let_go()
+        self.parking.let_go()
+        self.promises.let_go()
 
     async def _tell(self, report: Callable[[], Awaitable[T]]) -> T:
         """A word to the store that is safe to repeat."""

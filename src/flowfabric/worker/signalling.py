@@ -9,7 +9,7 @@ from flowfabric.core.step_model import StepKind
 from flowfabric.errors import InvalidInput, SignalTimeout
 from flowfabric.signals import Signal, SignalToken, check_name, condition_of
 from flowfabric.worker.digests import digest_of
-from flowfabric.worker.verbs import Verbs, check_awaited, on_loop
+from flowfabric.worker.verbs import Verbs, check_awaitable, on_loop, promised
 from flowfabric.worker.waiting import (
     Wait,
     make_waitpoint,
@@ -55,9 +55,10 @@ class SignalVerbs(Verbs):
         `type` is what its payload is decoded to. When it does not come in time:
         `default`, if there is one, else `SignalTimeout`.
         """
-        check_awaited(self, "wait_for_signal")
+        check_awaitable(self, "wait_for_signal")
         wait = self._wait(f"signal {check_name(name)}", condition_of(name), timeout)
-        return self._one(wait, f"signal {name!r}", default, type)
+        made = self._one(wait, f"signal {name!r}", default, type)
+        return promised(self, "wait_for_signal", (name,), made)
 
     @overload
     def wait_for(
@@ -91,9 +92,9 @@ class SignalVerbs(Verbs):
         Returns the signals that counted, in the order in which the conditions name them; those
         of one name in the order they came.
         """
-        check_awaited(self, "wait_for")
+        check_awaitable(self, "wait_for")
         wait, what = self._wait_for(conditions, timeout)
-        return self._many(wait, what, default, type)
+        return promised(self, "wait_for", conditions, self._many(wait, what, default, type))
 
     @on_loop
     def waitpoint(

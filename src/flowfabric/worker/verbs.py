@@ -1,7 +1,7 @@
 """What the verbs of a context have in common, and what they refuse before they do anything."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
@@ -17,7 +17,7 @@ from flowfabric.worker.lines import inside_step
 from flowfabric.worker.services import Services
 
 P = ParamSpec("P")
-R = TypeVar("R")
+T = TypeVar("T")
 V = TypeVar("V", bound="Verbs")
 
 IN_STEPS: Final = ("progress",)
@@ -32,18 +32,39 @@ class Verbs(HandlerContext):
     """Whether somebody waits in a thread for what the verbs return: `ctx.blocking` does."""
 
 
-def on_loop(verb: Callable[Concatenate[V, P], R]) -> Callable[Concatenate[V, P], R]:
-    """Refuse a verb at once where nobody can await it: in a plain function, say."""
+def on_loop(
+    verb: Callable[Concatenate[V, P], Coroutine[object, object, T]],
+) -> Callable[Concatenate[V, P], Coroutine[object, object, T]]:
+    """Refuse a verb at once where nobody can await it, in a plain function, say; and see to it
+    that somebody does."""
 
     @wraps(verb)
-    def checked(self: V, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        check_awaited(self, verb.__name__)
-        return verb(self, *args, **kwargs)
+    def checked(self: V, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, object, T]:
+        check_awaitable(self, verb.__name__)
+        return promised(self, verb.__name__, args, verb(self, *args, **kwargs))
 
     return checked
 
 
-def check_awaited(verbs: Verbs, name: str) -> None:
+def promised(
+    verbs: Verbs, name: str, args: Sequence[object], made: Coroutine[object, object, T]
+) -> Coroutine[object, object, T]:
+    """What a verb returns: the handler has to await it."""
+    if not verbs._waits:
+        verbs._services.promises.add(_shown(name, args), made)
+    return made
+
+
+def _shown(verb: str, args: Sequence[object]) -> str:
+    """A call as the code has it, about."""
+    about = args[0] if args else ""
+    if isinstance(about, Task | Call):
+        about = about.name if isinstance(about, Task) else about.task.name
+        return f"ctx.{verb}({about}, …)"
+    return f"ctx.{verb}({about!r}, …)" if isinstance(about, str) and about else f"ctx.{verb}(…)"
+
+
+def check_awaitable(verbs: Verbs, name: str) -> None:
     if verbs._waits or verbs._services.is_here():
         return
     if inside_step.get() is None or name in IN_STEPS:
