@@ -11,6 +11,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from flowfabric.error_kinds import BackendErrorKind
@@ -38,7 +40,7 @@ OUTAGE = (Transport, Unavailable, ResourceExhausted, OperationTimeout)
 
 class Entry(NamedTuple, Generic[Item, Answer]):
     item: Item
-    future: "asyncio.Future[Answer]"
+    tell: Callable[[Answer | Exception], None]
     since_s: float
 
 
@@ -66,10 +68,24 @@ class GroupCommit(Generic[Item, Answer]):
     async def add(self, item: Item) -> Answer:
         """Hand in one item and wait for its answer."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Entry(item, future, time.monotonic()))
+        entry = self.hand_in(item, partial(_settle, future))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # Nobody wants it any more, unless it is on its way.
+            with suppress(ValueError):
+                self._waiting.remove(entry)
+            raise
+
+    def hand_in(
+        self, item: Item, tell: Callable[[Answer | Exception], None]
+    ) -> Entry[Item, Answer]:
+        """Hand in one item; `tell` is called with its answer, and must not raise."""
+        entry: Entry[Item, Answer] = Entry(item, tell, time.monotonic())
+        self._waiting.append(entry)
         if len(self._flushes) < self._parallel:
             self._flushes.add(asyncio.create_task(self._flush()))
-        return await future
+        return entry
 
     async def close(self) -> None:
         """Wait until everything handed in has been answered."""
@@ -98,15 +114,11 @@ class GroupCommit(Generic[Item, Answer]):
                 await self._split(batch, error)
             else:
                 for entry, answer in zip(batch, answers, strict=True):
-                    _settle(entry.future, answer)
+                    entry.tell(answer)
 
     def _take(self) -> list[Entry[Item, Answer]]:
-        batch: list[Entry[Item, Answer]] = []
-        while self._waiting and len(batch) < self._count_max:
-            entry = self._waiting.popleft()
-            if not entry.future.done():
-                batch.append(entry)
-        return batch
+        count = min(len(self._waiting), self._count_max)
+        return [self._waiting.popleft() for _ in range(count)]
 
     async def _split(self, batch: list[Entry[Item, Answer]], error: Exception) -> None:
         """One item that is refused does not spoil its batch: each is tried alone."""
@@ -114,7 +126,7 @@ class GroupCommit(Generic[Item, Answer]):
             self._refuse_late(error)
         if len(batch) == 1 or isinstance(error, OUTAGE):
             for entry in batch:
-                _settle(entry.future, error)
+                entry.tell(error)
             return
         left = iter(batch)
         # A few at once, so that one which has to wait holds up no other.
@@ -126,16 +138,16 @@ class GroupCommit(Generic[Item, Answer]):
         while self._waiting and self._waiting[0].since_s <= late_s:
             detail = f"waited for others, who failed: {outage}"
             entry = self._waiting.popleft()
-            _settle(entry.future, Transport("queue", detail, kind=BackendErrorKind.TIMEOUT))
+            entry.tell(Transport("queue", detail, kind=BackendErrorKind.TIMEOUT))
 
     async def _commit_alone(self, entries: Iterator[Entry[Item, Answer]]) -> None:
-        for item, future, _ in entries:
+        for item, tell, _ in entries:
             try:
                 (answer,) = await self._commit([item])
             except Exception as own:
-                _settle(future, own)
+                tell(own)
             else:
-                _settle(future, answer)
+                tell(answer)
 
 
 def _settle(future: "asyncio.Future[Answer]", answer: Answer | Exception) -> None:

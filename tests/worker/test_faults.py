@@ -12,6 +12,9 @@ from flowfabric import App, Context
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.states import PublicState
 from flowfabric.errors import ExecutionCancelled, ExecutionFailed, InvalidInput, PayloadTooLarge
+from flowfabric.submission import Submissions
+from flowfabric.worker.attempt import Stop
+from flowfabric.worker.inline import InlineWorker
 from tests.apps import blocked, reached, working
 from tests.worker import processes
 
@@ -321,3 +324,30 @@ async def test_a_plain_function_that_raises_stop_iteration_has_failed(app: App) 
             with pytest.raises(ExecutionFailed, match="function raised StopIteration"):
                 await (await app.submit(task)).result(timeout="20s")
         assert await works(app)
+
+
+class Hasty(InlineWorker):
+    """Tells its handlers to stop before they have begun."""
+
+    async def _run(self, patience_s: float) -> None:
+        for attempt in tuple(self._left):
+            attempt.stop(Stop.DRAIN, "as asked")
+        await super()._run(patience_s)
+
+
+async def test_a_handler_that_is_stopped_before_it_has_begun_is_handed_back(app: App) -> None:
+    ran: list[int] = []
+
+    @app.task
+    async def work(number: int) -> None:
+        ran.append(number)
+
+    await app.open()
+    run = await app.submit(work, 1)
+    submissions = Submissions(app.engine)
+    worker = Hasty(
+        app.engine, app.tasks, submissions, app.resources, (), app.namespace, asyncio.sleep
+    )
+    assert await worker.run_ready() == 1
+    await worker.close()
+    assert (ran, await run.state()) == ([], PublicState.WAITING)

@@ -9,29 +9,24 @@ ends the worker.
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import nullcontext
 from enum import StrEnum
 from functools import partial
-from typing import Final
+from typing import Protocol
 
 import msgspec
 
-from flowfabric.core.checks import shorten
-from flowfabric.core.expiry import ATTEMPT_TIMEOUT
-from flowfabric.core.limits import TEXT_BYTES_MAX
-from flowfabric.core.results import AlreadySatisfied
+from flowfabric.core.results import Completed
 from flowfabric.core.states import FailureClass
 from flowfabric.core.step_model import FailedStep
-from flowfabric.core.suspension_model import TimeoutBehavior
-from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import (
     CodeMismatch,
     DoNotRetry,
     FlowFabricError,
     InvalidInput,
-    NotFound,
     Validation,
 )
 from flowfabric.logs import open_log
@@ -42,7 +37,8 @@ from flowfabric.worker.blame import blamed
 from flowfabric.worker.context import Context
 from flowfabric.worker.describing import category, classify, describe, elsewhere, text_of
 from flowfabric.worker.held import HeldLease
-from flowfabric.worker.parking import Parking, Pause
+from flowfabric.worker.leaving import TIMEOUT_GRACE_S, block, expire, park, rest
+from flowfabric.worker.parking import Parking
 from flowfabric.worker.services import Services, Shared
 from flowfabric.worker.tracebacks import theirs, traceback_text
 
@@ -51,11 +47,8 @@ log = open_log(__name__)
 Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
 """Runs around a handler: gets its context and the call to make, returns what that returned."""
 
-TIMEOUT_GRACE_S: Final = 0.05
-"""Waited after the deadline: the store, whose clock decides, should agree that it has passed."""
-TIMEOUT_TRIES: Final = 20
-OUTAGE_PAUSE_MS: Final = 1_000
-"""How long a handler rests that met an outage where no verb of its context waits it out."""
+Report = Callable[[], Awaitable[object]]
+"""Tells the engine what became of an attempt. Safe to repeat."""
 
 
 class Stop(StrEnum):
@@ -67,43 +60,60 @@ class Stop(StrEnum):
     PARK = "park"
 
 
+class Keeper(Protocol):
+    """The worker that attempts belong to."""
+
+    @property
+    def middleware(self) -> Sequence[Middleware]: ...
+
+    def stop_asked(self, attempt: "Attempt") -> None:
+        """The handler was told to stop."""
+
+    def handler_ended(self, attempt: "Attempt") -> None:
+        """It holds no slot any more, whether or not the end has been reported yet."""
+
+    def attempt_ended(self, attempt: "Attempt") -> None:
+        """The end has been reported, or nothing more can be done about it."""
+
+
 class Attempt:
     """One claimed execution in the hands of this worker."""
 
     def __init__(
-        self,
-        shared: Shared,
-        lease: HeldLease,
-        task: Task[..., object],
-        middleware: Sequence[Middleware],
-        on_handler_ended: Callable[["Attempt"], None],
-        on_stop: Callable[["Attempt"], None],
+        self, shared: Shared, lease: HeldLease, task: Task[..., object], keeper: Keeper
     ) -> None:
         """What the handler does not use is not made: without a context it has no journal."""
         self.lease = lease
         self.task = task
         self.stopping: Stop | None = None
+        self.started_s = 0.0
+        """By the monotonic clock."""
         self._shared = shared
-        self._middleware = middleware
-        self._on_handler_ended = on_handler_ended
-        self._on_stop = on_stop
+        self._keeper = keeper
         self._running: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._services: Services | None = None
         """What stands behind the context, if there is one."""
+        self._begun = False
         self._handler_ended = False
         self._abandoned = False
         self._went_on = False
         """Whether the handler completed, or is to run on later, whatever failed in it."""
 
-    def start(self) -> "asyncio.Task[None]":
-        # In the worker's context: who frees a slot starts the next, and has one of his own.
-        self._running = asyncio.get_running_loop().create_task(
-            self._run(),
-            name=self.lease.claimed.execution_id,
-            context=self._shared.context.copy(),
+    def start(self) -> None:
+        self.started_s = time.monotonic()
+        self.lease.on_lost = self._lost
+        self._running = self._task_of(self._run())
+
+    def _task_of(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
+        """In the worker's context: whoever is here now has one of his own."""
+        shared = self._shared
+        return asyncio.Task(
+            work,
+            loop=shared.loop,
+            name=self.lease.handle.execution_id,
+            context=shared.context.copy(),
         )
-        return self._running
 
     def stop(self, why: Stop, reason: str) -> None:
         """Deliver a cancellation into the handler, once."""
@@ -112,9 +122,10 @@ class Attempt:
         self.stopping = why
         if self._services is not None:
             self._services.stop(reason)
-        assert self._running is not None
-        self._running.cancel(reason)
-        self._on_stop(self)
+        # A task that has not begun would end without a word.
+        if self._begun and self._running is not None:
+            self._running.cancel(reason)
+        self._keeper.stop_asked(self)
 
     def _lost(self, reason: str) -> None:
         self.stop(Stop.LOST, reason)
@@ -129,41 +140,71 @@ class Attempt:
     # Running
 
     async def _run(self) -> None:
-        lease = self.lease
-        lease.on_lost = self._lost
-        if lease.lost is not None:
-            self.stop(Stop.LOST, lease.lost)
+        self._begun = True
+        result: Completion | None = None
+        try:
+            report = await self._run_handler()
+            if self._services is not None:
+                report = await self._settle(self._services, report)
+            if isinstance(report, Completion):
+                result = report
+            elif report is not None:
+                await self._report(report)
+        finally:
+            if result is None:
+                self._end()
+            else:
+                # Its answer comes with those of others; the task ends before.
+                self._shared.reports.completions.hand_in(result, partial(self._answered, result))
+
+    async def _run_handler(self) -> Completion | Report | None:
+        """What is to be reported, if anything."""
         self._start_timer()
         try:
-            report = await self._outcome()
+            return await self._outcome()
         except Exception as error:
-            report = self._own_failure(error)
+            return self._own_failure(error)
         finally:
             self._handler_ended = True
             if self._timer is not None:
                 self._timer.cancel()
-            self._on_handler_ended(self)
-        try:
-            if self._services is not None:
-                await self._settle(self._services)
-            await self._send(report)
-        except Exception as error:
-            await self._send(self._own_failure(error))
-        finally:
-            self._let_go()
+            self._keeper.handler_ended(self)
 
-    async def _settle(self, services: Services) -> None:
+    async def _settle(
+        self, services: Services, report: Completion | Report | None
+    ) -> Completion | Report | None:
         """Store what the handler has not waited for, and the failures it has gone on past."""
-        await services.settle()
-        if not self._went_on:
-            return
         try:
-            await services.steps.settle()
+            await services.settle()
+            if self._went_on:
+                await services.steps.settle()
         except FlowFabricError as error:
             log.warning("a failure was not stored: %s", error, extra=self.lease.log_fields)
         except asyncio.CancelledError:
             if self.lease.lost is None:
                 raise
+        except Exception as error:
+            return self._own_failure(error)
+        return report
+
+    def _answered(self, result: Completion, answer: Completed | Exception) -> None:
+        if isinstance(answer, Exception):
+            self._running = self._task_of(self._complete_again(result))
+        else:
+            self._end()
+
+    async def _complete_again(self, result: Completion) -> None:
+        """Until the database is back, or to hear why it is refused."""
+        completions = self._shared.reports.completions
+        try:
+            await self._report(lambda: completions.add(result))
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self.lease.settled = True
+        self._let_go()
+        self._keeper.attempt_ended(self)
 
     def _let_go(self) -> None:
         """Of all that points back here: it would wait for the garbage collector."""
@@ -180,7 +221,7 @@ class Attempt:
                 max(0.0, left_s) + TIMEOUT_GRACE_S, self.stop, Stop.TIMEOUT, "the timeout is over"
             )
 
-    async def _outcome(self) -> Callable[[], Awaitable[object]] | None:
+    async def _outcome(self) -> Completion | Report | None:
         """Run the handler; what is to be reported, if anything."""
         assert self._running is not None
         try:
@@ -207,31 +248,55 @@ class Attempt:
         self._went_on = True
         if self._services is not None:
             self._warn_about_unused_steps(self._services)
-        completion = Completion(handle=self.lease.handle, result=result, result_encoding=JSON)
-        return lambda: self._shared.reports.completions.add(completion)
+        return Completion(handle=self.lease.handle, result=result, result_encoding=JSON)
 
     async def _handle(self) -> bytes:
         """The handler's encoded result."""
         if self.stopping is not None:
             raise asyncio.CancelledError("it was told to stop before it began")
-        context = None
-        if self.task.takes_context or self._middleware or not self.lease.first_run:
+        task, middleware = self.task, self._keeper.middleware
+        payload, context = self.lease.claimed.payload, None
+        if task.takes_context or middleware or not self.lease.first_run:
             context = await self._make_context()
-        payload = await self._payload()
-        bound = self._arguments(payload)
-        if context is None or not self._middleware:
-            value = await self._call(context, bound, payload)
-        else:
-            call: Callable[[], Awaitable[object]] = partial(self._call, context, bound, payload)
-            for around in reversed(self._middleware):
+        if self.lease.claimed.payload_encoding == JSON_WITH_INPUTS:
+            payload = await self._with_inputs(payload)
+        args, kwargs = self._arguments(payload)
+        if context is not None and task.takes_context:
+            args = (context, *args)
+        for name, kind in task.arguments.resources.items():
+            kwargs[name] = self._shared.resources.get(kind)
+        if context is not None and middleware:
+            call: Callable[[], Awaitable[object]] = partial(self._call, payload, args, kwargs)
+            for around in reversed(middleware):
                 call = partial(around, context, call)
             value = await call()
+        else:
+            value = await self._begin(payload, args, kwargs)
         if self._services is not None:
             self._services.promises.check()
-        if self.task.settings.executor == "process":
+        if task.settings.executor == "process":
             assert isinstance(value, bytes)
             return await self._to_store(value)
-        return await self._to_store(self.task.encode_result(value))
+        return await self._to_store(task.encode_result(value))
+
+    async def _call(
+        self, payload: bytes, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
+        return await self._begin(payload, args, kwargs)
+
+    def _begin(
+        self, payload: bytes, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> Awaitable[object]:
+        """Begin the function of the task, on the loop, in a thread, or in another process."""
+        task, functions = self.task, self._shared.functions
+        if task.is_async:
+            made = task.function(*args, **kwargs)
+            assert inspect.isawaitable(made), "what it was registered as"
+            return made
+        if task.settings.executor == "process":
+            return functions.in_process(task, payload)
+        call = partial(task.function, *args, **kwargs)
+        return self._until_thread_ends(functions.in_thread(call))
 
     async def _make_context(self) -> Context:
         """A context, and what earlier runs have stored."""
@@ -250,16 +315,13 @@ class Attempt:
                 raise
             raise CodeMismatch(None, str(error)) from None
 
-    async def _payload(self) -> bytes:
+    async def _with_inputs(self, payload: bytes) -> bytes:
         """The arguments, with results of the nodes it waited for put in."""
-        claimed = self.lease.claimed
-        if claimed.payload_encoding != JSON_WITH_INPUTS:
-            return claimed.payload
-        engine = self._shared.engine
+        engine, execution_id = self._shared.engine, self.lease.handle.execution_id
         results = await self._shared.reports.send(
-            self.lease, lambda: engine.read_execution_inputs(claimed.execution_id)
+            self.lease, lambda: engine.read_execution_inputs(execution_id)
         )
-        return complete(self.task, claimed.payload, results)
+        return complete(self.task, payload, results)
 
     async def _to_store(self, result: bytes) -> bytes:
         """The result as it is stored. What is refused here would be refused each time."""
@@ -284,22 +346,6 @@ class Attempt:
                 " stored; keep it elsewhere and return where"
             )
 
-    async def _call(self, context: Context | None, bound: Bound, payload: bytes) -> object:
-        task, (args, kwargs) = self.task, bound
-        if context is not None and task.takes_context:
-            args = (context, *args)
-        for name, kind in task.arguments.resources.items():
-            kwargs[name] = self._shared.resources.get(kind)
-        if task.is_async:
-            made = task.function(*args, **kwargs)
-            assert inspect.isawaitable(made), "what it was registered as"
-            result: object = await made
-            return result
-        if task.settings.executor == "process":
-            return await self._shared.functions.in_process(task, payload)
-        call = partial(task.function, *args, **kwargs)
-        return await self._until_thread_ends(self._shared.functions.in_thread(call))
-
     async def _until_thread_ends(self, thread: "asyncio.Future[object]") -> object:
         """A thread cannot be cancelled: it is told, and waited for."""
         while not thread.done():
@@ -312,23 +358,24 @@ class Attempt:
 
     # What became of it
 
-    def _after_stop(self) -> Callable[[], Awaitable[object]] | None:
-        handle = self.lease.handle
+    def _after_stop(self) -> Report | None:
+        engine, handle = self._shared.engine, self.lease.handle
         match self.stopping:
             case Stop.TIMEOUT:
-                return self._expire
+                return partial(expire, engine, self.lease)
             case Stop.DRAIN:
                 return lambda: self._shared.reports.returns.add(handle)
             case Stop.PARK:
+                assert self._services is not None, "only a verb of the context can park"
                 self._went_on = True
-                return self._park
+                return partial(park, engine, self.lease, self._services.parking)
             case _:
                 log.warning(
                     "stopped: the lease is gone: %s", self.lease.lost, extra=self.lease.log_fields
                 )
                 return None
 
-    def _after_error(self, error: BaseException) -> Callable[[], Awaitable[object]] | None:
+    def _after_error(self, error: BaseException) -> Report | None:
         if self.stopping is Stop.PARK:
             # What a handler raises while it is unwound is of no interest: it runs again.
             return self._after_stop()
@@ -338,9 +385,9 @@ class Attempt:
         if outage_behind(error, self.lease.broken_by):
             # No trouble of the database counts against a run.
             log.info("met an outage, and runs again: %s", error, extra=self.lease.log_fields)
-            return self._rest
+            return partial(rest, self._shared.engine, self.lease)
         if isinstance(error, CodeMismatch):
-            return partial(self._block, error)
+            return partial(block, self._shared.engine, self.lease, error)
         failure_class = classify(error, self.task)
         where = theirs(error)
         log.log(
@@ -368,7 +415,7 @@ class Attempt:
         named: str = "",
         where: str | None = None,
         step: FailedStep | None = None,
-    ) -> Callable[[], Awaitable[object]]:
+    ) -> Report:
         report = FailureReport(
             handle=self.lease.handle,
             reason=reason,
@@ -379,9 +426,7 @@ class Attempt:
         )
         return lambda: self._shared.reports.failures.add(report)
 
-    def _own_failure(
-        self, error: Exception, raised: BaseException | None = None
-    ) -> Callable[[], Awaitable[object]]:
+    def _own_failure(self, error: Exception, raised: BaseException | None = None) -> Report:
         """What goes wrong here fails the run, or it would look as if the worker had died."""
         log.error("could not tell what became of it", exc_info=error, extra=self.lease.log_fields)
         reason = f"the worker could not tell what became of it: {describe(error)}"
@@ -389,71 +434,18 @@ class Attempt:
             reason += f"; the handler raised {type(raised).__name__}: {text_of(raised)}"
         return self._failure(reason, FailureClass.TRANSIENT, category(error), traceback_text(error))
 
-    async def _rest(self) -> None:
-        until_ms = self.lease.store_now_ms() + OUTAGE_PAUSE_MS
-        await self._shared.engine.delay(self.lease.handle, until_ms)
-
-    async def _expire(self) -> None:
-        """Let the store decide about the timeout, by its clock."""
-        for _ in range(TIMEOUT_TRIES):
-            answer = await self._shared.engine.expire_execution(
-                self.lease.handle.execution_id, ATTEMPT_TIMEOUT
-            )
-            if not (isinstance(answer, AlreadySatisfied) and answer.reason == "not_yet_due"):
-                return
-            await asyncio.sleep(TIMEOUT_GRACE_S)
-
-    async def _park(self) -> None:
-        assert self._services is not None
-        parking = self._services.parking
-        if parking.mismatch is not None:
-            await self._block(parking.mismatch)
-            return
-        handle, engine = self.lease.handle, self._shared.engine
-        until_ms = min(parking.until_ms, default=None)
-        if parking.conflict is not None:
-            raise parking.conflict
-        if parking.pause is not None:
-            await self._suspend(parking.pause)
-        elif parking.executions:
+    async def _report(self, report: Report) -> None:
+        try:
             try:
-                await engine.await_executions(
-                    handle, sorted(set(parking.executions)), until_ms=until_ms
-                )
-            except NotFound as error:
-                if error.id == handle.execution_id:
-                    raise
-                # The handler runs again at once, and is told where it asks for the result.
-                await engine.delay(handle, self.lease.store_now_ms())
-        else:
-            assert until_ms is not None
-            await engine.delay(handle, until_ms)
+                await self._send(report)
+            except Exception as error:
+                await self._send(self._own_failure(error))
+        except Exception:
+            log.exception(
+                "could not be finished; its lease will expire", extra=self.lease.log_fields
+            )
 
-    async def _block(self, mismatch: CodeMismatch) -> None:
-        """Wait for other code: a deploy brings it, or a person accepts this one."""
-        detail = shorten(str(mismatch), TEXT_BYTES_MAX)
-        log.warning("blocked by changed code: %s", detail, extra=self.lease.log_fields)
-        await self._shared.engine.block_on_code(self.lease.handle, mismatch.step_key, detail)
-
-    async def _suspend(self, pause: Pause) -> None:
-        outcome = await self._shared.engine.suspend(
-            self.lease.handle,
-            resume_condition=pause.condition,
-            waitpoints=pause.fresh,
-            # An earlier attempt may have made some: their tokens are handed out already.
-            take_pending=True,
-            suspension_id=pause.suspension_id,
-            timeout_in_ms=pause.timeout_in_ms,
-            timeout_behavior=None if pause.timeout_in_ms is None else TimeoutBehavior.AUTO_RESUME,
-            idempotency_key=pause.suspension_id,
-        )
-        if isinstance(outcome, SuspendSatisfied):
-            # The handler is unwound already: it runs again at once, and finds the signals.
-            await self._shared.engine.delay(self.lease.handle, 0)
-
-    async def _send(self, report: Callable[[], Awaitable[object]] | None) -> None:
-        if report is None:
-            return
+    async def _send(self, report: Report) -> None:
         try:
             try:
                 await self._shared.reports.send(self.lease, report)
@@ -465,8 +457,6 @@ class Attempt:
             log.log(
                 level_of(error), "the report was refused: %s", error, extra=self.lease.log_fields
             )
-        finally:
-            self.lease.settled = True
 
     def _warn_about_unused_steps(self, services: Services) -> None:
         unused = services.steps.never_asked_for()

@@ -2,12 +2,14 @@
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from flowfabric.core.limits import LEASE_TTL_MS_MAX
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import OperationTimeout
+from flowfabric.first_of import first_of
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
 from flowfabric.worker.attempt import Attempt, Middleware, Stop
@@ -24,9 +26,6 @@ PROCESSES: Final = 1
 PATIENCE_S: Final = 30.0
 GRACE_S: Final = 1.0
 """How long a handler that is told to stop may take."""
-
-
-Running = Mapping["asyncio.Task[None]", Attempt]
 
 
 def _stay(at_ms: int) -> None:
@@ -51,8 +50,10 @@ class InlineWorker:
         self._engine = engine
         self._namespace = namespace
         self._tasks = tasks
-        self._middleware = middleware
+        self.middleware = middleware
         self._move_to = move_to
+        self._left: set[Attempt] = set()
+        self._one_ended = asyncio.Event()
         self._functions = Functions(THREADS, PROCESSES)
         self._unwatch = watch_tasks(asyncio.get_running_loop())
         self._reports = Reports(engine, PATIENCE_S)
@@ -86,33 +87,27 @@ class InlineWorker:
             capabilities=sorted({need for each in settings for need in each.capabilities}),
         )
         # Nobody else is there to take a lease, and hardly any time passes while one is held.
-        attempts = [
-            Attempt(
-                self._shared,
-                HeldLease(each, math.inf),
-                self._tasks[each.execution_kind],
-                self._middleware,
-                _nothing,
-                self._on_stop,
-            )
+        self._left = {
+            Attempt(self._shared, HeldLease(each, math.inf), self._tasks[each.execution_kind], self)
             for each in claimed
-        ]
-        if attempts:
-            await self._run({attempt.start(): attempt for attempt in attempts}, patience_s)
-        return len(attempts)
+        }
+        for attempt in tuple(self._left):
+            attempt.start()
+        if claimed:
+            await self._run(patience_s)
+        return len(claimed)
 
-    async def _run(self, running: Running, patience_s: float) -> None:
+    async def _run(self, patience_s: float) -> None:
         try:
-            _, left = await asyncio.wait(running, timeout=patience_s)
-            timed = {task for task in left if running[task].lease.claimed.attempt_deadline_ms}
-            for task in timed:
-                running[task].stop(Stop.TIMEOUT, "the timeout is over")
-            if timed:
-                await asyncio.wait(timed, timeout=GRACE_S)
-            stuck = [running[task] for task in left if not task.done()]
+            await self._until_ended(self._left, patience_s)
+            timed = {each for each in self._left if each.lease.claimed.attempt_deadline_ms}
+            for attempt in timed:
+                attempt.stop(Stop.TIMEOUT, "the timeout is over")
+            await self._until_ended(timed, GRACE_S)
+            stuck = tuple(self._left)
         finally:
             # Also when this was cancelled: nothing outlives it.
-            await _end({task: each for task, each in running.items() if not task.done()})
+            await self._end_all()
         if stuck:
             named = ", ".join(f"{e.task.name} {e.lease.claimed.execution_id}" for e in stuck)
             raise OperationTimeout(
@@ -121,7 +116,32 @@ class InlineWorker:
                 round(patience_s * 1_000),
             )
 
-    def _on_stop(self, attempt: Attempt) -> None:
+    async def _end_all(self) -> None:
+        """Tell handlers to stop, and let go of those that do not."""
+        for attempt in tuple(self._left):
+            attempt.stop(Stop.DRAIN, "the drain is over")
+        await self._until_ended(self._left, GRACE_S)
+        for attempt in tuple(self._left):
+            attempt.abandon("the drain is over")
+        await self._until_ended(self._left, GRACE_S)
+
+    async def _until_ended(self, attempts: set[Attempt], timeout_s: float) -> None:
+        deadline_s, left_s = time.monotonic() + timeout_s, timeout_s
+        while attempts & self._left and left_s >= 0:
+            self._one_ended.clear()
+            await first_of(self._one_ended.wait(), timeout_s=left_s)
+            left_s = deadline_s - time.monotonic()
+
+    # What attempts tell
+
+    def handler_ended(self, attempt: Attempt) -> None:
+        """There are no slots to free."""
+
+    def attempt_ended(self, attempt: Attempt) -> None:
+        self._left.discard(attempt)
+        self._one_ended.set()
+
+    def stop_asked(self, attempt: Attempt) -> None:
         """A timeout has passed by the clock that decides, too."""
         deadline_ms = attempt.lease.claimed.attempt_deadline_ms
         if attempt.stopping is Stop.TIMEOUT and deadline_ms is not None:
@@ -131,20 +151,3 @@ class InlineWorker:
         await self._reports.close()
         self._functions.close()
         self._unwatch()
-
-
-async def _end(running: Running) -> None:
-    """Tell handlers to stop, and let go of those that do not."""
-    if not running:
-        return
-    for attempt in running.values():
-        attempt.stop(Stop.DRAIN, "the drain is over")
-    _, left = await asyncio.wait(running, timeout=GRACE_S)
-    for task in left:
-        running[task].abandon("the drain is over")
-    if left:
-        await asyncio.wait(left, timeout=GRACE_S)
-
-
-def _nothing(attempt: Attempt) -> None:
-    """There are no slots to free."""

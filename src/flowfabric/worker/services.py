@@ -78,6 +78,7 @@ class Shared:
         self.resources = resources
         self.in_process_sleep_ms = in_process_sleep_ms
         self.pause = pause
+        self.loop = asyncio.get_running_loop()
         self.context = contextvars.copy_context()
         """The context variables that every handler begins with."""
 
@@ -170,7 +171,7 @@ class Services:
 
     def __init__(self, shared: Shared, lease: HeldLease, parking: Parking) -> None:
         self._shared = shared
-        self._loop = asyncio.get_running_loop()
+        self._loop = shared.loop
         self._thread = threading.get_ident()
         self._calls: set[asyncio.Task[object]] = set()
         self.lease = lease

@@ -84,7 +84,7 @@ class Worker:
         self._engine = engine
         self._tasks = tasks
         self._namespace = namespace
-        self._middleware = tuple(middleware)
+        self.middleware = tuple(middleware)
         self._shares = LaneShares(settings.lanes or lanes_of(tasks))
         self._patience_s = settings.lease_ttl_ms / 1_000 / BEATS_PER_LEASE
         """How long a statement may take before its connection is given up."""
@@ -105,14 +105,15 @@ class Worker:
         self._gone: DatabaseGone | None = None
         self._waiting: deque[HeldLease] = deque()
         self._running: set[Attempt] = set()
-        self._attempts: set[asyncio.Task[None]] = set()
+        """Those whose handlers hold a slot."""
+        self._attempts: set[Attempt] = set()
+        """Those whose end has not been reported."""
         self._ready: HintListener | None = None
         """Wakes the worker when it is idle."""
         self._slot_freed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._deadline_passed = asyncio.Event()
         self._average_s = QUICK_S
-        self._started: dict[Attempt, float] = {}
 
     # Living
 
@@ -261,21 +262,16 @@ class Worker:
                 self._heartbeat.remove(lease)
                 continue
             task = self._tasks[lease.claimed.execution_kind]
-            attempt = Attempt(
-                self._shared, lease, task, self._middleware, self._handler_ended, self._stop_asked
-            )
+            attempt = Attempt(self._shared, lease, task, self)
             self._running.add(attempt)
-            self._started[attempt] = time.monotonic()
-            running = attempt.start()
-            self._attempts.add(running)
-            running.add_done_callback(partial(self._attempt_ended, lease))
+            self._attempts.add(attempt)
+            attempt.start()
 
-    def _handler_ended(self, attempt: Attempt) -> None:
-        """Its slot is free, whether or not the end has been reported yet."""
-        started_s = self._started.pop(attempt, None)
-        if started_s is not None:
-            self._average_s = 0.9 * self._average_s + 0.1 * (time.monotonic() - started_s)
-        self._free(attempt)
+    def handler_ended(self, attempt: Attempt) -> None:
+        if attempt in self._running:
+            took_s = time.monotonic() - attempt.started_s
+            self._average_s = 0.9 * self._average_s + 0.1 * took_s
+            self._free(attempt)
 
     def _free(self, attempt: Attempt) -> None:
         self._running.discard(attempt)
@@ -283,18 +279,12 @@ class Worker:
             self._fill_slots()
         self._slot_freed.set()
 
-    def _attempt_ended(self, lease: HeldLease, ended: "asyncio.Task[None]") -> None:
-        self._attempts.discard(ended)
-        self._heartbeat.remove(lease)
+    def attempt_ended(self, attempt: Attempt) -> None:
+        self._attempts.discard(attempt)
+        self._heartbeat.remove(attempt.lease)
         self._slot_freed.set()
-        if not ended.cancelled() and (error := ended.exception()) is not None:
-            log.error(
-                "%s: could not be finished; its lease will expire",
-                lease.handle.execution_id,
-                exc_info=error,
-            )
 
-    def _stop_asked(self, attempt: Attempt) -> None:
+    def stop_asked(self, attempt: Attempt) -> None:
         """Give the handler a while to stop, then go on without it."""
         grace_s = duration_ms("cancel_grace", self.settings.cancel_grace) / 1_000
         asyncio.get_running_loop().call_later(grace_s, self._abandon, attempt)
@@ -308,7 +298,6 @@ class Worker:
             attempt.lease.handle.execution_id,
             extra=attempt.lease.log_fields,
         )
-        self._started.pop(attempt, None)
         self._free(attempt)
 
     async def _watch_for_lost(self) -> None:
@@ -340,11 +329,12 @@ class Worker:
         for attempt in list(self._running):
             attempt.stop(Stop.DRAIN, "the worker stops")
         grace_s = duration_ms("cancel_grace", self.settings.cancel_grace) / 1_000
+        deadline_s = time.monotonic() + grace_s + 1
+        while self._attempts and (left_s := deadline_s - time.monotonic()) > 0:
+            await first_of(self._slot_freed.wait(), timeout_s=left_s)
+            self._slot_freed.clear()
         if self._attempts:
-            await asyncio.wait(self._attempts, timeout=grace_s + 1)
-        left = len(self._attempts)
-        if left:
-            log.error("%d handlers did not stop; their leases will expire", left)
+            log.error("%d handlers did not stop; their leases will expire", len(self._attempts))
 
     async def _own_ids(self) -> Mapping[ExecutionId, str]:
         """What people call the first of those that run; nothing if the database is slow to tell."""
