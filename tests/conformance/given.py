@@ -6,11 +6,13 @@ from typing import Protocol, TypedDict
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core import situations
 from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import Fence
 from flowfabric.core.results import Claimed, Created, Marked, Revoked
+from flowfabric.core.situations import Situation
 from flowfabric.core.states import FailureClass
 from flowfabric.testing import SettableClock
 
@@ -202,9 +204,12 @@ class Given:
         return made if isinstance(made, str) else made.execution_id
 
 
-WAITING = ("waiting", "resumable")
-SET_ASIDE = ("delayed", "retrying", "parked", "blocked", "waiting_children", "suspended")
-LOST = ("expired_lease", "revoked")
-ENDED = ("completed", "failed", "cancelled", "expired")
-EVERY_STATE = (*WAITING, *SET_ASIDE, "running", "overdue_lease", *LOST, *ENDED)
-"""Names of `Given`'s methods, one for each situation an execution can be in."""
+WAITING: tuple[str, ...] = (Situation.WAITING, Situation.RESUMABLE)
+IN_FLOWS = (Situation.HELD, Situation.SKIPPED)
+SET_ASIDE: tuple[str, ...] = tuple(
+    each for each in situations.SET_ASIDE if each not in (*IN_FLOWS, Situation.GATED)
+)
+LOST: tuple[str, ...] = (Situation.EXPIRED_LEASE, Situation.REVOKED)
+ENDED: tuple[str, ...] = tuple(each for each in situations.ENDED if each not in IN_FLOWS)
+EVERY_STATE: tuple[str, ...] = (*WAITING, *SET_ASIDE, *situations.HELD_BY_WORKER, *LOST, *ENDED)
+"""Every situation outside flows. `Given` has a method of that name for each."""

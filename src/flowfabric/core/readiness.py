@@ -16,14 +16,15 @@ from types import MappingProxyType
 from typing import Final
 
 from flowfabric.core.model import Execution
-from flowfabric.core.states import (
-    AttemptState,
-    BlockingReason,
-    EligibilityState,
-    LifecyclePhase,
-    OwnershipState,
-    TerminalOutcome,
+from flowfabric.core.situations import (
+    ENDED,
+    HELD_BY_WORKER,
+    RULES,
+    Operation,
+    Situation,
+    situation_of,
 )
+from flowfabric.core.states import BlockingReason, EligibilityState, OwnershipState
 
 LOST_LEASE: Final = (OwnershipState.LEASE_EXPIRED_RECLAIMABLE, OwnershipState.LEASE_REVOKED)
 
@@ -57,39 +58,41 @@ HELD_BY_JOIN: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
+_HOLDS: Final[Mapping[Situation, Hold]] = {
+    **dict.fromkeys(RULES[Operation.CLAIM].leads, Hold.NOTHING),
+    **dict.fromkeys(HELD_BY_WORKER, Hold.LEASE),
+    **dict.fromkeys(RULES[Operation.PROMOTE].leads, Hold.TIME),
+    Situation.HELD: Hold.JOIN,
+    Situation.WAITING_CHILDREN: Hold.JOIN,
+    Situation.SUSPENDED: Hold.SIGNAL,
+    Situation.GATED: Hold.GATE,
+    **dict.fromkeys(ENDED, Hold.ENDED),
+}
+_TAKES_PAYLOAD: Final = frozenset(
+    {
+        Situation.WAITING,
+        Situation.DELAYED,
+        Situation.RETRYING,
+        Situation.HELD,
+        Situation.GATED,
+        Situation.EXPIRED_LEASE,
+        Situation.REVOKED,
+    }
+)
+
+
 def held_by(execution: Execution) -> Hold:
     """The one reason why the execution is not ready; `NOTHING` if it is."""
-    if (
-        execution.lifecycle_phase is LifecyclePhase.TERMINAL
-        or execution.terminal_outcome is not TerminalOutcome.NONE
-    ):
-        return Hold.ENDED
+    hold = _HOLDS[situation_of(execution)]
+    if hold is Hold.ENDED:
+        return hold
     if execution.cancel_requested:
         return Hold.CANCELLATION
-    match execution.lifecycle_phase:
-        case LifecyclePhase.SUSPENDED:
-            return Hold.SIGNAL
-        case LifecyclePhase.ACTIVE if execution.ownership_state in LOST_LEASE:
-            # Work whose lease was lost needs nobody to release it first.
-            return Hold.JOIN if execution.join_pending else Hold.NOTHING
-        case LifecyclePhase.ACTIVE:
-            return Hold.LEASE
-        case LifecyclePhase.RUNNABLE if execution.ownership_state is OwnershipState.UNOWNED:
-            return _waiting_for(execution)
-        case _:
-            return Hold.GATE
-
-
-def _waiting_for(execution: Execution) -> Hold:
-    match execution.eligibility_state:
-        case EligibilityState.ELIGIBLE_NOW:
-            return Hold.JOIN if execution.join_pending else Hold.NOTHING
-        case EligibilityState.NOT_ELIGIBLE_UNTIL_TIME:
-            return Hold.TIME
-        case EligibilityState.BLOCKED_BY_DEPENDENCIES:
-            return Hold.CHILD if execution.awaits_child else Hold.JOIN
-        case _:
-            return Hold.GATE
+    if hold is Hold.NOTHING and execution.join_pending:
+        return Hold.JOIN
+    if hold is Hold.JOIN and execution.awaits_child:
+        return Hold.CHILD
+    return hold
 
 
 def is_ready(execution: Execution) -> bool:
@@ -102,18 +105,11 @@ def takes_payload(execution: Execution) -> bool:
 
     One that is parked goes on where it stopped. One whose lease was lost is over.
     """
-    goes_on = (
-        execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED
-        and execution.ownership_state not in LOST_LEASE
-    )
-    return not goes_on and held_by(execution) not in (Hold.LEASE, Hold.SIGNAL, Hold.ENDED)
+    return situation_of(execution) in _TAKES_PAYLOAD
 
 
 def falls_to_join(execution: Execution) -> bool:
     """Whether nothing but its open join keeps a waiting execution from being ready."""
-    return (
-        execution.join_pending
-        and execution.lifecycle_phase is LifecyclePhase.RUNNABLE
-        and execution.ownership_state is OwnershipState.UNOWNED
-        and execution.eligibility_state is EligibilityState.ELIGIBLE_NOW
-    )
+    if not execution.join_pending:
+        return False
+    return situation_of(execution) in (Situation.WAITING, Situation.RESUMABLE)

@@ -1,0 +1,299 @@
+"""The situations an execution can be in, and what each operation does in each of them.
+
+Six columns say where an execution stands; together they make one of the situations named
+here. `RULES` is the whole of it as a table: from which situations an operation acts and where
+it may lead from there, and with which error it is refused elsewhere. What is in neither list
+finds nothing to do. Readiness, the state diagram in the documentation and the test that drives
+every situation through every operation follow from this table.
+
+Two facts stand beside the situation: an open join (`join_pending`), which keeps whatever would
+be ready from being so, and a queued cancellation (`cancel_requested`), which keeps it from
+everything else.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+from flowfabric.core.model import Execution
+from flowfabric.core.states import (
+    AttemptState,
+    BlockingReason,
+    EligibilityState,
+    LifecyclePhase,
+    OwnershipState,
+    TerminalOutcome,
+)
+from flowfabric.errors import (
+    ExecutionNotActive,
+    ExecutionNotEligible,
+    ExecutionNotSuspended,
+    ExecutionNotTerminal,
+    FlowFabricError,
+    InvalidInput,
+    LeaseExpired,
+    LeaseRevoked,
+    TargetNotSignalable,
+)
+
+
+class Situation(StrEnum):
+    """Where an execution stands."""
+
+    WAITING = "waiting"
+    """Nothing but a worker is missing for its next attempt."""
+    RESUMABLE = "resumable"
+    """The same, for an attempt that goes on."""
+    DELAYED = "delayed"
+    """Not before its time."""
+    RETRYING = "retrying"
+    """An attempt failed; the next one waits for its time."""
+    PARKED = "parked"
+    """Its attempt sleeps."""
+    BLOCKED = "blocked"
+    """Changed code stopped its attempt, which looks again from time to time."""
+    HELD = "held"
+    """It waits for the executions before it in its flow."""
+    WAITING_CHILDREN = "waiting_children"
+    """Its attempt waits for the end of other executions."""
+    SUSPENDED = "suspended"
+    """Its attempt waits for a signal."""
+    GATED = "gated"
+    """A budget, a quota, a route, its lane or an operator keeps it back."""
+    RUNNING = "running"
+    """A worker has it."""
+    OVERDUE_LEASE = "overdue_lease"
+    """Its worker's lease has ended, and nobody has noticed yet."""
+    EXPIRED_LEASE = "expired_lease"
+    """The same, noticed: ready for another worker."""
+    REVOKED = "revoked"
+    """An operator took the lease away: ready for another worker."""
+    COMPLETED = "completed"
+    """It returned a result."""
+    FAILED = "failed"
+    """It failed, and is not tried again."""
+    CANCELLED = "cancelled"
+    """Somebody called it off."""
+    EXPIRED = "expired"
+    """It ran out of time."""
+    SKIPPED = "skipped"
+    """What it waited for in its flow can no longer come."""
+
+
+class Operation(StrEnum):
+    """What can happen to an execution."""
+
+    CLAIM = "claim"
+    COMPLETE = "complete"
+    FAIL = "fail"
+    DELAY = "sleep"
+    AWAIT = "wait for others"
+    SUSPEND = "suspend"
+    BLOCK = "meet changed code"
+    HAND_BACK = "hand back"
+    RENEW = "renew"
+    SIGNAL = "signal"
+    PROMOTE = "time has come"
+    WAKE = "others ended"
+    SETTLE = "join decided"
+    EXPIRE_LEASE = "lease found expired"
+    EXPIRE_ATTEMPT = "attempt times out"
+    EXPIRE_SUSPENSION = "wait times out"
+    EXPIRE = "deadline passes"
+    REVOKE = "revoke"
+    RESUME = "resume"
+    ACCEPT = "accept"
+    REPRIORITISE = "reprioritise"
+    CANCEL = "cancel"
+    REPLAY = "replay"
+
+
+READY: Final = (
+    Situation.WAITING,
+    Situation.RESUMABLE,
+    Situation.EXPIRED_LEASE,
+    Situation.REVOKED,
+)
+SET_ASIDE: Final = (
+    Situation.DELAYED,
+    Situation.RETRYING,
+    Situation.PARKED,
+    Situation.BLOCKED,
+    Situation.HELD,
+    Situation.WAITING_CHILDREN,
+    Situation.SUSPENDED,
+    Situation.GATED,
+)
+HELD_BY_WORKER: Final = (Situation.RUNNING, Situation.OVERDUE_LEASE)
+ENDED: Final = (
+    Situation.COMPLETED,
+    Situation.FAILED,
+    Situation.CANCELLED,
+    Situation.EXPIRED,
+    Situation.SKIPPED,
+)
+UNFINISHED: Final = (*READY, *SET_ASIDE, *HELD_BY_WORKER)
+
+Error = type[FlowFabricError]
+
+
+class Rule(Struct, frozen=True):
+    """What one operation does."""
+
+    leads: Mapping[Situation, tuple[Situation, ...]]
+    """Where it may lead, by the situation it finds."""
+    refusals: Mapping[Situation, Error] = {}
+
+
+def _from(before: Iterable[Situation], *after: Situation) -> dict[Situation, tuple[Situation, ...]]:
+    return dict.fromkeys(before, after)
+
+
+def _by_holder(*after: Situation) -> Rule:
+    """For whoever shows the fence of the lease. An overdue lease is noted on the way."""
+    idle = (*READY, *SET_ASIDE, *ENDED)
+    lost: dict[Situation, Error] = {
+        Situation.OVERDUE_LEASE: LeaseExpired,
+        Situation.EXPIRED_LEASE: LeaseExpired,
+        Situation.REVOKED: LeaseRevoked,
+    }
+    return Rule({Situation.RUNNING: after}, dict.fromkeys(idle, ExecutionNotActive) | lost)
+
+
+_UNABLE: Final = (Situation.SKIPPED, Situation.FAILED)
+"""Its join cannot be satisfied any more, or passes on more than is allowed."""
+
+RULES: Final[Mapping[Operation, Rule]] = {
+    Operation.CLAIM: Rule(_from(READY, Situation.RUNNING)),
+    Operation.COMPLETE: _by_holder(Situation.COMPLETED),
+    Operation.FAIL: _by_holder(Situation.RETRYING, Situation.FAILED),
+    Operation.DELAY: _by_holder(Situation.PARKED),
+    Operation.AWAIT: _by_holder(Situation.WAITING_CHILDREN, Situation.PARKED),
+    Operation.SUSPEND: _by_holder(Situation.SUSPENDED, Situation.RUNNING),
+    Operation.BLOCK: _by_holder(Situation.BLOCKED),
+    Operation.HAND_BACK: _by_holder(Situation.WAITING),
+    Operation.RENEW: _by_holder(Situation.RUNNING),
+    Operation.SIGNAL: Rule(
+        {each: (each,) for each in UNFINISHED}
+        | {Situation.SUSPENDED: (Situation.RESUMABLE, Situation.SUSPENDED)},
+        dict.fromkeys(ENDED, TargetNotSignalable),
+    ),
+    Operation.PROMOTE: Rule(
+        _from((Situation.DELAYED, Situation.RETRYING), Situation.WAITING)
+        | _from((Situation.PARKED, Situation.BLOCKED), Situation.RESUMABLE)
+    ),
+    Operation.WAKE: Rule(
+        _from((Situation.WAITING_CHILDREN, Situation.PARKED), Situation.RESUMABLE)
+    ),
+    Operation.SETTLE: Rule(
+        {each: (each, *_UNABLE) for each in UNFINISHED}
+        | {
+            Situation.HELD: (Situation.WAITING, Situation.DELAYED, *_UNABLE),
+            Situation.WAITING_CHILDREN: (
+                Situation.RESUMABLE,
+                Situation.WAITING_CHILDREN,
+                *_UNABLE,
+            ),
+        }
+    ),
+    Operation.EXPIRE_LEASE: Rule(
+        {Situation.OVERDUE_LEASE: (Situation.EXPIRED_LEASE, Situation.FAILED)}
+    ),
+    Operation.EXPIRE_ATTEMPT: Rule(_from(HELD_BY_WORKER, Situation.RETRYING, Situation.EXPIRED)),
+    Operation.EXPIRE_SUSPENSION: Rule(
+        _from(
+            (Situation.SUSPENDED,),
+            Situation.RESUMABLE,
+            Situation.SUSPENDED,
+            Situation.FAILED,
+            Situation.CANCELLED,
+            Situation.EXPIRED,
+        )
+    ),
+    Operation.EXPIRE: Rule(_from(UNFINISHED, Situation.EXPIRED)),
+    Operation.REVOKE: Rule(
+        {
+            Situation.RUNNING: (Situation.REVOKED, Situation.FAILED),
+            Situation.OVERDUE_LEASE: (Situation.EXPIRED_LEASE, Situation.FAILED),
+        }
+    ),
+    Operation.RESUME: Rule(
+        {Situation.SUSPENDED: (Situation.RESUMABLE, Situation.PARKED)},
+        {each: ExecutionNotSuspended for each in Situation if each is not Situation.SUSPENDED},
+    ),
+    Operation.ACCEPT: Rule(
+        {Situation.BLOCKED: (Situation.RESUMABLE,)},
+        {each: ExecutionNotEligible for each in Situation if each is not Situation.BLOCKED},
+    ),
+    Operation.REPRIORITISE: Rule(
+        {each: (each,) for each in (Situation.WAITING, Situation.RESUMABLE)},
+        {
+            each: ExecutionNotEligible
+            for each in Situation
+            if each not in (Situation.WAITING, Situation.RESUMABLE)
+        },
+    ),
+    Operation.CANCEL: Rule(
+        _from(UNFINISHED, Situation.CANCELLED),
+        {each: InvalidInput for each in ENDED if each is not Situation.CANCELLED},
+    ),
+    Operation.REPLAY: Rule(
+        _from(ENDED, Situation.WAITING), dict.fromkeys(UNFINISHED, ExecutionNotTerminal)
+    ),
+}
+
+_BY_OUTCOME: Final = {
+    TerminalOutcome.SUCCESS: Situation.COMPLETED,
+    TerminalOutcome.FAILED: Situation.FAILED,
+    TerminalOutcome.CANCELLED: Situation.CANCELLED,
+    TerminalOutcome.EXPIRED: Situation.EXPIRED,
+    TerminalOutcome.SKIPPED: Situation.SKIPPED,
+    # A row that ended without saying how is damaged; see `derive_public_state`.
+    TerminalOutcome.NONE: Situation.FAILED,
+}
+
+
+def situation_of(execution: Execution, now_ms: int = 0) -> Situation:
+    """The situation of any row, damaged ones included. Without a time no lease is overdue."""
+    outcome = execution.terminal_outcome
+    phase = execution.lifecycle_phase
+    if phase is LifecyclePhase.TERMINAL or outcome is not TerminalOutcome.NONE:
+        return _BY_OUTCOME[outcome]
+    if phase is LifecyclePhase.SUSPENDED:
+        return Situation.SUSPENDED
+    if phase is LifecyclePhase.ACTIVE:
+        return _held(execution, now_ms)
+    if phase is LifecyclePhase.RUNNABLE and execution.ownership_state is OwnershipState.UNOWNED:
+        return _set_aside(execution)
+    return Situation.GATED
+
+
+def _held(execution: Execution, now_ms: int) -> Situation:
+    match execution.ownership_state:
+        case OwnershipState.LEASE_EXPIRED_RECLAIMABLE:
+            return Situation.EXPIRED_LEASE
+        case OwnershipState.LEASE_REVOKED:
+            return Situation.REVOKED
+        case _:
+            ends_ms = execution.lease_expires_at_ms
+            overdue = ends_ms is not None and ends_ms <= now_ms
+            return Situation.OVERDUE_LEASE if overdue else Situation.RUNNING
+
+
+def _set_aside(execution: Execution) -> Situation:
+    goes_on = execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED
+    match execution.eligibility_state:
+        case EligibilityState.ELIGIBLE_NOW:
+            return Situation.RESUMABLE if goes_on else Situation.WAITING
+        case EligibilityState.BLOCKED_BY_DEPENDENCIES:
+            return Situation.WAITING_CHILDREN if goes_on else Situation.HELD
+        case EligibilityState.NOT_ELIGIBLE_UNTIL_TIME if goes_on:
+            by_code = execution.blocking_reason is BlockingReason.WAITING_FOR_CODE
+            return Situation.BLOCKED if by_code else Situation.PARKED
+        case EligibilityState.NOT_ELIGIBLE_UNTIL_TIME:
+            retries = execution.attempt_state is AttemptState.PENDING_RETRY_ATTEMPT
+            return Situation.RETRYING if retries else Situation.DELAYED
+        case _:
+            return Situation.GATED
