@@ -12,7 +12,8 @@ before there was one are still read, and values are never encoded twice.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, Protocol, Self, TypeVar
 
 from msgspec import Struct, structs
@@ -37,7 +38,7 @@ from flowfabric.engine.signal_request import SignalOptions
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
 from flowfabric.engine.work import Completion
-from flowfabric.errors import FlowFabricError, InvalidInput
+from flowfabric.errors import CodecFailed, FlowFabricError, InvalidInput
 from flowfabric.store.base import Store
 
 S = TypeVar("S", bound=Struct)
@@ -76,18 +77,20 @@ class CodedEngine(Engine):
     def pack(self, data: bytes | None) -> bytes | None:
         if not data or data.startswith(ENCODED):
             return data
-        return ENCODED + self.codec.encode(data)
+        with _telling(decoding=False):
+            return ENCODED + self.codec.encode(data)
 
     def unpack(self, data: bytes | None) -> bytes | None:
         if not data or not data.startswith(ENCODED):
             return data
-        return self.codec.decode(data.removeprefix(ENCODED))
+        with _telling(decoding=True):
+            return self.codec.decode(data.removeprefix(ENCODED))
 
     def _readable(self, data: bytes | None) -> bytes | None:
         """As it is stored when it cannot be read: of many, one must not spoil the others."""
         try:
             return self.unpack(data)
-        except Exception:
+        except CodecFailed:
             return data
 
     # In
@@ -135,6 +138,9 @@ class CodedEngine(Engine):
 
     async def to_store(self, result: bytes) -> bytes:
         return await asyncio.to_thread(self.pack, result) or b""
+
+    async def from_store(self, data: bytes) -> bytes:
+        return await asyncio.to_thread(self.unpack, data) or b""
 
     async def record_steps(
         self, reports: Sequence[StepReport]
@@ -256,6 +262,15 @@ class CodedEngine(Engine):
         if not records:
             return []
         return await asyncio.to_thread(lambda: [change(each) for each in records])
+
+
+@contextmanager
+def _telling(*, decoding: bool) -> Iterator[None]:
+    """Whatever a codec raises becomes an error of ours that says so."""
+    try:
+        yield
+    except Exception as error:
+        raise CodecFailed(f"{type(error).__name__}: {error}", decoding=decoding) from error
 
 
 def check_codec(codec: object) -> None:

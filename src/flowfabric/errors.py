@@ -17,6 +17,7 @@
     ├── StepFailed          a step failed in an earlier run, its class is gone     500
     ├── DoNotRetry          raised by handlers: trying again cannot help           422
     │   └── SignalTimeout   what a handler waited for did not come in time
+    ├── CodecFailed         the app's codec could not encode or decode a value     503
     ├── Bug                 the engine broke one of its own rules                  500
     ├── Transport           the database or the connection to it failed            500
     ├── Unavailable         this cannot be served here or now                      503
@@ -170,6 +171,19 @@ class StepFailed(FlowFabricError, http_status=500):
     def __init__(self, step_key: str, type_name: str, message: str) -> None:
         super().__init__(f"step {step_key}: {type_name}: {message}")
         self.step_key, self.type_name, self.message = step_key, type_name, message
+
+
+class CodecFailed(FlowFabricError, error_class=ErrorClass.RETRYABLE, http_status=503):
+    """The app's codec has raised: it could not encode a value, or decode what is stored.
+
+    Nobody but the codec knows whether it can later, as when its key service was away.
+    """
+
+    def __init__(self, told: str, *, decoding: bool, what: str = "a value") -> None:
+        super().__init__(
+            f"the app's codec could not {'decode' if decoding else 'encode'} {what}: {told}"
+        )
+        self.told, self.decoding, self.what = told, decoding, what
 
 
 class DoNotRetry(FlowFabricError, http_status=422):

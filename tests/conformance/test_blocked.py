@@ -69,7 +69,7 @@ async def test_changed_code_sets_the_attempt_aside_and_counts_nothing(
         execution_id=execution_id,
         public_state=PublicState.DELAYED,
         cause=Cause.CODE_CHANGED,
-        sentence=f"It is blocked by changed code: {advice}. A worker looks again in 1m.",
+        sentence=f"It is blocked: {advice}. A worker looks again in 1m.",
         detail={
             "blocking_reason": "waiting_for_code",
             "blocking_detail": advice,

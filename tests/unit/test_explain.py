@@ -163,9 +163,9 @@ def test_a_retry_that_nobody_makes_says_so_and_what_failed() -> None:
 @pytest.mark.parametrize(
     ("late_ms", "served", "sentence"),
     [
-        (-60_000, False, "It is blocked by changed code: no. A worker looks again in 1m."),
-        (0, True, "It is blocked by changed code: no. A worker looks again shortly."),
-        (1, False, f"It is blocked by changed code: no. {NOBODY}"),
+        (-60_000, False, "It is blocked: no. A worker looks again in 1m."),
+        (0, True, "It is blocked: no. A worker looks again shortly."),
+        (1, False, f"It is blocked: no. {NOBODY}"),
     ],
 )
 def test_what_code_blocked_lacks_a_worker_once_it_is_due(

@@ -216,7 +216,7 @@ def _delayed(execution: Execution, around: Surroundings) -> Reason:
     nobody = "" if left_ms > 0 or around.served else f" {_nobody(execution, around)}"
     if execution.blocking_reason is BlockingReason.WAITING_FOR_CODE:
         again = f" A worker looks again {f'in {span(left_ms)}' if left_ms > 0 else 'shortly'}."
-        sentence = f"It is blocked by changed code: {execution.blocking_detail}.{nobody or again}"
+        sentence = f"It is blocked: {execution.blocking_detail}.{nobody or again}"
         return Cause.CODE_CHANGED, sentence, _blocking(execution) | {"delay_until_ms": until}
     what = str(execution.blocking_reason).removeprefix("waiting_for_").replace("_", " ")
     if left_ms > 0:

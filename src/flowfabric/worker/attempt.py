@@ -18,11 +18,13 @@ from typing import Protocol
 
 import msgspec
 
+from flowfabric.core.checks import ENCODED
 from flowfabric.core.results import Completed
 from flowfabric.core.states import FailureClass
 from flowfabric.core.step_model import FailedStep
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import (
+    CodecFailed,
     CodeMismatch,
     DoNotRetry,
     FlowFabricError,
@@ -258,6 +260,8 @@ class Attempt:
         payload, context = self.lease.claimed.payload, None
         if task.takes_context or middleware or not self.lease.first_run:
             context = await self._make_context()
+        if payload.startswith(ENCODED):
+            payload = await self._shared.engine.from_store(payload)
         if self.lease.claimed.payload_encoding == JSON_WITH_INPUTS:
             payload = await self._with_inputs(payload)
         args, kwargs = self._arguments(payload)
@@ -324,18 +328,16 @@ class Attempt:
         return complete(self.task, payload, results)
 
     async def _to_store(self, result: bytes) -> bytes:
-        """The result as it is stored. What is refused here would be refused each time."""
+        """The result as it is stored."""
         engine = self._shared.engine
         self._check_size("", result, engine.plain_bytes_max)
         try:
             # Busy: the handler has returned, whatever a branch it left behind waits for.
             with nullcontext() if self._services is None else self._services.parking.working():
                 stored = await engine.to_store(result)
-        except Exception as error:
-            told = f"{type(error).__name__}: {text_of(error)}"
-            raise DoNotRetry(
-                f"the result of {self.task.name} cannot be encoded by the app's codec: {told}"
-            ) from error
+        except CodecFailed as error:
+            what = f"the result of {self.task.name}"
+            raise CodecFailed(error.told, decoding=False, what=what) from error.__cause__
         self._check_size(", encoded,", stored, engine.config.payload_bytes_max)
         return stored
 
@@ -386,6 +388,8 @@ class Attempt:
             # No trouble of the database counts against a run.
             log.info("met an outage, and runs again: %s", error, extra=self.lease.log_fields)
             return partial(rest, self._shared.engine, self.lease)
+        if isinstance(error, CodecFailed) and error.decoding:
+            error = CodeMismatch(None, str(error))
         if isinstance(error, CodeMismatch):
             return partial(block, self._shared.engine, self.lease, error)
         failure_class = classify(error, self.task)
@@ -476,5 +480,6 @@ def names_fit(arguments: Arguments, payload: bytes) -> bool:
     try:
         given = msgspec.json.decode(payload or b"{}", type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return True
+        # What a codec has written may be read by code that has it.
+        return not payload.startswith(ENCODED)
     return set(arguments.required) <= given.keys() and all(map(arguments.takes, given))

@@ -28,7 +28,13 @@ from flowfabric.core.ids import ExecutionId, uuid4_from
 from flowfabric.core.step_model import Step
 from flowfabric.core.suspend_request import FreshWaitpoint
 from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
-from flowfabric.errors import InvalidInput, MaxReplaysExhausted, SignalTimeout
+from flowfabric.errors import (
+    CodecFailed,
+    CodeMismatch,
+    InvalidInput,
+    MaxReplaysExhausted,
+    SignalTimeout,
+)
 from flowfabric.json_values import read_as
 from flowfabric.signals import Signal, SignalToken
 from flowfabric.worker.blame import blaming
@@ -128,13 +134,22 @@ async def received(
     async with call:
         stored = await services.steps.find(call)
         if stored is None:
-            ended = _judged(await _ended(services, wait), kind)
+            ended = _judged(await _readable(services, wait), kind)
             await services.steps.store_later(call, result=msgspec.json.encode(ended))
         else:
             ended = msgspec.json.decode(stored.result or b"null", type=StoredWait)
         with blaming(services.lease, call):
             _check(ended, what)
             return await fitting(services.parking, partial(_signals, ended, kind))
+
+
+async def _readable(services: Services, wait: Wait) -> StoredWait:
+    """How a wait ended. What a codec cannot read, it may read later: the handler is parked."""
+    try:
+        return await _ended(services, wait)
+    except CodecFailed as error:
+        await services.parking.until_code_fits(CodeMismatch(None, str(error)))
+        raise
 
 
 async def _ended(services: Services, wait: Wait) -> StoredWait:
