@@ -43,8 +43,11 @@ def encode_value(field: str, value: object) -> bytes:
         value = with_private_fields(value)
         data = _ENCODER.encode(value)
         # Only what was written as null can have been a number JSON lacks.
-        built = msgspec.to_builtins(value, enc_hook=_plain_or_raw) if b"null" in data else None
-        place = _not_finite(built)
+        place = (
+            _not_finite(msgspec.to_builtins(value, enc_hook=_plain_or_raw))
+            if b"null" in data
+            else None
+        )
     except Exception as error:
         raise InvalidInput(field, f"cannot be stored: {error}. What can: {KINDS}", value) from error
     if place is not None:

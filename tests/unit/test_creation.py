@@ -14,6 +14,7 @@ from flowfabric.core.creation import (
     new_execution,
     new_guard,
     new_tags,
+    shares_terms,
 )
 from flowfabric.core.ids import ExecutionId, LaneId, Namespace
 from flowfabric.core.model import ExecutionTag, IdempotencyGuard
@@ -41,6 +42,7 @@ def test_everything_left_out_has_a_default() -> None:
     assert checked() == Checked(
         execution_id=ExecutionId(f"{{fp:24}}:{UUID}"),
         payload=b"",
+        id_is_new=True,
         id_is_chosen=False,
         own_id=None,
         idempotency_key=None,
@@ -155,3 +157,47 @@ def test_tags_and_guards_belong_to_their_execution() -> None:
         execution=execution.execution_id,
         fingerprint=request.fingerprint,
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "shared"),
+    [
+        ({}, True),
+        ({"input_payload": b"1", "idempotency_key": "k", "execution_id": "own"}, True),
+        ({"strict": True, "parent_execution_id": UUID, "partition_id": 1}, True),
+        ({"execution_kind": "other"}, False),
+        ({"lane_id": "other"}, False),
+        ({"namespace": "other"}, False),
+        ({"payload_encoding": "json"}, False),
+        ({"priority": 1}, False),
+        ({"priority": True}, False),
+        ({"creator_identity": "ann"}, False),
+        ({"tags": {"a": "b"}}, False),
+        ({"tags": []}, False),
+        ({"policy": {}}, False),
+        ({"delay_until_ms": 1}, False),
+        ({"delay_ms": 1}, False),
+        ({"execution_deadline_at_ms": 1}, False),
+    ],
+)
+def test_requests_that_differ_in_nothing_but_identity_and_payload_share_their_terms(
+    fields: dict[str, object], shared: bool
+) -> None:
+    request = NewExecution(execution_kind="work", priority=0)
+    other = structs.replace(request, **fields)
+    assert shares_terms(other, request) is shared
+    if shared:
+        assert check_terms(other) == check_terms(request)
+
+
+def test_every_field_of_a_request_is_of_its_terms_or_its_own() -> None:
+    own = {"input_payload", "idempotency_key", "strict", "execution_id", "id_is_chosen"}
+    own |= {"partition_id", "parent_execution_id"}
+    names = {field.name for field in structs.fields(NewExecution)}
+    request = NewExecution(execution_kind="work")
+    changed = {
+        name
+        for name in names
+        if not shares_terms(structs.replace(request, **{name: object()}), request)
+    }
+    assert changed == names - own

@@ -9,6 +9,7 @@ execution in every lane as long as that execution exists.
 
 import hashlib
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from msgspec import Struct, structs
 
@@ -98,6 +99,31 @@ class NewExecution(Struct, frozen=True, kw_only=True):
     """The execution that submits this one. Once ended, a child is kept while its parent runs."""
 
 
+_SHARED: Final = (
+    "execution_kind",
+    "lane_id",
+    "namespace",
+    "payload_encoding",
+    "priority",
+    "creator_identity",
+    "policy",
+    "delay_until_ms",
+    "delay_ms",
+    "execution_deadline_at_ms",
+)
+"""What terms are made of, tags aside."""
+
+
+def shares_terms(request: object, other: object) -> bool:
+    """Whether two requests surely have the same terms. What is equal may differ: 1 is True."""
+    return (
+        isinstance(request, NewExecution)
+        and isinstance(other, NewExecution)
+        and request.tags == other.tags == {}
+        and all(getattr(request, name) is getattr(other, name) for name in _SHARED)
+    )
+
+
 class Terms(Struct, frozen=True, kw_only=True):
     """What a request says beside its id and its payload, checked and with every default filled in.
 
@@ -122,6 +148,12 @@ class Terms(Struct, frozen=True, kw_only=True):
     deadline_at_ms: int | None
     deadline_after_ms: int | None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether what is created becomes one row that is ready, and nothing else."""
+        times = (self.delay_until_ms, self.delay_ms, self.deadline_at_ms, self.deadline_after_ms)
+        return not self.tags and times.count(None) == len(times)
+
 
 class Checked(Struct, frozen=True, kw_only=True):
     """A request with every field valid and every default filled in."""
@@ -129,6 +161,8 @@ class Checked(Struct, frozen=True, kw_only=True):
     terms: Terms
     execution_id: ExecutionId
     payload: bytes
+    id_is_new: bool = False
+    """Whether it was generated for this request, so that nobody else can have it."""
     id_is_chosen: bool = False
     own_id: str | None = None
     idempotency_key: str | None = None
@@ -192,6 +226,7 @@ def check_new(
         terms=terms,
         execution_id=_check_id(request, terms.namespace, own_id, new_uuid, partitions),
         payload=payload,
+        id_is_new=request.execution_id is None,
         id_is_chosen=check_bool("id_is_chosen", request.id_is_chosen) or own_id is not None,
         own_id=own_id,
         idempotency_key=check_optional_text(

@@ -6,27 +6,25 @@ new are registered before that, in a transaction of their own: whoever submits i
 a transaction that stays open must not hold up everyone else who uses them. Only
 where writers take turns anyway are they registered inside.
 
+Most requests ask for rows that are ready at once, under ids of ours: those take one
+statement, `create_ready.sql`, which writes nothing where a route or lane is in the way.
+
 A key or id that is new belongs to whoever inserts it first, and that is known
 when his transaction ends. Others wait for it, within limits.
 """
 
-import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from flowfabric.core.checks import check_json, check_list
+from flowfabric.core.checks import check_list
 from flowfabric.core.creation import (
     Checked,
     NewExecution,
-    Terms,
     check_id_agrees,
     check_key_agrees,
-    check_new,
     check_parent,
     check_repeat,
     check_strict,
-    check_terms,
     like_new,
     new_execution,
     new_guard,
@@ -35,7 +33,6 @@ from flowfabric.core.creation import (
 from flowfabric.core.decision import Changes
 from flowfabric.core.ids import (
     ExecutionId,
-    new_execution_ids,
     parse_execution_id,
     partition_of,
     uuid_of,
@@ -43,17 +40,24 @@ from flowfabric.core.ids import (
 from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.model import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
-from flowfabric.core.states import TERMINAL_STATES, LaneState
+from flowfabric.core.states import TERMINAL_STATES, LaneState, PublicState
 from flowfabric.core.steps import new_waiter
+from flowfabric.engine.requests import ReadyRows, Requests
 from flowfabric.engine.routes import Registration, Route, hold_routes, route_of, routes_of
-from flowfabric.engine.unit import Operations, execution_key, hint_about, new_uuid, row_execution_id
+from flowfabric.engine.unit import (
+    execution_key,
+    hint_about,
+    ready_topic,
+    row_execution_id,
+)
+from flowfabric.error_kinds import BackendErrorKind
 from flowfabric.errors import (
     IdempotencyConflict,
-    InvalidInput,
     KeyUndecided,
     LaneNotAccepting,
     LockTimeout,
     RetryExhausted,
+    Transport,
 )
 from flowfabric.store.base import Key, Transaction
 
@@ -63,7 +67,10 @@ KEYS_SHOWN_MAX = 3
 ACCEPTING = (LaneState.ACTIVE, LaneState.PAUSED)
 
 
-class Creation(Operations):
+class Creation(Requests):
+    creates_alone = True
+    """Whether what is created is committed at once."""
+
     async def create_execution(self, request: NewExecution) -> CreateResult:
         """Create one execution, or find the one the id or idempotency key already names."""
         (result,) = await self.create_executions([request])
@@ -75,7 +82,7 @@ class Creation(Operations):
         One bad request refuses the whole batch and nothing is written.
         """
         check_list("requests", requests, 0, BATCH_MAX)
-        return await self.create_checked([self.check_request(request) for request in requests])
+        return await self.create_checked(self.check_requests(requests))
 
     async def create_checked(
         self, checked: Sequence[Checked], *, key_wait_ms: int = KEY_WAIT_MS
@@ -88,52 +95,43 @@ class Creation(Operations):
         if not checked:
             return []
         await self.know_routes(checked)
+        ready = ReadyRows.of(checked, self.routes) if self.creates_alone else None
+        if ready is None:
+            return await self._create(checked, key_wait_ms)
+        try:
+            (row,) = await self.store.execute_alone("create_ready", **ready.parameters)
+        except Transport as lost:
+            if lost.kind is not BackendErrorKind.TRANSPORT:
+                raise
+            return await self._create_again(checked, lost)
+        if row["made"] == 0:
+            return await self._create(checked, key_wait_ms)
+        for lane_id in ready.lane_ids:
+            self.store.hint(ready_topic(lane_id))
+        return _all_created(checked)
+
+    async def _create(self, checked: Sequence[Checked], key_wait_ms: int) -> list[CreateResult]:
         body = CreateBody(checked, self.routes, plain=self.plain)
         with saying_who_decides(checked):
             return await self.store.transact(body.run, lock_wait_ms=key_wait_ms)
 
-    def check_request(self, request: object, terms: Terms | None = None) -> Checked:
-        """Check a request; `terms` are those that have been checked for it before."""
-        if not isinstance(request, NewExecution):
-            raise InvalidInput("request", "must be a NewExecution", request)
-        shared = self.check_terms(request) if terms is None else terms
-        return check_new(
-            request,
-            shared,
-            self.check_payload(request.input_payload, shared.payload_encoding),
-            asked=self.asked(request.input_payload),
-            new_uuid=new_uuid(),
-            partitions=self.deployment.partitions,
-        )
+    async def _create_again(
+        self, checked: Sequence[Checked], lost: Transport
+    ) -> list[CreateResult]:
+        """After a connection has gone: what has their ids was created before the answer was lost.
 
-    def check_terms(self, request: NewExecution) -> Terms:
-        return check_terms(request, self.config.kept)
+        A connection may have died while nobody used it, and then nothing was created.
+        """
+        try:
+            await self._create(checked, KEY_WAIT_MS)
+        except Transport:
+            raise lost from None
+        return _all_created(checked)
 
-    def check_payloads(self, asked: Sequence[tuple[Terms, bytes]]) -> list[Checked]:
-        """Requests that name neither id nor key."""
-        entropy = os.urandom(8 * len(asked))
-        ids = new_execution_ids(time.time_ns() // 1_000_000, entropy, self.deployment.partitions)
-        return [
-            Checked(
-                terms=terms,
-                execution_id=execution_id,
-                payload=self.check_payload(payload, terms.payload_encoding),
-            )
-            for (terms, payload), execution_id in zip(asked, ids, strict=True)
-        ]
 
-    def check_payload(self, payload: object, encoding: str | None) -> bytes:
-        """A payload as it is stored."""
-        limit = self.config.payload_bytes_max
-        return check_json("input_payload", payload, limit, encoding=encoding)
-
-    def asked(self, payload: bytes) -> bytes:
-        """What a payload is compared by, of the one in a request."""
-        return payload
-
-    def plain(self, payload: bytes) -> bytes:
-        """The same, of a payload as it is stored."""
-        return payload
+def _all_created(checked: Sequence[Checked]) -> list[CreateResult]:
+    waiting = PublicState.WAITING
+    return [Created(execution_id=each.execution_id, public_state=waiting) for each in checked]
 
 
 @contextmanager

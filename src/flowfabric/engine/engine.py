@@ -169,6 +169,7 @@ class Engine(
         """
         joined = copy.copy(self)
         joined.store = OnConnection(self.store, connection, sync=sync)
+        joined.creates_alone = False
         # Routes that are registered in there may be rolled back.
         joined.routes = dict(self.routes)
         return joined

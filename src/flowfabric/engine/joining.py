@@ -99,7 +99,7 @@ class Joining(Creation):
 
     def _check_all(self, requests: Sequence[NewExecution]) -> list[Checked]:
         check_list("requests", requests, 0, BATCH_MAX)
-        return [self.check_request(each) for each in requests]
+        return self.check_requests(requests)
 
     async def enter_fence_on(self, connection: object, handle: Handle) -> BrokenBy:
         """Raise unless the handle's lease is live, and keep it so until `connection` commits.

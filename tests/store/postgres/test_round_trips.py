@@ -1,4 +1,4 @@
-"""How often the way to a paused execution and back goes over the network."""
+"""How often the way to an execution and back goes over the network."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -59,6 +59,15 @@ async def suspend(engine: Engine, claimed: Claimed) -> SuspendOutcome:
         suspension_id=SUSPENSION_ID,
         idempotency_key=SUSPENSION_ID,
     )
+
+
+async def test_a_submission(engine: Engine, sent: list[str]) -> None:
+    """Of kinds that are known; registering one takes more."""
+    work = NewExecution(execution_kind="work")
+    await engine.create_execution(work)
+    sent.clear()
+    await engine.create_executions([work, work])
+    assert len(sent) == 1, sent
 
 
 async def test_a_pause_and_a_signal_by_name(

@@ -1,0 +1,48 @@
+-- Create executions that are ready at once, if their routes are there and their lanes take new
+-- work; else none. Returns how many.
+--
+-- One round trip stands in for `core.creation.new_execution`: for requests under new ids, with
+-- neither key, parent, tags, delay nor deadline. `terms` is what they share, and `places` says
+-- which of them each has. Routes are held until this has committed: `due_routes` passes over
+-- what is locked.
+with clock as (
+    select coalesce(:clock::bigint, floor(extract(epoch from clock_timestamp()) * 1000)::bigint)
+               as now_ms
+), term as materialized (
+    select t.*
+      from jsonb_to_recordset(:terms::jsonb) as t (
+               place integer, route_id bigint, namespace text, lane_id text, execution_kind text,
+               required_capabilities jsonb, payload_encoding text, priority integer,
+               creator_identity text, policy text, attempt_timeout_ms bigint,
+               retention_ms bigint, retention_failed_ms bigint)
+      join route r on r.route_id = t.route_id
+      join lane on lane.lane_id = r.lane_id
+       -- An id may have been given to another route since.
+     where r.namespace = t.namespace
+       and r.lane_id = t.lane_id
+       and r.execution_kind = t.execution_kind
+       and to_jsonb(r.required_capabilities) = t.required_capabilities
+       and lane.state in ('active', 'paused')
+       for key share of r
+), made as (
+    insert into execution (
+        partition_key, execution_id, namespace, lane_id, execution_kind, route_id, priority,
+        creator_identity, lifecycle_phase, ownership_state, eligibility_state, blocking_reason,
+        blocking_detail, terminal_outcome, attempt_state, public_state, ready,
+        total_attempt_count, current_attempt_index, retry_count, replay_count,
+        lease_reclaim_count, lease_epoch, created_at_ms, last_transition_at_ms,
+        last_mutation_at_ms, payload, payload_encoding, policy, attempt_timeout_ms, retention_ms,
+        retention_failed_ms)
+    select k.partition_key, k.execution_id, t.namespace, t.lane_id, t.execution_kind, t.route_id,
+           t.priority, t.creator_identity, 'runnable', 'unowned', 'eligible_now',
+           'waiting_for_worker', '', 'none', 'pending_first_attempt', 'waiting', true, 0, 0, 0, 0,
+           0, 0, clock.now_ms, clock.now_ms, clock.now_ms, k.payload, t.payload_encoding,
+           t.policy, t.attempt_timeout_ms, t.retention_ms, t.retention_failed_ms
+      from clock
+     cross join unnest(:partition_keys::smallint[], :execution_ids::uuid[], :payloads::bytea[],
+                       :places::integer[]) as k (partition_key, execution_id, payload, place)
+      join term t on t.place = k.place
+     where (select count(*) from term) = jsonb_array_length(:terms::jsonb)
+    returning 1
+)
+select count(*) as made from made;

@@ -1,0 +1,35 @@
+-- Create executions that are ready at once, if their routes are there and their lanes take new
+-- work; else none. Returns how many.
+--
+-- It stands in for `core.creation.new_execution`: for requests under new ids, with neither key,
+-- parent, tags, delay nor deadline. `terms` is what they share, and `places` says which of them
+-- each has.
+insert into execution (
+    partition_key, execution_id, namespace, lane_id, execution_kind, route_id, priority,
+    creator_identity, lifecycle_phase, ownership_state, eligibility_state, blocking_reason,
+    blocking_detail, terminal_outcome, attempt_state, public_state, ready, total_attempt_count,
+    current_attempt_index, retry_count, replay_count, lease_reclaim_count, lease_epoch,
+    created_at_ms, last_transition_at_ms, last_mutation_at_ms, payload, payload_encoding, policy,
+    attempt_timeout_ms, retention_ms, retention_failed_ms)
+select k.value ->> 'partition_keys', k.value ->> 'execution_ids', t.value ->> 'namespace',
+       t.value ->> 'lane_id', t.value ->> 'execution_kind', t.value ->> 'route_id',
+       t.value ->> 'priority', t.value ->> 'creator_identity', 'runnable', 'unowned',
+       'eligible_now', 'waiting_for_worker', '', 'none', 'pending_first_attempt', 'waiting', 1, 0,
+       0, 0, 0, 0, 0, :clock, :clock, :clock, unhex(k.value ->> 'payloads'),
+       t.value ->> 'payload_encoding', t.value ->> 'policy', t.value ->> 'attempt_timeout_ms',
+       t.value ->> 'retention_ms', t.value ->> 'retention_failed_ms'
+  from json_each(:rows) as k
+ cross join json_each(:terms) as t on t.key = k.value ->> 'places'
+ where json_array_length(:terms) = (
+    select count(*)
+      from json_each(:terms) as t
+       -- An id may have been given to another route since.
+     cross join route r
+        on r.route_id = t.value ->> 'route_id'
+       and r.namespace = t.value ->> 'namespace'
+       and r.lane_id = t.value ->> 'lane_id'
+       and r.execution_kind = t.value ->> 'execution_kind'
+       and r.required_capabilities = t.value ->> 'required_capabilities'
+     cross join lane on lane.lane_id = r.lane_id and lane.state in ('active', 'paused'));
+-- next
+select changes() as made;
