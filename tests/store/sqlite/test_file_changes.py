@@ -1,6 +1,7 @@
 """Being told that somebody writes to the file."""
 
 import asyncio
+import os
 import resource
 import sys
 from collections.abc import AsyncIterator
@@ -32,6 +33,27 @@ async def test_a_write_is_told_once_and_a_quiet_file_is_waited_for(tmp_path: Pat
         file.write_text("b")
         assert await waiting
     assert not changes.told
+
+
+@linux_only
+async def test_writes_interrupt_nobody_who_does_not_wait_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, reads, read = tmp_path / "file", list[int](), os.read
+
+    def counted(descriptor: int, size: int) -> bytes:
+        reads.append(descriptor)
+        return read(descriptor, size)
+
+    file.touch()
+    monkeypatch.setattr(os, "read", counted)
+    with FileChanges(str(file)) as changes:
+        for _ in range(100):
+            file.write_text("a")
+            await asyncio.sleep(0)
+        assert reads == []
+        assert await changes.wait(PATIENCE_S)
+        assert len(reads) == 1
 
 
 async def test_a_file_that_is_not_there_tells_nothing_and_costs_the_time_given(

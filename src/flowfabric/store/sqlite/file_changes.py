@@ -22,7 +22,11 @@ _READ_BYTES: Final = 4096
 
 
 class FileChanges:
-    """Waits for writes to a file by anybody. Use as a context, on a running event loop."""
+    """Waits for writes to a file by anybody. Use as a context, on a running event loop.
+
+    Writes before a wait are kept for it by the system: a process that writes a lot itself is not
+    interrupted by each of its writes.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -31,15 +35,10 @@ class FileChanges:
 
     def __enter__(self) -> Self:
         self._descriptor = _watch(self._path)
-        if self._descriptor >= 0:
-            try:
-                asyncio.get_running_loop().add_reader(self._descriptor, self._read)
-            except (NotImplementedError, OSError):
-                self._close()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._stop()
+        self._close()
 
     @property
     def told(self) -> bool:
@@ -48,30 +47,41 @@ class FileChanges:
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait for a write since the last call; tell whether there was one."""
+        self._written.clear()
+        self._listen()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._written.wait()
         except TimeoutError:
             return False
-        self._written.clear()
+        finally:
+            self._stop()
         return True
+
+    def _listen(self) -> None:
+        if self.told:
+            try:
+                asyncio.get_running_loop().add_reader(self._descriptor, self._read)
+            except (NotImplementedError, OSError):
+                self._close()
 
     def _read(self) -> None:
         told = b""
         with suppress(BlockingIOError):
             told = os.read(self._descriptor, _READ_BYTES)
         self._written.set()
+        self._stop()
         if any(mask & _IGNORED for _, mask, _, _ in _EVENT.iter_unpack(told)):
-            self._stop()
-
-    def _stop(self) -> None:
-        if self._descriptor >= 0:
-            asyncio.get_running_loop().remove_reader(self._descriptor)
             self._close()
 
+    def _stop(self) -> None:
+        if self.told:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+
     def _close(self) -> None:
-        os.close(self._descriptor)
-        self._descriptor = -1
+        if self.told:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def _watch(path: str) -> int:
