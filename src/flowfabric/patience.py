@@ -42,14 +42,22 @@ def patience_s(at_most_s: float | None = None) -> float | None:
     return min(said, default=None)
 
 
-@contextmanager
-def statements_within(seconds: float) -> Iterator[None]:
+def statements_within(seconds: float) -> "_Each":
     """Each statement of this block, and each connection made for it, in so many seconds."""
-    before = _patience_s.set(seconds)
-    try:
-        yield
-    finally:
-        _patience_s.reset(before)
+    return _Each(seconds)
+
+
+class _Each:
+    __slots__ = ("_before", "_seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        self._before = _patience_s.set(self._seconds)
+
+    def __exit__(self, *exc_info: object) -> None:
+        _patience_s.reset(self._before)
 
 
 @contextmanager

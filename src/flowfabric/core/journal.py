@@ -85,6 +85,9 @@ class Match(NamedTuple):
     """Why a call that stands for nothing yet must not run."""
 
 
+_NEW: Final = Match()
+
+
 class Shelf:
     """What is stored of one line and has not been asked for in this run."""
 
@@ -116,6 +119,8 @@ class Shelf:
 
     def take(self, burst: Sequence[Asked]) -> list[Match]:
         """What the calls of one burst stand for, taken off the shelf."""
+        if not self._left and not self._guessed:
+            return [_NEW] * len(burst)
         found: list[Kept | None] = [None] * len(burst)
         self._burst = {(asked.kind, asked.name, asked.number) for asked in burst}
         passes = (self._same, self._equal_to, self._alike, self._numbered)

@@ -51,6 +51,7 @@ from flowfabric.engine.unit import (
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
+KINDS = frozenset(StepKind)
 STEPS_MAX = 1_000_000_000
 """What no number of a step exceeds."""
 AWAITED_MAX = 1_000
@@ -87,9 +88,10 @@ class Steps(Operations):
         if not isinstance(report, StepReport):
             raise InvalidInput("report", "must be a StepReport", report)
         handle = self.open_handle(report.handle)
-        return StepReport(
-            handle=handle, step=check_step(report.step, self.config.payload_bytes_max)
-        )
+        step = check_step(report.step, self.config.payload_bytes_max)
+        if handle is report.handle and step is report.step:
+            return report
+        return StepReport(handle=handle, step=step)
 
     async def _record_sure(
         self, places: Sequence[int], reports: Sequence[StepReport]
@@ -242,8 +244,9 @@ def check_step(step: object, result_bytes_max: int) -> NewStep:
         raise InvalidInput("step", "must be a NewStep", step)
     key = check_text("step_key", step.step_key, bytes_max=STEP_KEY_BYTES_MAX, empty=False)
     check_optional_text("after_key", step.after_key, bytes_max=STEP_KEY_BYTES_MAX)
-    if step.kind not in list(StepKind):
-        raise InvalidInput("kind", f"must be one of {', '.join(StepKind)}", step.kind)
+    kind: object = step.kind
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise InvalidInput("kind", f"must be one of {', '.join(StepKind)}", kind)
     check_text("line", step.line, bytes_max=LINE_BYTES_MAX)
     check_text("name", step.name, bytes_max=STEP_NAME_BYTES_MAX)
     check_text("digest", step.digest, bytes_max=NAME_BYTES_MAX)
@@ -258,7 +261,9 @@ def check_step(step: object, result_bytes_max: int) -> NewStep:
         check_int("sleep_ms", step.sleep_ms, 0, DURATION_MAX_MS)
     if step.duration_ms is not None:
         check_int("duration_ms", step.duration_ms, 0, DURATION_MAX_MS)
-    return structs.replace(step, kind=StepKind(step.kind), name=step.name or key)
+    if step.name and isinstance(kind, StepKind):
+        return step
+    return structs.replace(step, kind=StepKind(kind), name=step.name or key)
 
 
 def _hand_back_ask(handle: Handle, reason: str) -> Ask[HandedBack]:

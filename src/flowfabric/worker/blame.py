@@ -5,8 +5,6 @@ step it failed in, also where the handler raised something else in the exception
 """
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from flowfabric.core.ids import AttemptId
@@ -28,15 +26,22 @@ class Mark(NamedTuple):
     step: FailedStep
 
 
-@contextmanager
-def blaming(lease: HeldLease, call: Call) -> Iterator[None]:
-    """Whatever is raised inside is the failure of this call."""
-    try:
-        yield
-    except BaseException as error:
-        if call.key and not is_cancelled(error):
-            _attributes(error)[MARK] = Mark(lease.handle.attempt_id, _failed(call, error))
-        raise
+class Blaming:
+    """Whatever is raised inside is the failure of this call. Use as a context."""
+
+    __slots__ = ("_call", "_lease")
+
+    def __init__(self, lease: HeldLease, call: Call) -> None:
+        self._lease = lease
+        self._call = call
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and self._call.key and not is_cancelled(error):
+            mark = Mark(self._lease.handle.attempt_id, _failed(self._call, error))
+            _attributes(error)[MARK] = mark
 
 
 def _failed(call: Call, error: BaseException) -> FailedStep:

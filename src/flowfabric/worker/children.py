@@ -9,7 +9,7 @@ from flowfabric.core.step_model import StepKind
 from flowfabric.engine.outcomes import Outcome
 from flowfabric.run import result_of
 from flowfabric.task import Task
-from flowfabric.worker.blame import blaming
+from flowfabric.worker.blame import Blaming
 from flowfabric.worker.ends import RESULT_OF, failure_of, stored_outcome
 from flowfabric.worker.fitting import fitting
 from flowfabric.worker.services import Services
@@ -43,7 +43,7 @@ class Child(Generic[R_co]):
 
     async def _result(self, call: Call) -> R_co:
         services = self._services
-        with blaming(services.lease, call):
+        with Blaming(services.lease, call):
             async with call:
                 stored = await services.steps.find(call)
                 if stored is None:

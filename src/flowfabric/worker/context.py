@@ -33,15 +33,15 @@ from flowfabric.retrying import Retry
 from flowfabric.submission import Options, read_submission
 from flowfabric.task import Call as Submission
 from flowfabric.task import SubmitOptions, Task, result_codec
-from flowfabric.worker.blame import blaming
+from flowfabric.worker.blame import Blaming
 from flowfabric.worker.children import BlockingChild, Child
 from flowfabric.worker.digests import digest_of
 from flowfabric.worker.facts import BlockingFacts, Facts
 from flowfabric.worker.fitting import fitting
 from flowfabric.worker.functions import is_cancelled
+from flowfabric.worker.held import clock_s
 from flowfabric.worker.lines import inside_step
 from flowfabric.worker.patching import BlockingPatchVerbs, PatchVerbs
-from flowfabric.worker.records import timed
 from flowfabric.worker.services import Fence, Services
 from flowfabric.worker.signalling import BlockingSignalVerbs, SignalVerbs
 from flowfabric.worker.steps import Call
@@ -166,15 +166,14 @@ class Context(PatchVerbs, SignalVerbs, Facts):
         def decode(data: bytes) -> object:
             return decode_step(call.key, decoder.decode, data)
 
-        with blaming(services.lease, call):
+        with Blaming(services.lease, call):
             async with call:
                 stored = await journal.find(call)
                 if stored is not None:
                     found = stored.result or b"null"
                     return await fitting(services.parking, partial(decode, found))
                 services.check()
-                with timed(call):
-                    data = encode_step(call.key, await self._tried(call, function, args, given))
+                data = encode_step(call.key, await self._tried(call, function, args, given))
                 # Before it is stored: what does not fit is a failure of the step.
                 result = decode(data)
                 await journal.store(call, result=data)
@@ -189,7 +188,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
     ) -> object:
         kwargs = dict(given)
         retry = kwargs.pop("retry", None)
-        retry_count = 0
+        retry_count, began_s = 0, clock_s()
         while True:
             self._services.check()
             inside = inside_step.set(call.name)
@@ -211,6 +210,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
                 self.log.warning("step %s failed, trying again: %s", call.key, visible(repr(error)))
             finally:
                 inside_step.reset(inside)
+                call.took_ms = max(0, round((clock_s() - began_s) * 1_000))
             retry_count += 1
             await self._services.pause(delay_ms / 1_000)
 

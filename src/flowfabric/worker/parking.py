@@ -8,8 +8,7 @@ whoever waits looks for itself whether the wait is over.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
@@ -61,14 +60,9 @@ class Parking:
     def wanted(self) -> bool:
         return bool(self.until_ms or self.executions or self.pause or self.mismatch)
 
-    @contextmanager
-    def working(self) -> Iterator[None]:
+    def working(self) -> "Working":
         """Around whatever must not be cut off."""
-        self.begin()
-        try:
-            yield
-        finally:
-            self.end()
+        return Working(self)
 
     def begin(self) -> None:
         self._busy += 1
@@ -187,6 +181,21 @@ class Parking:
         self.rest.let_go()
         for forever in self._stopped:
             forever.cancel()
+
+
+class Working:
+    """As long as it lasts the handler is busy. Use as a context."""
+
+    __slots__ = ("_parking",)
+
+    def __init__(self, parking: Parking) -> None:
+        self._parking = parking
+
+    def __enter__(self) -> None:
+        self._parking.begin()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._parking.end()
 
 
 def _nobody() -> bool:

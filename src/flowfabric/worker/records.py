@@ -1,24 +1,12 @@
 """Calls as they are stored, and stored steps as a run meets them."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from flowfabric.core.journal import Kept
 from flowfabric.core.step_model import Step
 from flowfabric.core.steps import NewStep
 from flowfabric.worker.failures import GIVEN_UP
-from flowfabric.worker.held import clock_s
 from flowfabric.worker.lines import Call
-
-
-@contextmanager
-def timed(call: Call) -> Iterator[None]:
-    """Note how long the function of a step runs."""
-    began_s = clock_s()
-    try:
-        yield
-    finally:
-        call.took_ms = max(0, round((clock_s() - began_s) * 1_000))
 
 
 def positions_of(steps: Sequence[Step]) -> dict[str, int]:

@@ -105,8 +105,9 @@ class Recorder:
 
     async def store(self, step: NewStep) -> StepStored:
         check_outside(self._lease)
-        # What the handler did not wait for comes before it: it was called before.
-        await self.settle()
+        if self._recording is not None:
+            # What the handler did not wait for comes before it: it was called before.
+            await self.settle()
         if self._refused is not None:
             raise self._refused
         return await fenced(self._lease, self._send(step))

@@ -210,7 +210,7 @@ class Journal:
         failure: bytes | None = None,
     ) -> StepStored:
         """Store how a call ended; returns when it is its turn to reach the handler."""
-        with self._position() as position:
+        with self._turns.allot() as position:
             new = new_step(call, result=result, failure=failure, position=position)
             stored = await self._store(new)
             call.has_result = True
@@ -219,7 +219,7 @@ class Journal:
 
     async def store_later(self, call: Call, *, result: bytes) -> None:
         """Store a step while the handler goes on: for what every later run would find out anew."""
-        with self._position() as position:
+        with self._turns.allot() as position:
             self._store_later(new_step(call, result=result, position=position))
             call.has_result = True
             await self._turns.take(position)
@@ -245,22 +245,13 @@ class Journal:
             call.line.pend(call, GIVEN_UP)
         elif not call.has_result:
             try:
-                with self._position() as position:
+                with self._turns.allot() as position:
                     await self._turns.take(position)
             except asyncio.CancelledError:
                 if not self.closed:
                     call.line.pend(call, GIVEN_UP)
                 raise
             call.line.pend(call, encode_failure(error), position)
-
-    @contextmanager
-    def _position(self) -> Iterator[int]:
-        """The position of a new outcome, which is given up if it does not reach the handler."""
-        position = self._turns.order.allot()
-        try:
-            yield position
-        finally:
-            self._turns.give_up(position)
 
     async def settle(self) -> None:
         """The handler has gone on past every failure: it is parked, or has completed."""
@@ -370,7 +361,7 @@ class Journal:
             shelf.forgive(lines)
 
     def accepted(self, key: str) -> Collection[str] | None:
-        accepted = self._steps.get(accepted_key(key))
+        accepted = self._steps.get(accepted_key(key)) if self._steps else None
         if accepted is None:
             return None
         stored_ms = accepted.recorded_at_ms
@@ -380,7 +371,8 @@ class Journal:
         return self._steps[key]
 
     def steps_of(self, line: str) -> Shelf:
-        return Shelf(self._by_line.get(line, ()))
+        kept = self._by_line.get(line)
+        return NOTHING if kept is None else Shelf(kept)
 
     def lines_at(self, group: str) -> Shelf:
         if group not in self._lines:
@@ -435,7 +427,7 @@ class Journal:
             self.ended()
 
     async def _store_patch(self, line: str, key: str, asked: Asked) -> None:
-        with self._position() as position:
+        with self._turns.allot() as position:
             await self._store(
                 NewStep(
                     step_key=key,

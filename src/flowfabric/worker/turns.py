@@ -38,6 +38,10 @@ class Turns:
         """Whether nothing of the handler goes on but the call that asks."""
         return self._settled and self.tasks == 0 and self.calls <= 1
 
+    def allot(self) -> "Allotted":
+        """A position for a new outcome, which is given up if it does not reach the handler."""
+        return Allotted(self)
+
     async def take(self, position: int) -> None:
         """Wait until it is the turn of an outcome to reach the handler."""
         if self.alone or self._closed:
@@ -123,6 +127,22 @@ class Turns:
         """Of all that points back to the attempt."""
         self.close()
         self._parking = None
+
+
+class Allotted:
+    """The position of a new outcome, as long as it is on its way. Use as a context."""
+
+    __slots__ = ("_position", "_turns")
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def __enter__(self) -> int:
+        self._position = self._turns.order.allot()
+        return self._position
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._turns.give_up(self._position)
 
 
 def _end(turn: "asyncio.Future[None]") -> None:

@@ -37,7 +37,7 @@ from flowfabric.errors import (
 )
 from flowfabric.json_values import read_as
 from flowfabric.signals import Signal, SignalToken
-from flowfabric.worker.blame import blaming
+from flowfabric.worker.blame import Blaming
 from flowfabric.worker.fitting import fitting
 from flowfabric.worker.held import clock_s
 from flowfabric.worker.parking import Pause
@@ -138,7 +138,7 @@ async def received(
             await services.steps.store_later(call, result=msgspec.json.encode(ended))
         else:
             ended = msgspec.json.decode(stored.result or b"null", type=StoredWait)
-        with blaming(services.lease, call):
+        with Blaming(services.lease, call):
             _check(ended, what)
             return await fitting(services.parking, partial(_signals, ended, kind))
 
