@@ -1,32 +1,50 @@
 """Creating, claiming and completing executions, beside the floor of the same database."""
 
 import time
-from collections.abc import Mapping
 
-import asyncpg
-
-from benchmarks.floor import PAYLOAD, Floor
-from benchmarks.report import figures, percentile, rates
-from flowfabric import Engine
+from benchmarks.bench import Bench
+from benchmarks.floor import PAYLOAD, Floor, PostgresFloor, SqliteFloor
+from benchmarks.report import rates
+from flowfabric import Engine, connect
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Claimed
 from flowfabric.engine.work import Completion
+from tests.postgres import server_version
 
+COUNTS = {1: 1_000, 10: 5_000, 100: 20_000}
+"""How many executions for each size of batches, the largest last."""
 CREATE_BATCH = 1_000
 TURNS = 5
 KIND = "bench"
 
 
-async def measure(store: str, engine: Engine, floor: Floor, counts: dict[int, int]) -> None:
-    """One table for one store. `counts`: how many executions for each claim batch size."""
+async def measure(bench: Bench) -> None:
+    async with (
+        bench.database() as url,
+        await connect(url) as engine,
+        PostgresFloor.opened(url) as floor,
+    ):
+        store = f"Postgres {await server_version(url)}"
+        share = await beside(store, engine, floor)
+        bench.at_least(0.5, share, "claim + complete on Postgres, of the floor's rate")
+    async with await connect(f"sqlite:///{bench.file('executions')}") as engine:
+        with SqliteFloor.opened(bench.file("floor")) as file_floor:
+            share = await beside("SQLite", engine, file_floor)
+        bench.at_least(0.3, share, "claim + complete on SQLite, of the floor's rate")
+
+
+async def beside(store: str, engine: Engine, floor: Floor) -> float:
+    """One table for one store; returns the share of the floor's rate in the largest batches."""
     rows: list[tuple[str, float, float]] = []
-    for batch, count in counts.items():
+    for batch, count in COUNTS.items():
         floor_s, ours_s = await _pairs(engine, floor, count // TURNS, batch)
         rows.append((f"claim + complete, batches of {batch}", count / floor_s, count / ours_s))
-    count = max(counts.values())
+    share = floor_s / ours_s
+    count = max(COUNTS.values())
     floor_s, ours_s = await _creations(engine, floor, count // TURNS)
     rows.append((f"create, batches of {CREATE_BATCH:,}", count / floor_s, count / ours_s))
     rates(f"Executions on {store}", rows)
+    return share
 
 
 async def _pairs(engine: Engine, floor: Floor, part: int, batch: int) -> tuple[float, float]:
@@ -72,66 +90,3 @@ async def claim(engine: Engine, limit: int) -> list[Claimed]:
     return await engine.claim_many(
         ["default"], limit=limit, worker_id="bench", worker_instance_id="bench-1"
     )
-
-
-async def claim_cost(engines: Mapping[int, Engine], samples: int = 50) -> None:
-    """What a claim of one and of a hundred rows costs, by how many rows wait.
-
-    The engines, by their backlog, take turns: the machine is as slow for one as for the other.
-    """
-    rows: list[tuple[str, str]] = []
-    for limit in (1, 100):
-        taken_ms: dict[int, list[float]] = {waiting: [] for waiting in engines}
-        for _ in range(samples):
-            for waiting, engine in engines.items():
-                taken_ms[waiting].append(await _claim_ms(engine, limit))
-        medians = {waiting: percentile(taken, 0.5) for waiting, taken in taken_ms.items()}
-        least = medians[min(medians)]
-        rows += [
-            (
-                f"claim of {limit} with {waiting:,} waiting",
-                f"{median_ms:.2f} ms  ({median_ms / least:.2f}x)",
-            )
-            for waiting, median_ms in medians.items()
-        ]
-    figures("Claim cost by backlog, Postgres", rows)
-
-
-async def _claim_ms(engine: Engine, limit: int) -> float:
-    started = time.perf_counter()
-    claimed = await claim(engine, limit)
-    taken_ms = (time.perf_counter() - started) * 1_000
-    await engine.complete_many([Completion(handle=each.handle) for each in claimed])
-    # Put as many back, so that the backlog stays what it is said to be.
-    await create(engine, limit)
-    return taken_ms
-
-
-async def fill(url: str, count: int) -> None:
-    """Copy one waiting execution until `count` wait: a million would take the engine minutes."""
-    connection = await asyncpg.connect(url, server_settings={"search_path": "flowfabric"})
-    try:
-        columns = [
-            row["attname"]
-            for row in await connection.fetch(
-                "select attname from pg_attribute where attrelid = 'execution'::regclass"
-                " and attnum > 0 and not attisdropped"
-                " and attname not in ('execution_id', 'created_at_ms')"
-            )
-        ]
-        listed = ", ".join(columns)
-        waiting = await connection.fetchval("select count(*) from execution where ready")
-        await connection.execute(
-            # Rows arrive in the order of time, and ids begin with it, as they do in life.
-            f"insert into execution (execution_id, created_at_ms, {listed})"
-            " select (lpad(to_hex(created_at_ms + number), 12, '0') || '7'"
-            "         || substr(md5(number::text), 1, 3) || '8'"
-            "         || substr(md5(number::text), 4, 15))::uuid,"
-            f"       created_at_ms + number, {listed}"
-            "  from (select * from execution where ready limit 1) as one,"
-            "       generate_series(1, $1::bigint) as number",
-            count - waiting,
-        )
-        await connection.execute("vacuum analyze execution")
-    finally:
-        await connection.close()

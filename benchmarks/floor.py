@@ -7,6 +7,9 @@ would be cheaper than this. Everything we measure is shown beside it.
 
 import sqlite3
 import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
 from typing import Protocol
 
 import asyncpg
@@ -28,24 +31,30 @@ class Floor(Protocol):
     async def claim_and_complete(self, count: int, batch: int) -> float: ...
 
 
+async def one_at_a_time_ms(floor: Floor, count: int) -> list[float]:
+    """How long each job takes to be claimed and completed alone."""
+    await floor.create(count, count)
+    return [await floor.claim_and_complete(1, 1) * 1_000 for _ in range(count)]
+
+
 class PostgresFloor:
     def __init__(self, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
         self._connection = connection
         self._last = 0
 
     @classmethod
-    async def open(cls, url: str) -> "PostgresFloor":
+    @asynccontextmanager
+    async def opened(cls, url: str) -> AsyncIterator["PostgresFloor"]:
         # Without these, a plan made while the table is small scans it when it has grown.
         settings = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
         connection = await asyncpg.connect(url, server_settings=settings)
-        await connection.execute("drop table if exists job")
-        await connection.execute(SCHEMA.format(blob="bytea"))
-        await connection.execute(READY)
-        return cls(connection)
-
-    async def close(self) -> None:
-        await self._connection.execute("drop table job")
-        await self._connection.close()
+        try:
+            await connection.execute(SCHEMA.format(blob="bytea"))
+            await connection.execute(READY)
+            yield cls(connection)
+            await connection.execute("drop table job")
+        finally:
+            await connection.close()
 
     async def create(self, count: int, batch: int) -> float:
         started = time.perf_counter()
@@ -81,17 +90,19 @@ class PostgresFloor:
 
 
 class SqliteFloor:
-    def __init__(self, path: str) -> None:
-        self._connection = sqlite3.connect(path, isolation_level=None)
-        self._connection.execute("pragma journal_mode = wal")
-        self._connection.execute("pragma synchronous = full")
-        self._connection.execute("drop table if exists job")
-        self._connection.execute(SCHEMA.format(blob="blob"))
-        self._connection.execute(READY)
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
         self._last = 0
 
-    async def close(self) -> None:
-        self._connection.close()
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path) -> Iterator["SqliteFloor"]:
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("pragma journal_mode = wal")
+            connection.execute("pragma synchronous = full")
+            connection.execute(SCHEMA.format(blob="blob"))
+            connection.execute(READY)
+            yield cls(connection)
 
     async def create(self, count: int, batch: int) -> float:
         started = time.perf_counter()

@@ -1,20 +1,18 @@
-"""Flows: what a node costs to build, run and cancel by the size of its flow; wide joins; hops."""
+"""Flows: what a node costs to build, run and cancel by the size of its flow; wide joins."""
 
-import asyncio
-import itertools
 import time
 import uuid
 from collections.abc import Awaitable
 from typing import TypedDict, TypeVar
 
-from benchmarks.report import figures, percentile
-from flowfabric import Engine
+from benchmarks.bench import Bench
+from benchmarks.report import figures
+from flowfabric import Engine, connect
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_build import Dependency, Join
 from flowfabric.core.flow_cancel import WaitIndefinite
 from flowfabric.core.ids import ExecutionId
 from flowfabric.engine.work import Completion
-from flowfabric.reconcilers.supervisor import Supervisor
 
 T = TypeVar("T")
 
@@ -23,7 +21,6 @@ KIND = "bench"
 BUILD_BATCH = 1_000
 CLAIM_BATCH = 500
 WIDTH = 25
-HOPS = 200
 
 
 class Worker(TypedDict):
@@ -32,15 +29,17 @@ class Worker(TypedDict):
 
 
 WORKER: Worker = {"worker_id": "bench", "worker_instance_id": "bench-1"}
-NODE_COUNTS = (100, 1_000, 10_000)
+NODE_COUNTS = (100, 5_000)
 FAN_IN = 5_000
 
 
-async def measure(store: str, engine: Engine) -> None:
-    """Every figure for one store."""
-    await cost_by_size(store, engine, NODE_COUNTS)
-    await fan_in(store, engine, FAN_IN)
-    await hop_latency(store, engine, HOPS)
+async def measure(bench: Bench) -> None:
+    async with bench.database() as url, await connect(url) as engine:
+        await cost_by_size("Postgres", engine, NODE_COUNTS)
+        await fan_in("Postgres", engine, FAN_IN)
+    async with await connect(f"sqlite:///{bench.file('flows')}") as engine:
+        await cost_by_size("SQLite", engine, NODE_COUNTS)
+        await fan_in("SQLite", engine, FAN_IN)
 
 
 async def cost_by_size(store: str, engine: Engine, sizes: tuple[int, ...]) -> None:
@@ -91,40 +90,6 @@ async def fan_in(store: str, engine: Engine, width: int) -> None:
             ("build", f"{build_ms:,.0f} ms"),
             ("claim and complete the upstreams", f"{complete_ms:,.0f} ms"),
             ("tell the one that waits", f"{dispatch_ms:,.0f} ms"),
-        ],
-    )
-
-
-async def hop_latency(store: str, engine: Engine, hops: int) -> None:
-    """From the report of a parent's end to the start of its child, with one idle worker."""
-    flow_id = await new_flow(engine)
-    chain = [engine.new_member_id(flow_id) for _ in range(hops + 1)]
-    joins = [
-        Join(
-            downstream_execution_id=child,
-            dependencies=[Dependency(upstream_execution_id=parent)],
-        )
-        for parent, child in itertools.pairwise(chain)
-    ]
-    await engine.add_dependencies(flow_id, joins, members=[member(each) for each in chain])
-    samples: list[float] = []
-    async with Supervisor(engine):
-        await asyncio.sleep(0)
-        claimed = await engine.claim(LANE, **WORKER, max_wait_ms=10_000)
-        for _ in range(hops):
-            assert claimed is not None, "the child never became ready"
-            started = time.perf_counter()
-            await engine.complete(claimed.handle)
-            claimed = await engine.claim(LANE, **WORKER, max_wait_ms=10_000)
-            samples.append((time.perf_counter() - started) * 1_000)
-        assert claimed is not None
-        await engine.complete(claimed.handle)
-    await dispatch_all(engine)
-    figures(
-        f"Hop from a parent's end to its child's start on {store}",
-        [
-            (f"p{share:.0%}".rstrip("%"), f"{percentile(samples, share):.1f} ms")
-            for share in (0.5, 0.99)
         ],
     )
 

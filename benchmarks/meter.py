@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import asyncpg
@@ -33,18 +33,27 @@ class Cost:
     def each(self, total: float) -> float:
         return total / self.jobs
 
+    def __add__(self, other: "Cost") -> "Cost":
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Cost(*(mine + theirs for mine, theirs in pairs))
+
 
 class Meter:
-    """Reads what this process and all processes of one server have used so far."""
+    """Reads what this process and all processes of one server, if any, have used so far."""
 
-    def __init__(self, connection: "asyncpg.Connection[asyncpg.Record]", postmaster: int) -> None:
+    def __init__(
+        self, connection: "asyncpg.Connection[asyncpg.Record] | None" = None, postmaster: int = 0
+    ) -> None:
         self._connection = connection
         self._postmaster = postmaster
 
     @classmethod
     @asynccontextmanager
     async def opened(cls, url: str) -> AsyncIterator["Meter"]:
-        """Of the server at `url`, which must run on this machine."""
+        """Of the Postgres at `url`, which must run on this machine; a SQLite file has no server."""
+        if url.startswith("sqlite:"):
+            yield cls()
+            return
         connection = await asyncpg.connect(url)
         try:
             yield cls(
@@ -67,6 +76,8 @@ class Meter:
         cost.wal_bytes = await self._wal_bytes() - before
 
     async def _wal_bytes(self) -> int:
+        if self._connection is None:
+            return 0
         return int(
             await self._connection.fetchval(
                 "select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')"
@@ -75,6 +86,8 @@ class Meter:
 
     def _postgres_us(self) -> float:
         """Of the server and its backends, including those that have ended."""
+        if self._connection is None:
+            return 0
         ticks = sum(_ticks(self._postmaster, reaped=True))
         for process in Path("/proc").glob("[0-9]*"):
             pid = int(process.name)

@@ -1,38 +1,43 @@
-"""What the worker adds: throughput, latency, what it costs when idle, and its memory."""
+"""The worker itself: what it costs when idle, and its memory."""
 
 import asyncio
 import os
 import sqlite3
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import ParamSpec
 
 import asyncpg
 
-from benchmarks.report import figures, percentile
+from benchmarks.bench import Bench
+from benchmarks.report import figures
 from flowfabric import App, WorkerSettings
 from flowfabric.store.sqlite import connection as sqlite_connection
 from flowfabric.store.sqlite import store as sqlite_store
-from flowfabric.store.sqlite.connection import BUSY_TIMEOUT_MS, Synchronous
 
-DRAINED = 20_000
+P = ParamSpec("P")
+
 CONCURRENCY = 200
-SAMPLES = 200
 SLEEPS = 10_000
-WARM_UPS = 10
 IDLE_S = 30.0
 """Twice as long as the rarest thing an idle worker does, which is to say that it is there."""
 WARM_UP_S = 2.0
 
 
-async def measure(store: str, url: str) -> None:
-    """One table for one store; `url` names an empty database with the current schema."""
-    rows = [(f"no-op tasks drained at concurrency {CONCURRENCY}", await drain_rate(url))]
-    rows += await start_latency(url)
-    rows.append(("queries of an idle worker", await idle_queries(url)))
-    rows.append((f"memory at {SLEEPS:,} running sleeps", await sleeping_memory(url)))
-    figures(f"The worker on {store}", rows)
+async def measure(bench: Bench) -> None:
+    async with bench.database() as url:
+        urls = {"Postgres": url, "SQLite": f"sqlite:///{bench.file('worker')}"}
+        idle = await idle_queries(urls)
+        for store, each in urls.items():
+            figures(
+                f"The worker on {store}",
+                [
+                    ("queries of an idle worker", f"{idle[store]:.1f} /s"),
+                    (f"memory at {SLEEPS:,} running sleeps", await sleeping_memory(each)),
+                ],
+            )
 
 
 @asynccontextmanager
@@ -47,103 +52,61 @@ async def worker(app: App, concurrency: int) -> AsyncIterator[None]:
         await running
 
 
-async def drain_rate(url: str) -> str:
-    """From the start of a worker with a full queue to the end of the last handler."""
-    app, left = App(url), DRAINED
-    drained = asyncio.Event()
+async def idle_queries(urls: Mapping[str, str]) -> dict[str, float]:
+    """Statements a second on Postgres, transactions on SQLite, where none of them travels.
 
-    @app.task
-    async def nothing(number: int) -> int:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            drained.set()
-        return number
+    By store, of workers that idle at the same time.
+    """
+    async with AsyncExitStack() as stack:
+        seen = stack.enter_context(counted_statements())
+        for url in urls.values():
+            app = App(url)
 
-    async with app:
-        await app.submit_many([nothing(number) for number in range(DRAINED)])
-        started_s = time.perf_counter()
-        async with worker(app, CONCURRENCY):
-            await drained.wait()
-            rate = DRAINED / (time.perf_counter() - started_s)
-    return f"{rate:,.0f} /s"
+            @app.task
+            async def never() -> None: ...
 
-
-async def start_latency(url: str) -> list[tuple[str, str]]:
-    """From the call of `submit` to the first line of the handler, one at a time."""
-    submitting, working = App(url), App(url)
-    started: asyncio.Queue[float] = asyncio.Queue()
-
-    @working.task
-    async def note() -> None:
-        started.put_nowait(time.perf_counter())
-
-    samples: list[float] = []
-    async with submitting, working, worker(working, CONCURRENCY):
+            await stack.enter_async_context(app)
+            await stack.enter_async_context(worker(app, CONCURRENCY))
         await asyncio.sleep(WARM_UP_S)
-        for _ in range(WARM_UPS + SAMPLES):
-            asked_s = time.perf_counter()
-            await submitting.submit(note)
-            samples.append((await started.get() - asked_s) * 1_000)
-            # The worker should be idle again, and not expect the next one.
-            await asyncio.sleep(0.02)
-    return [
-        (f"submit → start, idle worker, p{round(share * 100)}", f"{value:.1f} ms")
-        for share in (0.5, 0.99)
-        # On the first few the statements are still to be prepared.
-        for value in [percentile(samples[WARM_UPS:], share)]
-    ]
-
-
-async def idle_queries(url: str) -> str:
-    """Statements a second on Postgres, transactions on SQLite, where none of them travels."""
-    app = App(url)
-
-    @app.task
-    async def never() -> None: ...
-
-    with counted_statements() as count:
-        async with app, worker(app, CONCURRENCY):
-            await asyncio.sleep(WARM_UP_S)
-            before = count()
-            await asyncio.sleep(IDLE_S)
-            rate = (count() - before) / IDLE_S
-    return f"{rate:.1f} /s"
+        before = seen.copy()
+        await asyncio.sleep(IDLE_S)
+        return {store: (seen[store] - before[store]) / IDLE_S for store in urls}
 
 
 @contextmanager
-def counted_statements() -> Iterator[Callable[[], int]]:
-    """Counts the statements of this process, whichever driver it uses."""
-    seen: list[str] = []
+def counted_statements() -> Iterator[Counter[str]]:
+    """Counts the statements of this process, by store."""
+    seen: Counter[str] = Counter()
     connect, fetch, execute = (
         sqlite_connection.connect,
         asyncpg.Connection.fetch,
         asyncpg.Connection.execute,
     )
 
-    def traced(
-        path: str, synchronous: Synchronous, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS
-    ) -> sqlite3.Connection:
-        connection = connect(path, synchronous, busy_timeout_ms=busy_timeout_ms)
-        connection.set_trace_callback(noted_begin)
-        return connection
-
     def noted_begin(statement: str) -> None:
         if statement.startswith("begin"):
-            seen.append(statement)
+            seen["SQLite"] += 1
+
+    def traced(call: Callable[P, sqlite3.Connection]) -> Callable[P, sqlite3.Connection]:
+        def tracing(*args: P.args, **kwargs: P.kwargs) -> sqlite3.Connection:
+            connection = call(*args, **kwargs)
+            connection.set_trace_callback(noted_begin)
+            return connection
+
+        return tracing
 
     def noted(call: Callable[..., object]) -> Callable[..., object]:
         def noting(connection: object, query: str, *args: object, **kwargs: object) -> object:
-            seen.append(query)
+            seen["Postgres"] += 1
             return call(connection, query, *args, **kwargs)
 
         return noting
 
-    setattr(sqlite_store, "connect", traced)  # noqa: B010
+    setattr(sqlite_store, "connect", traced(connect))  # noqa: B010
     setattr(asyncpg.Connection, "fetch", noted(fetch))  # noqa: B010
     setattr(asyncpg.Connection, "execute", noted(execute))  # noqa: B010
     try:
-        yield lambda: len(seen)
+        yield seen
     finally:
         setattr(sqlite_store, "connect", connect)  # noqa: B010
         setattr(asyncpg.Connection, "fetch", fetch)  # noqa: B010

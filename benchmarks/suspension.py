@@ -1,116 +1,34 @@
-"""Suspending and resuming: how long a signal takes to a worker, and what waiting costs."""
+"""What waiting costs: asking for due work while a hundred thousand executions are suspended."""
 
-import asyncio
 import re
-import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Final
-from unittest.mock import patch
 
 import asyncpg
 
+from benchmarks.bench import Bench
 from benchmarks.executions import KIND
-from benchmarks.report import figures, percentile
-from benchmarks.sdk import CONCURRENCY, worker
-from flowfabric import App, Context, Engine, Task
+from benchmarks.grown import multiply, multiply_in_file
+from benchmarks.report import figures, median
+from flowfabric import Engine, connect
 from flowfabric.core.conditions import ByName, Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import uuid_of
-from flowfabric.core.suspension_model import Suspension, Waitpoint
-from flowfabric.store.mapping import table_of
 from flowfabric.store.postgres.transaction import STATEMENTS
 from flowfabric.store.statements import numbered
-from tests.bulk import POSTGRES_ID, SQLITE_ID, postgres_copies, sqlite_copies
 
 LANE: Final = "pauses"
 APPROVED: Final = Single("gate", ByName("approved"))
 SUSPENDED: Final = 100_000
-SALT: Final = 77
 
 
-async def resume_latency(store: str, url: str, rounds: int = 200) -> None:
-    """From a signal to the line of the handler after its wait, with a worker that is idle.
-
-    Sent by the app that works, and by another one on the same database, as a web
-    process would: the worker then hears of it through the database.
-    """
-    rows: list[tuple[str, str]] = []
-    working = App(url)
-    started: asyncio.Queue[float] = asyncio.Queue()
-    went_on: asyncio.Queue[float] = asyncio.Queue()
-
-    @working.task
-    async def gate(ctx: Context) -> object:
-        started.put_nowait(time.perf_counter())
-        signal = await ctx.wait_for_signal("go")
-        went_on.put_nowait(time.perf_counter())
-        return signal.payload
-
-    async with App(url) as other, working, worker(working, CONCURRENCY):
-        for who, sender in (("its own app", working), ("another app", other)):
-            runs = await working.submit_many([gate() for _ in range(rounds)])
-            await _all_wait(working, rounds)
-            called: list[float] = []
-            answered: list[float] = []
-            for run in runs:
-                # The worker should be idle again, and not expect the next one.
-                await asyncio.sleep(0.02)
-                asked_s = time.perf_counter()
-                await sender.signals.send(run.execution_id, "go", {"by": "ada"})
-                answered_s = time.perf_counter()
-                on_s = await went_on.get()
-                called.append((on_s - asked_s) * 1_000)
-                answered.append((on_s - answered_s) * 1_000)
-            rows += _shares(f"signal sent by {who} until the handler goes on", called)
-            rows += _shares(f"signal of {who} accepted until the handler goes on", answered)
-        whole = await _rounds(working, gate, rounds, started, went_on)
-        rows += _shares("wait, signal, until the handler goes on", whole)
-    figures(f"Resuming on {store}", rows)
-
-
-def _shares(what: str, samples: Sequence[float]) -> list[tuple[str, str]]:
-    return [
-        (f"{what}, {name}", f"{percentile(samples, share):.2f} ms")
-        for name, share in (("p50", 0.5), ("p99", 0.99))
-    ]
-
-
-async def _all_wait(app: App, count: int) -> None:
-    waiting = 0
-    while waiting < count:
-        await asyncio.sleep(0.05)
-        waiting = len((await app.signals.pending(limit=1_000)).entries)
-
-
-async def _rounds(
-    app: App,
-    gate: Task[[], object],
-    rounds: int,
-    started: asyncio.Queue[float],
-    went_on: asyncio.Queue[float],
-) -> list[float]:
-    """From the handler's wait to its next line, signalled as soon as the pause is answered."""
-    paused: asyncio.Queue[None] = asyncio.Queue()
-    suspend: Callable[..., Awaitable[object]] = app.engine.suspend
-    samples: list[float] = []
-
-    async def noting(*arguments: object, **options: object) -> object:
-        answer = await suspend(*arguments, **options)
-        paused.put_nowait(None)
-        return answer
-
-    with patch.object(app.engine, "suspend", noting):
-        for _ in range(rounds):
-            while not started.empty():
-                started.get_nowait()
-            run = await app.submit(gate)
-            began_s = await started.get()
-            await paused.get()
-            await run.signal("go")
-            samples.append((await went_on.get() - began_s) * 1_000)
-            await asyncio.sleep(0.02)
-    return samples
+async def measure(bench: Bench) -> None:
+    async with bench.database() as url, await connect(url) as engine:
+        await idle_cost_on_postgres(engine, url)
+    path = bench.file("suspension")
+    async with await connect(f"sqlite:///{path}") as engine:
+        await idle_cost_on_sqlite(engine, path)
 
 
 async def idle_cost_on_postgres(engine: Engine, url: str) -> None:
@@ -118,25 +36,16 @@ async def idle_cost_on_postgres(engine: Engine, url: str) -> None:
     connection = await asyncpg.connect(url, server_settings={"search_path": "flowfabric"})
     try:
         before = await _blocks(connection)
-        await _fill_postgres(engine, connection)
+        await multiply(url, await _one_suspended(engine), SUSPENDED)
         after = await _blocks(connection)
     finally:
         await connection.close()
     await _report("Postgres", engine, f"{before} blocks", f"{after} blocks")
 
 
-async def idle_cost_on_sqlite(engine: Engine, path: str) -> None:
+async def idle_cost_on_sqlite(engine: Engine, path: Path) -> None:
     before = await _asking_ms(engine)
-    uuid = await _one_suspended(engine)
-    connection = sqlite3.connect(path)
-    with connection:
-        connection.execute(sqlite_copies(uuid, SUSPENDED, SALT, {}))
-        counting = f"select 1 union all select n + 1 from copies where n < {SUSPENDED}"
-        rows = f"(with recursive copies (n) as ({counting}) select n from copies)"
-        identity = SQLITE_ID.format(salt=SALT)
-        for record in (Suspension, Waitpoint):
-            connection.execute(_copies(record, uuid, rows, identity))
-    connection.close()
+    multiply_in_file(path, await _one_suspended(engine), SUSPENDED)
     after = await _asking_ms(engine)
     await _report("SQLite", engine, f"{before:.3f} ms", f"{after:.3f} ms")
 
@@ -162,7 +71,7 @@ async def _asking_ms(engine: Engine) -> float:
         started = time.perf_counter()
         await engine.next_due()
         samples.append((time.perf_counter() - started) * 1_000)
-    return percentile(samples, 0.5)
+    return median(samples)
 
 
 async def _blocks(connection: "asyncpg.Connection[asyncpg.Record]") -> int:
@@ -183,25 +92,3 @@ async def _one_suspended(engine: Engine) -> str:
     assert claimed.execution_id == created.execution_id
     await engine.suspend(claimed.handle, resume_condition=APPROVED)
     return uuid_of(claimed.execution_id)
-
-
-async def _fill_postgres(engine: Engine, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
-    uuid = await _one_suspended(engine)
-    await connection.execute(postgres_copies(uuid, SUSPENDED, SALT, {}))
-    rows = f"generate_series(1, {SUSPENDED}) as copies (n)"
-    identity = POSTGRES_ID.format(salt=SALT)
-    for record in (Suspension, Waitpoint):
-        await connection.execute(_copies(record, uuid, rows, identity))
-    for table in ("execution", "suspension", "waitpoint"):
-        await connection.execute(f"vacuum analyze {table}")
-
-
-def _copies(record: type[Suspension] | type[Waitpoint], uuid: str, rows: str, identity: str) -> str:
-    """A statement that gives each copied execution a copy of the row of the first."""
-    table = table_of(record)
-    changes = {"execution_id": identity, "partition_key": "n % 256"}
-    values = ", ".join(changes.get(name, f"t.{name}") for name in table.names)
-    return (
-        f"insert into {table.name} ({', '.join(table.names)}) select {values}"
-        f" from {table.name} as t cross join {rows} where t.execution_id = '{uuid}'"
-    )
