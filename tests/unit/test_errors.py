@@ -44,7 +44,7 @@ ALL = [
 CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
     Validation: """
         invalid_input capability_mismatch invalid_capabilities invalid_policy_json
-        payload_too_large not_in_a_step signal_limit_exceeded kept_signals_full
+        payload_too_large not_in_a_step not_awaited signal_limit_exceeded kept_signals_full
         wrong_signal_name invalid_waitpoint_key invalid_token missing_token token_expired
         not_storable invalid_lease_for_suspend invalid_dependency
         invalid_waitpoint_for_execution invalid_kid invalid_secret_hex invalid_grace_ms

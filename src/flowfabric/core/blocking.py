@@ -17,7 +17,8 @@ from flowfabric.core.execution import Timing, already_parked, park
 from flowfabric.core.lease import Fence, check_fence
 from flowfabric.core.model import Attempt, Execution
 from flowfabric.core.results import AlreadySatisfied, Changed, Delayed, Marked
-from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase, PublicState
+from flowfabric.core.situations import Situation, into
+from flowfabric.core.states import BlockingReason, LifecyclePhase, PublicState
 from flowfabric.core.step_model import Step, StepKind
 from flowfabric.core.transition import UNBLOCKED, Subject, change
 from flowfabric.errors import ExecutionNotEligible
@@ -50,11 +51,9 @@ def decide_block(
         subject,
         BLOCKED_BY_CODE,
         timing.now_ms,
+        into(Situation.BLOCKED, _advice(execution, step_key, detail)),
         blocked_on=step_key,
         blocked_count=attempt.blocked_count + 1,
-        eligibility_state=EligibilityState.NOT_ELIGIBLE_UNTIL_TIME,
-        blocking_reason=BlockingReason.WAITING_FOR_CODE,
-        blocking_detail=_advice(execution, step_key, detail),
         delay_until_ms=timing.now_ms + look_again_ms(attempt),
     )
     return Decision(answer=answer, changes=changes)

@@ -17,12 +17,10 @@ from flowfabric.core.events import LeaseEventType, completion_event, lease_event
 from flowfabric.core.flow_model import CompletionDispatch
 from flowfabric.core.keeping import kept_ms
 from flowfabric.core.model import Attempt, Execution
+from flowfabric.core.situations import BY_OUTCOME, into
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,
-    BlockingReason,
-    EligibilityState,
-    LifecyclePhase,
     OwnershipState,
     TerminalOutcome,
 )
@@ -58,12 +56,7 @@ def finish(
     ended_fields: dict[str, Field] = {
         **NO_LEASE,
         **final_lease(before),
-        "lifecycle_phase": LifecyclePhase.TERMINAL,
-        "ownership_state": OwnershipState.UNOWNED,
-        "eligibility_state": EligibilityState.NOT_APPLICABLE,
-        "blocking_reason": BlockingReason.NONE,
-        "blocking_detail": "",
-        "terminal_outcome": outcome,
+        **into(BY_OUTCOME[outcome]),
         "attempt_state": AttemptState.ATTEMPT_TERMINAL if had_attempt else before.attempt_state,
         "delay_until_ms": None,
         "awaits_child": False,

@@ -29,14 +29,13 @@ from flowfabric.core.results import (
     Updated,
 )
 from flowfabric.core.retry import decide_retry
+from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,
-    BlockingReason,
     EligibilityState,
     FailureClass,
     LifecyclePhase,
-    OwnershipState,
     PublicState,
     TerminalOutcome,
 )
@@ -190,12 +189,7 @@ def schedule_retry(
     before = subject.execution
     fields: dict[str, Field] = {
         **NO_LEASE,
-        "lifecycle_phase": LifecyclePhase.RUNNABLE,
-        "ownership_state": OwnershipState.UNOWNED,
-        "eligibility_state": EligibilityState.NOT_ELIGIBLE_UNTIL_TIME,
-        "blocking_reason": BlockingReason.WAITING_FOR_RETRY_BACKOFF,
-        "blocking_detail": f"retry backoff until {delay_until_ms}",
-        "attempt_state": AttemptState.PENDING_RETRY_ATTEMPT,
+        **into(Situation.RETRYING, f"retry backoff until {delay_until_ms}"),
         "current_attempt_id": None,
         "retry_count": before.retry_count + 1,
         "delay_until_ms": delay_until_ms,
@@ -238,9 +232,7 @@ def decide_delay(
         subject,
         WORKER_DELAY,
         timing.now_ms,
-        eligibility_state=EligibilityState.NOT_ELIGIBLE_UNTIL_TIME,
-        blocking_reason=BlockingReason.WAITING_FOR_DELAY,
-        blocking_detail=f"delayed until {delay_until_ms}",
+        into(Situation.PARKED, f"delayed until {delay_until_ms}"),
         delay_until_ms=delay_until_ms,
     )
     return Decision(answer=answer, changes=changes)
@@ -256,14 +248,7 @@ def decide_wait_children(subject: Subject, fence: Fence | None, timing: Timing) 
         state = execution.public_state
         return Decision(answer=Moved(execution_id=execution.execution_id, public_state=state))
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
-    changes = park(
-        subject,
-        WAITING_CHILDREN,
-        timing.now_ms,
-        eligibility_state=EligibilityState.ELIGIBLE_NOW,
-        blocking_reason=BlockingReason.WAITING_FOR_WORKER,
-        blocking_detail="",
-    )
+    changes = park(subject, WAITING_CHILDREN, timing.now_ms, into(Situation.RESUMABLE))
     parked = changes.updates[0]
     assert isinstance(parked, Execution)
     answer = Moved(execution_id=execution.execution_id, public_state=parked.public_state)
@@ -285,6 +270,7 @@ def park(
     subject: Subject,
     marker: str,
     now_ms: int,
+    aside: Mapping[str, str],
     *,
     reason: str = "",
     blocked_on: str | None = None,
@@ -293,6 +279,8 @@ def park(
 ) -> Changes:
     """Release the lease but keep the attempt open; `marker` says what it waits for.
 
+    `aside` is the situation it is put into.
+
     The lease event gives `reason`, or the marker. An attempt that parks for anything but
     changed code has passed the place where it was blocked.
     """
@@ -300,9 +288,7 @@ def park(
     assert subject.attempt is not None, "an active execution has an attempt"
     parked: dict[str, Field] = {
         **NO_LEASE,
-        "lifecycle_phase": LifecyclePhase.RUNNABLE,
-        "ownership_state": OwnershipState.UNOWNED,
-        "attempt_state": AttemptState.ATTEMPT_INTERRUPTED,
+        **aside,
         "attempt_time_left_ms": time_left(before, now_ms),
     }
     after = change(before, now_ms, **(parked | fields))

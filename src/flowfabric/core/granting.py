@@ -15,14 +15,12 @@ from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import AttemptId, LeaseId, WorkerId, WorkerInstanceId
 from flowfabric.core.model import Attempt, Execution
+from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,
     AttemptType,
-    BlockingReason,
-    EligibilityState,
     LifecyclePhase,
-    OwnershipState,
 )
 from flowfabric.core.transition import NO_LEASE, Field, Subject, change
 
@@ -151,12 +149,7 @@ def _lease(
     """The fields of `before` that a lease changes, and with it the next attempt."""
     return {
         **NO_LEASE,
-        "lifecycle_phase": LifecyclePhase.ACTIVE,
-        "ownership_state": OwnershipState.LEASED,
-        "eligibility_state": EligibilityState.NOT_APPLICABLE,
-        "blocking_reason": BlockingReason.NONE,
-        "blocking_detail": "",
-        "attempt_state": AttemptState.RUNNING_ATTEMPT,
+        **into(Situation.RUNNING),
         "lease_id": ids.lease_id,
         "lease_epoch": before.lease_epoch + 1,
         "worker_id": worker.worker_id,

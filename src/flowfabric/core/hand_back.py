@@ -11,13 +11,13 @@ from flowfabric.core.execution import Timing
 from flowfabric.core.lease import Fence, check_fence
 from flowfabric.core.model import Execution
 from flowfabric.core.results import HandedBack
+from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,
     LifecyclePhase,
-    OwnershipState,
 )
-from flowfabric.core.transition import NO_LEASE, UNBLOCKED, Field, Subject, change
+from flowfabric.core.transition import NO_LEASE, Field, Subject, change
 
 HANDED_BACK = "handed_back"
 
@@ -33,9 +33,7 @@ def decide_hand_back(
     why = f"{HANDED_BACK}: {reason}"
     fields: dict[str, Field] = {
         **NO_LEASE,
-        "lifecycle_phase": LifecyclePhase.RUNNABLE,
-        "ownership_state": OwnershipState.UNOWNED,
-        **UNBLOCKED,
+        **into(Situation.WAITING),
         "attempt_state": AttemptState.PENDING_RETRY_ATTEMPT,
         "current_attempt_id": None,
         "pending_retry_reason": why,

@@ -33,10 +33,9 @@ from flowfabric.core.model import Execution
 from flowfabric.core.policies import parse_policy, reclaim_limit
 from flowfabric.core.readiness import LOST_LEASE
 from flowfabric.core.results import AlreadySatisfied, Marked, Renewed, Revoked
+from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import (
     AttemptLifecycle,
-    AttemptState,
-    BlockingReason,
     LifecyclePhase,
     OwnershipState,
     TerminalOutcome,
@@ -256,10 +255,7 @@ def note_expired(subject: Subject, now_ms: int, retention_ms: int, *, died: bool
     lost = change(
         execution,
         now_ms,
-        ownership_state=OwnershipState.LEASE_EXPIRED_RECLAIMABLE,
-        blocking_reason=BlockingReason.WAITING_FOR_WORKER,
-        blocking_detail="lease expired, awaiting reclaim",
-        attempt_state=AttemptState.ATTEMPT_INTERRUPTED,
+        **into(Situation.EXPIRED_LEASE, "lease expired, awaiting reclaim"),
         lease_expired_at_ms=now_ms,
         attempt_deadline_ms=None,
         worker_deaths=deaths + died,
@@ -315,10 +311,7 @@ def decide_revoke(
 def _revoked(execution: Execution, reason: str, now_ms: int) -> Execution:
     fields: dict[str, Field] = {
         **NO_LEASE,
-        "ownership_state": OwnershipState.LEASE_REVOKED,
-        "blocking_reason": BlockingReason.WAITING_FOR_WORKER,
-        "blocking_detail": f"lease revoked: {reason}",
-        "attempt_state": AttemptState.ATTEMPT_INTERRUPTED,
+        **into(Situation.REVOKED, f"lease revoked: {reason}"),
         "lease_epoch": execution.lease_epoch + 1,
         "lease_revoked_at_ms": now_ms,
         "lease_revoke_reason": reason,

@@ -15,6 +15,7 @@ from flowfabric.core.limits import PRIORITY_MAX, PRIORITY_MIN
 from flowfabric.core.model import Execution
 from flowfabric.core.policies import parse_policy
 from flowfabric.core.results import Cancelled, Changed, Replayed
+from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,
@@ -24,7 +25,7 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
-from flowfabric.core.transition import UNBLOCKED, Field, Subject, change
+from flowfabric.core.transition import Field, Subject, change
 from flowfabric.errors import (
     ExecutionNotEligible,
     ExecutionNotTerminal,
@@ -182,9 +183,7 @@ def _replayed(
 ) -> dict[str, Field]:
     had_attempt = execution.total_attempt_count > 0
     return {
-        "lifecycle_phase": LifecyclePhase.RUNNABLE,
-        "ownership_state": OwnershipState.UNOWNED,
-        **UNBLOCKED,
+        **into(Situation.WAITING),
         "terminal_outcome": TerminalOutcome.NONE,
         "attempt_state": AttemptState.PENDING_REPLAY_ATTEMPT,
         # The old holder must not be able to act on the new life of the execution.

@@ -22,9 +22,10 @@ from flowfabric.core.situations import (
     RULES,
     Operation,
     Situation,
+    into,
     situation_of,
 )
-from flowfabric.core.states import BlockingReason, EligibilityState, OwnershipState
+from flowfabric.core.states import OwnershipState
 
 LOST_LEASE: Final = (OwnershipState.LEASE_EXPIRED_RECLAIMABLE, OwnershipState.LEASE_REVOKED)
 
@@ -50,11 +51,7 @@ class Hold(StrEnum):
 
 
 HELD_BY_JOIN: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "eligibility_state": EligibilityState.BLOCKED_BY_DEPENDENCIES,
-        "blocking_reason": BlockingReason.WAITING_FOR_CHILDREN,
-        "blocking_detail": "waiting for the executions it depends on",
-    }
+    into(Situation.HELD, "waiting for the executions it depends on")
 )
 
 

@@ -24,13 +24,12 @@ from flowfabric.core.grants import check_grant
 from flowfabric.core.ids import SignalId, WaitpointKey
 from flowfabric.core.model import Execution
 from flowfabric.core.results import AlreadySatisfied
+from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,
     BlockingReason,
-    EligibilityState,
     LifecyclePhase,
-    OwnershipState,
     PublicState,
     TerminalOutcome,
 )
@@ -97,22 +96,14 @@ def resume(
     own = tuple(w for w in subject.waitpoints if w.suspension_id == suspension.suspension_id)
     until_ms = now_ms + delay_ms
     timed: dict[str, Field] = {
-        "eligibility_state": EligibilityState.NOT_ELIGIBLE_UNTIL_TIME,
+        **into(Situation.PARKED, f"resumes after {delay_ms} ms{cause}"),
         "blocking_reason": BlockingReason.WAITING_FOR_RESUME_DELAY,
-        "blocking_detail": f"resumes after {delay_ms} ms{cause}",
         "delay_until_ms": until_ms,
     }
-    at_once: dict[str, Field] = {
-        "eligibility_state": EligibilityState.ELIGIBLE_NOW,
-        "blocking_reason": BlockingReason.WAITING_FOR_WORKER,
-        "blocking_detail": "",
-    }
+    at_once: dict[str, Field] = {**into(Situation.RESUMABLE)}
     after = change(
         before,
         now_ms,
-        lifecycle_phase=LifecyclePhase.RUNNABLE,
-        ownership_state=OwnershipState.UNOWNED,
-        attempt_state=AttemptState.ATTEMPT_INTERRUPTED,
         current_suspension_id=None,
         current_waitpoint_id=None,
         open_waitpoint_count=before.open_waitpoint_count - len(own),

@@ -244,7 +244,7 @@ RULES: Final[Mapping[Operation, Rule]] = {
     ),
 }
 
-_BY_OUTCOME: Final = {
+BY_OUTCOME: Final = {
     TerminalOutcome.SUCCESS: Situation.COMPLETED,
     TerminalOutcome.FAILED: Situation.FAILED,
     TerminalOutcome.CANCELLED: Situation.CANCELLED,
@@ -255,12 +255,96 @@ _BY_OUTCOME: Final = {
 }
 
 
+def _columns(
+    phase: LifecyclePhase,
+    ownership: OwnershipState,
+    eligibility: EligibilityState,
+    reason: BlockingReason,
+    attempt: AttemptState | None = None,
+) -> dict[str, str]:
+    columns: dict[str, str] = {
+        "lifecycle_phase": phase,
+        "ownership_state": ownership,
+        "eligibility_state": eligibility,
+        "blocking_reason": reason,
+    }
+    return columns if attempt is None else columns | {"attempt_state": attempt}
+
+
+def _runnable(
+    eligibility: EligibilityState, reason: BlockingReason, attempt: AttemptState | None = None
+) -> dict[str, str]:
+    unowned = OwnershipState.UNOWNED
+    return _columns(LifecyclePhase.RUNNABLE, unowned, eligibility, reason, attempt)
+
+
+def _active(
+    ownership: OwnershipState, reason: BlockingReason, attempt: AttemptState
+) -> dict[str, str]:
+    no_matter = EligibilityState.NOT_APPLICABLE
+    return _columns(LifecyclePhase.ACTIVE, ownership, no_matter, reason, attempt)
+
+
+_NOW: Final = (EligibilityState.ELIGIBLE_NOW, BlockingReason.WAITING_FOR_WORKER)
+_LATER: Final = EligibilityState.NOT_ELIGIBLE_UNTIL_TIME
+_OTHERS: Final = (
+    EligibilityState.BLOCKED_BY_DEPENDENCIES,
+    BlockingReason.WAITING_FOR_CHILDREN,
+)
+_GOES_ON: Final = AttemptState.ATTEMPT_INTERRUPTED
+_OVER: Final = _columns(
+    LifecyclePhase.TERMINAL,
+    OwnershipState.UNOWNED,
+    EligibilityState.NOT_APPLICABLE,
+    BlockingReason.NONE,
+)
+_ROWS: Final[Mapping[Situation, Mapping[str, str]]] = {
+    Situation.WAITING: _runnable(*_NOW),
+    Situation.RESUMABLE: _runnable(*_NOW, _GOES_ON),
+    Situation.DELAYED: _runnable(_LATER, BlockingReason.WAITING_FOR_DELAY),
+    Situation.RETRYING: _runnable(
+        _LATER, BlockingReason.WAITING_FOR_RETRY_BACKOFF, AttemptState.PENDING_RETRY_ATTEMPT
+    ),
+    Situation.PARKED: _runnable(_LATER, BlockingReason.WAITING_FOR_DELAY, _GOES_ON),
+    Situation.BLOCKED: _runnable(_LATER, BlockingReason.WAITING_FOR_CODE, _GOES_ON),
+    Situation.HELD: _runnable(*_OTHERS),
+    Situation.WAITING_CHILDREN: _runnable(*_OTHERS, _GOES_ON),
+    Situation.SUSPENDED: _columns(
+        LifecyclePhase.SUSPENDED,
+        OwnershipState.UNOWNED,
+        EligibilityState.NOT_APPLICABLE,
+        BlockingReason.WAITING_FOR_SIGNAL,
+        _GOES_ON,
+    ),
+    Situation.RUNNING: _active(
+        OwnershipState.LEASED, BlockingReason.NONE, AttemptState.RUNNING_ATTEMPT
+    ),
+    Situation.EXPIRED_LEASE: _active(
+        OwnershipState.LEASE_EXPIRED_RECLAIMABLE, BlockingReason.WAITING_FOR_WORKER, _GOES_ON
+    ),
+    Situation.REVOKED: _active(
+        OwnershipState.LEASE_REVOKED, BlockingReason.WAITING_FOR_WORKER, _GOES_ON
+    ),
+    **{
+        situation: _OVER | {"terminal_outcome": outcome}
+        for outcome, situation in BY_OUTCOME.items()
+        if outcome is not TerminalOutcome.NONE
+    },
+}
+"""The columns of each situation an operation leads to; which attempt is next, it says itself."""
+
+
+def into(situation: Situation, detail: str = "") -> dict[str, str]:
+    """The columns that put an execution into a situation; `detail` says why, for people."""
+    return {**_ROWS[situation], "blocking_detail": detail}
+
+
 def situation_of(execution: Execution, now_ms: int = 0) -> Situation:
     """The situation of any row, damaged ones included. Without a time no lease is overdue."""
     outcome = execution.terminal_outcome
     phase = execution.lifecycle_phase
     if phase is LifecyclePhase.TERMINAL or outcome is not TerminalOutcome.NONE:
-        return _BY_OUTCOME[outcome]
+        return BY_OUTCOME[outcome]
     if phase is LifecyclePhase.SUSPENDED:
         return Situation.SUSPENDED
     if phase is LifecyclePhase.ACTIVE:

@@ -20,7 +20,8 @@ from flowfabric.core.ids import ExecutionId, partition_of
 from flowfabric.core.lease import Fence, check_fence
 from flowfabric.core.model import Execution
 from flowfabric.core.results import Marked, Moved
-from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase
+from flowfabric.core.situations import Situation, into
+from flowfabric.core.states import BlockingReason, LifecyclePhase
 from flowfabric.core.step_model import Step, StepKind, Waiter
 from flowfabric.core.transition import UNBLOCKED, Subject, change
 from flowfabric.errors import NotFound
@@ -129,15 +130,13 @@ def decide_await(
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
     ended = any(e.lifecycle_phase is LifecyclePhase.TERMINAL for e in awaited.values())
     due_ms = timing.now_ms if ended else until_ms
+    situation = Situation.WAITING_CHILDREN if due_ms is None else Situation.PARKED
+    waits = into(situation, _waits_for(list(awaited.values())))
     changes = park(
         subject,
         WAITING_CHILDREN,
         timing.now_ms,
-        eligibility_state=EligibilityState.BLOCKED_BY_DEPENDENCIES
-        if due_ms is None
-        else EligibilityState.NOT_ELIGIBLE_UNTIL_TIME,
-        blocking_reason=BlockingReason.WAITING_FOR_CHILDREN,
-        blocking_detail=_waits_for(list(awaited.values())),
+        waits | {"blocking_reason": BlockingReason.WAITING_FOR_CHILDREN},
         delay_until_ms=due_ms,
         awaits_child=True,
     )

@@ -38,7 +38,8 @@ from flowfabric.core.limits import (
 )
 from flowfabric.core.model import Execution
 from flowfabric.core.policies import parse_policy
-from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase
+from flowfabric.core.situations import Situation, into
+from flowfabric.core.states import BlockingReason, LifecyclePhase
 from flowfabric.core.suspend_dedup import remember
 from flowfabric.core.suspend_request import (
     BoundWaitpoint,
@@ -407,15 +408,13 @@ def _waits_for(suspension: Suspension) -> str:
 def _parked(
     subject: Subject, suspension: Suspension, opened: _Opened, seen: Taken, now_ms: int
 ) -> Changes:
+    waits = into(Situation.SUSPENDED, _waits_for(suspension))
     changes = park(
         subject,
         suspension.suspension_id,
         now_ms,
+        waits | {"blocking_reason": BLOCKING[suspension.reason_code]},
         reason="suspend",
-        lifecycle_phase=LifecyclePhase.SUSPENDED,
-        eligibility_state=EligibilityState.NOT_APPLICABLE,
-        blocking_reason=BLOCKING[suspension.reason_code],
-        blocking_detail=_waits_for(suspension),
         current_suspension_id=suspension.suspension_id,
         current_waitpoint_id=suspension.waitpoint_id,
         open_waitpoint_count=subject.execution.open_waitpoint_count + len(opened.fresh),

@@ -11,7 +11,8 @@ from msgspec import Struct, structs
 
 from flowfabric.core.model import Attempt, ClaimGrant, Execution
 from flowfabric.core.readiness import HELD_BY_JOIN, falls_to_join, is_ready, takes_payload
-from flowfabric.core.states import BlockingReason, EligibilityState, derive_public_state
+from flowfabric.core.situations import Situation, into
+from flowfabric.core.states import derive_public_state
 from flowfabric.core.suspension_model import Suspension, Waitpoint
 
 Field = str | int | bool | bytes | None
@@ -31,11 +32,7 @@ NO_LEASE: dict[str, Field] = {
 }
 """What releasing a lease clears. Epoch and attempt id stay: repeats are recognised by them."""
 
-UNBLOCKED: dict[str, Field] = {
-    "eligibility_state": EligibilityState.ELIGIBLE_NOW,
-    "blocking_reason": BlockingReason.WAITING_FOR_WORKER,
-    "blocking_detail": "",
-}
+UNBLOCKED: dict[str, Field] = {**into(Situation.WAITING)}
 """Nothing but a worker is missing; or its join, see `readiness`."""
 
 
