@@ -104,7 +104,7 @@ class Creation(Requests):
             if lost.kind is not BackendErrorKind.TRANSPORT:
                 raise
             return await self._create_again(checked, lost)
-        if row["made"] == 0:
+        if not row["made"]:
             return await self._create(checked, key_wait_ms)
         for lane_id in ready.lane_ids:
             self.store.hint(ready_topic(lane_id))

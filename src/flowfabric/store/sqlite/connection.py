@@ -26,6 +26,13 @@ create temp table claiming (
 )"""
 """Where a claim notes the rows it took, as they were; see `claim_ready.sql`."""
 
+_CREATING: Final = """
+create temp table creating (
+    place integer primary key, route_id, namespace, lane_id, execution_kind, payload_encoding,
+    priority, creator_identity, policy, attempt_timeout_ms, retention_ms, retention_failed_ms
+)"""
+"""What the executions that `create_ready.sql` creates have in common."""
+
 _COMPLETING: Final = """
 create temp table completing (
     execution_rowid integer primary key, partition_key, execution_id, attempt_index, lease_epoch,
@@ -88,7 +95,7 @@ def _prepare(connection: sqlite3.Connection, path: str, synchronous: Synchronous
     # Newer SQLite has it built in; lists of bytes travel to statements as hexadecimal.
     connection.create_function("unhex", 1, _unhex, deterministic=True)
     connection.create_function("uuid_at", 2, _uuid_at, deterministic=True)
-    for scratch in (_CLAIMING, _COMPLETING, _RENEWING, _TRIMMING, _DOOMED):
+    for scratch in (_CREATING, _CLAIMING, _COMPLETING, _RENEWING, _TRIMMING, _DOOMED):
         connection.execute(scratch)
 
 

@@ -1,5 +1,5 @@
 -- Create executions that are ready at once, if their routes are there and their lanes take new
--- work; else none. Returns how many.
+-- work; else none. Returns whether they were created.
 --
 -- One round trip stands in for `core.creation.new_execution`: for requests under new ids, with
 -- neither key, parent, tags, delay nor deadline. `terms` is what they share, and `places` says
@@ -45,4 +45,4 @@ with clock as (
      where (select count(*) from term) = jsonb_array_length(:terms::jsonb)
     returning 1
 )
-select count(*) as made from made;
+select count(*) > 0 as made from made;

@@ -1,9 +1,29 @@
 -- Create executions that are ready at once, if their routes are there and their lanes take new
--- work; else none. Returns how many.
+-- work; else none. Returns whether they were created.
 --
 -- It stands in for `core.creation.new_execution`: for requests under new ids, with neither key,
 -- parent, tags, delay nor deadline. `terms` is what they share, and `places` says which of them
--- each has.
+-- a request has.
+delete from temp.creating;
+-- next
+insert into temp.creating
+select t.key, r.route_id, r.namespace, r.lane_id, r.execution_kind,
+       t.value ->> 'payload_encoding', t.value ->> 'priority', t.value ->> 'creator_identity',
+       t.value ->> 'policy', t.value ->> 'attempt_timeout_ms', t.value ->> 'retention_ms',
+       t.value ->> 'retention_failed_ms'
+  from json_each(:terms) as t
+ -- An id may have been given to another route since.
+ cross join route r
+    on r.route_id = t.value ->> 'route_id'
+   and r.namespace = t.value ->> 'namespace'
+   and r.lane_id = t.value ->> 'lane_id'
+   and r.execution_kind = t.value ->> 'execution_kind'
+   and r.required_capabilities = t.value ->> 'required_capabilities'
+ cross join lane on lane.lane_id = r.lane_id and lane.state in ('active', 'paused');
+-- next
+delete from temp.creating
+ where json_array_length(:terms) > (select count(*) from temp.creating);
+-- next
 insert into execution (
     partition_key, execution_id, namespace, lane_id, execution_kind, route_id, priority,
     creator_identity, lifecycle_phase, ownership_state, eligibility_state, blocking_reason,
@@ -11,25 +31,12 @@ insert into execution (
     current_attempt_index, retry_count, replay_count, lease_reclaim_count, lease_epoch,
     created_at_ms, last_transition_at_ms, last_mutation_at_ms, payload, payload_encoding, policy,
     attempt_timeout_ms, retention_ms, retention_failed_ms)
-select k.value ->> 'partition_keys', k.value ->> 'execution_ids', t.value ->> 'namespace',
-       t.value ->> 'lane_id', t.value ->> 'execution_kind', t.value ->> 'route_id',
-       t.value ->> 'priority', t.value ->> 'creator_identity', 'runnable', 'unowned',
+select k.value ->> 'partition_keys', k.value ->> 'execution_ids', t.namespace, t.lane_id,
+       t.execution_kind, t.route_id, t.priority, t.creator_identity, 'runnable', 'unowned',
        'eligible_now', 'waiting_for_worker', '', 'none', 'pending_first_attempt', 'waiting', 1, 0,
-       0, 0, 0, 0, 0, :clock, :clock, :clock, unhex(k.value ->> 'payloads'),
-       t.value ->> 'payload_encoding', t.value ->> 'policy', t.value ->> 'attempt_timeout_ms',
-       t.value ->> 'retention_ms', t.value ->> 'retention_failed_ms'
+       0, 0, 0, 0, 0, :clock, :clock, :clock, unhex(k.value ->> 'payloads'), t.payload_encoding,
+       t.policy, t.attempt_timeout_ms, t.retention_ms, t.retention_failed_ms
   from json_each(:rows) as k
- cross join json_each(:terms) as t on t.key = k.value ->> 'places'
- where json_array_length(:terms) = (
-    select count(*)
-      from json_each(:terms) as t
-       -- An id may have been given to another route since.
-     cross join route r
-        on r.route_id = t.value ->> 'route_id'
-       and r.namespace = t.value ->> 'namespace'
-       and r.lane_id = t.value ->> 'lane_id'
-       and r.execution_kind = t.value ->> 'execution_kind'
-       and r.required_capabilities = t.value ->> 'required_capabilities'
-     cross join lane on lane.lane_id = r.lane_id and lane.state in ('active', 'paused'));
+ cross join temp.creating as t on t.place = k.value ->> 'places';
 -- next
-select changes() as made;
+select count(*) > 0 as made from temp.creating;
