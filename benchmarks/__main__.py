@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from benchmarks import costs, executions, flows, grown, latency, processes, report, sdk, suspension
-from benchmarks.bench import Bench, Scale
+from benchmarks.bench import Bench, Scale, wear_in
 from benchmarks.peer import Peer
 from tests.postgres import start_server
 
@@ -35,6 +35,7 @@ SECTIONS: dict[str, Callable[[Bench], Awaitable[None]]] = {
 async def main(sections: Sequence[str], scale: Scale) -> None:
     server = start_server(durable=True)
     try:
+        await wear_in(server.url)
         with tempfile.TemporaryDirectory() as directory:
             bench = Bench(server.url, Path(directory), await Peer.ready(), scale)
             for name in sections:

@@ -41,7 +41,12 @@ _QUICK = {
     "max_wal_size": "256MB",
     "synchronous_commit": "off",
 }
-_DURABLE = {"max_connections": "200", "shared_buffers": "512MB", "max_wal_size": "4GB"}
+_DURABLE = {
+    "max_connections": "200",
+    "max_wal_size": "4GB",
+    "min_wal_size": "1GB",
+    "shared_buffers": "512MB",
+}
 
 # Ends the server and removes its files when standard input closes, which happens
 # even if the test session is killed.
