@@ -6,6 +6,7 @@ import os
 import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from shlex import quote
 
@@ -377,3 +378,70 @@ async def test_a_handler_that_never_ends_does_not_keep_the_process_that_is_told_
     await worker.line("begun")
 
     assert await worker.end(signal.SIGTERM) == 1
+
+
+SEVERAL = """
+import os
+import time
+from pathlib import Path
+
+from flowfabric import App
+
+app = App("sqlite:///shop.db")
+
+
+@app.task
+def meet() -> int:
+    # One process alone never gets here twice: it runs one task at a time.
+    Path(f"{os.getpid()}.met").touch()
+    while len(list(Path().glob("*.met"))) < 2:
+        time.sleep(0.01)
+    return os.getpid()
+"""
+
+
+async def start_several(processes: list[Process], folder: Path) -> tuple[Running, list[int]]:
+    """A worker with two processes, and their ids."""
+    (folder / "shop.py").write_text(SEVERAL)
+    arguments = ("worker", "shop:app", "--processes", "2", "--concurrency", "1")
+    worker = await start(processes, folder, *arguments)
+    await worker.line("starts")
+    meet = partial(run, "submit", "meet", "--app", "shop:app", "--wait", "20s", cwd=folder)
+    met = await asyncio.gather(asyncio.to_thread(meet), asyncio.to_thread(meet))
+    pids = [int(each.out) for each in met]
+    assert len({*pids, worker.process.pid}) == 3
+    return worker, pids
+
+
+async def test_a_worker_in_several_processes_stops_as_one(
+    folder: Path, processes: list[Process]
+) -> None:
+    worker, _ = await start_several(processes, folder)
+    # Returns when nobody has its log open any more.
+    assert await worker.end(signal.SIGTERM) == 0
+
+
+async def test_a_process_that_is_killed_is_replaced(folder: Path, processes: list[Process]) -> None:
+    worker, (victim, _) = await start_several(processes, folder)
+    os.kill(victim, signal.SIGKILL)
+    await worker.line(f"process {victim} was killed by signal 9; starting another")
+    await worker.line("starts")
+    assert await worker.end(signal.SIGINT) == 0
+
+
+async def test_no_process_outlives_the_one_that_started_it(
+    folder: Path, processes: list[Process]
+) -> None:
+    worker, _ = await start_several(processes, folder)
+    assert await worker.end(signal.SIGKILL) == -signal.SIGKILL
+
+
+def test_several_processes_end_with_the_status_of_one_that_cannot_run(
+    folder: Path, empty_postgres_database: str
+) -> None:
+    program = PROGRAM.replace("sqlite:///shop.db", empty_postgres_database)
+    (folder / "shop.py").write_text(program)
+    assert run("worker", "shop:app", "--processes", "2", cwd=folder).status == 5
+    (folder / "shop.py").write_text(PROGRAM.replace("sqlite:///shop.db", "sqlite:///:memory:"))
+    refused = run("worker", "shop:app", "--processes", "2", cwd=folder)
+    assert (refused.status, "belongs to one process alone" in refused.err) == (2, True)

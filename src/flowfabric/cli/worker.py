@@ -12,11 +12,13 @@ from typing import Final
 import click
 from rich.text import Text
 
-from flowfabric.app import App
+from flowfabric.app import MEMORY_URL, App
 from flowfabric.cli import exits, logs, screen
 from flowfabric.cli.reload import run_reloading
+from flowfabric.cli.several import PROCESSES_MAX, run_several, stop_with_starter
 from flowfabric.cli.target import APP_VARIABLE, find_app, parts_of
 from flowfabric.connection import migrate
+from flowfabric.errors import InvalidInput
 from flowfabric.outages import waited_out
 from flowfabric.store.urls import redact
 from flowfabric.worker.settings import WorkerSettings
@@ -64,6 +66,15 @@ log_level_option = click.option(
     show_default=True,
     help="How long running tasks may go on when it is told to stop.",
 )
+@click.option(
+    "--processes",
+    default=1,
+    show_default=True,
+    metavar="NUMBER",
+    type=click.IntRange(1, PROCESSES_MAX),
+    help="Workers to start, each in a process of its own: one for each core, say.",
+)
+@click.option("--one-of-several", is_flag=True, hidden=True, help="What each of them is run with.")
 @log_level_option
 @json_option
 def worker(
@@ -72,14 +83,18 @@ def worker(
     capabilities: tuple[str, ...],
     concurrency: int,
     drain_timeout: str,
+    processes: int,
+    one_of_several: bool,
     log_level: str,
     as_json: bool,
-) -> None:
+) -> int:
     """Run the tasks of MODULE:APP until it is stopped.
 
     Ctrl-C or SIGTERM once: finishes what runs and hands the rest back. Twice: stops now.
     """
     app = find_app(reference)
+    if processes > 1 and app.url == MEMORY_URL:
+        raise InvalidInput("--processes", "a database in memory belongs to one process alone")
     logs.configure(log_level, as_json=as_json or None)
     settings = WorkerSettings(
         lanes=weights(lanes) or None,
@@ -87,13 +102,18 @@ def worker(
         concurrency=concurrency,
         drain_timeout=drain_timeout,
     )
-    if screen.err().is_terminal and not as_json:
-        greet(reference, app, settings)
+    if screen.err().is_terminal and not as_json and not one_of_several:
+        greet(reference, app, settings, processes)
+    if processes > 1 and not one_of_several:
+        return run_several(_same_command("--one-of-several"), processes)
+    if one_of_several:
+        stop_with_starter()
     # What has been imported stays. Looking through all of it for garbage, again and again,
     # would stop every task for as long as that takes.
     gc.collect()
     gc.freeze()
     asyncio.run(_work(app, settings))
+    return exits.OK
 
 
 async def _work(app: App, settings: WorkerSettings) -> None:
@@ -166,8 +186,7 @@ def dev(
 
 def _dev_again_and_again() -> int:
     """Run the same command line, each time once."""
-    name, *rest = sys.argv[1:]
-    command = [sys.executable, "-m", "flowfabric.cli", name, "--once", *rest]
+    command = _same_command("--once")
     console = screen.err()
 
     def say(what: str) -> None:
@@ -175,6 +194,12 @@ def _dev_again_and_again() -> int:
 
     say(f"watching {os.getcwd()}")
     return run_reloading(command, Path.cwd(), say)
+
+
+def _same_command(flag: str) -> list[str]:
+    """The command line of this process, with another flag."""
+    name, *rest = sys.argv[1:]
+    return [sys.executable, "-m", "flowfabric.cli", name, flag, *rest]
 
 
 def _required(app: App) -> tuple[str, ...]:
@@ -194,7 +219,7 @@ def weights(lanes: tuple[str, ...]) -> Mapping[str, int]:
     return found
 
 
-def greet(reference: str, app: App, settings: WorkerSettings) -> None:
+def greet(reference: str, app: App, settings: WorkerSettings, processes: int = 1) -> None:
     """What this worker does, in a few lines."""
     lanes = settings.lanes or app.lanes()
     shown = (
@@ -215,6 +240,7 @@ def greet(reference: str, app: App, settings: WorkerSettings) -> None:
         ("lanes", ", ".join(shown)),
         ("capabilities", ", ".join(settings.capabilities)),
         ("at once", str(settings.concurrency)),
+        ("processes", str(processes) if processes > 1 else ""),
     ]
     screen.err().print(Text("FlowFabric worker", style="bold"))
     screen.err().print(screen.facts(pairs))
