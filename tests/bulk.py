@@ -3,13 +3,14 @@
 One execution is created through the engine and then copied inside the database, which
 takes a second where a hundred thousand creations take minutes. Each copy gets a uuid of
 its own and stays in the partition of the first; columns named in `changes` get an
-expression in which `n` counts the copies.
+expression in which `n` counts the copies. Copies in the phase `terminal` have ended.
 """
 
 from collections.abc import Mapping
 
-from flowfabric.core.model import Execution
+from flowfabric.core.states import LifecyclePhase
 from flowfabric.store.mapping import table_of
+from flowfabric.store.phases import Asked, Ending, Live
 
 POSTGRES_ID = (
     "(lpad(to_hex({salt}), 8, '0') || '-0000-4000-8000-' || lpad(to_hex(n), 12, '0'))::uuid"
@@ -17,25 +18,29 @@ POSTGRES_ID = (
 SQLITE_ID = "printf('%08x-0000-4000-8000-%012x', {salt}, n)"
 
 
-def postgres_copies(uuid: str, count: int, salt: int, changes: Mapping[str, str]) -> str:
-    """A statement that copies the execution with this uuid; `salt` sets its copies apart."""
+def postgres_copies(uuid: str, count: int, salt: int, changes: Mapping[str, str]) -> list[str]:
+    """Statements that copy the execution with this uuid; `salt` sets its copies apart."""
     rows = f"generate_series(1, {count}) as copies (n)"
     identity = {"execution_id": POSTGRES_ID.format(salt=salt)}
-    return _insert("flowfabric.execution", uuid, rows, identity | dict(changes))
+    return _inserts("flowfabric.", uuid, rows, identity | dict(changes))
 
 
-def sqlite_copies(uuid: str, count: int, salt: int, changes: Mapping[str, str]) -> str:
+def sqlite_copies(uuid: str, count: int, salt: int, changes: Mapping[str, str]) -> list[str]:
     """The same for SQLite."""
     counting = f"select 1 union all select n + 1 from copies where n < {count}"
     rows = f"(with recursive copies (n) as ({counting}) select n from copies)"
     identity = {"execution_id": SQLITE_ID.format(salt=salt)}
-    return _insert("execution", uuid, rows, identity | dict(changes))
+    return _inserts("", uuid, rows, identity | dict(changes))
 
 
-def _insert(table: str, uuid: str, rows: str, changes: Mapping[str, str]) -> str:
-    names = table_of(Execution).names
-    values = ", ".join(changes.get(name, f"t.{name}") for name in names)
-    return (
-        f"insert into {table} ({', '.join(names)}) select {values}"
-        f" from {table} as t cross join {rows} where t.execution_id = '{uuid}'"
-    )
+def _inserts(schema: str, uuid: str, rows: str, changes: Mapping[str, str]) -> list[str]:
+    ended = changes.get("lifecycle_phase") == f"'{LifecyclePhase.TERMINAL}'"
+    statements: list[str] = []
+    for part in (Asked, Ending if ended else Live):
+        table = table_of(part)
+        values = ", ".join(changes.get(name, f"t.{name}") for name in table.names)
+        statements.append(
+            f"insert into {schema}{table.name} ({', '.join(table.names)}) select {values}"
+            f" from {schema}execution_now as t cross join {rows} where t.execution_id = '{uuid}'"
+        )
+    return statements

@@ -116,7 +116,7 @@ class Arena:
         return int(
             str(
                 await self.ask(
-                    "select count(*) from flowfabric.execution where public_state = 'completed'"
+                    "select count(*) from flowfabric.execution_now where public_state = 'completed'"
                 )
             )
         )
@@ -133,7 +133,7 @@ class Arena:
         connection = await asyncpg.connect(self.url)
         try:
             rows = await connection.fetch(
-                f"select {COLUMNS} from flowfabric.execution where public_state = 'completed'"
+                f"select {COLUMNS} from flowfabric.execution_now where public_state = 'completed'"
             )
         finally:
             await connection.close()

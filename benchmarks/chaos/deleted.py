@@ -43,7 +43,7 @@ class FileArena(Arena):
         return len(await self.timings())
 
     async def timings(self) -> list[Timing]:
-        done = f"select {COLUMNS} from execution where public_state = 'completed'"
+        done = f"select {COLUMNS} from execution_now where public_state = 'completed'"
         return [Timing(*row) for row in await asyncio.to_thread(self._rows, done)]
 
     async def keys(self) -> set[object]:

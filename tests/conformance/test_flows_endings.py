@@ -257,7 +257,7 @@ async def test_the_payload_of_what_runs_or_has_ended_is_never_replaced(
     )
 
     assert answer == Satisfied(data_injected=False)
-    assert (await execution_of(engine, graph["b"])).payload == b"b"
+    assert (await execution_of(engine, graph["b"])).taken_payload == (b"b", None)
     edge = await engine.describe_edge(graph.flow_id, edge_id)
     assert edge is not None
     assert (edge.edge_state, edge.dep_state) == (EdgeState.APPLIED, DependencyState.SATISFIED)

@@ -172,7 +172,7 @@ async def _hold(engine: Engine, clock: SettableClock, execution_id: ExecutionId)
 
     async def body(tx: Transaction) -> None:
         execution = (await tx.lock(Execution, [key]))[key]
-        held = change(execution, clock.now_ms(), join_pending=True, next_payload=b"later")
+        held = change(execution, clock.now_ms(), join_pending=True, next_input=b"later")
         await tx.save(Changes(updates=(held,)))
 
     await engine.store.transact(body)

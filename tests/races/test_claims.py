@@ -37,7 +37,8 @@ async def test_each_of_5000_executions_goes_to_one_of_16_claimers(
 ) -> None:
     first = await create(engine)
     changes = {"created_at_ms": "t.created_at_ms + n / 10", "priority": "n % 3"}
-    await rival.execute(postgres_copies(uuid_of(first), EXECUTIONS - 1, 1, changes))
+    for copying in postgres_copies(uuid_of(first), EXECUTIONS - 1, 1, changes):
+        await rival.execute(copying)
 
     shares = await asyncio.gather(
         *(work_until_empty(engine, f"worker-{i}", 1 + i) for i in range(CLAIMERS))
@@ -46,17 +47,21 @@ async def test_each_of_5000_executions_goes_to_one_of_16_claimers(
     claimed = Counter(execution_id for share in shares for execution_id in share)
     assert len(claimed) == EXECUTIONS
     assert set(claimed.values()) == {1}
-    assert await rival.count("select count(*) from execution where lease_epoch = 1") == EXECUTIONS
-    once = "select count(*) from execution where total_attempt_count = 1"
+    assert (
+        await rival.count("select count(*) from execution_now where lease_epoch = 1") == EXECUTIONS
+    )
+    once = "select count(*) from execution_now where total_attempt_count = 1"
     assert await rival.count(once) == EXECUTIONS
     assert await rival.count("select count(*) from attempt") == 0
     acquired = "select count(*) from event_log where event_type = 'acquired'"
     assert await rival.count(acquired) == EXECUTIONS
-    completed = await rival.count("select count(*) from execution where public_state = 'completed'")
+    completed = await rival.count(
+        "select count(*) from execution_now where public_state = 'completed'"
+    )
     assert await rival.count("select count(*) from event_log where category = 'completion'") == (
         completed
     )
-    assert await rival.count("select count(*) from execution where ready") == 0
+    assert await rival.count("select count(*) from execution_now where ready") == 0
     assert await rival.count(DEADLOCKS) == 0
 
 

@@ -17,7 +17,7 @@ ROUNDS = 40
 
 COMPLETIONS = "select count(*) from event_log where category = 'completion'"
 REVOCATIONS = "select count(*) from event_log where category = 'lease' and event_type = 'revoked'"
-LOCK_ALL = "select 1 from execution for update"
+LOCK_ALL = "select 1 from live for update"
 
 Ending = Completed | Cancelled | FlowFabricError
 
@@ -47,7 +47,7 @@ async def test_of_many_cancels_all_succeed_and_one_is_told(engine: Engine, rival
     assert await asyncio.gather(*cancelling) == [answer] * CANCELLERS
     assert await rival.count(COMPLETIONS) == 1
     assert await rival.count(REVOCATIONS) == 1
-    assert await rival.count("select lease_epoch from execution") == claimed.lease_epoch + 1
+    assert await rival.count("select lease_epoch from execution_now") == claimed.lease_epoch + 1
 
 
 async def test_a_cancel_of_waiting_work_is_told_once_and_revokes_nothing(

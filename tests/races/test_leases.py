@@ -103,7 +103,7 @@ async def test_a_lease_that_was_renewed_is_not_expired_and_the_other_way_round(
 
 
 def locking(execution_id: ExecutionId) -> str:
-    return f"select from execution where execution_id = '{uuid_of(execution_id)}' for update"
+    return f"select from live where execution_id = '{uuid_of(execution_id)}' for update"
 
 
 async def test_renewing_without_waiting_answers_for_what_others_have_locked(
@@ -112,7 +112,8 @@ async def test_renewing_without_waiting_answers_for_what_others_have_locked(
     locked, free, ended, gone = await running(engine, 4)
     await engine.complete(ended.handle)
     missing = f"where execution_id = '{uuid_of(gone.execution_id)}'"
-    await rival.execute(f"delete from execution {missing}")
+    for table in ("live", "execution"):
+        await rival.execute(f"delete from {table} {missing}")
     async with rival.holding(locking(locked.execution_id)):
         outcomes = await engine.renew_many(
             [each.handle for each in (locked, free, ended, gone)], waits=False

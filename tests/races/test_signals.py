@@ -270,5 +270,5 @@ async def test_a_suspend_meets_a_signal_by_name(engine: Engine, rival: Rival) ->
 async def nothing_is_left_open(rival: Rival) -> None:
     assert await rival.count("select count(*) from suspension where closed_at_ms is null") == 0
     assert await rival.count("select count(*) from waitpoint where state <> 'closed'") == 0
-    assert await rival.count("select count(*) from execution where open_waitpoint_count > 0") == 0
+    assert await rival.count("select count(*) from live where open_waitpoint_count > 0") == 0
     assert await rival.count(DEADLOCKS) == 0

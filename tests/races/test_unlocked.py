@@ -49,7 +49,7 @@ async def signalled_while(
     return await waiting
 
 
-@pytest.mark.parametrize("table", ["execution", "waitpoint"])
+@pytest.mark.parametrize("table", ["live", "waitpoint"])
 async def test_a_signal_counts_on_top_of_what_was_counted_meanwhile(
     engine: Engine, rival: Rival, table: str
 ) -> None:
@@ -68,7 +68,7 @@ async def test_a_signal_is_judged_by_the_condition_as_it_is_when_it_counts(
     changed = f"update suspension set resume_condition = '{OTHER}'"
     effect = await signalled_while(engine, rival, execution_id, changed)
     assert effect is SignalEffect.APPENDED
-    assert await rival.value("select public_state from execution") == "suspended"
+    assert await rival.value("select public_state from live") == "suspended"
     assert await rival.count("select count(*) from suspension where closed_at_ms is null") == 1
 
 
@@ -76,7 +76,7 @@ async def test_a_signal_waits_for_who_holds_a_row_and_leaves_it_as_it_is(
     engine: Engine, rival: Rival
 ) -> None:
     execution_id = await paused(engine)
-    held = "select 1 from execution where execution_id = '" + uuid_of(execution_id)
+    held = "select 1 from live where execution_id = '" + uuid_of(execution_id)
     async with rival.holding(f"{held}' for update"):
         (waiting,) = await rival.queued(signal(engine, execution_id))
     assert await waiting is SignalEffect.SATISFIED
@@ -88,7 +88,7 @@ async def test_a_suspend_is_refused_when_the_lease_is_lost_between_its_read_and_
     # The first pause of all makes the key that signs tokens, under lock.
     await paused(engine)
     (claimed,) = await running(engine)
-    lost = "update execution set lease_epoch = lease_epoch + 1"
+    lost = "update live set lease_epoch = lease_epoch + 1"
     async with rival.holding(f"{lost} where execution_id = '{uuid_of(claimed.execution_id)}'"):
         (waiting,) = await rival.queued(suspend(engine, claimed, idempotency_key="pause"))
     with pytest.raises(LeaseConflict):

@@ -17,7 +17,7 @@ async def test_a_waiting_execution_that_is_locked_holds_up_no_other(
     await engine.complete(first.handle)
     await engine.complete(second.handle)
     lock = f"where execution_id = '{uuid_of(locked.execution_id)}' for update"
-    async with rival.holding(f"select from execution {lock}"):
+    async with rival.holding(f"select from live {lock}"):
         assert await engine.wake_awaiting() == Swept(acted=0, full=False, held=True)
         assert await engine.read_execution_state(free.execution_id) is PublicState.WAITING
     state = await engine.read_execution_state(locked.execution_id)

@@ -8,9 +8,9 @@ import asyncpg
 from flowfabric import App
 from flowfabric.errors import NotStorable
 
-REFUSING_POSTGRES = "alter table flowfabric.execution add check (priority <> 13)"
+REFUSING_POSTGRES = "alter table flowfabric.live add check (priority <> 13)"
 REFUSING_SQLITE = """
-create trigger refusing before insert on execution when new.priority = 13
+create trigger refusing before insert on live when new.priority = 13
 begin select raise(abort, 'thirteen cannot be stored'); end
 """
 

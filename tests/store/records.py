@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import uuid
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from flowfabric.core.states import (
     TerminalOutcome,
 )
 from flowfabric.store.base import Key, Store, Transaction
+from flowfabric.store.phases import AFTER_THE_END
 
 PARTITION = 7
 NOW_MS = 1_700_000_000_000
@@ -70,6 +72,16 @@ def an_execution(**fields: object) -> Execution:
         payload=b"\x00\xff",
     )
     return structs.replace(base, **fields)
+
+
+ENDED: Mapping[str, object] = {
+    **AFTER_THE_END,
+    "attempt_state": AttemptState.ATTEMPT_TERMINAL,
+    "terminal_outcome": TerminalOutcome.SUCCESS,
+    "public_state": PublicState.COMPLETED,
+    "completed_at_ms": NOW_MS,
+}
+"""Of an execution that has ended well."""
 
 
 def an_event(execution: Execution, reason: str) -> Event:

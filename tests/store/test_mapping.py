@@ -11,7 +11,7 @@ from flowfabric.core.events import Event, StoredEvent
 from flowfabric.core.ids import ExecutionId, FlowId
 from flowfabric.core.model import Execution, Record
 from flowfabric.errors import Corruption
-from flowfabric.store.base import Reader, Store
+from flowfabric.store.base import Key, Reader, Store, Transaction
 from flowfabric.store.mapping import (
     Kind,
     changed_columns,
@@ -22,6 +22,7 @@ from flowfabric.store.mapping import (
     table_of,
     to_values,
 )
+from flowfabric.store.phases import AFTER_THE_END, BEFORE_THE_END, parts_of
 from tests.store.records import PARTITION, an_event, an_execution, key, save
 
 UUID = "0197f3a0-0000-7000-8000-000000000001"
@@ -71,16 +72,48 @@ def test_a_record_survives_the_way_to_a_row_and_back(record: type[Record]) -> No
         assert from_values(record, to_values(original, table_of(record))) == original
 
 
+async def loaded(store: Store, original: Record) -> dict[Key, Record]:
+    async def load(reader: Reader) -> dict[Key, Record]:
+        return await reader.get(type(original), [key_of(original)])
+
+    return await store.read(load)
+
+
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 async def test_every_record_can_be_stored_and_read_back(store: Store, record: type[Record]) -> None:
     original = filled(record)
+    if record is Execution:
+        original = structs.replace(original, **BEFORE_THE_END)
     await save(store, Changes(inserts=(original,)))
+    assert await loaded(store, original) == {key_of(original): original}
     await save(store, Changes(updates=(emptied(original),)))
+    assert await loaded(store, original) == {key_of(original): emptied(original)}
 
-    async def load(reader: Reader) -> dict[tuple[str | int, ...], Record]:
-        return await reader.get(record, [key_of(original)])
 
-    assert await store.read(load) == {key_of(original): emptied(original)}
+async def test_an_execution_is_stored_whole_in_every_phase_of_its_life(store: Store) -> None:
+    whole_life = filled(Execution)
+    going_on = structs.replace(whole_life, **BEFORE_THE_END)
+    ended = structs.replace(whole_life, **{**AFTER_THE_END, "terminal_outcome": "failed"})
+    await save(store, Changes(inserts=(going_on,)))
+
+    async def change(transaction: Transaction) -> None:
+        await transaction.lock(Execution, [key_of(going_on)])
+        await transaction.save(Changes(updates=(now,)))
+
+    for now in (ended, emptied(ended), going_on, emptied(going_on), ended):
+        await store.transact(change)
+        assert await loaded(store, going_on) == {key_of(going_on): now}
+    await save(store, Changes(deletes=(ended,)))
+    assert await loaded(store, going_on) == {}
+
+
+def test_nothing_is_lost_that_a_phase_does_not_store() -> None:
+    going_on = structs.replace(filled(Execution), **BEFORE_THE_END)
+    with pytest.raises(AssertionError, match="result would be lost"):
+        parts_of(structs.replace(going_on, result=b"42"))
+    ended = structs.replace(filled(Execution), **AFTER_THE_END)
+    with pytest.raises(AssertionError, match="lease_id would be lost"):
+        parts_of(structs.replace(ended, lease_id=UUID))
 
 
 async def test_an_event_comes_back_with_an_id(store: Store) -> None:

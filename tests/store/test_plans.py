@@ -55,7 +55,7 @@ WRITE_STEPS_PER_ROW = 700
 STEPS_FOR_NOTHING = 500
 
 LARGE = {
-    "execution", "attempt", "event", "execution_tag", "idempotency_guard",
+    "execution", "live", "ending", "attempt", "event", "execution_tag", "idempotency_guard",
     "suspension", "waiter", "waitpoint",
 }  # fmt: skip
 QUESTIONS = questions()
@@ -144,9 +144,8 @@ async def fill_postgres(url: str) -> None:
         async with await connect(url, clock=SettableClock(START_MS)) as engine:
             for group in groups(POSTGRES_CROWD):
                 uuid = await group.template(engine)
-                await connection.execute(
-                    postgres_copies(uuid, group.count, group.salt, group.changes)
-                )
+                for text in postgres_copies(uuid, group.count, group.salt, group.changes):
+                    await connection.execute(text)
         for text, count in ((POSTGRES_EVENTS, EVENTS), (MANY_GUARDS, GUARDS)):
             rows = f"generate_series(1, {count}) as numbers (n)"
             await connection.execute(text.format(rows=rows, empty="''::bytea", start=START_MS))
@@ -281,7 +280,8 @@ async def fill_sqlite(path: Path) -> None:
     with closing(connect_sqlite(str(path), "off")) as connection:
         connection.execute("begin")
         for group, uuid in uuids.items():
-            connection.execute(sqlite_copies(uuid, group.count, group.salt, group.changes))
+            for text in sqlite_copies(uuid, group.count, group.salt, group.changes):
+                connection.execute(text)
         for text, count in ((SQLITE_EVENTS, EVENTS), (MANY_GUARDS, GUARDS)):
             counting = f"select 1 union all select n + 1 from numbers where n < {count}"
             rows = f"(with recursive numbers (n) as ({counting}) select n from numbers)"
@@ -350,7 +350,7 @@ SCANS_ON_PURPOSE = {
     # Whether there is one at all.
     ("next_due", "waiter"),
     # Its index holds nothing but what is due.
-    ("due_awaited", "execution"),
+    ("due_awaited", "ending"),
     # From its end, back to the time at which what a reader has seen was lost.
     ("event_before", "event"),
     # From its end, for people who look at the latest; the limit ends the scan.

@@ -12,6 +12,7 @@ from flowfabric.core.states import LaneState
 from flowfabric.errors import Corruption
 from flowfabric.store.base import Key, Reader, Store, Transaction, UniqueViolation
 from tests.store.records import (
+    ENDED,
     NOW_MS,
     PARTITION,
     SetClock,
@@ -55,7 +56,7 @@ async def test_asking_for_no_rows_is_allowed(store: Store) -> None:
 async def test_one_save_writes_every_kind_of_change(store: Store) -> None:
     old, doomed, new = an_execution(), an_execution(), an_execution()
     await save(store, Changes(inserts=(old, doomed, a_lane("a"))))
-    moved = structs.replace(old, priority=5, result=b"42", flow_id=None)
+    moved = structs.replace(old, **ENDED, priority=5, result=b"42", flow_id=None)
     changes = Changes(
         inserts=(new, a_lane("b")),
         updates=(moved, a_lane("a", LaneState.PAUSED)),
@@ -83,8 +84,8 @@ async def test_one_save_writes_every_kind_of_change(store: Store) -> None:
 
 async def test_several_saves_of_one_row_add_up(store: Store) -> None:
     first = an_execution()
-    second = structs.replace(first, priority=1, result=b"r")
-    third = structs.replace(second, result=None, progress_pct=50)
+    second = structs.replace(first, priority=1, progress_message="r")
+    third = structs.replace(second, progress_message=None, progress_pct=50)
 
     async def body(transaction: Transaction) -> None:
         await transaction.insert_new([first])

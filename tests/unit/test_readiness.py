@@ -177,9 +177,9 @@ def test_no_way_leads_to_ready_past_an_open_join(way: Life) -> None:
 @pytest.mark.parametrize("way", PARKED, ids=name_of)
 def test_a_parked_attempt_goes_on_with_its_payload(way: Life) -> None:
     subject = way()
-    before = subject.execution.payload
-    satisfied = change(subject.execution, NOW_MS, join_pending=False, next_payload=b"from upstream")
-    assert (satisfied.payload, satisfied.next_payload) == (before, b"from upstream")
+    before = subject.execution.taken_payload
+    satisfied = change(subject.execution, NOW_MS, join_pending=False, next_input=b"from upstream")
+    assert (satisfied.taken_payload, satisfied.next_input) == (before, b"from upstream")
 
 
 @pytest.mark.parametrize("way", ENDED_ATTEMPT, ids=name_of)
@@ -189,21 +189,21 @@ def test_what_the_join_passed_on_meanwhile_is_the_payload_of_the_next_attempt(wa
         subject.execution,
         NOW_MS,
         join_pending=False,
-        next_payload=b"from upstream",
-        next_payload_encoding="json",
+        next_input=b"from upstream",
+        next_input_encoding="json",
     )
-    assert (satisfied.payload, satisfied.payload_encoding) == (b"from upstream", "json")
-    assert satisfied.next_payload is None
+    assert satisfied.taken_payload == (b"from upstream", "json")
+    assert satisfied.next_input is None
 
 
 def test_a_payload_does_not_change_under_a_running_attempt() -> None:
     subject = running()
-    before = subject.execution.payload
-    told = change(subject.execution, NOW_MS, next_payload=b"from upstream")
-    assert (told.payload, told.next_payload) == (before, b"from upstream")
+    before = subject.execution.taken_payload
+    told = change(subject.execution, NOW_MS, next_input=b"from upstream")
+    assert (told.taken_payload, told.next_input) == (before, b"from upstream")
     subject = structs.replace(subject, execution=told)
     back = decide_hand_back(subject, fence_of(subject), "stop", TIMING)
-    assert applied(subject, back.changes).execution.payload == b"from upstream"
+    assert applied(subject, back.changes).execution.taken_payload == (b"from upstream", None)
 
 
 def test_a_replay_starts_with_nothing_of_the_former_life() -> None:
@@ -212,14 +212,14 @@ def test_a_replay_starts_with_nothing_of_the_former_life() -> None:
         subject.execution,
         NOW_MS,
         join_pending=True,
-        next_payload=b"stale",
+        next_input=b"stale",
         progress_pct=50,
         progress_message="halfway",
         progress_updated_at_ms=NOW_MS,
     )
     subject = structs.replace(subject, execution=stale)
     after = applied(subject, decide_replay(subject, None, None, TIMING).changes).execution
-    assert (after.ready, after.join_pending, after.next_payload) == (True, False, None)
+    assert (after.ready, after.join_pending, after.next_input) == (True, False, None)
     assert (after.progress_pct, after.progress_message, after.progress_updated_at_ms) == (
         None,
         None,

@@ -22,7 +22,7 @@ LEASES = 3
 
 def overdue_for_others(url: str, ctx: Context) -> None:
     """Wait until the lease, as others see it, is over for longer than it lasts."""
-    ended = "select lease_expires_at_ms from {schema}execution where execution_id = '{uuid}'"
+    ended = "select lease_expires_at_ms from {schema}live where execution_id = '{uuid}'"
     uuid = uuid_of(ctx.execution_id)
     while True:
         if url.startswith("postgres"):

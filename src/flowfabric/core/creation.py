@@ -319,7 +319,7 @@ def check_strict(checked: Checked, known: Execution, plain: Callable[[bytes], by
 
     `plain` gives what was asked for from what is stored.
     """
-    payload = plain(checked.payload if known.flow_id is not None else known.payload)
+    payload = plain(known.payload)
     if checked.fingerprint != fingerprint(known.lane_id, known.execution_kind, payload):
         raise IdempotencyConflict(
             f"execution {checked.own_id or checked.execution_id} exists already, with another"

@@ -212,7 +212,7 @@ def _payload(inputs: Sequence[ExecutionInput]) -> dict[str, Field]:
     if not passed:
         return {}
     newest = max(passed, key=lambda each: (each.resolved_at_ms, each.edge_id))
-    return {"next_payload": newest.value, "next_payload_encoding": newest.value_encoding}
+    return {"next_input": newest.value, "next_input_encoding": newest.value_encoding}
 
 
 def _skip(subject: Subject, timing: Timing) -> Changes:

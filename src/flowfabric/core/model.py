@@ -50,7 +50,7 @@ class Record(Struct, frozen=True, kw_only=True):
 class Execution(Record, frozen=True, kw_only=True):
     """One durable run: what it is, the state it is in, who holds it, and when it is due."""
 
-    table: ClassVar[str] = "execution"
+    table: ClassVar[str] = "execution_now"
     key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id")
 
     partition_key: int
@@ -147,9 +147,13 @@ class Execution(Record, frozen=True, kw_only=True):
 
     payload: bytes = b""
     payload_encoding: str | None = None
-    next_payload: bytes | None = None
-    next_payload_encoding: str | None = None
-    """What its join passed on while it was held: its payload once it may be claimed again."""
+    """What was asked for; see `input`."""
+    input: bytes | None = None
+    input_encoding: str | None = None
+    """What its join passed on: it stands in for the payload."""
+    next_input: bytes | None = None
+    next_input_encoding: str | None = None
+    """The same, while the execution is held: its input once it may be claimed again."""
     result: bytes | None = None
     result_encoding: str | None = None
     policy: str = "{}"
@@ -167,6 +171,13 @@ class Execution(Record, frozen=True, kw_only=True):
     def called(self) -> str:
         """What people call it: the id they chose, else its uuid."""
         return self.own_id or uuid_of(self.execution_id)
+
+    @property
+    def taken_payload(self) -> tuple[bytes, str | None]:
+        """What a worker is given, and how it is encoded."""
+        if self.input is not None:
+            return self.input, self.input_encoding
+        return self.payload, self.payload_encoding
 
 
 class Attempt(Record, frozen=True, kw_only=True):

@@ -210,8 +210,8 @@ def _replayed(
         "cancelled_by": None,
         "cancel_requested": False,
         "join_pending": False,
-        "next_payload": None,
-        "next_payload_encoding": None,
+        "next_input": None,
+        "next_input_encoding": None,
         "pending_replay_reason": reason,
         "pending_replay_requested_by": requested_by,
         "pending_previous_attempt_index": (

@@ -62,13 +62,13 @@ def settle(execution: Execution) -> Execution:
     """The same execution with its derived fields brought up to date."""
     if falls_to_join(execution):
         execution = structs.replace(execution, **HELD_BY_JOIN)
-    if execution.next_payload is not None and takes_payload(execution):
+    if execution.next_input is not None and takes_payload(execution):
         execution = structs.replace(
             execution,
-            payload=execution.next_payload,
-            payload_encoding=execution.next_payload_encoding,
-            next_payload=None,
-            next_payload_encoding=None,
+            input=execution.next_input,
+            input_encoding=execution.next_input_encoding,
+            next_input=None,
+            next_input_encoding=None,
         )
     return structs.replace(
         execution,

@@ -57,6 +57,7 @@ class ExecutionFilter(Struct, frozen=True, kw_only=True):
         parameters: dict[str, Parameter] = {
             # Once each: a state named twice would list its executions twice.
             "states": tuple(dict.fromkeys(self.states or PublicState)),
+            "namespace": self.namespace,
             "lane_id": self.lane_id,
             "execution_kind": kind,
             "versions_of": versions_of,
@@ -68,9 +69,7 @@ class ExecutionFilter(Struct, frozen=True, kw_only=True):
         if self.tag is not None:
             tag_key, tag_value = self.tag
             tag: dict[str, Parameter] = {"tag_key": tag_key, "tag_value": tag_value}
-            return "list_by_tag", parameters | tag | {"namespace": self.namespace}
-        if self.namespace is not None:
-            return "list_by_namespace", parameters | {"namespace": self.namespace}
+            return "list_by_tag", parameters | tag
         return "list_by_route", parameters
 
 

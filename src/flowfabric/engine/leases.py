@@ -371,8 +371,11 @@ class Leases(Operations):
         """What the core granted, told like a row of the statement that stands in for it."""
         execution, attempt = granted.execution, granted.attempt
         assert execution.worker_instance_id is not None
+        payload, encoding = execution.taken_payload
         fields = {
             **structs.asdict(execution),
+            "payload": payload,
+            "payload_encoding": encoding,
             "execution_id": uuid_of(execution.execution_id),
             "kind": granted.kind,
             "attempt_index": attempt.attempt_index,

@@ -118,9 +118,10 @@ class Reads(Operations):
 
         async def body(reader: Reader) -> ExecutionContext:
             execution = await find_or_refuse(reader, asked)
+            payload, encoding = execution.taken_payload
             return ExecutionContext(
-                input_payload=execution.payload,
-                payload_encoding=execution.payload_encoding,
+                input_payload=payload,
+                payload_encoding=encoding,
                 execution_kind=execution.execution_kind,
                 tags=await tags_of(reader, asked),
             )

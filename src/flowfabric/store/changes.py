@@ -1,6 +1,6 @@
 """Changes as a store writes them: grouped by table, one write per row."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from flowfabric.core.decision import Changes
@@ -52,14 +52,13 @@ def by_type(records: Iterable[Record]) -> dict[type[Record], list[Record]]:
     return groups
 
 
-def columns_to_write(record: Record, loaded: Mapping[Place, Record]) -> set[str]:
+def columns_to_write(record: Record, before: Record | None) -> set[str]:
     """The columns that differ from what the transaction locked; all, if it did not lock it.
 
     Unchanged columns stay out of the statement so that a large payload is not
-    sent back and stored anew because a counter moved.
+    sent back and stored again because a counter moved.
     """
     table = table_of(type(record))
-    before = loaded.get(place_of(record))
     if before is None:
         return set(table.names) - set(table.key)
     return changed_columns(table, before, record)

@@ -14,19 +14,20 @@ from msgspec import Struct, json
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import Event
 from flowfabric.core.flow_model import Edge, EdgeGroup, ExecutionInput
-from flowfabric.core.model import Attempt, ClaimGrant, Execution
+from flowfabric.core.model import Attempt, ClaimGrant, Execution, Record
 from flowfabric.core.suspension_model import Suspension, Waitpoint
 from flowfabric.store.mapping import table_of
+from flowfabric.store.phases import Asked, Ending, Live
 from flowfabric.store.postgres.driver import Connection
 from flowfabric.store.postgres.generated import Part, get_text, lock_text, save_text
 from flowfabric.store.postgres.pool import Connections
 from flowfabric.store.postgres.store import PostgresStore
 from flowfabric.store.postgres.transaction import STATEMENTS
 from flowfabric.store.statements import numbered
-from tests.store.records import an_event, an_execution, save
+from tests.store.records import ENDED, an_event, an_execution, save
 
 LARGE = {
-    "execution", "attempt", "event", "execution_tag", "idempotency_guard",
+    "execution", "live", "ending", "attempt", "event", "execution_tag", "idempotency_guard",
     "suspension", "waitpoint", "signal", "signal_dedup", "suspend_dedup",
     "edge", "edge_group", "execution_input",
 }  # fmt: skip
@@ -70,11 +71,11 @@ insert into edge (partition_key, flow_id, edge_id, upstream_id, downstream_id, c
                   counts_from_replay, replaces_payload, dependency_kind, data_passing_ref,
                   edge_state, dep_state)
 select partition_key, flow_id, execution_id, execution_id, execution_id, 1, 0, true, 'success_only',
-       '', 'applied', 'unsatisfied' from execution;
+       '', 'applied', 'unsatisfied' from flow_member;
 insert into edge_group (partition_key, flow_id, downstream_id, k, staged, applied, succeeded,
                         failed, skipped, named_inputs, policy_kind, on_satisfied, group_state)
 select partition_key, flow_id, execution_id, 0, 1, 1, 0, 0, 0, 0, 'all_of', 'let_run', 'pending'
-  from execution;
+  from flow_member;
 insert into execution_input (partition_key, execution_id, edge_id, resolved_at_ms, replaces_payload,
                              name)
 select partition_key, execution_id, execution_id, 1, true, 'name' from execution;
@@ -125,7 +126,10 @@ def statements() -> dict[str, str]:
     }
     for name, alone in (("save one", True), ("save many", False)):
         changes = (
-            Part("update", Execution, table_of(Execution).names, alone),
+            Part("insert", Asked, table_of(Asked).names, alone),
+            Part("update", Live, table_of(Live).names, alone),
+            Part("update", Ending, table_of(Ending).names, alone),
+            Part("delete", Live, table_of(Live).key, alone),
             Part("insert", Attempt, table_of(Attempt).names, alone),
             Part("delete", ClaimGrant, table_of(ClaimGrant).key, alone),
             Part("update", Edge, table_of(Edge).names, alone),
@@ -133,7 +137,9 @@ def statements() -> dict[str, str]:
             Part("append", Event, table_of(Event).names, alone),
         )
         generated[name] = save_text(changes)
-        generated[f"{name} if unchanged"] = save_text(changes, (Execution, Suspension, Waitpoint))
+        generated[f"{name} if unchanged"] = save_text(
+            changes, (Live, Ending, Suspension, Waitpoint)
+        )
     return texts | generated
 
 
@@ -174,7 +180,7 @@ async def test_no_statement_is_planned_as_a_scan_while_tables_are_empty(
 async def test_no_statement_is_planned_as_a_scan_when_tables_have_grown(
     connection: Connection, postgres_store: PostgresStore
 ) -> None:
-    executions = tuple(an_execution() for _ in range(ROWS))
+    executions = tuple(an_execution(**fields) for fields in ({}, ENDED) for _ in range(ROWS // 2))
     events = tuple(an_event(execution, "grown") for execution in executions)
     await save(postgres_store, Changes(inserts=executions, events=events))
     await connection.execute(BELONGINGS)
@@ -182,10 +188,20 @@ async def test_no_statement_is_planned_as_a_scan_when_tables_have_grown(
     assert await scanning_statements(connection) == {}
 
 
-async def test_sorted_keys_are_locked_one_by_one(connection: Connection) -> None:
-    (row,) = await connection.fetch(f"explain (format json) {lock_text(Execution)}", [], [])
+def every(node: Node) -> list[Node]:
+    return [node, *(step for plan in node.plans for step in every(plan))]
+
+
+@pytest.mark.parametrize("record", [Execution, Live, Suspension])
+async def test_sorted_keys_are_locked_one_by_one(
+    connection: Connection, record: type[Record]
+) -> None:
+    keys: list[list[object]] = [[] for _ in record.key]
+    (row,) = await connection.fetch(f"explain (format json) {lock_text(record)}", *keys)
     (plan,) = json.decode(str(row[0]), type=tuple[Plan])
-    keys, rows = plan.root.plans
-    locking = rows.plans[0] if rows.node_type == "Subquery Scan" else rows
-    steps = [plan.root, keys, locking, *locking.plans]
-    assert [step.node_type for step in steps] == ["Nested Loop", "Sort", "LockRows", "Index Scan"]
+    sorted_keys, rows = plan.root.plans
+    assert (plan.root.node_type, sorted_keys.node_type) == ("Nested Loop", "Sort")
+    locking = [step for step in every(rows) if step.node_type == "LockRows"]
+    read = [step.node_type for step in every(rows) if step.relation_name]
+    assert len(locking) == (2 if record is Execution else 1)
+    assert set(read) == {"Index Scan"}

@@ -20,8 +20,10 @@ from msgspec import Struct
 
 from flowfabric.core.events import Event
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.model import Execution
 from flowfabric.store.base import Value
 from flowfabric.store.mapping import Kind, Table, table_of, to_values
+from flowfabric.store.phases import AFTER_THE_END, BEFORE_THE_END, Asked, Ending, Live
 
 SCHEMA: Final = "flowfabric"
 
@@ -151,15 +153,46 @@ def lock_text(record: type[Struct]) -> str:
     """
     table = table_of(record)
     keys = f"select * from {_unnest(table, table.key, 1)} order by {', '.join(table.key)}"
-    return (
-        f"select t.*, {CLOCK_MS} from ({keys}) as k"
-        f" cross join lateral ({_by_key(table)} for update) as t"
-    )
+    row = _locked_execution(table) if record is Execution else f"{_by_key(table)} for update"
+    return f"select t.*, {CLOCK_MS} from ({keys}) as k cross join lateral ({row}) as t"
+
+
+def _locked_execution(table: Table) -> str:
+    """The row of its phase is what gets locked.
+
+    One that changes its phase meanwhile has gone from one table, and is in the other one
+    only for the next statement: it looks as if there were none.
+    """
+    same = " and ".join(f"e.{name} = p.{name}" for name in table.key)
+    found = " and ".join(f"p.{name} = k.{name}" for name in table.key)
+    asked = table_of(Asked)
+    rows: list[str] = []
+    for part, rest in ((Live, BEFORE_THE_END), (Ending, AFTER_THE_END)):
+        phase = table_of(part)
+        columns = ", ".join(
+            f"p.{name}"
+            if name in phase.names
+            else f"e.{name}"
+            if name in asked.names
+            else f"{_literal(rest[name])}::{_TYPES[kind]} as {name}"
+            for name, kind in table.columns
+        )
+        rows.append(
+            f"select * from (select {columns} from {SCHEMA}.{phase.name} as p"
+            f" join {SCHEMA}.{asked.name} as e on {same} where {found} for update of p)"
+            f" as {phase.name}"
+        )
+    return " union all ".join(rows)
+
+
+def _literal(value: object) -> str:
+    return "null" if value is None else f"'{value}'"
 
 
 class NewRows(NamedTuple):
     """Rows to insert: which columns differ among them, and the values of all columns."""
 
+    table: Table
     differing: frozenset[str]
     values: list[Value | Sequence[Value]]
 
@@ -172,9 +205,10 @@ def new_rows(table: Table, rows: Sequence[Sequence[Value]]) -> NewRows:
     """
     columns = arrays(rows)
     if len(rows) < LARGE_INSERT:
-        return NewRows(frozenset(table.names), list(columns))
+        return NewRows(table, frozenset(table.names), list(columns))
     same = [not column or column.count(column[0]) == len(column) for column in columns]
     return NewRows(
+        table,
         frozenset(name for name, is_same in zip(table.names, same, strict=True) if not is_same),
         [
             (column[0] if column else None) if is_same else column
@@ -184,19 +218,40 @@ def new_rows(table: Table, rows: Sequence[Sequence[Value]]) -> NewRows:
 
 
 @lru_cache(maxsize=1024)
-def insert_new_text(record: type[Struct], differing: frozenset[str]) -> str:
-    table = table_of(record)
+def insert_new_text(rows: tuple[tuple[Table, frozenset[str]], ...]) -> str:
+    """Insert rows whose key is free, and those that belong to them into further tables.
+
+    For each table, say which of its columns differ among the rows.
+    """
+    (table, _), *_ = rows
+    key = ", ".join(table.key)
+    first, texts = 1, list[str]()
+    for number, (each, differing) in enumerate(rows):
+        texts.append(f"w{number} as ({_insert_new(each, differing, first, is_first=not number)})")
+        first += len(each.names)
+    return f"with {', '.join(texts)} select {key} from w0"
+
+
+def _insert_new(table: Table, differing: frozenset[str], first: int, *, is_first: bool) -> str:
     key = ", ".join(table.key)
     names = ", ".join(table.names)
     varying = [name for name in table.names if name in differing]
-    places = dict(zip(table.names, _places(table, table.names, 1), strict=True))
+    places = dict(zip(table.names, _places(table, table.names, first), strict=True))
     values = ", ".join(f"k.{name}" if name in differing else places[name] for name in table.names)
-    rows = ", ".join(f"{places[name]}[]" for name in varying)
-    return (
-        f"insert into {SCHEMA}.{table.name} ({names}) select {values}"
-        f" from unnest({rows}) as k({', '.join(varying)})"
-        f" on conflict ({key}) do nothing returning {key}"
-    )
+    arrays = ", ".join(f"{places[name]}[]" for name in varying)
+    rows = f"select {values} from unnest({arrays}) as k({', '.join(varying)})"
+    if not is_first:
+        # Usually all are new. Only otherwise is it worth looking which.
+        same = " and ".join(
+            f"w0.{name} = {f'k.{name}' if name in differing else places[name]}"
+            for name in table.key
+        )
+        rows += (
+            f" where case when (select count(*) from w0) = (select count(*) from unnest({arrays}))"
+            f" then true else exists (select from w0 where {same}) end"
+        )
+    insert = f"insert into {SCHEMA}.{table.name} ({names}) {rows}"
+    return f"{insert} on conflict ({key}) do nothing returning {key}" if is_first else insert
 
 
 @lru_cache(maxsize=1024)

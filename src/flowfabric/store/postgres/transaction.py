@@ -1,13 +1,13 @@
 """Row verbs on one Postgres connection."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 
 from flowfabric.core.decision import Changes
-from flowfabric.core.model import Record
+from flowfabric.core.model import Execution, Record
 from flowfabric.errors import Corruption
 from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
 from flowfabric.store.changes import Place, by_type, columns_to_write, place_of, settle
@@ -20,11 +20,13 @@ from flowfabric.store.mapping import (
     table_of,
     to_values,
 )
+from flowfabric.store.phases import parts_of, phase_table, rows_of
 from flowfabric.store.postgres.driver import UUID, DriverRow, Fetching
 from flowfabric.store.postgres.generated import (
     CLOCK_MS,
     EVENT_ROWS_MAX,
     Batch,
+    NewRows,
     arrays,
     get_text,
     insert_new_text,
@@ -111,15 +113,26 @@ class PostgresTransaction(PostgresReader):
     async def lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         if not keys:
             return {}
+        found = await self._lock(record, keys)
+        while record is Execution and len(found) < len(keys):
+            # One that is about to change its phase is in neither table for a statement that
+            # began before that.
+            left = [key for key in keys if key not in found]
+            missed = await self.get(record, left)
+            if not missed:
+                break
+            found |= await self._lock(record, list(missed))
+        self.note_absent(record, [key for key in keys if key not in found])
+        return found
+
+    async def _lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         rows = await self._connection.fetch(lock_text(record), *_key_arrays(record, keys))
         if rows and self._now_ms is None:
             injected = self._clock_ms()
             self._now_ms = _int(rows[-1][-1]) if injected is None else injected
         records = [from_values(record, row) for row in rows]
         self._remember(records)
-        found = _by_key(records)
-        self.note_absent(record, [key for key in keys if key not in found])
-        return found
+        return _by_key(records)
 
     def note_absent(self, record: type[R], keys: Sequence[Key]) -> None:
         self._absent.update((record, key) for key in keys)
@@ -127,11 +140,14 @@ class PostgresTransaction(PostgresReader):
     async def insert_new(self, records: Sequence[R]) -> set[Key]:
         inserted: set[Key] = set()
         for kind, group in by_type(records).items():
-            table = table_of(kind)
-            keys = {stored_key(table, key_of(record)): record for record in group}
-            new = new_rows(table, [to_values(record, table) for record in group])
-            text = insert_new_text(kind, new.differing)
-            rows = await self._connection.fetch(text, *new.values)
+            keys = {stored_key(table_of(kind), key_of(record)): record for record in group}
+            new: list[NewRows] = []
+            for part in zip(*(parts_of(record) for record in group), strict=True):
+                table = table_of(type(part[0]))
+                new.append(new_rows(table, [to_values(record, table) for record in part]))
+            text = insert_new_text(tuple((each.table, each.differing) for each in new))
+            values = [value for each in new for value in each.values]
+            rows = await self._connection.fetch(text, *values)
             fresh = [keys[tuple(_value(value) for value in row)] for row in rows]
             self._remember(fresh)
             inserted.update(key_of(record) for record in fresh)
@@ -139,12 +155,14 @@ class PostgresTransaction(PostgresReader):
 
     async def save(self, changes: Changes) -> None:
         writes = settle(changes, self._absent)
+        rows = rows_of(writes, self._loaded)
         batch = Batch()
-        for kind, group in by_type(writes.inserts.values()).items():
+        for kind, group in by_type(rows.inserts).items():
             _add_insert(batch, kind, group)
-        for kind, group in by_type(writes.updates.values()).items():
-            self._add_update(batch, kind, group)
-        for kind, group in by_type(writes.deletes.values()).items():
+        was = {id(record): before for record, before in rows.updates}
+        for kind, group in by_type(record for record, _ in rows.updates).items():
+            _add_update(batch, kind, group, was)
+        for kind, group in by_type(rows.deletes).items():
             table = table_of(kind)
             keys = [stored_key(table, key_of(record)) for record in group]
             batch.add("delete", kind, table.key, keys)
@@ -173,23 +191,6 @@ class PostgresTransaction(PostgresReader):
             place = place_of(record)
             self._loaded[place] = record
             self._absent.discard(place)
-
-    def _add_update(self, batch: Batch, kind: type[Record], group: list[Record]) -> None:
-        """Write what changed in any of the rows, for all of them."""
-        table = table_of(kind)
-        differing = {id(record): columns_to_write(record, self._loaded) for record in group}
-        group = [record for record in group if differing[id(record)]]
-        if not group:
-            return
-        written = set(table.key).union(*differing.values())
-        positions = [place for place, name in enumerate(table.names) if name in written]
-        rows = [to_values(record, table) for record in group]
-        batch.add(
-            "update",
-            kind,
-            tuple(table.names[place] for place in positions),
-            [[row[place] for place in positions] for row in rows],
-        )
 
     async def _write(self, batch: Batch) -> None:
         rows = await self._connection.fetch(save_text(tuple(batch.parts)), *batch.values)
@@ -233,8 +234,10 @@ class UnlockedTransaction(PostgresTransaction):
         assert not self.has_written, "only a single statement is all or nothing"
         self.has_written = True
         seen: dict[type[Record], list[tuple[Value, ...]]] = {}
-        for (kind, key), version in self._versions.items():
-            seen.setdefault(kind, []).append((*stored_key(table_of(kind), key), version))
+        for place, version in self._versions.items():
+            record = self._loaded[place]
+            kind = phase_table(record)
+            seen.setdefault(kind, []).append((*stored_key(table_of(kind), place[1]), version))
         compared = [column for rows in seen.values() for column in arrays(rows)]
         text = save_text(tuple(batch.parts), tuple(seen))
         values = (*batch.values, *compared, len(self._versions))
@@ -247,6 +250,26 @@ class UnlockedTransaction(PostgresTransaction):
 def _add_insert(batch: Batch, kind: type[Record], group: Sequence[Record]) -> None:
     table = table_of(kind)
     batch.add("insert", kind, table.names, [to_values(record, table) for record in group])
+
+
+def _add_update(
+    batch: Batch, kind: type[Record], group: list[Record], was: Mapping[int, Record | None]
+) -> None:
+    """Write what changed in any of the rows, for all of them."""
+    table = table_of(kind)
+    differing = {id(record): columns_to_write(record, was[id(record)]) for record in group}
+    group = [record for record in group if differing[id(record)]]
+    if not group:
+        return
+    written = set(table.key).union(*differing.values())
+    positions = [place for place, name in enumerate(table.names) if name in written]
+    rows = [to_values(record, table) for record in group]
+    batch.add(
+        "update",
+        kind,
+        tuple(table.names[place] for place in positions),
+        [[row[place] for place in positions] for row in rows],
+    )
 
 
 def _key_arrays(record: type[Record], keys: Sequence[Key]) -> list[Sequence[Value]]:

@@ -11,7 +11,7 @@ with page as materialized (
                    and r.execution_kind = e.execution_kind) as route_exists,
            row_number() over (order by e.partition_key, e.execution_id) as place
       from (select *
-              from execution
+              from execution_now
              where (partition_key, execution_id) > (:after_partition_key, :after_execution_id)
              order by partition_key, execution_id
              limit :limit) e
@@ -68,11 +68,14 @@ select p.partition_key, p.execution_id, p.place, p.lifecycle_phase, p.ownership_
                            and edge.dep_state = 'unsatisfied'
                            and (edge.edge_state = 'pending'
                                 or exists (
-                                    select 1 from execution u
+                                    select 1 from live u
+                                     where u.partition_key = edge.partition_key
+                                       and u.execution_id = edge.upstream_id)
+                                or exists (
+                                    select 1 from ending u
                                      where u.partition_key = edge.partition_key
                                        and u.execution_id = edge.upstream_id
-                                       and (u.lifecycle_phase <> 'terminal'
-                                            or u.replay_count < edge.counts_from_replay))
+                                       and u.replay_count < edge.counts_from_replay)
                                 or exists (
                                     select 1 from completion_dispatch d
                                      where d.partition_key = edge.partition_key
@@ -82,10 +85,16 @@ select p.partition_key, p.execution_id, p.place, p.lifecycle_phase, p.ownership_
            as join_moves,
        exists (
             select 1 from waiter w
-              join execution a
-                on a.partition_key = w.partition_key and a.execution_id = w.execution_id
              where w.waiting = p.wire_id
-               and (a.lifecycle_phase <> 'terminal' or a.awaited)) as awaits_child,
+               and (exists (
+                        select 1 from live a
+                         where a.partition_key = w.partition_key
+                           and a.execution_id = w.execution_id)
+                    or exists (
+                        select 1 from ending a
+                         where a.partition_key = w.partition_key
+                           and a.execution_id = w.execution_id
+                           and a.awaited))) as awaits_child,
        exists (
             select 1 from pending_cancel c
              where c.partition_key = p.partition_key

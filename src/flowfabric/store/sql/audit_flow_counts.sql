@@ -11,10 +11,10 @@ with page as materialized (
     select p.partition_key, p.flow_id, p.place, p.going, p.node_count, p.edge_count,
            p.members_completed + p.members_failed + p.members_cancelled
                + p.members_expired + p.members_skipped as ended_count,
-           (select count(*) from execution e where e.flow_id = p.flow_id) as members,
+           (select count(*) from flow_member e where e.flow_id = p.flow_id) as members,
            (select count(*) from edge
              where edge.partition_key = p.partition_key and edge.flow_id = p.flow_id) as edges,
-           (select count(*) from execution e
+           (select count(*) from flow_member e
              where e.flow_id = p.flow_id
                and e.lifecycle_phase = 'terminal'
                and not exists (

@@ -16,7 +16,7 @@ with page as materialized (
                    and d.execution_id = e.execution_id
                    and d.replay_count = e.replay_count) as told
       from (select *
-              from execution
+              from flow_member
              where flow_id is not null
                and (flow_id, execution_id) >= (:flow_id, :execution_id)
              order by flow_id, execution_id

@@ -1,9 +1,8 @@
 -- Members a cancellation takes along: all that have not ended, or those that no worker has and
 -- that are not suspended.
 select execution_id
-  from execution
+  from live
  where flow_id = :flow_id
-   and lifecycle_phase <> 'terminal'
    and (not :only_waiting
         or (lifecycle_phase in ('submitted', 'runnable') and ownership_state = 'unowned'))
  order by execution_id

@@ -6,7 +6,7 @@
 select count(*) as ahead
   from (select 1
           from (select 1
-                  from execution
+                  from live
                  where route_id = :route_id
                    and ready
                    and priority > :priority
@@ -14,7 +14,7 @@ select count(*) as ahead
         union all
         select 1
           from (select 1
-                  from execution
+                  from live
                  where route_id = :route_id
                    and ready
                    and priority = :priority

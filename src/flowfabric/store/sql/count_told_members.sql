@@ -2,7 +2,7 @@
 -- join gave up, and when the last of them ended.
 select public_state, count(*) as members, max(completed_at_ms) as last_ended_at_ms,
        count(*) filter (where cancellation_reason in (:satisfied, :impossible)) as spared
-  from execution e
+  from flow_member e
  where flow_id = :flow_id
    and lifecycle_phase = 'terminal'
    and not exists (

@@ -2,10 +2,13 @@
 -- others want cancelled too.
 select c.*
   from pending_cancel c
-  left join execution e
-    on e.partition_key = c.partition_key and e.execution_id = c.execution_id
  where c.flow_id = :flow_id
    and c.downstream_id = :downstream_id
-   and (e.execution_id is null or not e.cancel_requested)
+   and not exists (
+        select 1
+          from execution_now e
+         where e.partition_key = c.partition_key
+           and e.execution_id = c.execution_id
+           and e.cancel_requested)
  order by c.partition_key, c.execution_id
  limit :limit;

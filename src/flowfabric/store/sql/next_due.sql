@@ -1,25 +1,25 @@
 -- When each reconciler has something to do next; null for never.
-select (select min(lease_expires_at_ms) from execution
+select (select min(lease_expires_at_ms) from live
          where lifecycle_phase = 'active' and ownership_state = 'leased') as lease_expiry,
-       (select min(delay_until_ms) from execution
+       (select min(delay_until_ms) from live
          where eligibility_state = 'not_eligible_until_time') as delayed,
-       (select min(attempt_deadline_ms) from execution
+       (select min(attempt_deadline_ms) from live
          where attempt_deadline_ms is not null) as attempt_timeout,
-       (select min(deadline_at_ms) from execution
-         where deadline_at_ms is not null and lifecycle_phase <> 'terminal') as deadline,
+       (select min(deadline_at_ms) from live
+         where deadline_at_ms is not null) as deadline,
        (select min(timeout_at_ms) from suspension
          where closed_at_ms is null and timeout_at_ms is not null) as suspension_timeout,
        (select min(expires_at_ms) from waitpoint
          where state = 'pending' and expires_at_ms is not null) as waitpoint_expiry,
-       (select min(retain_until_ms) from execution
+       (select min(retain_until_ms) from ending
          where retain_until_ms is not null) as retention,
        (select occurred_at_ms + :event_retention_ms from event
          order by event_id limit 1) as event_retention,
        (select min(expires_at_ms) from idempotency_guard
          where expires_at_ms is not null) as guard_retention,
        (select min(retain_until_ms) from route) as route_retention,
-       (select min(completed_at_ms) from execution
-         where awaited and lifecycle_phase = 'terminal') as awaited,
+       (select min(completed_at_ms) from ending
+         where awaited) as awaited,
        (select min(next_due_at_ms) from schedule
          where next_due_at_ms is not null) as schedules,
        -- Whatever is queued is due; one row of the key's index says that there is one.

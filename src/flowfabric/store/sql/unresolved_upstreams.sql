@@ -13,5 +13,5 @@ select e.execution_id, e.public_state, e.terminal_outcome, e.replay_count, g.cou
            and dep_state = 'unsatisfied'
          order by edge_id
          limit :limit) g
-  join execution e on e.partition_key = g.partition_key and e.execution_id = g.upstream_id
+  join execution_now e on e.partition_key = g.partition_key and e.execution_id = g.upstream_id
  order by g.edge_id;

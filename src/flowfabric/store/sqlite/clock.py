@@ -19,7 +19,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _FIND: Final = "select boot_id, started_at_ms from clock"
 _PUT: Final = "insert or replace into clock (singleton, boot_id, started_at_ms) values (1, ?, ?)"
 _MOVE: Final = """
-update execution
+update live
    set lease_expires_at_ms = lease_expires_at_ms + :moved_ms,
        lease_renewal_deadline_ms = lease_renewal_deadline_ms + :moved_ms,
        attempt_deadline_ms = attempt_deadline_ms + :moved_ms

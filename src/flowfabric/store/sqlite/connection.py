@@ -22,7 +22,8 @@ _CLAIMING: Final = """
 create temp table claiming (
     place integer primary key, execution_rowid unique, partition_key, execution_id, kind,
     reclaim_reason, attempt_type, pending_retry_reason, pending_replay_reason,
-    pending_replay_requested_by, pending_previous_attempt_index, previous_index
+    pending_replay_requested_by, pending_previous_attempt_index, previous_index, namespace,
+    attempt_timeout_ms
 )"""
 """Where a claim notes the rows it took, as they were; see `claim_ready.sql`."""
 

@@ -26,6 +26,7 @@ from flowfabric.store.mapping import (
     table_of,
     to_values,
 )
+from flowfabric.store.phases import parts_of, rows_of
 from flowfabric.store.sqlite.clock import MachineClock
 from flowfabric.store.sqlite.failures import in_trouble
 from flowfabric.store.sqlite.generated import (
@@ -156,27 +157,31 @@ class SqliteTransaction(SqliteReader):
     async def insert_new(self, records: Sequence[R]) -> set[Key]:
         inserted: set[Key] = set()
         for record in records:
-            values = to_values(record, table_of(type(record)))
-            if self._connection.execute(insert_new_text(type(record)), values).rowcount:
+            first, *others = parts_of(record)
+            values = to_values(first, table_of(type(first)))
+            if self._connection.execute(insert_new_text(type(first)), values).rowcount:
+                for each in others:
+                    self._insert(each)
                 self._remember([record])
                 inserted.add(key_of(record))
         return inserted
 
     async def save(self, changes: Changes) -> None:
         writes = settle(changes, self._absent)
-        for record in writes.inserts.values():
-            values = to_values(record, table_of(type(record)))
-            self._connection.execute(insert_text(type(record)), values)
-        for record in writes.updates.values():
-            self._update(record)
+        rows = rows_of(writes, self._loaded)
+        for record in rows.inserts:
+            self._insert(record)
+        for record, before in rows.updates:
+            self._update(record, before)
+        for record in rows.deletes:
+            key = stored_key(table_of(type(record)), key_of(record))
+            self._connection.execute(delete_text(type(record)), key)
         for place in writes.deletes:
-            kind, key = place
-            self._connection.execute(delete_text(kind), stored_key(table_of(kind), key))
             self._loaded.pop(place, None)
         if changes.events:
             table = table_of(Event)
-            rows = [to_values(event, table) for event in changes.events]
-            self._connection.executemany(insert_text(Event), rows)
+            events = [to_values(event, table) for event in changes.events]
+            self._connection.executemany(insert_text(Event), events)
         self._remember(writes.inserts.values())
         self._remember(writes.updates.values())
 
@@ -192,9 +197,13 @@ class SqliteTransaction(SqliteReader):
             self._loaded[place] = record
             self._absent.discard(place)
 
-    def _update(self, record: Record) -> None:
+    def _insert(self, record: Record) -> None:
+        values = to_values(record, table_of(type(record)))
+        self._connection.execute(insert_text(type(record)), values)
+
+    def _update(self, record: Record, before: Record | None) -> None:
         table = table_of(type(record))
-        changed = columns_to_write(record, self._loaded)
+        changed = columns_to_write(record, before)
         if not changed:
             return
         positions = [i for i, name in enumerate(table.names) if name in changed]

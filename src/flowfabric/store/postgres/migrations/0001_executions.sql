@@ -49,92 +49,98 @@ create table route (
 create index route_by_kind on route (execution_kind, lane_id);
 create index route_retention on route (retain_until_ms);
 
+-- An execution by phase of its life: what was asked, written once; what is going on, as long as
+-- it has not ended; how it ended.
+--
 -- Columns that indexes hold come first, those of fixed width before the others: every update
 -- compares them, and finds what stands behind a text or a null only by walking there.
 create table execution (
-    execution_id                       uuid not null,
-    route_id                           bigint not null,
-    created_at_ms                      bigint not null,
-    priority                           integer not null,
-    partition_key                      smallint not null,
-    ready                              boolean not null,
-    awaited                            boolean not null default false,
-    lifecycle_phase                    text collate "C" not null,
-    ownership_state                    text collate "C" not null,
-    eligibility_state                  text collate "C" not null,
-    public_state                       text collate "C" not null,
-    namespace                          text collate "C" not null,
-    lease_expires_at_ms                bigint,
-    retain_until_ms                    bigint,
-    completed_at_ms                    bigint,
-    attempt_deadline_ms                bigint,
-    deadline_at_ms                     bigint,
-    delay_until_ms                     bigint,
-    flow_id                            uuid,
-    parent_execution_id                text,
-    own_id                             text,
-    last_transition_at_ms              bigint not null,
-    last_mutation_at_ms                bigint not null,
-    lease_epoch                        bigint not null,
-    total_attempt_count                integer not null,
-    current_attempt_index              integer not null,
-    retry_count                        integer not null,
-    replay_count                       integer not null,
-    lease_reclaim_count                integer not null,
-    worker_deaths                      integer not null default 0,
-    open_waitpoint_count               integer not null default 0,
-    signal_count                       integer not null default 0,
-    keeps_signals                      boolean not null default false,
-    cancel_requested                   boolean not null default false,
-    join_pending                       boolean not null default false,
-    awaits_child                       boolean not null default false,
-    blocking_reason                    text not null,
-    blocking_detail                    text not null,
-    terminal_outcome                   text not null,
-    attempt_state                      text not null,
-    lane_id                            text not null,
-    execution_kind                     text not null,
-    creator_identity                   text not null,
-    policy                             text not null,
-    payload                            bytea not null,
-    next_payload                       bytea,
-    payload_encoding                   text,
-    next_payload_encoding              text,
-    idempotency_key                    text,
-    instance_tag                       text,
-    current_attempt_id                 uuid,
-    lease_id                           uuid,
-    worker_id                          text,
-    worker_instance_id                 text,
-    lease_acquired_at_ms               bigint,
-    lease_last_renewed_at_ms           bigint,
-    lease_renewal_deadline_ms          bigint,
-    lease_expired_at_ms                bigint,
-    lease_revoked_at_ms                bigint,
-    lease_revoke_reason                text,
-    final_lease_id                     uuid,
-    final_worker_id                    text,
-    final_worker_instance_id           text,
-    started_at_ms                      bigint,
-    attempt_timeout_ms                 bigint,
-    retention_ms                       bigint,
-    retention_failed_ms                bigint,
-    attempt_time_left_ms               bigint,
-    pending_retry_reason               text,
-    pending_replay_reason              text,
-    pending_replay_requested_by        text,
-    pending_previous_attempt_index     integer,
-    progress_pct                       integer,
-    progress_message                   text,
-    progress_updated_at_ms             bigint,
-    current_suspension_id              uuid,
-    current_waitpoint_id               uuid,
-    last_capability_mismatch_at_ms     bigint,
-    failure_reason                     text,
-    cancellation_reason                text,
-    cancelled_by                       text,
-    result                             bytea,
-    result_encoding                    text,
+    execution_id                   uuid not null,
+    route_id                       bigint not null,
+    created_at_ms                  bigint not null,
+    partition_key                  smallint not null,
+    namespace                      text collate "C" not null,
+    lane_id                        text not null,
+    execution_kind                 text not null,
+    creator_identity               text not null,
+    payload                        bytea not null,
+    policy                         text not null,
+    attempt_timeout_ms             bigint,
+    retention_ms                   bigint,
+    retention_failed_ms            bigint,
+    own_id                         text,
+    idempotency_key                text,
+    parent_execution_id            text,
+    payload_encoding               text,
+    primary key (partition_key, execution_id)
+) with (
+    autovacuum_vacuum_insert_scale_factor = 0.1,
+    autovacuum_vacuum_scale_factor = 0.05,
+    autovacuum_analyze_threshold = 500
+);
+
+create table live (
+    execution_id                   uuid not null,
+    route_id                       bigint not null,
+    lease_epoch                    bigint not null,
+    created_at_ms                  bigint not null,
+    last_transition_at_ms          bigint not null,
+    last_mutation_at_ms            bigint not null,
+    priority                       integer not null,
+    total_attempt_count            integer not null,
+    current_attempt_index          integer not null,
+    retry_count                    integer not null,
+    replay_count                   integer not null,
+    lease_reclaim_count            integer not null,
+    worker_deaths                  integer not null,
+    open_waitpoint_count           integer not null,
+    signal_count                   integer not null,
+    partition_key                  smallint not null,
+    ready                          boolean not null,
+    keeps_signals                  boolean not null,
+    cancel_requested               boolean not null,
+    join_pending                   boolean not null,
+    awaited                        boolean not null,
+    awaits_child                   boolean not null,
+    lifecycle_phase                text collate "C" not null,
+    ownership_state                text collate "C" not null,
+    eligibility_state              text collate "C" not null,
+    blocking_reason                text not null,
+    blocking_detail                text not null,
+    attempt_state                  text not null,
+    public_state                   text collate "C" not null,
+    flow_id                        uuid,
+    current_attempt_id             uuid,
+    lease_id                       uuid,
+    current_suspension_id          uuid,
+    current_waitpoint_id           uuid,
+    lease_acquired_at_ms           bigint,
+    lease_expires_at_ms            bigint,
+    lease_last_renewed_at_ms       bigint,
+    lease_renewal_deadline_ms      bigint,
+    lease_expired_at_ms            bigint,
+    lease_revoked_at_ms            bigint,
+    started_at_ms                  bigint,
+    delay_until_ms                 bigint,
+    deadline_at_ms                 bigint,
+    attempt_deadline_ms            bigint,
+    attempt_time_left_ms           bigint,
+    progress_updated_at_ms         bigint,
+    last_capability_mismatch_at_ms bigint,
+    pending_previous_attempt_index integer,
+    progress_pct                   integer,
+    instance_tag                   text,
+    worker_id                      text,
+    worker_instance_id             text,
+    lease_revoke_reason            text,
+    pending_retry_reason           text,
+    pending_replay_reason          text,
+    pending_replay_requested_by    text,
+    progress_message               text,
+    input                          bytea,
+    input_encoding                 text,
+    next_input                     bytea,
+    next_input_encoding            text,
     primary key (partition_key, execution_id)
 ) with (
     fillfactor = 80,
@@ -145,34 +151,165 @@ create table execution (
     autovacuum_vacuum_cost_delay = 0
 );
 
+create table ending (
+    execution_id                   uuid not null,
+    route_id                       bigint not null,
+    lease_epoch                    bigint not null,
+    created_at_ms                  bigint not null,
+    last_transition_at_ms          bigint not null,
+    last_mutation_at_ms            bigint not null,
+    priority                       integer not null,
+    total_attempt_count            integer not null,
+    current_attempt_index          integer not null,
+    retry_count                    integer not null,
+    replay_count                   integer not null,
+    lease_reclaim_count            integer not null,
+    worker_deaths                  integer not null,
+    signal_count                   integer not null,
+    partition_key                  smallint not null,
+    keeps_signals                  boolean not null,
+    cancel_requested               boolean not null,
+    join_pending                   boolean not null,
+    awaited                        boolean not null,
+    terminal_outcome               text collate "C" not null,
+    attempt_state                  text not null,
+    public_state                   text collate "C" not null,
+    flow_id                        uuid,
+    current_attempt_id             uuid,
+    final_lease_id                 uuid,
+    started_at_ms                  bigint,
+    completed_at_ms                bigint,
+    deadline_at_ms                 bigint,
+    retain_until_ms                bigint,
+    progress_updated_at_ms         bigint,
+    last_capability_mismatch_at_ms bigint,
+    pending_previous_attempt_index integer,
+    progress_pct                   integer,
+    instance_tag                   text,
+    final_worker_id                text,
+    final_worker_instance_id       text,
+    pending_retry_reason           text,
+    pending_replay_reason          text,
+    pending_replay_requested_by    text,
+    progress_message               text,
+    failure_reason                 text,
+    cancellation_reason            text,
+    cancelled_by                   text,
+    input                          bytea,
+    input_encoding                 text,
+    next_input                     bytea,
+    next_input_encoding            text,
+    result                         bytea,
+    result_encoding                text,
+    primary key (partition_key, execution_id)
+) with (
+    autovacuum_vacuum_insert_scale_factor = 0.1,
+    autovacuum_vacuum_scale_factor = 0.05,
+    autovacuum_analyze_threshold = 500
+);
+
+-- All of an execution, for whoever reads it by its id.
+create view execution_now as
+select e.partition_key, e.execution_id, e.own_id, e.namespace, e.lane_id, e.execution_kind,
+       e.route_id, coalesce(l.priority, n.priority) as priority, e.creator_identity,
+       e.idempotency_key, coalesce(l.instance_tag, n.instance_tag) as instance_tag,
+       coalesce(l.flow_id, n.flow_id) as flow_id, e.parent_execution_id,
+       coalesce(l.lifecycle_phase, 'terminal') as lifecycle_phase,
+       coalesce(l.ownership_state, 'unowned') as ownership_state,
+       coalesce(l.eligibility_state, 'not_applicable') as eligibility_state,
+       coalesce(l.blocking_reason, 'none') as blocking_reason,
+       coalesce(l.blocking_detail, '') as blocking_detail,
+       coalesce(n.terminal_outcome, 'none') as terminal_outcome,
+       coalesce(l.attempt_state, n.attempt_state) as attempt_state,
+       coalesce(l.public_state, n.public_state) as public_state,
+       coalesce(l.ready, false) as ready,
+       coalesce(l.total_attempt_count, n.total_attempt_count) as total_attempt_count,
+       coalesce(l.current_attempt_index, n.current_attempt_index) as current_attempt_index,
+       coalesce(l.current_attempt_id, n.current_attempt_id) as current_attempt_id,
+       coalesce(l.retry_count, n.retry_count) as retry_count,
+       coalesce(l.replay_count, n.replay_count) as replay_count,
+       coalesce(l.lease_reclaim_count, n.lease_reclaim_count) as lease_reclaim_count,
+       coalesce(l.worker_deaths, n.worker_deaths) as worker_deaths, l.lease_id,
+       coalesce(l.lease_epoch, n.lease_epoch) as lease_epoch, l.worker_id, l.worker_instance_id,
+       l.lease_acquired_at_ms, l.lease_expires_at_ms, l.lease_last_renewed_at_ms,
+       l.lease_renewal_deadline_ms, l.lease_expired_at_ms, l.lease_revoked_at_ms,
+       l.lease_revoke_reason, n.final_lease_id, n.final_worker_id, n.final_worker_instance_id,
+       e.created_at_ms, coalesce(l.started_at_ms, n.started_at_ms) as started_at_ms,
+       n.completed_at_ms,
+       coalesce(l.last_transition_at_ms, n.last_transition_at_ms) as last_transition_at_ms,
+       coalesce(l.last_mutation_at_ms, n.last_mutation_at_ms) as last_mutation_at_ms,
+       l.delay_until_ms, coalesce(l.deadline_at_ms, n.deadline_at_ms) as deadline_at_ms,
+       l.attempt_deadline_ms, l.attempt_time_left_ms, n.retain_until_ms,
+       coalesce(l.pending_retry_reason, n.pending_retry_reason) as pending_retry_reason,
+       coalesce(l.pending_replay_reason, n.pending_replay_reason) as pending_replay_reason,
+       coalesce(l.pending_replay_requested_by, n.pending_replay_requested_by)
+           as pending_replay_requested_by,
+       coalesce(l.pending_previous_attempt_index, n.pending_previous_attempt_index)
+           as pending_previous_attempt_index,
+       coalesce(l.progress_pct, n.progress_pct) as progress_pct,
+       coalesce(l.progress_message, n.progress_message) as progress_message,
+       coalesce(l.progress_updated_at_ms, n.progress_updated_at_ms) as progress_updated_at_ms,
+       l.current_suspension_id, l.current_waitpoint_id,
+       coalesce(l.open_waitpoint_count, 0) as open_waitpoint_count,
+       coalesce(l.signal_count, n.signal_count) as signal_count,
+       coalesce(l.keeps_signals, n.keeps_signals) as keeps_signals,
+       coalesce(l.cancel_requested, n.cancel_requested) as cancel_requested,
+       coalesce(l.join_pending, n.join_pending) as join_pending,
+       coalesce(l.last_capability_mismatch_at_ms, n.last_capability_mismatch_at_ms)
+           as last_capability_mismatch_at_ms,
+       n.failure_reason, n.cancellation_reason, n.cancelled_by, e.payload, e.payload_encoding,
+       coalesce(l.input, n.input) as input,
+       coalesce(l.input_encoding, n.input_encoding) as input_encoding,
+       coalesce(l.next_input, n.next_input) as next_input,
+       coalesce(l.next_input_encoding, n.next_input_encoding) as next_input_encoding, n.result,
+       n.result_encoding, e.policy, coalesce(l.awaited, n.awaited) as awaited,
+       coalesce(l.awaits_child, false) as awaits_child, e.attempt_timeout_ms, e.retention_ms,
+       e.retention_failed_ms, coalesce(l.xmin, n.xmin) as version
+  from execution e
+  left join live l on l.partition_key = e.partition_key and l.execution_id = e.execution_id
+  left join ending n on n.partition_key = e.partition_key and n.execution_id = e.execution_id;
+
+-- Executions as their flows see them, found by the flow.
+create view flow_member as
+select partition_key, execution_id, route_id, flow_id, lifecycle_phase, eligibility_state,
+       blocking_reason, 'none' as terminal_outcome, public_state, replay_count, cancel_requested,
+       join_pending, awaited, awaits_child, null::bigint as completed_at_ms,
+       null::text as cancellation_reason
+  from live
+ where flow_id is not null
+union all
+select partition_key, execution_id, route_id, flow_id, 'terminal' as lifecycle_phase,
+       'not_applicable' as eligibility_state, 'none' as blocking_reason, terminal_outcome,
+       public_state, replay_count, cancel_requested, join_pending, awaited, false as awaits_child,
+       completed_at_ms, cancellation_reason
+  from ending
+ where flow_id is not null;
+
 -- What can be claimed, per kind of work, best first.
-create index execution_ready on execution (route_id, priority desc, created_at_ms, execution_id)
+create index live_ready on live (route_id, priority desc, created_at_ms, execution_id)
     where ready;
 
 -- What time makes due. All partial: a row that waits for nothing is in none of them.
-create index execution_active on execution (ownership_state, lease_expires_at_ms)
+create index live_active on live (ownership_state, lease_expires_at_ms)
     where lifecycle_phase = 'active';
-create index execution_delay_due on execution (delay_until_ms)
+create index live_delay_due on live (delay_until_ms)
     where eligibility_state = 'not_eligible_until_time';
-create index execution_attempt_due on execution (attempt_deadline_ms)
+create index live_attempt_due on live (attempt_deadline_ms)
     where attempt_deadline_ms is not null;
-create index execution_deadline_due on execution (deadline_at_ms)
-    where deadline_at_ms is not null and lifecycle_phase <> 'terminal';
-create index execution_retention_due on execution (retain_until_ms)
+create index live_deadline_due on live (deadline_at_ms)
+    where deadline_at_ms is not null;
+create index ending_retention_due on ending (retain_until_ms)
     where retain_until_ms is not null;
 
 -- What changed code stopped, for workers that bring other code.
-create index execution_blocked on execution (execution_kind, last_transition_at_ms)
+create index live_blocked on live (route_id, last_transition_at_ms)
     where blocking_reason = 'waiting_for_code';
 
--- Lists, newest or oldest first, page by page. What runs is little and changes often: lists of
--- a namespace find it by its route, so that a claim has less to write.
-create index execution_by_route on execution (
+-- Lists, newest or oldest first, page by page.
+create index live_by_route on live (
     route_id, public_state, created_at_ms, execution_id, partition_key);
-create index execution_by_namespace on execution (
-    namespace, created_at_ms, execution_id, partition_key)
-    where public_state <> 'active';
-create index execution_by_flow on execution (flow_id) where flow_id is not null;
+create index ending_by_route on ending (
+    route_id, public_state, created_at_ms, execution_id, partition_key);
 create index execution_by_parent on execution (parent_execution_id)
     where parent_execution_id is not null;
 

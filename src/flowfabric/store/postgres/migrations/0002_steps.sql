@@ -33,5 +33,5 @@ create table waiter (
 -- What an execution waits for, or has waited for.
 create index waiter_by_waiting on waiter (waiting);
 
-create index execution_awaited_due on execution (completed_at_ms)
-    where awaited and lifecycle_phase = 'terminal';
+create index ending_awaited_due on ending (completed_at_ms)
+    where awaited;

@@ -2,8 +2,8 @@
 --
 -- Flows: their members' dependencies, and the work that endings and cancellations leave behind.
 
-drop index execution_by_flow;
-create index execution_by_flow on execution (flow_id, execution_id) where flow_id is not null;
+create index live_by_flow on live (flow_id, execution_id) where flow_id is not null;
+create index ending_by_flow on ending (flow_id, execution_id) where flow_id is not null;
 
 create table flow (
     flow_id              uuid not null,

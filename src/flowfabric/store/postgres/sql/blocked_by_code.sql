@@ -1,10 +1,17 @@
 -- Executions of some kinds that changed code stopped before a time, longest ago first.
-select partition_key, execution_id
-  from execution
- where blocking_reason = 'waiting_for_code'
-   and execution_kind = any(:kinds::text[])
-   and (:namespace::text is null or namespace = :namespace)
-   and last_transition_at_ms <= :blocked_before_ms
- order by last_transition_at_ms
- limit :limit
-   for update skip locked;
+select l.partition_key, l.execution_id
+  from route
+ cross join lateral (
+    select *
+      from live
+     where live.route_id = route.route_id
+       and live.blocking_reason = 'waiting_for_code'
+       and live.last_transition_at_ms <= :blocked_before_ms
+     order by live.last_transition_at_ms
+     limit :limit
+       for update skip locked
+ ) as l
+ where route.execution_kind = any(:kinds::text[])
+   and (:namespace::text is null or route.namespace = :namespace)
+ order by l.last_transition_at_ms
+ limit :limit;

@@ -13,7 +13,7 @@ with clock as (
     select coalesce(:clock::bigint, floor(extract(epoch from clock_timestamp()) * 1000)::bigint)
                as now_ms
 ), candidate as materialized (
-    select best.*, row_number() over () as place,
+    select best.*, asked.*, row_number() over () as place,
            case when lifecycle_phase = 'active' then ownership_state end as reclaim_reason,
            case when lifecycle_phase = 'active' then 'reclaimed'
                 when attempt_state = 'attempt_interrupted' then 'resumed'
@@ -46,7 +46,7 @@ with clock as (
                    e.created_at_ms, e.lifecycle_phase, e.ownership_state, e.attempt_state,
                    e.pending_retry_reason, e.pending_replay_reason, e.pending_replay_requested_by,
                    e.pending_previous_attempt_index, e.current_attempt_index as previous_index
-              from execution e
+              from live e
              where e.route_id = route.route_id
                and e.ready
              order by e.priority desc, e.created_at_ms, e.execution_id
@@ -59,8 +59,15 @@ with clock as (
          order by best.priority desc, best.created_at_ms, best.execution_id
          limit :limit::bigint
       ) as best
+     cross join lateral (
+        select x.namespace, x.lane_id, x.execution_kind, x.payload,
+               x.payload_encoding, x.attempt_timeout_ms
+          from execution x
+         where x.partition_key = best.partition_key
+           and x.execution_id = best.execution_id
+         limit 1) as asked
 ), leased as (
-    update execution e
+    update live e
        set lifecycle_phase = 'active',
            ownership_state = 'leased',
            eligibility_state = 'not_applicable',
@@ -91,7 +98,7 @@ with clock as (
            worker_deaths = case when c.kind = 'reclaimed' then e.worker_deaths else 0 end,
            attempt_deadline_ms = (select now_ms from clock) + nullif(
                case when c.kind = 'resumed' then e.attempt_time_left_ms
-                    else e.attempt_timeout_ms end, 0),
+                    else c.attempt_timeout_ms end, 0),
            attempt_time_left_ms = null,
            started_at_ms = coalesce(e.started_at_ms, (select now_ms from clock)),
            pending_retry_reason = null,
@@ -107,9 +114,11 @@ with clock as (
        -- Another worker's whole turn may have passed since this statement began. Its attempt
        -- is invisible here and could not be continued; the next claim sees it.
        and c.attempt_type is not null
-    returning e.partition_key, e.execution_id, e.namespace, e.instance_tag, e.flow_id, e.lane_id,
-              e.execution_kind, e.priority, e.payload, e.payload_encoding, e.retry_count,
-              e.created_at_ms, e.deadline_at_ms, e.attempt_deadline_ms, e.lease_id, e.lease_epoch,
+    returning e.partition_key, e.execution_id, c.namespace, e.instance_tag, e.flow_id, c.lane_id,
+              c.execution_kind, e.priority, coalesce(e.input, c.payload) as payload,
+              case when e.input is null then c.payload_encoding else e.input_encoding end
+                  as payload_encoding,
+              e.retry_count, e.created_at_ms, e.deadline_at_ms, e.attempt_deadline_ms, e.lease_id, e.lease_epoch,
               e.current_attempt_id, e.current_attempt_index, c.place, c.kind, c.reclaim_reason,
               c.attempt_type, c.pending_retry_reason, c.pending_replay_reason,
               c.pending_replay_requested_by, c.pending_previous_attempt_index, c.previous_index

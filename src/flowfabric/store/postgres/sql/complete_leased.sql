@@ -17,42 +17,9 @@ with given as materialized (
 ), clock as (
     select coalesce(:clock::bigint, floor(extract(epoch from clock_timestamp()) * 1000)::bigint)
                as now_ms
-), ended as (
-    update execution e
-       set lifecycle_phase = 'terminal',
-           ownership_state = 'unowned',
-           eligibility_state = 'not_applicable',
-           blocking_reason = 'none',
-           blocking_detail = '',
-           terminal_outcome = 'success',
-           attempt_state = 'attempt_terminal',
-           public_state = 'completed',
-           ready = false,
-           final_lease_id = e.lease_id,
-           final_worker_id = e.worker_id,
-           final_worker_instance_id = e.worker_instance_id,
-           lease_id = null,
-           worker_id = null,
-           worker_instance_id = null,
-           lease_acquired_at_ms = null,
-           lease_expires_at_ms = null,
-           lease_last_renewed_at_ms = null,
-           lease_renewal_deadline_ms = null,
-           lease_expired_at_ms = null,
-           lease_revoked_at_ms = null,
-           lease_revoke_reason = null,
-           attempt_deadline_ms = null,
-           attempt_time_left_ms = null,
-           delay_until_ms = null,
-           completed_at_ms = (select now_ms from clock),
-           last_transition_at_ms = (select now_ms from clock),
-           last_mutation_at_ms = (select now_ms from clock),
-           -- A member is kept as long as its flow, which knows nothing of its end yet.
-           retain_until_ms = case when e.flow_id is null then
-               (select now_ms from clock) + coalesce(e.retention_ms, :retention_ms::bigint) end,
-           result = g.result,
-           result_encoding = g.result_encoding
-      from given g
+), gone as (
+    delete from live e
+     using given g
      -- By key and lease alone: a condition on the state would invite the planner to walk one of
      -- the partial indexes, which looks empty to it and may hold every running execution.
      where e.partition_key = g.partition_key
@@ -61,9 +28,42 @@ with given as materialized (
        and e.lease_expires_at_ms > (select now_ms from clock)
        and e.lease_expired_at_ms is null
        and e.open_waitpoint_count = 0
-    returning e.partition_key, e.execution_id, e.flow_id, e.lease_epoch, e.current_attempt_index,
-              e.replay_count, e.namespace, e.instance_tag, e.awaited, e.final_lease_id,
-              e.final_worker_instance_id, g.position
+    returning e.*, g.position, g.result, g.result_encoding
+), ended as materialized (
+    select gone.*, asked.*
+      from gone
+     cross join lateral (
+        select x.namespace, x.retention_ms
+          from execution x
+         where x.partition_key = gone.partition_key
+           and x.execution_id = gone.execution_id
+         limit 1) as asked
+), appended as (
+    insert into ending (
+        partition_key, execution_id, route_id, created_at_ms, flow_id, instance_tag, deadline_at_ms,
+        priority, terminal_outcome, public_state, attempt_state, total_attempt_count, current_attempt_index,
+        current_attempt_id, retry_count, replay_count, lease_reclaim_count, worker_deaths,
+        lease_epoch, final_lease_id, final_worker_id, final_worker_instance_id, started_at_ms,
+        completed_at_ms, last_transition_at_ms, last_mutation_at_ms, retain_until_ms,
+        pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
+        pending_previous_attempt_index, progress_pct, progress_message, progress_updated_at_ms,
+        signal_count, keeps_signals, cancel_requested, join_pending,
+        last_capability_mismatch_at_ms, input, input_encoding, next_input, next_input_encoding,
+        awaited, result, result_encoding)
+    select partition_key, execution_id, route_id, created_at_ms, flow_id, instance_tag, deadline_at_ms,
+           priority, 'success', 'completed', 'attempt_terminal', total_attempt_count, current_attempt_index,
+           current_attempt_id, retry_count, replay_count, lease_reclaim_count, worker_deaths,
+           lease_epoch, lease_id, worker_id, worker_instance_id, started_at_ms,
+           (select now_ms from clock), (select now_ms from clock), (select now_ms from clock),
+           -- A member is kept as long as its flow, which knows nothing of its end yet.
+           case when flow_id is null then
+               (select now_ms from clock) + coalesce(retention_ms, :retention_ms::bigint) end,
+           pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
+           pending_previous_attempt_index, progress_pct, progress_message, progress_updated_at_ms,
+           signal_count, keeps_signals, cancel_requested, join_pending,
+           last_capability_mismatch_at_ms, input, input_encoding, next_input, next_input_encoding,
+           awaited, result, result_encoding
+      from ended
 ), attempts as (
     -- All but the first attempt under its first lease, which follows from the execution.
     update attempt a
@@ -87,16 +87,16 @@ with given as materialized (
         occurred_at_ms, category, event_type, namespace, instance_tag, worker_instance_id, reason,
         partition_key, execution_id, flow_id, lease_id, lease_epoch, attempt_index)
     select (select now_ms from clock), kind.category, kind.event_type, namespace, instance_tag,
-           case when kind.is_lease then final_worker_instance_id end, kind.reason, partition_keys,
+           case when kind.is_lease then worker_instance_id end, kind.reason, partition_keys,
            execution_ids, flow_ids, case when kind.is_lease then lease_ids end, lease_epochs,
            attempt_indexes
-      from (select namespace, instance_tag, final_worker_instance_id,
+      from (select namespace, instance_tag, worker_instance_id,
                    array_agg(partition_key) as partition_keys,
                    array_agg(execution_id) as execution_ids, array_agg(flow_id) as flow_ids,
-                   array_agg(final_lease_id) as lease_ids, array_agg(lease_epoch) as lease_epochs,
+                   array_agg(lease_id) as lease_ids, array_agg(lease_epoch) as lease_epochs,
                    array_agg(current_attempt_index) as attempt_indexes
               from ended
-             group by namespace, instance_tag, final_worker_instance_id) as alike
+             group by namespace, instance_tag, worker_instance_id) as alike
      cross join (values ('lease', 'revoked', 'completed', true),
                         ('completion', 'success', null, false)
                 ) as kind (category, event_type, reason, is_lease)

@@ -24,25 +24,34 @@ with clock as (
        and to_jsonb(r.required_capabilities) = t.required_capabilities
        and lane.state in ('active', 'paused')
        for key share of r
-), made as (
-    insert into execution (
-        partition_key, execution_id, namespace, lane_id, execution_kind, route_id, priority,
-        creator_identity, lifecycle_phase, ownership_state, eligibility_state, blocking_reason,
-        blocking_detail, terminal_outcome, attempt_state, public_state, ready,
-        total_attempt_count, current_attempt_index, retry_count, replay_count,
-        lease_reclaim_count, lease_epoch, created_at_ms, last_transition_at_ms,
-        last_mutation_at_ms, payload, payload_encoding, policy, attempt_timeout_ms, retention_ms,
-        retention_failed_ms)
-    select k.partition_key, k.execution_id, t.namespace, t.lane_id, t.execution_kind, t.route_id,
-           t.priority, t.creator_identity, 'runnable', 'unowned', 'eligible_now',
-           'waiting_for_worker', '', 'none', 'pending_first_attempt', 'waiting', true, 0, 0, 0, 0,
-           0, 0, clock.now_ms, clock.now_ms, clock.now_ms, k.payload, t.payload_encoding,
-           t.policy, t.attempt_timeout_ms, t.retention_ms, t.retention_failed_ms
+), new as materialized (
+    select k.partition_key, k.execution_id, k.payload, clock.now_ms, t.*
       from clock
      cross join unnest(:partition_keys::smallint[], :execution_ids::uuid[], :payloads::bytea[],
-                       :places::integer[]) as k (partition_key, execution_id, payload, place)
-      join term t on t.place = k.place
+                       :places::integer[]) as k (partition_key, execution_id, payload, at_place)
+      join term t on t.place = k.at_place
      where (select count(*) from term) = jsonb_array_length(:terms::jsonb)
+), asked as (
+    insert into execution (
+        partition_key, execution_id, namespace, lane_id, execution_kind, route_id,
+        creator_identity, created_at_ms, payload, payload_encoding, policy, attempt_timeout_ms,
+        retention_ms, retention_failed_ms)
+    select partition_key, execution_id, namespace, lane_id, execution_kind, route_id,
+           creator_identity, now_ms, payload, payload_encoding, policy, attempt_timeout_ms,
+           retention_ms, retention_failed_ms
+      from new
+), made as (
+    insert into live (
+        partition_key, execution_id, route_id, priority, lifecycle_phase, ownership_state,
+        eligibility_state, blocking_reason, blocking_detail, attempt_state, public_state, ready,
+        total_attempt_count, current_attempt_index, retry_count, replay_count,
+        lease_reclaim_count, worker_deaths, lease_epoch, open_waitpoint_count, signal_count,
+        keeps_signals, cancel_requested, join_pending, awaited, awaits_child, created_at_ms,
+        last_transition_at_ms, last_mutation_at_ms)
+    select partition_key, execution_id, route_id, priority, 'runnable', 'unowned', 'eligible_now',
+           'waiting_for_worker', '', 'pending_first_attempt', 'waiting', true, 0, 0, 0, 0, 0, 0, 0,
+           0, 0, false, false, false, false, false, now_ms, now_ms, now_ms
+      from new
     returning 1
 )
 select count(*) > 0 as made from made;

@@ -1,6 +1,6 @@
 -- Executions whose running attempt has taken too long.
 select partition_key, execution_id
-  from execution
+  from live
  where attempt_deadline_ms is not null
    and attempt_deadline_ms <= :now_ms
  order by attempt_deadline_ms

@@ -1,8 +1,7 @@
 -- Executions that have ended and that others wait for, longest ended first.
 select partition_key, execution_id
-  from execution
+  from ending
  where awaited
-   and lifecycle_phase = 'terminal'
  order by completed_at_ms
  limit :limit
    for update skip locked;

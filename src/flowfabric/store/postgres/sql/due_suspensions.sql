@@ -3,7 +3,7 @@
 -- The execution is what gets locked: every change to a suspension goes through it.
 select e.partition_key, e.execution_id
   from suspension s
-  join execution e on e.partition_key = s.partition_key and e.execution_id = s.execution_id
+  join live e on e.partition_key = s.partition_key and e.execution_id = s.execution_id
  where s.closed_at_ms is null
    and s.timeout_at_ms is not null
    and s.timeout_at_ms <= :now_ms

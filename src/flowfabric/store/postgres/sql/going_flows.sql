@@ -3,6 +3,5 @@ select w.flow_id
   from unnest(:flow_ids::uuid[]) as w (flow_id)
  where exists (
         select 1
-          from execution e
-         where e.flow_id = w.flow_id
-           and e.lifecycle_phase <> 'terminal');
+          from live
+         where live.flow_id = w.flow_id);

@@ -1,7 +1,13 @@
 -- Executions that carry one tag, newest first.
 select e.*
   from execution_tag t
-  join execution e using (partition_key, execution_id)
+ cross join lateral (
+    select *
+      from execution_now
+     where execution_now.partition_key = t.partition_key
+       and execution_now.execution_id = t.execution_id
+     limit 1
+ ) e
  where t.tag_key = :tag_key
    and hashtextextended(t.tag_value, 0) = hashtextextended(:tag_value::text, 0)
    and t.tag_value = :tag_value

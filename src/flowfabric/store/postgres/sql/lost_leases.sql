@@ -6,9 +6,9 @@ select g.position - 1 as position
            with ordinality as g (partition_key, execution_id, lease_id, position)
   left join lateral (
     select *
-      from execution
-     where execution.partition_key = g.partition_key
-       and execution.execution_id = g.execution_id
+      from live
+     where live.partition_key = g.partition_key
+       and live.execution_id = g.execution_id
      limit 1
  ) e on true
  where e.lease_id is distinct from g.lease_id

@@ -2,10 +2,10 @@
 select e.*
   from unnest(:execution_ids::uuid[]) as w (execution_id)
  cross join lateral (
-    select execution.partition_key, execution.execution_id, execution.flow_id,
-           execution.terminal_outcome, execution.replay_count
-      from execution
-     where execution.partition_key = :partition_key::int
-       and execution.execution_id = w.execution_id
+    select execution_now.partition_key, execution_now.execution_id, execution_now.flow_id,
+           execution_now.terminal_outcome, execution_now.replay_count
+      from execution_now
+     where execution_now.partition_key = :partition_key::int
+       and execution_now.execution_id = w.execution_id
      limit 1
  ) e;

@@ -1,11 +1,11 @@
 -- An execution with its open suspension and its open waitpoints, as signals find it: a row for
 -- each waitpoint, and one without when there is none.
-select e.*, e.xmin as execution,
+select e.*, e.version as execution_now,
        s.*, s.xmin as suspension,
        w.*, w.xmin as waitpoint,
        coalesce(:clock::bigint, floor(extract(epoch from clock_timestamp()) * 1000)::bigint)
            as now_ms
-  from execution e
+  from execution_now e
   left join suspension s
     on s.partition_key = e.partition_key
    and s.execution_id = e.execution_id

@@ -20,7 +20,7 @@ with given as materialized (
     -- the lease away before they are.
     select g.*, e.current_attempt_index as attempt_index, e.lease_expires_at_ms
       from given g
-      join execution e on e.partition_key = g.partition_key and e.execution_id = g.execution_id
+      join live e on e.partition_key = g.partition_key and e.execution_id = g.execution_id
      where e.lifecycle_phase = 'active'
        and e.ownership_state = 'leased'
        and e.lease_id = g.lease_id

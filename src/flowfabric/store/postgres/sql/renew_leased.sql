@@ -15,13 +15,13 @@ with given as materialized (
 ), free as materialized (
     select e.ctid as row_version, g.lease_ttl_ms, g.position
       from given g
-      join execution e on e.partition_key = g.partition_key and e.execution_id = g.execution_id
+      join live e on e.partition_key = g.partition_key and e.execution_id = g.execution_id
      where e.lease_id = g.lease_id
        and e.lease_expires_at_ms > (select now_ms from clock)
        and e.lease_expired_at_ms is null
        for no key update of e skip locked
 ), renewed as (
-    update execution e
+    update live e
        set lease_last_renewed_at_ms = (select now_ms from clock),
            lease_renewal_deadline_ms = (select now_ms from clock) + g.lease_ttl_ms * 2 / 3,
            lease_expires_at_ms = (select now_ms from clock) + g.lease_ttl_ms,
@@ -30,17 +30,23 @@ with given as materialized (
      -- The row is locked, so its version cannot change under us: no need to look it up again.
      where e.ctid = g.row_version
     returning e.partition_key, e.execution_id, e.flow_id, e.lease_id, e.lease_epoch,
-              e.current_attempt_index, e.worker_instance_id, e.namespace, e.instance_tag,
+              e.current_attempt_index, e.worker_instance_id, e.instance_tag,
               e.lease_expires_at_ms, g.position
 ), told as (
     insert into event (
         occurred_at_ms, category, event_type, namespace, instance_tag, worker_instance_id,
         partition_key, execution_id, flow_id, lease_id, lease_epoch, attempt_index)
-    select (select now_ms from clock), 'lease', 'renewed', namespace, instance_tag,
-           worker_instance_id, array_agg(partition_key), array_agg(execution_id),
+    select (select now_ms from clock), 'lease', 'renewed', e.namespace, instance_tag,
+           worker_instance_id, array_agg(renewed.partition_key), array_agg(renewed.execution_id),
            array_agg(flow_id), array_agg(lease_id), array_agg(lease_epoch),
            array_agg(current_attempt_index)
       from renewed
-     group by namespace, instance_tag, worker_instance_id
+     cross join lateral (
+        select namespace
+          from execution x
+         where x.partition_key = renewed.partition_key
+           and x.execution_id = renewed.execution_id
+         limit 1) as e
+     group by e.namespace, instance_tag, worker_instance_id
 )
 select position - 1 as position, lease_expires_at_ms as expires_at_ms, lease_epoch from renewed;

@@ -5,9 +5,8 @@
 -- first. That cannot wait for us: a conflict with a row of the queue is ignored, not awaited.
 with chosen as materialized (
     select partition_key, execution_id, flow_id
-      from execution
+      from live
      where flow_id = :flow_id::uuid
-       and lifecycle_phase <> 'terminal'
        and (not :only_waiting::boolean
             or (lifecycle_phase in ('submitted', 'runnable') and ownership_state = 'unowned'))
      order by partition_key, execution_id
@@ -20,7 +19,7 @@ with chosen as materialized (
       from chosen
         on conflict do nothing
 )
-update execution e
+update live e
    set cancel_requested = true,
        ready = false,
        last_mutation_at_ms = :now_ms::bigint

@@ -3,10 +3,9 @@ select e.partition_key, e.execution_id, e.terminal_outcome, e.replay_count,
        e.result, e.result_encoding
   from unnest(:execution_ids::uuid[]) as w (execution_id)
  cross join lateral (
-    select execution.*
-      from execution
-     where execution.partition_key = :partition_key::int
-       and execution.execution_id = w.execution_id
+    select *
+      from ending
+     where ending.partition_key = :partition_key::int
+       and ending.execution_id = w.execution_id
      limit 1
- ) e
- where e.lifecycle_phase = 'terminal';
+ ) e;

@@ -18,9 +18,9 @@ select d.partition_key, d.flow_id, d.execution_id, d.replay_count, d.outcome, d.
  ) d
  cross join lateral (
     select *
-      from execution
-     where execution.partition_key = d.partition_key
-       and execution.execution_id = d.execution_id
+      from execution_now
+     where execution_now.partition_key = d.partition_key
+       and execution_now.execution_id = d.execution_id
      limit 1
  ) e
   left join lateral (

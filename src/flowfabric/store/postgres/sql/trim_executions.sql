@@ -5,41 +5,51 @@
 -- failed may be replayed. It is looked at again after as long as it has been kept already, within
 -- limits, so that those that stay cost little.
 with due as materialized (
-    select partition_key, execution_id, awaited, parent_execution_id, completed_at_ms,
-           namespace, idempotency_key
-      from execution
-     where retain_until_ms is not null
-       and retain_until_ms <= :before_ms::bigint
-     order by retain_until_ms
-     limit :limit::bigint
-       for update skip locked
+    select n.*, e.*
+      from (select ctid as ending_row, partition_key, execution_id, awaited, completed_at_ms
+              from ending
+             where retain_until_ms is not null
+               and retain_until_ms <= :before_ms::bigint
+             order by retain_until_ms
+             limit :limit::bigint
+               for update skip locked) as n
+     cross join lateral (
+        select x.ctid as asked_row, x.parent_execution_id, x.namespace, x.idempotency_key
+          from execution x
+         where x.partition_key = n.partition_key and x.execution_id = n.execution_id
+         limit 1) as e
 ), needed as materialized (
     -- `offset 0` has each row looked up by key: otherwise all executions may be hashed first.
-    select d.partition_key, d.execution_id, d.completed_at_ms
+    select d.partition_key, d.execution_id, d.ending_row, d.completed_at_ms
       from due d
      where d.awaited
         or exists (
-            select from execution p
+            select from live p
+             where p.partition_key = split_part(substr(d.parent_execution_id, 5), '}', 1)::int
+               and p.execution_id = right(d.parent_execution_id, 36)::uuid
+            offset 0)
+        or exists (
+            select from ending p
              where p.partition_key = split_part(substr(d.parent_execution_id, 5), '}', 1)::int
                and p.execution_id = right(d.parent_execution_id, 36)::uuid
                and p.terminal_outcome <> 'success'
             offset 0)
         or exists (
             select from waiter w
-              join execution p
+              join live p
                 on p.partition_key = split_part(substr(w.waiting, 5), '}', 1)::int
                and p.execution_id = right(w.waiting, 36)::uuid
              where w.partition_key = d.partition_key
                and w.execution_id = d.execution_id
-               and p.lifecycle_phase <> 'terminal'
             offset 0)
 ), held as (
-    update execution e
+    -- The rows are locked, so their versions cannot change under us: no need to look them up again.
+    update ending e
        set retain_until_ms = :before_ms::bigint + least(
                greatest(:before_ms::bigint - n.completed_at_ms, :held_ms_min::bigint),
                :held_ms_max::bigint)
       from needed n
-     where e.partition_key = n.partition_key and e.execution_id = n.execution_id
+     where e.ctid = n.ending_row
 ), doomed as materialized (
     select d.*
       from due d
@@ -93,9 +103,12 @@ with due as materialized (
     delete from idempotency_guard g using doomed d
      where g.namespace = d.namespace and g.idempotency_key = d.idempotency_key
        and g.execution = '{fp:' || d.partition_key || '}:' || d.execution_id
+), endings as (
+    delete from ending x using doomed d
+     where x.ctid = d.ending_row
 ), gone as (
     delete from execution e using doomed d
-     where e.partition_key = d.partition_key and e.execution_id = d.execution_id
+     where e.ctid = d.asked_row
     returning 1
 )
 select (select count(*) from gone) as trimmed, (select count(*) from due) as looked_at;

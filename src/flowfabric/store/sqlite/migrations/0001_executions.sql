@@ -51,110 +51,247 @@ create table route (
 create index route_by_kind on route (execution_kind, lane_id);
 create index route_retention on route (retain_until_ms);
 
+-- An execution by phase of its life: what was asked, written once; what is going on, as long as
+-- it has not ended; how it ended.
 create table execution (
-    partition_key                   integer not null,
-    execution_id                    text not null,
-    route_id                        integer not null,
-    created_at_ms                   integer not null,
-    last_transition_at_ms           integer not null,
-    last_mutation_at_ms             integer not null,
-    lease_epoch                     integer not null,
-    ready                           integer not null check (ready in (0, 1)),
-    priority                        integer not null,
-    total_attempt_count             integer not null,
-    current_attempt_index           integer not null,
-    retry_count                     integer not null,
-    replay_count                    integer not null,
-    lease_reclaim_count             integer not null,
-    worker_deaths                   integer not null default 0,
-    lifecycle_phase                 text not null,
-    ownership_state                 text not null,
-    eligibility_state               text not null,
-    blocking_reason                 text not null,
-    blocking_detail                 text not null,
-    terminal_outcome                text not null,
-    attempt_state                   text not null,
-    public_state                    text not null,
-    namespace                       text not null,
-    lane_id                         text not null,
-    execution_kind                  text not null,
-    creator_identity                text not null,
-    idempotency_key                 text,
-    instance_tag                    text,
-    flow_id                         text,
-    parent_execution_id             text,
-    own_id                          text,
-    current_attempt_id              text,
-    lease_id                        text,
-    worker_id                       text,
-    worker_instance_id              text,
-    lease_acquired_at_ms            integer,
-    lease_expires_at_ms             integer,
-    lease_last_renewed_at_ms        integer,
-    lease_renewal_deadline_ms       integer,
-    lease_expired_at_ms             integer,
-    lease_revoked_at_ms             integer,
-    lease_revoke_reason             text,
-    final_lease_id                  text,
-    final_worker_id                 text,
-    final_worker_instance_id        text,
-    started_at_ms                   integer,
-    completed_at_ms                 integer,
-    delay_until_ms                  integer,
-    deadline_at_ms                  integer,
-    attempt_timeout_ms              integer,
-    retention_ms                    integer,
-    retention_failed_ms             integer,
-    attempt_deadline_ms             integer,
-    attempt_time_left_ms            integer,
-    retain_until_ms                 integer,
-    pending_retry_reason            text,
-    pending_replay_reason           text,
-    pending_replay_requested_by     text,
-    pending_previous_attempt_index  integer,
-    progress_pct                    integer check (progress_pct between 0 and 100),
-    progress_message                text,
-    progress_updated_at_ms          integer,
-    current_suspension_id           text,
-    current_waitpoint_id            text,
-    last_capability_mismatch_at_ms  integer,
-    failure_reason                  text,
-    cancellation_reason             text,
-    cancelled_by                    text,
-    payload_encoding                text,
-    result_encoding                 text,
-    policy                          text not null,
-    payload                         blob not null,
-    result                          blob,
+    partition_key                  integer not null,
+    execution_id                   text not null,
+    own_id                         text,
+    namespace                      text not null,
+    lane_id                        text not null,
+    execution_kind                 text not null,
+    route_id                       integer not null,
+    creator_identity               text not null,
+    idempotency_key                text,
+    parent_execution_id            text,
+    created_at_ms                  integer not null,
+    payload                        blob not null,
+    payload_encoding               text,
+    policy                         text not null,
+    attempt_timeout_ms             integer,
+    retention_ms                   integer,
+    retention_failed_ms            integer,
     primary key (partition_key, execution_id)
 ) strict;
 
+create table live (
+    partition_key                  integer not null,
+    execution_id                   text not null,
+    route_id                       integer not null,
+    priority                       integer not null,
+    instance_tag                   text,
+    flow_id                        text,
+    lifecycle_phase                text not null,
+    ownership_state                text not null,
+    eligibility_state              text not null,
+    blocking_reason                text not null,
+    blocking_detail                text not null,
+    attempt_state                  text not null,
+    public_state                   text not null,
+    ready                          integer not null check (ready in (0, 1)),
+    total_attempt_count            integer not null,
+    current_attempt_index          integer not null,
+    current_attempt_id             text,
+    retry_count                    integer not null,
+    replay_count                   integer not null,
+    lease_reclaim_count            integer not null,
+    worker_deaths                  integer not null,
+    lease_id                       text,
+    lease_epoch                    integer not null,
+    worker_id                      text,
+    worker_instance_id             text,
+    lease_acquired_at_ms           integer,
+    lease_expires_at_ms            integer,
+    lease_last_renewed_at_ms       integer,
+    lease_renewal_deadline_ms      integer,
+    lease_expired_at_ms            integer,
+    lease_revoked_at_ms            integer,
+    lease_revoke_reason            text,
+    created_at_ms                  integer not null,
+    started_at_ms                  integer,
+    last_transition_at_ms          integer not null,
+    last_mutation_at_ms            integer not null,
+    delay_until_ms                 integer,
+    deadline_at_ms                 integer,
+    attempt_deadline_ms            integer,
+    attempt_time_left_ms           integer,
+    pending_retry_reason           text,
+    pending_replay_reason          text,
+    pending_replay_requested_by    text,
+    pending_previous_attempt_index integer,
+    progress_pct                   integer check (progress_pct between 0 and 100),
+    progress_message               text,
+    progress_updated_at_ms         integer,
+    current_suspension_id          text,
+    current_waitpoint_id           text,
+    open_waitpoint_count           integer not null,
+    signal_count                   integer not null,
+    keeps_signals                  integer not null check (keeps_signals in (0, 1)),
+    cancel_requested               integer not null check (cancel_requested in (0, 1)),
+    join_pending                   integer not null check (join_pending in (0, 1)),
+    last_capability_mismatch_at_ms integer,
+    input                          blob,
+    input_encoding                 text,
+    next_input                     blob,
+    next_input_encoding            text,
+    awaited                        integer not null check (awaited in (0, 1)),
+    awaits_child                   integer not null check (awaits_child in (0, 1)),
+    primary key (partition_key, execution_id)
+) strict;
+
+create table ending (
+    partition_key                  integer not null,
+    execution_id                   text not null,
+    route_id                       integer not null,
+    priority                       integer not null,
+    instance_tag                   text,
+    flow_id                        text,
+    terminal_outcome               text not null,
+    attempt_state                  text not null,
+    public_state                   text not null,
+    total_attempt_count            integer not null,
+    current_attempt_index          integer not null,
+    current_attempt_id             text,
+    retry_count                    integer not null,
+    replay_count                   integer not null,
+    lease_reclaim_count            integer not null,
+    worker_deaths                  integer not null,
+    lease_epoch                    integer not null,
+    final_lease_id                 text,
+    final_worker_id                text,
+    final_worker_instance_id       text,
+    created_at_ms                  integer not null,
+    started_at_ms                  integer,
+    completed_at_ms                integer,
+    last_transition_at_ms          integer not null,
+    last_mutation_at_ms            integer not null,
+    deadline_at_ms                 integer,
+    retain_until_ms                integer,
+    pending_retry_reason           text,
+    pending_replay_reason          text,
+    pending_replay_requested_by    text,
+    pending_previous_attempt_index integer,
+    progress_pct                   integer check (progress_pct between 0 and 100),
+    progress_message               text,
+    progress_updated_at_ms         integer,
+    signal_count                   integer not null,
+    keeps_signals                  integer not null check (keeps_signals in (0, 1)),
+    cancel_requested               integer not null check (cancel_requested in (0, 1)),
+    join_pending                   integer not null check (join_pending in (0, 1)),
+    last_capability_mismatch_at_ms integer,
+    failure_reason                 text,
+    cancellation_reason            text,
+    cancelled_by                   text,
+    input                          blob,
+    input_encoding                 text,
+    next_input                     blob,
+    next_input_encoding            text,
+    result                         blob,
+    result_encoding                text,
+    awaited                        integer not null check (awaited in (0, 1)),
+    primary key (partition_key, execution_id)
+) strict;
+
+-- All of an execution, for whoever reads it by its id.
+create view execution_now as
+select e.partition_key, e.execution_id, e.own_id, e.namespace, e.lane_id, e.execution_kind,
+       e.route_id, coalesce(l.priority, n.priority) as priority, e.creator_identity,
+       e.idempotency_key, coalesce(l.instance_tag, n.instance_tag) as instance_tag,
+       coalesce(l.flow_id, n.flow_id) as flow_id, e.parent_execution_id,
+       coalesce(l.lifecycle_phase, 'terminal') as lifecycle_phase,
+       coalesce(l.ownership_state, 'unowned') as ownership_state,
+       coalesce(l.eligibility_state, 'not_applicable') as eligibility_state,
+       coalesce(l.blocking_reason, 'none') as blocking_reason,
+       coalesce(l.blocking_detail, '') as blocking_detail,
+       coalesce(n.terminal_outcome, 'none') as terminal_outcome,
+       coalesce(l.attempt_state, n.attempt_state) as attempt_state,
+       coalesce(l.public_state, n.public_state) as public_state, coalesce(l.ready, 0) as ready,
+       coalesce(l.total_attempt_count, n.total_attempt_count) as total_attempt_count,
+       coalesce(l.current_attempt_index, n.current_attempt_index) as current_attempt_index,
+       coalesce(l.current_attempt_id, n.current_attempt_id) as current_attempt_id,
+       coalesce(l.retry_count, n.retry_count) as retry_count,
+       coalesce(l.replay_count, n.replay_count) as replay_count,
+       coalesce(l.lease_reclaim_count, n.lease_reclaim_count) as lease_reclaim_count,
+       coalesce(l.worker_deaths, n.worker_deaths) as worker_deaths, l.lease_id,
+       coalesce(l.lease_epoch, n.lease_epoch) as lease_epoch, l.worker_id, l.worker_instance_id,
+       l.lease_acquired_at_ms, l.lease_expires_at_ms, l.lease_last_renewed_at_ms,
+       l.lease_renewal_deadline_ms, l.lease_expired_at_ms, l.lease_revoked_at_ms,
+       l.lease_revoke_reason, n.final_lease_id, n.final_worker_id, n.final_worker_instance_id,
+       e.created_at_ms, coalesce(l.started_at_ms, n.started_at_ms) as started_at_ms,
+       n.completed_at_ms,
+       coalesce(l.last_transition_at_ms, n.last_transition_at_ms) as last_transition_at_ms,
+       coalesce(l.last_mutation_at_ms, n.last_mutation_at_ms) as last_mutation_at_ms,
+       l.delay_until_ms, coalesce(l.deadline_at_ms, n.deadline_at_ms) as deadline_at_ms,
+       l.attempt_deadline_ms, l.attempt_time_left_ms, n.retain_until_ms,
+       coalesce(l.pending_retry_reason, n.pending_retry_reason) as pending_retry_reason,
+       coalesce(l.pending_replay_reason, n.pending_replay_reason) as pending_replay_reason,
+       coalesce(l.pending_replay_requested_by, n.pending_replay_requested_by)
+           as pending_replay_requested_by,
+       coalesce(l.pending_previous_attempt_index, n.pending_previous_attempt_index)
+           as pending_previous_attempt_index,
+       coalesce(l.progress_pct, n.progress_pct) as progress_pct,
+       coalesce(l.progress_message, n.progress_message) as progress_message,
+       coalesce(l.progress_updated_at_ms, n.progress_updated_at_ms) as progress_updated_at_ms,
+       l.current_suspension_id, l.current_waitpoint_id,
+       coalesce(l.open_waitpoint_count, 0) as open_waitpoint_count,
+       coalesce(l.signal_count, n.signal_count) as signal_count,
+       coalesce(l.keeps_signals, n.keeps_signals) as keeps_signals,
+       coalesce(l.cancel_requested, n.cancel_requested) as cancel_requested,
+       coalesce(l.join_pending, n.join_pending) as join_pending,
+       coalesce(l.last_capability_mismatch_at_ms, n.last_capability_mismatch_at_ms)
+           as last_capability_mismatch_at_ms,
+       n.failure_reason, n.cancellation_reason, n.cancelled_by, e.payload, e.payload_encoding,
+       coalesce(l.input, n.input) as input,
+       coalesce(l.input_encoding, n.input_encoding) as input_encoding,
+       coalesce(l.next_input, n.next_input) as next_input,
+       coalesce(l.next_input_encoding, n.next_input_encoding) as next_input_encoding, n.result,
+       n.result_encoding, e.policy, coalesce(l.awaited, n.awaited) as awaited,
+       coalesce(l.awaits_child, 0) as awaits_child, e.attempt_timeout_ms, e.retention_ms,
+       e.retention_failed_ms
+  from execution e
+  left join live l on l.partition_key = e.partition_key and l.execution_id = e.execution_id
+  left join ending n on n.partition_key = e.partition_key and n.execution_id = e.execution_id;
+
+-- Executions as their flows see them, found by the flow.
+create view flow_member as
+select partition_key, execution_id, route_id, flow_id, lifecycle_phase, eligibility_state,
+       blocking_reason, 'none' as terminal_outcome, public_state, replay_count, cancel_requested,
+       join_pending, awaited, awaits_child, null as completed_at_ms, null as cancellation_reason
+  from live
+ where flow_id is not null
+union all
+select partition_key, execution_id, route_id, flow_id, 'terminal' as lifecycle_phase,
+       'not_applicable' as eligibility_state, 'none' as blocking_reason, terminal_outcome,
+       public_state, replay_count, cancel_requested, join_pending, awaited, 0 as awaits_child,
+       completed_at_ms, cancellation_reason
+  from ending
+ where flow_id is not null;
+
 -- What can be claimed, per kind of work, best first.
-create index execution_ready on execution (route_id, priority desc, created_at_ms, execution_id)
+create index live_ready on live (route_id, priority desc, created_at_ms, execution_id)
     where ready;
 
 -- What time makes due. All partial: a row that waits for nothing is in none of them.
-create index execution_active on execution (ownership_state, lease_expires_at_ms)
+create index live_active on live (ownership_state, lease_expires_at_ms)
     where lifecycle_phase = 'active';
-create index execution_delay_due on execution (delay_until_ms)
+create index live_delay_due on live (delay_until_ms)
     where eligibility_state = 'not_eligible_until_time';
-create index execution_attempt_due on execution (attempt_deadline_ms)
+create index live_attempt_due on live (attempt_deadline_ms)
     where attempt_deadline_ms is not null;
-create index execution_deadline_due on execution (deadline_at_ms)
-    where deadline_at_ms is not null and lifecycle_phase <> 'terminal';
-create index execution_retention_due on execution (retain_until_ms)
+create index live_deadline_due on live (deadline_at_ms)
+    where deadline_at_ms is not null;
+create index ending_retention_due on ending (retain_until_ms)
     where retain_until_ms is not null;
 
 -- What changed code stopped, for workers that bring other code.
-create index execution_blocked on execution (execution_kind, last_transition_at_ms)
+create index live_blocked on live (route_id, last_transition_at_ms)
     where blocking_reason = 'waiting_for_code';
 
 -- Lists, newest or oldest first, page by page.
-create index execution_by_route on execution (
+create index live_by_route on live (
     route_id, public_state, created_at_ms, execution_id, partition_key);
-create index execution_by_namespace on execution (
-    namespace, created_at_ms, execution_id, partition_key);
-create index execution_by_flow on execution (flow_id) where flow_id is not null;
+create index ending_by_route on ending (
+    route_id, public_state, created_at_ms, execution_id, partition_key);
 create index execution_by_parent on execution (parent_execution_id)
     where parent_execution_id is not null;
 

@@ -30,11 +30,8 @@ create table waiter (
     primary key (partition_key, execution_id, waiting)
 ) strict, without rowid;
 
-alter table execution add column awaited integer not null default 0;
-alter table execution add column awaits_child integer not null default 0;
-
 -- What an execution waits for, or has waited for.
 create index waiter_by_waiting on waiter (waiting);
 
-create index execution_awaited_due on execution (completed_at_ms)
-    where awaited and lifecycle_phase = 'terminal';
+create index ending_awaited_due on ending (completed_at_ms)
+    where awaited;

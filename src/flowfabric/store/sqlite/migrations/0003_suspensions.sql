@@ -2,11 +2,6 @@
 --
 -- Suspensions, the waitpoints they wait at, and the signals delivered there.
 
-alter table execution add column open_waitpoint_count integer not null default 0;
-alter table execution add column signal_count integer not null default 0;
-alter table execution add column keeps_signals integer not null default 0
-    check (keeps_signals in (0, 1));
-
 create table suspension (
     sequence                       integer primary key autoincrement,
     execution_id                   text not null,

@@ -2,15 +2,8 @@
 --
 -- Flows: their members' dependencies, and the work that endings and cancellations leave behind.
 
-alter table execution add column cancel_requested integer not null default 0
-    check (cancel_requested in (0, 1));
-alter table execution add column join_pending integer not null default 0
-    check (join_pending in (0, 1));
-alter table execution add column next_payload blob;
-alter table execution add column next_payload_encoding text;
-
-drop index execution_by_flow;
-create index execution_by_flow on execution (flow_id, execution_id) where flow_id is not null;
+create index live_by_flow on live (flow_id, execution_id) where flow_id is not null;
+create index ending_by_flow on ending (flow_id, execution_id) where flow_id is not null;
 
 create table flow (
     flow_id              text not null,

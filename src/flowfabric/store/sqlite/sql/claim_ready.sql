@@ -13,7 +13,7 @@ delete from temp.claiming;
 insert into temp.claiming (
     execution_rowid, partition_key, execution_id, kind, reclaim_reason, attempt_type,
     pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
-    pending_previous_attempt_index, previous_index)
+    pending_previous_attempt_index, previous_index, namespace, attempt_timeout_ms)
 select e.rowid, e.partition_key, e.execution_id,
        case when e.lifecycle_phase = 'active' then 'reclaimed'
             when e.attempt_state = 'attempt_interrupted' then 'resumed'
@@ -32,7 +32,8 @@ select e.rowid, e.partition_key, e.execution_id,
             else 'initial'
        end,
        e.pending_retry_reason, e.pending_replay_reason,
-       e.pending_replay_requested_by, e.pending_previous_attempt_index, e.current_attempt_index
+       e.pending_replay_requested_by, e.pending_previous_attempt_index, e.current_attempt_index,
+       asked.namespace, asked.attempt_timeout_ms
   from (
     -- Found by what the worker serves: how many other kinds there are costs nothing.
     select route.* from json_each(:kinds) as kind
@@ -41,13 +42,15 @@ select e.rowid, e.partition_key, e.execution_id,
     select * from route where :kinds is null
   ) as route
  cross join lane on lane.lane_id = route.lane_id and lane.state in ('active', 'draining')
- cross join execution as e on e.rowid in (
+ cross join live as e on e.rowid in (
     select x.rowid
-      from execution as x
+      from live as x
      where x.route_id = route.route_id
        and x.ready
      order by x.priority desc, x.created_at_ms, x.execution_id
      limit :limit)
+ cross join execution as asked
+    on asked.partition_key = e.partition_key and asked.execution_id = e.execution_id
  where route.lane_id in (select value from json_each(:lanes))
    and (:namespace is null or route.namespace = :namespace)
    and not exists (
@@ -56,7 +59,7 @@ select e.rowid, e.partition_key, e.execution_id,
  order by e.priority desc, e.created_at_ms, e.execution_id
  limit :limit;
 -- next
-update execution
+update live
    set lifecycle_phase = 'active',
        ownership_state = 'leased',
        eligibility_state = 'not_applicable',
@@ -76,7 +79,7 @@ update execution
        lease_expired_at_ms = null,
        lease_revoked_at_ms = null,
        lease_revoke_reason = null,
-       current_attempt_id = case when c.kind = 'resumed' then execution.current_attempt_id
+       current_attempt_id = case when c.kind = 'resumed' then live.current_attempt_id
                                  else uuid_at(:uuids, 2 * c.place - 1) end,
        current_attempt_index = case when c.kind = 'resumed' then current_attempt_index
                                     else total_attempt_count end,
@@ -84,7 +87,7 @@ update execution
        lease_reclaim_count = lease_reclaim_count + (c.kind = 'reclaimed'),
        worker_deaths = case when c.kind = 'reclaimed' then worker_deaths else 0 end,
        attempt_deadline_ms = :clock + nullif(
-           case when c.kind = 'resumed' then attempt_time_left_ms else attempt_timeout_ms end, 0),
+           case when c.kind = 'resumed' then attempt_time_left_ms else c.attempt_timeout_ms end, 0),
        attempt_time_left_ms = null,
        started_at_ms = coalesce(started_at_ms, :clock),
        pending_retry_reason = null,
@@ -95,8 +98,8 @@ update execution
                                     else :clock end,
        last_mutation_at_ms = :clock
   from temp.claiming as c
- where execution.rowid = c.execution_rowid
-   and execution.rowid in (select execution_rowid from temp.claiming);
+ where live.rowid = c.execution_rowid
+   and live.rowid in (select execution_rowid from temp.claiming);
 -- next
 -- All but the first attempt under its first lease, which follows from the execution.
 insert into attempt (
@@ -116,7 +119,7 @@ select e.partition_key, e.execution_id, e.current_attempt_index, e.current_attem
        case when c.attempt_type = 'replay' then c.pending_previous_attempt_index end,
        c.reclaim_reason
   from temp.claiming as c
- cross join execution as e on e.rowid = c.execution_rowid
+ cross join live as e on e.rowid = c.execution_rowid
  where c.kind <> 'resumed'
    and e.lease_epoch > 1;
 -- next
@@ -134,7 +137,7 @@ update attempt
        worker_instance_id = case when c.kind = 'resumed' then e.worker_instance_id
                                  else attempt.worker_instance_id end
   from temp.claiming as c
- cross join execution as e on e.rowid = c.execution_rowid
+ cross join live as e on e.rowid = c.execution_rowid
  where c.kind <> 'fresh'
    and attempt.partition_key = c.partition_key
    and attempt.execution_id = c.execution_id
@@ -152,15 +155,20 @@ select 'lease', case when c.kind = 'reclaimed' then 'reclaimed' else 'acquired' 
        e.partition_key, e.execution_id, e.flow_id, e.lease_id, e.lease_epoch,
        e.current_attempt_index, e.worker_instance_id,
        case when c.kind = 'resumed' then 'claim_resumed' else c.reclaim_reason end,
-       e.namespace, e.instance_tag, :clock
+       c.namespace, e.instance_tag, :clock
   from temp.claiming as c
- cross join execution as e on e.rowid = c.execution_rowid;
+ cross join live as e on e.rowid = c.execution_rowid;
 -- next
-select e.partition_key, e.execution_id, c.kind, e.lease_id, e.lease_epoch, e.lane_id,
+select e.partition_key, e.execution_id, c.kind, e.lease_id, e.lease_epoch, asked.lane_id,
        e.current_attempt_index as attempt_index, e.current_attempt_id as attempt_id,
-       e.lease_expires_at_ms, e.namespace, e.execution_kind, e.priority, e.payload,
-       e.payload_encoding, e.flow_id, e.retry_count, e.created_at_ms, e.deadline_at_ms,
-       e.attempt_deadline_ms, c.attempt_type
+       e.lease_expires_at_ms, asked.namespace, asked.execution_kind, e.priority,
+       coalesce(e.input, asked.payload) as payload,
+       case when e.input is null then asked.payload_encoding else e.input_encoding end
+           as payload_encoding,
+       e.flow_id, e.retry_count, e.created_at_ms, e.deadline_at_ms, e.attempt_deadline_ms,
+       c.attempt_type
   from temp.claiming as c
- cross join execution as e on e.rowid = c.execution_rowid
+ cross join live as e on e.rowid = c.execution_rowid
+ cross join execution as asked
+    on asked.partition_key = e.partition_key and asked.execution_id = e.execution_id
  order by c.place;

@@ -12,7 +12,7 @@ insert into temp.completing (
 select e.rowid, e.partition_key, e.execution_id, e.current_attempt_index, e.lease_epoch, g.key,
        unhex(g.value ->> 'results'), g.value ->> 'result_encodings'
   from json_each(:rows) as g
- cross join execution as e
+ cross join live as e
     on e.partition_key = g.value ->> 'partition_keys'
    and e.execution_id = g.value ->> 'execution_ids'
  where e.lifecycle_phase = 'active'
@@ -22,43 +22,33 @@ select e.rowid, e.partition_key, e.execution_id, e.current_attempt_index, e.leas
    and e.lease_expires_at_ms > :clock
     on conflict (execution_rowid) do nothing;
 -- next
-update execution
-   set lifecycle_phase = 'terminal',
-       ownership_state = 'unowned',
-       eligibility_state = 'not_applicable',
-       blocking_reason = 'none',
-       blocking_detail = '',
-       terminal_outcome = 'success',
-       attempt_state = 'attempt_terminal',
-       public_state = 'completed',
-       ready = 0,
-       final_lease_id = lease_id,
-       final_worker_id = worker_id,
-       final_worker_instance_id = worker_instance_id,
-       lease_id = null,
-       worker_id = null,
-       worker_instance_id = null,
-       lease_acquired_at_ms = null,
-       lease_expires_at_ms = null,
-       lease_last_renewed_at_ms = null,
-       lease_renewal_deadline_ms = null,
-       lease_expired_at_ms = null,
-       lease_revoked_at_ms = null,
-       lease_revoke_reason = null,
-       attempt_deadline_ms = null,
-       attempt_time_left_ms = null,
-       delay_until_ms = null,
-       completed_at_ms = :clock,
-       last_transition_at_ms = :clock,
-       last_mutation_at_ms = :clock,
+insert into ending (
+    partition_key, execution_id, route_id, created_at_ms, flow_id, instance_tag, deadline_at_ms,
+    priority, terminal_outcome, public_state, attempt_state, total_attempt_count, current_attempt_index,
+    current_attempt_id, retry_count, replay_count, lease_reclaim_count, worker_deaths,
+    lease_epoch, final_lease_id, final_worker_id, final_worker_instance_id, started_at_ms,
+    completed_at_ms, last_transition_at_ms, last_mutation_at_ms, retain_until_ms,
+    pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
+    pending_previous_attempt_index, progress_pct, progress_message, progress_updated_at_ms,
+    signal_count, keeps_signals, cancel_requested, join_pending,
+    last_capability_mismatch_at_ms, input, input_encoding, next_input, next_input_encoding,
+    awaited, result, result_encoding)
+select l.partition_key, l.execution_id, l.route_id, l.created_at_ms, l.flow_id, l.instance_tag,
+       l.deadline_at_ms, l.priority, 'success', 'completed', 'attempt_terminal', l.total_attempt_count,
+       l.current_attempt_index, l.current_attempt_id, l.retry_count, l.replay_count, l.lease_reclaim_count, l.worker_deaths,
+       l.lease_epoch, l.lease_id, l.worker_id, l.worker_instance_id, l.started_at_ms,
+       :clock, :clock, :clock,
        -- A member is kept as long as its flow, which knows nothing of its end yet.
-       retain_until_ms = case when flow_id is null
-           then :clock + coalesce(retention_ms, :retention_ms) end,
-       result = c.result,
-       result_encoding = c.result_encoding
+       case when l.flow_id is null then :clock + coalesce(e.retention_ms, :retention_ms) end,
+       l.pending_retry_reason, l.pending_replay_reason, l.pending_replay_requested_by,
+       l.pending_previous_attempt_index, l.progress_pct, l.progress_message,
+       l.progress_updated_at_ms, l.signal_count, l.keeps_signals, l.cancel_requested,
+       l.join_pending, l.last_capability_mismatch_at_ms, l.input, l.input_encoding, l.next_input,
+       l.next_input_encoding, l.awaited, c.result, c.result_encoding
   from temp.completing as c
- where execution.rowid = c.execution_rowid
-   and execution.rowid in (select execution_rowid from temp.completing);
+ cross join live as l on l.rowid = c.execution_rowid
+ cross join execution as e
+    on e.partition_key = l.partition_key and e.execution_id = l.execution_id;
 -- next
 -- All but the first attempt under its first lease, which follows from the execution.
 update attempt
@@ -73,12 +63,14 @@ update attempt
 insert into event (
     category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
     attempt_index, worker_instance_id, reason, namespace, instance_tag, occurred_at_ms)
-select kind.category, kind.event_type, e.partition_key, e.execution_id, e.flow_id,
-       case when kind.is_lease then e.final_lease_id end, e.lease_epoch, e.current_attempt_index,
-       case when kind.is_lease then e.final_worker_instance_id end, kind.reason, e.namespace,
-       e.instance_tag, :clock
+select kind.category, kind.event_type, l.partition_key, l.execution_id, l.flow_id,
+       case when kind.is_lease then l.lease_id end, l.lease_epoch, l.current_attempt_index,
+       case when kind.is_lease then l.worker_instance_id end, kind.reason, e.namespace,
+       l.instance_tag, :clock
   from temp.completing as c
- cross join execution as e on e.rowid = c.execution_rowid
+ cross join live as l on l.rowid = c.execution_rowid
+ cross join execution as e
+    on e.partition_key = l.partition_key and e.execution_id = l.execution_id
  cross join (
     select 'lease' as category, 'revoked' as event_type, 'completed' as reason, 1 as is_lease
     union all
@@ -89,9 +81,12 @@ insert into completion_dispatch (
     partition_key, flow_id, execution_id, replay_count, outcome, enqueued_at_ms)
 select e.partition_key, e.flow_id, e.execution_id, e.replay_count, 'success', :clock
   from temp.completing as c
- cross join execution as e on e.rowid = c.execution_rowid
+ cross join live as e on e.rowid = c.execution_rowid
  where e.flow_id is not null;
+-- next
+delete from live where rowid in (select execution_rowid from temp.completing);
 -- next
 select c.position, e.awaited, e.flow_id is not null as in_flow
   from temp.completing as c
- cross join execution as e on e.rowid = c.execution_rowid;
+ cross join ending as e
+    on e.partition_key = c.partition_key and e.execution_id = c.execution_id;

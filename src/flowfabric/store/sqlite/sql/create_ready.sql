@@ -25,17 +25,25 @@ delete from temp.creating
  where json_array_length(:terms) > (select count(*) from temp.creating);
 -- next
 insert into execution (
-    partition_key, execution_id, namespace, lane_id, execution_kind, route_id, priority,
-    creator_identity, lifecycle_phase, ownership_state, eligibility_state, blocking_reason,
-    blocking_detail, terminal_outcome, attempt_state, public_state, ready, total_attempt_count,
-    current_attempt_index, retry_count, replay_count, lease_reclaim_count, lease_epoch,
-    created_at_ms, last_transition_at_ms, last_mutation_at_ms, payload, payload_encoding, policy,
-    attempt_timeout_ms, retention_ms, retention_failed_ms)
+    partition_key, execution_id, namespace, lane_id, execution_kind, route_id, creator_identity,
+    created_at_ms, payload, payload_encoding, policy, attempt_timeout_ms, retention_ms,
+    retention_failed_ms)
 select k.value ->> 'partition_keys', k.value ->> 'execution_ids', t.namespace, t.lane_id,
-       t.execution_kind, t.route_id, t.priority, t.creator_identity, 'runnable', 'unowned',
-       'eligible_now', 'waiting_for_worker', '', 'none', 'pending_first_attempt', 'waiting', 1, 0,
-       0, 0, 0, 0, 0, :clock, :clock, :clock, unhex(k.value ->> 'payloads'), t.payload_encoding,
-       t.policy, t.attempt_timeout_ms, t.retention_ms, t.retention_failed_ms
+       t.execution_kind, t.route_id, t.creator_identity, :clock, unhex(k.value ->> 'payloads'),
+       t.payload_encoding, t.policy, t.attempt_timeout_ms, t.retention_ms, t.retention_failed_ms
+  from json_each(:rows) as k
+ cross join temp.creating as t on t.place = k.value ->> 'places';
+-- next
+insert into live (
+    partition_key, execution_id, route_id, priority, lifecycle_phase, ownership_state,
+    eligibility_state, blocking_reason, blocking_detail, attempt_state, public_state, ready,
+    total_attempt_count, current_attempt_index, retry_count, replay_count, lease_reclaim_count,
+    worker_deaths, lease_epoch, open_waitpoint_count, signal_count, keeps_signals,
+    cancel_requested, join_pending, awaited, awaits_child, created_at_ms, last_transition_at_ms,
+    last_mutation_at_ms)
+select k.value ->> 'partition_keys', k.value ->> 'execution_ids', t.route_id, t.priority,
+       'runnable', 'unowned', 'eligible_now', 'waiting_for_worker', '', 'pending_first_attempt',
+       'waiting', 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :clock, :clock, :clock
   from json_each(:rows) as k
  cross join temp.creating as t on t.place = k.value ->> 'places';
 -- next

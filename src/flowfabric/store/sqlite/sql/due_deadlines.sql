@@ -1,8 +1,7 @@
 -- Executions past their own deadline.
 select partition_key, execution_id
-  from execution
+  from live
  where deadline_at_ms is not null
-   and lifecycle_phase <> 'terminal'
    and deadline_at_ms <= :now_ms
  order by deadline_at_ms
  limit :limit;

@@ -1,6 +1,6 @@
 -- Delayed executions whose time has come.
 select partition_key, execution_id
-  from execution
+  from live
  where eligibility_state = 'not_eligible_until_time'
    and delay_until_ms <= :now_ms
  order by delay_until_ms

@@ -1,6 +1,6 @@
 -- Executions whose lease is past its end, longest overdue first.
 select partition_key, execution_id
-  from execution
+  from live
  where lifecycle_phase = 'active'
    and ownership_state = 'leased'
    and lease_expires_at_ms <= :now_ms

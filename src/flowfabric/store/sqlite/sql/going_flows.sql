@@ -3,6 +3,5 @@ select w.value as flow_id
   from json_each(:flow_ids) as w
  where exists (
         select 1
-          from execution
-         where flow_id = w.value
-           and lifecycle_phase <> 'terminal');
+          from live
+         where flow_id = w.value);

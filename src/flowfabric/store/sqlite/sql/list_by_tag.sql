@@ -1,7 +1,7 @@
 -- Executions that carry one tag, newest first.
 select e.*
   from execution_tag as t
- cross join execution as e
+ cross join execution_now as e
     on e.partition_key = t.partition_key and e.execution_id = t.execution_id
  where t.tag_key = :tag_key
    and t.tag_value = :tag_value

@@ -3,7 +3,7 @@
 select x.partition_key, x.execution_id,
        w.partition_key as awaited_partition_key, w.execution_id as awaited_execution_id
   from json_each(:rows) as asked
- cross join execution as x
+ cross join live as x
     on x.partition_key = asked.value ->> 'partition_keys'
    and x.execution_id = asked.value ->> 'execution_ids'
    and x.awaits_child
@@ -13,23 +13,28 @@ select x.partition_key, x.execution_id,
    and x.deadline_at_ms is null
   join waiter w
     on w.waiting = '{fp:' || x.partition_key || '}:' || x.execution_id
-  join execution a
+  join live a
     on a.partition_key = w.partition_key
    and a.execution_id = w.execution_id
-   and a.lifecycle_phase <> 'terminal'
  where not exists (
         select 1
           from waiter other
-          join execution e
-            on e.partition_key = other.partition_key
-           and e.execution_id = other.execution_id
+          join live l
+            on l.partition_key = other.partition_key
+           and l.execution_id = other.execution_id
          where other.waiting = w.waiting
-           and (e.awaited and e.lifecycle_phase = 'terminal'
-                or e.lifecycle_phase <> 'terminal'
-                and (not e.awaits_child
-                     or e.lifecycle_phase <> 'runnable'
-                     or e.eligibility_state <> 'blocked_by_dependencies'
-                     or e.cancel_requested
-                     or e.deadline_at_ms is not null)))
+           and (not l.awaits_child
+                or l.lifecycle_phase <> 'runnable'
+                or l.eligibility_state <> 'blocked_by_dependencies'
+                or l.cancel_requested
+                or l.deadline_at_ms is not null))
+   and not exists (
+        select 1
+          from waiter other
+          join ending n
+            on n.partition_key = other.partition_key
+           and n.execution_id = other.execution_id
+         where other.waiting = w.waiting
+           and n.awaited)
  order by x.partition_key, x.execution_id, w.partition_key, w.execution_id
  limit :limit;

@@ -3,7 +3,7 @@
 -- Which of them ended by time, their holders know by themselves.
 select g.key as position
   from json_each(:rows) as g
-  left join execution as e
+  left join live as e
     on e.partition_key = g.value ->> 'partition_keys'
    and e.execution_id = g.value ->> 'execution_ids'
  where e.lease_id is not g.value ->> 'lease_ids'

@@ -2,20 +2,25 @@
 select w.value ->> 'partition_keys' as partition_key, w.value ->> 'flow_ids' as flow_id
   from json_each(:rows) as w
  where exists (
-    select 1 from execution d
-     where d.flow_id = w.value ->> 'flow_ids'
-       and d.partition_key = w.value ->> 'partition_keys'
-       and (d.awaited
+    select 1 from flow_member m
+     cross join execution d
+        on d.partition_key = m.partition_key and d.execution_id = m.execution_id
+     where m.flow_id = w.value ->> 'flow_ids'
+       and m.partition_key = w.value ->> 'partition_keys'
+       and (m.awaited
             or exists (
-                select 1 from execution p
+                select 1 from live p
+                 where p.partition_key = cast(substr(d.parent_execution_id, 5) as integer)
+                   and p.execution_id = substr(d.parent_execution_id, -36))
+            or exists (
+                select 1 from ending p
                  where p.partition_key = cast(substr(d.parent_execution_id, 5) as integer)
                    and p.execution_id = substr(d.parent_execution_id, -36)
                    and p.terminal_outcome <> 'success')
             or exists (
                 select 1 from waiter t
-                  cross join execution p
+                  cross join live p
                     on p.partition_key = cast(substr(t.waiting, 5) as integer)
                    and p.execution_id = substr(t.waiting, -36)
                  where t.partition_key = d.partition_key
-                   and t.execution_id = d.execution_id
-                   and p.lifecycle_phase <> 'terminal')));
+                   and t.execution_id = d.execution_id)));

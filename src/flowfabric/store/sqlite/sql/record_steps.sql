@@ -16,7 +16,7 @@ select e.partition_key, e.execution_id, g.value ->> 'step_keys', g.value ->> 'af
        g.value ->> 'durations_ms',
        e.current_attempt_index, :clock
   from json_each(:rows) as g
- cross join execution as e
+ cross join live as e
     on e.partition_key = g.value ->> 'partition_keys'
    and e.execution_id = g.value ->> 'execution_ids'
  where e.lifecycle_phase = 'active'
@@ -31,7 +31,7 @@ select e.partition_key, e.execution_id, g.value ->> 'step_keys', g.value ->> 'af
 -- next
 select g.key as position, :clock as now_ms
   from json_each(:rows) as g
- cross join execution as e
+ cross join live as e
     on e.partition_key = g.value ->> 'partition_keys'
    and e.execution_id = g.value ->> 'execution_ids'
  where e.lifecycle_phase = 'active'

@@ -1,10 +1,10 @@
 -- Let members of flows go with the executions that are past their keep time.
-update execution
+update ending
    set retain_until_ms = :now_ms
  where rowid in (
     select e.rowid
       from json_each(:rows)
-     cross join execution as e
+     cross join ending as e
         on e.flow_id = value ->> 'flow_ids' and e.partition_key = value ->> 'partition_keys'
      where e.retain_until_ms is null
      limit :limit);

@@ -6,7 +6,7 @@ delete from temp.renewing;
 insert into temp.renewing (execution_rowid, position, lease_ttl_ms)
 select e.rowid, g.key, g.value ->> 'lease_ttls_ms'
   from json_each(:rows) as g
- cross join execution as e
+ cross join live as e
     on e.partition_key = g.value ->> 'partition_keys'
    and e.execution_id = g.value ->> 'execution_ids'
  where e.lifecycle_phase = 'active'
@@ -15,24 +15,26 @@ select e.rowid, g.key, g.value ->> 'lease_ttls_ms'
    and e.lease_expires_at_ms > :clock
     on conflict (execution_rowid) do nothing;
 -- next
-update execution
+update live
    set lease_last_renewed_at_ms = :clock,
        lease_renewal_deadline_ms = :clock + r.lease_ttl_ms * 2 / 3,
        lease_expires_at_ms = :clock + r.lease_ttl_ms,
        last_mutation_at_ms = :clock
   from temp.renewing as r
- where execution.rowid = r.execution_rowid
-   and execution.rowid in (select execution_rowid from temp.renewing);
+ where live.rowid = r.execution_rowid
+   and live.rowid in (select execution_rowid from temp.renewing);
 -- next
 insert into event (
     category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
     attempt_index, worker_instance_id, namespace, instance_tag, occurred_at_ms)
-select 'lease', 'renewed', e.partition_key, e.execution_id, e.flow_id, e.lease_id, e.lease_epoch,
-       e.current_attempt_index, e.worker_instance_id, e.namespace, e.instance_tag, :clock
+select 'lease', 'renewed', l.partition_key, l.execution_id, l.flow_id, l.lease_id, l.lease_epoch,
+       l.current_attempt_index, l.worker_instance_id, e.namespace, l.instance_tag, :clock
   from temp.renewing as r
- cross join execution as e on e.rowid = r.execution_rowid
+ cross join live as l on l.rowid = r.execution_rowid
+ cross join execution as e
+    on e.partition_key = l.partition_key and e.execution_id = l.execution_id
  order by r.position;
 -- next
 select r.position, e.lease_expires_at_ms as expires_at_ms, e.lease_epoch
   from temp.renewing as r
- cross join execution as e on e.rowid = r.execution_rowid;
+ cross join live as e on e.rowid = r.execution_rowid;

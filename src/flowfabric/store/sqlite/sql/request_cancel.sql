@@ -3,18 +3,16 @@
 insert or ignore into pending_cancel (
     partition_key, execution_id, flow_id, reason, only_waiting, enqueued_at_ms, due_at_ms)
 select partition_key, execution_id, flow_id, :reason, :only_waiting, :now_ms, :now_ms
-  from execution
+  from live
  where flow_id = :flow_id
-   and lifecycle_phase <> 'terminal'
    and (not :only_waiting
         or (lifecycle_phase in ('submitted', 'runnable') and ownership_state = 'unowned'));
 -- next
-update execution
+update live
    set cancel_requested = 1,
        ready = 0,
        last_mutation_at_ms = :now_ms
  where flow_id = :flow_id
-   and lifecycle_phase <> 'terminal'
    and (not :only_waiting
         or (lifecycle_phase in ('submitted', 'runnable') and ownership_state = 'unowned'))
 returning execution_id;

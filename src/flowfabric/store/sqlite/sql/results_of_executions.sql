@@ -2,6 +2,5 @@
 select e.partition_key, e.execution_id, e.terminal_outcome, e.replay_count,
        e.result, e.result_encoding
   from json_each(:execution_ids) as w
- cross join execution as e
-    on e.partition_key = :partition_key and e.execution_id = w.value
- where e.lifecycle_phase = 'terminal';
+ cross join ending as e
+    on e.partition_key = :partition_key and e.execution_id = w.value;

@@ -18,6 +18,6 @@ select d.partition_key, d.flow_id, d.execution_id, d.replay_count, d.outcome, d.
            and c.flow_id = value ->> 'flow_ids'
          order by c.partition_key, c.execution_id, c.replay_count
          limit :limit) as d
- cross join execution as e
+ cross join execution_now as e
     on e.partition_key = d.partition_key and e.execution_id = d.execution_id
  order by d.partition_key, d.execution_id, d.replay_count;

@@ -13,25 +13,30 @@ insert into temp.trimming (execution_rowid, partition_key, execution_id, needed)
 select d.rowid, d.partition_key, d.execution_id,
        d.awaited
        or exists (
-            select 1 from execution p
-             where p.partition_key = cast(substr(d.parent_execution_id, 5) as integer)
-               and p.execution_id = substr(d.parent_execution_id, -36)
+            select 1 from live p
+             where p.partition_key = cast(substr(e.parent_execution_id, 5) as integer)
+               and p.execution_id = substr(e.parent_execution_id, -36))
+       or exists (
+            select 1 from ending p
+             where p.partition_key = cast(substr(e.parent_execution_id, 5) as integer)
+               and p.execution_id = substr(e.parent_execution_id, -36)
                and p.terminal_outcome <> 'success')
        or exists (
             select 1 from waiter w
-              cross join execution p
+              cross join live p
                 on p.partition_key = cast(substr(w.waiting, 5) as integer)
                and p.execution_id = substr(w.waiting, -36)
              where w.partition_key = d.partition_key
-               and w.execution_id = d.execution_id
-               and p.lifecycle_phase <> 'terminal')
-  from execution d
+               and w.execution_id = d.execution_id)
+  from ending d
+ cross join execution e
+    on e.partition_key = d.partition_key and e.execution_id = d.execution_id
  where d.retain_until_ms is not null
    and d.retain_until_ms <= :before_ms
  order by d.retain_until_ms
  limit :limit;
 -- next
-update execution
+update ending
    set retain_until_ms = :before_ms
        + min(max(:before_ms - completed_at_ms, :held_ms_min), :held_ms_max)
  where rowid in (select execution_rowid from temp.trimming where needed);
@@ -83,10 +88,14 @@ delete from idempotency_guard
  where (namespace, idempotency_key) in (
     select e.namespace, e.idempotency_key
       from temp.doomed d
-     cross join execution e on e.rowid = d.execution_rowid
+     cross join execution e
+        on e.partition_key = d.partition_key and e.execution_id = d.execution_id
      where e.idempotency_key is not null)
    and execution in (select '{fp:' || partition_key || '}:' || execution_id from temp.doomed);
 -- next
-delete from execution where rowid in (select execution_rowid from temp.doomed);
+delete from execution
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
+-- next
+delete from ending where rowid in (select execution_rowid from temp.doomed);
 -- next
 select count(*) filter (where not needed) as trimmed, count(*) as looked_at from temp.trimming;
