@@ -9,7 +9,7 @@
     ├── Conflict            it contradicts something that already exists           409
     │   └── IdempotencyConflict, CycleDetected, DependencyAlreadyExists …
     ├── StateConflict       the request was fine, the state was not                409
-    │   └── StaleLease, LeaseExpired, LaneNotAccepting, AlreadySatisfied …
+    │   └── StaleLease, LeaseExpired, LaneNotAccepting, AlreadySuspended …
     ├── Unsuccessful        the execution that was waited for did not complete     409
     │   └── ExecutionFailed, ExecutionCancelled, ExecutionExpired, ExecutionSkipped
     ├── StepsChanged        the code no longer takes the steps it has stored       409
@@ -33,22 +33,13 @@ the first line of its docstring.
 """
 
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 from flowfabric.error_kinds import BackendErrorKind, ErrorClass, abbreviated
 from flowfabric.error_kinds import FlowFabricError as FlowFabricError
 
 _NOT_GIVEN: Final = object()
 _LOST: Final = "; it may have been done: repeat it with the same idempotency key to be sure"
-
-_Error = TypeVar("_Error", bound=FlowFabricError)
-
-
-def backend_context(err: _Error, label: str) -> _Error:
-    """Note on a backend fault what was being done; leave every other error as it is."""
-    if isinstance(err, Transport | Unavailable | ResourceExhausted | OperationTimeout):
-        err.add_note(label)
-    return err
 
 
 class NotFound(FlowFabricError, http_status=404):
@@ -408,8 +399,6 @@ class ExecutionNotSuspended(_Informational):
     """The execution is not suspended."""
 class AlreadySuspended(_Informational):
     """The execution is suspended already."""
-class AlreadySatisfied(_Informational):
-    """What was asked for has happened already."""
 class WaitpointClosed(_Informational):
     """The waitpoint takes no more signals."""
 class WaitpointNotOpen(_Informational):

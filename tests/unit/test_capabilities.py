@@ -10,7 +10,6 @@ from flowfabric.core.capabilities import (
     check_offered,
     check_required,
     missing,
-    parse_csv,
 )
 from flowfabric.errors import InvalidCapabilities
 
@@ -87,19 +86,6 @@ def test_the_limits_themselves_are_allowed(value: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("csv", "found"),
-    [
-        (",gpu,,cuda,", {"gpu", "cuda"}),
-        (",,,", set()),
-        ("", set()),
-        ("gpu", {"gpu"}),
-    ],
-)
-def test_empty_tokens_are_dropped_from_a_csv(csv: str, found: set[str]) -> None:
-    assert parse_csv(csv) == found
-
-
-@pytest.mark.parametrize(
     ("required", "offered", "lacking"),
     [
         pytest.param((), (), (), id="nothing is required of nobody"),
@@ -125,8 +111,3 @@ def test_nothing_is_missing_exactly_when_required_is_a_subset(
     lacking = missing(required, offered)
     assert (lacking == ()) is (required <= offered)
     assert lacking == tuple(sorted(lacking))
-
-
-@given(found=token_sets)
-def test_the_sorted_list_survives_a_csv(found: frozenset[str]) -> None:
-    assert parse_csv(",".join(check_required(found))) == check_offered(found)

@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -17,7 +16,6 @@ from flowfabric.errors import (
     CapabilityMismatch,
     Conflict,
     Contention,
-    Corruption,
     DependencyAlreadyExists,
     ExecutionNotActive,
     FlowFabricError,
@@ -32,7 +30,6 @@ from flowfabric.errors import (
     Transport,
     Unavailable,
     Validation,
-    backend_context,
 )
 
 ALL = [
@@ -64,13 +61,13 @@ CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
     StateConflict: """
         lane_not_accepting stale_lease lease_expired lease_revoked target_not_signalable
         execution_not_terminal max_replays_exhausted execution_not_in_flow flow_already_terminal
-        terminal execution_not_suspended already_suspended already_satisfied waitpoint_closed
+        terminal execution_not_suspended already_suspended waitpoint_closed
         grant_already_exists waitpoint_not_open waitpoint_not_pending pending_waitpoint_expired
     """,
 }
 
 INFORMATIONAL = """
-    execution_not_suspended already_suspended already_satisfied waitpoint_closed
+    execution_not_suspended already_suspended waitpoint_closed
     grant_already_exists waitpoint_not_open waitpoint_not_pending pending_waitpoint_expired
     execution_not_eligible no_active_lease waitpoint_already_exists
 """
@@ -268,37 +265,3 @@ def test_a_transport_error_is_retryable_if_its_kind_is(
 ) -> None:
     error = Transport("postgres", "lost", kind=kind)
     assert (error.kind, str(kind), error.retryable) == (kind, text, retryable)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Transport("sqlite", "disk full"),
-        lambda: Unavailable("op"),
-        lambda: SchemaTooOld(1, 2),
-        lambda: ResourceExhausted("pool", 1),
-        lambda: OperationTimeout("op", 1),
-    ],
-)
-def test_context_is_noted_on_backend_faults(make: Callable[[], FlowFabricError]) -> None:
-    error = make()
-    assert backend_context(backend_context(error, "while claiming"), "in worker w1") is error
-    assert error.__notes__ == ["while claiming", "in worker w1"]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: NotFound("flow", "f"),
-        lambda: InvalidInput("f", "p"),
-        lambda: Corruption("bad"),
-        lambda: Contention("c"),
-        lambda: StateConflict("s"),
-        lambda: Conflict("c"),
-        lambda: Bug("b"),
-    ],
-)
-def test_typed_errors_pass_through_context_unchanged(make: Callable[[], FlowFabricError]) -> None:
-    error = make()
-    assert backend_context(error, "while claiming") is error
-    assert not hasattr(error, "__notes__")

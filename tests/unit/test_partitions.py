@@ -14,9 +14,6 @@ from flowfabric.core.partitions import (
     crc16_xmodem,
     fitted,
     flow_partition,
-    fnv1a_64,
-    fnv1a_u16_mod,
-    fnv1a_xor8hex,
     quota_partition,
     solo_partition,
 )
@@ -144,21 +141,3 @@ def test_an_execution_partition_is_its_flow_partition() -> None:
 def test_a_malformed_partition_key_is_refused(text: object, problem: str) -> None:
     with pytest.raises(InvalidInput, match=f"^partition_key: {problem}"):
         PartitionKey.parse(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "digest"),
-    [("", 0xCBF29CE484222325), ("a", 0xAF63DC4C8601EC8C), ("foobar", 0x85944171F73967E8)],
-)
-def test_fnv1a_matches_its_published_vectors(text: str, digest: int) -> None:
-    assert fnv1a_64(text) == digest
-
-
-def test_fnv1a_folds_to_eight_hex_digits() -> None:
-    assert fnv1a_xor8hex("gpu,cuda") == "b21a6dfa"
-
-
-@given(text=st.text(), modulus=st.integers(0, 65_535))
-def test_fnv1a_modulo_is_in_range_and_zero_for_zero(text: str, modulus: int) -> None:
-    assert 0 <= fnv1a_u16_mod(text, modulus) < max(modulus, 1)
-    assert len(fnv1a_xor8hex(text)) == 8

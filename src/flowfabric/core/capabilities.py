@@ -30,11 +30,6 @@ def check_offered(tokens: object) -> frozenset[str]:
     return frozenset(_check(tokens, side="worker", forbidden=_FORBIDDEN_IN_OFFERED))
 
 
-def parse_csv(csv: str) -> frozenset[str]:
-    """The tokens of a comma-separated list; empty ones are dropped."""
-    return frozenset(token for token in csv.split(",") if token)
-
-
 def missing(required: Iterable[str], offered: Set[str]) -> tuple[str, ...]:
     """The required tokens nobody offers, sorted; empty when the worker may run the work."""
     return tuple(sorted(set(required) - offered))

@@ -28,9 +28,6 @@ INDEX_MAX: Final = 65_535
 """The largest index an id or a partition key can spell."""
 
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,4}")
-_FNV_OFFSET_BASIS: Final = 0xCBF29CE484222325
-_FNV_PRIME: Final = 0x100000001B3
-_MASK_64: Final = 0xFFFFFFFFFFFFFFFF
 
 
 class PartitionConfig(msgspec.Struct, frozen=True):
@@ -153,24 +150,6 @@ def parse_flow_partition(text: str) -> int:
     if key.family is not PartitionFamily.FLOW:
         raise InvalidInput("partition", "must be of executions: {fp:N}", text)
     return key.index
-
-
-def fnv1a_64(text: str) -> int:
-    digest = _FNV_OFFSET_BASIS
-    for byte in text.encode():
-        digest = ((digest ^ byte) * _FNV_PRIME) & _MASK_64
-    return digest
-
-
-def fnv1a_xor8hex(text: str) -> str:
-    """Eight hex digits: both halves of the 64-bit hash folded into one."""
-    digest = fnv1a_64(text)
-    return f"{(digest & 0xFFFFFFFF) ^ (digest >> 32):08x}"
-
-
-def fnv1a_u16_mod(text: str, modulus: int) -> int:
-    """The low 16 bits of the hash modulo `modulus`; 0 when `modulus` is 0."""
-    return (fnv1a_64(text) & 0xFFFF) % modulus if modulus else 0
 
 
 def _uuid_bytes(uuid: str) -> bytes:
