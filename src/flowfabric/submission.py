@@ -162,10 +162,15 @@ class Submissions:
         parent: ExecutionId | None = None,
     ) -> list[Checked]:
         """What the calls ask for; what they have in common is checked once."""
+        usual = self._usual_terms
+        if options is NO_OPTIONS and parent is None:
+            return self._engine.check_payloads(
+                [(usual(each.task, namespace), each.payload) for each in calls]
+            )
         terms = {
             task: self._check_terms(task, namespace, options)
             if options.has_terms
-            else self._usual_terms(task, namespace)
+            else usual(task, namespace)
             for task in {call.task: None for call in calls}
         }
         if parent is None and not options.names_one:
@@ -191,7 +196,7 @@ class Submissions:
         return self._engine.check_terms(request_of(Call(task, b""), options, namespace))
 
     async def submit(self, checked: Checked) -> CreateResult:
-        if _decided_by(checked) in self._undecided:
+        if self._undecided and _decided_by(checked) in self._undecided:
             return await self._wait_apart(checked)
         try:
             return await self._group.add(checked)

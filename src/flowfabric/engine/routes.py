@@ -95,8 +95,8 @@ class KnowsRoutes:
     async def know_routes(self, checked: Sequence[Checked]) -> None:
         """Register lanes and routes that are new here, at once and for good."""
         self.forget_routes()
-        registration = Registration(checked, self.routes)
-        if registration.unknown:
+        if not routes_of(checked) <= self.routes.keys():
+            registration = Registration(checked, self.routes)
             self.routes.update(await self.store.transact(registration.run))
 
     def forget_routes(self) -> None:

@@ -82,6 +82,13 @@ def named(name: str, folder: Path) -> tuple[Statement, ...]:
     return tuple(_named(name, text) for text in _NEXT.split(load(name, folder)))
 
 
+@lru_cache(maxsize=1024)
+def taking(name: str, folder: Path) -> Statement:
+    """What the statements of a file take together."""
+    wanted = dict.fromkeys(part for each in named(name, folder) for part in each.parameters)
+    return Statement(name, "", tuple(wanted), locks=False)
+
+
 def ordered(
     statement: Statement, given: Mapping[str, Parameter], clock: Callable[[], int | None]
 ) -> list[Parameter]:

@@ -36,7 +36,7 @@ from flowfabric.store.sqlite.generated import (
     insert_text,
     update_text,
 )
-from flowfabric.store.statements import CLOCK, Statement, named
+from flowfabric.store.statements import CLOCK, named, taking
 
 R = TypeVar("R", bound=Record)
 
@@ -88,29 +88,27 @@ class SqliteReader:
         return found
 
     def _run(self, name: str, parameters: Mapping[str, Parameter]) -> list[Row]:
-        return [dict(row) for row in self._rows(name, parameters)]
+        columns, rows = self._rows(name, parameters)
+        return [dict(zip(columns, row, strict=False)) for row in rows]
 
     def _rows(
         self, name: str, parameters: Mapping[str, Parameter]
-    ) -> list[list[tuple[str, Value]]]:
-        statements = named(name, STATEMENTS)
-        bindings = self._bind(name, statements, parameters)
-        rows: list[list[tuple[str, Value]]] = []
-        for statement in statements:
-            cursor = self._connection.execute(statement.text, bindings)
-            columns = [column[0] for column in cursor.description or ()]
-            rows = [list(zip(columns, row, strict=True)) for row in cursor.fetchall()]
-        return rows
+    ) -> tuple[list[str], list[tuple[Value, ...]]]:
+        """The columns and rows of the last statement of a file."""
+        *others, last = named(name, STATEMENTS)
+        bindings = self._bind(name, parameters)
+        for statement in others:
+            self._connection.execute(statement.text, bindings)
+        cursor = self._connection.execute(last.text, bindings)
+        return [column[0] for column in cursor.description or ()], cursor.fetchall()
 
-    def _bind(
-        self, name: str, statements: Sequence[Statement], parameters: Mapping[str, Parameter]
-    ) -> _Bindings:
-        wanted = dict.fromkeys(p for statement in statements for p in statement.parameters)
-        if ROWS in wanted:
+    def _bind(self, name: str, parameters: Mapping[str, Parameter]) -> _Bindings:
+        wanted = taking(name, STATEMENTS)
+        if ROWS in wanted.parameters:
             parameters = _zipped(parameters)
-        Statement(name, "", tuple(wanted), locks=False).check(parameters)
+        wanted.check(parameters)
         bindings = {name: _binding(value) for name, value in parameters.items()}
-        if CLOCK in wanted and bindings.get(CLOCK) is None:
+        if CLOCK in wanted.parameters and bindings.get(CLOCK) is None:
             bindings[CLOCK] = self._time_ms()
         return bindings
 
@@ -148,8 +146,10 @@ class SqliteTransaction(SqliteReader):
     ) -> Sequence[Joined]:
         """Whose versions need no comparing: nobody else writes before this is over."""
         found: list[Joined] = []
-        for row in self._rows(name, parameters):
-            joined = [record for record, _ in from_joined(records, row)]
+        columns, rows = self._rows(name, parameters)
+        for row in rows:
+            pairs = zip(columns, row, strict=True)
+            joined = [record for record, _ in from_joined(records, pairs)]
             self._remember(joined)
             found.append(Joined({type(record): record for record in joined}))
         return found
@@ -236,10 +236,11 @@ def _zipped(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
 
     Joining several `json_each` on their position compares each with each.
     """
-    lists = {name: value for name, value in parameters.items() if _is_list(value)}
-    rows = [
-        dict(zip(lists, map(_element, row), strict=True))
-        for row in zip(*lists.values(), strict=True)
-    ]
+    lists = {
+        name: [_element(part) for part in value]
+        for name, value in parameters.items()
+        if _is_list(value)
+    }
+    rows = [dict(zip(lists, row, strict=False)) for row in zip(*lists.values(), strict=True)]
     scalars = {name: value for name, value in parameters.items() if name not in lists}
     return scalars | {ROWS: msgspec.json.encode(rows).decode()}
