@@ -53,6 +53,9 @@ create index route_retention on route (retain_until_ms);
 
 -- An execution by phase of its life: what was asked, written once; what is going on, as long as
 -- it has not ended; how it ended.
+--
+-- The latter two have the uuid first in their keys: those that are claimed and completed together
+-- were made together, and lie together then. By partition people look into the first.
 create table execution (
     partition_key                  integer not null,
     execution_id                   text not null,
@@ -136,7 +139,7 @@ create table live (
     next_input_encoding            text,
     awaited                        integer not null check (awaited in (0, 1)),
     awaits_child                   integer not null check (awaits_child in (0, 1)),
-    primary key (partition_key, execution_id)
+    primary key (execution_id, partition_key)
 ) strict;
 
 create table ending (
@@ -189,7 +192,7 @@ create table ending (
     result                         blob,
     result_encoding                text,
     awaited                        integer not null check (awaited in (0, 1)),
-    primary key (partition_key, execution_id)
+    primary key (execution_id, partition_key)
 ) strict;
 
 -- All of an execution, for whoever reads it by its id.
