@@ -126,6 +126,9 @@ class Recorder:
             if self._lease.lost is not None:
                 recording.cancel()
             await asyncio.wait([recording])
+            if self._recording is recording:
+                # It was cancelled before it began.
+                self._recording = None
 
     async def _store_waiting(self) -> None:
         """In order: a later run must not find a call stored, and not the one before it."""
