@@ -4,14 +4,21 @@ import asyncio
 import dataclasses
 import enum
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 
 import msgspec
 import pytest
 
 from flowfabric.core.journal import firm
-from flowfabric.worker.digests import coroutine_arguments, digest_of
+from flowfabric.worker.digests import (
+    coroutine_arguments,
+    digest_of,
+    function_digest,
+    opaque_in,
+)
 
 
 class Colour(enum.Enum):
@@ -111,3 +118,61 @@ async def test_the_arguments_of_a_coroutine_are_those_it_was_called_with() -> No
     assert coroutine_arguments(coroutine) == (1, 4, (2, 3), {"x": 5})
     coroutine.close()
     assert coroutine_arguments(coroutine) == ()
+
+
+def closing_over(value: object) -> Callable[[], object]:
+    return lambda: value
+
+
+def inner(value: object) -> Callable[[], object]:
+    def function() -> object:
+        return value
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("bind", "one", "other"),
+    [
+        (closing_over, "ada", "bob"),
+        (closing_over, ("ada", 1), ("ada", 2)),
+        (inner, Colour.RED, Colour.BLUE),
+        (partial(partial, int), "1", "2"),
+        (lambda value: value.upper, "ada", "bob"),
+    ],
+)
+def test_what_a_function_has_bound_tells_it_from_others(
+    bind: Callable[[object], Callable[..., object]], one: object, other: object
+) -> None:
+    assert function_digest(bind(one), ()) == function_digest(bind(one), ())
+    assert function_digest(bind(one), ()) != function_digest(bind(other), ())
+    assert opaque_in(bind(one)) == ()
+
+
+@pytest.mark.parametrize("one", [["ada"], {"name": "ada"}, Point(1), Opaque(1), bytearray(b"a")])
+def test_what_may_change_while_a_function_has_it_tells_nothing(one: object) -> None:
+    other = type(one)(1) if isinstance(one, Point | Opaque) else type(one)()
+    assert function_digest(closing_over(one), ()) == function_digest(closing_over(other), ())
+    assert opaque_in(closing_over(one)) == (one,)
+
+
+def test_a_variable_that_a_function_changes_itself_does_not_count() -> None:
+    count = 0
+
+    def function() -> None:
+        nonlocal count
+        count += 1
+
+    before = function_digest(function, ())
+    function()
+    assert function_digest(function, ()) == before
+    assert opaque_in(function) == ()
+
+
+def test_a_variable_without_a_value_is_no_obstacle() -> None:
+    def function() -> object:
+        return later
+
+    assert function_digest(function, ())
+    later = 1
+    assert function() == 1

@@ -30,14 +30,15 @@ from flowfabric.core.journal import (
 
 
 def asked(text: str) -> Asked:
-    """`name:digest#number`, with `!` at the end if it is parallel."""
-    rest, _, number = text.rstrip("!").partition("#")
+    """`name:digest#number`, with `!` at the end if it is parallel, `?` if it is unsure."""
+    rest, _, number = text.rstrip("!?").partition("#")
     name, _, digest = rest.partition(":")
-    return Asked("call", name, digest, int(number or 1), text.endswith("!"))
+    unsure = text.endswith("?")
+    return Asked("call", name, digest, int(number or 1), text.endswith("!"), unsure=unsure)
 
 
 def kept(text: str) -> Kept:
-    return Kept(text, *asked(text))
+    return Kept(text, *asked(text)[:6])
 
 
 def taken(stored: Sequence[str], *bursts: Sequence[str]) -> list[list[str]]:
@@ -101,6 +102,14 @@ def taken(stored: Sequence[str], *bursts: Sequence[str]) -> list[list[str]]:
         pytest.param(["b:2!"], [["b:1!"], ["b:2!"]], [["new"], ["b:2!"]], id="and are"),
         pytest.param(["b:f.2!"], [["b:f.1!"]], [["refused"]], id="cannot be told apart"),
         pytest.param(["b:2"], [["b:1!"]], [["refused"]], id="one behind that was in order"),
+        pytest.param(["a:1"], [["a:2?"]], [["refused"]], id="another may have come first"),
+        pytest.param(["a:f.1"], [["a:f.2?"]], [["a:f.1"]], id="a time tells nothing else"),
+        pytest.param(
+            ["a:1", "a:2#2"],
+            [["a:2?"], ["a:1#2?"], ["a:3#3?"]],
+            [["a:2#2"], ["a:1"], ["new"]],
+            id="in order of arrival",
+        ),
     ],
 )
 def test_a_call_takes_its_own_step(
@@ -111,20 +120,20 @@ def test_a_call_takes_its_own_step(
 
 def test_a_branch_may_be_new_although_later_ones_of_its_place_are_stored() -> None:
     first, second, third = (Asked(BRANCH, "fetch", "", number) for number in (1, 2, 3))
-    shelf = Shelf([Kept("first", *first), Kept("third", *third)])
+    shelf = Shelf([Kept("first", *first[:6]), Kept("third", *third[:6])])
     (one, two), (three,) = shelf.take([first, second]), shelf.take([third])
     assert [one.kept, two, three.kept] == [
-        Kept("first", *first),
+        Kept("first", *first[:6]),
         Match(),
-        Kept("third", *third),
+        Kept("third", *third[:6]),
     ]
 
 
 def test_a_branch_that_has_stored_nothing_takes_no_other() -> None:
     first, second = (Asked(BRANCH, "fetch", str(number), number) for number in (1, 2))
-    shelf = Shelf([Kept("second", *second)])
+    shelf = Shelf([Kept("second", *second[:6])])
     assert shelf.take([first])[0].kept is None
-    assert shelf.take([second])[0].kept == Kept("second", *second)
+    assert shelf.take([second])[0].kept == Kept("second", *second[:6])
 
 
 def test_another_kind_of_the_same_name_is_another_call() -> None:
@@ -181,7 +190,7 @@ def test_every_call_of_an_unchanged_program_gets_its_own_step_after_a_crash(
 ) -> None:
     bursts = numbered(program)
     whole = data.draw(st.integers(0, len(bursts)))
-    kept_of = {each: Kept(str(each), *each) for burst in bursts for each in burst}
+    kept_of = {each: Kept(str(each), *each[:6]) for burst in bursts for each in burst}
     stored = {each for burst in bursts[:whole] for each in burst}
     if whole < len(bursts):
         stored |= {each for each in bursts[whole] if data.draw(st.booleans())}
@@ -200,7 +209,9 @@ def test_changing_times_among_the_arguments_change_nothing(
     program: list[list[tuple[str, str]]], data: st.DataObject
 ) -> None:
     bursts = numbered(program)
-    shelf = Shelf(Kept(str(each.number) + each.name, *each) for burst in bursts for each in burst)
+    shelf = Shelf(
+        Kept(str(each.number) + each.name, *each[:6]) for burst in bursts for each in burst
+    )
     for burst in bursts:
         later = [each._replace(digest=f"f.{data.draw(st.integers(10, 99))}") for each in burst]
         for each, match in zip(later, shelf.take(later), strict=True):
@@ -241,7 +252,9 @@ def test_lines_are_found_again_from_the_names_they_are_stored_under() -> None:
     ]
     found = kept_lines([*stored, ROOT, named_line(ROOT, "ada")])
     assert found.keys() == {group}
-    assert sorted(found[group]) == sorted([Kept(stored[0], *first), Kept(stored[1], *second)])
+    assert sorted(found[group]) == sorted(
+        [Kept(stored[0], *first[:6]), Kept(stored[1], *second[:6])]
+    )
 
 
 def test_a_line_without_steps_of_its_own_is_found_by_those_started_in_it() -> None:
@@ -252,8 +265,8 @@ def test_a_line_without_steps_of_its_own_is_found_by_those_started_in_it() -> No
     inner = Asked(BRANCH, "shop.<locals>.inner", "1b", 2)
     inner_id = line_id(outer_id, inner_group, inner)
     assert kept_lines([inner_id]) == {
-        outer_group: [Kept(outer_id, *outer)],
-        inner_group: [Kept(inner_id, *inner)],
+        outer_group: [Kept(outer_id, *outer[:6])],
+        inner_group: [Kept(inner_id, *inner[:6])],
     }
     assert branch_name(inner_id) == "inner[2]"
 

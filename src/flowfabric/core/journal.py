@@ -63,6 +63,8 @@ class Asked(NamedTuple):
     parallel: bool = False
     equal: int = 1
     """Which use of name and firm arguments it is, in its line."""
+    unsure: bool = False
+    """Branches that make no calls are under way in its line: it may have come in their order."""
 
 
 class Kept(NamedTuple):
@@ -188,14 +190,17 @@ class Shelf:
             or kept.parallel
             or kept.number < asked.number
             or (kept.kind, kept.name, kept.number) in self._burst
-            or self._numbered(asked) is not None
+            or self._at_number(asked) is not None
         )
 
     def _alike(self, asked: Asked) -> Kept | None:
-        kept = self._numbered(asked)
+        kept = self._at_number(asked)
         return kept if kept is not None and firm(kept.digest) == firm(asked.digest) else None
 
     def _numbered(self, asked: Asked) -> Kept | None:
+        return None if asked.unsure else self._at_number(asked)
+
+    def _at_number(self, asked: Asked) -> Kept | None:
         if asked.parallel:
             return None
         numbered = self._ordered.get((asked.kind, asked.name), {}).get(asked.number)
@@ -204,7 +209,7 @@ class Shelf:
     def _lowest(self, asked: Asked) -> Kept | None:
         ordered = self._ordered.get((asked.kind, asked.name))
         # A branch without steps of its own is not stored: the lowest may be another one.
-        if not ordered or asked.parallel or asked.kind == BRANCH:
+        if not ordered or asked.parallel or asked.unsure or asked.kind == BRANCH:
             return None
         return next(iter(next(iter(ordered.values())).values()))
 
@@ -245,6 +250,8 @@ class Shelf:
         if not self._left:
             return ""
         behind = self.behind
+        if behind is not None and asked.unsure and (behind.kind, behind.name) == asked[:2]:
+            return indistinct(asked)
         if behind is not None and not (asked.kind == BRANCH and self._may_come(asked)):
             return (
                 f"{shown(asked)} is not stored, but {shown(behind)} is and has not been asked for"
@@ -258,6 +265,15 @@ class Shelf:
                     " or give each branch a name: with ctx.branch(name)"
                 )
         return ""
+
+
+def indistinct(asked: Asked) -> str:
+    """Why a call must not run that comes in the order in which other branches end."""
+    return (
+        f"{shown(asked)} cannot be told from others of its name: branches that make no calls of"
+        " their own are under way, and it may come in the order in which they end. Give it"
+        " arguments that say which one it is, or a name of its own: with ctx.branch(name)"
+    )
 
 
 class Going(NamedTuple):

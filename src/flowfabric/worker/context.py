@@ -35,7 +35,7 @@ from flowfabric.task import Call as Submission
 from flowfabric.task import SubmitOptions, Task, result_codec
 from flowfabric.worker.blame import Blaming
 from flowfabric.worker.children import BlockingChild, Child
-from flowfabric.worker.digests import digest_of
+from flowfabric.worker.digests import digest_of, function_digest, opaque_in
 from flowfabric.worker.facts import BlockingFacts, Facts
 from flowfabric.worker.fitting import fitting
 from flowfabric.worker.functions import is_cancelled
@@ -147,11 +147,16 @@ class Context(PatchVerbs, SignalVerbs, Facts):
         return self._step(self._ask_step(name, function, args, given), function, args, given)
 
     def _ask_step(
-        self, name: str, function: object, args: tuple[object, ...], given: dict[str, object]
+        self,
+        name: str,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        given: dict[str, object],
     ) -> Call:
         check_step(name, function, given.get("retry"))
         kwargs = {key: value for key, value in given.items() if key != "retry"}
-        return self._services.steps.ask(StepKind.CALL, name, digest_of(function, *args, kwargs))
+        digest = function_digest(function, (*args, kwargs))
+        return self._services.steps.ask(StepKind.CALL, name, digest, opaque_in(function))
 
     async def _step(
         self,

@@ -3,17 +3,24 @@
 Two digests: one of what stays the same from run to run as a rule, and one that has
 times, floats and uuids too. Of objects that are no plain values only the type
 counts. Large arguments are read up to a limit.
+
+What a function has bound is an argument as well: the values a lambda or an inner function takes
+from around it, the object of a method, the arguments of a partial. Of these only what nobody can
+change counts: a list that is filled meanwhile tells nothing.
 """
 
 import dataclasses
 import datetime
 import decimal
+import dis
 import enum
 import hashlib
 import inspect
 import types
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from msgspec import Struct
@@ -35,6 +42,11 @@ _NAMED: Final = (
     types.MethodWrapperType,
 )
 """Classes and functions: known by their names."""
+_FIXED: Final = (*_FIRM, *_FLEETING, enum.Enum, type(None), type)
+"""What nobody can change; a bytearray is none of it."""
+_rebinding: "weakref.WeakKeyDictionary[types.CodeType, frozenset[str]]" = (
+    weakref.WeakKeyDictionary()
+)
 _NOTHING: Final = hashlib.sha256(b"").hexdigest()[:CHARS]
 
 
@@ -52,6 +64,57 @@ def digest_of(*values: object) -> str:
 
 def _digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:CHARS]
+
+
+def function_digest(function: Callable[..., object], args: Sequence[object]) -> str:
+    """Of a function with its arguments, and what it has bound."""
+    return digest_of(function, *args, tuple(filter(_is_fixed, bound_in(function))))
+
+
+def opaque_in(function: Callable[..., object]) -> tuple[object, ...]:
+    """What a function has bound and a digest says nothing of."""
+    return tuple(each for each in bound_in(function) if not _is_fixed(each))
+
+
+def bound_in(function: Callable[..., object]) -> tuple[object, ...]:
+    """What a function brings along beside the arguments it is called with."""
+    if isinstance(function, partial):
+        return (*bound_in(function.func), *function.args, *function.keywords.values())
+    if inspect.ismethod(function):
+        return (*bound_in(function.__func__), function.__self__)
+    if inspect.isbuiltin(function):
+        return (function.__self__,)
+    if not isinstance(function, types.FunctionType):
+        return ()
+    code, changing = function.__code__, frozenset[str]()
+    if function.__closure__:
+        changing = _rebound(code)
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    closure = [_content(cell) for name, cell in cells if name not in changing]
+    return (*(function.__defaults__ or ()), *closure)
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None  # Its variable has no value yet.
+
+
+def _rebound(code: types.CodeType) -> frozenset[str]:
+    """Variables from around a function that it gives new values itself, as a counter."""
+    found = _rebinding.get(code)
+    if found is None:
+        stores = (each for each in dis.get_instructions(code) if each.opname == "STORE_DEREF")
+        found = _rebinding[code] = frozenset(each.argval for each in stores)
+    return found
+
+
+def _is_fixed(value: object) -> bool:
+    """Whether a value stays what it is, with all that is inside."""
+    if isinstance(value, tuple | frozenset):
+        return all(map(_is_fixed, value))
+    return isinstance(value, _FIXED) and not isinstance(value, bytearray)
 
 
 def coroutine_arguments(coroutine: object) -> tuple[object, ...]:

@@ -6,7 +6,7 @@
    there is after the last burst. What is forked at one place is identified together,
    when the first of it makes a call.
 3. A call, or a fork, made while something of its line is under way is parallel. A branch
-   is under way from its first call on; from its start, if others of its code make calls.
+   is under way from its first call on; a call beside one that has made none is unsure.
 4. To place a call its line is identified, for which its parent is, up to the root. Which
    stored step or line it is then, and why it may not run if there is none, the core says.
 5. A failure belongs to the line that saw it and, once that has ended, to its parent. It
@@ -14,12 +14,10 @@
 """
 
 import asyncio
-import inspect
-import weakref
 from collections import deque
 from collections.abc import Collection, Iterator
 from contextvars import ContextVar
-from types import CodeType, TracebackType
+from types import TracebackType
 from typing import Protocol
 
 from flowfabric.core.journal import (
@@ -30,6 +28,7 @@ from flowfabric.core.journal import (
     Shelf,
     alike,
     identity,
+    indistinct,
     label_of,
     line_group,
     named_line,
@@ -37,9 +36,6 @@ from flowfabric.core.journal import (
 from flowfabric.core.step_model import Step, StepKind
 from flowfabric.worker.at_work import Work
 from flowfabric.worker.digests import coroutine_arguments, digest_of
-
-_durable: "weakref.WeakSet[CodeType]" = weakref.WeakSet()
-"""Code of coroutines that have made durable calls."""
 
 current_line: ContextVar["Line | None"] = ContextVar("flowfabric_line", default=None)
 inside_step: ContextVar[str | None] = ContextVar("flowfabric_step", default=None)
@@ -222,22 +218,26 @@ class Line:
         self._bursts: deque[list[Call]] = deque()
         self._numbers: dict[tuple[str, ...], int] = {}
         self._equals: dict[tuple[str, ...], int] = {}
+        self._opaque: dict[tuple[str, ...], tuple[object, ...]] = {}
         self._shelf: Shelf | None = None
         self._open = 0
         self._active = False
         self._quiet: set[Line] = set()
         """Branches that have made no call yet."""
-        self.code: CodeType | None = None
         self.work = Work()
         """Of the task that makes its calls."""
 
     # Calling
 
-    def ask(self, kind: StepKind, name: str, digest: str) -> Call:
-        """Take the place of the next call. Call it in the order of the code."""
+    def ask(self, kind: StepKind, name: str, digest: str, opaque: tuple[object, ...]) -> Call:
+        """Take the place of the next call. Call it in the order of the code.
+
+        `opaque` is what the call has in it and its digest says nothing of.
+        """
         self.journal.asked()
         self._activate()
-        parallel = self._is_parallel()
+        parallel = self._open > 0
+        unsure = bool(self._quiet)
         number = _numbered(self._numbers, name, digest, parallel)
         if not self._burst:
             self._burst = []
@@ -245,7 +245,12 @@ class Line:
             self.before, self.forks = self.forks, Forks(self._burst)
         equal = _count(self._equals, alike(kind, name, digest))
         made = self.journal.tick()
-        call = Call(self, kind, Asked(kind, name, digest, number, parallel, equal), made)
+        asked = Asked(kind, name, digest, number, parallel, equal, unsure)
+        call = Call(self, kind, asked, made)
+        if opaque and unsure:
+            first = self._opaque.setdefault((kind, name, digest), opaque)
+            if any(one is not other for one, other in zip(first, opaque, strict=False)):
+                call.refusal = indistinct(asked)
         self._burst.append(call)
         return call
 
@@ -267,19 +272,10 @@ class Line:
         line: Line | None = self
         while line is not None and not line._active:
             line._active = True
-            if line.code is not None:
-                _durable.add(line.code)
             if line.parent is not None:
                 line.parent._open += 1
                 line.parent._quiet.discard(line)
             line = line.parent
-
-    def _is_parallel(self) -> bool:
-        """Whether something of this line is under way beside what it does now."""
-        for branch in [each for each in self._quiet if each.code in _durable]:
-            # Others of its kind make calls: it counts before its first one.
-            branch._activate()
-        return self._open > 0
 
     # Finding out what is meant
 
@@ -318,7 +314,9 @@ class Line:
                 call.key, call.step = match.kept.key, self.journal.step(match.kept.key)
             else:
                 call.key, call.asked = self.journal.new_step_key(self.known_as, call.asked)
-                call.refusal = self.refusal or match.refusal or self._refusal_of_branches(call)
+                call.refusal = (
+                    self.refusal or call.refusal or match.refusal or self._refusal_of_branches(call)
+                )
             left_behind = self.journal.accepted(call.key)
             if left_behind is not None:
                 call.refusal = self.refusal = ""
@@ -410,12 +408,11 @@ class Line:
         """A line for a task that is being created here."""
         label = label_of(getattr(coroutine, "__qualname__", type(coroutine).__name__))
         digest = digest_of(*coroutine_arguments(coroutine))
-        parallel = self._is_parallel()
+        parallel = self._open > 0
         number = _numbered(self.forks.numbers, label, digest, parallel)
         equal = _count(self._equals, alike(BRANCH, label, digest))
         asked = Asked(BRANCH, label, digest, number, parallel, equal)
         made = Line(self.journal, self, asked, self.journal.tick())
-        made.code = coroutine.cr_code if inspect.iscoroutine(coroutine) else None
         made.work = Work(self.work)
         self.forks.waiting.append(made)
         # Not at once: what is started together is in the order of the code.
@@ -463,6 +460,7 @@ class Line:
         self._burst = []
         self._bursts.clear()
         self._quiet.clear()
+        self._opaque.clear()
 
     # Failures
 

@@ -114,12 +114,12 @@ class Journal:
 
     # Calls
 
-    def ask(self, kind: StepKind, name: str, digest: str) -> Call:
+    def ask(self, kind: StepKind, name: str, digest: str, opaque: tuple[object, ...] = ()) -> Call:
         """Take the place of a call. Call it when the verb is called, not when it is awaited."""
         self.check_outside_steps(name)
         if self.closed:
             self._stop_again()
-        return self._line().ask(kind, name, digest)
+        return self._line().ask(kind, name, digest, opaque)
 
     def _stop_again(self) -> NoReturn:
         """For a handler that goes on although it was told to stop, and has been caught at it."""
