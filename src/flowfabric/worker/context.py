@@ -232,6 +232,8 @@ class Context(PatchVerbs, SignalVerbs, Facts):
             stored = await services.steps.find(call)
             if stored is None:
                 services.check()
+                if sleep_ms > services.in_process_sleep_ms:
+                    services.parking.check_free()
                 with services.parking.working():
                     wake_at_ms = await services.steps.store_sleep(call, sleep_ms)
             elif stored.position is not None:

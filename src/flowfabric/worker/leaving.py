@@ -32,8 +32,6 @@ async def park(engine: Engine, lease: HeldLease, parking: Parking) -> None:
     handle, until_ms = lease.handle, min(parking.until_ms, default=None)
     if parking.mismatch is not None:
         await block(engine, lease, parking.mismatch)
-    elif parking.conflict is not None:
-        raise parking.conflict
     elif parking.pause is not None:
         await _suspend(engine, lease, parking.pause)
     elif parking.executions:

@@ -51,8 +51,6 @@ class Parking:
         self.until_ms: list[int] = []
         self.executions: list[ExecutionId] = []
         self.pause: Pause | None = None
-        self.conflict: InvalidInput | None = None
-        """Why what the branches wait for cannot be waited for at once."""
         self.mismatch: CodeMismatch | None = None
         """Why the code does not fit what is stored; nothing else is waited for then."""
 
@@ -107,7 +105,7 @@ class Parking:
 
         Returns if it is not parked by then.
         """
-        self._check_alone(self.pause is not None)
+        self.check_free()
         self.until_ms.append(time_ms)
         try:
             await self.stop_here(for_s)
@@ -120,7 +118,7 @@ class Parking:
 
         Returns after a moment if the handler is not parked by then: look again.
         """
-        self._check_alone(self.pause is not None)
+        self.check_free()
         self.executions.append(execution_id)
         try:
             await self.stop_here(LOOK_AGAIN_S)
@@ -130,7 +128,7 @@ class Parking:
 
     async def until_signalled(self, pause: Pause) -> None:
         """Stop here until signals end the pause. Does not return."""
-        self._check_alone(bool(self.until_ms or self.executions or self.pause))
+        self._refuse(bool(self.until_ms or self.executions or self.pause))
         self.pause = pause
         try:
             await self.stop_here()
@@ -148,15 +146,19 @@ class Parking:
                 self.mismatch = None
                 self.rest.watch()
 
-    def _check_alone(self, taken: bool) -> None:
+    def check_free(self) -> None:
+        """Refuse to wait long for anything but signals while another branch waits for those."""
+        self._refuse(self.pause is not None)
+
+    @staticmethod
+    def _refuse(taken: bool) -> None:
         # An execution has one open suspension, which ends for one reason.
         if taken:
-            self.conflict = InvalidInput(
+            raise InvalidInput(
                 "wait",
                 "while one branch of a handler waits for signals, no other can wait long;"
                 " wait for several signals with ctx.wait_for(all_of(…)), or submit a child",
             )
-            raise self.conflict
 
     async def stop_here(self, for_s: float | None = None) -> None:
         """Wait without being busy, until the handler is unwound, or for so long."""
