@@ -29,7 +29,7 @@ class Duplicate(Struct, frozen=True, kw_only=True, tag=True):
     execution_id: ExecutionId
 
 
-class Claimed(Struct, frozen=True, kw_only=True, tag=True):
+class Claimed(Struct, frozen=True, kw_only=True, tag=True, gc=False):
     """A lease, and all a worker needs to start: no second read."""
 
     handle: Handle
@@ -80,7 +80,7 @@ class Updated(Struct, frozen=True, kw_only=True, tag=True):
     execution_id: ExecutionId
 
 
-class Completed(Struct, frozen=True, kw_only=True, tag=True):
+class Completed(Struct, frozen=True, kw_only=True, tag=True, gc=False):
     execution_id: ExecutionId
     public_state: PublicState
 

@@ -27,7 +27,7 @@ from flowfabric.core.transition import UNBLOCKED, Subject, change
 from flowfabric.errors import NotFound
 
 
-class NewStep(Struct, frozen=True, kw_only=True):
+class NewStep(Struct, frozen=True, kw_only=True, gc=False):
     """A finished step to be stored."""
 
     step_key: str
@@ -46,7 +46,7 @@ class NewStep(Struct, frozen=True, kw_only=True):
     duration_ms: int | None = None
 
 
-class StepStored(Struct, frozen=True, kw_only=True):
+class StepStored(Struct, frozen=True, kw_only=True, gc=False):
     at_ms: int
     """The store's time when the step was stored."""
 

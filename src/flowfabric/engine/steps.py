@@ -58,7 +58,7 @@ AWAITED_MAX = 1_000
 """How many executions one execution may wait for at a time."""
 
 
-class StepReport(Struct, frozen=True, kw_only=True):
+class StepReport(Struct, frozen=True, kw_only=True, gc=False):
     """One finished step, for `record_steps`."""
 
     handle: Handle

@@ -56,7 +56,7 @@ from flowfabric.engine.unit import (
 from flowfabric.errors import FlowFabricError, InvalidInput
 
 
-class Completion(Struct, frozen=True, kw_only=True):
+class Completion(Struct, frozen=True, kw_only=True, gc=False):
     """One finished piece of work, for `complete_many`."""
 
     handle: Handle | bytes
@@ -64,7 +64,7 @@ class Completion(Struct, frozen=True, kw_only=True):
     result_encoding: str | None = None
 
 
-class OpenCompletion(Struct, frozen=True, kw_only=True):
+class OpenCompletion(Struct, frozen=True, kw_only=True, gc=False):
     """A completion whose handle and result have been checked."""
 
     handle: Handle
@@ -72,7 +72,7 @@ class OpenCompletion(Struct, frozen=True, kw_only=True):
     result_encoding: str | None
 
 
-class Position(Struct, frozen=True):
+class Position(Struct, frozen=True, gc=False):
     """Which of the given rows a set-based statement handled."""
 
     position: int

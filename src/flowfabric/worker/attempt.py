@@ -21,7 +21,7 @@ import msgspec
 from flowfabric.core.checks import ENCODED
 from flowfabric.core.results import Completed
 from flowfabric.core.states import FailureClass
-from flowfabric.core.step_model import FailedStep
+from flowfabric.core.step_model import FailedStep, Step
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import (
     CodecFailed,
@@ -41,7 +41,7 @@ from flowfabric.worker.describing import category, classify, describe, elsewhere
 from flowfabric.worker.held import HeldLease
 from flowfabric.worker.leaving import TIMEOUT_GRACE_S, block, expire, park, rest
 from flowfabric.worker.parking import Parking
-from flowfabric.worker.services import Services, Shared
+from flowfabric.worker.services import Services, Shared, fenced
 from flowfabric.worker.tracebacks import theirs, traceback_text
 
 log = open_log(__name__)
@@ -157,6 +157,7 @@ class Attempt:
                 self._end()
             else:
                 # Its answer comes with those of others; the task ends before.
+                self._let_go()
                 self._shared.reports.completions.hand_in(result, partial(self._answered, result))
 
     async def _run_handler(self) -> Completion | Report | None:
@@ -303,10 +304,14 @@ class Attempt:
         return self._until_thread_ends(functions.in_thread(call))
 
     async def _make_context(self) -> Context:
-        """A context, and what earlier runs have stored."""
+        """A context, which knows what earlier runs have stored."""
+        steps: Sequence[Step] = ()
+        if not self.lease.first_run:
+            engine, execution_id = self._shared.engine, self.lease.handle.execution_id
+            loading = self._shared.reports.send(self.lease, lambda: engine.list_steps(execution_id))
+            steps = await fenced(self.lease, loading)
         parking = Parking(partial(self.stop, Stop.PARK, "waiting"))
-        self._services = Services(self._shared, self.lease, parking)
-        await self._services.steps.load()
+        self._services = Services(self._shared, self.lease, parking, steps)
         return Context(self._services)
 
     def _arguments(self, payload: bytes) -> Bound:

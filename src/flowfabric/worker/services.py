@@ -84,7 +84,7 @@ class Shared:
 
 
 class Recorder:
-    """Stores the steps of one attempt, and finds those of earlier ones."""
+    """Stores the steps of one attempt."""
 
     def __init__(self, shared: Shared, lease: HeldLease, parking: Parking) -> None:
         self._shared = shared
@@ -95,13 +95,6 @@ class Recorder:
         self._recording: asyncio.Task[None] | None = None
         self._refused: Exception | None = None
         """Why something the handler did not wait for cannot be stored."""
-
-    async def load(self) -> Sequence[Step]:
-        execution_id = self._lease.claimed.execution_id
-        loading = self._shared.reports.send(
-            self._lease, lambda: self._shared.engine.list_steps(execution_id)
-        )
-        return await fenced(self._lease, loading)
 
     async def store(self, step: NewStep) -> StepStored:
         check_outside(self._lease)
@@ -173,7 +166,9 @@ class Services:
     attempt, until the garbage collector comes by.
     """
 
-    def __init__(self, shared: Shared, lease: HeldLease, parking: Parking) -> None:
+    def __init__(
+        self, shared: Shared, lease: HeldLease, parking: Parking, steps: Sequence[Step]
+    ) -> None:
         self._shared = shared
         self._loop = shared.loop
         self._thread = threading.get_ident()
@@ -187,12 +182,7 @@ class Services:
         self.stopped: str | None = None
         self.promises = Promises()
         self._recorder = recorder = Recorder(shared, lease, parking)
-        self.steps = Journal(
-            recorder.store,
-            recorder.store_later,
-            None if lease.first_run else recorder.load,
-            parking,
-        )
+        self.steps = Journal(recorder.store, recorder.store_later, parking, steps)
 
     def is_here(self) -> bool:
         """Whether this is called on the worker's event loop."""

@@ -50,7 +50,6 @@ from flowfabric.worker.parking import Parking
 from flowfabric.worker.records import kept_of, new_step, positions_of
 from flowfabric.worker.turns import Turns
 
-Load = Callable[[], Awaitable[Sequence[Step]]]
 Store = Callable[[NewStep], Awaitable[StepStored]]
 StoreLater = Callable[[NewStep], None]
 
@@ -79,16 +78,15 @@ class Journal:
         self,
         store: Store,
         store_later: StoreLater,
-        load: Load | None,
         parking: Parking,
+        steps: Sequence[Step],
     ) -> None:
-        """Without `load` the execution is known to have no steps yet."""
+        """`steps` are what earlier runs have stored."""
         self._store = store
         self._store_later = store_later
-        self._load = load
         self._parking: Parking | None = parking
         self._turns = Turns(parking)
-        self._loading, self._passing = asyncio.Lock(), asyncio.Lock()
+        self._passing = asyncio.Lock()
         self.seen: list[Seen] = []
         self._steps: dict[str, Step] = {}
         self._positions: dict[str, int] = {}
@@ -111,6 +109,8 @@ class Journal:
         self._moves = Moves(self._root, self._untaken, self._named, self._entered)
         parking.at_work = self._moves.at_work
         current_line.set(self._root)
+        if steps:
+            self._take_in(steps)
 
     # Calls
 
@@ -153,7 +153,6 @@ class Journal:
 
     async def look_up(self, call: Call) -> Step | None:
         """The same, but not in its turn: see `deliver`."""
-        await self._loaded()
         call.line.place(call)
         if call.step is None:
             await self._may_run(call)
@@ -281,19 +280,6 @@ class Journal:
 
     # What is stored
 
-    async def load(self) -> None:
-        """Read what is stored, before the handler can cancel a call that waits for it."""
-        await self._loaded()
-
-    async def _loaded(self) -> None:
-        if self._load is None:
-            return
-        async with self._loading:
-            load = self._load
-            if load is not None:
-                self._take_in(await load())
-                self._load = None
-
     def _take_in(self, steps: Sequence[Step]) -> None:
         for step in steps:
             self._steps[step.step_key] = step
@@ -413,7 +399,6 @@ class Journal:
         self.asked()
         self.began()
         try:
-            await self._loaded()
             is_past = patch.line.is_past_here()
             asked = Asked(StepKind.PATCH, f"patch {patch.name}", "", patch.number)
             key = step_key(patch.line.known_as, asked)
