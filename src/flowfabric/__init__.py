@@ -14,6 +14,7 @@ from flowfabric.providing import provided
 from flowfabric.retrying import Retry
 from flowfabric.run import Run
 from flowfabric.signals import Signal, SignalToken, all_of, any_of, count
+from flowfabric.streams import Frame
 from flowfabric.task import Task
 from flowfabric.version import __version__
 from flowfabric.worker.context import Context
@@ -31,6 +32,7 @@ __all__ = [
     "Flow",
     "FlowFabricError",
     "FlowRun",
+    "Frame",
     "Node",
     "Quorum",
     "Retry",

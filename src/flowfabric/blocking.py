@@ -8,7 +8,7 @@ async. The thread starts with the first call and ends with the process or `close
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Generic, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from flowfabric.connection import Opened
@@ -23,6 +23,7 @@ from flowfabric.engine.suspension_reads import Inbox
 from flowfabric.run import Run
 from flowfabric.signals import SignalToken, deliver, send, token_for
 from flowfabric.store.drive import drive
+from flowfabric.streams import Frame
 from flowfabric.submission import check_options, read_submission
 from flowfabric.task import Call, SubmitOptions, Task
 
@@ -236,6 +237,22 @@ class BlockingRun(Generic[R_co]):
     def steps(self) -> tuple[StepView, ...]:
         """What its handler has done so far; see `Run.steps`."""
         return self._blocking.wait(self._run.steps())
+
+    def stream(
+        self, after: str = "start", *, superseded: bool = False, live: bool = True
+    ) -> Iterator[Frame]:
+        """What its attempts emit, as it comes; see `Run.stream`."""
+        follower = self._run.follow(after, superseded=superseded, live=live)
+        while (page := self._blocking.wait(follower.next_page())) is not None:
+            yield from page
+
+    def frames(self, *, superseded: bool = False, live: bool = True) -> list[Frame]:
+        """What it has said so far, without waiting."""
+        return self._blocking.wait(self._run.frames(superseded=superseded, live=live))
+
+    def summary(self) -> dict[str, object] | None:
+        """What its current attempt has summed up; see `Run.summary`."""
+        return self._blocking.wait(self._run.summary())
 
     def accept_changes(self) -> None:
         """Let it run on although changed code has blocked it; see `Run.accept_changes`."""

@@ -6,9 +6,9 @@
 
     app = App(url, codec=Sealed())
 
-Arguments, also of flows' nodes and of schedules, results, results of steps, payloads of signals
-and what flows pass on go through it. What a codec has written is marked, so that values stored
-before there was one are still read, and values are never encoded twice.
+Arguments, also of flows' nodes and of schedules, results, results of steps, payloads of signals,
+what flows pass on, and what handlers emit go through it. What a codec has written is marked, so
+that values stored before there was one are still read, and values are never encoded twice.
 """
 
 import asyncio
@@ -29,6 +29,8 @@ from flowfabric.core.schedule_model import Schedule
 from flowfabric.core.signals import SignalRequest
 from flowfabric.core.step_model import Step
 from flowfabric.core.steps import StepStored
+from flowfabric.core.streams import Append, Appended, Coding
+from flowfabric.core.tails import ExecutionFrames, StreamFrame, StreamFrames, SummaryDocument
 from flowfabric.core.views import ExecutionContext
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.leases import ClaimQuery
@@ -37,6 +39,7 @@ from flowfabric.engine.schedules import SchedulePage, Upserted
 from flowfabric.engine.signal_request import SignalOptions
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
+from flowfabric.engine.tails import Place, Slice
 from flowfabric.engine.work import Completion
 from flowfabric.errors import CodecFailed, FlowFabricError, InvalidInput
 from flowfabric.store.base import Store
@@ -151,6 +154,20 @@ class CodedEngine(Engine):
         step = structs.replace(report.step, result=self.pack(report.step.result))
         return structs.replace(report, step=step)
 
+    @property
+    def coding(self) -> Coding:
+        """Summaries are merged where they lie."""
+        return Coding(lambda data: self.pack(data) or b"", lambda data: self.unpack(data) or b"")
+
+    async def _append(
+        self, appends: Sequence[Append]
+    ) -> list[tuple[Appended, ...] | FlowFabricError]:
+        return await super()._append(await self._all(appends, self._pack_append))
+
+    def _pack_append(self, append: Append) -> Append:
+        packed = tuple(self.pack(payload) or b"" for payload in append.stored)
+        return structs.replace(append, stored=packed)
+
     def _signal_request(self, signal_name: str, options: SignalOptions) -> SignalRequest:
         return super()._signal_request(signal_name, self._pack_signal(options))
 
@@ -238,6 +255,23 @@ class CodedEngine(Engine):
         found = await super().read_execution_context(execution_id)
         payload = await asyncio.to_thread(self._readable, found.input_payload)
         return structs.replace(found, input_payload=payload)
+
+    async def _read_slice(self, asked: Slice) -> StreamFrames:
+        page = await super()._read_slice(asked)
+        return structs.replace(page, frames=tuple(await self._all(page.frames, self._unpack_frame)))
+
+    async def _read_on(self, place: Place) -> ExecutionFrames:
+        page = await super()._read_on(place)
+        return structs.replace(page, frames=tuple(await self._all(page.frames, self._unpack_frame)))
+
+    def _unpack_frame(self, frame: StreamFrame) -> StreamFrame:
+        return structs.replace(frame, payload=self._readable(frame.payload))
+
+    async def read_summary(self, execution_id: str, attempt_index: int) -> SummaryDocument | None:
+        found = await super().read_summary(execution_id, attempt_index)
+        if found is None:
+            return None
+        return structs.replace(found, document=await asyncio.to_thread(self.unpack, found.document))
 
     async def observe_signals(
         self, handle: Handle | bytes, *, include_unmatched: bool = False

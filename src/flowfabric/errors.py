@@ -267,6 +267,8 @@ class MissingToken(InvalidToken):
     """No waitpoint token was presented. Send the one that was handed out."""
 class TokenExpired(InvalidToken):
     """The key that signed the waitpoint token is past its grace. Ask for a new token."""
+class RetentionLimitExceeded(Validation):
+    """A frame, or a summary, is larger than a stream keeps. Send less, or a reference."""
 class InvalidLeaseForSuspend(Validation):
     """The suspension was asked for by an attempt that is not the current one."""
 class InvalidDependency(Validation):
@@ -384,6 +386,10 @@ class ExecutionNotTerminal(StateConflict):
     """The execution has not ended yet."""
 class MaxReplaysExhausted(StateConflict):
     """The execution was replayed as often as its policy allows."""
+class StreamClosed(StateConflict):
+    """The attempt has ended or is paused; nothing can be appended to its stream."""
+class StaleOwnerCannotAppend(StateConflict):
+    """Only the current owner may append to the stream. Stop working on the execution."""
 class ExecutionNotInFlow(StateConflict):
     """The execution is not a member of the flow."""
 class FlowAlreadyTerminal(StateConflict):

@@ -7,7 +7,10 @@ and then without one.
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Final, Generic, Protocol, TypeVar
+
+import msgspec
 
 from flowfabric.core.details import ExecutionDetails, StepView
 from flowfabric.core.durations import Duration, duration_ms
@@ -37,11 +40,14 @@ from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
 from flowfabric.signals import SignalToken, check_namespace, engine_on, send
 from flowfabric.store.base import HintListener
+from flowfabric.streams import Follower, Frame, check_after
 from flowfabric.task import Task
 
 R_co = TypeVar("R_co", covariant=True)
 
 log = open_log(__name__)
+
+Document = dict[str, object]
 
 LOOK_AGAIN_S: Final = 1.0
 READ_GAP_S: Final = 0.002
@@ -113,6 +119,9 @@ class Endings:
             return OperationTimeout(f"waiting for {uuid_of(execution_id)}", elapsed_ms)
         called = why.own_id or uuid_of(execution_id)
         return OperationTimeout(f"waiting for {called}", elapsed_ms, why.sentence)
+
+    happens = True
+    """Whether anything happens by itself: not in tests that run work by hand."""
 
     async def is_idle(self) -> bool:
         """Whether nothing will end any more by itself, as in tests that run work by hand."""
@@ -231,6 +240,47 @@ class Run(Generic[R_co]):
     async def steps(self) -> tuple[StepView, ...]:
         """What its handler has done so far, in the order it was done in."""
         return (await self.snapshot()).steps
+
+    # What it says
+
+    async def stream(
+        self, after: str = "start", *, superseded: bool = False, live: bool = True
+    ) -> AsyncIterator[Frame]:
+        """What its attempts emit, as it comes; ends when the run ends.
+
+        From the `start`, from `now` on, or after the cursor of a frame. When a later attempt
+        takes over, a frame of kind `superseded` tells which earlier ones no longer count; what
+        no longer counts from the outset is left out, unless `superseded` asks for it.
+        `live=False` leaves out what is only for whoever watches.
+        """
+        follower = self.follow(after, superseded=superseded, live=live)
+        while (page := await follower.next_page()) is not None:
+            for frame in page:
+                yield frame
+
+    async def frames(self, *, superseded: bool = False, live: bool = True) -> list[Frame]:
+        """What it has said so far, without waiting."""
+        return await self.follow("start", superseded=superseded, live=live).now()
+
+    async def summary(self) -> dict[str, object] | None:
+        """What its current attempt has summed up with `ctx.summary`; None if it has not."""
+        opened = await self._here()
+        index = await opened.engine.read_current_attempt_index(self.execution_id)
+        found = await opened.engine.read_summary(self.execution_id, index)
+        return None if found is None else msgspec.json.decode(found.document, type=Document)
+
+    def follow(self, after: str, *, superseded: bool, live: bool) -> Follower:
+        async def here() -> tuple[Engine, Endings]:
+            opened = await self._here()
+            return opened.engine, opened.endings
+
+        return Follower(
+            here,
+            self.execution_id,
+            after=check_after(after),
+            superseded=superseded,
+            live=live,
+        )
 
     async def cancel(self, reason: str = "cancelled by its submitter") -> None:
         """End it, whatever it does. Raises `Terminal` when it has ended otherwise before."""

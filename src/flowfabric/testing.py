@@ -83,6 +83,8 @@ class SettableClock:
 class LocalEndings(Endings):
     """The ends of executions that only `drain` brings about: none is waited for in vain."""
 
+    happens = False
+
     def __init__(self, engine: Engine, drains: Callable[[], Awaitable[bool]]) -> None:
         super().__init__(engine)
         self._local = engine

@@ -6,7 +6,9 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.step_model import FailedStep
+from flowfabric.core.streams import NewFrame
 from flowfabric.engine.filters import EVERYTHING, ExecutionFilter
+from flowfabric.engine.streams import FrameAppend
 from flowfabric.engine.work import Completion, FailureReport
 from tests.conformance.given import WORKER, Given, fence_of, new
 
@@ -23,9 +25,10 @@ BY_ID = (
 BY_LANE = ("pause_lane", "resume_lane", "drain_lane", "disable_lane")
 SWEEPS = (
     "expire_due_attempts", "expire_due_deadlines", "promote_due_delays",
-    "trim_events", "trim_guards", "trim_retention", "trim_routes",
+    "trim_events", "trim_guards", "trim_retention", "trim_routes", "trim_streams",
 )  # fmt: skip
 FAILED = ExecutionFilter(states=(PublicState.FAILED,))
+FRAME = NewFrame(payload=b"text")
 
 
 async def valid_calls(given: Given) -> dict[str, Arguments]:
@@ -92,6 +95,8 @@ def holding(running: Claimed) -> dict[str, Arguments]:
         "wait_children": by_handle,
         "block_on_code": {**by_handle, "step_key": "charge", "detail": "the code has changed"},
         "cancel": {**by_handle, "reason": "no"},
+        "append_frame": {**by_handle, "frame": FRAME, "retention_maxlen": 5},
+        "append_frames": {"appends": [FrameAppend(handle=running.handle, frames=(FRAME,))]},
     }
 
 
@@ -148,4 +153,23 @@ def reading(waiting: ExecutionId) -> dict[str, Arguments]:
         "list_lanes": page,
         "list_expired_leases": {"as_of_ms": 5, "namespace": "n", **page},
         "read_events": {"after": 0, "limit": 5, "category": None},
+        **following(waiting),
+    }
+
+
+def following(waiting: ExecutionId) -> dict[str, Arguments]:
+    stream: Arguments = {"execution_id": waiting, "attempt_index": 0}
+    page: Arguments = {"count_limit": 5, "visibility": ""}
+    return {
+        "read_stream": {**stream, **page, "from_cursor": "start", "to_cursor": "end"},
+        "tail_stream": {**stream, **page, "after": "0-0", "block_ms": 0},
+        "tail_execution": {
+            "execution_id": waiting,
+            **page,
+            "after": "start",
+            "block_ms": 0,
+            "superseded": False,
+        },
+        "read_summary": stream,
+        "last_frame_at": stream,
     }

@@ -25,7 +25,9 @@ from flowfabric.engine.lookup import Lookup
 from flowfabric.engine.operators import Operators
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.retention import Retention
+from flowfabric.engine.streams import Streams
 from flowfabric.engine.tags import Tags
+from flowfabric.engine.tails import Tails
 from flowfabric.engine.typed import Typed
 from flowfabric.engine.work import Work
 from flowfabric.errors import Validation
@@ -35,9 +37,9 @@ from tests.conformance.observed import call, unchanged
 
 GROUPS = (
     Creation, Leases, Work, Blocked, Operators, Reads, Details, Lookup, Tags, Lanes,
-    Retention, Bulk, Typed,
+    Retention, Bulk, Typed, Streams, Tails,
 )  # fmt: skip
-INTERNAL = {"create_checked", "to_store"}
+INTERNAL = {"create_checked", "from_store", "to_store", "wait_for"}
 """They take what has been checked before."""
 
 ONE_OF_EACH: tuple[object, ...] = (None, True, 5, 1.5, "text", b"bytes", [5], {"key": 5}, object())
@@ -135,6 +137,8 @@ REQUESTS: Mapping[str, tuple[str, str]] = {
     "Fence": ("renew_lease", "fence"),
     "Completion": ("complete_many", "completions"),
     "FailureReport": ("fail_many", "reports"),
+    "FrameAppend": ("append_frames", "appends"),
+    "NewFrame": ("append_frame", "frame"),
 }
 
 

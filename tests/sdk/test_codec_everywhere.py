@@ -124,6 +124,29 @@ async def test_steps_and_signals_are_read_plain(store_url: str) -> None:
         assert SECRET.encode() in steps[StepKind.SIGNAL]
 
 
+async def test_what_is_emitted_is_stored_by_the_codec_and_read_plain(store_url: str) -> None:
+    async with App(store_url, codec=Shifted(), migrate=True) as app:
+
+        @app.task
+        async def tell(ctx: Context) -> None:
+            await ctx.emit(SECRET)
+            await ctx.emit({"told": SECRET})
+            await ctx.summary({"who": SECRET})
+            await ctx.summary({"how": "with a candlestick"})
+
+        async with working(app):
+            run = await app.submit(tell)
+            await run.result("20s")
+            text, document, *patches = [frame async for frame in run.stream()]
+        assert (text.text, document.json()) == (SECRET, {"told": SECRET})
+        assert patches[0].json() == {"who": SECRET}
+        assert await run.summary() == {"who": SECRET, "how": "with a candlestick"}
+    assert SECRET.encode() not in await stored_bytes(store_url)
+    async with App(store_url) as plain:
+        page = await plain.engine.read_stream(run.execution_id, 0)
+        assert SECRET not in "".join(frame.text for frame in page.frames)
+
+
 async def test_however_an_execution_is_claimed_its_arguments_are_read_plain(
     store_url: str,
 ) -> None:

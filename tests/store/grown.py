@@ -123,6 +123,16 @@ def groups(crowd: int) -> Iterator[Group]:
     yield Group(0xC2, crowd, "video", FIRST)
 
 
+def id_of(salt: int, n: int) -> tuple[int, str]:
+    """Partition and uuid of a copy; see `tests.bulk`."""
+    uuid = f"{salt:08x}-0000-4000-8000-{n:012x}"
+    return PARTITION, uuid
+
+
+FRAMES = 5_000
+LONG_STREAM = id_of(LEASED_SALT, 7)
+"""Of what runs. Most streams have two frames, this one has many."""
+
 BELONGINGS = (
     """
     insert into attempt (partition_key, execution_id, attempt_index, attempt_id, attempt_type,
@@ -165,14 +175,30 @@ BELONGINGS = (
            false, false, 'pending', 'gate', 'k1', '', '[]', timeout_at_ms
       from suspension
     """,
+    f"""
+    insert into stream (partition_key, execution_id, attempt_index, attempt_id, created_at_ms,
+                        frame_count, total_bytes, last_frame_id, last_frame_at_ms, kept_after,
+                        deleted_through, retention_maxlen, has_durable_frame, forgotten,
+                        expires_at_ms)
+    select partition_key, execution_id, 0, attempt_id, created_at_ms, 2, 2, 2, 2, 0, 0, 10000,
+           false, false, created_at_ms
+      from attempt
+     where execution_id >= '{LEASED_SALT:08x}-0000-4000-8000-000000000000'
+    """,
+    f"""
+    insert into frame (partition_key, execution_id, attempt_index, frame_id, frame_number,
+                       frame_type, mode, encoding, source, payload)
+    select s.partition_key, s.execution_id, 0, n, n, 'event', 'durable', 'utf8', 'worker',
+           substr(d.handle_key, 1, 1)
+      from stream s
+     cross join deployment d
+     cross join (with recursive numbers (n) as (
+            select 1 union all select n + 1 from numbers where n < {FRAMES})
+        select n from numbers) as counted
+     where n <= 2 or s.execution_id = '{LONG_STREAM[1]}'
+    """,
 )
 """What else the executions have; the same words in both dialects."""
-
-
-def id_of(salt: int, n: int) -> tuple[int, str]:
-    """Partition and uuid of a copy; see `tests.bulk`."""
-    uuid = f"{salt:08x}-0000-4000-8000-{n:012x}"
-    return PARTITION, uuid
 
 
 Parameters = dict[str, Parameter]
@@ -368,7 +394,36 @@ def questions(event_ids: int = 1) -> list[Question]:
         Question("trim_events", before, BATCH, 1),
         Question("trim_guards", before, BATCH, 1),
         *queue_questions(),
+        *stream_questions(),
     ]
+
+
+def stream_questions() -> Iterator[Question]:
+    several = fences()
+    del several["lease_ids"]
+    yield Question("hold_for_append", several, FENCES, FENCES)
+    first: Parameters = {"attempt_indexes": [0] * FENCES}
+    yield Question("stream_facts", several | first, 3 * FENCES, FENCES)
+    partition_key, uuid = LONG_STREAM
+    middle: Parameters = {
+        "partition_key": partition_key,
+        "execution_id": uuid,
+        "attempt_index": 0,
+        "from_id": FRAMES // 2,
+        "to_id": 2**63 - 1,
+        "hidden_through": 100,
+        "best_effort": True,
+        "limit": PAGE,
+    }
+    yield Question("read_frames", middle, PAGE, PAGE)
+    long: Parameters = {
+        "partition_keys": [partition_key],
+        "execution_ids": [uuid],
+        "attempt_indexes": [0],
+        "throughs": [BATCH],
+    }
+    yield Question("delete_frames", long, BATCH, 1)
+    yield Question("due_streams", {"now_ms": NOW_MS, "limit": BATCH}, BATCH, BATCH)
 
 
 def queue_questions() -> Iterator[Question]:

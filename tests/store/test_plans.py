@@ -56,7 +56,7 @@ STEPS_FOR_NOTHING = 500
 
 LARGE = {
     "execution", "live", "ending", "attempt", "event", "execution_tag", "idempotency_guard",
-    "suspension", "waiter", "waitpoint",
+    "suspension", "waiter", "waitpoint", "stream", "frame",
 }  # fmt: skip
 QUESTIONS = questions()
 POSTGRES_QUESTIONS = questions(EVENTS_PER_ROW)

@@ -45,7 +45,7 @@ CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
         wrong_signal_name invalid_waitpoint_key invalid_token missing_token token_expired
         not_storable invalid_lease_for_suspend invalid_dependency
         invalid_waitpoint_for_execution invalid_kid invalid_secret_hex invalid_grace_ms
-        corruption handle_from_other_backend invalid_handle
+        corruption handle_from_other_backend invalid_handle retention_limit_exceeded
     """,
     Contention: """
         use_claim_resumed_execution not_a_resumed_execution execution_not_leaseable
@@ -63,6 +63,7 @@ CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
         execution_not_terminal max_replays_exhausted execution_not_in_flow flow_already_terminal
         terminal execution_not_suspended already_suspended waitpoint_closed
         grant_already_exists waitpoint_not_open waitpoint_not_pending pending_waitpoint_expired
+        stream_closed stale_owner_cannot_append
     """,
 }
 

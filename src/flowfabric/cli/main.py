@@ -22,6 +22,7 @@ from flowfabric.cli.operate import accept, cancel, priority, replay, revoke
 from flowfabric.cli.schedules import schedules
 from flowfabric.cli.signals import signal, waitpoints
 from flowfabric.cli.submit import submit
+from flowfabric.cli.tail import tail
 from flowfabric.cli.target import BrokenProgram, json_option
 from flowfabric.cli.worker import dev, worker
 from flowfabric.core.visible import visible
@@ -45,7 +46,7 @@ class Sections(click.Group):
 
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Run": ("worker", "dev"),
-        "See": ("ls", "show", "why", "events", "waitpoints"),
+        "See": ("ls", "show", "why", "tail", "events", "waitpoints"),
         "Steer": (
             *("submit", "signal", "cancel", "replay", "accept", "priority", "revoke"),
             *("flow", "lanes", "schedules"),
@@ -93,7 +94,7 @@ def completion(shell: str, as_json: bool) -> None:
 
 for command in (
     ls, show, why, submit, cancel, replay, accept, priority, revoke, flow, lanes, schedules, events,
-    signal, waitpoints,
+    signal, waitpoints, tail,
     migrate_command, doctor, bench, worker, dev,
 ):  # fmt: skip
     cli.add_command(command)

@@ -38,9 +38,11 @@ from flowfabric.engine.retention import Retention
 from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.signals import Signals
 from flowfabric.engine.steps import Steps
+from flowfabric.engine.streams import Streams
 from flowfabric.engine.suspension_reads import SuspensionReads
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tags import Tags
+from flowfabric.engine.tails import Tails
 from flowfabric.engine.typed import Typed
 from flowfabric.engine.unimplemented import Unimplemented
 from flowfabric.engine.unit import Deployment
@@ -122,6 +124,8 @@ class Engine(
     Work,
     Typed,
     Steps,
+    Streams,
+    Tails,
     Blocked,
     Outcomes,
     Presence,
@@ -181,6 +185,7 @@ class Engine(
         await self.close()
 
     async def close(self) -> None:
+        await self.close_tails()
         await self.store.close()
 
     async def prepare(self) -> Prepared:

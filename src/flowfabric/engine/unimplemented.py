@@ -9,7 +9,6 @@ from typing import Final, NoReturn
 from flowfabric.errors import Unavailable
 
 NAMES: Final = (
-    "append_frame",
     "block_execution_for_admission",
     "check_admission",
     "claim_for_worker",
@@ -23,8 +22,6 @@ NAMES: Final = (
     "mark_worker_dead",
     "read_budget_usage_and_limits",
     "read_quota_policy_limits",
-    "read_stream",
-    "read_summary",
     "reclaim_execution",
     "record_spend",
     "register_worker",
@@ -37,7 +34,6 @@ NAMES: Final = (
     "subscribe_instance_tags",
     "subscribe_lease_history",
     "subscribe_signal_delivery",
-    "tail_stream",
     "unblock_execution",
 )
 

@@ -60,6 +60,8 @@ DISPATCH_TOPIC = "dispatch"
 MEMBER_CANCEL_TOPIC = "member_cancel"
 DUE_TOPIC = "due"
 LOST_TOPIC = "lost"
+ATTEMPT_TOPIC = "attempt"
+"""An attempt ended otherwise than by completing its execution."""
 
 
 def ready_topic(lane_id: str) -> str:
@@ -431,6 +433,8 @@ def hint_about(tx: Saving, changes: Changes, now_ms: int) -> None:
             tx.hint(DUE_TOPIC)
         if isinstance(record, CompletionDispatch):
             tx.hint(DISPATCH_TOPIC)
+        if isinstance(record, Attempt) and record.attempt_state.is_terminal:
+            tx.hint(ATTEMPT_TOPIC)
         if not isinstance(record, Execution):
             continue
         if record.ready:

@@ -69,6 +69,7 @@ SWEEPS: Mapping[str, Sweep] = {
     "event_retention": Engine.trim_events,
     "guard_retention": Engine.trim_guards,
     "route_retention": Engine.trim_routes,
+    "stream_retention": Engine.trim_streams,
 }
 """Every reconciler by name, in the order they run. `next_due.sql` has a column for each."""
 

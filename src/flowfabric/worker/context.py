@@ -36,6 +36,7 @@ from flowfabric.task import SubmitOptions, Task, result_codec
 from flowfabric.worker.blame import Blaming
 from flowfabric.worker.children import BlockingChild, Child
 from flowfabric.worker.digests import digest_of, function_digest, opaque_in
+from flowfabric.worker.emitting import emitting_step
 from flowfabric.worker.facts import BlockingFacts, Facts
 from flowfabric.worker.fitting import fitting
 from flowfabric.worker.functions import is_cancelled
@@ -44,6 +45,7 @@ from flowfabric.worker.lines import inside_step
 from flowfabric.worker.patching import BlockingPatchVerbs, PatchVerbs
 from flowfabric.worker.services import Fence, Services
 from flowfabric.worker.signalling import BlockingSignalVerbs, SignalVerbs
+from flowfabric.worker.speaking import BlockingStreamVerbs, StreamVerbs
 from flowfabric.worker.steps import Call
 from flowfabric.worker.verbs import check_step, decode_step, encode_step, on_loop
 
@@ -58,7 +60,7 @@ IN_PROCESS_SLEEP_MS: Final = 5_000
 """Shorter sleeps keep the worker; unwinding and claiming again would cost more than it frees."""
 
 
-class Context(PatchVerbs, SignalVerbs, Facts):
+class Context(PatchVerbs, SignalVerbs, StreamVerbs, Facts):
     """The execution a handler works on, and the verbs it has."""
 
     def __init__(self, services: Services, *, waits: bool = False) -> None:
@@ -181,6 +183,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
                 data = encode_step(call.key, await self._tried(call, function, args, given))
                 # Before it is stored: what does not fit is a failure of the step.
                 result = decode(data)
+                await services.flush()
                 await journal.store(call, result=data)
                 return result
 
@@ -196,7 +199,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
         retry_count, began_s = 0, clock_s()
         while True:
             self._services.check()
-            inside = inside_step.set(call.name)
+            inside, emitting = inside_step.set(call.name), emitting_step.set(call.key)
             try:
                 return await self._services.functions.call(function, *args, **kwargs)
             except (Exception, asyncio.CancelledError) as error:
@@ -216,6 +219,7 @@ class Context(PatchVerbs, SignalVerbs, Facts):
             finally:
                 inside_step.reset(inside)
                 call.took_ms = max(0, round((clock_s() - began_s) * 1_000))
+                emitting_step.reset(emitting)
             retry_count += 1
             await self._services.pause(delay_ms / 1_000)
 
@@ -366,11 +370,12 @@ class Context(PatchVerbs, SignalVerbs, Facts):
             await self._services.progress(percent, message)
 
 
-class BlockingContext(BlockingPatchVerbs, BlockingSignalVerbs, BlockingFacts):
+class BlockingContext(BlockingPatchVerbs, BlockingSignalVerbs, BlockingStreamVerbs, BlockingFacts):
     """A context's verbs for plain functions. Call it from the handler's own thread."""
 
     def __init__(self, context: Context) -> None:
         BlockingSignalVerbs.__init__(self, context)
+        BlockingStreamVerbs.__init__(self, context)
         BlockingFacts.__init__(self, context)
         self._context = context
 

@@ -226,6 +226,7 @@ class Line:
         """Branches that have made no call yet."""
         self.work = Work()
         """Of the task that makes its calls."""
+        self.news_ms: int = 0 if parent is None else parent.news_ms
 
     # Calling
 
@@ -444,6 +445,7 @@ class Line:
         parent = self.parent
         if parent is None:
             return
+        parent.news_ms = max(parent.news_ms, self.news_ms)
         parent._quiet.discard(self)
         if self._active:
             self._active = False

@@ -13,8 +13,10 @@ from typing import Final, TypeVar
 from flowfabric.core.handles import Handle
 from flowfabric.core.results import Completed, FailResult, HandedBack
 from flowfabric.core.steps import StepStored
+from flowfabric.core.streams import Appended
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.steps import StepReport
+from flowfabric.engine.streams import FrameAppend
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import DatabaseGone, FlowFabricError, RetryExhausted
 from flowfabric.group_commit import OUTAGE, GroupCommit
@@ -42,9 +44,10 @@ class Reports:
         self.failures = GroupCommit[FailureReport, FailResult](self._fail)
         self.steps = GroupCommit[StepReport, StepStored](self._record)
         self.returns = GroupCommit[Handle, HandedBack](self._hand_back)
+        self.frames = GroupCommit[FrameAppend, tuple[Appended, ...]](self._append)
 
     async def close(self) -> None:
-        for group in (self.completions, self.failures, self.steps, self.returns):
+        for group in (self.frames, self.completions, self.failures, self.steps, self.returns):
             await group.close()
 
     async def send(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:
@@ -91,3 +94,9 @@ class Reports:
     ) -> Sequence[StepStored | FlowFabricError]:
         with statements_within(self._patience_s):
             return await self._engine.record_steps(reports)
+
+    async def _append(
+        self, appends: Sequence[FrameAppend]
+    ) -> Sequence[tuple[Appended, ...] | FlowFabricError]:
+        with statements_within(self._patience_s):
+            return await self._engine.append_frames(appends)

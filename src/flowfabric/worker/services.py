@@ -38,6 +38,7 @@ from flowfabric.store.base import HintListener
 from flowfabric.submission import Options, Submissions, child_id
 from flowfabric.task import Call as Submission
 from flowfabric.worker.describing import why_lost
+from flowfabric.worker.emitting import Emitter
 from flowfabric.worker.fence import Inside, check_outside
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.held import HeldLease
@@ -181,6 +182,7 @@ class Services:
         self.pause = shared.pause
         self.stopped: str | None = None
         self.promises = Promises()
+        self._emitter: Emitter | None = None
         self._recorder = recorder = Recorder(shared, lease, parking)
         self.steps = Journal(recorder.store, recorder.store_later, parking, steps)
 
@@ -314,8 +316,23 @@ class Services:
             identity += "'"
         return made
 
+    @property
+    def emitter(self) -> Emitter:
+        """Made by the first word a handler says."""
+        if self._emitter is None:
+            self._emitter = Emitter(self._shared.engine, self._shared.reports, self.lease)
+        return self._emitter
+
+    async def flush(self) -> None:
+        """Wait until what the handler has said is stored."""
+        if self._emitter is not None and not self._emitter.is_idle:
+            with self.parking.working():
+                await self._emitter.flush()
+
     async def settle(self) -> None:
         await self._recorder.settle()
+        if self._emitter is not None:
+            await self._emitter.flush()
 
     def let_go(self) -> None:
         """Of all that points back to the attempt."""

@@ -33,6 +33,7 @@ from flowfabric.core.step_model import Step, StepKind
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.engine.outcomes import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
+from flowfabric.worker.emitting import come_further
 from flowfabric.worker.ends import ends_in, is_end
 from flowfabric.worker.failures import GIVEN_UP, encode_failure, rebuilt
 from flowfabric.worker.functions import is_cancelled
@@ -154,6 +155,8 @@ class Journal:
     async def look_up(self, call: Call) -> Step | None:
         """The same, but not in its turn: see `deliver`."""
         call.line.place(call)
+        if not call.is_stored:
+            come_further(call)
         if call.step is None:
             await self._may_run(call)
         else:

@@ -20,7 +20,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 V = TypeVar("V", bound="Verbs")
 
-IN_STEPS: Final = ("progress",)
+IN_STEPS: Final = ("progress", "emit", "summary")
 """What the function of a step may call; everything else is refused there for that reason."""
 
 

@@ -18,6 +18,8 @@ select (select min(lease_expires_at_ms) from live
        (select min(expires_at_ms) from idempotency_guard
          where expires_at_ms is not null) as guard_retention,
        (select min(retain_until_ms) from route) as route_retention,
+       (select min(expires_at_ms) from stream
+         where expires_at_ms is not null) as stream_retention,
        (select min(completed_at_ms) from ending
          where awaited) as awaited,
        (select min(next_due_at_ms) from schedule

@@ -65,6 +65,10 @@ with due as materialized (
 ), grants as (
     delete from claim_grant g using doomed d
      where g.partition_key = d.partition_key and g.execution_id = d.execution_id
+), streams as (
+    -- There may be many frames: they go by and by, and the summaries with them.
+    update stream s set expires_at_ms = 0, forgotten = true from doomed d
+     where s.partition_key = d.partition_key and s.execution_id = d.execution_id
 ), steps as (
     delete from step s using doomed d
      where s.partition_key = d.partition_key and s.execution_id = d.execution_id

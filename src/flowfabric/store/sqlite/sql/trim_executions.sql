@@ -50,6 +50,10 @@ delete from execution_tag
 delete from claim_grant
  where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
 -- next
+-- There may be many frames: they go by and by, and the summaries with them.
+update stream set expires_at_ms = 0, forgotten = 1
+ where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
+-- next
 delete from step
  where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
 -- next

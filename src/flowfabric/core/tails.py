@@ -1,0 +1,363 @@
+"""Streams as their readers see them.
+
+A stream is closed by what ended its attempt. Whoever reads says so only after it has looked at
+the attempt, and then reads the frames: nothing can be appended to a stream that is closed, so a
+page that says `closed` and has no more is the end.
+
+A later attempt takes the place of what earlier ones have emitted, except for frames of steps
+that were finished: their results are kept, and so is what they said.
+"""
+
+import base64
+import re
+from collections.abc import Collection
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct, structs
+
+from flowfabric.core.checks import ENCODED, check_int
+from flowfabric.core.expiry import ATTEMPT_TIMEOUT, EXECUTION_DEADLINE
+from flowfabric.core.flow_resolve import DEPENDENCY_IMPOSSIBLE
+from flowfabric.core.states import (
+    AttemptLifecycle,
+    FailureClass,
+    LifecyclePhase,
+    OwnershipState,
+    TerminalOutcome,
+)
+from flowfabric.core.streams import (
+    MS_MAX,
+    READ_FRAMES_MAX,
+    SEQ_BITS,
+    SEQ_MASK,
+    Encoding,
+    Frame,
+    ModeName,
+    StreamSummary,
+    Visibility,
+    show_id,
+)
+from flowfabric.errors import InvalidInput
+
+
+class CloseReason(StrEnum):
+    ATTEMPT_SUCCESS = "attempt_success"
+    ATTEMPT_FAILURE = "attempt_failure"
+    ATTEMPT_CANCELLED = "attempt_cancelled"
+    LEASE_EXPIRED = "lease_expired"
+    RECLAIMED = "reclaimed"
+    EXPIRED = "expired"
+    SUSPENSION_TIMEOUT = "suspension_timeout"
+    DEPENDENCY_IMPOSSIBLE = "dependency_impossible"
+
+
+class Closed(Struct, frozen=True, kw_only=True):
+    at_ms: int
+    reason: CloseReason
+
+
+class StreamFacts(Struct, frozen=True, kw_only=True):
+    """What tells how a stream stands: its execution, its attempt, and itself."""
+
+    lifecycle_phase: LifecyclePhase
+    ownership_state: OwnershipState
+    terminal_outcome: TerminalOutcome
+    current_attempt_index: int
+    total_attempt_count: int
+    completed_at_ms: int | None
+    lease_expired_at_ms: int | None
+    last_mutation_at_ms: int
+    attempt_state: AttemptLifecycle | None
+    """Of the attempt's own row, if it has one."""
+    ended_at_ms: int | None
+    failure_reason: str | None
+    failure_category: str | None
+    last_frame_id: int | None
+    """Of the stream's row, if it has one."""
+    frame_count: int | None
+    kept_after: int | None
+    expires_at_ms: int | None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the execution has: there will be no further attempt, unless it is replayed."""
+        return self.lifecycle_phase is LifecyclePhase.TERMINAL
+
+    @property
+    def latest_attempt(self) -> int:
+        """The index of the attempt that began last; -1 before the first."""
+        return self.current_attempt_index if self.total_attempt_count else -1
+
+    def hidden_through(self, now_ms: int) -> int:
+        """Frames up to this number are gone, though some may still have rows."""
+        if self.expires_at_ms is not None and self.expires_at_ms <= now_ms:
+            return self.frame_count or 0
+        return self.kept_after or 0
+
+
+def closing(facts: StreamFacts | None, attempt_index: int) -> Closed | None:
+    """How the stream of an attempt was closed; none while it is open, or has not begun."""
+    if facts is None or attempt_index > facts.latest_attempt:
+        return None
+    if facts.attempt_state is not None and facts.attempt_state.is_terminal:
+        assert facts.ended_at_ms is not None, "an attempt that ended has a time"
+        return Closed(at_ms=facts.ended_at_ms, reason=_reason(facts))
+    if attempt_index < facts.latest_attempt:
+        return Closed(at_ms=facts.last_mutation_at_ms, reason=CloseReason.RECLAIMED)
+    if facts.has_ended:
+        # The attempt that needs no row is one that succeeded.
+        at_ms = facts.completed_at_ms or facts.last_mutation_at_ms
+        return Closed(at_ms=at_ms, reason=CloseReason.ATTEMPT_SUCCESS)
+    if facts.ownership_state is OwnershipState.LEASE_EXPIRED_RECLAIMABLE:
+        at_ms = facts.lease_expired_at_ms or facts.last_mutation_at_ms
+        return Closed(at_ms=at_ms, reason=CloseReason.LEASE_EXPIRED)
+    return None
+
+
+def _reason(facts: StreamFacts) -> CloseReason:
+    why = facts.failure_reason or ""
+    timed_out = facts.failure_category == FailureClass.TIMEOUT
+    match facts.attempt_state:
+        case AttemptLifecycle.ENDED_SUCCESS:
+            return CloseReason.ATTEMPT_SUCCESS
+        case AttemptLifecycle.INTERRUPTED_RECLAIMED:
+            return CloseReason.RECLAIMED
+        case _ if timed_out and why.startswith("suspension_timeout:"):
+            return CloseReason.SUSPENSION_TIMEOUT
+        case _ if timed_out and why in (ATTEMPT_TIMEOUT, EXECUTION_DEADLINE):
+            return CloseReason.EXPIRED
+        case AttemptLifecycle.ENDED_CANCELLED if why == DEPENDENCY_IMPOSSIBLE:
+            return CloseReason.DEPENDENCY_IMPOSSIBLE
+        case AttemptLifecycle.ENDED_CANCELLED:
+            return CloseReason.ATTEMPT_CANCELLED
+        case _:
+            return CloseReason.ATTEMPT_FAILURE
+
+
+# Places ---------------------------------------------------------------------------
+
+
+class Position(Struct, frozen=True):
+    """A place in a stream: a frame id, of which the second part may be missing."""
+
+    ms: int
+    seq: int | None = None
+
+    def at_least(self) -> int:
+        """The lowest frame id from here on."""
+        return min(self.ms, MS_MAX + 1) << SEQ_BITS if self.seq is None else self._id()
+
+    def at_most(self) -> int:
+        """The highest frame id up to here."""
+        return min(self.ms, MS_MAX) << SEQ_BITS | SEQ_MASK if self.seq is None else self._id()
+
+    def _id(self) -> int:
+        assert self.seq is not None
+        return min(self.ms, MS_MAX) << SEQ_BITS | min(self.seq, SEQ_MASK)
+
+
+START: Final = Position(0)
+END: Final = Position(MS_MAX)
+_POSITION: Final = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?", re.ASCII)
+
+
+def read_position(field: str, given: object) -> Position:
+    """A cursor as people and programs write it: `start`, `end`, `<ms>` or `<ms>-<seq>`."""
+    if not isinstance(given, str):
+        raise InvalidInput(field, "must be a stream cursor, such as 'start' or '0-0'", given)
+    if not given:
+        raise InvalidInput(field, "stream cursor must not be empty")
+    if given in ("-", "+"):
+        raise InvalidInput(field, "use 'start' or 'end'", given)
+    if given in ("start", "end"):
+        return START if given == "start" else END
+    parts = _POSITION.fullmatch(given)
+    if parts is None:
+        raise InvalidInput(field, "must be 'start', 'end', '<ms>' or '<ms>-<seq>'", given)
+    return Position(int(parts[1]), None if parts[2] is None else int(parts[2]))
+
+
+def read_after(given: object) -> int:
+    """The frame id a tail begins after; it names a frame, or `0-0` for the beginning."""
+    if given in ("start", "end"):
+        raise InvalidInput(
+            "after", "tail_stream requires concrete after cursor; '0-0' is the beginning", given
+        )
+    position = read_position("after", given)
+    return structs.replace(position, seq=position.seq or 0).at_least()
+
+
+# What readers get -------------------------------------------------------------------
+
+
+class StreamFrame(Struct, frozen=True, kw_only=True):
+    """One frame of a stream, as it was appended."""
+
+    id: str
+    """`<ms>-<seq>`: also the cursor after it."""
+    attempt_index: int
+    frame_type: str
+    ts: int
+    payload: bytes
+    encoding: Encoding
+    source: str
+    mode: ModeName
+    correlation_id: str | None = None
+    step_key: str | None = None
+    summary_version: int | None = None
+    ttl_ms: int | None = None
+    superseded: bool = False
+    """A later attempt has taken its place; told by whoever follows the whole execution."""
+
+    @property
+    def text(self) -> str:
+        """The payload as text; base64 where it is none, or not without its codec."""
+        if self.encoding is Encoding.BASE64 or self.payload.startswith(ENCODED):
+            return base64.b64encode(self.payload).decode()
+        return self.payload.decode()
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Everything there is to it, as text, by name."""
+        values = {
+            "correlation_id": self.correlation_id,
+            "encoding": self.encoding.value,
+            "frame_type": self.frame_type,
+            "mode": self.mode.value,
+            "payload": self.text,
+            "source": self.source,
+            "step_key": self.step_key,
+            "summary_version": self.summary_version,
+            "ts": self.ts,
+            "ttl_ms": self.ttl_ms,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+
+class StreamFrames(Struct, frozen=True, kw_only=True):
+    """A page of a stream, oldest first."""
+
+    frames: tuple[StreamFrame, ...]
+    next_cursor: str
+    """Read on after this one."""
+    has_more: bool = False
+    """The page is full: there may be more at once."""
+    closed_at_ms: int | None = None
+    closed_reason: CloseReason | None = None
+
+    @property
+    def is_end(self) -> bool:
+        """Nothing will ever follow."""
+        return self.closed_at_ms is not None and not self.has_more
+
+
+class TakeOver(Struct, frozen=True, kw_only=True):
+    """From here on a later attempt speaks: what earlier ones have said no longer counts."""
+
+    attempt_index: int
+    kept_steps: frozenset[str]
+    """Steps that were finished: their frames still count."""
+
+    def drops(self, attempt_index: int, step_key: str | None) -> bool:
+        """Whether what an attempt has said, in a step or outside of steps, no longer counts."""
+        return attempt_index < self.attempt_index and step_key not in self.kept_steps
+
+    def supersedes(self, frame: StreamFrame) -> bool:
+        return self.drops(frame.attempt_index, frame.step_key)
+
+
+class ExecutionFrames(Struct, frozen=True, kw_only=True):
+    """A page of what all attempts of an execution have emitted, in their order."""
+
+    frames: tuple[StreamFrame, ...]
+    cursor: str
+    """Read on after this one. Opaque."""
+    take_over: TakeOver | None = None
+    """An attempt has taken over from an earlier one, before these frames."""
+    is_end: bool = False
+    """The execution has ended, and this is all of it."""
+
+
+class SummaryDocument(Struct, frozen=True, kw_only=True):
+    """What an attempt has summed up so far."""
+
+    document: bytes
+    version: int
+    patch_kind: str
+    last_updated_ms: int
+    first_applied_ms: int
+
+
+def shown(frame: Frame) -> StreamFrame:
+    return StreamFrame(
+        id=show_id(frame.frame_id),
+        attempt_index=frame.attempt_index,
+        frame_type=frame.frame_type,
+        ts=int(show_id(frame.frame_id).partition("-")[0]),
+        payload=frame.payload,
+        encoding=frame.encoding,
+        source=frame.source,
+        mode=frame.mode,
+        correlation_id=frame.correlation_id,
+        step_key=frame.step_key,
+        summary_version=frame.summary_version,
+        ttl_ms=frame.ttl_ms,
+    )
+
+
+def shown_summary(summary: StreamSummary) -> SummaryDocument:
+    return SummaryDocument(
+        document=summary.document,
+        version=summary.version,
+        patch_kind=summary.patch_kind,
+        last_updated_ms=summary.last_updated_ms,
+        first_applied_ms=summary.first_applied_ms,
+    )
+
+
+class ExecutionCursor(Struct, frozen=True):
+    """After which frame of which attempt."""
+
+    attempt_index: int = 0
+    frame_id: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.attempt_index}:{show_id(self.frame_id)}"
+
+
+_EXECUTION_CURSOR: Final = re.compile(r"(\d{1,9}):(\d{1,20}-\d{1,20})", re.ASCII)
+
+
+def read_execution_cursor(given: object) -> ExecutionCursor | None:
+    """Where a reader of a whole execution goes on; None for `end`, from now on."""
+    if given == "start":
+        return ExecutionCursor()
+    if given == "end":
+        return None
+    parts = _EXECUTION_CURSOR.fullmatch(given) if isinstance(given, str) else None
+    if parts is None:
+        raise InvalidInput("after", "must be 'start', 'end' or the cursor of a page", given)
+    return ExecutionCursor(int(parts[1]), read_position("after", parts[2]).at_least())
+
+
+def is_superseded(frame: StreamFrame, latest_attempt: int, finished: Collection[str]) -> bool:
+    """Whether a later attempt has taken the frame's place. `finished` are keys of steps."""
+    return frame.attempt_index < latest_attempt and frame.step_key not in finished
+
+
+def check_count(count_limit: object) -> int:
+    if isinstance(count_limit, int) and not isinstance(count_limit, bool):
+        if count_limit < 1:
+            raise InvalidInput("count_limit", "count_limit must be >= 1", count_limit)
+        if count_limit > READ_FRAMES_MAX:
+            problem = f"count_limit_exceeds_hard_cap: at most {READ_FRAMES_MAX}"
+            raise InvalidInput("count_limit", problem, count_limit)
+    return check_int("count_limit", count_limit, 1, READ_FRAMES_MAX)
+
+
+def check_visibility(visibility: object) -> Visibility:
+    if visibility not in list(Visibility):
+        choices = " or ".join(repr(each.value) for each in Visibility)
+        raise InvalidInput("visibility", f"must be {choices}", visibility)
+    return Visibility(str(visibility))

@@ -1,0 +1,302 @@
+"""Appending to the streams of attempts, and reading them.
+
+Appends of many attempts go together: their executions are held against anybody who would end
+an attempt, their streams are locked, and what the core decides is written at once. The row of
+an execution is never written.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric.core.checks import (
+    check_int,
+    check_list,
+    check_optional_text,
+    check_text,
+)
+from flowfabric.core.decision import Changes
+from flowfabric.core.handles import Handle
+from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
+from flowfabric.core.journal import STEP_KEY_BYTES_MAX
+from flowfabric.core.lease import Fence
+from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
+from flowfabric.core.streams import (
+    APPEND_FRAMES_MAX,
+    FRAME_BYTES_MAX,
+    FRAMES_KEPT,
+    FRAMES_KEPT_MAX,
+    PLAIN,
+    SEQ_MAX,
+    Append,
+    Appended,
+    Appending,
+    BestEffortLive,
+    Coding,
+    Durable,
+    DurableSummary,
+    Encoding,
+    Frame,
+    FrameKind,
+    Holder,
+    NewFrame,
+    Stream,
+    StreamMode,
+    StreamSummary,
+    decide_append,
+    decide_forget,
+)
+from flowfabric.engine.operators import Swept
+from flowfabric.engine.unit import Operations, attempt, execution_key, fence_of, row_execution_id
+from flowfabric.errors import FlowFabricError, InvalidInput, RetentionLimitExceeded
+from flowfabric.store.base import Key, Transaction, UniqueViolation
+
+LIVE_TTL_MS_MAX = 24 * 60 * 60 * 1_000
+FRAMES_PER_SWEEP = 20_000
+"""Frames one sweep deletes in one transaction."""
+TRIES_MAX = 3
+
+
+class FrameAppend(Struct, frozen=True, kw_only=True):
+    """Frames of one attempt, for `append_frames`: all of them are appended, or none."""
+
+    handle: Handle
+    frames: tuple[NewFrame, ...]
+    retention_maxlen: int = FRAMES_KEPT
+    """How many of the newest frames to keep; 0 leaves it to us."""
+
+
+def stream_topic(execution_id: ExecutionId) -> str:
+    return f"stream:{uuid_of(execution_id)}"
+
+
+class Streams(Operations):
+    @property
+    def coding(self) -> Coding:
+        """How summaries are stored."""
+        return PLAIN
+
+    async def append_frame(
+        self,
+        handle: Handle | bytes,
+        frame: NewFrame,
+        *,
+        retention_maxlen: int = FRAMES_KEPT,
+    ) -> Appended:
+        """Append one frame to the stream of the attempt whose lease the handle stands for."""
+        append = self._check_append(
+            FrameAppend(
+                handle=self.verify_handle(handle),
+                frames=(frame,),
+                retention_maxlen=retention_maxlen,
+            )
+        )
+        (outcome,) = await self._append([append])
+        if isinstance(outcome, FlowFabricError):
+            raise outcome
+        return outcome[0]
+
+    async def append_frames(
+        self, appends: Sequence[FrameAppend]
+    ) -> list[tuple[Appended, ...] | FlowFabricError]:
+        """Append frames of many attempts at once; each attempt gets its own answers or error."""
+        check_list("appends", appends, 0, BATCH_MAX)
+        checked = [attempt(self._check_append, each) for each in appends]
+        good = [each for each in checked if isinstance(each, Append)]
+        outcomes = iter(await self._append(good) if good else ())
+        return [each if isinstance(each, FlowFabricError) else next(outcomes) for each in checked]
+
+    async def _append(
+        self, appends: Sequence[Append]
+    ) -> list[tuple[Appended, ...] | FlowFabricError]:
+        for tries_left in reversed(range(TRIES_MAX)):
+            try:
+                return await self.store.transact(lambda tx: _append_in(tx, appends, self.coding))
+            except UniqueViolation:
+                # Two first frames at once: the stream is there now, and can be locked.
+                if tries_left == 0:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    async def trim_streams(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Delete frames that have outlived their time, or their execution."""
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def body(tx: Transaction) -> Swept:
+            now_ms = await tx.now_ms()
+            due = await tx.select_records(Stream, "due_streams", now_ms=now_ms, limit=limit)
+            left = FRAMES_PER_SWEEP
+            kept: list[Stream] = []
+            gone: list[Stream] = []
+            for stream in due:
+                if left > 0:
+                    after, number = decide_forget(stream, left, now_ms)
+                    left -= number
+                    if after is None:
+                        gone.append(structs.replace(stream, deleted_through=stream.frame_count))
+                    else:
+                        kept.append(after)
+            await _delete_frames(tx, [*kept, *gone])
+            keys = [(*execution_key(each.execution_id), each.attempt_index) for each in gone]
+            summaries = (await tx.lock(StreamSummary, keys)).values() if keys else ()
+            await tx.save(Changes(updates=tuple(kept), deletes=(*gone, *summaries)))
+            return Swept(acted=len(kept) + len(gone), full=left <= 0 or len(due) == limit)
+
+        return await self.store.transact(body)
+
+    # Input
+
+    def _check_append(self, append: FrameAppend) -> Append:
+        if not isinstance(append, FrameAppend):
+            raise InvalidInput("append", "must be a FrameAppend", append)
+        handle = self.verify_handle(append.handle)
+        check_list("frames", append.frames, 1, APPEND_FRAMES_MAX)
+        maxlen = check_int("retention_maxlen", append.retention_maxlen, 0, FRAMES_KEPT_MAX)
+        return Append(
+            execution_id=handle.execution_id,
+            fence=fence_of(handle),
+            frames=tuple(check_frame(each) for each in append.frames),
+            stored=tuple(each.payload for each in append.frames),
+            retention_maxlen=maxlen,
+        )
+
+
+def check_frame(frame: object) -> NewFrame:
+    """The frame, if it can be meant. Its size comes first: the order is the contract."""
+    if not isinstance(frame, NewFrame):
+        raise InvalidInput("frame", "must be a NewFrame", frame)
+    if not isinstance(frame.payload, bytes):
+        raise InvalidInput("payload", "must be bytes", frame.payload)
+    if len(frame.payload) > FRAME_BYTES_MAX:
+        raise RetentionLimitExceeded(
+            f"payload: {len(frame.payload)} bytes, a frame has at most {FRAME_BYTES_MAX}"
+        )
+    check_text("frame_type", frame.frame_type)
+    check_optional_text("correlation_id", frame.correlation_id)
+    check_optional_text("step_key", frame.step_key, bytes_max=STEP_KEY_BYTES_MAX)
+    if frame.seq is not None:
+        check_int("seq", frame.seq, 0, SEQ_MAX)
+    if frame.kind not in list(FrameKind):
+        raise InvalidInput("kind", f"must be one of {', '.join(FrameKind)}", frame.kind)
+    return structs.replace(
+        frame,
+        kind=FrameKind(frame.kind),
+        encoding=_check_encoding(frame.encoding, frame.payload),
+        mode=_check_mode(frame.mode),
+    )
+
+
+def _check_encoding(encoding: object, payload: bytes) -> Encoding | None:
+    if encoding is None:
+        return None
+    if encoding not in list(Encoding):
+        raise InvalidInput("encoding", f"must be one of {', '.join(Encoding)}", encoding)
+    named = Encoding(str(encoding))
+    if named is not Encoding.BASE64:
+        try:
+            payload.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidInput("payload", f"is not UTF-8, as {named} must be: {error}") from None
+    return named
+
+
+def _check_mode(mode: object) -> StreamMode:
+    match mode:
+        case Durable():
+            return mode
+        case DurableSummary():
+            check_text("patch_kind", mode.patch_kind)
+            return mode
+        case BestEffortLive():
+            check_int("ttl_ms", mode.ttl_ms, 0, LIVE_TTL_MS_MAX)
+            # What makes no sense is replaced by what does; see `dynamic_maxlen`.
+            check_int("maxlen_floor", mode.maxlen_floor, -FRAMES_KEPT_MAX, FRAMES_KEPT_MAX)
+            check_int("maxlen_ceiling", mode.maxlen_ceiling, -FRAMES_KEPT_MAX, FRAMES_KEPT_MAX)
+            _check_number("ema_alpha", mode.ema_alpha)
+            return mode
+        case _:
+            problem = "must be Durable, DurableSummary or BestEffortLive"
+            raise InvalidInput("mode", problem, mode)
+
+
+def _check_number(field: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidInput(field, "must be a number", value)
+
+
+# In a transaction -------------------------------------------------------------------
+
+
+async def _append_in(
+    tx: Transaction, appends: Sequence[Append], coding: Coding
+) -> list[tuple[Appended, ...] | FlowFabricError]:
+    """Decide each in order, each after what those before it have written."""
+    asked = sorted({append.execution_id for append in appends})
+    rows = await tx.select(
+        "hold_for_append",
+        partition_keys=[partition_of(each) for each in asked],
+        execution_ids=[uuid_of(each) for each in asked],
+    )
+    holders = {row_execution_id(row): msgspec.convert(dict(row), Holder) for row in rows}
+    now_ms = int(str(rows[0]["now_ms"])) if rows else 0
+    keys = sorted({_key(each.execution_id, each.fence) for each in appends})
+    streams = await tx.lock(Stream, keys)
+    sums_up = {
+        _key(append.execution_id, append.fence)
+        for append in appends
+        for frame in append.frames
+        if isinstance(frame.mode, DurableSummary)
+    }
+    summaries = await tx.lock(StreamSummary, sorted(sums_up)) if sums_up else {}
+    frames: list[Frame] = []
+    trimmed: set[Key] = set()
+    outcomes: list[tuple[Appended, ...] | FlowFabricError] = []
+    for append in appends:
+        key = _key(append.execution_id, append.fence)
+        try:
+            made: Appending = decide_append(
+                holders.get(append.execution_id),
+                append,
+                streams.get(key),
+                summaries.get(key),
+                now_ms,
+                coding,
+            )
+        except FlowFabricError as error:
+            outcomes.append(error)
+            continue
+        outcomes.append(made.answers)
+        if not made.frames and made.summary is None:
+            continue
+        streams[key] = made.stream
+        frames += made.frames
+        if made.summary is not None:
+            summaries[key] = made.summary
+        if made.trims:
+            trimmed.add(key)
+        tx.hint(stream_topic(append.execution_id))
+    if frames:
+        written = {(each.partition_key, each.execution_id, each.attempt_index) for each in frames}
+        updates = (*(streams[key] for key in sorted(written)), *summaries.values())
+        await tx.save(Changes(inserts=tuple(frames), updates=updates))
+    await _delete_frames(tx, [streams[key] for key in sorted(trimmed)])
+    return outcomes
+
+
+async def _delete_frames(tx: Transaction, streams: Sequence[Stream]) -> None:
+    """Delete the rows of what `deleted_through` says is gone."""
+    if not streams:
+        return
+    await tx.select(
+        "delete_frames",
+        partition_keys=[each.partition_key for each in streams],
+        execution_ids=[uuid_of(each.execution_id) for each in streams],
+        attempt_indexes=[each.attempt_index for each in streams],
+        throughs=[each.deleted_through for each in streams],
+    )
+
+
+def _key(execution_id: ExecutionId, fence: Fence) -> Key:
+    assert fence.attempt_index is not None, "a handle names its attempt"
+    return (*execution_key(execution_id), fence.attempt_index)

@@ -1,0 +1,495 @@
+"""Reading streams, and waiting for what is appended to them.
+
+A parked tail holds no connection. It listens for hints about its stream; the ends of attempts,
+and hints that were lost, are noticed for all parked tails of a process together, by one
+statement. Tails that stand at the same place of one stream share their reads: a stream with a
+thousand tails is read as if it had one.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Final, Generic, TypeVar
+
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric.config import EngineConfig
+from flowfabric.core.checks import check_bool, check_int
+from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
+from flowfabric.core.lease import check_attempt_index
+from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.streams import BLOCK_MS_MAX, Frame, Stream, StreamSummary, Visibility, show_id
+from flowfabric.core.tails import (
+    END,
+    ExecutionCursor,
+    ExecutionFrames,
+    StreamFacts,
+    StreamFrames,
+    SummaryDocument,
+    TakeOver,
+    check_count,
+    check_visibility,
+    closing,
+    is_superseded,
+    read_after,
+    read_execution_cursor,
+    read_position,
+    shown,
+    shown_summary,
+)
+from flowfabric.engine.streams import stream_topic
+from flowfabric.engine.unit import (
+    ATTEMPT_TOPIC,
+    COMPLETION_TOPIC,
+    LOST_TOPIC,
+    Deployment,
+    Operations,
+    execution_key,
+)
+from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, ResourceExhausted
+from flowfabric.logs import open_log
+from flowfabric.outages import level_of
+from flowfabric.patience import statements_within
+from flowfabric.store.base import HintListener, Reader, Row, Store
+
+log = open_log(__name__)
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+LOOK_AGAIN_S: Final = 1.0
+"""How often parked tails look without a hint, all of them at once."""
+LOOK_GAP_S: Final = 0.01
+AFTER_ERROR_S: Final = 0.5
+LOOK_TIMEOUT_S: Final = 5.0
+TAILS_MAX: Final = 10_000
+"""Tails one process may park."""
+ATTEMPTS_PER_PAGE: Final = 100
+"""Attempts without anything to say that one read of a whole execution passes over."""
+
+
+class StreamKey(Struct, frozen=True):
+    execution_id: ExecutionId
+    attempt_index: int
+
+
+class Slice(Struct, frozen=True, kw_only=True):
+    """Which frames of which stream."""
+
+    key: StreamKey
+    from_id: int
+    to_id: int = END.at_most()
+    count_limit: int
+    visibility: Visibility
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """Where a reader of a whole execution stands, and what it wants to see."""
+
+    execution_id: ExecutionId
+    cursor: ExecutionCursor
+    count_limit: int
+    visibility: Visibility
+    superseded: bool
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """How a stream stood at some time."""
+
+    facts: StreamFacts
+    now_ms: int
+
+
+class Tails(Operations):
+    def __init__(self, store: Store, config: EngineConfig, deployment: Deployment) -> None:
+        super().__init__(store, config, deployment)
+        self._slices = Flights(self._read_slice)
+        self._places = Flights(self._read_on)
+        self._watch = Watch(store)
+
+    async def read_stream(
+        self,
+        execution_id: str,
+        attempt_index: int,
+        *,
+        from_cursor: str = "start",
+        to_cursor: str = "end",
+        count_limit: int = 100,
+        visibility: str = Visibility.ALL,
+    ) -> StreamFrames:
+        """Frames from one cursor to another, both included, oldest first.
+
+        A stream nothing was written to is empty. To go on after a page, pass its
+        `next_cursor` to `tail_stream`.
+        """
+        asked = Slice(
+            key=self._check_key(execution_id, attempt_index),
+            from_id=read_position("from_cursor", from_cursor).at_least(),
+            to_id=read_position("to_cursor", to_cursor).at_most(),
+            count_limit=check_count(count_limit),
+            visibility=check_visibility(visibility),
+        )
+        return await self._read_slice(asked)
+
+    async def tail_stream(
+        self,
+        execution_id: str,
+        attempt_index: int,
+        *,
+        after: str = "0-0",
+        block_ms: int = 0,
+        count_limit: int = 50,
+        visibility: str = Visibility.ALL,
+    ) -> StreamFrames:
+        """Frames after one; if there are none, wait up to `block_ms` for the next.
+
+        Returns at once when the stream is closed. A page that is closed and has no more is
+        the end of the stream.
+        """
+        asked = Slice(
+            key=self._check_key(execution_id, attempt_index),
+            from_id=read_after(after) + 1,
+            count_limit=check_count(count_limit),
+            visibility=check_visibility(visibility),
+        )
+        check_int("block_ms", block_ms, 0, BLOCK_MS_MAX)
+        return await self.wait_for(
+            asked.key.execution_id,
+            asked.key.attempt_index,
+            block_ms / 1_000,
+            lambda: self._slices.share(asked) if block_ms else self._read_slice(asked),
+            lambda page: bool(page.frames) or page.closed_at_ms is not None,
+        )
+
+    async def wait_for(
+        self,
+        execution_id: ExecutionId,
+        attempt_index: int,
+        block_s: float,
+        read: Callable[[], Awaitable[T]],
+        is_enough: Callable[[T], bool],
+    ) -> T:
+        """Read until it is enough, or the time is over: at first, and after every hint."""
+        if block_s <= 0:
+            return await read()
+        until_s = time.monotonic() + block_s
+        key = StreamKey(execution_id, attempt_index)
+        # Listening before reading: no hint is lost in between.
+        with (
+            self.store.hints([stream_topic(execution_id)]) as hints,
+            self._watch.parked(key, hints),
+        ):
+            while True:
+                found = await read()
+                left_s = until_s - time.monotonic()
+                if is_enough(found) or left_s <= 0:
+                    return found
+                await hints.wait(left_s)
+
+    async def tail_execution(
+        self,
+        execution_id: str,
+        *,
+        after: str = "start",
+        block_ms: int = 0,
+        count_limit: int = 50,
+        visibility: str = Visibility.ALL,
+        superseded: bool = False,
+    ) -> ExecutionFrames:
+        """Frames of all attempts, one after another, and where one took over from another.
+
+        `after` is `start`, `end` for what comes from now on, or the cursor of a page. Frames
+        that no longer count are left out unless `superseded` asks for them.
+        """
+        asked = self.check_execution_id(execution_id)
+        cursor = read_execution_cursor(after)
+        check_int("block_ms", block_ms, 0, BLOCK_MS_MAX)
+        check_bool("superseded", superseded)
+        count = check_count(count_limit)
+        seen = check_visibility(visibility)
+        if cursor is None:
+            cursor = await self.store.read(lambda reader: last_cursor(reader, asked))
+        start = Place(
+            execution_id=asked,
+            cursor=cursor,
+            count_limit=count,
+            visibility=seen,
+            superseded=superseded,
+        )
+        return await self.wait_for(
+            asked,
+            cursor.attempt_index,
+            block_ms / 1_000,
+            lambda: self._places.share(start) if block_ms else self._read_on(start),
+            lambda page: bool(page.frames) or page.is_end or page.take_over is not None,
+        )
+
+    async def last_frame_at(self, execution_id: str, attempt_index: int) -> int | None:
+        """When an attempt last appended to its stream; None if it never has."""
+        asked = self._check_key(execution_id, attempt_index)
+        key = (*execution_key(asked.execution_id), asked.attempt_index)
+
+        async def body(reader: Reader) -> int | None:
+            stream = (await reader.get(Stream, [key])).get(key)
+            return None if stream is None else stream.last_frame_at_ms
+
+        return await self.store.read(body)
+
+    async def read_summary(self, execution_id: str, attempt_index: int) -> SummaryDocument | None:
+        """What an attempt has summed up; None if it has not."""
+        asked = self._check_key(execution_id, attempt_index)
+        key = (*execution_key(asked.execution_id), asked.attempt_index)
+
+        async def body(reader: Reader) -> SummaryDocument | None:
+            stream = (await reader.get(Stream, [key])).get(key)
+            if stream is None or stream.forgotten:
+                return None
+            found = (await reader.get(StreamSummary, [key])).get(key)
+            return None if found is None else shown_summary(found)
+
+        return await self.store.read(body)
+
+    @property
+    def parked_tails(self) -> int:
+        """How many readers of this process wait for frames."""
+        return self._watch.number
+
+    async def close_tails(self) -> None:
+        await self._watch.close()
+
+    async def _read_slice(self, asked: Slice) -> StreamFrames:
+        return await self.store.read(partial(read_slice, asked=asked))
+
+    async def _read_on(self, place: Place) -> ExecutionFrames:
+        return await self.store.read(partial(read_on, place=place))
+
+    def _check_key(self, execution_id: object, attempt_index: object) -> StreamKey:
+        parsed = self.check_execution_id(execution_id)
+        if attempt_index is None:
+            raise InvalidInput("attempt_index", "must be an integer", attempt_index)
+        check_attempt_index(attempt_index)
+        assert isinstance(attempt_index, int)
+        return StreamKey(parsed, attempt_index)
+
+
+# Reading ------------------------------------------------------------------------------
+
+
+async def standing_of(reader: Reader, keys: Sequence[StreamKey]) -> dict[StreamKey, Standing]:
+    """How streams stand; those without an execution are left out."""
+    rows = await reader.select(
+        "stream_facts",
+        partition_keys=[partition_of(each.execution_id) for each in keys],
+        execution_ids=[uuid_of(each.execution_id) for each in keys],
+        attempt_indexes=[each.attempt_index for each in keys],
+    )
+    return {keys[int(str(row["position"]))]: _standing(row) for row in rows}
+
+
+def _standing(row: Row) -> Standing:
+    return Standing(facts=msgspec.convert(dict(row), StreamFacts), now_ms=int(str(row["now_ms"])))
+
+
+async def read_slice(reader: Reader, asked: Slice) -> StreamFrames:
+    """The stream's state first: what is closed then gets no more frames."""
+    standing = (await standing_of(reader, [asked.key])).get(asked.key)
+    if standing is None:
+        return StreamFrames(frames=(), next_cursor=show_id(max(asked.from_id - 1, 0)))
+    return await _frames(reader, asked, standing)
+
+
+async def _frames(reader: Reader, asked: Slice, standing: Standing) -> StreamFrames:
+    found: Sequence[Frame] = ()
+    if standing.facts.last_frame_id is not None:
+        found = await reader.select_records(
+            Frame,
+            "read_frames",
+            partition_key=partition_of(asked.key.execution_id),
+            execution_id=uuid_of(asked.key.execution_id),
+            attempt_index=asked.key.attempt_index,
+            from_id=asked.from_id,
+            to_id=asked.to_id,
+            hidden_through=standing.facts.hidden_through(standing.now_ms),
+            best_effort=asked.visibility is Visibility.ALL,
+            limit=asked.count_limit,
+        )
+    closed = closing(standing.facts, asked.key.attempt_index)
+    last_id = found[-1].frame_id if found else max(asked.from_id - 1, 0)
+    return StreamFrames(
+        frames=tuple(shown(each) for each in found),
+        next_cursor=show_id(last_id),
+        has_more=len(found) == asked.count_limit,
+        closed_at_ms=None if closed is None else closed.at_ms,
+        closed_reason=None if closed is None else closed.reason,
+    )
+
+
+async def last_cursor(reader: Reader, execution_id: ExecutionId) -> ExecutionCursor:
+    """After everything there is now."""
+    first = StreamKey(execution_id, 0)
+    standing = (await standing_of(reader, [first])).get(first)
+    if standing is None:
+        raise NotFound("execution", execution_id)
+    latest = StreamKey(execution_id, max(standing.facts.latest_attempt, 0))
+    now = (await standing_of(reader, [latest])).get(latest, standing)
+    return ExecutionCursor(latest.attempt_index, now.facts.last_frame_id or 0)
+
+
+async def read_on(reader: Reader, place: Place) -> ExecutionFrames:
+    """The next page of an execution: of one attempt, the next that has anything to say."""
+    cursor = place.cursor
+    take_over: TakeOver | None = None
+    finished: frozenset[str] | None = None
+    for _ in range(ATTEMPTS_PER_PAGE):
+        key = StreamKey(place.execution_id, cursor.attempt_index)
+        standing = (await standing_of(reader, [key])).get(key)
+        if standing is None:
+            raise NotFound("execution", place.execution_id)
+        latest = standing.facts.latest_attempt
+        earlier = key.attempt_index < latest
+        if finished is None and (earlier or take_over is not None):
+            finished = await _finished_steps(reader, place.execution_id)
+        page = await _frames(reader, _slice(place, key, cursor), standing)
+        frames = tuple(
+            structs.replace(each, superseded=is_superseded(each, latest, finished or ()))
+            for each in page.frames
+        )
+        wanted = tuple(each for each in frames if place.superseded or not each.superseded)
+        cursor = structs.replace(cursor, frame_id=read_after(page.next_cursor))
+        over = standing.facts.has_ended and not earlier and not page.has_more
+        if wanted or over or not (earlier or page.has_more):
+            return ExecutionFrames(
+                frames=wanted, cursor=str(cursor), take_over=take_over, is_end=over
+            )
+        if not page.has_more:
+            cursor = ExecutionCursor(key.attempt_index + 1)
+            take_over = TakeOver(
+                attempt_index=cursor.attempt_index, kept_steps=finished or frozenset()
+            )
+    return ExecutionFrames(frames=(), cursor=str(cursor), take_over=take_over)
+
+
+def _slice(place: Place, key: StreamKey, cursor: ExecutionCursor) -> Slice:
+    return Slice(
+        key=key,
+        from_id=cursor.frame_id + 1,
+        count_limit=place.count_limit,
+        visibility=place.visibility,
+    )
+
+
+async def _finished_steps(reader: Reader, execution_id: ExecutionId) -> frozenset[str]:
+    rows = await reader.select(
+        "finished_steps",
+        partition_key=partition_of(execution_id),
+        execution_id=uuid_of(execution_id),
+    )
+    return frozenset(str(row["step_key"]) for row in rows)
+
+
+# Waiting ------------------------------------------------------------------------------
+
+
+class Flights(Generic[K, T]):
+    """Reads that are shared by whoever asks for the same before they start."""
+
+    def __init__(self, read: Callable[[K], Awaitable[T]]) -> None:
+        self._read = read
+        self._to_start: dict[K, asyncio.Task[T]] = {}
+        self._started: dict[K, asyncio.Task[T]] = {}
+
+    async def share(self, key: K) -> T:
+        """The outcome of a read that starts from now on."""
+        flight = self._to_start.get(key)
+        if flight is None:
+            flight = asyncio.create_task(self._fly(key, self._started.get(key)))
+            flight.add_done_callback(_retrieve)
+            self._to_start[key] = flight
+        return await asyncio.shield(flight)
+
+    async def _fly(self, key: K, before: asyncio.Task[T] | None) -> T:
+        if before is not None:
+            await asyncio.wait([before])
+        flight = self._started[key] = self._to_start.pop(key)
+        try:
+            return await self._read(key)
+        finally:
+            if self._started.get(key) is flight:
+                del self._started[key]
+
+
+def _retrieve(task: asyncio.Task[T]) -> None:
+    """Whoever asked may have gone by now."""
+    if not task.cancelled():
+        task.exception()
+
+
+class Watch:
+    """Looks after all parked tails of a process at once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._parked: dict[StreamKey, set[HintListener]] = {}
+        self.number = 0
+        self._seen: dict[StreamKey, object] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def parked(self, key: StreamKey, hints: HintListener) -> Iterator[None]:
+        """Wake `hints` when anything becomes of the stream, or of its execution."""
+        if self.number >= TAILS_MAX:
+            raise ResourceExhausted("stream_tails", TAILS_MAX)
+        self.number += 1
+        self._parked.setdefault(key, set()).add(hints)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="flowfabric-tails")
+        try:
+            yield
+        finally:
+            self.number -= 1
+            self._parked[key].discard(hints)
+            if not self._parked[key]:
+                del self._parked[key]
+                self._seen.pop(key, None)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        with self._store.hints([COMPLETION_TOPIC, LOST_TOPIC, ATTEMPT_TOPIC]) as hints:
+            while self._parked:
+                await hints.wait(LOOK_AGAIN_S)
+                try:
+                    with statements_within(LOOK_TIMEOUT_S):
+                        await self._look()
+                except FlowFabricError as error:
+                    log.log(level_of(error), "could not look after tails: %s", error)
+                    await asyncio.sleep(AFTER_ERROR_S)
+                await asyncio.sleep(LOOK_GAP_S * (1 + self.number / BATCH_MAX))
+
+    async def _look(self) -> None:
+        asked = list(self._parked)
+        for start in range(0, len(asked), BATCH_MAX):
+            some = asked[start : start + BATCH_MAX]
+            found = await self._store.read(partial(standing_of, keys=some))
+            for key in some:
+                self._note(key, found.get(key))
+
+    def _note(self, key: StreamKey, standing: Standing | None) -> None:
+        facts = None if standing is None else standing.facts
+        now = facts and (
+            facts.last_frame_id,
+            facts.latest_attempt,
+            facts.has_ended,
+            closing(facts, key.attempt_index),
+        )
+        # What is seen for the first time may have happened after its tail has read.
+        if key in self._parked and self._seen.get(key, self) != now:
+            self._seen[key] = now
+            for hints in self._parked[key]:
+                hints.wake()

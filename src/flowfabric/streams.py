@@ -1,0 +1,167 @@
+"""Following a run: what its attempts emit, in order, as it comes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.streams import BLOCK_MS_MAX, Encoding, ModeName, Visibility
+from flowfabric.core.tails import ExecutionFrames, StreamFrame, TakeOver
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import InvalidInput, OperationTimeout, RetryExhausted, Transport
+from flowfabric.logs import open_log
+from flowfabric.outages import level_of
+
+log = open_log(__name__)
+
+PAGE: Final = 200
+AFTER_ERROR_S: Final = 0.5
+SUPERSEDED: Final = "superseded"
+
+
+class Frame(Struct, frozen=True, kw_only=True):
+    """One thing a run has said. Print its `text`, or decode its `json()`."""
+
+    cursor: str
+    """`run.stream(after=…)` goes on after this one, whenever and wherever."""
+    kind: str
+    """`text`, `json` or `bytes`, unless the handler gave it a label; `superseded` for a turn."""
+    attempt: int
+    at_ms: int
+    data: bytes = b""
+    encoding: Encoding = Encoding.UTF8
+    step: str | None = None
+    """The step in which it was emitted."""
+    live: bool = False
+    """It was only for whoever watches, and is soon forgotten."""
+    superseded: bool = False
+    """A later attempt has taken its place."""
+    take_over: TakeOver | None = None
+
+    @property
+    def text(self) -> str:
+        """What was said, as text. Empty for a turn, so that it may be printed all the same."""
+        return self.data.decode(errors="replace")
+
+    def json(self) -> object:
+        """What was said, decoded; see `msgspec.json.decode` for one that fits a type."""
+        value: object = msgspec.json.decode(self.data)
+        return value
+
+    @property
+    def is_turn(self) -> bool:
+        """Whether a later attempt takes over here: see which earlier frames it `drops`."""
+        return self.take_over is not None
+
+    def drops(self, frame: "Frame") -> bool:
+        """Whether a frame that came before this turn no longer counts."""
+        return self.take_over is not None and self.take_over.drops(frame.attempt, frame.step)
+
+
+class Idle(Protocol):
+    """Who knows whether anything happens by itself."""
+
+    happens: bool
+
+    async def is_idle(self) -> bool: ...
+
+
+class Follower:
+    """Reads on where it has stopped. A page is all it holds: whoever reads slowly delays nobody."""
+
+    def __init__(
+        self,
+        here: Callable[[], Awaitable[tuple[Engine, Idle]]],
+        execution_id: ExecutionId,
+        *,
+        after: str,
+        superseded: bool,
+        live: bool,
+    ) -> None:
+        self._here = here
+        self._execution_id = execution_id
+        self._after = "end" if after == "now" else after
+        self._superseded = superseded
+        self._visibility = Visibility.ALL if live else Visibility.EXCLUDE_BEST_EFFORT
+        self._ended = False
+        self._told: set[tuple[int, str | None]] = set()
+        """Attempts and steps of what was passed on: whether a later attempt drops any of it."""
+
+    async def now(self) -> list[Frame]:
+        """Everything there is, without waiting."""
+        found: list[Frame] = []
+        while True:
+            page = await self._page(0)
+            frames = self._frames(page)
+            found += frames
+            if page.is_end or not (page.frames or page.take_over):
+                return found
+
+    async def next_page(self) -> list[Frame] | None:
+        """What comes next, at least one frame; None when the run has ended."""
+        while not self._ended:
+            _, idle = await self._here()
+            try:
+                page = await self._page(BLOCK_MS_MAX if idle.happens else 0)
+            except (Transport, OperationTimeout, RetryExhausted) as error:
+                log.log(level_of(error), "could not read on; trying again: %s", error)
+                await asyncio.sleep(AFTER_ERROR_S)
+                continue
+            self._ended = page.is_end
+            if frames := self._frames(page):
+                return frames
+            if page.take_over is None and not self._ended and await idle.is_idle():
+                return None
+        return None
+
+    async def _page(self, block_ms: int) -> ExecutionFrames:
+        engine, _ = await self._here()
+        page = await engine.tail_execution(
+            self._execution_id,
+            after=self._after,
+            block_ms=block_ms,
+            count_limit=PAGE,
+            visibility=self._visibility,
+            superseded=self._superseded,
+        )
+        self._after = page.cursor
+        return page
+
+    def _frames(self, page: ExecutionFrames) -> list[Frame]:
+        frames = [_frame(each) for each in page.frames]
+        turn = page.take_over
+        if turn is not None and any(turn.drops(*told) for told in self._told):
+            marker = Frame(
+                cursor=page.cursor if not frames else f"{turn.attempt_index}:0-0",
+                kind=SUPERSEDED,
+                attempt=turn.attempt_index,
+                at_ms=frames[0].at_ms if frames else 0,
+                take_over=turn,
+            )
+            frames.insert(0, marker)
+            self._told.clear()
+        self._told.update((frame.attempt, frame.step) for frame in frames if not frame.superseded)
+        return frames
+
+
+def _frame(frame: StreamFrame) -> Frame:
+    return Frame(
+        cursor=f"{frame.attempt_index}:{frame.id}",
+        kind=frame.frame_type,
+        attempt=frame.attempt_index,
+        at_ms=frame.ts,
+        data=frame.payload,
+        encoding=frame.encoding,
+        step=frame.step_key,
+        live=frame.mode is ModeName.BEST_EFFORT,
+        superseded=frame.superseded,
+    )
+
+
+def check_after(after: object) -> str:
+    if not isinstance(after, str):
+        raise InvalidInput("after", "must be 'start', 'now' or the cursor of a frame", after)
+    return after
