@@ -116,6 +116,9 @@ class Link:
             )
         )
 
+    async def end_of_events(self) -> int:
+        return await self._carry(self.store.end_of_events)
+
     def hint(self, topic: str) -> None:
         if not self.dead:
             self.store.hint(topic)

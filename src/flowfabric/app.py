@@ -30,6 +30,7 @@ from flowfabric.core.ids import named_flow_id
 from flowfabric.declaring import check_app, check_calls, check_middleware, check_task
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import Unavailable
+from flowfabric.feed import Feed
 from flowfabric.flows.builder import Flow
 from flowfabric.flows.run import FlowRun
 from flowfabric.outages import waited_out
@@ -60,7 +61,7 @@ DEFAULT_NAMESPACE = "default"
 MEMORY_URL = "sqlite:///:memory:"
 
 
-class App(Replaceable):
+class App(Feed, Replaceable):
     """Tasks on one database."""
 
     def __init__(

@@ -1,5 +1,6 @@
 """`events`: the log of what happened."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -9,18 +10,20 @@ from rich.text import Text
 from flowfabric.cli import documents, screen
 from flowfabric.cli.target import Target, limit_option, namespace_option, options, with_engine
 from flowfabric.core.events import EventCategory, StoredEvent
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.unit import COMPLETION_TOPIC, LOST_TOPIC
+from flowfabric.engine.subscriptions import Subscription, Told
 from flowfabric.errors import HistoryChanged
 
-LOOK_AGAIN_S: Final = 0.5
+BATCH: Final = 100
 
 
 @click.command("events")
 @click.option("--after", metavar="ID", help="Begin after this event id, or cursor.")
 @limit_option
 @click.option("--category", type=click.Choice([each.value for each in EventCategory]))
+@click.option("--id", "execution_id", metavar="ID", help="Of this execution.")
+@click.option("--kind", help="Of executions of this task, in any version or in one.")
+@click.option("--tag", metavar="KEY=VALUE", help="Of executions with this tag.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on.")
 @namespace_option
 @options
@@ -31,33 +34,67 @@ async def events(
     after: str | None,
     limit: int,
     category: str | None,
+    execution_id: str | None,
+    kind: str | None,
+    tag: str | None,
     follow: bool,
 ) -> None:
     """Print the latest events, oldest first. With --json: one per line."""
     scope = target.scope()
-    cursor = after or str(
-        await engine.before_latest_events(limit, namespace=scope, category=category)
-    )
-    left = limit
-    with engine.store.hints([COMPLETION_TOPIC, LOST_TOPIC]) as hints:
-        while left > 0 or follow:
-            size = PAGE_MAX if follow else min(PAGE_MAX, left)
-            try:
-                page = await engine.read_events(after=cursor, limit=size, category=category)
-            except HistoryChanged as error:
-                if not follow:
-                    raise
-                screen.err().print(Text(str(error), style="yellow"))
-                cursor = error.resume_after
-                continue
-            shown = [each for each in page.events if scope in (None, each.namespace)]
-            await _print(engine, target, shown)
-            left -= len(shown)
-            if page.cursor == cursor:
-                if not follow:
-                    return
-                await hints.wait(LOOK_AGAIN_S)
-            cursor = page.cursor
+    found = None if execution_id is None else await target.find(engine, execution_id)
+    label = None if tag is None else _tag(tag)
+    # Only a look at every event tells which are the latest of an execution, a kind or a tag.
+    looks = after is None and (found or kind or label) is not None
+    start = after or "0"
+    if after is None and not looks:
+        start = str(await engine.before_latest_events(limit, namespace=scope, category=category))
+
+    async def subscribe(after: str) -> Subscription[Told]:
+        return await engine.subscribe_events(
+            after=after,
+            namespace=scope,
+            category=category,
+            execution_id=found,
+            kind=kind,
+            tag=label,
+        )
+
+    subscription = await subscribe(start)
+    await _print(engine, target, await _latest(subscription, limit, looks=looks))
+    while follow:
+        try:
+            await _print(engine, target, await _next(subscription))
+        except HistoryChanged as error:
+            screen.err().print(Text(str(error), style="yellow"))
+            subscription = await subscribe(error.resume_after)
+
+
+def _tag(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise click.BadParameter("must look like key=value", param_hint="--tag")
+    return key, value
+
+
+async def _latest(
+    subscription: Subscription[Told], limit: int, *, looks: bool
+) -> list[StoredEvent]:
+    """The first so many events there are; if that takes a look at all of them, the last."""
+    latest: deque[StoredEvent] = deque(maxlen=limit)
+    while looks or len(latest) < limit:
+        told = await subscription.next_if_any()
+        if told is None:
+            break
+        latest.append(told.event)
+    return list(latest)
+
+
+async def _next(subscription: Subscription[Told]) -> list[StoredEvent]:
+    """The next event, once it comes, and what came with it."""
+    batch = [(await anext(subscription)).event]
+    while len(batch) < BATCH and (told := await subscription.next_if_any()) is not None:
+        batch.append(told.event)
+    return batch
 
 
 async def _print(engine: Engine, target: Target, events: Sequence[StoredEvent]) -> None:

@@ -18,7 +18,6 @@ from flowfabric.engine.audit import Audits
 from flowfabric.engine.blocked import Blocked
 from flowfabric.engine.bulk import Bulk
 from flowfabric.engine.details import Details
-from flowfabric.engine.event_reads import EventReads
 from flowfabric.engine.flow_audit import FlowAudits
 from flowfabric.engine.flow_cancels import FlowCancels
 from flowfabric.engine.flow_dispatch import FlowDispatch
@@ -39,6 +38,7 @@ from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.signals import Signals
 from flowfabric.engine.steps import Steps
 from flowfabric.engine.streams import Streams
+from flowfabric.engine.subscriptions import Subscriptions
 from flowfabric.engine.suspension_reads import SuspensionReads
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tags import Tags
@@ -131,7 +131,7 @@ class Engine(
     Presence,
     Bulk,
     Reads,
-    EventReads,
+    Subscriptions,
     Details,
     Lookup,
     Tags,
@@ -186,6 +186,7 @@ class Engine(
 
     async def close(self) -> None:
         await self.close_tails()
+        await self.close_subscriptions()
         await self.store.close()
 
     async def prepare(self) -> Prepared:

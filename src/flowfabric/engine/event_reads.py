@@ -48,6 +48,11 @@ class EventReads(Operations):
             cursor=write_cursor(await self._end(cursor, page.events, page.cursor)),
         )
 
+    async def end_of_log(self) -> Cursor:
+        """After everything there is now; whatever is still to be committed comes after it."""
+        end_id = await self.store.end_of_events()
+        return (await self._around(end_id)).found or Cursor(end_id)
+
     async def _end(self, start: Cursor, events: Sequence[StoredEvent], end_id: int) -> Cursor:
         if events and events[-1].event_id == end_id:
             return cursor_at(end_id, events[-1].occurred_at_ms, events[-1].execution_id)

@@ -30,10 +30,7 @@ NAMES: Final = (
     "report_usage",
     "report_usage_admin",
     "reset_budget",
-    "subscribe_completion",
     "subscribe_instance_tags",
-    "subscribe_lease_history",
-    "subscribe_signal_delivery",
     "unblock_execution",
 )
 

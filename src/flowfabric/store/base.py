@@ -274,6 +274,10 @@ class Store(Protocol):
         """
         ...
 
+    async def end_of_events(self) -> int:
+        """An id after which every event comes that is not committed yet; 0 for an empty log."""
+        ...
+
     def hint(self, topic: str) -> None:
         """Wake whoever waits for `topic`, now: for what `execute_alone` has committed."""
         ...

@@ -84,6 +84,9 @@ class OnConnection:
             after=after, limit=limit, category=category, wait_s=wait_s
         )
 
+    async def end_of_events(self) -> int:
+        return await self._store.end_of_events()
+
     def hint(self, topic: str) -> None:
         self._store.hint(topic)
 

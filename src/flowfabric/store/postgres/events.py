@@ -62,6 +62,14 @@ class EventLog:
             )
         return page(rows, through=through, limit=limit)
 
+    async def end(self) -> int:
+        """Before the first id that may still be filled, else the last one there is."""
+        (row,) = await self._select("event_end")
+        last_id, before_gap = int(str(row["last_id"] or 0)), row["before_gap"]
+        if before_gap is None or not await self._writers():
+            return last_id
+        return int(str(before_gap))
+
     async def _complete_through(self, after: int, window: int, wait_s: float) -> int:
         """The id up to which nothing more can appear; `after` if the next one still may."""
         unbroken, last = await self._window(after, window)

@@ -222,6 +222,9 @@ class PostgresStore:
     ) -> EventPage:
         return await self._events.page(after=after, limit=limit, category=category, wait_s=wait_s)
 
+    async def end_of_events(self) -> int:
+        return await self._events.end()
+
     def hint(self, topic: str) -> None:
         self._exchange.publish({topic})
 

@@ -193,6 +193,13 @@ class SqliteStore:
         assert 0 < limit <= EVENTS_MAX, f"a page has 1 to {EVENTS_MAX} events"
         return await self.read(body)
 
+    async def end_of_events(self) -> int:
+        async def body(reader: Reader) -> int:
+            (row,) = await reader.select("event_end")
+            return int(str(row["last_id"] or 0))
+
+        return await self.read(body)
+
     def hint(self, topic: str) -> None:
         self._board.publish({topic})
 

@@ -1,0 +1,322 @@
+"""Subscriptions: the event log as it grows, from any place, through any filter.
+
+A subscription reads pages after its cursor, so it misses nothing and repeats nothing, holds no
+connection between two pages, and no more than one page in memory: whoever reads slowly delays
+nobody. All subscriptions of a process wait together: one task listens for hints and looks now
+and then for what came without one. Those that stand at the same place share their reads.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Generic, Self, TypeVar
+
+from msgspec import Struct
+
+from flowfabric.config import EngineConfig
+from flowfabric.core.cursors import cursor_at, read_cursor, write_cursor
+from flowfabric.core.events import EventCategory, StoredEvent
+from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
+from flowfabric.core.subscriptions import (
+    CompletionEvent,
+    EventFilter,
+    LeaseHistoryEvent,
+    SignalDeliveryEvent,
+    check_filter,
+    completion_of,
+    lease_history_of,
+    signal_delivery_of,
+)
+from flowfabric.engine.event_reads import EventLogPage, EventReads
+from flowfabric.engine.tails import Flights
+from flowfabric.engine.unit import (
+    ATTEMPT_TOPIC,
+    COMPLETION_TOPIC,
+    LOST_TOPIC,
+    Deployment,
+    row_execution_id,
+)
+from flowfabric.errors import (
+    FlowFabricError,
+    OperationTimeout,
+    ResourceExhausted,
+    RetryExhausted,
+    Transport,
+)
+from flowfabric.logs import open_log
+from flowfabric.outages import level_of
+from flowfabric.patience import statements_within
+from flowfabric.store.base import HintListener, Reader, Store
+
+log = open_log(__name__)
+
+T = TypeVar("T")
+
+PAGE: Final = 256
+LOOK_AGAIN_S: Final = 1.0
+LOOK_GAP_S: Final = 0.01
+LOOK_TIMEOUT_S: Final = 5.0
+AFTER_ERROR_S: Final = 0.5
+SUBSCRIPTIONS_MAX: Final = 10_000
+"""Subscriptions that may wait in one process."""
+FROM_NOW: Final = ""
+
+
+class Told(Struct, frozen=True, kw_only=True):
+    """An event, and the cursor after it."""
+
+    event: StoredEvent
+    cursor: str
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """A page of the log that somebody is to read."""
+
+    after: str
+    category: EventCategory | None
+
+
+class ToldPage(Struct, frozen=True, kw_only=True):
+    told: tuple[Told, ...]
+    cursor: str
+    """Everything up to here has passed, or was filtered out."""
+
+
+class Subscription(Generic[T]):
+    """Events as they come; it never ends by itself.
+
+    `cursor` is where it has come to: `after=cursor` goes on there, in any process.
+    """
+
+    def __init__(
+        self,
+        engine: "Subscriptions",
+        cursor: str,
+        wanted: EventFilter,
+        make: Callable[[StoredEvent, str], T],
+    ) -> None:
+        self._engine = engine
+        self._wanted = wanted
+        self._make = make
+        self._ready: list[Told] = []
+        self._through = cursor
+        self.cursor = cursor
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        while not self._ready:
+            page = await self._engine.next_events(self._through, self._wanted)
+            self._take(page)
+        return self._next()
+
+    async def next_if_any(self) -> T | None:
+        """The next event, if there is one already."""
+        while not self._ready:
+            page = await self._engine.next_events(self._through, self._wanted, waits=False)
+            if page.cursor == self._through:
+                return None
+            self._take(page)
+        return self._next()
+
+    def _take(self, page: ToldPage) -> None:
+        self._ready = list(reversed(page.told))
+        self._through = page.cursor
+        if not self._ready:
+            self.cursor = page.cursor
+
+    def _next(self) -> T:
+        told = self._ready.pop()
+        self.cursor = told.cursor if self._ready else self._through
+        return self._make(told.event, told.cursor)
+
+
+class Subscriptions(EventReads):
+    def __init__(self, store: Store, config: EngineConfig, deployment: Deployment) -> None:
+        super().__init__(store, config, deployment)
+        self._pages = Flights(self._read_wanted)
+        self._log = LogWatch(store)
+
+    async def subscribe_events(
+        self,
+        *,
+        after: str | int = FROM_NOW,
+        namespace: str | None = None,
+        category: str | None = None,
+        execution_id: str | None = None,
+        kind: str | None = None,
+        tag: tuple[str, str] | None = None,
+    ) -> Subscription[Told]:
+        """Every event from now on, or after a cursor, that passes the filter.
+
+        Events come in order, each once per cursor; none is missed. Raises `HistoryChanged` when
+        the log has lost what the cursor has seen; database outages are waited out.
+        """
+        wanted = check_filter(
+            namespace=namespace,
+            category=category,
+            execution_id=None if execution_id is None else self.check_execution_id(execution_id),
+            kind=kind,
+            tag=tag,
+        )
+        return Subscription(self, await self._start(after), wanted, _told)
+
+    async def subscribe_completion(
+        self,
+        *,
+        after: str | int = FROM_NOW,
+        namespace: str | None = None,
+        tag: tuple[str, str] | None = None,
+    ) -> Subscription[CompletionEvent]:
+        """The ends of executions."""
+        wanted = _scanner_filter(EventCategory.COMPLETION, namespace, tag)
+        return Subscription(self, await self._start(after), wanted, completion_of)
+
+    async def subscribe_lease_history(
+        self,
+        *,
+        after: str | int = FROM_NOW,
+        namespace: str | None = None,
+        tag: tuple[str, str] | None = None,
+    ) -> Subscription[LeaseHistoryEvent]:
+        """Leases that are given, kept, lost and taken away."""
+        wanted = _scanner_filter(EventCategory.LEASE, namespace, tag)
+        return Subscription(self, await self._start(after), wanted, lease_history_of)
+
+    async def subscribe_signal_delivery(
+        self,
+        *,
+        after: str | int = FROM_NOW,
+        namespace: str | None = None,
+        tag: tuple[str, str] | None = None,
+    ) -> Subscription[SignalDeliveryEvent]:
+        """Signals that executions accept."""
+        wanted = _scanner_filter(EventCategory.SIGNAL, namespace, tag)
+        return Subscription(self, await self._start(after), wanted, signal_delivery_of)
+
+    async def next_events(self, after: str, wanted: EventFilter, *, waits: bool = True) -> ToldPage:
+        """The next page of the log, once there is one; what the filter leaves of it."""
+        asked = Wanted(after=after, category=wanted.category)
+        if not waits:
+            return await self._filtered(await self._read_wanted(asked), wanted)
+        while True:
+            try:
+                page = await self._pages.share(asked)
+                if page.cursor != after:
+                    return await self._filtered(page, wanted)
+            except (Transport, OperationTimeout, RetryExhausted) as error:
+                log.log(level_of(error), "could not read events; trying again: %s", error)
+                await asyncio.sleep(AFTER_ERROR_S)
+                continue
+            await self._log.wait(read_cursor(after).event_id)
+
+    async def close_subscriptions(self) -> None:
+        await self._log.close()
+
+    async def _start(self, after: object) -> str:
+        if after != FROM_NOW:
+            cursor = read_cursor(after)
+            return write_cursor(cursor)
+        return write_cursor(await self.end_of_log())
+
+    async def _read_wanted(self, wanted: Wanted) -> EventLogPage:
+        return await self.read_events(after=wanted.after, limit=PAGE, category=wanted.category)
+
+    async def _filtered(self, page: EventLogPage, wanted: EventFilter) -> ToldPage:
+        events = [event for event in page.events if wanted.passes(event)]
+        if events and wanted.needs_executions:
+            ids = sorted({event.execution_id for event in events})
+            like = await self.store.read(partial(_executions_like, ids=ids, wanted=wanted))
+            events = [event for event in events if event.execution_id in like]
+        return ToldPage(
+            told=tuple(Told(event=event, cursor=_cursor_of(event)) for event in events),
+            cursor=page.cursor,
+        )
+
+
+def _scanner_filter(category: EventCategory, namespace: object, tag: object) -> EventFilter:
+    return check_filter(
+        namespace=namespace, category=category, execution_id=None, kind=None, tag=tag
+    )
+
+
+def _told(event: StoredEvent, cursor: str) -> Told:
+    return Told(event=event, cursor=cursor)
+
+
+def _cursor_of(event: StoredEvent) -> str:
+    return write_cursor(cursor_at(event.event_id, event.occurred_at_ms, event.execution_id))
+
+
+async def _executions_like(
+    reader: Reader, ids: list[ExecutionId], wanted: EventFilter
+) -> set[ExecutionId]:
+    key, value = (None, None) if wanted.tag is None else wanted.tag
+    rows = await reader.select(
+        "executions_like",
+        partition_keys=[partition_of(each) for each in ids],
+        execution_ids=[uuid_of(each) for each in ids],
+        kind=wanted.kind,
+        tag_key=key,
+        tag_value=value,
+    )
+    return {row_execution_id(row) for row in rows}
+
+
+async def _last_id(reader: Reader) -> int:
+    (row,) = await reader.select("last_event")
+    return int(str(row["event_id"] or 0))
+
+
+class LogWatch:
+    """Tells all who wait for events that there are some."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiting: dict[asyncio.Event, int] = {}
+        self._hints: HintListener | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def wait(self, after_id: int) -> None:
+        """Until the log reaches past an event; what is there may still have to be waited for."""
+        if len(self._waiting) >= SUBSCRIPTIONS_MAX:
+            raise ResourceExhausted("subscriptions", SUBSCRIPTIONS_MAX)
+        arrived = asyncio.Event()
+        self._waiting[arrived] = after_id
+        if self._hints is not None:
+            # Somebody new has to look at once.
+            self._hints.wake()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="flowfabric-subscriptions")
+        try:
+            await arrived.wait()
+        finally:
+            del self._waiting[arrived]
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        with self._store.hints([COMPLETION_TOPIC, LOST_TOPIC, ATTEMPT_TOPIC]) as hints:
+            self._hints = hints
+            while self._waiting:
+                try:
+                    with statements_within(LOOK_TIMEOUT_S):
+                        if await self._look():
+                            hints.found_work()
+                except FlowFabricError as error:
+                    log.log(level_of(error), "could not look for events: %s", error)
+                    await asyncio.sleep(AFTER_ERROR_S)
+                await asyncio.sleep(LOOK_GAP_S)
+                if self._waiting:
+                    await hints.wait(LOOK_AGAIN_S)
+
+    async def _look(self) -> bool:
+        last_id = await self._store.read(_last_id)
+        found = [arrived for arrived, after_id in self._waiting.items() if last_id > after_id]
+        for arrived in found:
+            arrived.set()
+        return bool(found)

@@ -1,0 +1,19 @@
+-- Those of the given executions that are of a kind and have a tag; null asks for neither.
+select k.partition_key, k.execution_id::text as execution_id
+  from unnest(:partition_keys::int[], :execution_ids::uuid[]) as k (partition_key, execution_id)
+ cross join lateral (
+    select x.execution_kind
+      from execution x
+     where x.partition_key = k.partition_key
+       and x.execution_id = k.execution_id
+     limit 1) as e
+ where (:kind::text is null
+        or e.execution_kind = :kind
+        or starts_with(e.execution_kind, :kind || '@'))
+   and (:tag_key::text is null
+        or exists (
+            select from execution_tag t
+             where t.partition_key = k.partition_key
+               and t.execution_id = k.execution_id
+               and t.tag_key = :tag_key
+               and t.tag_value = :tag_value::text));

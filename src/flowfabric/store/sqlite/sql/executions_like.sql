@@ -1,0 +1,16 @@
+-- Those of the given executions that are of a kind and have a tag; null asks for neither.
+select e.partition_key, e.execution_id
+  from json_each(:rows) as k
+ cross join execution as e
+    on e.partition_key = k.value ->> 'partition_keys'
+   and e.execution_id = k.value ->> 'execution_ids'
+ where (cast(:kind as text) is null
+        or e.execution_kind = :kind
+        or substr(e.execution_kind, 1, length(:kind) + 1) = :kind || '@')
+   and (cast(:tag_key as text) is null
+        or exists (
+            select 1 from execution_tag as t
+             where t.partition_key = e.partition_key
+               and t.execution_id = e.execution_id
+               and t.tag_key = :tag_key
+               and t.tag_value = :tag_value));

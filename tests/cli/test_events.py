@@ -1,0 +1,78 @@
+"""`flowfabric events`: the log, through filters, and as it grows."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from msgspec import structs
+
+from flowfabric import Engine, connect
+from flowfabric.core.creation import NewExecution
+from tests.cli.command import COMMAND, environment, run
+
+
+@pytest.fixture(params=["sqlite-file", "postgres"])
+def url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
+    return new_database(request.param)
+
+
+@pytest.fixture
+async def engine(url: str) -> AsyncIterator[Engine]:
+    async with await connect(url) as opened:
+        yield opened
+
+
+async def cancelled(engine: Engine, **fields: object) -> str:
+    request = structs.replace(NewExecution(execution_kind="work"), **fields)
+    execution_id = (await engine.create_execution(request)).execution_id
+    await engine.cancel_execution(execution_id, reason="no")
+    return execution_id
+
+
+def ids(*arguments: str, url: str) -> list[object]:
+    ran = run("events", "--json", *arguments, url=url)
+    assert (ran.status, ran.err) == (0, "")
+    return [each["execution_id"] for each in ran.documents]
+
+
+async def test_the_latest_are_as_many_as_asked_for(engine: Engine, url: str) -> None:
+    made = [await cancelled(engine) for _ in range(60)]
+    assert ids("-n", "50", url=url) == made[-50:]
+    assert ids("-n", "1", url=url) == made[-1:]
+    assert ids("-n", "1000", url=url) == made
+
+
+async def test_filters_by_execution_kind_tag_category_and_namespace(
+    engine: Engine, url: str
+) -> None:
+    plain = await cancelled(engine)
+    mail = await cancelled(engine, execution_kind="mail@2")
+    tagged = await cancelled(engine, tags={"team": "sport"})
+    shop = await cancelled(engine, namespace="shop")
+    assert ids("--id", plain, url=url) == [plain]
+    assert ids("--kind", "mail", url=url) == [mail]
+    assert ids("--tag", "team=sport", url=url) == [tagged]
+    assert ids("--namespace", "shop", url=url) == [shop]
+    assert ids("--category", "completion", "-n", "2", url=url) == [tagged, shop]
+    assert ids("--category", "lease", url=url) == []
+    assert run("events", "--tag", "team", url=url).status == 2
+
+
+async def test_following_goes_on_with_what_passes_the_filter(engine: Engine, url: str) -> None:
+    first = await cancelled(engine, execution_kind="mail")
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "events", "--json", "--follow", "--kind", "mail",
+        env=environment({"FLOWFABRIC_URL": url}), stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(30):
+            seen = [json.loads(await process.stdout.readline())["execution_id"]]
+            await cancelled(engine)
+            second = await cancelled(engine, execution_kind="mail")
+            seen.append(json.loads(await process.stdout.readline())["execution_id"])
+    finally:
+        process.terminate()
+        await process.wait()
+    assert seen == [first, second]
