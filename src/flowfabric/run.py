@@ -188,6 +188,8 @@ class OpenedApp(Protocol):
 class Run(Generic[R_co]):
     """One execution of a task, and a typed way to its result."""
 
+    __slots__ = ("_called", "_namespace", "_opened", "execution_id", "task")
+
     def __init__(
         self,
         opened: OpenedApp,

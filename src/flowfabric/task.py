@@ -141,6 +141,8 @@ class TaskSettings:
 class Call(Generic[R_co]):
     """A task with its arguments: something to submit."""
 
+    __slots__ = ("payload", "task")
+
     def __init__(self, task: "Task[..., R_co]", payload: bytes) -> None:
         self.task = task
         self.payload = payload

@@ -155,7 +155,7 @@ class Terms(Struct, frozen=True, kw_only=True):
         return not self.tags and times.count(None) == len(times)
 
 
-class Checked(Struct, frozen=True, kw_only=True):
+class Checked(Struct, frozen=True, kw_only=True, gc=False):
     """A request with every field valid and every default filled in."""
 
     terms: Terms

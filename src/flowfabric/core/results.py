@@ -18,12 +18,12 @@ from flowfabric.core.ids import (
 from flowfabric.core.states import AttemptType, PublicState
 
 
-class Created(Struct, frozen=True, kw_only=True, tag=True):
+class Created(Struct, frozen=True, kw_only=True, tag=True, gc=False):
     execution_id: ExecutionId
     public_state: PublicState
 
 
-class Duplicate(Struct, frozen=True, kw_only=True, tag=True):
+class Duplicate(Struct, frozen=True, kw_only=True, tag=True, gc=False):
     """The idempotency key, or the id itself, was used before; nothing was written."""
 
     execution_id: ExecutionId

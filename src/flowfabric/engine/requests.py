@@ -17,14 +17,14 @@ from flowfabric.core.creation import (
     check_terms,
     shares_terms,
 )
-from flowfabric.core.ids import ExecutionId, LaneId, new_execution_ids, partition_of, uuid_of
+from flowfabric.core.ids import ExecutionId, LaneId, new_execution_ids, uuid_of
 from flowfabric.engine.routes import Route, route_of
 from flowfabric.engine.unit import Operations
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Parameter
 
-TERMS_MAX: Final = 8
-"""How many different terms the requests of one statement may have."""
+TERMS_MAX: Final = 10
+"""How many different terms the requests of one statement may have: each is known by a digit."""
 
 
 class Requests(Operations):
@@ -108,16 +108,15 @@ class ReadyRows(Struct, frozen=True):
         for each in checked:
             if not each.id_is_new or each.idempotency_key or each.parent_execution_id:
                 return None
-        places = {key: place for place, key in enumerate(terms)}
+        places = {key: str(place) for place, key in enumerate(terms)}
         shared = [
-            {"place": places[key], "route_id": routes[route_of(each)], **structs.asdict(each)}
-            for key, each in terms.items()
+            {"place": place, "route_id": routes[route_of(each)], **structs.asdict(each)}
+            for place, each in enumerate(terms.values())
         ]
         parameters: dict[str, Parameter] = {
             "terms": msgspec.json.encode(shared).decode(),
-            "places": [places[id(each.terms)] for each in checked],
-            "partition_keys": [partition_of(each.execution_id) for each in checked],
-            "execution_ids": [uuid_of(each.execution_id) for each in checked],
+            "places": "".join([places[id(each.terms)] for each in checked]).encode(),
+            "execution_ids": [each.execution_id for each in checked],
             "payloads": [each.payload for each in checked],
         }
         return cls(parameters, {each.lane_id for each in terms.values()})

@@ -2,9 +2,9 @@
 -- work; else none. Returns whether they were created.
 --
 -- One round trip stands in for `core.creation.new_execution`: for requests under new ids, with
--- neither key, parent, tags, delay nor deadline. `terms` is what they share, and `places` says
--- which of them each has. Routes are held until this has committed: `due_routes` passes over
--- what is locked.
+-- neither key, parent, tags, delay nor deadline. `terms` is what they share, and `places` has a
+-- digit for each request that says which of them are its. Routes are held until this has
+-- committed: `due_routes` passes over what is locked.
 with clock as (
     select coalesce(:clock::bigint, floor(extract(epoch from clock_timestamp()) * 1000)::bigint)
                as now_ms
@@ -25,11 +25,12 @@ with clock as (
        and lane.state in ('active', 'paused')
        for key share of r
 ), new as materialized (
-    select k.partition_key, k.execution_id, k.payload, clock.now_ms, t.*
+    select substr(k.wire_id, 5, length(k.wire_id) - 42)::smallint as partition_key,
+           right(k.wire_id, 36)::uuid as execution_id, k.payload, clock.now_ms, t.*
       from clock
-     cross join unnest(:partition_keys::smallint[], :execution_ids::uuid[], :payloads::bytea[],
-                       :places::integer[]) as k (partition_key, execution_id, payload, at_place)
-      join term t on t.place = k.at_place
+     cross join unnest(:execution_ids::text[], :payloads::bytea[])
+           with ordinality as k (wire_id, payload, number)
+      join term t on t.place = get_byte(:places::bytea, k.number::integer - 1) - ascii('0')
      where (select count(*) from term) = jsonb_array_length(:terms::jsonb)
 ), asked as (
     insert into execution (

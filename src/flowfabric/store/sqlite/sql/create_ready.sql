@@ -2,8 +2,8 @@
 -- work; else none. Returns whether they were created.
 --
 -- It stands in for `core.creation.new_execution`: for requests under new ids, with neither key,
--- parent, tags, delay nor deadline. `terms` is what they share, and `places` says which of them
--- a request has.
+-- parent, tags, delay nor deadline. `terms` is what they share, and `places` has a digit for each
+-- request that says which of them are its.
 delete from temp.creating;
 -- next
 insert into temp.creating
@@ -28,11 +28,11 @@ insert into execution (
     partition_key, execution_id, namespace, lane_id, execution_kind, route_id, creator_identity,
     created_at_ms, payload, payload_encoding, policy, attempt_timeout_ms, retention_ms,
     retention_failed_ms)
-select k.value ->> 'partition_keys', k.value ->> 'execution_ids', t.namespace, t.lane_id,
-       t.execution_kind, t.route_id, t.creator_identity, :clock, unhex(k.value ->> 'payloads'),
+select substr(k.value ->> 'execution_ids', 5, length(k.value ->> 'execution_ids') - 42),
+       substr(k.value ->> 'execution_ids', -36), t.namespace, t.lane_id, t.execution_kind, t.route_id, t.creator_identity, :clock, unhex(k.value ->> 'payloads'),
        t.payload_encoding, t.policy, t.attempt_timeout_ms, t.retention_ms, t.retention_failed_ms
   from json_each(:rows) as k
- cross join temp.creating as t on t.place = k.value ->> 'places';
+ cross join temp.creating as t on t.place = cast(substr(:places, k.key + 1, 1) as integer);
 -- next
 insert into live (
     partition_key, execution_id, route_id, priority, lifecycle_phase, ownership_state,
@@ -41,10 +41,11 @@ insert into live (
     worker_deaths, lease_epoch, open_waitpoint_count, signal_count, keeps_signals,
     cancel_requested, join_pending, awaited, awaits_child, created_at_ms, last_transition_at_ms,
     last_mutation_at_ms)
-select k.value ->> 'partition_keys', k.value ->> 'execution_ids', t.route_id, t.priority,
+select substr(k.value ->> 'execution_ids', 5, length(k.value ->> 'execution_ids') - 42),
+       substr(k.value ->> 'execution_ids', -36), t.route_id, t.priority,
        'runnable', 'unowned', 'eligible_now', 'waiting_for_worker', '', 'pending_first_attempt',
        'waiting', 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :clock, :clock, :clock
   from json_each(:rows) as k
- cross join temp.creating as t on t.place = k.value ->> 'places';
+ cross join temp.creating as t on t.place = cast(substr(:places, k.key + 1, 1) as integer);
 -- next
 select count(*) > 0 as made from temp.creating;
