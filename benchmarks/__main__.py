@@ -1,7 +1,7 @@
 """`make bench`: every figure of this project, from one run against one Postgres.
 
     make bench                                     everything, with databases grown a little
-    make bench-grown ENDED=10000000                drains of databases grown to their full size
+    make bench-grown                               drains of databases grown to their full size
     python -m benchmarks costs latency             some sections
 
 Read ratios and costs: what is compared runs in turns on the same machine, so whatever else
@@ -34,17 +34,18 @@ SECTIONS: dict[str, Callable[[Bench], Awaitable[None]]] = {
 
 async def main(sections: Sequence[str], scale: Scale) -> None:
     server = start_server(durable=True)
+    goals: list[report.Goal] = []
     try:
         await wear_in(server.url)
         with tempfile.TemporaryDirectory() as directory:
-            bench = Bench(server.url, Path(directory), await Peer.ready(), scale)
+            bench = Bench(server.url, Path(directory), await Peer.ready(), scale, goals)
             for name in sections:
                 report.console.rule(name)
                 await SECTIONS[name](bench)
     finally:
         server.stop()
-    if bench.goals:
-        report.goals(bench.goals)
+        # Those of the sections so far, if one failed or the run was interrupted.
+        report.goals(goals)
 
 
 def options() -> argparse.Namespace:

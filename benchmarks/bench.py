@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
@@ -57,7 +57,7 @@ class Bench:
     directory: Path
     peer: Peer | None
     scale: Scale
-    goals: list[Goal] = field(default_factory=list)
+    goals: list[Goal]
 
     @asynccontextmanager
     async def database(self, *, migrated: bool = True) -> AsyncIterator[str]:

@@ -73,6 +73,8 @@ def figures(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
 def goals(rows: Sequence[Goal]) -> None:
     """What was promised, and whether this run kept it."""
+    if not rows:
+        return
     table = _table("Goals", "measured", "wanted", "met")
     for goal in rows:
         wanted = f"{goal.side} {goal.limit:,g}"
