@@ -191,12 +191,14 @@ class Performer:
     ) -> Coroutine[object, object, str]:
         """Not a coroutine: the call is made by whoever calls this."""
         effect = self._world.effect
+        # What may change while a function has it does not tell it from others.
+        hidden = [path]
 
         async def nameless() -> str:
-            return await effect(path, fails)
+            return await effect(hidden[0], fails)
 
         async def changing(_: str) -> str:
-            return await effect(path, fails)
+            return await effect(hidden[0], fails)
 
         if told == "path":
             return ctx.step(name, effect, path, fails)

@@ -349,21 +349,19 @@ INNER = line_id(FETCH, line_group(FETCH, ""), Asked(BRANCH, "shop.<locals>.inner
 @pytest.mark.parametrize(
     ("line", "going", "may_ask"),
     [
-        pytest.param(ROOT, {"above": [ROOT]}, False, id="the function waits for its branch"),
-        pytest.param(FETCH, {"above": [FETCH, ROOT]}, False, id="so does a branch"),
-        pytest.param(FETCH, {"started": [FETCH]}, True, id="a branch that goes on, or has ended"),
-        pytest.param(FETCH, {}, False, id="a branch that nobody has started"),
+        pytest.param(ROOT, {"alive": [FETCH]}, False, id="the function waits for its branch"),
+        pytest.param(FETCH, {}, False, id="a branch that nobody has started, or that has ended"),
+        pytest.param(FETCH, {"alive": [FETCH]}, True, id="a branch that goes on"),
+        pytest.param(FETCH, {"cut_off": [FETCH]}, True, id="a branch that was cancelled"),
         pytest.param(FETCH, {"places": [START]}, True, id="one that may be started now"),
-        pytest.param(FETCH, {"places": [LATER]}, False, id="one that the function has passed"),
+        pytest.param(FETCH, {"places": [LATER]}, False, id="one whose place was passed"),
         pytest.param(FETCH, {"unknown": ["shop.<locals>.fetch"]}, True, id="one before its calls"),
         pytest.param(FETCH, {"unknown": ["shop.<locals>.other"]}, False, id="another one"),
         pytest.param(INNER, {"alive": [FETCH]}, True, id="one inside a branch that goes on"),
-        pytest.param(
-            INNER, {"alive": [FETCH], "above": [FETCH]}, False, id="one that is waited for"
-        ),
+        pytest.param(INNER, {"cut_off": [FETCH]}, True, id="one inside a branch that failed"),
         pytest.param(INNER, {"alive": [OTHER]}, False, id="one inside of nothing that goes on"),
         pytest.param("=ada", {"alive": ["=bob"]}, False, id="a name that is gone"),
-        pytest.param("=ada", {"started": ["=ada"]}, True, id="a name that was used"),
+        pytest.param("=ada", {"alive": ["=ada"]}, True, id="a name in use"),
         pytest.param("=ada/bob", {"alive": ["=ada"]}, True, id="a name inside one in use"),
     ],
 )

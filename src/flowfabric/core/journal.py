@@ -277,18 +277,20 @@ def indistinct(asked: Asked) -> str:
 
 
 class Going(NamedTuple):
-    """Which lines of a run have been started, as far as a call that is not stored is concerned."""
+    """Who may still ask for something, as far as a call that is not stored is concerned.
 
-    above: Collection[str]
-    """Those the call's own line was started in."""
-    started: Collection[str]
-    """All that were started, whether or not they have ended."""
+    Every outcome that is stored has reached the function by then. So nobody asks for more but by
+    something done outside of steps: if nothing is, no line goes on in this sense.
+    """
+
     alive: Collection[str]
-    """Those that have not."""
+    """Lines that go on; without that of the call and those it was started in, which wait for it."""
     places: Collection[str]
     """Where they are: what is started next is started at one of these."""
     unknown: Collection[str]
     """Labels of branches that have made no call: they may be any of their label."""
+    cut_off: Collection[str]
+    """Lines that were cancelled or have failed: what they would have asked for, nobody knows."""
 
 
 def may_ask_yet(line: str, going: Going) -> bool:
@@ -296,19 +298,15 @@ def may_ask_yet(line: str, going: Going) -> bool:
 
     If not, and a call is made elsewhere that looks the same, the code has moved it there.
     """
-    if line in going.above or line == ROOT:
-        # It waits for the line that makes the call, or has gone on without asking.
+    if line == ROOT:
         return False
-    if line in going.started:
+    family = with_parents([line])
+    if not family.isdisjoint({*going.alive, *going.cut_off}):
         return True
-    others = set(going.alive).difference(going.above)
     if line.startswith("="):
-        return any(each.startswith("=") and line.startswith(f"{each}/") for each in others)
-    if not others.isdisjoint(with_parents([line])):
-        return True
+        return any(each.startswith("=") and line.startswith(f"{each}/") for each in going.alive)
     return any(
-        _group(each) in going.places or _kept_line(each).name in going.unknown
-        for each in with_parents([line])
+        _group(each) in going.places or _kept_line(each).name in going.unknown for each in family
     )
 
 

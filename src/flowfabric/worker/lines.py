@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from flowfabric.core.journal import (
     BRANCH,
@@ -36,6 +36,8 @@ from flowfabric.core.journal import (
 from flowfabric.core.step_model import Step, StepKind
 from flowfabric.worker.at_work import Work
 from flowfabric.worker.digests import coroutine_arguments, digest_of
+
+T = TypeVar("T")
 
 current_line: ContextVar["Line | None"] = ContextVar("flowfabric_line", default=None)
 inside_step: ContextVar[str | None] = ContextVar("flowfabric_step", default=None)
@@ -87,11 +89,8 @@ class Watched(Protocol):
     def task_began(self, line: "Line") -> None:
         """A task of the handler began, with a line of its own."""
 
-    def task_ended(self, line: "Line") -> None:
-        """A task of the handler has ended."""
-
-    def identified(self, line: str) -> None:
-        """It is known which line a task is."""
+    def task_ended(self, line: "Line", *, cut_off: bool) -> None:
+        """A task of the handler has ended; `cut_off` if it was cancelled or has failed."""
 
     def forgive(self, keys: Collection[str]) -> None:
         """A person has accepted that nobody asks for these where they are stored."""
@@ -362,7 +361,6 @@ class Line:
                 line.refusal, line.id = "", kept.key
             else:
                 line.id = self.journal.new_line_id(parent.known_as, group, line.asked)
-            self.journal.identified(line.id)
 
     def _branch_elsewhere(self, asked: Asked, here: str) -> Kept | None:
         """An equal branch that is stored after another call, which this run has passed."""
@@ -430,15 +428,16 @@ class Line:
         made = Line(self.journal, self, Asked(BRANCH, name, "", 1), self.journal.tick())
         made.id = path
         made.work = self.work
-        self.journal.identified(path)
         return made
 
-    def ended(self, *_: object) -> None:
+    def ended(self, task: "asyncio.Future[T]") -> None:
         """Its task has ended; what its failures meant is for its parent to say."""
         self.left()
         self.let_go()
         self.work.end()
-        self.journal.task_ended(self)
+        # What it failed with is for whoever awaits it to retrieve.
+        cut_off = task.cancelled() or getattr(task, "_exception", None) is not None
+        self.journal.task_ended(self, cut_off=cut_off)
 
     def left(self) -> None:
         """Nothing more is called in it for now."""

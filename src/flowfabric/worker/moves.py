@@ -1,13 +1,13 @@
 """Notices calls that changed code has moved from one line to another; see docs/deploys.md.
 
 When a call that is not stored is about to run, every call the handler makes without a new result
-has been made. If one like it is stored in a line where nobody asks for it, and nobody will, the
-code has moved it, and its effect would happen again.
+has been made, unless it does something outside of steps first. If one like it is stored in a line
+where nobody asks for it, and nobody will, the code has moved it, and its effect would happen again.
 """
 
 from collections.abc import Collection, Mapping
 
-from flowfabric.core.journal import ROOT, Going, alike, may_ask_yet, moved
+from flowfabric.core.journal import Going, alike, may_ask_yet, moved
 from flowfabric.core.step_model import Step
 from flowfabric.worker.at_work import at_work
 from flowfabric.worker.lines import Call, Line
@@ -18,21 +18,20 @@ class Moves:
 
     def __init__(
         self,
-        root: Line,
         untaken: Collection[str],
         named: Mapping[str, Line],
         entered: Collection[str],
     ) -> None:
         """The keys of stored steps that were not asked for; lines with names, and those in use."""
-        self._root = root
         self._untaken = untaken
         self._named = named
         self._entered = entered
         self._alike: dict[tuple[str, ...], list[Step]] = {}
         self._tasks: set[Line] = set()
-        self._started = {ROOT}
+        self._cut_off: set[str] = set()
+        """Lines that were cancelled or have failed."""
         self._unknown: set[str] = set()
-        """Labels of branches that have ended without a call."""
+        """Labels of those of them that had made no call."""
         self._forgiven: set[str] = set()
 
     @property
@@ -58,11 +57,13 @@ class Moves:
 
     def task_ended(self, line: Line) -> None:
         self._tasks.discard(line)
+
+    def cut_off(self, line: Line) -> None:
+        """A line ends because it was cancelled, or has failed."""
         if line.id is None:
             self._unknown.add(line.asked.name)
-
-    def identified(self, line: str) -> None:
-        self._started.add(line)
+        else:
+            self._cut_off.add(line.id)
 
     def forgive(self, keys: Collection[str]) -> None:
         self._forgiven.update(keys)
@@ -84,16 +85,19 @@ class Moves:
         return ""
 
     def _going(self, line: Line) -> Going:
-        known = [each for each in (self._root, *self._tasks) if each.id is not None]
+        waiting = list(line.and_above())
+        for each in waiting:
+            each.identify()
+        others = self._tasks.difference(waiting) if self.at_work() else set[Line]()
+        known = [each for each in others if each.id is not None]
+        named = {each for each in self._entered if self._named[each] not in waiting}
         # A line with a name is known by that alone, wherever it is started.
-        placed = () if line.is_named else (*known, *self._named.values())
-        places = (each.whereabouts for each in placed)
+        places = () if line.is_named else (each.whereabouts for each in known)
         return Going(
-            above=[each.id for each in line.and_above() if each.id is not None][1:],
-            started=self._started,
-            alive={each.known_as for each in known} | set(self._entered),
+            alive={each.known_as for each in known} | (named if others else set()),
             places={place for place in places if place is not None},
-            unknown=self._unknown | {each.asked.name for each in self._tasks if each.id is None},
+            unknown=self._unknown | {each.asked.name for each in others if each.id is None},
+            cut_off=self._cut_off,
         )
 
     def let_go(self) -> None:

@@ -107,7 +107,7 @@ class Journal:
         self.closed = False
         self._swallowed = 0
         self._root = root_line(self)
-        self._moves = Moves(self._root, self._untaken, self._named, self._entered)
+        self._moves = Moves(self._untaken, self._named, self._entered)
         parking.at_work = self._moves.at_work
         current_line.set(self._root)
         if steps:
@@ -334,14 +334,13 @@ class Journal:
         if self._parking is not None:
             self._parking.moved()
 
-    def task_ended(self, line: Line) -> None:
+    def task_ended(self, line: Line, *, cut_off: bool) -> None:
         self._moves.task_ended(line)
+        if cut_off:
+            self._moves.cut_off(line)
         self._turns.tasks = self._moves.tasks
         if self._parking is not None:
             self._parking.moved()
-
-    def identified(self, line: str) -> None:
-        self._moves.identified(line)
 
     def forgive(self, keys: Collection[str]) -> None:
         self._moves.forgive(keys)
@@ -442,6 +441,9 @@ class Journal:
         token = current_line.set(line)
         try:
             yield
+        except BaseException:
+            self._moves.cut_off(line)
+            raise
         finally:
             # A branch that is thrown away with its task is closed in another context.
             with suppress(ValueError):
