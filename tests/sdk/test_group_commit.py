@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -139,3 +140,18 @@ async def test_an_outage_is_told_to_those_who_waited_long_enough_behind_it() -> 
         False,
     ]
     await group.close()
+
+
+async def test_each_item_that_is_handed_in_is_told_its_answer() -> None:
+    async def commit(items: Sequence[int]) -> Sequence[int | FlowFabricError]:
+        if len(items) > 1:
+            raise InvalidInput("item", "is among them")
+        return [InvalidInput("item", "is one")] if items == [1] else items
+
+    told: dict[int, object] = {}
+    group = GroupCommit[int, int](commit)
+    for number in range(3):
+        group.hand_in(number, partial(told.__setitem__, number))
+    await group.close()
+    assert (told[0], told[2]) == (0, 2)
+    assert isinstance(told[1], InvalidInput)

@@ -107,6 +107,7 @@ def test_endless_and_huge_values_end() -> None:
     endless.append(endless)
     assert digest_of(endless)
     assert digest_of(list(range(100_000)))
+    assert digest_of(range(10**18)) != digest_of(range(10**18 + 1))
 
 
 async def test_the_arguments_of_a_coroutine_are_those_it_was_called_with() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import itertools
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypedDict
@@ -13,8 +13,15 @@ import pytest
 
 from flowfabric import App, Context, DoNotRetry, Retry, WorkerSettings
 from flowfabric.core.explain import Cause
+from flowfabric.core.results import Completed
 from flowfabric.core.states import PublicState
-from flowfabric.errors import ExecutionCancelled, ExecutionExpired, ExecutionFailed
+from flowfabric.engine.work import Completion
+from flowfabric.errors import (
+    ExecutionCancelled,
+    ExecutionExpired,
+    ExecutionFailed,
+    FlowFabricError,
+)
 from tests.apps import PATIENCE_S, working
 
 Call = Callable[[], Awaitable[object]]
@@ -76,6 +83,36 @@ async def test_no_handler_sees_the_context_variables_of_another(app: App) -> Non
         for run in runs:
             await run.result()
     assert seen == ["nobody"] * 3
+
+
+async def test_a_result_on_its_way_holds_neither_a_slot_nor_a_task(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, second = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def work(number: int) -> None:
+        if number == 2:
+            second.set()
+
+    await app.open()
+    complete_many = app.engine.complete_many
+
+    async def later(completions: Sequence[Completion]) -> Sequence[Completed | FlowFabricError]:
+        await gate.wait()
+        return await complete_many(completions)
+
+    monkeypatch.setattr(app.engine, "complete_many", later)
+    async with working(app, concurrency=1):
+        runs = await app.submit_many([work(1), work(2)])
+        await second.wait()
+        await asyncio.sleep(0)
+        tasks = {task.get_name() for task in asyncio.all_tasks()}
+        assert tasks.isdisjoint({run.execution_id for run in runs})
+        assert [await run.state() for run in runs] == [PublicState.ACTIVE] * 2
+        gate.set()
+        for run in runs:
+            await run.result()
 
 
 async def test_a_failing_handler_is_retried_and_its_last_error_is_the_reason(app: App) -> None:

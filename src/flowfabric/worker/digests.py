@@ -21,6 +21,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from msgspec import Struct
@@ -156,17 +157,22 @@ class _Reading:
             return (value.__qualname__.encode(),)
         # Concrete types first: to ask for any sequence or mapping takes much longer.
         if isinstance(value, list | tuple):
-            return [self.text(each, depth) for each in value]
+            return self._items(value, depth)
         if isinstance(value, dict):
             items = value.items()
             return sorted(self.text(key, depth) + self.text(held, depth) for key, held in items)
         if isinstance(value, set | frozenset):
             return sorted(self.text(each, depth) for each in value)
         if isinstance(value, Sequence):
-            return self._parts(list(value), depth)
+            return self._items(value, depth)
         if isinstance(value, Mapping):
             return self._parts(dict(value), depth)
         return [self.text(getattr(value, name, None), depth) for name in _fields(value)]
+
+    def _items(self, values: Sequence[object], depth: int) -> Iterable[bytes]:
+        """The first of them, and how many there are."""
+        read = (self.text(each, depth) for each in islice(values, NODES_MAX))
+        return (b"%d" % len(values), *read)
 
 
 def _text(value: object) -> bytes:
