@@ -9,7 +9,12 @@ from msgspec import Struct
 
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.streams import BLOCK_MS_MAX, Encoding, ModeName, Visibility
-from flowfabric.core.tails import ExecutionFrames, StreamFrame, TakeOver
+from flowfabric.core.tails import (
+    ExecutionFrames,
+    StreamFrame,
+    TakeOver,
+    read_execution_cursor,
+)
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput, OperationTimeout, RetryExhausted, Transport
 from flowfabric.logs import open_log
@@ -89,6 +94,10 @@ class Follower:
         self._ended = False
         self._told: set[tuple[int, str | None]] = set()
         """Attempts and steps of what was passed on: whether a later attempt drops any of it."""
+        started = read_execution_cursor(self._after)
+        if started is not None and started.frame_id:
+            # Whoever goes on after a frame may have been told anything before it.
+            self._told.add((started.attempt_index, None))
 
     async def now(self) -> list[Frame]:
         """Everything there is, without waiting."""

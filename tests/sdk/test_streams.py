@@ -134,6 +134,22 @@ async def test_an_attempt_that_starts_over_tells_what_no_longer_counts(waiting_a
     assert everything == ["a", "b", "A", "B"]
 
 
+async def test_whoever_goes_on_after_a_frame_is_told_that_it_no_longer_counts(
+    waiting_app: App,
+) -> None:
+    cue = acting(waiting_app)
+    async with working(waiting_app), asyncio.timeout(20):
+        run = await start(waiting_app)
+        cue.say("a")
+        seen = await anext(run.stream())
+        cue.say("crash", "A")
+        cue.end()
+        await run.result()
+    turn, again = [frame async for frame in run.stream(after=seen.cursor)]
+    assert (turn.drops(seen), again.text) == (True, "A")
+    assert [frame.text async for frame in run.stream(after=turn.cursor)] == ["A"]
+
+
 async def test_a_run_is_followed_without_an_event_loop(waiting_app: App) -> None:
     cue = acting(waiting_app)
     async with working(waiting_app), asyncio.timeout(20):
