@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks import costs, executions, flows, grown, latency, processes, report, sdk, suspension
 from benchmarks.bench import Bench, Scale, wear_in
+from benchmarks.meter import busy_share
 from benchmarks.peer import Peer
 from tests.postgres import start_server
 
@@ -36,16 +37,19 @@ async def main(sections: Sequence[str], scale: Scale) -> None:
     server = start_server(durable=True)
     goals: list[report.Goal] = []
     try:
+        busy = [await busy_share()]
         await wear_in(server.url)
         with tempfile.TemporaryDirectory() as directory:
             bench = Bench(server.url, Path(directory), await Peer.ready(), scale, goals)
             for name in sections:
                 report.console.rule(name)
                 await SECTIONS[name](bench)
+                busy.append(await busy_share())
     finally:
         server.stop()
         # Those of the sections so far, if one failed or the run was interrupted.
         report.goals(goals)
+    report.busy(max(busy))
 
 
 def options() -> argparse.Namespace:

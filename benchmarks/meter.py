@@ -4,6 +4,7 @@ These figures hold on a noisy machine, where rates do not: they count the work, 
 it took. Nothing here knows FlowFabric, so that other libraries are measured by the same rule.
 """
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
@@ -97,6 +98,20 @@ class Meter:
             except (FileNotFoundError, ProcessLookupError):
                 continue
         return ticks * TICK_US
+
+
+async def busy_share(seconds: float = 1.0) -> float:
+    """How busy the machine is while we do nothing: 1 means that all its cores are."""
+
+    def ticks() -> tuple[int, int]:
+        spent = [int(each) for each in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+        # Idle, and idle while waiting for a disk.
+        return sum(spent), spent[3] + spent[4]
+
+    total, idle = ticks()
+    await asyncio.sleep(seconds)
+    total_after, idle_after = ticks()
+    return 1 - (idle_after - idle) / (total_after - total)
 
 
 def _stat(pid: int) -> list[str]:

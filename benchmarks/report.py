@@ -11,6 +11,8 @@ from benchmarks.meter import Cost
 
 console = Console(width=110)
 
+BUSY_MAX = 0.1
+
 
 class Goal(NamedTuple):
     """A figure the project has promised."""
@@ -80,6 +82,15 @@ def goals(rows: Sequence[Goal]) -> None:
         wanted = f"{goal.side} {goal.limit:,g}"
         table.add_row(goal.what, f"{goal.measured:,.2f}", wanted, "yes" if goal.met else "NO")
     console.print(table)
+
+
+def busy(share: float) -> None:
+    """Warn of rates, latencies and floors that other processes have spoilt."""
+    if share > BUSY_MAX:
+        console.print(
+            f"Between sections, other processes kept up to {share:.0%} of the machine busy. CPU and"
+            " WAL hold; rates, latencies and ratios of them do not: run again when it is quiet."
+        )
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
