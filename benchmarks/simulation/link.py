@@ -8,7 +8,7 @@ hears everything late, and goes on with what it believed before.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -104,8 +104,10 @@ class Link:
     async def read(self, body: ReadBody[T]) -> T:
         return await self._carry(lambda: self.store.read(body))
 
-    async def execute_alone(self, name: str, **parameters: Parameter) -> Sequence[Row]:
-        return await self._carry(lambda: self.store.execute_alone(name, **parameters))
+    async def execute_alone(
+        self, name: str, topics: Collection[str] = (), /, **parameters: Parameter
+    ) -> Sequence[Row]:
+        return await self._carry(lambda: self.store.execute_alone(name, topics, **parameters))
 
     async def read_events(
         self, *, after: int, limit: int, category: str | None = None, wait_s: float = 0.0

@@ -1,6 +1,6 @@
 """Stores that lose the process around the commit of a transaction."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
 from flowfabric.store.base import Body, Clock, Parameter, Row
@@ -44,9 +44,12 @@ class CrashingSqlite(SqliteStore):
     async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
         return await self.crashes.around(lambda: super(CrashingSqlite, self).transact(body))
 
-    async def execute_alone(self, name: str, **parameters: Parameter) -> list[Row]:
+    async def execute_alone(
+        self, name: str, topics: Collection[str] = (), /, **parameters: Parameter
+    ) -> list[Row]:
         async def once() -> list[Row]:
-            return list(await super(CrashingSqlite, self).execute_alone(name, **parameters))
+            alone = super(CrashingSqlite, self).execute_alone
+            return list(await alone(name, topics, **parameters))
 
         return await self.crashes.around(once)
 
@@ -59,8 +62,11 @@ class CrashingPostgres(PostgresStore):
     async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
         return await self.crashes.around(lambda: super(CrashingPostgres, self).transact(body))
 
-    async def execute_alone(self, name: str, **parameters: Parameter) -> list[Row]:
+    async def execute_alone(
+        self, name: str, topics: Collection[str] = (), /, **parameters: Parameter
+    ) -> list[Row]:
         async def once() -> list[Row]:
-            return list(await super(CrashingPostgres, self).execute_alone(name, **parameters))
+            alone = super(CrashingPostgres, self).execute_alone
+            return list(await alone(name, topics, **parameters))
 
         return await self.crashes.around(once)

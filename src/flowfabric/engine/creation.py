@@ -47,7 +47,6 @@ from flowfabric.engine.routes import Registration, Route, hold_routes, route_of,
 from flowfabric.engine.unit import (
     execution_key,
     hint_about,
-    ready_topic,
     row_execution_id,
 )
 from flowfabric.error_kinds import BackendErrorKind
@@ -99,15 +98,15 @@ class Creation(Requests):
         if ready is None:
             return await self._create(checked, key_wait_ms)
         try:
-            (row,) = await self.store.execute_alone("create_ready", **ready.parameters)
+            (row,) = await self.store.execute_alone(
+                "create_ready", ready.topics, **ready.parameters
+            )
         except Transport as lost:
             if lost.kind is not BackendErrorKind.TRANSPORT:
                 raise
             return await self._create_again(checked, lost)
         if not row["made"]:
             return await self._create(checked, key_wait_ms)
-        for lane_id in ready.lane_ids:
-            self.store.hint(ready_topic(lane_id))
         return _all_created(checked)
 
     async def _create(self, checked: Sequence[Checked], key_wait_ms: int) -> list[CreateResult]:

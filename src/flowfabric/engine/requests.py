@@ -17,9 +17,9 @@ from flowfabric.core.creation import (
     check_terms,
     shares_terms,
 )
-from flowfabric.core.ids import ExecutionId, LaneId, new_execution_ids, uuid_of
+from flowfabric.core.ids import ExecutionId, new_execution_ids, uuid_of
 from flowfabric.engine.routes import Route, route_of
-from flowfabric.engine.unit import Operations
+from flowfabric.engine.unit import Operations, ready_topic
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Parameter
 
@@ -95,7 +95,8 @@ class ReadyRows(Struct, frozen=True):
     """
 
     parameters: dict[str, Parameter]
-    lane_ids: set[LaneId]
+    topics: set[str]
+    """Whom to wake for them."""
 
     @classmethod
     def of(cls, checked: Sequence[Checked], routes: Mapping[Route, int]) -> Self | None:
@@ -119,4 +120,4 @@ class ReadyRows(Struct, frozen=True):
             "execution_ids": [each.execution_id for each in checked],
             "payloads": [each.payload for each in checked],
         }
-        return cls(parameters, {each.lane_id for each in terms.values()})
+        return cls(parameters, {ready_topic(each.lane_id) for each in terms.values()})

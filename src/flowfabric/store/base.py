@@ -15,7 +15,7 @@ Locks are taken in one order everywhere: schedule, flow, execution, suspension a
 waitpoint, budget, quota; by key within a kind.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol, Self, TypeVar
 
 from msgspec import Struct
@@ -254,9 +254,12 @@ class Store(Protocol):
         """
         ...
 
-    async def execute_alone(self, name: str, **parameters: Parameter) -> Sequence[Row]:
+    async def execute_alone(
+        self, name: str, topics: Collection[str] = (), /, **parameters: Parameter
+    ) -> Sequence[Row]:
         """Run the statement `sql/<name>.sql` as a transaction of its own, in one round trip.
 
+        Once it has committed, whoever waits for `topics` is woken.
         It returns numbers, texts and bytes; uuids are cast to text in the file.
         A file for SQLite may hold several statements, separated by lines `-- next`;
         the rows are those of the last one.

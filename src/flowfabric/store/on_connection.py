@@ -4,7 +4,7 @@ Whatever is asked of it becomes part of that transaction, reads included: they s
 what it has written. Nothing is committed here, and nothing is tried twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 from flowfabric.store.base import (
@@ -44,8 +44,12 @@ class OnConnection:
     async def read(self, body: ReadBody[T]) -> T:
         return await self.transact(body)
 
-    async def execute_alone(self, name: str, **parameters: Parameter) -> Sequence[Row]:
+    async def execute_alone(
+        self, name: str, topics: Collection[str] = (), /, **parameters: Parameter
+    ) -> Sequence[Row]:
         async def run(tx: Transaction) -> Sequence[Row]:
+            for topic in topics:
+                tx.hint(topic)
             return await tx.select(name, **parameters)
 
         return await self.transact(run)

@@ -1,17 +1,21 @@
 """Hints between processes, over connections that die and poolers that swallow them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
 import pytest
 
+from flowfabric import connect
+from flowfabric.core.creation import NewExecution
 from flowfabric.core.decision import Changes
 from flowfabric.errors import Transport
 from flowfabric.patience import statements_within
 from flowfabric.store.base import HintListener, Store, Transaction
 from flowfabric.store.hints import POLL_MAX_S
+from flowfabric.store.postgres import hints
+from flowfabric.store.postgres.hints import HintExchange
 from flowfabric.store.postgres.store import PostgresStore
 from tests.silence import Network
 from tests.store.records import a_lane, change_postgres
@@ -52,6 +56,51 @@ async def test_hints_reach_other_processes(
         await other_store.transact(body)
         assert await listener.wait(60)
         assert not await deaf.wait(0)
+
+
+async def test_a_submission_after_a_rest_brings_its_hint_along(
+    postgres_store: PostgresStore,
+    postgres_database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever is idle hears of it as soon as it is committed; nothing else is sent."""
+    work, apart = NewExecution(execution_kind="work"), list[object]()
+    async with await connect(postgres_database) as engine:
+        await engine.know_routes([engine.check_request(work)])
+        with postgres_store.hints(["ready:default"]) as listener:
+            await until_live(postgres_store, listener)
+            monkeypatch.setattr(HintExchange, "_notify", noting(apart))
+            await engine.create_execution(work)
+            assert await listener.wait(60)
+            assert apart == []
+
+
+async def test_submissions_in_a_row_share_hints(
+    postgres_store: PostgresStore,
+    postgres_database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A message with each would have those who commit queue up."""
+    monkeypatch.setattr(hints, "SEND_INTERVAL_S", 3_600.0)
+    work, apart = NewExecution(execution_kind="work"), list[object]()
+    async with await connect(postgres_database) as engine:
+        await engine.know_routes([engine.check_request(work)])
+        with postgres_store.hints(["ready:default"]) as listener:
+            await until_live(postgres_store, listener)
+            monkeypatch.setattr(HintExchange, "_notify", noting(apart))
+            await engine.create_execution(work)
+            assert await listener.wait(60)
+            await asyncio.gather(*(engine.create_execution(work) for _ in range(20)))
+            assert not await listener.wait(0)
+            assert apart == []
+    assert apart == [{"ready:default"}], "at the latest when it closes"
+
+
+def noting(told: list[object]) -> Callable[[HintExchange, set[str]], Awaitable[None]]:
+    async def note(exchange: HintExchange, topics: set[str]) -> None:
+        told.append(topics)
+
+    return note
 
 
 async def test_more_topics_than_a_message_holds_wake_everybody(

@@ -3,7 +3,7 @@
 They are stored under ids made for them, so asking again finds what was done before.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 import asyncpg
 import pytest
@@ -35,8 +35,10 @@ create trigger die_at_first after insert on flowfabric.execution
 class DeafStore(PostgresStore):
     """What it commits by a single statement, it hears nothing of."""
 
-    async def execute_alone(self, name: str, **parameters: Parameter) -> Sequence[Row]:
-        await super().execute_alone(name, **parameters)
+    async def execute_alone(
+        self, name: str, topics: Collection[str] = (), /, **parameters: Parameter
+    ) -> Sequence[Row]:
+        await super().execute_alone(name, topics, **parameters)
         raise Transport("tests", "lost", kind=BackendErrorKind.TRANSPORT, may_have_happened=True)
 
 

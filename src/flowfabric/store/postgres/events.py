@@ -38,7 +38,7 @@ select distinct virtualtransaction
 class Select(Protocol):
     """Runs one named statement by itself; nothing is held between two of them."""
 
-    async def __call__(self, name: str, **parameters: Parameter) -> Sequence[Row]: ...
+    async def __call__(self, name: str, /, **parameters: Parameter) -> Sequence[Row]: ...
 
 
 class EventLog:

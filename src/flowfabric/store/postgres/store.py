@@ -7,7 +7,7 @@ replaced; everything else is translated into an error of ours and raised.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
@@ -39,7 +39,7 @@ from flowfabric.store.postgres.failures import (
     note_unanswered,
     translate,
 )
-from flowfabric.store.postgres.hints import HintExchange
+from flowfabric.store.postgres.hints import HINT, HintExchange
 from flowfabric.store.postgres.joined import (
     answering,
     enter,
@@ -202,8 +202,13 @@ class PostgresStore:
 
         return await self._retried(once)
 
-    async def execute_alone(self, name: str, **parameters: Parameter) -> Sequence[Row]:
+    async def execute_alone(
+        self, name: str, topics: Collection[str] = (), /, **parameters: Parameter
+    ) -> Sequence[Row]:
         statement = numbered(name, STATEMENTS)
+        along = self._exchange.take_along(topics) if HINT in statement.parameters else None
+        if HINT in statement.parameters:
+            parameters[HINT] = along
         values = ordered(statement, parameters, self._clock_ms)
 
         async def once() -> Sequence[Row]:
@@ -215,7 +220,12 @@ class PostgresStore:
                     raise
                 return [dict(row.items()) for row in rows]
 
-        return await self._retried(once)
+        answer = await self._retried(once)
+        if along is not None:
+            self._board.publish(topics)
+        elif topics:
+            self._exchange.publish(set(topics))
+        return answer
 
     async def read_events(
         self, *, after: int, limit: int, category: str | None = None, wait_s: float = 0.0

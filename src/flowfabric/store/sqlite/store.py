@@ -8,7 +8,7 @@ is private to its Store object and disappears with it.
 import asyncio
 import queue
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -171,8 +171,12 @@ class SqliteStore:
         with Watch(self._named, wrote=False):
             return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, body)
 
-    async def execute_alone(self, name: str, **parameters: Parameter) -> Sequence[Row]:
+    async def execute_alone(
+        self, name: str, topics: Collection[str] = (), /, **parameters: Parameter
+    ) -> Sequence[Row]:
         async def body(transaction: Transaction) -> Sequence[Row]:
+            for topic in topics:
+                transaction.hint(topic)
             return await transaction.select(name, **parameters)
 
         return await self.transact(body)

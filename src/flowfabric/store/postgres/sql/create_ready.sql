@@ -55,4 +55,7 @@ with clock as (
       from new
     returning 1
 )
-select count(*) > 0 as made from made;
+select count(*) > 0 as made,
+       case when count(*) > 0 and :hint::text is not null
+            then pg_notify('flowfabric', :hint)::text end as told
+  from made;
