@@ -124,7 +124,10 @@ async def ask_people(stage: Stage) -> None:
     await stage.follow(suspended, {"launch": run.execution_id})
     stage.stop_workers()
     stage.happened("○", "it is suspended; every worker is stopped: nothing runs", "cyan")
-    for person, outcome in (("Ada", "one is not enough"), ("Ada", "already counted")):
+    for person, outcome in (
+        ("Ada", "one is not enough"),
+        ("Ada", "she counts once; it is kept for a later wait"),
+    ):
         await run.signal("approved", source=person)
         stage.happened("✉", f"{person} approves: {outcome}", "yellow")
     await run.signal("approved", source="Bob")
