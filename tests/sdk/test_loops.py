@@ -11,9 +11,6 @@ from flowfabric.core.states import PublicState
 from flowfabric.errors import Unavailable
 from tests.apps import working
 
-# An event loop that ends before its app was closed leaves a connection open.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-
 
 @pytest.fixture(autouse=True)
 def leave_nothing_to_other_tests() -> Iterator[None]:
@@ -66,3 +63,21 @@ async def test_a_run_goes_on_when_its_app_is_opened_again(store_url: str) -> Non
         await run.state()
     async with app:
         assert await run.state() is PublicState.WAITING
+
+
+def test_an_event_loop_that_ends_before_its_app_leaves_nothing_open(
+    store_url: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    app = App(store_url, migrate=True)
+
+    @app.task
+    async def echo() -> None: ...
+
+    async def submit() -> None:
+        await app.submit(echo)
+        # What is still to be told to others is told when the loop closes the app.
+        app.engine.store.hint("late")
+
+    asyncio.run(submit())
+    gc.collect()
+    assert [str(each.message) for each in recwarn if each.category is ResourceWarning] == []

@@ -13,8 +13,8 @@ one: they went the same way. The kernel is told to give up early as well.
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -117,6 +117,30 @@ class Timed:
         return patience_s(self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s))
 
 
+class Acquired:
+    """A connection of a pool for as long as it is used as a context.
+
+    No generator: event loops end those that are left when they end, and an app that nobody has
+    closed needs a connection just then.
+    """
+
+    __slots__ = ("_connection", "_connections")
+
+    def __init__(self, connections: "Connections") -> None:
+        self._connections = connections
+        self._connection: Connection | None = None
+
+    async def __aenter__(self) -> Usable:
+        self._connection = connection = await self._connections.take()
+        return Timed(connection, patience_s() or COMMAND_TIMEOUT_S)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *rest: object
+    ) -> None:
+        if self._connection is not None:
+            self._connections.release(self._connection, error)
+
+
 class Connections:
     """A pool, and whether a transaction-mode pooler stands between it and the server."""
 
@@ -154,11 +178,11 @@ class Connections:
     async def open(self) -> None:
         self._is_open = True
         try:
-            connection = await self._take()
+            connection = await self.take()
             if not self.behind_pooler and await self._settings_are_ignored(connection):
                 self.behind_pooler = True
                 self._drop(connection)
-                connection = await self._take()
+                connection = await self.take()
             self._give_back(connection)
         except BaseException:
             self._is_open = False
@@ -197,26 +221,24 @@ class Connections:
         """One for hints, past any transaction-mode pooler if we know a way."""
         return await self._connect(self._listen_url, 0, command_timeout_s)
 
-    @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Usable]:
+    def acquire(self) -> "Acquired":
         """A pooled connection, returned outside any transaction."""
-        connection = await self._take()
-        try:
-            yield Timed(connection, patience_s() or COMMAND_TIMEOUT_S)
-        except TimeoutError:
+        return Acquired(self)
+
+    def release(self, connection: Connection, error: BaseException | None) -> None:
+        """Somebody has used a connection, with this error if any."""
+        if error is None:
+            self._give_back(connection)
+        elif isinstance(error, TimeoutError):
             self._drop(connection)
             self.suspect()
-            raise
-        except BaseException as error:
-            if connection.is_closed():
-                self._drop(connection)
-            elif isinstance(error, asyncio.CancelledError) or connection.is_in_transaction():
-                # Whatever is still under way on it ends without its caller.
-                self._recover(connection)
-            else:
-                self._give_back(connection)
-            raise
-        self._give_back(connection)
+        elif connection.is_closed():
+            self._drop(connection)
+        elif isinstance(error, asyncio.CancelledError) or connection.is_in_transaction():
+            # Whatever is still under way on it ends without its caller.
+            self._recover(connection)
+        else:
+            self._give_back(connection)
 
     def suspect(self) -> None:
         """A statement timed out. Idle connections go the same way, so none is used again."""
@@ -251,7 +273,7 @@ class Connections:
 
     # Taking ---------------------------------------------------------------
 
-    async def _take(self) -> Connection:
+    async def take(self) -> Connection:
         deadline_s: float | None = None
         while self._is_open:
             while self._idle:
