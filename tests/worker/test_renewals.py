@@ -1,16 +1,36 @@
 """Leases are renewed every third of their time, however much others write meanwhile."""
 
 import asyncio
+import threading
+
+import pytest
 
 from flowfabric import App, Context
-from tests.apps import working
+from flowfabric.worker.heartbeat import Heartbeat
+from tests.apps import PATIENCE_S, working
 
 # Its third is longer than any test has patience: no renewal is due.
 LEASE_TTL = "1h"
 CANCELS = 3
 
 
-async def test_looking_for_what_was_taken_away_renews_nothing_else(app: App) -> None:
+@pytest.fixture
+def beaten(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a heartbeat has renewed what it had found when it began."""
+    event, beat = threading.Event(), Heartbeat._beat
+
+    async def telling(heartbeat: Heartbeat) -> bool:
+        answered = await beat(heartbeat)
+        event.set()
+        return answered
+
+    monkeypatch.setattr(Heartbeat, "_beat", telling)
+    return event
+
+
+async def test_looking_for_what_was_taken_away_renews_nothing_else(
+    app: App, beaten: threading.Event
+) -> None:
     begun: asyncio.Queue[None] = asyncio.Queue()
     told: asyncio.Queue[None] = asyncio.Queue()
 
@@ -23,6 +43,7 @@ async def test_looking_for_what_was_taken_away_renews_nothing_else(app: App) -> 
             told.put_nowait(None)
 
     async with app, working(app, lease_ttl=LEASE_TTL, drain_timeout="0s"):
+        assert await asyncio.to_thread(beaten.wait, PATIENCE_S)
         kept = await app.submit(work)
         await begun.get()
         for _ in range(CANCELS):
