@@ -22,7 +22,7 @@ from flowfabric.errors import (
     ExecutionFailed,
     FlowFabricError,
 )
-from tests.apps import PATIENCE_S, working
+from tests.apps import PATIENCE_S, reached, working
 
 Call = Callable[[], Awaitable[object]]
 
@@ -415,6 +415,32 @@ async def test_a_few_free_slots_are_used_while_long_handlers_hold_the_others(app
         finish.set()
         for run in held:
             await run.result(timeout="20s")
+
+
+async def test_what_was_claimed_ahead_goes_to_others_when_no_slot_comes_free(app: App) -> None:
+    finish = asyncio.Event()
+
+    @app.task
+    async def quick() -> None: ...
+
+    @app.task
+    async def hold() -> None:
+        await finish.wait()
+
+    async with working(app, concurrency=1, prefetch=2, worker_instance_id="w-1"):
+        # From now on it takes them all for quick.
+        for run in await app.submit_many([quick() for _ in range(10)]):
+            await run.result(timeout="20s")
+        held = await app.submit(hold)
+        await reached(held, PublicState.ACTIVE)
+        behind = await app.submit_many([quick(), quick()])
+        for run in behind:
+            await reached(run, PublicState.ACTIVE)
+        async with working(app, concurrency=1, worker_instance_id="w-2"):
+            for run in behind:
+                await run.result(timeout="20s")
+        finish.set()
+        await held.result(timeout="20s")
 
 
 async def test_many_submissions_and_results_go_through_together(app: App) -> None:

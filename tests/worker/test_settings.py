@@ -59,4 +59,23 @@ def test_a_worker_that_is_told_nothing_has_a_name_of_its_own() -> None:
     one, other = WorkerSettings(), WorkerSettings()
     assert one.worker_id == other.worker_id
     assert one.worker_instance_id != other.worker_instance_id
-    assert one.ahead == 25
+
+
+@pytest.mark.parametrize(
+    ("given", "average_s", "ahead"),
+    [
+        (Given(concurrency=100), 0.5, 0),
+        (Given(concurrency=100), 0.49, 25),
+        (Given(concurrency=1_000), 0.05, 50),
+        (Given(concurrency=100), 0.049, 100),
+        (Given(concurrency=1), 0.0, 1),
+        (Given(concurrency=100, prefetch=7), 0.5, 0),
+        (Given(concurrency=100, prefetch=7), 0.49, 7),
+        (Given(concurrency=100, prefetch=7), 0.0, 7),
+        (Given(concurrency=100, prefetch=0), 0.0, 0),
+    ],
+)
+def test_the_quicker_handlers_are_the_more_is_claimed_ahead(
+    given: Given, average_s: float, ahead: int
+) -> None:
+    assert made(**given).ahead(average_s) == ahead

@@ -17,6 +17,8 @@ from flowfabric.worker.lanes import Lanes, LaneShares
 
 CONCURRENCY_MAX = 100_000
 LEASE_TTL_MS_MIN = 1_000
+QUICK_S = 0.5
+VERY_QUICK_S = 0.05
 
 
 def _name() -> str:
@@ -38,7 +40,9 @@ class WorkerSettings:
     concurrency: int = 100
     """Handlers that run at the same time."""
     prefetch: int | None = None
-    """Claimed ahead while handlers are quick; a quarter of `concurrency` unless told."""
+    """Claimed ahead while handlers take less than half a second on average. Unless told, a quarter
+    of `concurrency`; as many again while they take less than a twentieth, so that worker and
+    database work at the same time."""
     worker_id: str = field(default_factory=_name)
     worker_instance_id: str = field(default_factory=_instance)
     lease_ttl: Duration = "30s"
@@ -85,10 +89,15 @@ class WorkerSettings:
     def lease_ttl_ms(self) -> int:
         return duration_ms("lease_ttl", self.lease_ttl)
 
-    @property
-    def ahead(self) -> int:
-        """How many executions may be claimed ahead of a free slot."""
-        return min(self.concurrency // 4, 50) if self.prefetch is None else self.prefetch
+    def ahead(self, average_s: float) -> int:
+        """How many executions may be claimed ahead of a free slot, by how long handlers take."""
+        if average_s >= QUICK_S:
+            return 0
+        if self.prefetch is not None:
+            return self.prefetch
+        if average_s < VERY_QUICK_S:
+            return min(self.concurrency, BATCH_MAX)
+        return min(self.concurrency // 4, 50)
 
 
 def check_worker_settings(given: object) -> None:

@@ -1,7 +1,8 @@
 """The worker: claims what it has slots for, runs it, and stops without losing anything.
 
-Claims come in batches, into free slots only, plus a little ahead while handlers
-are quick. All leases of the process are renewed together. Told to stop, it claims
+Claims come in batches, into free slots only, plus some ahead while handlers are
+quick, so that the next are on their way while these run; what no slot comes free for
+is handed back. All leases of the process are renewed together. Told to stop, it claims
 no more, hands back what it has not started, lets running handlers finish for a
 while, then stops them and hands their leases back too: nothing is left to expire.
 Nothing that goes wrong with the database or a handler ends it, except that the database
@@ -39,7 +40,7 @@ from flowfabric.worker.presence import announce, release_blocked
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared
-from flowfabric.worker.settings import WorkerSettings
+from flowfabric.worker.settings import QUICK_S, WorkerSettings
 from flowfabric.worker.watching import watch_tasks
 
 log = open_log(__name__)
@@ -51,8 +52,8 @@ IDLE_S: Final = 5.0
 """How often an idle worker looks for work that no hint has told it of."""
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 2.0
-QUICK_S: Final = 0.5
-"""Work is claimed ahead while handlers take less than this on average."""
+STUCK_S: Final = 1.0
+"""How long work that was claimed ahead waits while no slot comes free at all."""
 GATHER_S: Final = 0.005
 """How long a busy worker lets room gather before it asks for a few executions only."""
 UNREPORTED_PER_SLOT: Final = 4
@@ -114,6 +115,8 @@ class Worker:
         self._stopping = asyncio.Event()
         self._deadline_passed = asyncio.Event()
         self._average_s = QUICK_S
+        self._started_at_s = 0.0
+        """When a handler was last started, by the monotonic clock."""
 
     # Living
 
@@ -181,9 +184,16 @@ class Worker:
         with self._engine.store.hints(topics) as hints:
             self._ready = hints
             while not self._stopping.is_set():
+                if self._waiting and time.monotonic() - self._started_at_s > STUCK_S:
+                    # Handlers are not quick any more: others may have slots for these.
+                    self._average_s = QUICK_S
+                    handing_back = self._hand_back_waiting("its worker has no slot for it")
+                    await first_of(handing_back, self._stopping.wait())
                 wanted = self._wanted()
                 if wanted == 0:
-                    await first_of(self._slot_freed.wait(), self._stopping.wait())
+                    until_s = STUCK_S if self._waiting else None
+                    freed, stopped = self._slot_freed.wait(), self._stopping.wait()
+                    await first_of(freed, stopped, timeout_s=until_s)
                     self._slot_freed.clear()
                     continue
                 if wanted < self.settings.concurrency // 4 and self._average_s < QUICK_S:
@@ -210,17 +220,18 @@ class Worker:
                 if found:
                     hints.found_work()
                 if found < wanted:
-                    await hints.wait(IDLE_S)
+                    await hints.wait(STUCK_S if self._waiting else IDLE_S)
 
     def _wanted(self) -> int:
         """How many executions there is room for."""
         settings = self.settings
-        ahead = settings.ahead if self._average_s < QUICK_S else 0
+        ahead = settings.ahead(self._average_s)
         reporting = len(self._attempts) - len(self._running)
         if reporting > UNREPORTED_PER_SLOT * settings.concurrency:
             return 0
         room = settings.concurrency + ahead - len(self._running) - len(self._waiting)
-        return max(0, min(room, BATCH_MAX))
+        # Not all of it at once: the next are on their way here while these run.
+        return max(0, min(room, max(settings.concurrency, ahead), BATCH_MAX))
 
     async def _claim(self, wanted: int) -> int:
         """Take up to `wanted`, from the lane whose turn it is first, then from all."""
@@ -266,6 +277,7 @@ class Worker:
             self._running.add(attempt)
             self._attempts.add(attempt)
             attempt.start()
+            self._started_at_s = attempt.started_s
 
     def handler_ended(self, attempt: Attempt) -> None:
         if attempt in self._running:
@@ -310,7 +322,7 @@ class Worker:
     # Stopping
 
     async def _drain(self) -> None:
-        await self._hand_back_waiting()
+        await self._hand_back_waiting("the worker stops")
         drain_s = duration_ms("drain_timeout", self.settings.drain_timeout) / 1_000
         deadline_s = time.monotonic() + drain_s
         own_ids = await self._own_ids()
@@ -345,14 +357,14 @@ class Worker:
         except (FlowFabricError, TimeoutError):
             return {}
 
-    async def _hand_back_waiting(self) -> None:
+    async def _hand_back_waiting(self, reason: str) -> None:
         waiting, self._waiting = list(self._waiting), deque()
         for start in range(0, len(waiting), BATCH_MAX):
             batch = waiting[start : start + BATCH_MAX]
             hand_back = partial(
                 self._engine.hand_back_many,
                 [lease.handle for lease in batch],
-                reason="the worker stops",
+                reason=reason,
             )
             try:
                 await self._reports.send(batch[0], hand_back)
