@@ -23,7 +23,15 @@ from flowfabric.store.mapping import (
     to_values,
 )
 from flowfabric.store.phases import AFTER_THE_END, BEFORE_THE_END, parts_of
-from tests.store.records import PARTITION, an_event, an_execution, key, save
+from tests.store.records import (
+    ENDED,
+    NOW_MS,
+    PARTITION,
+    an_event,
+    an_execution,
+    key,
+    save,
+)
 
 UUID = "0197f3a0-0000-7000-8000-000000000001"
 
@@ -105,6 +113,37 @@ async def test_an_execution_is_stored_whole_in_every_phase_of_its_life(store: St
         assert await loaded(store, going_on) == {key_of(going_on): now}
     await save(store, Changes(deletes=(ended,)))
     assert await loaded(store, going_on) == {}
+
+
+async def test_what_equals_another_column_stays_what_it_is_when_that_one_changes(
+    store: Store,
+) -> None:
+    held = an_execution(
+        lease_id=UUID,
+        current_attempt_id=UUID,
+        lease_acquired_at_ms=5,
+        lease_last_renewed_at_ms=5,
+        started_at_ms=5,
+        lease_epoch=1,
+    )
+    taken_over = structs.replace(
+        held, lease_id=UUID.replace("0197", "0198"), lease_acquired_at_ms=7, lease_epoch=2
+    )
+    moved = structs.replace(taken_over, last_transition_at_ms=NOW_MS + 1, priority=3)
+    let_go = structs.replace(
+        moved, lease_id=None, lease_acquired_at_ms=None, lease_last_renewed_at_ms=None
+    )
+    ended = structs.replace(let_go, **ENDED, final_lease_id=UUID)
+    later = structs.replace(ended, completed_at_ms=NOW_MS + 9)
+    await save(store, Changes(inserts=(held,)))
+
+    async def change(transaction: Transaction) -> None:
+        await transaction.lock(Execution, [key(held)])
+        await transaction.save(Changes(updates=(now,)))
+
+    for now in (taken_over, moved, let_go, ended, later, let_go, held):
+        await store.transact(change)
+        assert await loaded(store, held) == {key_of(held): now}
 
 
 def test_nothing_is_lost_that_a_phase_does_not_store() -> None:

@@ -191,7 +191,7 @@ class Leases(Operations):
             worker_instance_id=worker.worker_instance_id,
             lease_ttl_ms=lease_ttl_ms,
             limit=limit,
-            uuids=uuids_from(os.urandom(2 * UUID_BYTES * limit)),
+            uuids=uuids_from(os.urandom(UUID_BYTES * limit)),
         )
         leases = msgspec.convert(rows, list[ClaimRow])
         if any(lease.ends_within_ms(lease_ttl_ms) <= DUE_HINT_WITHIN_MS for lease in leases):

@@ -493,4 +493,6 @@ def new_random_uuid() -> str:
 
 
 def new_lease_ids() -> NewIds:
-    return NewIds(lease_id=LeaseId(new_random_uuid()), attempt_id=AttemptId(new_random_uuid()))
+    """An attempt has the id of the lease it begins under."""
+    made = new_random_uuid()
+    return NewIds(lease_id=LeaseId(made), attempt_id=AttemptId(made))

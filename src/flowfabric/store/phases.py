@@ -10,6 +10,7 @@ three. Here a change of that record becomes the writes of the tables.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -76,6 +77,32 @@ BEFORE_THE_END: Final[Mapping[str, object]] = {
 """What only `ending` holds, and what it is before."""
 
 _NAMES: Final = tuple(field.name for field in structs.fields(Execution))
+STATES: Final = frozenset(
+    field.name
+    for field in structs.fields(Execution)
+    if isinstance(field.type, type) and issubclass(field.type, StrEnum)
+)
+"""Columns with a closed set of values."""
+BLANKS: Final[Mapping[str, str]] = {
+    field.name: "false" if field.default is False else repr(field.default)
+    for field in structs.fields(Execution)
+    if field.default in (0, "")
+}
+"""What is the same in nearly every row, as SQL spells it; a store need not write it."""
+IMPLIED: Final[Mapping[str, Mapping[str, str]]] = {
+    "live": {
+        "last_mutation_at_ms": "last_transition_at_ms",
+        "lease_last_renewed_at_ms": "lease_acquired_at_ms",
+        "started_at_ms": "lease_acquired_at_ms",
+        "current_attempt_id": "lease_id",
+    },
+    "ending": {
+        "last_mutation_at_ms": "completed_at_ms",
+        "last_transition_at_ms": "completed_at_ms",
+        "current_attempt_id": "final_lease_id",
+    },
+}
+"""By table, columns that nearly always equal another one: a store need not write them then."""
 _POSITIONS: Final = {name: position for position, name in enumerate(_NAMES)}
 
 

@@ -11,7 +11,7 @@ planned as a walk over the whole table whenever the table was nearly empty, and 
 plan would stay in use while the table grows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import Final, Literal, NamedTuple
@@ -23,7 +23,16 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.model import Execution
 from flowfabric.store.base import Value
 from flowfabric.store.mapping import Kind, Table, table_of, to_values
-from flowfabric.store.phases import AFTER_THE_END, BEFORE_THE_END, Asked, Ending, Live
+from flowfabric.store.phases import (
+    AFTER_THE_END,
+    BEFORE_THE_END,
+    BLANKS,
+    IMPLIED,
+    STATES,
+    Asked,
+    Ending,
+    Live,
+)
 
 SCHEMA: Final = "flowfabric"
 
@@ -170,7 +179,7 @@ def _locked_execution(table: Table) -> str:
     for part, rest in ((Live, BEFORE_THE_END), (Ending, AFTER_THE_END)):
         phase = table_of(part)
         columns = ", ".join(
-            f"p.{name}"
+            _read(phase, name, "p")
             if name in phase.names
             else f"e.{name}"
             if name in asked.names
@@ -237,7 +246,8 @@ def _insert_new(table: Table, differing: frozenset[str], first: int, *, is_first
     names = ", ".join(table.names)
     varying = [name for name in table.names if name in differing]
     places = dict(zip(table.names, _places(table, table.names, first), strict=True))
-    values = ", ".join(f"k.{name}" if name in differing else places[name] for name in table.names)
+    given = {name: f"k.{name}" if name in differing else places[name] for name in table.names}
+    values = ", ".join(_written(table, name, given) for name in table.names)
     arrays = ", ".join(f"{places[name]}[]" for name in varying)
     rows = f"select {values} from unnest({arrays}) as k({', '.join(varying)})"
     if not is_first:
@@ -304,11 +314,12 @@ def _write(part: Part, first: int, when: str) -> str:
     names = [name for name in part.columns if name not in table.key]
     if part.alone:
         place = dict(zip(part.columns, _places(table, part.columns, first), strict=True))
-        changes = ", ".join(f"{name} = {place[name]}" for name in names)
+        changes = ", ".join(f"{name} = {_written(table, name, place)}" for name in names)
         where = " and ".join(f"{name} = {place[name]}" for name in table.key)
         rows = ""
     else:
-        changes = ", ".join(f"{name} = k.{name}" for name in names)
+        given = {name: f"k.{name}" for name in part.columns}
+        changes = ", ".join(f"{name} = {_written(table, name, given)}" for name in names)
         where = " and ".join(f"t.{name} = k.{name}" for name in table.key)
         rows = _unnest(table, part.columns, first)
     if when:
@@ -333,9 +344,12 @@ def _append(table: Table, columns: tuple[str, ...], first: int, when: str) -> st
 
 def _insert(table: Table, columns: tuple[str, ...], first: int, when: str, *, alone: bool) -> str:
     if alone:
-        rows = f"values ({', '.join(_places(table, columns, first))})"
+        given = dict(zip(columns, _places(table, columns, first), strict=True))
+        rows = ""
     else:
-        rows = f"select {', '.join(columns)} from {_unnest(table, columns, first)}"
+        given = {name: name for name in columns}
+        rows = f" from {_unnest(table, columns, first)}"
+    rows = f"select {', '.join(_written(table, name, given) for name in columns)}{rows}"
     return _inserted(table, columns, rows, when)
 
 
@@ -346,9 +360,36 @@ def _inserted(table: Table, columns: tuple[str, ...], rows: str, when: str) -> s
 
 
 def _by_key(table: Table) -> str:
-    columns = ", ".join(f"r.{name}" for name in table.names)
+    columns = ", ".join(_read(table, name, "r") for name in table.names)
     same = " and ".join(f"r.{name} = k.{name}" for name in table.key)
     return f"select {columns} from {SCHEMA}.{table.name} as r where {same}"
+
+
+def _written(table: Table, name: str, given: Mapping[str, str]) -> str:
+    """A value as a column of its table holds it; `given` are those of its row."""
+    value = given[name]
+    implied = IMPLIED.get(table.name)
+    if implied is None:
+        return value
+    if name in STATES:
+        return f"{value}::{SCHEMA}.{name}"
+    if name in implied:
+        return f"nullif({value}, {given[implied[name]]})"
+    return f"nullif({value}, {BLANKS[name]})" if name in BLANKS else value
+
+
+def _read(table: Table, name: str, row: str) -> str:
+    """The value that a column holds."""
+    implied = IMPLIED.get(table.name)
+    if implied is None:
+        return f"{row}.{name}"
+    if name in STATES:
+        return f"{row}.{name}::text as {name}"
+    if name in implied:
+        return f"coalesce({row}.{name}, {row}.{implied[name]}) as {name}"
+    return (
+        f"coalesce({row}.{name}, {BLANKS[name]}) as {name}" if name in BLANKS else f"{row}.{name}"
+    )
 
 
 def _unnest(table: Table, columns: tuple[str, ...], first: int) -> str:

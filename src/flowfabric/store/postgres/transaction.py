@@ -20,7 +20,7 @@ from flowfabric.store.mapping import (
     table_of,
     to_values,
 )
-from flowfabric.store.phases import parts_of, phase_table, rows_of
+from flowfabric.store.phases import IMPLIED, parts_of, phase_table, rows_of
 from flowfabric.store.postgres.driver import UUID, DriverRow, Fetching
 from flowfabric.store.postgres.generated import (
     CLOCK_MS,
@@ -262,6 +262,10 @@ def _add_update(
     if not group:
         return
     written = set(table.key).union(*differing.values())
+    for name, other in IMPLIED.get(table.name, {}).items():
+        # What the one holds depends on the other.
+        if name in written or other in written:
+            written |= {name, other}
     positions = [place for place, name in enumerate(table.names) if name in written]
     rows = [to_values(record, table) for record in group]
     batch.add(

@@ -75,7 +75,7 @@ select p.partition_key, p.execution_id, p.place, p.lifecycle_phase, p.ownership_
                                     select 1 from ending u
                                      where u.partition_key = edge.partition_key
                                        and u.execution_id = edge.upstream_id
-                                       and u.replay_count < edge.counts_from_replay)
+                                       and coalesce(u.replay_count, 0) < edge.counts_from_replay)
                                 or exists (
                                     select 1 from completion_dispatch d
                                      where d.partition_key = edge.partition_key

@@ -34,7 +34,7 @@ insert into lane (lane_id, state, registered_at_ms, registered_by) values
     ('default', 'active', floor(extract(epoch from clock_timestamp()) * 1000)::bigint, 'deployment');
 
 create table route (
-    route_id               bigint generated always as identity primary key,
+    route_id               integer generated always as identity primary key,
     namespace              text not null,
     lane_id                text not null,
     execution_kind         text not null,
@@ -49,6 +49,30 @@ create table route (
 create index route_by_kind on route (execution_kind, lane_id);
 create index route_retention on route (retain_until_ms);
 
+-- Four bytes each, and readable: every job writes them several times.
+create type lifecycle_phase as enum (
+    'submitted', 'runnable', 'active', 'suspended', 'terminal');
+create type ownership_state as enum (
+    'unowned', 'leased', 'lease_expired_reclaimable', 'lease_revoked');
+create type eligibility_state as enum (
+    'eligible_now', 'not_eligible_until_time', 'blocked_by_dependencies', 'blocked_by_budget',
+    'blocked_by_quota', 'blocked_by_route', 'blocked_by_lane_state', 'blocked_by_operator',
+    'not_applicable');
+create type blocking_reason as enum (
+    'none', 'waiting_for_worker', 'waiting_for_retry_backoff', 'waiting_for_resume_delay',
+    'waiting_for_delay', 'waiting_for_signal', 'waiting_for_approval', 'waiting_for_callback',
+    'waiting_for_tool_result', 'waiting_for_children', 'waiting_for_budget', 'waiting_for_quota',
+    'waiting_for_capable_worker', 'waiting_for_locality_match', 'paused_by_operator',
+    'paused_by_policy', 'paused_by_flow_cancel', 'waiting_for_code');
+create type attempt_state as enum (
+    'none', 'pending_first_attempt', 'running_attempt', 'attempt_interrupted',
+    'pending_retry_attempt', 'pending_replay_attempt', 'attempt_terminal');
+create type terminal_outcome as enum (
+    'none', 'success', 'failed', 'cancelled', 'expired', 'skipped');
+create type public_state as enum (
+    'waiting', 'delayed', 'rate_limited', 'waiting_children', 'active', 'suspended', 'resumable',
+    'completed', 'failed', 'cancelled', 'expired', 'skipped');
+
 -- An execution by phase of its life: what was asked, written once; what is going on, as long as
 -- it has not ended; how it ended.
 --
@@ -56,7 +80,7 @@ create index route_retention on route (retain_until_ms);
 -- compares them, and finds what stands behind a text or a null only by walking there.
 create table execution (
     execution_id                   uuid not null,
-    route_id                       bigint not null,
+    route_id                       integer not null,
     created_at_ms                  bigint not null,
     partition_key                  smallint not null,
     namespace                      text collate "C" not null,
@@ -81,39 +105,24 @@ create table execution (
 
 create table live (
     execution_id                   uuid not null,
-    route_id                       bigint not null,
-    lease_epoch                    bigint not null,
     created_at_ms                  bigint not null,
-    last_transition_at_ms          bigint not null,
-    last_mutation_at_ms            bigint not null,
+    route_id                       integer not null,
     priority                       integer not null,
-    total_attempt_count            integer not null,
-    current_attempt_index          integer not null,
-    retry_count                    integer not null,
-    replay_count                   integer not null,
-    lease_reclaim_count            integer not null,
-    worker_deaths                  integer not null,
-    open_waitpoint_count           integer not null,
-    signal_count                   integer not null,
     partition_key                  smallint not null,
     ready                          boolean not null,
-    keeps_signals                  boolean not null,
-    cancel_requested               boolean not null,
-    join_pending                   boolean not null,
-    awaited                        boolean not null,
-    awaits_child                   boolean not null,
-    lifecycle_phase                text collate "C" not null,
-    ownership_state                text collate "C" not null,
-    eligibility_state              text collate "C" not null,
-    blocking_reason                text not null,
-    blocking_detail                text not null,
-    attempt_state                  text not null,
-    public_state                   text collate "C" not null,
+    lifecycle_phase                lifecycle_phase not null,
+    ownership_state                ownership_state not null,
+    eligibility_state              eligibility_state not null,
+    blocking_reason                blocking_reason not null,
+    attempt_state                  attempt_state not null,
+    public_state                   public_state not null,
+    last_transition_at_ms          bigint not null,
     flow_id                        uuid,
     current_attempt_id             uuid,
     lease_id                       uuid,
     current_suspension_id          uuid,
     current_waitpoint_id           uuid,
+    last_mutation_at_ms            bigint,
     lease_acquired_at_ms           bigint,
     lease_expires_at_ms            bigint,
     lease_last_renewed_at_ms       bigint,
@@ -127,8 +136,23 @@ create table live (
     attempt_time_left_ms           bigint,
     progress_updated_at_ms         bigint,
     last_capability_mismatch_at_ms bigint,
+    lease_epoch                    integer,
+    total_attempt_count            integer,
+    current_attempt_index          integer,
+    retry_count                    integer,
+    replay_count                   integer,
+    lease_reclaim_count            integer,
+    worker_deaths                  integer,
+    open_waitpoint_count           integer,
+    signal_count                   integer,
     pending_previous_attempt_index integer,
     progress_pct                   integer,
+    keeps_signals                  boolean,
+    cancel_requested               boolean,
+    join_pending                   boolean,
+    awaited                        boolean,
+    awaits_child                   boolean,
+    blocking_detail                text,
     instance_tag                   text,
     worker_id                      text,
     worker_instance_id             text,
@@ -143,7 +167,7 @@ create table live (
     next_input_encoding            text,
     primary key (partition_key, execution_id)
 ) with (
-    fillfactor = 80,
+    fillfactor = 40,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_threshold = 500,
     autovacuum_analyze_scale_factor = 0.05,
@@ -153,38 +177,38 @@ create table live (
 
 create table ending (
     execution_id                   uuid not null,
-    route_id                       bigint not null,
-    lease_epoch                    bigint not null,
     created_at_ms                  bigint not null,
-    last_transition_at_ms          bigint not null,
-    last_mutation_at_ms            bigint not null,
+    route_id                       integer not null,
     priority                       integer not null,
-    total_attempt_count            integer not null,
-    current_attempt_index          integer not null,
-    retry_count                    integer not null,
-    replay_count                   integer not null,
-    lease_reclaim_count            integer not null,
-    worker_deaths                  integer not null,
-    signal_count                   integer not null,
     partition_key                  smallint not null,
-    keeps_signals                  boolean not null,
-    cancel_requested               boolean not null,
-    join_pending                   boolean not null,
-    awaited                        boolean not null,
-    terminal_outcome               text collate "C" not null,
-    attempt_state                  text not null,
-    public_state                   text collate "C" not null,
+    terminal_outcome               terminal_outcome not null,
+    attempt_state                  attempt_state not null,
+    public_state                   public_state not null,
     flow_id                        uuid,
     current_attempt_id             uuid,
     final_lease_id                 uuid,
+    last_transition_at_ms          bigint,
+    last_mutation_at_ms            bigint,
     started_at_ms                  bigint,
     completed_at_ms                bigint,
     deadline_at_ms                 bigint,
     retain_until_ms                bigint,
     progress_updated_at_ms         bigint,
     last_capability_mismatch_at_ms bigint,
+    lease_epoch                    integer,
+    total_attempt_count            integer,
+    current_attempt_index          integer,
+    retry_count                    integer,
+    replay_count                   integer,
+    lease_reclaim_count            integer,
+    worker_deaths                  integer,
+    signal_count                   integer,
     pending_previous_attempt_index integer,
     progress_pct                   integer,
+    keeps_signals                  boolean,
+    cancel_requested               boolean,
+    join_pending                   boolean,
+    awaited                        boolean,
     instance_tag                   text,
     final_worker_id                text,
     final_worker_instance_id       text,
@@ -214,30 +238,35 @@ select e.partition_key, e.execution_id, e.own_id, e.namespace, e.lane_id, e.exec
        e.route_id, coalesce(l.priority, n.priority) as priority, e.creator_identity,
        e.idempotency_key, coalesce(l.instance_tag, n.instance_tag) as instance_tag,
        coalesce(l.flow_id, n.flow_id) as flow_id, e.parent_execution_id,
-       coalesce(l.lifecycle_phase, 'terminal') as lifecycle_phase,
-       coalesce(l.ownership_state, 'unowned') as ownership_state,
-       coalesce(l.eligibility_state, 'not_applicable') as eligibility_state,
-       coalesce(l.blocking_reason, 'none') as blocking_reason,
+       coalesce(l.lifecycle_phase, 'terminal')::text as lifecycle_phase,
+       coalesce(l.ownership_state, 'unowned')::text as ownership_state,
+       coalesce(l.eligibility_state, 'not_applicable')::text as eligibility_state,
+       coalesce(l.blocking_reason, 'none')::text as blocking_reason,
        coalesce(l.blocking_detail, '') as blocking_detail,
-       coalesce(n.terminal_outcome, 'none') as terminal_outcome,
-       coalesce(l.attempt_state, n.attempt_state) as attempt_state,
-       coalesce(l.public_state, n.public_state) as public_state,
+       coalesce(n.terminal_outcome, 'none')::text as terminal_outcome,
+       coalesce(l.attempt_state, n.attempt_state)::text as attempt_state,
+       coalesce(l.public_state, n.public_state)::text as public_state,
        coalesce(l.ready, false) as ready,
-       coalesce(l.total_attempt_count, n.total_attempt_count) as total_attempt_count,
-       coalesce(l.current_attempt_index, n.current_attempt_index) as current_attempt_index,
-       coalesce(l.current_attempt_id, n.current_attempt_id) as current_attempt_id,
-       coalesce(l.retry_count, n.retry_count) as retry_count,
-       coalesce(l.replay_count, n.replay_count) as replay_count,
-       coalesce(l.lease_reclaim_count, n.lease_reclaim_count) as lease_reclaim_count,
-       coalesce(l.worker_deaths, n.worker_deaths) as worker_deaths, l.lease_id,
-       coalesce(l.lease_epoch, n.lease_epoch) as lease_epoch, l.worker_id, l.worker_instance_id,
-       l.lease_acquired_at_ms, l.lease_expires_at_ms, l.lease_last_renewed_at_ms,
-       l.lease_renewal_deadline_ms, l.lease_expired_at_ms, l.lease_revoked_at_ms,
-       l.lease_revoke_reason, n.final_lease_id, n.final_worker_id, n.final_worker_instance_id,
-       e.created_at_ms, coalesce(l.started_at_ms, n.started_at_ms) as started_at_ms,
-       n.completed_at_ms,
-       coalesce(l.last_transition_at_ms, n.last_transition_at_ms) as last_transition_at_ms,
-       coalesce(l.last_mutation_at_ms, n.last_mutation_at_ms) as last_mutation_at_ms,
+       coalesce(l.total_attempt_count, n.total_attempt_count, 0) as total_attempt_count,
+       coalesce(l.current_attempt_index, n.current_attempt_index, 0) as current_attempt_index,
+       coalesce(l.current_attempt_id, l.lease_id, n.current_attempt_id, n.final_lease_id)
+           as current_attempt_id,
+       coalesce(l.retry_count, n.retry_count, 0) as retry_count,
+       coalesce(l.replay_count, n.replay_count, 0) as replay_count,
+       coalesce(l.lease_reclaim_count, n.lease_reclaim_count, 0) as lease_reclaim_count,
+       coalesce(l.worker_deaths, n.worker_deaths, 0) as worker_deaths, l.lease_id,
+       coalesce(l.lease_epoch, n.lease_epoch, 0) as lease_epoch, l.worker_id,
+       l.worker_instance_id, l.lease_acquired_at_ms, l.lease_expires_at_ms,
+       coalesce(l.lease_last_renewed_at_ms, l.lease_acquired_at_ms) as lease_last_renewed_at_ms,
+       l.lease_renewal_deadline_ms, l.lease_expired_at_ms,
+       l.lease_revoked_at_ms, l.lease_revoke_reason, n.final_lease_id, n.final_worker_id,
+       n.final_worker_instance_id, e.created_at_ms,
+       coalesce(l.started_at_ms, l.lease_acquired_at_ms, n.started_at_ms) as started_at_ms, n.completed_at_ms,
+       coalesce(l.last_transition_at_ms, n.last_transition_at_ms, n.completed_at_ms)
+           as last_transition_at_ms,
+       coalesce(
+           l.last_mutation_at_ms, l.last_transition_at_ms, n.last_mutation_at_ms, n.completed_at_ms)
+           as last_mutation_at_ms,
        l.delay_until_ms, coalesce(l.deadline_at_ms, n.deadline_at_ms) as deadline_at_ms,
        l.attempt_deadline_ms, l.attempt_time_left_ms, n.retain_until_ms,
        coalesce(l.pending_retry_reason, n.pending_retry_reason) as pending_retry_reason,
@@ -251,10 +280,10 @@ select e.partition_key, e.execution_id, e.own_id, e.namespace, e.lane_id, e.exec
        coalesce(l.progress_updated_at_ms, n.progress_updated_at_ms) as progress_updated_at_ms,
        l.current_suspension_id, l.current_waitpoint_id,
        coalesce(l.open_waitpoint_count, 0) as open_waitpoint_count,
-       coalesce(l.signal_count, n.signal_count) as signal_count,
-       coalesce(l.keeps_signals, n.keeps_signals) as keeps_signals,
-       coalesce(l.cancel_requested, n.cancel_requested) as cancel_requested,
-       coalesce(l.join_pending, n.join_pending) as join_pending,
+       coalesce(l.signal_count, n.signal_count, 0) as signal_count,
+       coalesce(l.keeps_signals, n.keeps_signals, false) as keeps_signals,
+       coalesce(l.cancel_requested, n.cancel_requested, false) as cancel_requested,
+       coalesce(l.join_pending, n.join_pending, false) as join_pending,
        coalesce(l.last_capability_mismatch_at_ms, n.last_capability_mismatch_at_ms)
            as last_capability_mismatch_at_ms,
        n.failure_reason, n.cancellation_reason, n.cancelled_by, e.payload, e.payload_encoding,
@@ -262,7 +291,7 @@ select e.partition_key, e.execution_id, e.own_id, e.namespace, e.lane_id, e.exec
        coalesce(l.input_encoding, n.input_encoding) as input_encoding,
        coalesce(l.next_input, n.next_input) as next_input,
        coalesce(l.next_input_encoding, n.next_input_encoding) as next_input_encoding, n.result,
-       n.result_encoding, e.policy, coalesce(l.awaited, n.awaited) as awaited,
+       n.result_encoding, e.policy, coalesce(l.awaited, n.awaited, false) as awaited,
        coalesce(l.awaits_child, false) as awaits_child, e.attempt_timeout_ms, e.retention_ms,
        e.retention_failed_ms, coalesce(l.xmin, n.xmin) as version
   from execution e
@@ -271,23 +300,32 @@ select e.partition_key, e.execution_id, e.own_id, e.namespace, e.lane_id, e.exec
 
 -- Executions as their flows see them, found by the flow.
 create view flow_member as
-select partition_key, execution_id, route_id, flow_id, lifecycle_phase, eligibility_state,
-       blocking_reason, 'none' as terminal_outcome, public_state, replay_count, cancel_requested,
-       join_pending, awaited, awaits_child, null::bigint as completed_at_ms,
+select partition_key, execution_id, route_id, flow_id, lifecycle_phase::text as lifecycle_phase,
+       eligibility_state::text as eligibility_state, blocking_reason::text as blocking_reason,
+       'none'::text as terminal_outcome, public_state::text as public_state,
+       coalesce(replay_count, 0) as replay_count,
+       coalesce(cancel_requested, false) as cancel_requested,
+       coalesce(join_pending, false) as join_pending, coalesce(awaited, false) as awaited,
+       coalesce(awaits_child, false) as awaits_child, null::bigint as completed_at_ms,
        null::text as cancellation_reason
   from live
  where flow_id is not null
 union all
-select partition_key, execution_id, route_id, flow_id, 'terminal' as lifecycle_phase,
-       'not_applicable' as eligibility_state, 'none' as blocking_reason, terminal_outcome,
-       public_state, replay_count, cancel_requested, join_pending, awaited, false as awaits_child,
-       completed_at_ms, cancellation_reason
+select partition_key, execution_id, route_id, flow_id, 'terminal'::text as lifecycle_phase,
+       'not_applicable'::text as eligibility_state, 'none'::text as blocking_reason,
+       terminal_outcome::text as terminal_outcome, public_state::text as public_state,
+       coalesce(replay_count, 0) as replay_count,
+       coalesce(cancel_requested, false) as cancel_requested,
+       coalesce(join_pending, false) as join_pending, coalesce(awaited, false) as awaited,
+       false as awaits_child, completed_at_ms, cancellation_reason
   from ending
  where flow_id is not null;
 
--- What can be claimed, per kind of work, best first.
-create index live_ready on live (route_id, priority desc, created_at_ms, execution_id)
-    where ready;
+-- What can be claimed, per kind of work, best first: what waits, and what lost its lease.
+create index live_waiting on live (route_id, priority desc, created_at_ms, execution_id)
+    where ready and public_state = 'waiting';
+create index live_lost on live (route_id, priority desc, created_at_ms, execution_id)
+    where ready and public_state = 'active';
 
 -- What time makes due. All partial: a row that waits for nothing is in none of them.
 create index live_active on live (ownership_state, lease_expires_at_ms)
@@ -305,11 +343,10 @@ create index ending_retention_due on ending (retain_until_ms)
 create index live_blocked on live (route_id, last_transition_at_ms)
     where blocking_reason = 'waiting_for_code';
 
--- Lists, newest or oldest first, page by page.
-create index live_by_route on live (
-    route_id, public_state, created_at_ms, execution_id, partition_key);
-create index ending_by_route on ending (
-    route_id, public_state, created_at_ms, execution_id, partition_key);
+-- Lists, newest first, page by page. Of what waits there is a queue already.
+create index live_by_route on live (route_id, public_state, created_at_ms, execution_id)
+    where not (ready and public_state = 'waiting');
+create index ending_by_route on ending (route_id, public_state, created_at_ms, execution_id);
 create index execution_by_parent on execution (parent_execution_id)
     where parent_execution_id is not null;
 

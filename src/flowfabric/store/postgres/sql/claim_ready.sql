@@ -1,20 +1,20 @@
 -- Leases on the best ready executions a worker can serve, at most `limit`.
 --
--- Routes first, rows second: each route's best rows come straight off the ready
--- index, so rows this worker cannot run cost nothing. Skip locked: two workers
--- asking at once get different rows instead of queueing behind each other.
+-- Routes first, rows second: each route's best rows come straight off its queue, those that wait
+-- and those whose lease was lost, so rows this worker cannot run cost nothing. Skip locked: two
+-- workers asking at once get different rows instead of queueing behind each other.
 --
 -- One round trip stands in for `core.granting.grant_lease`: an interrupted attempt is
 -- resumed, a lost lease is reclaimed with a new attempt, all else starts one.
 --
--- `uuids` holds the lease's and the attempt's id for each of the rows: the server may
+-- `uuids` holds an id for each of the rows, of its lease and of an attempt that begins: the server may
 -- have to open a file for each random number it makes itself.
 with clock as (
     select coalesce(:clock::bigint, floor(extract(epoch from clock_timestamp()) * 1000)::bigint)
                as now_ms
 ), candidate as materialized (
     select best.*, asked.*, row_number() over () as place,
-           case when lifecycle_phase = 'active' then ownership_state end as reclaim_reason,
+           case when lifecycle_phase = 'active' then ownership_state::text end as reclaim_reason,
            case when lifecycle_phase = 'active' then 'reclaimed'
                 when attempt_state = 'attempt_interrupted' then 'resumed'
                 else 'fresh'
@@ -42,16 +42,37 @@ with clock as (
           ) as route
           join lane using (lane_id)
          cross join lateral (
-            select e.ctid as row_version, e.partition_key, e.execution_id, e.priority,
-                   e.created_at_ms, e.lifecycle_phase, e.ownership_state, e.attempt_state,
-                   e.pending_retry_reason, e.pending_replay_reason, e.pending_replay_requested_by,
-                   e.pending_previous_attempt_index, e.current_attempt_index as previous_index
-              from live e
-             where e.route_id = route.route_id
-               and e.ready
-             order by e.priority desc, e.created_at_ms, e.execution_id
-             limit :limit::bigint
-               for update skip locked
+            select *
+              from (
+                select e.ctid as row_version, e.partition_key, e.execution_id, e.priority,
+                       e.created_at_ms, e.lifecycle_phase, e.ownership_state, e.attempt_state,
+                       e.pending_retry_reason, e.pending_replay_reason,
+                       e.pending_replay_requested_by, e.pending_previous_attempt_index,
+                       coalesce(e.current_attempt_index, 0) as previous_index
+                  from live e
+                 where e.route_id = route.route_id
+                   and e.ready
+                   and e.public_state = 'waiting'
+                 order by e.priority desc, e.created_at_ms, e.execution_id
+                 limit :limit::bigint
+                   for update skip locked
+              ) as waiting
+            union all
+            select *
+              from (
+                select e.ctid as row_version, e.partition_key, e.execution_id, e.priority,
+                       e.created_at_ms, e.lifecycle_phase, e.ownership_state, e.attempt_state,
+                       e.pending_retry_reason, e.pending_replay_reason,
+                       e.pending_replay_requested_by, e.pending_previous_attempt_index,
+                       coalesce(e.current_attempt_index, 0) as previous_index
+                  from live e
+                 where e.route_id = route.route_id
+                   and e.ready
+                   and e.public_state = 'active'
+                 order by e.priority desc, e.created_at_ms, e.execution_id
+                 limit :limit::bigint
+                   for update skip locked
+              ) as lost
          ) best
          where (:namespace::text is null or route.namespace = :namespace)
            and route.required_capabilities <@ :capabilities::text[]
@@ -72,42 +93,40 @@ with clock as (
            ownership_state = 'leased',
            eligibility_state = 'not_applicable',
            blocking_reason = 'none',
-           blocking_detail = '',
+           blocking_detail = null,
            attempt_state = 'running_attempt',
            public_state = 'active',
            ready = false,
-           lease_id = encode(substr(:uuids::bytea, 32 * c.place::int - 31, 16), 'hex')::uuid,
-           lease_epoch = e.lease_epoch + 1,
+           lease_id = encode(substr(:uuids::bytea, 16 * c.place::int - 15, 16), 'hex')::uuid,
+           lease_epoch = coalesce(e.lease_epoch, 0) + 1,
            worker_id = :worker_id,
            worker_instance_id = :worker_instance_id,
            lease_acquired_at_ms = (select now_ms from clock),
            lease_expires_at_ms = (select now_ms from clock) + :lease_ttl_ms::bigint,
-           lease_last_renewed_at_ms = (select now_ms from clock),
+           lease_last_renewed_at_ms = null,
            lease_renewal_deadline_ms = (select now_ms from clock) + :lease_ttl_ms::bigint * 2 / 3,
            lease_expired_at_ms = null,
            lease_revoked_at_ms = null,
            lease_revoke_reason = null,
-           current_attempt_id = case
-               when c.kind = 'resumed' then e.current_attempt_id
-               else encode(substr(:uuids::bytea, 32 * c.place::int - 15, 16), 'hex')::uuid
-           end,
+           current_attempt_id = case when c.kind = 'resumed' then e.current_attempt_id end,
            current_attempt_index = case when c.kind = 'resumed' then e.current_attempt_index
                                         else e.total_attempt_count end,
-           total_attempt_count = e.total_attempt_count + (c.kind <> 'resumed')::int,
-           lease_reclaim_count = e.lease_reclaim_count + (c.kind = 'reclaimed')::int,
-           worker_deaths = case when c.kind = 'reclaimed' then e.worker_deaths else 0 end,
+           total_attempt_count = coalesce(e.total_attempt_count, 0) + (c.kind <> 'resumed')::int,
+           lease_reclaim_count = nullif(
+               coalesce(e.lease_reclaim_count, 0) + (c.kind = 'reclaimed')::int, 0),
+           worker_deaths = case when c.kind = 'reclaimed' then e.worker_deaths end,
            attempt_deadline_ms = (select now_ms from clock) + nullif(
                case when c.kind = 'resumed' then e.attempt_time_left_ms
                     else c.attempt_timeout_ms end, 0),
            attempt_time_left_ms = null,
-           started_at_ms = coalesce(e.started_at_ms, (select now_ms from clock)),
+           started_at_ms = coalesce(e.started_at_ms, e.lease_acquired_at_ms),
            pending_retry_reason = null,
            pending_replay_reason = null,
            pending_replay_requested_by = null,
            pending_previous_attempt_index = null,
            last_transition_at_ms = case when c.kind = 'reclaimed' then e.last_transition_at_ms
                                         else (select now_ms from clock) end,
-           last_mutation_at_ms = (select now_ms from clock)
+           last_mutation_at_ms = case when c.kind = 'reclaimed' then (select now_ms from clock) end
       from candidate c
      -- The row is locked, so its version cannot change under us: no need to look it up again.
      where e.ctid = c.row_version
@@ -118,8 +137,11 @@ with clock as (
               c.execution_kind, e.priority, coalesce(e.input, c.payload) as payload,
               case when e.input is null then c.payload_encoding else e.input_encoding end
                   as payload_encoding,
-              e.retry_count, e.created_at_ms, e.deadline_at_ms, e.attempt_deadline_ms, e.lease_id, e.lease_epoch,
-              e.current_attempt_id, e.current_attempt_index, c.place, c.kind, c.reclaim_reason,
+              coalesce(e.retry_count, 0) as retry_count, e.created_at_ms, e.deadline_at_ms,
+              e.attempt_deadline_ms, e.lease_id, e.lease_epoch,
+              coalesce(e.current_attempt_id, e.lease_id) as current_attempt_id,
+              coalesce(e.current_attempt_index, 0) as current_attempt_index, c.place, c.kind,
+              c.reclaim_reason,
               c.attempt_type, c.pending_retry_reason, c.pending_replay_reason,
               c.pending_replay_requested_by, c.pending_previous_attempt_index, c.previous_index
 ), started as (

@@ -17,9 +17,15 @@ with given as materialized (
 ), clock as (
     select coalesce(:clock::bigint, floor(extract(epoch from clock_timestamp()) * 1000)::bigint)
                as now_ms
-), gone as (
+), ended as (
     delete from live e
      using given g
+     cross join lateral (
+        select x.namespace, x.retention_ms
+          from execution x
+         where x.partition_key = g.partition_key
+           and x.execution_id = g.execution_id
+         limit 1) as asked
      -- By key and lease alone: a condition on the state would invite the planner to walk one of
      -- the partial indexes, which looks empty to it and may hold every running execution.
      where e.partition_key = g.partition_key
@@ -27,34 +33,36 @@ with given as materialized (
        and e.lease_id = g.lease_id
        and e.lease_expires_at_ms > (select now_ms from clock)
        and e.lease_expired_at_ms is null
-       and e.open_waitpoint_count = 0
-    returning e.*, g.position, g.result, g.result_encoding
-), ended as materialized (
-    select gone.*, asked.*
-      from gone
-     cross join lateral (
-        select x.namespace, x.retention_ms
-          from execution x
-         where x.partition_key = gone.partition_key
-           and x.execution_id = gone.execution_id
-         limit 1) as asked
+       and e.open_waitpoint_count is null
+    -- What is read most often comes first: a row is taken apart up to what is asked of it.
+    returning g.position, e.awaited, e.flow_id, e.lease_epoch, e.partition_key, e.execution_id,
+              e.lease_id, e.current_attempt_index, e.replay_count, asked.namespace,
+              e.instance_tag, e.worker_instance_id, e.worker_id, e.route_id, e.created_at_ms,
+              e.deadline_at_ms, e.priority, e.total_attempt_count, e.current_attempt_id,
+              e.retry_count, e.lease_reclaim_count, e.worker_deaths,
+              coalesce(e.started_at_ms, e.lease_acquired_at_ms) as started_at_ms,
+              asked.retention_ms, e.pending_retry_reason, e.pending_replay_reason,
+              e.pending_replay_requested_by, e.pending_previous_attempt_index, e.progress_pct,
+              e.progress_message, e.progress_updated_at_ms, e.signal_count, e.keeps_signals,
+              e.cancel_requested, e.join_pending, e.last_capability_mismatch_at_ms, e.input,
+              e.input_encoding, e.next_input, e.next_input_encoding, g.result, g.result_encoding
 ), appended as (
     insert into ending (
-        partition_key, execution_id, route_id, created_at_ms, flow_id, instance_tag, deadline_at_ms,
-        priority, terminal_outcome, public_state, attempt_state, total_attempt_count, current_attempt_index,
-        current_attempt_id, retry_count, replay_count, lease_reclaim_count, worker_deaths,
-        lease_epoch, final_lease_id, final_worker_id, final_worker_instance_id, started_at_ms,
-        completed_at_ms, last_transition_at_ms, last_mutation_at_ms, retain_until_ms,
+        partition_key, execution_id, route_id, created_at_ms, flow_id, instance_tag,
+        deadline_at_ms, priority, terminal_outcome, public_state, attempt_state,
+        total_attempt_count, current_attempt_index, current_attempt_id, retry_count, replay_count,
+        lease_reclaim_count, worker_deaths, lease_epoch, final_lease_id, final_worker_id,
+        final_worker_instance_id, started_at_ms, completed_at_ms, retain_until_ms,
         pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
         pending_previous_attempt_index, progress_pct, progress_message, progress_updated_at_ms,
         signal_count, keeps_signals, cancel_requested, join_pending,
         last_capability_mismatch_at_ms, input, input_encoding, next_input, next_input_encoding,
         awaited, result, result_encoding)
-    select partition_key, execution_id, route_id, created_at_ms, flow_id, instance_tag, deadline_at_ms,
-           priority, 'success', 'completed', 'attempt_terminal', total_attempt_count, current_attempt_index,
-           current_attempt_id, retry_count, replay_count, lease_reclaim_count, worker_deaths,
-           lease_epoch, lease_id, worker_id, worker_instance_id, started_at_ms,
-           (select now_ms from clock), (select now_ms from clock), (select now_ms from clock),
+    select partition_key, execution_id, route_id, created_at_ms, flow_id, instance_tag,
+           deadline_at_ms, priority, 'success', 'completed', 'attempt_terminal',
+           total_attempt_count, current_attempt_index, current_attempt_id, retry_count,
+           replay_count, lease_reclaim_count, worker_deaths, lease_epoch, lease_id, worker_id,
+           worker_instance_id, started_at_ms, (select now_ms from clock),
            -- A member is kept as long as its flow, which knows nothing of its end yet.
            case when flow_id is null then
                (select now_ms from clock) + coalesce(retention_ms, :retention_ms::bigint) end,
@@ -78,7 +86,7 @@ with given as materialized (
           from attempt x
          where x.partition_key = ended.partition_key
            and x.execution_id = ended.execution_id
-           and x.attempt_index = ended.current_attempt_index
+           and x.attempt_index = coalesce(ended.current_attempt_index, 0)
          limit 1) as current
      where ended.lease_epoch > 1
        and a.ctid = current.row_version
@@ -94,7 +102,7 @@ with given as materialized (
                    array_agg(partition_key) as partition_keys,
                    array_agg(execution_id) as execution_ids, array_agg(flow_id) as flow_ids,
                    array_agg(lease_id) as lease_ids, array_agg(lease_epoch) as lease_epochs,
-                   array_agg(current_attempt_index) as attempt_indexes
+                   array_agg(coalesce(current_attempt_index, 0)) as attempt_indexes
               from ended
              group by namespace, instance_tag, worker_instance_id) as alike
      cross join (values ('lease', 'revoked', 'completed', true),
@@ -104,9 +112,9 @@ with given as materialized (
 ), queued as (
     insert into completion_dispatch (
         partition_key, flow_id, execution_id, replay_count, outcome, enqueued_at_ms)
-    select partition_key, flow_id, execution_id, replay_count, 'success',
+    select partition_key, flow_id, execution_id, coalesce(replay_count, 0), 'success',
            (select now_ms from clock)
       from ended
      where flow_id is not null
 )
-select position - 1 as position, awaited, flow_id is not null as in_flow from ended;
+select position - 1 as position, coalesce(awaited, false) as awaited, flow_id is not null as in_flow from ended;

@@ -44,14 +44,10 @@ with clock as (
 ), made as (
     insert into live (
         partition_key, execution_id, route_id, priority, lifecycle_phase, ownership_state,
-        eligibility_state, blocking_reason, blocking_detail, attempt_state, public_state, ready,
-        total_attempt_count, current_attempt_index, retry_count, replay_count,
-        lease_reclaim_count, worker_deaths, lease_epoch, open_waitpoint_count, signal_count,
-        keeps_signals, cancel_requested, join_pending, awaited, awaits_child, created_at_ms,
-        last_transition_at_ms, last_mutation_at_ms)
+        eligibility_state, blocking_reason, attempt_state, public_state, ready, created_at_ms,
+        last_transition_at_ms)
     select partition_key, execution_id, route_id, priority, 'runnable', 'unowned', 'eligible_now',
-           'waiting_for_worker', '', 'pending_first_attempt', 'waiting', true, 0, 0, 0, 0, 0, 0, 0,
-           0, 0, false, false, false, false, false, now_ms, now_ms, now_ms
+           'waiting_for_worker', 'pending_first_attempt', 'waiting', true, now_ms, now_ms
       from new
     returning 1
 )

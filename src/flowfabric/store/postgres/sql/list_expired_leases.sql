@@ -5,7 +5,7 @@
 -- the index: asked for the whole order, the planner may fetch every row of the range to sort it.
 with overdue as not materialized (
     select l.partition_key, l.execution_id, e.namespace, e.lane_id, l.lease_id, l.lease_epoch,
-           l.current_attempt_index as attempt_index, l.worker_instance_id,
+           coalesce(l.current_attempt_index, 0) as attempt_index, l.worker_instance_id,
            l.lease_expires_at_ms as expires_at_ms, l.ownership_state
       from live l
       join execution e on e.partition_key = l.partition_key and e.execution_id = l.execution_id

@@ -10,7 +10,7 @@ select x.partition_key, x.execution_id,
    and x.awaits_child
    and x.lifecycle_phase = 'runnable'
    and x.eligibility_state = 'blocked_by_dependencies'
-   and not x.cancel_requested
+   and x.cancel_requested is not true
    and x.deadline_at_ms is null
   join waiter w
     on w.waiting = '{fp:' || x.partition_key || '}:' || x.execution_id
@@ -24,7 +24,7 @@ select x.partition_key, x.execution_id,
             on l.partition_key = other.partition_key
            and l.execution_id = other.execution_id
          where other.waiting = w.waiting
-           and (not l.awaits_child
+           and (l.awaits_child is not true
                 or l.lifecycle_phase <> 'runnable'
                 or l.eligibility_state <> 'blocked_by_dependencies'
                 or l.cancel_requested

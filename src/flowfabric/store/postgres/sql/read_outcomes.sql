@@ -1,5 +1,5 @@
 -- How the given executions ended, and which of them do not exist; those under way are left out.
-select w.partition_key, w.execution_id, n.public_state, n.result, n.failure_reason,
+select w.partition_key, w.execution_id, n.public_state::text as public_state, n.result, n.failure_reason,
        n.cancellation_reason,
        case when n.public_state = 'expired' then (
            select e.policy

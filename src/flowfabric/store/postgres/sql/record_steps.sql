@@ -18,7 +18,7 @@ with given as materialized (
 ), locked as materialized (
     -- Shared: several steps of one execution may be stored at once, but nobody may take
     -- the lease away before they are.
-    select g.*, e.current_attempt_index as attempt_index, e.lease_expires_at_ms
+    select g.*, coalesce(e.current_attempt_index, 0) as attempt_index, e.lease_expires_at_ms
       from given g
       join live e on e.partition_key = g.partition_key and e.execution_id = g.execution_id
      where e.lifecycle_phase = 'active'

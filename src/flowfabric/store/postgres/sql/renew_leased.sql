@@ -39,7 +39,7 @@ with given as materialized (
     select (select now_ms from clock), 'lease', 'renewed', e.namespace, instance_tag,
            worker_instance_id, array_agg(renewed.partition_key), array_agg(renewed.execution_id),
            array_agg(flow_id), array_agg(lease_id), array_agg(lease_epoch),
-           array_agg(current_attempt_index)
+           array_agg(coalesce(current_attempt_index, 0))
       from renewed
      cross join lateral (
         select namespace

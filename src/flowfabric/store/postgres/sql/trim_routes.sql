@@ -2,7 +2,12 @@
 -- by a statement of its own before: whoever has created with one meanwhile is seen by this one.
 with looked_at as materialized (
     select w.route_id,
-           exists (select from live where live.route_id = w.route_id)
+           exists (
+                select from live
+                 where live.route_id = w.route_id and ready and public_state = 'waiting')
+               or exists (
+                select from live
+                 where live.route_id = w.route_id and not (ready and public_state = 'waiting'))
                or exists (select from ending where ending.route_id = w.route_id) as in_use
       from unnest(:route_ids::bigint[]) as w (route_id)
 ), kept as (

@@ -270,9 +270,11 @@ select partition_key, execution_id, route_id, flow_id, 'terminal' as lifecycle_p
   from ending
  where flow_id is not null;
 
--- What can be claimed, per kind of work, best first.
-create index live_ready on live (route_id, priority desc, created_at_ms, execution_id)
-    where ready;
+-- What can be claimed, per kind of work, best first: what waits, and what lost its lease.
+create index live_waiting on live (route_id, priority desc, created_at_ms, execution_id)
+    where ready and public_state = 'waiting';
+create index live_lost on live (route_id, priority desc, created_at_ms, execution_id)
+    where ready and public_state = 'active';
 
 -- What time makes due. All partial: a row that waits for nothing is in none of them.
 create index live_active on live (ownership_state, lease_expires_at_ms)
@@ -290,11 +292,10 @@ create index ending_retention_due on ending (retain_until_ms)
 create index live_blocked on live (route_id, last_transition_at_ms)
     where blocking_reason = 'waiting_for_code';
 
--- Lists, newest or oldest first, page by page.
-create index live_by_route on live (
-    route_id, public_state, created_at_ms, execution_id, partition_key);
-create index ending_by_route on ending (
-    route_id, public_state, created_at_ms, execution_id, partition_key);
+-- Lists, newest first, page by page. Of what waits there is a queue already.
+create index live_by_route on live (route_id, public_state, created_at_ms, execution_id)
+    where not (ready and public_state = 'waiting');
+create index ending_by_route on ending (route_id, public_state, created_at_ms, execution_id);
 create index execution_by_parent on execution (parent_execution_id)
     where parent_execution_id is not null;
 

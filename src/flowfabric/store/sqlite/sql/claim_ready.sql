@@ -1,13 +1,13 @@
 -- Leases on the best ready executions a worker can serve, at most `limit`.
 --
--- Routes first, rows second: each route's best rows come straight off the ready
--- index, so rows this worker cannot run cost nothing. `claiming` is a temporary table
--- of the writer's connection that holds the chosen rows as they were.
+-- Routes first, rows second: each route's best rows come straight off its queue, those that wait
+-- and those whose lease was lost, so rows this worker cannot run cost nothing. `claiming` is a
+-- temporary table of the writer's connection that holds the chosen rows as they were.
 --
 -- Together these stand in for `core.granting.grant_lease`: an interrupted attempt is
 -- resumed, a lost lease is reclaimed with a new attempt, all else starts one.
 --
--- `uuids` holds the lease's and the attempt's id for each of the rows.
+-- `uuids` holds an id for each of the rows, of its lease and of an attempt that begins.
 delete from temp.claiming;
 -- next
 insert into temp.claiming (
@@ -43,12 +43,25 @@ select e.rowid, e.partition_key, e.execution_id,
   ) as route
  cross join lane on lane.lane_id = route.lane_id and lane.state in ('active', 'draining')
  cross join live as e on e.rowid in (
-    select x.rowid
-      from live as x
-     where x.route_id = route.route_id
-       and x.ready
-     order by x.priority desc, x.created_at_ms, x.execution_id
-     limit :limit)
+    select rowid
+      from (
+        select x.rowid
+          from live as x
+         where x.route_id = route.route_id
+           and x.ready
+           and x.public_state = 'waiting'
+         order by x.priority desc, x.created_at_ms, x.execution_id
+         limit :limit)
+    union all
+    select rowid
+      from (
+        select x.rowid
+          from live as x
+         where x.route_id = route.route_id
+           and x.ready
+           and x.public_state = 'active'
+         order by x.priority desc, x.created_at_ms, x.execution_id
+         limit :limit))
  cross join execution as asked
     on asked.partition_key = e.partition_key and asked.execution_id = e.execution_id
  where route.lane_id in (select value from json_each(:lanes))
@@ -68,7 +81,7 @@ update live
        attempt_state = 'running_attempt',
        public_state = 'active',
        ready = 0,
-       lease_id = uuid_at(:uuids, 2 * c.place - 2),
+       lease_id = uuid_at(:uuids, c.place - 1),
        lease_epoch = lease_epoch + 1,
        worker_id = :worker_id,
        worker_instance_id = :worker_instance_id,
@@ -80,7 +93,7 @@ update live
        lease_revoked_at_ms = null,
        lease_revoke_reason = null,
        current_attempt_id = case when c.kind = 'resumed' then live.current_attempt_id
-                                 else uuid_at(:uuids, 2 * c.place - 1) end,
+                                 else uuid_at(:uuids, c.place - 1) end,
        current_attempt_index = case when c.kind = 'resumed' then current_attempt_index
                                     else total_attempt_count end,
        total_attempt_count = total_attempt_count + (c.kind <> 'resumed'),

@@ -2,12 +2,22 @@
 update route
    set retain_until_ms = :retain_until_ms
  where route_id in (select value from json_each(:route_ids))
-   and (exists (select 1 from live where live.route_id = route.route_id)
+   and (exists (
+            select 1 from live
+             where live.route_id = route.route_id and ready and public_state = 'waiting')
+        or exists (
+            select 1 from live
+             where live.route_id = route.route_id and not (ready and public_state = 'waiting'))
         or exists (select 1 from ending where ending.route_id = route.route_id));
 -- next
 delete from route
  where route_id in (select value from json_each(:route_ids))
-   and not exists (select 1 from live where live.route_id = route.route_id)
+   and not exists (
+        select 1 from live
+         where live.route_id = route.route_id and ready and public_state = 'waiting')
+   and not exists (
+        select 1 from live
+         where live.route_id = route.route_id and not (ready and public_state = 'waiting'))
    and not exists (select 1 from ending where ending.route_id = route.route_id);
 -- next
 select changes() as trimmed;
