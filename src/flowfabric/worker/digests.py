@@ -79,20 +79,22 @@ def opaque_in(function: Callable[..., object]) -> tuple[object, ...]:
 
 def bound_in(function: Callable[..., object]) -> tuple[object, ...]:
     """What a function brings along beside the arguments it is called with."""
+    if isinstance(function, types.FunctionType):
+        defaults, cells = function.__defaults__ or (), function.__closure__
+        return defaults if cells is None else (*defaults, *_closed_over(function.__code__, cells))
     if isinstance(function, partial):
         return (*bound_in(function.func), *function.args, *function.keywords.values())
     if inspect.ismethod(function):
         return (*bound_in(function.__func__), function.__self__)
     if inspect.isbuiltin(function):
         return (function.__self__,)
-    if not isinstance(function, types.FunctionType):
-        return ()
-    code, changing = function.__code__, frozenset[str]()
-    if function.__closure__:
-        changing = _rebound(code)
-    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-    closure = [_content(cell) for name, cell in cells if name not in changing]
-    return (*(function.__defaults__ or ()), *closure)
+    return ()
+
+
+def _closed_over(code: types.CodeType, cells: tuple[types.CellType, ...]) -> list[object]:
+    changing = _rebound(code)
+    named = zip(code.co_freevars, cells, strict=True)
+    return [_content(cell) for name, cell in named if name not in changing]
 
 
 def _content(cell: types.CellType) -> object:
