@@ -13,9 +13,9 @@ from flowfabric.core.decision import Changes
 from flowfabric.errors import Transport
 from flowfabric.patience import statements_within
 from flowfabric.store.base import HintListener, Store, Transaction
-from flowfabric.store.hints import POLL_MAX_S
+from flowfabric.store.hints import EVERY_TOPIC, POLL_MAX_S
 from flowfabric.store.postgres import hints
-from flowfabric.store.postgres.hints import HintExchange
+from flowfabric.store.postgres.hints import PAYLOADS_MAX, HintExchange, hint_payloads
 from flowfabric.store.postgres.store import PostgresStore
 from tests.silence import Network
 from tests.store.records import a_lane, change_postgres
@@ -103,14 +103,23 @@ def noting(told: list[object]) -> Callable[[HintExchange, set[str]], Awaitable[N
     return note
 
 
-async def test_more_topics_than_a_message_holds_wake_everybody(
+async def test_more_topics_than_a_message_holds_arrive_and_too_many_wake_everybody(
     postgres_store: PostgresStore, other_store: PostgresStore
 ) -> None:
-    with postgres_store.hints(["lanes"]) as listener:
-        await until_live(postgres_store, listener)
-        for number in range(1_000):
-            other_store.hint(f"some rather long topic {number}")
-        assert await listener.wait(60)
+    topics = [f"some rather long topic {number}" for number in range(10_000)]
+    with (
+        postgres_store.hints(topics[999:1_000]) as one,
+        postgres_store.hints(["lanes"]) as another,
+    ):
+        await until_live(postgres_store, one)
+        await until_live(postgres_store, another)
+        for topic in topics[:1_000]:
+            other_store.hint(topic)
+        assert await one.wait(60)
+        assert not await another.wait(0)
+        for topic in topics:
+            other_store.hint(topic)
+        assert await another.wait(60)
 
 
 async def test_a_listener_whose_connection_died_listens_again(
@@ -215,3 +224,20 @@ async def test_hints_take_another_way_than_statements_where_there_is_one(
             assert past_the_pooler.made == 1
         finally:
             await store.close()
+
+
+def test_many_topics_travel_in_several_messages() -> None:
+    topics = {f"stream:{number:036}" for number in range(1_000)}
+    payloads = hint_payloads("origin", topics)
+    assert 1 < len(payloads) <= PAYLOADS_MAX
+    assert max(len(each.encode()) for each in payloads) < 8_000
+    told = [each.split("\n") for each in payloads]
+    assert {origin for origin, *_ in told} == {"origin"}
+    assert {topic for _, *named in told for topic in named} == topics
+    assert hint_payloads("origin", {"ü"}) == ["origin\nü"]
+    assert hint_payloads("origin", set()) == []
+
+
+def test_too_many_topics_are_all_of_them() -> None:
+    topics = {f"stream:{number:036}" for number in range(10_000)}
+    assert hint_payloads("origin", topics) == [f"origin\n{EVERY_TOPIC}"]

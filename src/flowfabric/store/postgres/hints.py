@@ -29,6 +29,8 @@ CHANNEL: Final = "flowfabric"
 HINT: Final = "hint"
 """The parameter of a statement that may take a message along."""
 PAYLOAD_MAX_BYTES: Final = 7900
+PAYLOADS_MAX: Final = 16
+"""Messages that are sent at once: about three thousand streams that were appended to."""
 SEND_INTERVAL_S: Final = 0.01
 LISTEN_AFTER_S: Final = 0.05
 PROOF_TIMEOUT_S: Final = 2.0
@@ -42,17 +44,31 @@ PROVE_AGAIN_S: Final = 30.0
 """How long a pooler that lets nothing through is left alone."""
 
 # A hint is not worth a flush to disk.
-_NOTIFY: Final = "select set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"
+_NOTIFY: Final = """
+select set_config('synchronous_commit', 'off', true), pg_notify($1, payload)
+  from unnest($2::text[]) as payload
+"""
 _PROOF: Final = "?"
 
 # A hint may be lost. Whatever is wrong with the database, the next operation says so.
 _EXPECTED: Final = (*DRIVER_ERRORS, FlowFabricError)
 
 
-def hint_payload(origin: str, topics: set[str]) -> str:
-    """A message that hints `topics`; whoever sent it knows it by its origin."""
-    payload = "\n".join((origin, *sorted(topics)))
-    return payload if len(payload.encode()) <= PAYLOAD_MAX_BYTES else f"{origin}\n{EVERY_TOPIC}"
+def hint_payloads(origin: str, topics: set[str]) -> list[str]:
+    """Messages that hint `topics`; whoever sent them knows them by their origin.
+
+    Too many topics are all of them, which wakes everybody: a last resort.
+    """
+    payloads: list[str] = []
+    size = PAYLOAD_MAX_BYTES
+    for topic in sorted(topics):
+        added = len(topic.encode()) + 1
+        if size + added > PAYLOAD_MAX_BYTES:
+            payloads.append(origin)
+            size = len(origin)
+        payloads[-1] += f"\n{topic}"
+        size += added
+    return payloads if len(payloads) <= PAYLOADS_MAX else [f"{origin}\n{EVERY_TOPIC}"]
 
 
 class HintExchange:
@@ -103,8 +119,11 @@ class HintExchange:
         now_s = time.monotonic()
         if not topics or self._outgoing or now_s < self._rests_from_s:
             return None
+        payloads = hint_payloads(self._origin, set(topics))
+        if len(payloads) > 1:
+            return None
         self._rests_from_s = now_s + SEND_INTERVAL_S
-        return hint_payload(self._origin, set(topics))
+        return payloads[0]
 
     # Sending --------------------------------------------------------------
 
@@ -120,9 +139,9 @@ class HintExchange:
             self._rests_from_s = time.monotonic() + SEND_INTERVAL_S
 
     async def _notify(self, topics: set[str]) -> None:
-        payload = hint_payload(self._origin, topics)
+        payloads = hint_payloads(self._origin, topics)
         async with self._connections.acquire() as connection:
-            await connection.execute(_NOTIFY, CHANNEL, payload, timeout=HEALTH_TIMEOUT_S)
+            await connection.execute(_NOTIFY, CHANNEL, payloads, timeout=HEALTH_TIMEOUT_S)
 
     # Receiving ------------------------------------------------------------
 

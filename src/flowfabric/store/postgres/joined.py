@@ -22,7 +22,7 @@ from flowfabric.store.postgres.failures import (
     in_words,
     lock_timed_out,
 )
-from flowfabric.store.postgres.hints import CHANNEL, hint_payload
+from flowfabric.store.postgres.hints import CHANNEL, hint_payloads
 from flowfabric.store.postgres.pool import COMMAND_TIMEOUT_S, SEARCH_PATH
 
 _NUMBERED: Final = re.compile(r"\$(\d+)")
@@ -266,8 +266,7 @@ async def enter(connection: Fetching, lock_wait_ms: int | None) -> Settings:
 async def leave(connection: Fetching, found: Settings, hinted: set[str]) -> None:
     """Leave the transaction as it was. Hints travel with its commit."""
     await connection.fetch(_LEAVE, found.search_path, found.lock_timeout)
-    if hinted:
-        payload = hint_payload(uuid.uuid4().hex, hinted)
+    for payload in hint_payloads(uuid.uuid4().hex, hinted):
         await connection.fetch("select pg_notify($1, $2)", CHANNEL, payload)
 
 
