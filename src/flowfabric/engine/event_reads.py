@@ -15,7 +15,7 @@ from flowfabric.core.cursors import (
     read_cursor,
     write_cursor,
 )
-from flowfabric.core.events import StoredEvent, check_category
+from flowfabric.core.events import EventCategory, StoredEvent, check_category
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.engine.unit import Operations
 from flowfabric.store.base import Reader, Row
@@ -36,10 +36,16 @@ class EventReads(Operations):
         `after` is the cursor of a page, or the id of an event. Raises `HistoryChanged` when
         the log has lost what the cursor has seen, with the cursor to resume from.
         """
-        cursor = read_cursor(after)
         check_int("limit", limit, 1, PAGE_MAX)
-        wanted = check_category(category)
-        page = await self.store.read_events(after=cursor.event_id, limit=limit, category=wanted)
+        return await self.read_log(read_cursor(after), limit, check_category(category))
+
+    async def read_log(
+        self, cursor: Cursor, limit: int, category: EventCategory | None, wait_s: float = 0.0
+    ) -> EventLogPage:
+        """The same, waiting so long for an event that is still to be committed."""
+        page = await self.store.read_events(
+            after=cursor.event_id, limit=limit, category=category, wait_s=wait_s
+        )
         # Afterwards: the log may have been exchanged while it was read.
         if cursor.event_id:
             await self._check_history(cursor)

@@ -57,6 +57,9 @@ LOOK_AGAIN_S: Final = 1.0
 LOOK_GAP_S: Final = 0.01
 LOOK_TIMEOUT_S: Final = 5.0
 AFTER_ERROR_S: Final = 0.5
+COMMIT_WAIT_S: Final = 10.0
+"""How long a page waits for an event whose number is taken: until those who write now have ended,
+or a number that was rolled back would hold it up as long as anybody else writes."""
 SUBSCRIPTIONS_MAX: Final = 10_000
 """Subscriptions that may wait in one process."""
 FROM_NOW: Final = ""
@@ -221,7 +224,7 @@ class Subscriptions(EventReads):
         return write_cursor(await self.end_of_log())
 
     async def _read_wanted(self, wanted: Wanted) -> EventLogPage:
-        return await self.read_events(after=wanted.after, limit=PAGE, category=wanted.category)
+        return await self.read_log(read_cursor(wanted.after), PAGE, wanted.category, COMMIT_WAIT_S)
 
     async def _filtered(self, page: EventLogPage, wanted: EventFilter) -> ToldPage:
         events = [event for event in page.events if wanted.passes(event)]
