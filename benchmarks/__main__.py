@@ -15,7 +15,18 @@ import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from benchmarks import costs, executions, flows, grown, latency, processes, report, sdk, suspension
+from benchmarks import (
+    costs,
+    executions,
+    flows,
+    grown,
+    latency,
+    processes,
+    report,
+    sdk,
+    streams,
+    suspension,
+)
 from benchmarks.bench import Bench, Scale, wear_in
 from benchmarks.meter import busy_share
 from benchmarks.peer import Peer
@@ -30,6 +41,7 @@ SECTIONS: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "worker": sdk.measure,
     "flows": flows.measure,
     "suspension": suspension.measure,
+    "streams": streams.measure,
 }
 
 

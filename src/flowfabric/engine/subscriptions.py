@@ -54,6 +54,8 @@ T = TypeVar("T")
 
 PAGE: Final = 256
 LOOK_AGAIN_S: Final = 1.0
+LOOK_AGAIN_LIVE_S: Final = 2.0
+"""While hints from other processes arrive: not everything that happens is hinted."""
 LOOK_GAP_S: Final = 0.01
 LOOK_TIMEOUT_S: Final = 5.0
 AFTER_ERROR_S: Final = 0.5
@@ -315,7 +317,8 @@ class LogWatch:
                     await asyncio.sleep(AFTER_ERROR_S)
                 await asyncio.sleep(LOOK_GAP_S)
                 if self._waiting:
-                    await hints.wait(LOOK_AGAIN_S)
+                    live = self._store.hints_are_live
+                    await hints.wait(LOOK_AGAIN_LIVE_S if live else LOOK_AGAIN_S)
 
     async def _look(self) -> bool:
         last_id = await self._store.read(_last_id)

@@ -62,6 +62,8 @@ T = TypeVar("T")
 
 LOOK_AGAIN_S: Final = 1.0
 """How often parked tails look without a hint, all of them at once."""
+LOOK_AGAIN_LIVE_S: Final = 5.0
+"""The same while hints from other processes arrive: only for those that are lost."""
 LOOK_GAP_S: Final = 0.01
 AFTER_ERROR_S: Final = 0.5
 LOOK_TIMEOUT_S: Final = 5.0
@@ -463,7 +465,8 @@ class Watch:
     async def _run(self) -> None:
         with self._store.hints([COMPLETION_TOPIC, LOST_TOPIC, ATTEMPT_TOPIC]) as hints:
             while self._parked:
-                await hints.wait(LOOK_AGAIN_S)
+                live = self._store.hints_are_live
+                await hints.wait(LOOK_AGAIN_LIVE_S if live else LOOK_AGAIN_S)
                 try:
                     with statements_within(LOOK_TIMEOUT_S):
                         await self._look()
