@@ -426,11 +426,13 @@ async def test_acknowledging_takes_ended_members_off_the_queue(
     names = await many(graph)
     await engine.cancel_flow(graph.flow_id)
     queued = (await engine.cancel_pending_members(limit=1)).acted
-    await engine.cancel_execution(graph[names[1]], reason="sooner")
+    states = await graph.states()
+    member = graph[next(name for name in names if states[name] != "cancelled")]
+    await engine.cancel_execution(member, reason="sooner")
 
-    await engine.ack_cancel_member(new_id(), graph[names[1]])
-    await engine.ack_cancel_member(graph.flow_id, graph[names[1]])
-    await engine.ack_cancel_member(graph.flow_id, graph[names[1]])
+    await engine.ack_cancel_member(new_id(), member)
+    await engine.ack_cancel_member(graph.flow_id, member)
+    await engine.ack_cancel_member(graph.flow_id, member)
 
     assert queued == 1
     left = (await engine.cancel_pending_members(limit=1_000)).acted

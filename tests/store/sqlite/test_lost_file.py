@@ -160,14 +160,16 @@ async def test_a_worker_says_so_once_and_stops(
         begun.set()
         await asyncio.Event().wait()
 
+    @app.task
+    async def nothing() -> None: ...
+
     settings = WorkerSettings(lanes=["default"], concurrency=1, lease_ttl="3s")
     async with app:
         worker = asyncio.create_task(app.run_worker(settings=settings, signals=False))
+        await (await app.submit(nothing)).result("20s")
         if busy:
             await app.submit(work)
             await begun.wait()
-        else:
-            await app.engine.list_lanes()
         os.unlink(path)
         with pytest.raises(DatabaseGone, match="was deleted"):
             await asyncio.wait_for(worker, 20)
