@@ -324,7 +324,7 @@ ENDS: dict[End, CloseReason] = {
 }
 
 
-@pytest.mark.parametrize(("end", "reason"), ENDS.items(), ids=lambda each: str(each))
+@pytest.mark.parametrize(("end", "reason"), ENDS.items(), ids=[end.__name__ for end in ENDS])
 async def test_a_stream_is_closed_by_whatever_ends_its_attempt(
     engine: Engine, given: Given, clock: SettableClock, end: End, reason: CloseReason
 ) -> None:
