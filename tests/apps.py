@@ -9,7 +9,7 @@ from flowfabric import App, Run, WorkerSettings
 from flowfabric.core.durations import Duration
 from flowfabric.core.explain import Cause
 from flowfabric.core.states import PublicState
-from flowfabric.worker.lanes import Lanes
+from flowfabric.worker.lanes import LaneWeights
 
 PATIENCE_S = 20
 ASK_AGAIN_S = 0.01
@@ -40,7 +40,7 @@ async def blocked(run: Run[object]) -> str:
 async def working(
     app: App,
     *,
-    lanes: Lanes | None = None,
+    lanes: LaneWeights | None = None,
     concurrency: int = 10,
     lease_ttl: Duration = "30s",
     drain_timeout: Duration = "5s",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from flowfabric.core.model import Record
 from flowfabric.core.states import LifecyclePhase
 from flowfabric.store.mapping import table_of
-from flowfabric.store.phases import BLANKS, STATES, Asked, Ending, Live
+from flowfabric.store.phases import BLANKS, STATES, AskedRow, EndingRow, Live
 
 POSTGRES_ID = (
     "(lpad(to_hex({salt}), 8, '0') || '-0000-4000-8000-' || lpad(to_hex(n), 12, '0'))::uuid"
@@ -37,7 +37,7 @@ def sqlite_copies(uuid: str, count: int, salt: int, changes: Mapping[str, str]) 
 def _inserts(schema: str, uuid: str, rows: str, changes: Mapping[str, str]) -> list[str]:
     ended = changes.get("lifecycle_phase") == f"'{LifecyclePhase.TERMINAL}'"
     statements: list[str] = []
-    for part in (Asked, Ending if ended else Live):
+    for part in (AskedRow, EndingRow if ended else Live):
         table = table_of(part)
         values = ", ".join(
             _stored(schema, part, name, changes.get(name, f"t.{name}")) for name in table.names
@@ -51,7 +51,7 @@ def _inserts(schema: str, uuid: str, rows: str, changes: Mapping[str, str]) -> l
 
 def _stored(schema: str, part: type[Record], name: str, value: str) -> str:
     """As Postgres holds it where every job writes; the same for SQLite."""
-    if not schema or part is Asked:
+    if not schema or part is AskedRow:
         return value
     if name in STATES:
         return f"({value})::{schema}{name}"

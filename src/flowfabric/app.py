@@ -44,7 +44,7 @@ from flowfabric.task import Call, Executor, SubmitOptions, Task, TaskSettings
 from flowfabric.worker.attempt import Middleware
 from flowfabric.worker.context import Context
 from flowfabric.worker.heartbeat import Connect
-from flowfabric.worker.lanes import Lanes, lanes_of
+from flowfabric.worker.lanes import LaneWeights, lanes_of
 from flowfabric.worker.resources import Factory, Resources
 from flowfabric.worker.settings import WorkerSettings, check_worker_settings
 from flowfabric.worker.stopping import Stopping
@@ -397,7 +397,7 @@ class App(Feed, Replaceable):
     async def run_worker(
         self,
         *,
-        lanes: Lanes | None = None,
+        lanes: LaneWeights | None = None,
         capabilities: Sequence[str] = (),
         concurrency: int | None = None,
         settings: WorkerSettings | None = None,

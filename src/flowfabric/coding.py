@@ -21,7 +21,7 @@ from msgspec import Struct, structs
 from flowfabric.config import EngineConfig
 from flowfabric.core.checks import ENCODED, check_json
 from flowfabric.core.details import ExecutionDetails
-from flowfabric.core.granting import Granted, Worker
+from flowfabric.core.granting import Granted, WorkerIdentity
 from flowfabric.core.handles import Handle
 from flowfabric.core.results import Claimed, Completed
 from flowfabric.core.schedule import ScheduleDefinition
@@ -39,7 +39,7 @@ from flowfabric.engine.schedules import SchedulePage, Upserted
 from flowfabric.engine.signal_request import SignalOptions
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
-from flowfabric.engine.tails import Place, Slice
+from flowfabric.engine.tails import Slice, TailPlace
 from flowfabric.engine.work import Completion
 from flowfabric.errors import CodecFailed, FlowFabricError, InvalidInput
 from flowfabric.store.base import Store
@@ -205,7 +205,7 @@ class CodedEngine(Engine):
         return structs.replace(schedule, payload=self._readable(schedule.payload))
 
     async def _claim(
-        self, query: ClaimQuery, worker: Worker, lease_ttl_ms: int, limit: int
+        self, query: ClaimQuery, worker: WorkerIdentity, lease_ttl_ms: int, limit: int
     ) -> list[Claimed]:
         claimed = await super()._claim(query, worker, lease_ttl_ms, limit)
         return await self._all(claimed, self._unpack_claim)
@@ -260,7 +260,7 @@ class CodedEngine(Engine):
         page = await super()._read_slice(asked)
         return structs.replace(page, frames=tuple(await self._all(page.frames, self._unpack_frame)))
 
-    async def _read_on(self, place: Place) -> ExecutionFrames:
+    async def _read_on(self, place: TailPlace) -> ExecutionFrames:
         page = await super()._read_on(place)
         return structs.replace(page, frames=tuple(await self._all(page.frames, self._unpack_frame)))
 

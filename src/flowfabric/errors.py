@@ -35,8 +35,7 @@ the first line of its docstring.
 from collections.abc import Sequence
 from typing import Final
 
-from flowfabric.error_kinds import BackendErrorKind, ErrorClass, abbreviated
-from flowfabric.error_kinds import FlowFabricError as FlowFabricError
+from flowfabric.error_kinds import BackendErrorKind, ErrorClass, FlowFabricError, abbreviated
 
 _NOT_GIVEN: Final = object()
 _LOST: Final = "; it may have been done: repeat it with the same idempotency key to be sure"

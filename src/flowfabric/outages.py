@@ -88,7 +88,7 @@ async def waited_out(ask: Callable[[], Awaitable[T]], stop: asyncio.Event | None
     return None
 
 
-class Seen(Struct):
+class DatabaseHealth(Struct):
     """What this process knows of one database."""
 
     away_since_s: float | None = None
@@ -100,7 +100,7 @@ class Outages:
     """What all stores of a process, on whatever thread, see of their databases."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, DatabaseHealth] = {}
         self._away = 0
         self._lock = threading.Lock()
 
@@ -112,7 +112,7 @@ class Outages:
             return
         gone = isinstance(error, DatabaseGone)
         with self._lock:
-            seen = self._seen.setdefault(database, Seen())
+            seen = self._seen.setdefault(database, DatabaseHealth())
             # What was asked before it answered others tells nothing new, unless it is gone.
             if asked_at_s < seen.answered_at_s and not gone:
                 return
@@ -130,7 +130,7 @@ class Outages:
         if not self._away:
             return
         with self._lock:
-            seen = self._seen.setdefault(database, Seen())
+            seen = self._seen.setdefault(database, DatabaseHealth())
             if seen.met_in_writing and not wrote:
                 return
             seen.met_in_writing = False
@@ -145,7 +145,7 @@ class Outages:
 _OUTAGES: Final = Outages()
 
 
-class Watch:
+class OutageWatch:
     """Around whatever a database is asked. Use as a context."""
 
     def __init__(

@@ -30,14 +30,14 @@ class Provided:
 
 
 @dataclass(frozen=True)
-class _Holder:
+class _ResourceHolder:
     value: object
 
 
 def provided(kind: type[T]) -> T:
     """As a default, `db: Database = provided(Database)`: filled in by the worker."""
     # A marker that is typed as what will be in its place.
-    marker: T = getattr(_Holder(Provided(kind)), "value")  # noqa: B009
+    marker: T = getattr(_ResourceHolder(Provided(kind)), "value")  # noqa: B009
     return marker
 
 

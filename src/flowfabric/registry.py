@@ -37,7 +37,7 @@ CatchUpName = Literal["latest", "all", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing:
+class ScheduleTiming:
     """When a schedule is due; either `cron` or `every`."""
 
     cron: str | None
@@ -156,7 +156,7 @@ class Registry:
             keep_failed=keep_failed,
             max_worker_deaths=max_worker_deaths,
         )
-        timing = Timing(cron=cron, every=every, timezone=timezone, catch_up=catch_up)
+        timing = ScheduleTiming(cron=cron, every=every, timezone=timezone, catch_up=catch_up)
         return ScheduleDecorator(self, name, settings, timing)
 
     def add_schedule(
@@ -172,10 +172,10 @@ class Registry:
         """Run a call by the clock: `app.add_schedule("nightly", publish(42), cron="0 3 * * *")`."""
         check_call("call", call)
         check_cron(cron)
-        timing = Timing(cron=cron, every=every, timezone=timezone, catch_up=catch_up)
+        timing = ScheduleTiming(cron=cron, every=every, timezone=timezone, catch_up=catch_up)
         self.note_schedule(name, call, timing)
 
-    def note_schedule(self, name: str, call: Call[object], timing: "Timing") -> None:
+    def note_schedule(self, name: str, call: Call[object], timing: "ScheduleTiming") -> None:
         """Check a schedule here, where a mistake is, and not when a worker starts."""
         if any(known.schedule_id == name for known in self.schedules):
             raise InvalidInput("name", "is the name of another schedule of this app", name)
@@ -221,7 +221,7 @@ class ScheduleDecorator:
         owner: Registry,
         name: str | None,
         settings: TaskSettings,
-        timing: Timing,
+        timing: ScheduleTiming,
     ) -> None:
         self._owner = owner
         self._name = name

@@ -18,7 +18,7 @@ from typing import Final, Generic, Literal, Self, TypeVar
 
 from flowfabric.core import checks
 from flowfabric.core.conditions import (
-    AllOf,
+    AllConditions,
     ByName,
     Condition,
     Count,
@@ -81,9 +81,9 @@ def check_name(name: object) -> str:
     return checks.check_name("name", name, bytes_max=NAME_BYTES_MAX)
 
 
-def all_of(*members: str | Condition) -> AllOf:
+def all_of(*members: str | Condition) -> AllConditions:
     """Every one of these: names of signals, or conditions."""
-    return AllOf(tuple(condition_of(member) for member in members))
+    return AllConditions(tuple(condition_of(member) for member in members))
 
 
 def count(n: int, *names: str, distinct: Distinct = "signals") -> Count:
@@ -113,7 +113,7 @@ def condition_of(*members: object) -> Condition:
         if isinstance(only, str):
             return Single(check_name(only), ByName(only))
         return check_condition(only)
-    return check_condition(AllOf(tuple(condition_of(member) for member in members)))
+    return check_condition(AllConditions(tuple(condition_of(member) for member in members)))
 
 
 # Tokens ----------------------------------------------------------------------------

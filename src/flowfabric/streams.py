@@ -9,12 +9,7 @@ from msgspec import Struct
 
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.streams import BLOCK_MS_MAX, Encoding, ModeName, Visibility
-from flowfabric.core.tails import (
-    ExecutionFrames,
-    StreamFrame,
-    TakeOver,
-    read_execution_cursor,
-)
+from flowfabric.core.tails import ExecutionFrames, StreamFrame, TakeOver, read_execution_cursor
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput, OperationTimeout, RetryExhausted, Transport
 from flowfabric.logs import open_log

@@ -32,13 +32,7 @@ from flowfabric.core.policies import (
 )
 from flowfabric.core.versions import check_version, kind_of
 from flowfabric.errors import InvalidInput
-from flowfabric.json_values import (
-    UNREADABLE,
-    check_storable,
-    decoder_of,
-    encode_value,
-    typed,
-)
+from flowfabric.json_values import UNREADABLE, check_storable, decoder_of, encode_value, typed
 from flowfabric.providing import names_are_known, resources_of
 from flowfabric.retrying import Retry
 

@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.cli.tables import REMARK, Column, fit, fixed, flexible, right
+from flowfabric.cli.tables import REMARK, ScreenColumn, fit, fixed, flexible, right
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.schedule import ScheduleDefinition
 from flowfabric.core.states import FailureClass
@@ -125,7 +125,7 @@ COLUMNS = (fixed("ID"), flexible("KIND"), right("AGE"), REMARK)
     ],
 )
 def test_what_gives_way_when_room_is_short(width: int, expected: list[int]) -> None:
-    columns: tuple[Column, ...] = COLUMNS
+    columns: tuple[ScreenColumn, ...] = COLUMNS
     assert fit(columns, [12, 30, 6, 40], width) == expected
 
 

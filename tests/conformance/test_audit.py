@@ -7,8 +7,8 @@ from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.audit import Complaint, Wrong
-from flowfabric.core.flow_model import CompletionDispatch, Flow
-from flowfabric.core.flow_policy import Quorum
+from flowfabric.core.flow_model import CompletionDispatch, FlowRecord
+from flowfabric.core.flow_policy import JoinQuorum
 from flowfabric.core.ids import FIRST_UUID, parse_execution_id
 from flowfabric.core.limits import AUDIT_EVERY_MS
 from flowfabric.core.model import Execution
@@ -269,7 +269,7 @@ async def test_nothing_is_wrong_with_a_flow_in_the_middle_of_everything(
     await graph.edge("b", "lost")
     await engine.revoke_lease(graph["lost"], reason="moved")
     await graph.member("short")
-    await engine.set_edge_group_policy(graph.flow_id, graph["short"], Quorum(2))
+    await engine.set_edge_group_policy(graph.flow_id, graph["short"], JoinQuorum(2))
     await graph.edge("i", "short")
     assert await complaints_of(engine) == []
     assert await complaints_of(engine, 1) == []
@@ -323,7 +323,7 @@ async def test_what_is_left_of_a_flow_that_is_gone_is_found(engine: Engine) -> N
     await graph.build({"b": "a"})
     await engine.set_flow_tag(graph.flow_id, "app.run", "1")
     partition_key = execution_key(graph["a"])[0]
-    await delete(engine, Flow, [(partition_key, graph.flow_id)])
+    await delete(engine, FlowRecord, [(partition_key, graph.flow_id)])
     found = [each.detail for each in await complaints_of(engine) if each.wrong is Wrong.STRAY]
     assert sorted(found) == ["a row of edge is left of it", "a row of flow_tag is left of it"]
 

@@ -8,13 +8,7 @@ from flowfabric import Engine
 from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX
 from flowfabric.core.results import Cancelled
 from flowfabric.core.states import AttemptLifecycle, OwnershipState, PublicState
-from flowfabric.errors import (
-    ExecutionNotActive,
-    InvalidInput,
-    LeaseRevoked,
-    NotFound,
-    StaleLease,
-)
+from flowfabric.errors import ExecutionNotActive, InvalidInput, LeaseRevoked, NotFound, StaleLease
 from flowfabric.testing import SettableClock
 from tests.conformance.expected import (
     attempt_ended,

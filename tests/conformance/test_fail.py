@@ -6,11 +6,7 @@ from flowfabric import Engine
 from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX
 from flowfabric.core.policies import FixedBackoff, RetryPolicy
 from flowfabric.core.results import RetryScheduled, TerminalFailed
-from flowfabric.core.states import (
-    AttemptLifecycle,
-    FailureClass,
-    PublicState,
-)
+from flowfabric.core.states import AttemptLifecycle, FailureClass, PublicState
 from flowfabric.engine.work import FailureReport
 from flowfabric.errors import ExecutionNotActive
 from flowfabric.testing import SettableClock

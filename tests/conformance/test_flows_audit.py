@@ -8,7 +8,7 @@ from msgspec import structs
 from flowfabric import Engine
 from flowfabric.core.decision import Changes
 from flowfabric.core.flow_model import CompletionDispatch, EdgeGroup, FlowState, GroupState
-from flowfabric.core.flow_policy import Quorum
+from flowfabric.core.flow_policy import JoinQuorum
 from flowfabric.core.ids import FIRST_UUID, LAST_UUID, make_execution_id, partition_of
 from flowfabric.core.limits import AUDIT_BATCH, AUDIT_EVERY_MS
 from flowfabric.core.model import Execution
@@ -105,7 +105,7 @@ async def test_a_lost_ending_nobody_waits_for_ends_the_flow(
 async def test_a_member_whose_fired_join_let_it_down_is_let_go(
     engine: Engine, graph: Graph, clock: SettableClock, state: GroupState
 ) -> None:
-    await graph.build({"d": "a b"}, Quorum(1))
+    await graph.build({"d": "a b"}, JoinQuorum(1))
     group = await graph.stored_group("d")
     assert group is not None
     await overwrite(graph, structs.replace(group, group_state=state, fired_at_ms=clock.now_ms()))
@@ -280,7 +280,7 @@ async def test_a_look_has_limits(engine: Engine, limit: int) -> None:
 
 async def test_a_policy_without_edges_holds_nobody_back(engine: Engine, graph: Graph) -> None:
     await graph.member("a")
-    await engine.set_edge_group_policy(graph.flow_id, graph["a"], Quorum(1))
+    await engine.set_edge_group_policy(graph.flow_id, graph["a"], JoinQuorum(1))
     claimed = await graph.claimed("a")
 
     assert (await engine.wait_children(claimed.handle)).public_state == "waiting"

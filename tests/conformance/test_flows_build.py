@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.flow_model import DependencyState, EdgeState, FlowState
-from flowfabric.core.flow_policy import AllOf, AnyOf, Quorum
+from flowfabric.core.flow_policy import JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.flow_results import (
     Added,
     AlreadyApplied,
@@ -309,7 +309,7 @@ async def test_applied_edges_count_and_are_applied_once(engine: Engine, graph: G
     assert await apply(second, "b") == Applied(unsatisfied_count=2)
     assert await apply(second, "b") == AlreadyApplied()
     group = await graph.group("c")
-    assert (group.policy, group.total_deps, group.running_count) == (AllOf(), 2, 2)
+    assert (group.policy, group.total_deps, group.running_count) == (JoinAll(), 2, 2)
 
 
 async def test_an_edge_from_an_ended_upstream_resolves_when_applied(
@@ -429,31 +429,35 @@ async def test_a_policy_is_set_until_there_is_an_edge(engine: Engine, graph: Gra
     await graph.member("a")
     await graph.member("b")
 
-    assert await engine.set_edge_group_policy(graph.flow_id, graph["b"], Quorum(2)) == Set()
-    assert await engine.set_edge_group_policy(graph.flow_id, graph["b"], Quorum(2)) == AlreadySet()
-    assert await engine.set_edge_group_policy(graph.flow_id, graph["b"], Quorum(1)) == Set()
+    assert await engine.set_edge_group_policy(graph.flow_id, graph["b"], JoinQuorum(2)) == Set()
+    assert (
+        await engine.set_edge_group_policy(graph.flow_id, graph["b"], JoinQuorum(2)) == AlreadySet()
+    )
+    assert await engine.set_edge_group_policy(graph.flow_id, graph["b"], JoinQuorum(1)) == Set()
     assert await graph.state("b") == "waiting"
     await graph.stage("a", "b")
-    assert (await graph.group("b")).policy == Quorum(1)
+    assert (await graph.group("b")).policy == JoinQuorum(1)
 
-    assert await engine.set_edge_group_policy(graph.flow_id, graph["b"], Quorum(1)) == AlreadySet()
+    assert (
+        await engine.set_edge_group_policy(graph.flow_id, graph["b"], JoinQuorum(1)) == AlreadySet()
+    )
     async with refused(engine, InvalidInput) as caught:
-        await engine.set_edge_group_policy(graph.flow_id, graph["b"], AnyOf())
+        await engine.set_edge_group_policy(graph.flow_id, graph["b"], JoinAny())
     assert "edge_group_policy_already_fixed" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("field", "policy"),
     [
-        ("policy.k", Quorum(0)),
-        ("policy.k", Quorum(2**31)),
+        ("policy.k", JoinQuorum(0)),
+        ("policy.k", JoinQuorum(2**31)),
         ("policy", "all_of"),
         ("policy", {"kind": "most_of"}),
         ("policy", {"kind": "quorum"}),
     ],
 )
 async def test_a_malformed_policy_is_refused(
-    engine: Engine, graph: Graph, field: str, policy: Quorum
+    engine: Engine, graph: Graph, field: str, policy: JoinQuorum
 ) -> None:
     await graph.member("a")
     async with refused(engine, InvalidInput) as caught:
@@ -464,12 +468,12 @@ async def test_a_malformed_policy_is_refused(
 async def test_policies_belong_to_members_of_open_flows(engine: Engine, graph: Graph) -> None:
     await graph.outsider("x")
     async with refused(engine, ExecutionNotInFlow):
-        await engine.set_edge_group_policy(graph.flow_id, graph["x"], AllOf())
+        await engine.set_edge_group_policy(graph.flow_id, graph["x"], JoinAll())
     async with refused(engine, NotFound):
         await engine.set_edge_group_policy(
-            graph.flow_id, engine.new_member_id(graph.flow_id), AllOf()
+            graph.flow_id, engine.new_member_id(graph.flow_id), JoinAll()
         )
     await graph.member("a")
     await engine.cancel_flow(graph.flow_id, cancellation_policy="flow_only")
     async with refused(engine, FlowAlreadyTerminal):
-        await engine.set_edge_group_policy(graph.flow_id, graph["a"], AllOf())
+        await engine.set_edge_group_policy(graph.flow_id, graph["a"], JoinAll())

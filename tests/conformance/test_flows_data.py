@@ -4,12 +4,10 @@ import pytest
 
 from flowfabric import Engine, EngineConfig
 from flowfabric.core.flow_model import OnSatisfied
-from flowfabric.core.flow_policy import AnyOf, Quorum
+from flowfabric.core.flow_policy import JoinAny, JoinQuorum
 from flowfabric.core.flow_views import EligibilityStatus
 from flowfabric.core.states import FailureClass, TerminalOutcome
-from flowfabric.errors import (
-    LeaseConflict,
-)
+from flowfabric.errors import LeaseConflict
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
 from tests.conformance.graphs import Graph, new_graph
@@ -37,7 +35,7 @@ async def test_one_passed_result_becomes_the_payload(engine: Engine, graph: Grap
 async def test_several_results_are_passed_by_name_and_the_newest_is_the_payload(
     engine: Engine, graph: Graph, clock: SettableClock
 ) -> None:
-    await graph.build({"d": "a b c"}, Quorum(2, LET_RUN), passing=True)
+    await graph.build({"d": "a b c"}, JoinQuorum(2, LET_RUN), passing=True)
     for name in ("b", "a", "c"):
         clock.advance(seconds=1)
         await graph.run(name, result=f"from {name}".encode())
@@ -109,7 +107,7 @@ async def test_results_too_large_together_fail_the_execution(
 async def test_whether_dependencies_let_an_execution_run(
     engine: Engine, graph: Graph, given: Given
 ) -> None:
-    await graph.build({"b": "a", "d": "a c"}, AnyOf(LET_RUN))
+    await graph.build({"b": "a", "d": "a c"}, JoinAny(LET_RUN))
     alone = await given.waiting()
     statuses = {
         "alone": await engine.evaluate_flow_eligibility(alone),

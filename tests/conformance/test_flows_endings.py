@@ -9,7 +9,7 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.conditions import Single
 from flowfabric.core.flow_model import DependencyState, EdgeState, FlowState, GroupState
-from flowfabric.core.flow_policy import AllOf, AnyOf, Quorum
+from flowfabric.core.flow_policy import JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.flow_results import (
     Added,
     AlreadyResolved,
@@ -299,9 +299,9 @@ async def test_a_chain_staged_edge_by_edge_runs_to_its_end(engine: Engine, graph
     assert (await graph.flow()).state is FlowState.COMPLETED
 
 
-@pytest.mark.parametrize("policy", [None, AllOf()])
+@pytest.mark.parametrize("policy", [None, JoinAll()])
 async def test_all_of_is_what_joins_are_unless_told_otherwise(
-    graph: Graph, policy: AllOf | None
+    graph: Graph, policy: JoinAll | None
 ) -> None:
     await graph.build({"d": "a b c"}, policy)
     for name in "abc":
@@ -309,7 +309,7 @@ async def test_all_of_is_what_joins_are_unless_told_otherwise(
     await graph.settle()
     group = await graph.group("d")
     assert (group.policy, group.total_deps, group.satisfied_count, group.group_state) == (
-        AllOf(),
+        JoinAll(),
         3,
         3,
         GroupState.SATISFIED,
@@ -357,7 +357,7 @@ async def test_many_joins_fire_and_every_sibling_is_cancelled_once(
     engine: Engine, graph: Graph
 ) -> None:
     shape = {f"d{group}": f"w{group} x{group} y{group} z{group}" for group in range(8)}
-    await graph.build(shape, AnyOf())
+    await graph.build(shape, JoinAny())
     for group in range(8):
         await graph.run(f"w{group}")
     cursor = await cursor_of(engine)
@@ -390,7 +390,7 @@ async def test_a_quorum_that_spares_the_rest_fails_no_flow(
     engine: Engine, graph: Graph, endings: str, state: FlowState
 ) -> None:
     """One of three; a fourth member feeds nothing and fails, or does not."""
-    await graph.build({"d": "a c e", "b": ""}, Quorum(1))
+    await graph.build({"d": "a c e", "b": ""}, JoinQuorum(1))
     for each in endings.split():
         await (graph.run(each[0]) if each[1] == "+" else graph.fail(each[0]))
     await graph.settle()
@@ -412,7 +412,7 @@ async def test_a_quorum_that_spares_the_rest_fails_no_flow(
 async def test_a_spared_member_that_is_replayed_counts_as_what_it_becomes(
     engine: Engine, graph: Graph
 ) -> None:
-    await graph.build({"d": "a b"}, AnyOf())
+    await graph.build({"d": "a b"}, JoinAny())
     await graph.run("a")
     await graph.settle()
     await graph.run("d")

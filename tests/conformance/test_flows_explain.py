@@ -6,7 +6,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.explain import Cause
-from flowfabric.core.flow_policy import Quorum
+from flowfabric.core.flow_policy import JoinQuorum
 from flowfabric.core.limits import CANCEL_BATCH
 from flowfabric.flows.drawing import draw
 from flowfabric.flows.graph import read_graph
@@ -89,7 +89,7 @@ async def test_a_member_that_changed_code_has_blocked_is_called_so(
 async def test_a_quorum_that_needs_more_edges_says_so(engine: Engine, graph: Graph) -> None:
     await graph.member("a")
     await graph.member("d")
-    await engine.set_edge_group_policy(graph.flow_id, graph["d"], Quorum(3))
+    await engine.set_edge_group_policy(graph.flow_id, graph["d"], JoinQuorum(3))
     await graph.edge("a", "d")
     assert await why(engine, graph) == (
         Cause.BLOCKED,
@@ -98,7 +98,7 @@ async def test_a_quorum_that_needs_more_edges_says_so(engine: Engine, graph: Gra
 
 
 async def test_many_upstreams_are_counted(engine: Engine, graph: Graph) -> None:
-    await graph.build({"d": "a b c e f"}, Quorum(2))
+    await graph.build({"d": "a b c e f"}, JoinQuorum(2))
     cause, sentence = await why(engine, graph)
     assert cause is Cause.BLOCKED
     assert sentence.startswith("It waits for 2 of its 5 dependencies to succeed, 0 so far; 5 not")

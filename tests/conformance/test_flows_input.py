@@ -8,7 +8,7 @@ from msgspec import structs
 from flowfabric import Engine
 from flowfabric.core.flow_build import Dependency, Join
 from flowfabric.core.flow_cancel import WaitTimeout
-from flowfabric.core.flow_policy import AllOf, AnyOf, Quorum
+from flowfabric.core.flow_policy import JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.limits import BATCH_MAX, NAME_BYTES_MAX, PAGE_MAX
 from flowfabric.engine.flow_reads import Incoming, Outgoing
 from flowfabric.errors import InvalidDependency, InvalidInput, NotFound
@@ -135,7 +135,7 @@ async def test_setting_a_policy(engine: Engine, graph: Graph) -> None:
     await refuses_each(
         engine,
         "set_edge_group_policy",
-        (graph.flow_id, graph["b"], AllOf()),
+        (graph.flow_id, graph["b"], JoinAll()),
         {},
         {
             0: ("flow_id", NO_UUIDS),
@@ -145,11 +145,11 @@ async def test_setting_a_policy(engine: Engine, graph: Graph) -> None:
     )
     async with unchanged(engine):
         for field, policy in (
-            ("policy.k", Quorum(0)),
-            ("policy.k", Quorum(-1)),
-            ("policy.k", Quorum(2**31)),
-            ("policy.k", structs.replace(Quorum(1), k="two")),
-            ("policy.on_satisfied", structs.replace(AnyOf(), on_satisfied="stop")),
+            ("policy.k", JoinQuorum(0)),
+            ("policy.k", JoinQuorum(-1)),
+            ("policy.k", JoinQuorum(2**31)),
+            ("policy.k", structs.replace(JoinQuorum(1), k="two")),
+            ("policy.on_satisfied", structs.replace(JoinAny(), on_satisfied="stop")),
         ):
             await refuses(engine, field, "set_edge_group_policy", graph.flow_id, graph["b"], policy)
     assert (await graph.flow()).edge_groups == ()
@@ -351,7 +351,7 @@ async def test_a_flow_nobody_created(engine: Engine, graph: Graph) -> None:
         ("stage_dependency_edge", (ghost, new_id()), ends(graph)),
         ("apply_dependency_to_child", (ghost, new_id()), ends(graph)),
         ("resolve_dependency", (ghost, new_id()), ends(graph)),
-        ("set_edge_group_policy", (ghost, graph["b"], AllOf()), {}),
+        ("set_edge_group_policy", (ghost, graph["b"], JoinAll()), {}),
         ("add_dependencies", (ghost,), {}),
         ("cancel_flow", (ghost,), {}),
         ("cancel_flow_header", (ghost,), {}),
@@ -369,7 +369,7 @@ async def test_an_execution_nobody_created(engine: Engine, graph: Graph) -> None
     ghost = engine.new_member_id(graph.flow_id)
     for operation, arguments in (
         ("add_execution_to_flow", (graph.flow_id, ghost)),
-        ("set_edge_group_policy", (graph.flow_id, ghost, AllOf())),
+        ("set_edge_group_policy", (graph.flow_id, ghost, JoinAll())),
     ):
         async with refused(engine, NotFound) as caught:
             await call(engine, operation, *arguments)

@@ -8,7 +8,7 @@ from msgspec import structs
 from flowfabric import Engine
 from flowfabric.core.flow_build import Dependency, Join
 from flowfabric.core.flow_model import FlowState
-from flowfabric.core.flow_policy import AllOf, AnyOf, Quorum
+from flowfabric.core.flow_policy import JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.flow_results import DependenciesAdded
 from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX
 from flowfabric.errors import (
@@ -51,7 +51,7 @@ async def test_a_diamond_is_built_in_one_call_and_runs(engine: Engine, graph: Gr
 
 async def test_repeating_a_bulk_call_adds_nothing(engine: Engine, graph: Graph) -> None:
     members = graph.new("a", "b")
-    joins = [graph.join("b", "a", Quorum(1))]
+    joins = [graph.join("b", "a", JoinQuorum(1))]
     await engine.add_dependencies(graph.flow_id, joins, members=members)
     await graph.run("a")
     await graph.settle()
@@ -108,8 +108,8 @@ async def test_joins_on_ended_upstreams_are_settled_at_once(engine: Engine, grap
     members = graph.new("all", "any", "none", "later")
     joins = [
         graph.join("all", ["good", "bad"]),
-        graph.join("any", ["good", "bad"], AnyOf(), passing=True),
-        graph.join("none", ["bad"], AnyOf()),
+        graph.join("any", ["good", "bad"], JoinAny(), passing=True),
+        graph.join("none", ["bad"], JoinAny()),
         graph.join("later", ["good", "open"]),
     ]
     await engine.add_dependencies(graph.flow_id, joins, members=members)
@@ -128,15 +128,15 @@ async def test_a_policy_set_before_is_kept_when_the_join_names_none(
     engine: Engine, graph: Graph
 ) -> None:
     await graph.build({"a": "", "b": "", "c": ""})
-    await engine.set_edge_group_policy(graph.flow_id, graph["c"], Quorum(1))
+    await engine.set_edge_group_policy(graph.flow_id, graph["c"], JoinQuorum(1))
 
     await engine.add_dependencies(graph.flow_id, [graph.join("c", "ab")])
 
-    assert (await graph.group("c")).policy == Quorum(1)
+    assert (await graph.group("c")).policy == JoinQuorum(1)
     graph.new("d")
     async with refused(engine, InvalidInput):
         await engine.add_dependencies(
-            graph.flow_id, [graph.join("c", "d", AllOf())], members=[graph.request("d")]
+            graph.flow_id, [graph.join("c", "d", JoinAll())], members=[graph.request("d")]
         )
 
 
@@ -160,7 +160,7 @@ Make = Callable[[Graph], Join]
             ),
         ),
         (InvalidInput, lambda graph: graph.join("c", "aa")),
-        (InvalidInput, lambda graph: graph.join("c", "a", Quorum(2))),
+        (InvalidInput, lambda graph: graph.join("c", "a", JoinQuorum(2))),
         (InvalidInput, lambda graph: graph.join("c", "")),
         (
             InvalidInput,

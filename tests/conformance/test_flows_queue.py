@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.flow_model import DependencyState, OnSatisfied
-from flowfabric.core.flow_policy import Quorum
+from flowfabric.core.flow_policy import JoinQuorum
 from flowfabric.core.flow_results import (
     AlreadyFired,
     AlreadyResolved,
@@ -15,11 +15,7 @@ from flowfabric.core.flow_results import (
     Satisfied,
 )
 from flowfabric.core.states import TerminalOutcome
-from flowfabric.errors import (
-    ExecutionNotTerminal,
-    InvalidDependency,
-    InvalidInput,
-)
+from flowfabric.errors import ExecutionNotTerminal, InvalidDependency, InvalidInput
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
 from tests.conformance.graphs import Graph, broken, new_graph, new_id, overwrite
@@ -154,7 +150,7 @@ async def resolve(graph: Graph, edge_id: str, upstream: str, downstream: str) ->
 async def test_edges_can_be_resolved_one_by_one(engine: Engine, graph: Graph) -> None:
     for name in "abcd":
         await graph.member(name)
-    await engine.set_edge_group_policy(graph.flow_id, graph["d"], Quorum(2, LET_RUN))
+    await engine.set_edge_group_policy(graph.flow_id, graph["d"], JoinQuorum(2, LET_RUN))
     edges = {name: await graph.edge(name, "d", data_passing_ref=name) for name in "abc"}
     for name in "abc":
         await graph.run(name)

@@ -10,7 +10,7 @@ import pytest
 from flowfabric import Engine, EngineConfig
 from flowfabric.core.conditions import Single
 from flowfabric.core.flow_model import OnSatisfied
-from flowfabric.core.flow_policy import Quorum
+from flowfabric.core.flow_policy import JoinQuorum
 from flowfabric.core.flow_views import EligibilityStatus
 from flowfabric.core.limits import AUDIT_EVERY_MS
 from flowfabric.core.results import Claimed
@@ -426,7 +426,7 @@ async def test_waiting_for_children_outside_a_flow_ends_at_once(
 async def test_a_quorum_with_too_few_edges_waits_for_more(engine: Engine, graph: Graph) -> None:
     for name in ("a", "b", "c", "d"):
         await graph.member(name)
-    await engine.set_edge_group_policy(graph.flow_id, graph["d"], Quorum(2, LET_RUN))
+    await engine.set_edge_group_policy(graph.flow_id, graph["d"], JoinQuorum(2, LET_RUN))
     await graph.fail("a")
     await graph.edge("a", "d")
     await graph.settle()
@@ -454,7 +454,7 @@ async def test_a_quorum_that_has_enough_edges_can_become_impossible(
 ) -> None:
     for name in ("a", "b", "d"):
         await graph.member(name)
-    await engine.set_edge_group_policy(graph.flow_id, graph["d"], Quorum(2, LET_RUN))
+    await engine.set_edge_group_policy(graph.flow_id, graph["d"], JoinQuorum(2, LET_RUN))
     await graph.fail("a")
     await graph.edge("a", "d")
     assert await graph.state("d") == "waiting_children"
@@ -472,7 +472,7 @@ async def test_a_quorum_that_can_get_no_more_edges_is_given_up(
 ) -> None:
     await graph.member("a")
     held = await running(graph)
-    await engine.set_edge_group_policy(graph.flow_id, graph["d"], Quorum(2, LET_RUN))
+    await engine.set_edge_group_policy(graph.flow_id, graph["d"], JoinQuorum(2, LET_RUN))
     await graph.edge("a", "d")
     await engine.cancel_flow(graph.flow_id, cancellation_policy=policy)
     assert await complaints_of(engine) == []

@@ -5,7 +5,7 @@ from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.flow_model import DependencyState, EdgeState, FlowState, GroupState
-from flowfabric.core.flow_policy import AllOf, Quorum
+from flowfabric.core.flow_policy import JoinAll, JoinQuorum
 from flowfabric.core.flow_views import (
     EdgeGroupSnapshot,
     EdgeSnapshot,
@@ -41,11 +41,11 @@ async def test_what_does_not_exist_is_none_or_empty(engine: Engine, given: Given
 
 
 async def test_a_description_has_the_joins(graph: Graph) -> None:
-    await graph.build({"c": "a b"}, Quorum(1))
+    await graph.build({"c": "a b"}, JoinQuorum(1))
     assert (await graph.flow()).edge_groups == (
         EdgeGroupSnapshot(
             downstream_execution_id=graph["c"],
-            policy=Quorum(1),
+            policy=JoinQuorum(1),
             total_deps=2,
             satisfied_count=0,
             failed_count=0,
@@ -67,7 +67,7 @@ async def test_joins_are_listed_page_by_page(engine: Engine, graph: Graph) -> No
     assert [g.downstream_execution_id for g in (*first, *rest)] == sorted(
         graph[name] for name in "bcd"
     )
-    assert {group.policy for group in first} == {AllOf()}
+    assert {group.policy for group in first} == {JoinAll()}
 
 
 async def test_an_edge_reads_as_it_was_staged(

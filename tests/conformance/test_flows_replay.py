@@ -5,7 +5,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.flow_model import FlowState, GroupState, OnSatisfied
-from flowfabric.core.flow_policy import AnyOf, Quorum
+from flowfabric.core.flow_policy import JoinAny, JoinQuorum
 from flowfabric.core.results import Replayed
 from flowfabric.core.states import AttemptState, AttemptType, BlockingReason, PublicState
 from flowfabric.errors import ExecutionNotTerminal, FlowFabricError, NotFound
@@ -86,7 +86,7 @@ async def test_upstream_and_downstream_are_replayed_in_any_order(
 async def test_a_quorum_that_was_impossible_can_be_reached_after_replays(
     engine: Engine, graph: Graph
 ) -> None:
-    await graph.build({"d": "a b c"}, Quorum(2, LET_RUN))
+    await graph.build({"d": "a b c"}, JoinQuorum(2, LET_RUN))
     await graph.run("a")
     await graph.fail("b")
     await graph.fail("c")
@@ -106,7 +106,7 @@ async def test_a_quorum_that_was_impossible_can_be_reached_after_replays(
 async def test_replaying_the_downstream_spares_siblings_not_yet_cancelled(
     engine: Engine, graph: Graph
 ) -> None:
-    await graph.build({"d": "a b c"}, Quorum(3))
+    await graph.build({"d": "a b c"}, JoinQuorum(3))
     await graph.fail("a")
     await engine.dispatch_completions()
     assert await graph.state("d") == "skipped"
@@ -156,7 +156,7 @@ async def test_a_cancelled_member_whose_join_is_open_waits_again(
 async def test_a_sibling_replayed_before_its_cancellation_lives(
     engine: Engine, graph: Graph
 ) -> None:
-    await graph.build({"d": "a b"}, AnyOf())
+    await graph.build({"d": "a b"}, JoinAny())
     await graph.run("a")
     await graph.fail("b")
     await engine.cascade_completion(graph["a"])

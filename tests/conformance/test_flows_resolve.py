@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.flow_model import FlowState, GroupState, OnSatisfied
-from flowfabric.core.flow_policy import AllOf, AnyOf, EdgeDependencyPolicy, Quorum
+from flowfabric.core.flow_policy import EdgeDependencyPolicy, JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.states import AttemptLifecycle
 from flowfabric.testing import SettableClock
 from tests.conformance.graphs import Graph, new_graph
@@ -34,17 +34,17 @@ async def end(graph: Graph, endings: str) -> None:
 # Policies
 
 POLICIES: list[tuple[EdgeDependencyPolicy, str, str, GroupState]] = [
-    (AllOf(), "a+ b+", "waiting_children", GroupState.PENDING),
-    (AllOf(), "a+ b+ c+", "waiting", GroupState.SATISFIED),
-    (AllOf(), "a-", "skipped", GroupState.IMPOSSIBLE),
-    (AllOf(), "a+ b?", "skipped", GroupState.IMPOSSIBLE),
-    (AnyOf(LET_RUN), "a- b-", "waiting_children", GroupState.PENDING),
-    (AnyOf(LET_RUN), "a+", "waiting", GroupState.SATISFIED),
-    (AnyOf(LET_RUN), "a- b- c-", "skipped", GroupState.IMPOSSIBLE),
-    (Quorum(2, LET_RUN), "a+", "waiting_children", GroupState.PENDING),
-    (Quorum(2, LET_RUN), "a+ b- c+", "waiting", GroupState.SATISFIED),
-    (Quorum(2, LET_RUN), "a- b-", "skipped", GroupState.IMPOSSIBLE),
-    (Quorum(3, LET_RUN), "a+ b-", "skipped", GroupState.IMPOSSIBLE),
+    (JoinAll(), "a+ b+", "waiting_children", GroupState.PENDING),
+    (JoinAll(), "a+ b+ c+", "waiting", GroupState.SATISFIED),
+    (JoinAll(), "a-", "skipped", GroupState.IMPOSSIBLE),
+    (JoinAll(), "a+ b?", "skipped", GroupState.IMPOSSIBLE),
+    (JoinAny(LET_RUN), "a- b-", "waiting_children", GroupState.PENDING),
+    (JoinAny(LET_RUN), "a+", "waiting", GroupState.SATISFIED),
+    (JoinAny(LET_RUN), "a- b- c-", "skipped", GroupState.IMPOSSIBLE),
+    (JoinQuorum(2, LET_RUN), "a+", "waiting_children", GroupState.PENDING),
+    (JoinQuorum(2, LET_RUN), "a+ b- c+", "waiting", GroupState.SATISFIED),
+    (JoinQuorum(2, LET_RUN), "a- b-", "skipped", GroupState.IMPOSSIBLE),
+    (JoinQuorum(3, LET_RUN), "a+ b-", "skipped", GroupState.IMPOSSIBLE),
 ]
 
 
@@ -63,7 +63,7 @@ async def test_a_join_fires_by_its_policy(
 async def test_a_fired_join_counts_on_but_fires_no_more(
     engine: Engine, graph: Graph, clock: SettableClock
 ) -> None:
-    await graph.build({"d": "a b c"}, AnyOf(LET_RUN))
+    await graph.build({"d": "a b c"}, JoinAny(LET_RUN))
     await end(graph, "a+")
     fired = await graph.group("d")
     await engine.complete((await graph.claimed("d")).handle)
@@ -134,7 +134,7 @@ async def test_running_work_whose_join_became_impossible_is_fenced_and_skipped(
 
 
 async def test_any_of_cancels_the_others(engine: Engine, graph: Graph) -> None:
-    await graph.build({"d": "a b c"}, AnyOf())
+    await graph.build({"d": "a b c"}, JoinAny())
     running = await graph.claimed("b")
 
     await graph.run("a")
@@ -157,7 +157,7 @@ async def test_any_of_cancels_the_others(engine: Engine, graph: Graph) -> None:
 
 
 async def test_an_impossible_quorum_cancels_the_survivors(engine: Engine, graph: Graph) -> None:
-    await graph.build({"d": "a b c e"}, Quorum(3))
+    await graph.build({"d": "a b c e"}, JoinQuorum(3))
 
     await graph.fail("a")
     await graph.fail("b")
@@ -176,7 +176,7 @@ async def test_an_impossible_quorum_cancels_the_survivors(engine: Engine, graph:
 
 @pytest.mark.parametrize("endings", ["a+ b+", "a- b-"])
 async def test_let_run_cancels_nobody(graph: Graph, endings: str) -> None:
-    await graph.build({"d": "a b c"}, Quorum(2, LET_RUN))
+    await graph.build({"d": "a b c"}, JoinQuorum(2, LET_RUN))
     await end(graph, endings)
     await graph.settle()
     assert await graph.state("c") == "waiting"
@@ -193,7 +193,7 @@ async def test_a_cancelled_sibling_fails_the_other_joins_it_feeds(graph: Graph) 
     await graph.build({"d": "a b", "e": "b c"})
     other = graph.new("f")
     await graph.engine.add_dependencies(
-        graph.flow_id, [graph.join("f", "ab", AnyOf())], members=other
+        graph.flow_id, [graph.join("f", "ab", JoinAny())], members=other
     )
 
     await graph.run("a")
@@ -210,7 +210,7 @@ async def test_a_cancelled_sibling_fails_the_other_joins_it_feeds(graph: Graph) 
 
 async def test_every_sibling_is_cancelled_however_many(graph: Graph) -> None:
     names = [f"s{number}" for number in range(450)]
-    await graph.build({"d": " ".join(["a", *names])}, AnyOf())
+    await graph.build({"d": " ".join(["a", *names])}, JoinAny())
     await graph.run("a")
     await graph.settle()
     states = await graph.states()

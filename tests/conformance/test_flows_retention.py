@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import Engine, EngineConfig
-from flowfabric.core.flow_policy import AnyOf
+from flowfabric.core.flow_policy import JoinAny
 from flowfabric.core.flow_results import FlowCreated, FlowExists
 from flowfabric.errors import NotFound
 from flowfabric.reconcilers.supervisor import run_due
@@ -50,7 +50,7 @@ async def test_an_ending_nobody_was_told_of_keeps_the_flow(
 async def test_an_ended_flow_goes_with_everything_that_belongs_to_it(
     engine: Engine, graph: Graph, clock: SettableClock
 ) -> None:
-    await graph.build({"d": "a b"}, AnyOf(), passing=True, tags={"app.kind": "x"})
+    await graph.build({"d": "a b"}, JoinAny(), passing=True, tags={"app.kind": "x"})
     await engine.set_flow_tag(graph.flow_id, "app.run", "1")
     await graph.run("a")
     await graph.settle()

@@ -5,7 +5,7 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.decision import Changes
 from flowfabric.core.flow_model import PendingCancel
-from flowfabric.core.flow_policy import AnyOf
+from flowfabric.core.flow_policy import JoinAny
 from flowfabric.core.flow_results import SiblingCancelAction
 from flowfabric.core.states import PublicState
 from flowfabric.engine.unit import execution_key
@@ -57,7 +57,7 @@ async def reconcile(graph: Graph, downstream: str) -> SiblingCancelAction:
 async def test_siblings_that_will_be_cancelled_are_left_to_the_dispatcher(
     engine: Engine, graph: Graph
 ) -> None:
-    await graph.build({"d": "a b"}, AnyOf())
+    await graph.build({"d": "a b"}, JoinAny())
     assert await reconcile(graph, "d") is NO_OP
     await graph.run("a")
     await engine.dispatch_completions()
@@ -72,7 +72,7 @@ async def test_siblings_that_will_be_cancelled_are_left_to_the_dispatcher(
 async def test_siblings_that_have_ended_are_taken_off_the_queue(
     engine: Engine, graph: Graph
 ) -> None:
-    await graph.build({"d": "a b"}, AnyOf())
+    await graph.build({"d": "a b"}, JoinAny())
     await graph.run("a")
     await engine.dispatch_completions()
     await graph.run("b")
@@ -86,7 +86,7 @@ async def test_siblings_that_have_ended_are_taken_off_the_queue(
 async def test_siblings_that_no_join_wants_cancelled_are_spared(
     engine: Engine, graph: Graph
 ) -> None:
-    await graph.build({"d": "a b"}, AnyOf())
+    await graph.build({"d": "a b"}, JoinAny())
     await enqueue(graph, "b", "d")
     assert await reconcile(graph, "d") is SiblingCancelAction.SREMMED_STALE
     assert not await queued(graph, "b")
@@ -94,7 +94,7 @@ async def test_siblings_that_no_join_wants_cancelled_are_spared(
 
 
 async def test_what_the_flow_cancels_as_well_stays_queued(engine: Engine, graph: Graph) -> None:
-    await graph.build({"d": "a b"}, AnyOf())
+    await graph.build({"d": "a b"}, JoinAny())
     await enqueue(graph, "b", "d")
 
     async def mark(tx: Transaction) -> None:

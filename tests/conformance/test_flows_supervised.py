@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.flow_policy import AnyOf
+from flowfabric.core.flow_policy import JoinAny
 from flowfabric.core.flow_results import CancellationScheduled
 from flowfabric.core.results import Claimed
 from flowfabric.engine.unit import COMPLETION_TOPIC
@@ -65,7 +65,7 @@ async def test_failures_run_down_the_chain(engine: Engine, graph: Graph) -> None
 
 
 async def test_what_a_join_gives_up_is_cancelled(engine: Engine, graph: Graph) -> None:
-    await graph.build({"d": "a b c"}, AnyOf())
+    await graph.build({"d": "a b c"}, JoinAny())
     async with Supervisor(engine):
         await graph.run("b")
         await ended(graph, 3)

@@ -10,12 +10,7 @@ from flowfabric.core.results import Claimed
 from flowfabric.core.states import PublicState
 from flowfabric.core.tags import TAG_KEY_MAX_BYTES
 from flowfabric.engine.filters import EVERYTHING, ExecutionFilter
-from flowfabric.engine.reads import (
-    ExecutionPage,
-    ExpiredLease,
-    ExpiredLeasePage,
-    SnapshotPage,
-)
+from flowfabric.engine.reads import ExecutionPage, ExpiredLease, ExpiredLeasePage, SnapshotPage
 from flowfabric.testing import SettableClock
 from tests.conformance.given import Given, new
 from tests.conformance.observed import refuses, unchanged

@@ -2,7 +2,7 @@
 
 from flowfabric import Engine
 from flowfabric.core.conditions import (
-    AllOf,
+    AllConditions,
     ByName,
     Count,
     CountKind,
@@ -25,7 +25,7 @@ from tests.conformance.pausing import (
 
 
 async def test_all_of_two_names_on_one_waitpoint(given: Given) -> None:
-    both = AllOf((Single("gate", ByName("alpha")), Single("gate", ByName("beta"))))
+    both = AllConditions((Single("gate", ByName("alpha")), Single("gate", ByName("beta"))))
     pause = await paused(given, both)
     assert await pause.signal("alpha") is APPENDED
     assert await pause.signal("alpha") is DUPLICATE
@@ -90,7 +90,7 @@ async def test_a_count_looks_through_its_own_matcher(given: Given) -> None:
 
 
 async def test_two_counts_do_not_satisfy_each_other(given: Given) -> None:
-    both = AllOf(
+    both = AllConditions(
         (
             Count(1, CountKind.DISTINCT_SOURCES, ("a",), ByName("yes")),
             Count(1, CountKind.DISTINCT_SOURCES, ("b",), ByName("yes")),
@@ -103,7 +103,9 @@ async def test_two_counts_do_not_satisfy_each_other(given: Given) -> None:
 
 
 async def test_a_count_three_levels_down_is_met(given: Given) -> None:
-    deep = AllOf((AllOf((AllOf((Count(2, CountKind.DISTINCT_SIGNALS, ("gate",)),)),)),))
+    deep = AllConditions(
+        (AllConditions((AllConditions((Count(2, CountKind.DISTINCT_SIGNALS, ("gate",)),)),)),)
+    )
     pause = await paused(given, deep)
     assert await pause.signal() is APPENDED
     assert await pause.signal() is SATISFIED

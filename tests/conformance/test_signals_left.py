@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.conditions import (
-    AllOf,
+    AllConditions,
     Condition,
     Count,
     CountKind,
@@ -32,7 +32,7 @@ SOURCES = Count(2, CountKind.DISTINCT_SOURCES, ("a",))
         pytest.param(BOTH, "a1 a2 b3", ["1", "3"], ["2"], id="all of them"),
         pytest.param(SOURCES, "a1 a1 a2", ["1", "2"], ["1"], id="distinct sources"),
         pytest.param(
-            AllOf((Count(1, CountKind.DISTINCT_SIGNALS, ("a", "c")), Single("b"))),
+            AllConditions((Count(1, CountKind.DISTINCT_SIGNALS, ("a", "c")), Single("b"))),
             "a1 c2 b3",
             ["1", "3"],
             ["2"],

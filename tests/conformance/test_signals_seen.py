@@ -4,22 +4,12 @@ import pytest
 from msgspec import json
 
 from flowfabric import Engine
-from flowfabric.core.conditions import (
-    AllOf,
-    ByName,
-    Count,
-    CountKind,
-    Single,
-)
+from flowfabric.core.conditions import AllConditions, ByName, Count, CountKind, Single
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.signals import SignalAccepted
 from flowfabric.core.suspension_model import SignalEffect
 from flowfabric.engine.suspension_reads import ResumeSignal
-from flowfabric.errors import (
-    InvalidInput,
-    InvalidToken,
-    NotFound,
-)
+from flowfabric.errors import InvalidInput, InvalidToken, NotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
 from tests.conformance.observed import (
@@ -104,7 +94,7 @@ async def test_deliveries_are_read_on_from_where_a_reader_was(engine: Engine, gi
 async def test_the_worker_sees_the_signals_that_resumed_it_in_order(
     engine: Engine, given: Given
 ) -> None:
-    both = AllOf((Single("gate", ByName("alpha")), Single("gate", ByName("beta"))))
+    both = AllConditions((Single("gate", ByName("alpha")), Single("gate", ByName("beta"))))
     pause = await paused(given, both)
     await pause.signal("noise")
     first = await engine.deliver_signal(

@@ -4,11 +4,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.conditions import (
-    AllOf,
-    OperatorOnly,
-    all_of_waitpoints,
-)
+from flowfabric.core.conditions import AllConditions, OperatorOnly, all_of_waitpoints
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.limits import OPEN_WAITPOINTS_MAX
@@ -68,7 +64,7 @@ from tests.conformance.pausing import (
 
 DEEP = all_of_waitpoints(["gate"])
 for _ in range(3):
-    DEEP = AllOf((DEEP,))
+    DEEP = AllConditions((DEEP,))
 """As deep as a condition may be."""
 
 

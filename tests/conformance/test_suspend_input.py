@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.conditions import (
-    AllOf,
+    AllConditions,
     ByName,
     Condition,
     Count,
@@ -17,10 +17,7 @@ from flowfabric.core.conditions import (
 )
 from flowfabric.core.limits import WAITPOINTS_PER_SUSPENSION_MAX
 from flowfabric.core.suspend_request import FreshWaitpoint, ResumePolicy, UsePending
-from flowfabric.errors import (
-    AlreadySuspended,
-    InvalidInput,
-)
+from flowfabric.errors import AlreadySuspended, InvalidInput
 from tests.conformance.given import Given
 from tests.conformance.observed import (
     call,
@@ -36,7 +33,7 @@ from tests.conformance.pausing import (
 
 DEEP = all_of_waitpoints(["gate"])
 for _ in range(3):
-    DEEP = AllOf((DEEP,))
+    DEEP = AllConditions((DEEP,))
 """As deep as a condition may be."""
 
 # Bad input ----------------------------------------------------------------------
@@ -116,11 +113,14 @@ async def test_bindings_that_do_not_fit_the_condition_are_refused(
     [
         (Single("gate", ByName("")), "empty signal name (use Wildcard instead)"),
         (
-            AllOf((DEEP,)),
+            AllConditions((DEEP,)),
             "depth 5 exceeds cap 4 at path members[0].members[0].members[0].members[0]",
         ),
-        (AllOf(()), "allof_empty_members at path <root>: give at least one"),
-        (AllOf((AllOf(()),)), "allof_empty_members at path members[0]: give at least one"),
+        (AllConditions(()), "allof_empty_members at path <root>: give at least one"),
+        (
+            AllConditions((AllConditions(()),)),
+            "allof_empty_members at path members[0]: give at least one",
+        ),
         (
             Count(0, CountKind.DISTINCT_SIGNALS, ("gate",)),
             "count_n_zero at path <root>: must be at least 1",
@@ -139,14 +139,14 @@ async def test_bindings_that_do_not_fit_the_condition_are_refused(
             "count_duplicate_waitpoints at path <root>: name each once",
         ),
         (
-            AllOf((APPROVED, OperatorOnly())),
+            AllConditions((APPROVED, OperatorOnly())),
             "unsatisfiable: no signal can meet the member at path members[1]",
         ),
         (
-            AllOf((Single("gate", ByName("")),)),
+            AllConditions((Single("gate", ByName("")),)),
             "empty signal name (use Wildcard instead) at path members[0]",
         ),
-        (AllOf((APPROVED,) * 256), "has more than 256 nodes"),
+        (AllConditions((APPROVED,) * 256), "has more than 256 nodes"),
         ("OperatorOnly", "must be a condition"),
     ],
 )
@@ -165,7 +165,9 @@ async def test_conditions_nothing_could_meet_are_refused(
         DEEP,
         Count(9, CountKind.DISTINCT_SIGNALS, ("gate",)),
         Count(9, CountKind.DISTINCT_SOURCES, ("gate",)),
-        AllOf((AllOf((AllOf((Count(1, CountKind.DISTINCT_SIGNALS, ("gate",)),)),)),)),
+        AllConditions(
+            (AllConditions((AllConditions((Count(1, CountKind.DISTINCT_SIGNALS, ("gate",)),)),)),)
+        ),
         Single("gate", Wildcard()),
         OperatorOnly(),
     ],

@@ -24,10 +24,7 @@ from flowfabric.core.suspension_model import (
     TimeoutBehavior,
     WaitpointState,
 )
-from flowfabric.errors import (
-    ExecutionNotSuspended,
-    NotFound,
-)
+from flowfabric.errors import ExecutionNotSuspended, NotFound
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given

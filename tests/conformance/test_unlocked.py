@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine, EngineConfig
-from flowfabric.core.conditions import AllOf, ByName, Condition, Count, CountKind, Single
+from flowfabric.core.conditions import AllConditions, ByName, Condition, Count, CountKind, Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.model import Execution, Record
 from flowfabric.core.suspension_model import Waitpoint
@@ -123,7 +123,7 @@ def without_chance(found: Sequence[object]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("condition", [GATE, AllOf((GATE, SIDE)), TWO_SIGNALS])
+@pytest.mark.parametrize("condition", [GATE, AllConditions((GATE, SIDE)), TWO_SIGNALS])
 async def test_the_short_cut_leaves_what_the_long_way_leaves(
     stores: Sequence[Callable[[SettableClock], Store]], condition: Condition
 ) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.conditions import (
-    AllOf,
+    AllConditions,
     ByName,
     Count,
     CountKind,
@@ -229,7 +229,7 @@ async def test_early_signals_of_a_composite_can_meet_it(engine: Engine, given: G
     pending = await create(engine, claimed)
     for name in ("beta", "alpha", "late"):
         await send(engine, claimed, pending, name)
-    both = AllOf((Single("gate", ByName("alpha")), Single("gate", ByName("beta"))))
+    both = AllConditions((Single("gate", ByName("alpha")), Single("gate", ByName("beta"))))
     outcome = await engine.suspend(claimed.handle, resume_condition=both, waitpoints=using(pending))
     assert isinstance(outcome, SuspendSatisfied)
     signals = await engine.observe_signals(claimed.handle)

@@ -3,9 +3,7 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.conditions import (
-    all_of_waitpoints,
-)
+from flowfabric.core.conditions import all_of_waitpoints
 from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.limits import RETENTION_FAILED_MS
 from flowfabric.core.results import Claimed, Completed

@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.conditions import (
-    AllOf,
+    AllConditions,
     ByName,
     Condition,
     Count,
@@ -19,9 +19,7 @@ from flowfabric.core.results import Claimed
 from flowfabric.core.suspension_model import SignalEffect, WaitpointState
 from flowfabric.core.tokens import fingerprint
 from flowfabric.engine.suspension_reads import WaitpointView
-from flowfabric.errors import (
-    NotFound,
-)
+from flowfabric.errors import NotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, WORKER, Given
 from tests.conformance.observed import (
@@ -46,7 +44,7 @@ async def create(engine: Engine, claimed: Claimed, key: str = "gate") -> Pending
 async def test_the_list_shows_what_each_waitpoint_waits_for_but_no_token(
     engine: Engine, given: Given
 ) -> None:
-    condition = AllOf(
+    condition = AllConditions(
         (
             Single("a", ByName("yes")),
             Count(1, CountKind.DISTINCT_SIGNALS, ("a", "b"), ByName("also")),

@@ -3,7 +3,7 @@
 import random
 
 from flowfabric.core.flow_model import OnSatisfied
-from flowfabric.core.flow_policy import AllOf, AnyOf, EdgeDependencyPolicy, Quorum
+from flowfabric.core.flow_policy import EdgeDependencyPolicy, JoinAll, JoinAny, JoinQuorum
 
 SUCCESS, FAILED, CANCELLED, SKIPPED = "completed", "failed", "cancelled", "skipped"
 
@@ -76,7 +76,7 @@ class Model:
             return
         self.fired[name] = verdict
         policy = self.nodes[name].policy
-        if not isinstance(policy, AllOf) and policy.on_satisfied == OnSatisfied.CANCEL_REMAINING:
+        if not isinstance(policy, JoinAll) and policy.on_satisfied == OnSatisfied.CANCEL_REMAINING:
             self.given_up |= set(self.nodes[name].upstreams) - self.resolved[name].keys()
         if verdict == "impossible":
             self.end(name, SKIPPED)
@@ -94,11 +94,11 @@ def judge(node: Node, resolved: dict[int, str]) -> str | None:
     """Whether a join holds, never will, or is still open."""
     total = len(node.upstreams)
     match node.policy:
-        case AllOf():
+        case JoinAll():
             needed = total
-        case AnyOf():
+        case JoinAny():
             needed = 1
-        case Quorum(k=k):
+        case JoinQuorum(k=k):
             needed = k
     good = sum(outcome == SUCCESS for outcome in resolved.values())
     bad = len(resolved) - good
@@ -127,9 +127,9 @@ def random_nodes(chance: random.Random, count: int, on_satisfied: list[OnSatisfi
         upstreams = chance.sample(range(name), width)
         choice = chance.choice(on_satisfied)
         policies: list[EdgeDependencyPolicy] = [
-            AllOf(),
-            AnyOf(choice),
-            Quorum(chance.randint(1, max(1, width)), choice),
+            JoinAll(),
+            JoinAny(choice),
+            JoinQuorum(chance.randint(1, max(1, width)), choice),
         ]
         nodes.append(Node(name, upstreams, chance.choice(policies)))
     return nodes

@@ -19,7 +19,7 @@ from flowfabric import FlowFabricError
 from flowfabric.core.decision import Changes, Refusal
 from flowfabric.core.events import Event
 from flowfabric.core.execution import Timing, decide_complete
-from flowfabric.core.granting import Granted, NewIds, Worker, grant_lease
+from flowfabric.core.granting import Granted, NewIds, WorkerIdentity, grant_lease
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, LeaseId, WorkerId, WorkerInstanceId
 from flowfabric.core.lease import decide_renew
@@ -31,7 +31,7 @@ from tests.properties.pasts import LANES, Grown, Past, grow, pasts
 from tests.properties.world import RETENTION_MS, Life, Lives, World
 
 KINDS = ("a", "b", "c", "d", "e")
-WORKER = Worker(worker_id=WorkerId("ann"), worker_instance_id=WorkerInstanceId("ann-1"))
+WORKER = WorkerIdentity(worker_id=WorkerId("ann"), worker_instance_id=WorkerInstanceId("ann-1"))
 SHRINKING_TAKES_S = 1_200
 
 

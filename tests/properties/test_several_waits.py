@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from flowfabric import Engine
-from flowfabric.core.conditions import AllOf, Condition, Count, CountKind, Single
+from flowfabric.core.conditions import AllConditions, Condition, Count, CountKind, Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.ids import SignalId
@@ -205,7 +205,9 @@ WAITS = st.builds(Single, st.sampled_from(KEYS), MATCHERS) | st.builds(
 )
 TURNS: st.SearchStrategy[Turn] = st.one_of(
     st.builds(Tell, st.sampled_from(KEYS[:2]), NAMES, SOURCES, st.none() | st.integers(0, 3)),
-    st.builds(Begin, WAITS | st.builds(AllOf, st.lists(WAITS, min_size=2, max_size=3).map(tuple))),
+    st.builds(
+        Begin, WAITS | st.builds(AllConditions, st.lists(WAITS, min_size=2, max_size=3).map(tuple))
+    ),
     st.sampled_from(["hand out", "time out", "let go", "replay"]),
 )
 

@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 
 from flowfabric import Engine, connect
 from flowfabric.core.conditions import (
-    AllOf,
+    AllConditions,
     ByName,
     Condition,
     Count,
@@ -74,7 +74,7 @@ def tally(node: Single | Count, heard: Sequence[Sent]) -> set[tuple[str, ...]]:
 
 
 def parts(condition: Condition) -> list[Single | Count]:
-    if isinstance(condition, AllOf):
+    if isinstance(condition, AllConditions):
         return [part for member in condition.members for part in parts(member)]
     assert isinstance(condition, Single | Count)
     return [condition]
@@ -246,7 +246,7 @@ def nested(keys: tuple[str, ...], depth: int) -> st.SearchStrategy[Condition]:
     if depth == 0:
         return leaves(keys)
     members = st.lists(nested(keys, depth - 1), min_size=1, max_size=3).map(tuple)
-    return st.one_of(leaves(keys), st.builds(AllOf, members))
+    return st.one_of(leaves(keys), st.builds(AllConditions, members))
 
 
 def beforehand(keys: tuple[str, ...]) -> st.SearchStrategy[set[str]]:

@@ -22,7 +22,7 @@ from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_build import Dependency, Join
 from flowfabric.core.flow_model import Edge, EdgeGroup, EdgeState, GroupState, OnSatisfied
-from flowfabric.core.flow_policy import AllOf, AnyOf, EdgeDependencyPolicy, Quorum
+from flowfabric.core.flow_policy import EdgeDependencyPolicy, JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import (
     FIRST_UUID,
@@ -102,9 +102,9 @@ class WildFlow:
     def policy(self, width: int) -> EdgeDependencyPolicy:
         then = self.chance.choice(list(OnSatisfied))
         choices: list[EdgeDependencyPolicy] = [
-            AllOf(),
-            AnyOf(then),
-            Quorum(self.chance.randint(1, width), then),
+            JoinAll(),
+            JoinAny(then),
+            JoinQuorum(self.chance.randint(1, width), then),
         ]
         return self.chance.choice(choices)
 
@@ -180,7 +180,7 @@ class WildFlow:
 
     async def set_policy(self) -> None:
         await self.engine.set_edge_group_policy(
-            self.flow_id, self.some(), Quorum(self.chance.randint(1, 3))
+            self.flow_id, self.some(), JoinQuorum(self.chance.randint(1, 3))
         )
 
     # Running

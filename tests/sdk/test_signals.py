@@ -25,11 +25,7 @@ from flowfabric.core.signals import SignalAccepted
 from flowfabric.core.states import PublicState
 from flowfabric.core.suspension_model import SignalEffect
 from flowfabric.engine.suspension_reads import SuspensionView
-from flowfabric.errors import (
-    ExecutionFailed,
-    FlowFabricError,
-    InvalidInput,
-)
+from flowfabric.errors import ExecutionFailed, FlowFabricError, InvalidInput
 from flowfabric.testing import SettableClock
 from flowfabric.worker.waiting import named_id
 from tests.apps import reached, working

@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from flowfabric import Engine, connect
-from flowfabric.core.flow_policy import AnyOf
+from flowfabric.core.flow_policy import JoinAny
 from flowfabric.reconcilers.supervisor import Supervisor
 from tests.conformance.graphs import Graph, new_graph
 
@@ -65,7 +65,7 @@ async def test_cancelling_and_completing_at_once_leaves_everything_ended(
     postgres_database: str, graph: Graph
 ) -> None:
     names = [f"n{number}" for number in range(400)]
-    await graph.build({"last": " ".join(names)}, AnyOf())
+    await graph.build({"last": " ".join(names)}, JoinAny())
     worker, canceller = [await connect(postgres_database, pool_max=4) for _ in range(2)]
     claimed = await graph.claim()
 

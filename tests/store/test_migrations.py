@@ -8,7 +8,7 @@ import pytest
 
 from flowfabric import connect
 from flowfabric.errors import FlowFabricError, SchemaTooNew, SchemaTooOld, Unavailable
-from flowfabric.store.migrate import Applied, Migration, check, load, pending
+from flowfabric.store.migrate import AppliedMigration, Migration, check, load, pending
 from flowfabric.store.postgres import pool
 from flowfabric.store.postgres.migrations import LOCK_KEY
 from flowfabric.store.postgres.store import PostgresStore
@@ -29,8 +29,8 @@ def a_migration(version: int, checksum: str = "same") -> Migration:
     return Migration(version, f"{version:04}_it", checksum, backward_compatible=False, text="")
 
 
-def applied(version: int, *, compatible: bool = False) -> Applied:
-    return Applied(version, f"{version:04}_it", "same", compatible)
+def applied(version: int, *, compatible: bool = False) -> AppliedMigration:
+    return AppliedMigration(version, f"{version:04}_it", "same", compatible)
 
 
 KNOWN = [a_migration(1), a_migration(2)]
@@ -56,7 +56,7 @@ def test_what_is_missing_is_pending() -> None:
     ],
 )
 def test_a_schema_that_does_not_fit_is_refused(
-    ledger: list[Applied], error: type[FlowFabricError]
+    ledger: list[AppliedMigration], error: type[FlowFabricError]
 ) -> None:
     with pytest.raises(error):
         check(KNOWN, ledger)

@@ -17,7 +17,7 @@ from flowfabric.core.execution import (
     decide_promote,
     decide_wait_children,
 )
-from flowfabric.core.granting import NewIds, Worker, grant_lease
+from flowfabric.core.granting import NewIds, WorkerIdentity, grant_lease
 from flowfabric.core.ids import AttemptId, LeaseId, WorkerId, WorkerInstanceId
 from flowfabric.core.lease import Fence, decide_expire_lease, decide_revoke
 from flowfabric.core.model import Attempt, ClaimGrant, Execution
@@ -34,7 +34,7 @@ TTL_MS = 9_000
 RETENTION_MS = 500_000
 TIMING = Timing(now_ms=NOW_MS, retention_ms=RETENTION_MS)
 LATE = Timing(now_ms=NOW_MS + TTL_MS, retention_ms=RETENTION_MS)
-WORKER = Worker(worker_id=WorkerId("w"), worker_instance_id=WorkerInstanceId("w-1"))
+WORKER = WorkerIdentity(worker_id=WorkerId("w"), worker_instance_id=WorkerInstanceId("w-1"))
 KEY = HmacKey(kid="k1", secret=b"s" * 32, activated_at_ms=0)
 APPROVED = Single("gate", ByName("approved"))
 RETRY = {"retry_policy": {"backoff": {"type": "fixed", "delay_ms": 70}}}

@@ -8,7 +8,7 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from flowfabric.core.conditions import (
-    AllOf,
+    AllConditions,
     ByName,
     Condition,
     Count,
@@ -71,7 +71,7 @@ def test_matchers_compare_names_exactly() -> None:
         (OperatorOnly(), '"OperatorOnly"'),
         (TimeoutOnly(), '"TimeoutOnly"'),
         (
-            AllOf((Single("a"), OperatorOnly())),
+            AllConditions((Single("a"), OperatorOnly())),
             '{"Composite":{"kind":"AllOf","members":'
             '[{"Single":{"waitpoint_key":"a","matcher":"Wildcard"}},"OperatorOnly"]}}',
         ),
@@ -116,10 +116,10 @@ def test_anything_else_is_refused(text: str) -> None:
 
 
 def test_keys_are_found_in_the_order_they_are_mentioned() -> None:
-    condition = AllOf(
+    condition = AllConditions(
         (
             Single("c"),
-            AllOf((Count(1, CountKind.DISTINCT_SIGNALS, ("b", "c", "a")), Single("b"))),
+            AllConditions((Count(1, CountKind.DISTINCT_SIGNALS, ("b", "c", "a")), Single("b"))),
         )
     )
     assert referenced_waitpoint_keys(condition) == ("c", "b", "a")
@@ -131,9 +131,12 @@ def test_keys_are_found_in_the_order_they_are_mentioned() -> None:
     [
         (Single("a", ByName("b")), "b"),
         (Single("a"), "a"),
-        (AllOf((Single("b", ByName("b")), Single("a", ByName("a")))), "b a"),
+        (AllConditions((Single("b", ByName("b")), Single("a", ByName("a")))), "b a"),
         (Count(1, CountKind.DISTINCT_SIGNALS, ("c", "a")), "c a"),
-        (AllOf((Single("c"), Count(2, CountKind.DISTINCT_SIGNALS, ("a", "c", "b")))), "c a b"),
+        (
+            AllConditions((Single("c"), Count(2, CountKind.DISTINCT_SIGNALS, ("a", "c", "b")))),
+            "c a b",
+        ),
         (OperatorOnly(), ""),
     ],
 )
@@ -143,7 +146,7 @@ def test_signals_stand_where_a_condition_first_names_them(condition: Condition, 
 
 
 def test_required_names() -> None:
-    condition = AllOf(
+    condition = AllConditions(
         (
             Single("a", ByName("x")),
             Single("a"),
@@ -162,7 +165,7 @@ def test_required_names() -> None:
         Single(""),
         Single("a" * 257),
         Single("a", ByName("x" * 257)),
-        AllOf((Single("a"), TimeoutOnly())),
+        AllConditions((Single("a"), TimeoutOnly())),
         Count(10_001, CountKind.DISTINCT_SIGNALS, ("a",)),
         Count(-1, CountKind.DISTINCT_SIGNALS, ("a",)),
         Count(1, CountKind.DISTINCT_SIGNALS, ("",)),
@@ -189,7 +192,7 @@ def test_nothing_meets_what_waits_for_people_or_time() -> None:
 
 
 def test_an_empty_all_of_is_never_met() -> None:
-    assert not is_satisfied(AllOf(()), [signal()])
+    assert not is_satisfied(AllConditions(()), [signal()])
 
 
 def test_a_signal_elsewhere_is_not_in_the_condition() -> None:
@@ -201,7 +204,7 @@ def test_a_signal_elsewhere_is_not_in_the_condition() -> None:
 
 
 def met(condition: Condition, signals: Sequence[SignalFacts]) -> bool:
-    if isinstance(condition, AllOf):
+    if isinstance(condition, AllConditions):
         return all(met(member, signals) for member in condition.members)
     if isinstance(condition, Single | Count):
         return len(counted(condition, signals)) >= (
@@ -240,7 +243,7 @@ COUNTS = st.builds(
 )
 CONDITIONS = st.recursive(
     SINGLES | COUNTS,
-    lambda inner: st.builds(AllOf, st.lists(inner, min_size=1, max_size=3).map(tuple)),
+    lambda inner: st.builds(AllConditions, st.lists(inner, min_size=1, max_size=3).map(tuple)),
     max_leaves=6,
 )
 SIGNALS = st.lists(
@@ -278,7 +281,7 @@ def test_what_was_kept_tells_as_much_as_everything(
 
 
 def _leaves(condition: Condition) -> list[Single | Count]:
-    if isinstance(condition, AllOf):
+    if isinstance(condition, AllConditions):
         return list(itertools.chain.from_iterable(map(_leaves, condition.members)))
     return [condition] if isinstance(condition, Single | Count) else []
 

@@ -6,7 +6,7 @@ from hypothesis.strategies import from_regex, integers
 
 from flowfabric.core.cursors import (
     Cursor,
-    Surroundings,
+    CursorSurroundings,
     cursor_at,
     history_changed,
     is_of_this_history,
@@ -22,21 +22,21 @@ LATER = cursor_at(50, 2_000, "{fp:3}:00000000-0000-4000-8000-0123456789ab")
 @pytest.mark.parametrize(
     ("cursor", "around", "same"),
     [
-        pytest.param(SEEN, Surroundings(1, 90, SEEN), True, id="it is there"),
-        pytest.param(SEEN, Surroundings(1, 90, OTHER), False, id="another has its number"),
-        pytest.param(SEEN, Surroundings(1, 90, LATER), False, id="the same at another time"),
-        pytest.param(SEEN, Surroundings(1, 40, None), False, id="the log ends before it"),
-        pytest.param(SEEN, Surroundings(1, 90, None), False, id="the log has a gap there"),
-        pytest.param(SEEN, Surroundings(60, 90, None), True, id="retention deleted it"),
-        pytest.param(SEEN, Surroundings(None, None, None), True, id="retention deleted all"),
-        pytest.param(Cursor(0), Surroundings(1, 90, None), True, id="before the first"),
-        pytest.param(Cursor(50), Surroundings(1, 90, OTHER), True, id="a number on trust"),
-        pytest.param(Cursor(50), Surroundings(1, 40, None), False, id="a number ahead"),
-        pytest.param(Cursor(50), Surroundings(1, 90, None), True, id="a number between two"),
+        pytest.param(SEEN, CursorSurroundings(1, 90, SEEN), True, id="it is there"),
+        pytest.param(SEEN, CursorSurroundings(1, 90, OTHER), False, id="another has its number"),
+        pytest.param(SEEN, CursorSurroundings(1, 90, LATER), False, id="the same at another time"),
+        pytest.param(SEEN, CursorSurroundings(1, 40, None), False, id="the log ends before it"),
+        pytest.param(SEEN, CursorSurroundings(1, 90, None), False, id="the log has a gap there"),
+        pytest.param(SEEN, CursorSurroundings(60, 90, None), True, id="retention deleted it"),
+        pytest.param(SEEN, CursorSurroundings(None, None, None), True, id="retention deleted all"),
+        pytest.param(Cursor(0), CursorSurroundings(1, 90, None), True, id="before the first"),
+        pytest.param(Cursor(50), CursorSurroundings(1, 90, OTHER), True, id="a number on trust"),
+        pytest.param(Cursor(50), CursorSurroundings(1, 40, None), False, id="a number ahead"),
+        pytest.param(Cursor(50), CursorSurroundings(1, 90, None), True, id="a number between two"),
     ],
 )
 def test_a_cursor_is_of_the_history_that_holds_its_event(
-    cursor: Cursor, around: Surroundings, same: bool
+    cursor: Cursor, around: CursorSurroundings, same: bool
 ) -> None:
     assert is_of_this_history(cursor, around) is same
 

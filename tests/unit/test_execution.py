@@ -18,12 +18,7 @@ from flowfabric.core.execution import (
     time_left,
 )
 from flowfabric.core.policies import FixedBackoff, RetryPolicy
-from flowfabric.core.results import (
-    AlreadySatisfied,
-    Marked,
-    RetryScheduled,
-    TerminalFailed,
-)
+from flowfabric.core.results import AlreadySatisfied, Marked, RetryScheduled, TerminalFailed
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.errors import ExecutionNotActive
 from tests.unit.lives import (

@@ -17,12 +17,7 @@ from flowfabric.core.flow_resolve import Ending, counts, holds_back
 from flowfabric.core.flow_views import EligibilityStatus, eligibility
 from flowfabric.core.ids import FIRST_UUID, LAST_UUID, EdgeId, FlowId, Namespace
 from flowfabric.core.model import Execution
-from flowfabric.core.states import (
-    EligibilityState,
-    LifecyclePhase,
-    OwnershipState,
-    TerminalOutcome,
-)
+from flowfabric.core.states import EligibilityState, LifecyclePhase, OwnershipState, TerminalOutcome
 from tests.store.records import an_execution
 
 FLOW_ID = FlowId("00000000-0000-4000-8000-000000000002")

@@ -6,11 +6,11 @@ from msgspec import json, structs
 from flowfabric.core.flow_model import EdgeGroup, GroupState, OnSatisfied, PolicyKind
 from flowfabric.core.flow_policy import (
     ALL_OF,
-    AllOf,
-    AnyOf,
     EdgeDependencyPolicy,
-    Quorum,
-    Rule,
+    JoinAll,
+    JoinAny,
+    JoinQuorum,
+    JoinRule,
     check_policy,
     count_outcome,
     evaluate,
@@ -43,21 +43,21 @@ def group(policy: EdgeDependencyPolicy, **fields: int) -> EdgeGroup:
 @pytest.mark.parametrize(
     ("policy", "succeeded", "failed", "skipped", "state"),
     [
-        (AllOf(), 0, 0, 0, GroupState.PENDING),
-        (AllOf(), 2, 0, 0, GroupState.PENDING),
-        (AllOf(), 3, 0, 0, GroupState.SATISFIED),
-        (AllOf(), 2, 1, 0, GroupState.IMPOSSIBLE),
-        (AllOf(), 0, 0, 1, GroupState.IMPOSSIBLE),
-        (AnyOf(), 0, 1, 1, GroupState.PENDING),
-        (AnyOf(), 1, 1, 1, GroupState.SATISFIED),
-        (AnyOf(), 0, 2, 1, GroupState.IMPOSSIBLE),
-        (Quorum(2), 1, 1, 0, GroupState.PENDING),
-        (Quorum(2), 2, 1, 0, GroupState.SATISFIED),
-        (Quorum(2), 1, 1, 1, GroupState.IMPOSSIBLE),
+        (JoinAll(), 0, 0, 0, GroupState.PENDING),
+        (JoinAll(), 2, 0, 0, GroupState.PENDING),
+        (JoinAll(), 3, 0, 0, GroupState.SATISFIED),
+        (JoinAll(), 2, 1, 0, GroupState.IMPOSSIBLE),
+        (JoinAll(), 0, 0, 1, GroupState.IMPOSSIBLE),
+        (JoinAny(), 0, 1, 1, GroupState.PENDING),
+        (JoinAny(), 1, 1, 1, GroupState.SATISFIED),
+        (JoinAny(), 0, 2, 1, GroupState.IMPOSSIBLE),
+        (JoinQuorum(2), 1, 1, 0, GroupState.PENDING),
+        (JoinQuorum(2), 2, 1, 0, GroupState.SATISFIED),
+        (JoinQuorum(2), 1, 1, 1, GroupState.IMPOSSIBLE),
         # Fewer edges than it needs: more are to come.
-        (Quorum(4), 0, 1, 0, GroupState.PENDING),
-        (Quorum(4), 3, 0, 0, GroupState.PENDING),
-        (Quorum(3), 0, 1, 0, GroupState.IMPOSSIBLE),
+        (JoinQuorum(4), 0, 1, 0, GroupState.PENDING),
+        (JoinQuorum(4), 3, 0, 0, GroupState.PENDING),
+        (JoinQuorum(3), 0, 1, 0, GroupState.IMPOSSIBLE),
     ],
 )
 def test_where_a_group_stands(
@@ -68,8 +68,8 @@ def test_where_a_group_stands(
 
 
 def test_an_edge_that_is_only_staged_keeps_the_group_open() -> None:
-    assert evaluate(group(AllOf(), applied=2, succeeded=2)) is GroupState.PENDING
-    assert evaluate(group(AnyOf(), applied=2, failed=2)) is GroupState.PENDING
+    assert evaluate(group(JoinAll(), applied=2, succeeded=2)) is GroupState.PENDING
+    assert evaluate(group(JoinAny(), applied=2, failed=2)) is GroupState.PENDING
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_an_edge_that_is_only_staged_keeps_the_group_open() -> None:
     ],
 )
 def test_every_outcome_has_its_counter(outcome: TerminalOutcome, counter: str) -> None:
-    before = group(Quorum(2))
+    before = group(JoinQuorum(2))
     after = count_outcome(before, outcome, 5)
     assert after == structs.replace(before, **{counter: 1})
 
@@ -91,11 +91,11 @@ def test_every_outcome_has_its_counter(outcome: TerminalOutcome, counter: str) -
 @pytest.mark.parametrize(
     ("policy", "outcome", "reason"),
     [
-        (AnyOf(CANCEL), TerminalOutcome.SUCCESS, "sibling_quorum_satisfied"),
-        (Quorum(3, CANCEL), TerminalOutcome.FAILED, "sibling_quorum_impossible"),
-        (AnyOf(LET_RUN), TerminalOutcome.SUCCESS, None),
-        (Quorum(3, LET_RUN), TerminalOutcome.FAILED, None),
-        (AllOf(), TerminalOutcome.FAILED, None),
+        (JoinAny(CANCEL), TerminalOutcome.SUCCESS, "sibling_quorum_satisfied"),
+        (JoinQuorum(3, CANCEL), TerminalOutcome.FAILED, "sibling_quorum_impossible"),
+        (JoinAny(LET_RUN), TerminalOutcome.SUCCESS, None),
+        (JoinQuorum(3, LET_RUN), TerminalOutcome.FAILED, None),
+        (JoinAll(), TerminalOutcome.FAILED, None),
     ],
 )
 def test_firing_says_whether_the_others_are_given_up(
@@ -124,34 +124,34 @@ def test_only_what_a_join_gave_up_is_spared(
 
 
 def test_a_group_fires_once_and_counts_on() -> None:
-    fired = count_outcome(group(AnyOf()), TerminalOutcome.SUCCESS, 5)
+    fired = count_outcome(group(JoinAny()), TerminalOutcome.SUCCESS, 5)
     later = count_outcome(fired, TerminalOutcome.FAILED, 9)
     assert later == structs.replace(fired, failed=1)
 
 
 def test_more_endings_than_edges_are_a_bug() -> None:
     with pytest.raises(Bug):
-        count_outcome(group(AllOf(), succeeded=3), TerminalOutcome.SUCCESS, 5)
+        count_outcome(group(JoinAll(), succeeded=3), TerminalOutcome.SUCCESS, 5)
 
 
 @pytest.mark.parametrize(
     ("policy", "text", "rule"),
     [
-        (AllOf(), b'{"kind":"all_of"}', ALL_OF),
+        (JoinAll(), b'{"kind":"all_of"}', ALL_OF),
         (
-            AnyOf(LET_RUN),
+            JoinAny(LET_RUN),
             b'{"kind":"any_of","on_satisfied":"let_run"}',
-            Rule(policy_kind=PolicyKind.ANY_OF, k=1, on_satisfied=LET_RUN),
+            JoinRule(policy_kind=PolicyKind.ANY_OF, k=1, on_satisfied=LET_RUN),
         ),
         (
-            Quorum(2),
+            JoinQuorum(2),
             b'{"kind":"quorum","k":2,"on_satisfied":"cancel_remaining"}',
-            Rule(policy_kind=PolicyKind.QUORUM, k=2, on_satisfied=CANCEL),
+            JoinRule(policy_kind=PolicyKind.QUORUM, k=2, on_satisfied=CANCEL),
         ),
     ],
 )
 def test_a_policy_has_one_form_in_json_and_one_in_a_group(
-    policy: EdgeDependencyPolicy, text: bytes, rule: Rule
+    policy: EdgeDependencyPolicy, text: bytes, rule: JoinRule
 ) -> None:
     assert json.encode(policy) == text
     assert check_policy(policy) == check_policy(json.decode(text)) == rule
@@ -161,10 +161,10 @@ def test_a_policy_has_one_form_in_json_and_one_in_a_group(
 @pytest.mark.parametrize(
     ("field", "policy"),
     [
-        ("policy.k", Quorum(0)),
-        ("policy.k", Quorum(2**31)),
-        ("policy.k", structs.replace(Quorum(1), k=True)),
-        ("policy.on_satisfied", structs.replace(AnyOf(), on_satisfied="stop")),
+        ("policy.k", JoinQuorum(0)),
+        ("policy.k", JoinQuorum(2**31)),
+        ("policy.k", structs.replace(JoinQuorum(1), k=True)),
+        ("policy.on_satisfied", structs.replace(JoinAny(), on_satisfied="stop")),
         ("policy", None),
         ("policy", {"kind": "some_of"}),
         ("policy", {"kind": "any_of", "on_satisfied": "stop"}),

@@ -28,7 +28,7 @@ from flowfabric.core.flow_cancel import (
     repeats_cancel,
     wait_ms,
 )
-from flowfabric.core.flow_model import CancellationPolicy, Flow, FlowState
+from flowfabric.core.flow_model import CancellationPolicy, FlowRecord, FlowState
 from flowfabric.core.flow_results import FlowCancelled, PartiallyCancelled, SiblingCancelAction
 from flowfabric.core.flow_views import MemberCounts, derive_flow_state
 from flowfabric.core.ids import FlowId, Namespace, make_execution_id, parse_uuid
@@ -41,7 +41,7 @@ FLOW_ID = FlowId("00000000-0000-4000-8000-000000000002")
 DAY_MS = 86_400_000
 
 
-def a_flow(**fields: object) -> Flow:
+def a_flow(**fields: object) -> FlowRecord:
     return structs.replace(new_flow(FLOW_ID, 7, "kind", Namespace("n"), 1_000), **fields)
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowfabric.core.conditions import (
-    AllOf,
+    AllConditions,
     ByName,
     Condition,
     Count,
@@ -21,7 +21,7 @@ from flowfabric.core.ids import (
     WaitpointKey,
     parse_execution_id,
 )
-from flowfabric.core.kept import Taken, mailbox_id, take
+from flowfabric.core.kept import TakenSignals, mailbox_id, take
 from flowfabric.core.suspension_model import (
     Requester,
     SignalEffect,
@@ -84,21 +84,23 @@ def kept(*signals: tuple[str, str]) -> list[SignalFacts]:
             Count(2, CountKind.DISTINCT_WAITPOINTS, ("go", "on")), "ab", "a", False, id="one place"
         ),
         pytest.param(
-            AllOf((Single("go"), Single("on"))), "aBc", "aB", True, id="one for each member"
-        ),
-        pytest.param(AllOf((Single("go"), Single("on"))), "abB", "aB", True, id="no second one"),
-        pytest.param(
-            AllOf((Single("go"), Single("on"))), "ab", "a", False, id="nor without others"
+            AllConditions((Single("go"), Single("on"))), "aBc", "aB", True, id="one for each member"
         ),
         pytest.param(
-            AllOf((Count(1, CountKind.DISTINCT_SOURCES, ("go",)), Single("on"))),
+            AllConditions((Single("go"), Single("on"))), "abB", "aB", True, id="no second one"
+        ),
+        pytest.param(
+            AllConditions((Single("go"), Single("on"))), "ab", "a", False, id="nor without others"
+        ),
+        pytest.param(
+            AllConditions((Count(1, CountKind.DISTINCT_SOURCES, ("go",)), Single("on"))),
             "abC",
             "aC",
             True,
             id="none for a part that has enough",
         ),
         pytest.param(
-            AllOf((Single("go"), Count(2, CountKind.DISTINCT_SIGNALS, ("go", "on")))),
+            AllConditions((Single("go"), Count(2, CountKind.DISTINCT_SIGNALS, ("go", "on")))),
             "aab",
             "aa",
             True,
@@ -125,7 +127,7 @@ PARTS = st.builds(Single, NAMES) | st.builds(
     st.sampled_from(list(CountKind)),
     st.lists(NAMES, min_size=1, max_size=2, unique=True).map(tuple),
 )
-CONDITIONS = PARTS | st.builds(AllOf, st.lists(PARTS, min_size=1, max_size=3).map(tuple))
+CONDITIONS = PARTS | st.builds(AllConditions, st.lists(PARTS, min_size=1, max_size=3).map(tuple))
 
 
 @given(CONDITIONS, CONDITIONS, st.lists(st.tuples(NAMES, st.sampled_from("xy")), max_size=8))
@@ -142,7 +144,7 @@ def test_two_waits_never_take_the_same_signal(
         check(condition, found, had)
 
 
-def check(condition: Condition, found: Taken, had: list[SignalFacts]) -> None:
+def check(condition: Condition, found: TakenSignals, had: list[SignalFacts]) -> None:
     order = [each.sequence for each in found.signals]
     assert order == sorted(order)
     assert found.left == len(had) - len(found.signals)

@@ -31,12 +31,7 @@ from flowfabric.core.policies import (
     parse_policy,
     reclaim_limit,
 )
-from flowfabric.errors import (
-    InvalidCapabilities,
-    InvalidPolicyJson,
-    PayloadTooLarge,
-    Validation,
-)
+from flowfabric.errors import InvalidCapabilities, InvalidPolicyJson, PayloadTooLarge, Validation
 
 BUDGET = "550e8400-e29b-41d4-a716-446655440000"
 

@@ -8,8 +8,8 @@ from flowfabric.core.schedule import (
     CATCH_UP_MAX,
     FIRINGS_MAX,
     LATENESS_MAX_MS,
+    FiringPlan,
     Interval,
-    Plan,
     ScheduleDefinition,
     check_definition,
     latest_due,
@@ -46,24 +46,24 @@ def due(catch_up: CatchUp, next_due_at_ms: int | None) -> Schedule:
 
 @pytest.mark.parametrize("catch_up", CatchUp)
 def test_a_due_time_that_has_just_come_fires(catch_up: CatchUp) -> None:
-    assert plan(due(catch_up, NOW), TENS, NOW) == Plan((NOW,), NOW + EVERY_MS)
-    assert plan(due(catch_up, NOW), TENS, NOW + 900) == Plan((NOW,), NOW + EVERY_MS)
+    assert plan(due(catch_up, NOW), TENS, NOW) == FiringPlan((NOW,), NOW + EVERY_MS)
+    assert plan(due(catch_up, NOW), TENS, NOW + 900) == FiringPlan((NOW,), NOW + EVERY_MS)
 
 
 @pytest.mark.parametrize("catch_up", CatchUp)
 def test_nothing_fires_early_or_while_paused(catch_up: CatchUp) -> None:
-    assert plan(due(catch_up, NOW + EVERY_MS), TENS, NOW) == Plan((), NOW + EVERY_MS)
-    assert plan(due(catch_up, None), TENS, NOW) == Plan((), None)
+    assert plan(due(catch_up, NOW + EVERY_MS), TENS, NOW) == FiringPlan((), NOW + EVERY_MS)
+    assert plan(due(catch_up, None), TENS, NOW) == FiringPlan((), None)
 
 
 def test_latest_makes_up_for_the_last_missed_due_time_only() -> None:
     missed = due(CatchUp.LATEST, NOW - 500 * EVERY_MS)
-    assert plan(missed, TENS, NOW + 1) == Plan((NOW,), NOW + EVERY_MS)
+    assert plan(missed, TENS, NOW + 1) == FiringPlan((NOW,), NOW + EVERY_MS)
 
 
 def test_all_makes_up_for_each_missed_due_time_in_order() -> None:
     missed = due(CatchUp.ALL, NOW - 2 * EVERY_MS)
-    assert plan(missed, TENS, NOW + 1) == Plan(
+    assert plan(missed, TENS, NOW + 1) == FiringPlan(
         (NOW - 2 * EVERY_MS, NOW - EVERY_MS, NOW), NOW + EVERY_MS
     )
 
@@ -85,8 +85,8 @@ def test_none_drops_what_is_noticed_too_late() -> None:
     hourly = Interval(3_600_000, 0)
     schedule = due(CatchUp.NONE, 3_600_000)
     in_time, too_late = 3_600_000 + LATENESS_MAX_MS, 3_600_001 + LATENESS_MAX_MS
-    assert plan(schedule, hourly, in_time) == Plan((3_600_000,), 7_200_000)
-    assert plan(schedule, hourly, too_late) == Plan((), 7_200_000)
+    assert plan(schedule, hourly, in_time) == FiringPlan((3_600_000,), 7_200_000)
+    assert plan(schedule, hourly, too_late) == FiringPlan((), 7_200_000)
 
 
 @pytest.mark.parametrize("now_ms", [NOW, NOW + 1, NOW + EVERY_MS - 1])

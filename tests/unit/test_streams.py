@@ -21,8 +21,8 @@ from flowfabric.core.streams import (
     Durable,
     DurableSummary,
     Encoding,
-    Frame,
     FrameKind,
+    FrameRecord,
     Holder,
     ModeName,
     NewFrame,
@@ -164,7 +164,7 @@ def test_the_first_frame_makes_the_stream() -> None:
             last_seq=8,
         ),
         frames=(
-            Frame(
+            FrameRecord(
                 partition_key=7,
                 execution_id=EXECUTION,
                 attempt_index=2,

@@ -10,7 +10,7 @@ import pytest
 
 from flowfabric import App, Context, Retry
 from flowfabric.core.states import PublicState
-from flowfabric.worker.attempt import Attempt
+from flowfabric.worker.attempt import RunningAttempt
 from flowfabric.worker.services import Services
 from flowfabric.worker.steps import Journal
 from tests.apps import PATIENCE_S, reached, working
@@ -22,7 +22,7 @@ def in_memory(*kinds: type) -> int:
 
 
 def attempts_in_memory() -> int:
-    return in_memory(Attempt, Services)
+    return in_memory(RunningAttempt, Services)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,7 @@ from flowfabric.core.explain import Cause
 from flowfabric.core.results import Completed
 from flowfabric.core.states import PublicState
 from flowfabric.engine.work import Completion
-from flowfabric.errors import (
-    ExecutionCancelled,
-    ExecutionExpired,
-    ExecutionFailed,
-    FlowFabricError,
-)
+from flowfabric.errors import ExecutionCancelled, ExecutionExpired, ExecutionFailed, FlowFabricError
 from tests.apps import PATIENCE_S, reached, working
 
 Call = Callable[[], Awaitable[object]]

@@ -8,7 +8,7 @@ import pytest
 from flowfabric import WorkerSettings
 from flowfabric.core.durations import Duration
 from flowfabric.errors import FlowFabricError
-from flowfabric.worker.lanes import Lanes, LaneShares
+from flowfabric.worker.lanes import LaneShares, LaneWeights
 
 
 def test_every_few_turns_each_lane_gets_its_share() -> None:
@@ -24,7 +24,7 @@ def test_lanes_without_weights_are_alike() -> None:
 
 
 class Given(TypedDict, total=False):
-    lanes: Lanes
+    lanes: LaneWeights
     concurrency: int
     prefetch: int
     lease_ttl: Duration

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from flowfabric.cli import documents, screen
 from flowfabric.cli.tables import fixed, right
-from flowfabric.cli.target import Target, options
+from flowfabric.cli.target import Target, target_options
 from flowfabric.connection import connect
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.limits import BATCH_MAX
@@ -41,7 +41,7 @@ class Measured(Struct, frozen=True):
 @click.command("bench", short_help="Measure the engine for a few seconds.")
 @click.option("--count", default=5_000, show_default=True, type=click.IntRange(100, 1_000_000))
 @click.option("--batch", default=100, show_default=True, type=click.IntRange(1, BATCH_MAX))
-@options
+@target_options
 def bench(target: Target, count: int, batch: int) -> None:
     """Measure the engine for a few seconds: create, claim and complete, in batches and singly.
 

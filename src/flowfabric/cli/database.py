@@ -12,7 +12,7 @@ from msgspec import Struct
 from rich.text import Text
 
 from flowfabric.cli import documents, exits, screen
-from flowfabric.cli.target import Target, check_file, options
+from flowfabric.cli.target import Target, check_file, target_options
 from flowfabric.connection import connect, migrate
 from flowfabric.core.audit import Complaint, Wrong
 from flowfabric.core.durations import span
@@ -43,7 +43,7 @@ COMPLAINTS_SHOWN: Final = 5
 @click.option(
     "--check", is_flag=True, help="Change nothing; exit with 4 if there is something to do."
 )
-@options
+@target_options
 def migrate_command(target: Target, check: bool) -> int:
     """Bring the database's schema up to date. Safe to repeat, also from many processes."""
     url = target.database()
@@ -98,7 +98,7 @@ _MARKS: Final = {
 
 
 @click.command("doctor", short_help="Check the database and who works on it.")
-@options
+@target_options
 def doctor(target: Target) -> int:
     """Check that the database can be used and that somebody does the work in it.
 

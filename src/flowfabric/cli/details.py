@@ -5,7 +5,7 @@ from typing import Final
 from rich.text import Text
 
 from flowfabric.cli import documents, screen
-from flowfabric.cli.tables import REMARK, Column, fixed, flexible, right
+from flowfabric.cli.tables import REMARK, ScreenColumn, fixed, flexible, right
 from flowfabric.core.details import ExecutionDetails, StepView
 from flowfabric.core.durations import span
 from flowfabric.terminal import Indented
@@ -23,7 +23,7 @@ STEP_COLUMNS: Final = (
     right("TOOK"),
     REMARK,
 )
-CHILD_COLUMNS: Final[tuple[Column, ...]] = (
+CHILD_COLUMNS: Final[tuple[ScreenColumn, ...]] = (
     fixed("CHILD"),
     fixed("STATE"),
     flexible("KIND"),

@@ -8,7 +8,13 @@ import click
 from rich.text import Text
 
 from flowfabric.cli import documents, screen
-from flowfabric.cli.target import Target, limit_option, namespace_option, options, with_engine
+from flowfabric.cli.target import (
+    Target,
+    limit_option,
+    namespace_option,
+    target_options,
+    with_engine,
+)
 from flowfabric.core.events import EventCategory, StoredEvent
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.subscriptions import Subscription, Told
@@ -26,7 +32,7 @@ BATCH: Final = 100
 @click.option("--tag", metavar="KEY=VALUE", help="Of executions with this tag.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on.")
 @namespace_option
-@options
+@target_options
 @with_engine
 async def events(
     engine: Engine,

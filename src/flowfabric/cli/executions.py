@@ -11,7 +11,13 @@ from rich.text import Text
 from flowfabric.cli import documents, filters, screen
 from flowfabric.cli.details import print_children, print_steps, print_tracebacks
 from flowfabric.cli.tables import REMARK, fixed, flexible, right
-from flowfabric.cli.target import Target, limit_option, namespace_option, options, with_engine
+from flowfabric.cli.target import (
+    Target,
+    limit_option,
+    namespace_option,
+    target_options,
+    with_engine,
+)
 from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Attempt, WorkerPresence
@@ -41,10 +47,10 @@ ATTEMPT_COLUMNS: Final = (
 
 
 @click.command("ls")
-@filters.options
+@filters.filter_options
 @limit_option
 @namespace_option
-@options
+@target_options
 @with_engine
 async def ls(engine: Engine, target: Target, chosen: filters.Chosen, limit: int) -> None:
     """List executions, newest first.
@@ -221,7 +227,7 @@ def remark(execution: ExecutionSnapshot, now_ms: int) -> str | None:
 @click.command("show", short_help="Show one execution: steps, attempts, payload, result.")
 @click.argument("execution_id", metavar="ID")
 @namespace_option
-@options
+@target_options
 @with_engine
 async def show(engine: Engine, target: Target, execution_id: str) -> None:
     """Show one execution with its steps, children, attempts and their tracebacks, payload and
@@ -342,7 +348,7 @@ def what_ended(attempt: Attempt) -> str | None:
 @click.command("why", short_help="Say why an execution is not running.")
 @click.argument("execution_id", metavar="ID")
 @namespace_option
-@options
+@target_options
 @with_engine
 async def why(engine: Engine, target: Target, execution_id: str) -> None:
     """Say in one sentence why an execution is not running."""

@@ -74,7 +74,7 @@ class Chosen:
         )
 
 
-def options(command: Callable[Concatenate[Chosen, P], T]) -> Callable[P, T]:
+def filter_options(command: Callable[Concatenate[Chosen, P], T]) -> Callable[P, T]:
     """Adds the filter options; the command gets them as its first argument."""
 
     @click.option(
@@ -96,7 +96,7 @@ def options(command: Callable[Concatenate[Chosen, P], T]) -> Callable[P, T]:
     def wrapped(context: click.Context, /, *args: P.args, **kwargs: P.kwargs) -> T:
         given = dict(kwargs)
         texts = {
-            name: _text(given.pop(name, None))
+            name: _filter_text(given.pop(name, None))
             for name in ("lane", "kind", "tag", "since", "before")
         }
         states = given.pop("states", ())
@@ -137,5 +137,5 @@ def _time(option: str, text: str | None, now_ms: int) -> int | None:
     return max(0, round(at.astimezone(UTC).timestamp() * 1_000))
 
 
-def _text(value: object) -> str | None:
+def _filter_text(value: object) -> str | None:
     return None if value is None else str(value)

@@ -8,7 +8,13 @@ from rich.text import Text
 
 from flowfabric.cli import documents, exits, screen
 from flowfabric.cli.tables import fixed, flexible, right
-from flowfabric.cli.target import Target, limit_option, namespace_option, options, with_engine
+from flowfabric.cli.target import (
+    Target,
+    limit_option,
+    namespace_option,
+    target_options,
+    with_engine,
+)
 from flowfabric.core.durations import duration_ms, span
 from flowfabric.core.flow_cancel import CancelWait, NoWait, WaitTimeout
 from flowfabric.core.flow_model import CancellationPolicy, FlowState
@@ -50,7 +56,7 @@ def flow() -> None:
 )
 @limit_option
 @namespace_option
-@options
+@target_options
 @with_engine
 async def list_flows(engine: Engine, target: Target, states: tuple[str, ...], limit: int) -> None:
     """List flows, newest first. With --json: one per line."""
@@ -135,7 +141,7 @@ async def resolve_flow_id(engine: Engine, target: Target, text: str) -> str:
 @click.argument("flow_id", metavar="ID")
 @click.option("--all", "every_node", is_flag=True, help="A line for every node, however many.")
 @namespace_option
-@options
+@target_options
 @with_engine
 async def show_flow(engine: Engine, target: Target, flow_id: str, every_node: bool) -> None:
     """Show a flow: its nodes, who waits for whom, and how they are doing.
@@ -192,7 +198,7 @@ async def _print_failures(engine: Engine, graph: FlowGraph) -> None:
 @click.option("--reason", default="cancelled from the command line", show_default=True)
 @click.option("--wait", metavar="DURATION", help="Until the members have ended, as in 30s.")
 @namespace_option
-@options
+@target_options
 @with_engine
 async def cancel_flow(
     engine: Engine, target: Target, flow_id: str, policy: str, reason: str, wait: str | None

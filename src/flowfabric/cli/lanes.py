@@ -7,7 +7,7 @@ from rich.text import Text
 
 from flowfabric.cli import documents, screen
 from flowfabric.cli.tables import fixed, flexible, right
-from flowfabric.cli.target import Target, options, with_engine
+from flowfabric.cli.target import Target, target_options, with_engine
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Lane
 from flowfabric.engine.engine import Engine
@@ -19,7 +19,7 @@ def lanes() -> None:
 
 
 @lanes.command("list")
-@options
+@target_options
 @with_engine
 async def list_lanes(engine: Engine, target: Target) -> None:
     """List lanes. With --json: one per line."""
@@ -53,10 +53,12 @@ def _since_ms(lane: Lane) -> int:
     return lane.state_changed_at_ms
 
 
-def _steer(name: str, operation: Callable[[Engine, str], Awaitable[Lane]], help_text: str) -> None:
+def _steer_lane(
+    name: str, operation: Callable[[Engine, str], Awaitable[Lane]], help_text: str
+) -> None:
     @lanes.command(name, help=help_text)
     @click.argument("lane")
-    @options
+    @target_options
     @with_engine
     async def command(engine: Engine, target: Target, lane: str) -> None:
         changed = await operation(engine, lane)
@@ -66,6 +68,6 @@ def _steer(name: str, operation: Callable[[Engine, str], Awaitable[Lane]], help_
             screen.out().print(Text(f"lane {changed.lane_id} is {changed.state}"))
 
 
-_steer("pause", Engine.pause_lane, "Hand out no work from LANE; submissions are still taken.")
-_steer("resume", Engine.resume_lane, "Take and hand out work again.")
-_steer("drain", Engine.drain_lane, "Take no new executions; what is there is worked off.")
+_steer_lane("pause", Engine.pause_lane, "Hand out no work from LANE; submissions are still taken.")
+_steer_lane("resume", Engine.resume_lane, "Take and hand out work again.")
+_steer_lane("drain", Engine.drain_lane, "Take no new executions; what is there is worked off.")

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from flowfabric.cli import documents, exits, filters, screen
-from flowfabric.cli.target import Target, namespace_option, options, with_engine
+from flowfabric.cli.target import Target, namespace_option, target_options, with_engine
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.limits import PAGE_MAX, PRIORITY_MAX, PRIORITY_MIN, SWEEP_BATCH
 from flowfabric.core.results import Revoked
@@ -24,16 +24,16 @@ from flowfabric.errors import FlowFabricError, NoActiveLease, NotFound
 
 REFUSALS_SHOWN_MAX: Final = 10
 
-Act = Callable[[Sequence[str]], Awaitable[Sequence[object]]]
+Action = Callable[[Sequence[str]], Awaitable[Sequence[object]]]
 
 
 @click.command("cancel", short_help="End executions, by id or by filter.")
 @click.argument("execution_ids", metavar="[ID]...", nargs=-1)
-@filters.options
+@filters.filter_options
 @click.option("--reason", default="cancelled from the command line", show_default=True)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @namespace_option
-@options
+@target_options
 @with_engine
 async def cancel(
     engine: Engine,
@@ -55,11 +55,11 @@ async def cancel(
 
 @click.command("replay", short_help="Run ended executions again, by id or by filter.")
 @click.argument("execution_ids", metavar="[ID]...", nargs=-1)
-@filters.options
+@filters.filter_options
 @click.option("--reason", default="replayed from the command line", show_default=True)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @namespace_option
-@options
+@target_options
 @with_engine
 async def replay(
     engine: Engine,
@@ -85,10 +85,10 @@ async def replay(
 
 @click.command("accept", short_help="Let blocked executions run with the code as it is now.")
 @click.argument("execution_ids", metavar="[ID]...", nargs=-1)
-@filters.options
+@filters.filter_options
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @namespace_option
-@options
+@target_options
 @with_engine
 async def accept(
     engine: Engine,
@@ -133,7 +133,7 @@ def _any(_: ExecutionSnapshot) -> bool:
 @click.argument("execution_id", metavar="ID")
 @click.argument("priority", type=click.IntRange(PRIORITY_MIN, PRIORITY_MAX))
 @namespace_option
-@options
+@target_options
 @with_engine
 async def priority(engine: Engine, target: Target, execution_id: str, priority: int) -> None:
     """Move a waiting execution in its queue: higher goes first."""
@@ -152,7 +152,7 @@ async def priority(engine: Engine, target: Target, execution_id: str, priority: 
 @click.argument("execution_ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--reason", default="revoked from the command line", show_default=True)
 @namespace_option
-@options
+@target_options
 @with_engine
 async def revoke(
     engine: Engine, target: Target, execution_ids: tuple[str, ...], reason: str
@@ -231,7 +231,7 @@ def _confirm(verb: str, count: int) -> None:
 
 
 async def _act_on(
-    engine: Engine, target: Target, done: str, ids: Sequence[ExecutionId], act: Act
+    engine: Engine, target: Target, done: str, ids: Sequence[ExecutionId], act: Action
 ) -> int:
     """Act in batches, show how far it is, and report what was refused."""
     refused: dict[ExecutionId, FlowFabricError] = {}

@@ -59,7 +59,7 @@ def run_reloading(command: Sequence[str], folder: Path, say: Say) -> int:
     # A shell that starts a command in the background has it ignore interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Whoever ends this process alone means the command as well.
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _stop_reloading)
     seen = snapshot(folder)
     process = subprocess.Popen(command)
     told_of_end = False
@@ -82,7 +82,7 @@ def run_reloading(command: Sequence[str], folder: Path, say: Say) -> int:
         stop(process)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _stop_reloading(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 

@@ -12,8 +12,8 @@ from flowfabric.cli.tables import REMARK, flexible, right
 from flowfabric.cli.target import (
     Target,
     namespace_option,
-    options,
     own_namespace_option,
+    target_options,
     with_engine,
 )
 from flowfabric.core.durations import span
@@ -40,7 +40,7 @@ def schedules() -> None:
 
 @schedules.command("list")
 @namespace_option
-@options
+@target_options
 @with_engine
 async def list_schedules(engine: Engine, target: Target) -> None:
     """List schedules. With --json: one per line."""
@@ -94,14 +94,14 @@ def when(schedule: Schedule) -> str:
             return f"{schedule.expression} {schedule.timezone}"
 
 
-Operation = Callable[[Engine, str, str], Awaitable[Schedule]]
+ScheduleAct = Callable[[Engine, str, str], Awaitable[Schedule]]
 
 
-def _steer(name: str, done: str, operation: Operation, help_text: str) -> None:
+def _steer_schedule(name: str, done: str, operation: ScheduleAct, help_text: str) -> None:
     @schedules.command(name, help=help_text)
     @click.argument("schedule")
     @own_namespace_option
-    @options
+    @target_options
     @with_engine
     async def command(engine: Engine, target: Target, schedule: str) -> None:
         changed = await operation(engine, schedule, target.scope() or DEFAULT_NAMESPACE)
@@ -126,15 +126,15 @@ async def _remove(engine: Engine, schedule_id: str, namespace: str) -> Schedule:
     return await engine.remove_schedule(schedule_id, namespace=namespace)
 
 
-_steer("pause", "is paused", _pause, "Let due times pass without effect.")
-_steer("resume", "is active", _resume, "Go on with the next due time.")
-_steer("remove", "is removed", _remove, "Forget it; executions it has created stay.")
+_steer_schedule("pause", "is paused", _pause, "Let due times pass without effect.")
+_steer_schedule("resume", "is active", _resume, "Go on with the next due time.")
+_steer_schedule("remove", "is removed", _remove, "Forget it; executions it has created stay.")
 
 
 @schedules.command("run")
 @click.argument("schedule")
 @own_namespace_option
-@options
+@target_options
 @with_engine
 async def run(engine: Engine, target: Target, schedule: str) -> None:
     """Create its execution now, out of turn."""

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flowfabric.cli import tables
-from flowfabric.cli.tables import Column
+from flowfabric.cli.tables import ScreenColumn
 from flowfabric.core.durations import span
 from flowfabric.core.ids import UUID_CHARS
 from flowfabric.core.states import LaneState, PublicState
@@ -64,9 +64,9 @@ def _console(*, stderr: bool) -> Console:
     return open_console(stderr=stderr, width=width)
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[Text | str]]) -> Group:
+def table(columns: Sequence[ScreenColumn], rows: Iterable[Sequence[Text | str]]) -> Group:
     """One line per row, as wide as the output."""
-    return tables.table(columns, rows, width=out().width)
+    return tables.fitted_table(columns, rows, width=out().width)
 
 
 def facts(pairs: Iterable[tuple[str, Text | str | None]]) -> Table:
@@ -94,7 +94,7 @@ def short_id(execution_id: str) -> str:
     return uuid if out().width >= WIDE_COLUMNS else uuid[-SHORT_ID_CHARS:]
 
 
-def id_column() -> Column:
+def id_column() -> ScreenColumn:
     """For ids as `short_id` shows them, and for those that people chose."""
     at_least = UUID_CHARS if out().width >= WIDE_COLUMNS else SHORT_ID_CHARS
     return tables.both_ends("ID", at_least=at_least)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from flowfabric.cli import documents, screen
 from flowfabric.cli.tables import flexible, right
-from flowfabric.cli.target import Target, namespace_option, options, with_engine
+from flowfabric.cli.target import Target, namespace_option, target_options, with_engine
 from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.signals import SignalDuplicate
@@ -47,7 +47,7 @@ _LEFT: Final = "kept: what it waits for now does not need it, a later wait of th
     default=True,
     help="Keep it for the next wait of that name when nothing waits for it.  [default: keep]",
 )
-@options
+@target_options
 @with_engine
 async def signal(
     engine: Engine,
@@ -88,7 +88,7 @@ async def signal(
 @click.command("waitpoints", short_help="See what suspended executions wait for.")
 @click.option("--limit", type=click.IntRange(1, PAGE_MAX), default=100, show_default=True)
 @namespace_option
-@options
+@target_options
 @with_engine
 async def waitpoints(engine: Engine, target: Target, limit: int) -> None:
     """List what suspended executions wait for, longest first. Tokens are never shown."""

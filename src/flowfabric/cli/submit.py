@@ -12,7 +12,13 @@ from rich.text import Text
 
 from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.cli import documents, exits, screen
-from flowfabric.cli.target import Target, find_app, options, own_namespace_option, with_engine
+from flowfabric.cli.target import (
+    Target,
+    find_app,
+    own_namespace_option,
+    target_options,
+    with_engine,
+)
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.durations import duration_ms
 from flowfabric.core.ids import uuid_of
@@ -46,7 +52,7 @@ LOOK_AGAIN_S: Final = 1.0
 @click.option("--delay", metavar="DURATION", help="Not before this has passed, as in 10m.")
 @click.option("--policy", metavar="JSON", help="Retries, timeouts and the like.")
 @click.option("--wait", metavar="DURATION", help="Wait this long for its end and print the result.")
-@options
+@target_options
 @with_engine
 async def submit(
     engine: Engine,

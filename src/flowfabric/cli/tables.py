@@ -22,7 +22,7 @@ REMARK_LEAST: Final = 6
 """A remark with less room than this is left out."""
 
 
-class Column(Struct, frozen=True):
+class ScreenColumn(Struct, frozen=True):
     title: str
     right: bool = False
     fixed: bool = False
@@ -39,26 +39,28 @@ class Column(Struct, frozen=True):
         return self.at_least if self.both_ends else min(self.at_least, FLEXIBLE_MIN)
 
 
-def right(title: str) -> Column:
-    return Column(title, right=True, fixed=True)
+def right(title: str) -> ScreenColumn:
+    return ScreenColumn(title, right=True, fixed=True)
 
 
-def fixed(title: str) -> Column:
-    return Column(title, fixed=True)
+def fixed(title: str) -> ScreenColumn:
+    return ScreenColumn(title, fixed=True)
 
 
-def flexible(title: str, *, at_least: int = FLEXIBLE_MIN) -> Column:
-    return Column(title, at_least=at_least)
+def flexible(title: str, *, at_least: int = FLEXIBLE_MIN) -> ScreenColumn:
+    return ScreenColumn(title, at_least=at_least)
 
 
-def both_ends(title: str, *, at_least: int) -> Column:
-    return Column(title, at_least=at_least, both_ends=True)
+def both_ends(title: str, *, at_least: int) -> ScreenColumn:
+    return ScreenColumn(title, at_least=at_least, both_ends=True)
 
 
-REMARK: Final = Column("", remark=True)
+REMARK: Final = ScreenColumn("", remark=True)
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[Text | str]], *, width: int) -> Group:
+def fitted_table(
+    columns: Sequence[ScreenColumn], rows: Iterable[Sequence[Text | str]], *, width: int
+) -> Group:
     cells = [[_cell(cell, c) for cell, c in zip(row, columns, strict=True)] for row in rows]
     widths = fit(
         columns,
@@ -72,7 +74,7 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[Text | str]], *, wi
     return Group(*(_line(row, columns, widths) for row in (header, *cells)))
 
 
-def fit(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
+def fit(columns: Sequence[ScreenColumn], natural: Sequence[int], width: int) -> list[int]:
     """The width of each column; 0 leaves it out."""
     widths = list(natural)
 
@@ -101,11 +103,11 @@ def fit(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[i
     return widths
 
 
-def _cell(cell: Text | str, column: Column) -> Text:
+def _cell(cell: Text | str, column: ScreenColumn) -> Text:
     return safe(cell, style="dim" if column.remark else "")
 
 
-def _line(row: Sequence[Text], columns: Sequence[Column], widths: Sequence[int]) -> Text:
+def _line(row: Sequence[Text], columns: Sequence[ScreenColumn], widths: Sequence[int]) -> Text:
     line = Text(no_wrap=True, overflow="crop")
     for cell, column, width in zip(row, columns, widths, strict=True):
         if not width:

@@ -7,7 +7,7 @@ import click
 from rich.text import Text
 
 from flowfabric.cli import documents, screen
-from flowfabric.cli.target import Target, namespace_option, options, with_engine
+from flowfabric.cli.target import Target, namespace_option, target_options, with_engine
 from flowfabric.core.streams import Encoding
 from flowfabric.core.visible import visible, visible_lines
 from flowfabric.engine.engine import Engine
@@ -16,7 +16,7 @@ from flowfabric.streams import Follower, Frame
 BINARY: Final = "[{} bytes]"
 
 
-class Going:
+class LiveDatabase:
     """A database in which things happen by themselves."""
 
     happens = True
@@ -35,7 +35,7 @@ class Going:
     "--follow/--no-follow", default=True, help="Go on until the execution ends.  [default: follow]"
 )
 @namespace_option
-@options
+@target_options
 @with_engine
 async def tail(
     engine: Engine,
@@ -51,8 +51,8 @@ async def tail(
     """
     found = await target.find(engine, execution_id)
 
-    async def here() -> tuple[Engine, Going]:
-        return engine, Going()
+    async def here() -> tuple[Engine, LiveDatabase]:
+        return engine, LiveDatabase()
 
     follower = Follower(here, found, after=after, superseded=everything, live=True)
     printer = Printer(as_json=target.json)

@@ -90,7 +90,7 @@ limit_option = click.option(
 )
 
 
-def options(command: Callable[Concatenate[Target, P], T]) -> Callable[P, T]:
+def target_options(command: Callable[Concatenate[Target, P], T]) -> Callable[P, T]:
     """Adds --url, --app and --json; the command gets them as its first argument."""
 
     @click.option("--url", envvar=URL_VARIABLE, metavar="URL", help="The database.")

@@ -37,7 +37,7 @@ def new_waitpoint(
     )
 
 
-def check_room(execution: Execution, more: int) -> None:
+def check_waitpoint_room(execution: Execution, more: int) -> None:
     if execution.open_waitpoint_count + more > OPEN_WAITPOINTS_MAX:
         raise SignalLimitExceeded(
             f"{execution.called} has {execution.open_waitpoint_count} open waitpoints;"
@@ -52,7 +52,7 @@ def announce(
     execution = subject.execution
     if not missing:
         return Changes()
-    check_room(execution, len(missing))
+    check_waitpoint_room(execution, len(missing))
     made = tuple(
         structs.replace(
             new_waitpoint(execution, bound, key, now_ms),

@@ -69,7 +69,7 @@ class Count(Struct, frozen=True):
     matcher: Matcher = WILDCARD
 
 
-class AllOf(Struct, frozen=True):
+class AllConditions(Struct, frozen=True):
     members: tuple["Condition", ...]
 
 
@@ -81,13 +81,13 @@ class TimeoutOnly(Struct, frozen=True):
     """Only its timeout resumes it."""
 
 
-Condition: TypeAlias = Single | Count | AllOf | OperatorOnly | TimeoutOnly
+Condition: TypeAlias = Single | Count | AllConditions | OperatorOnly | TimeoutOnly
 Leaf: TypeAlias = Single | Count
 
 
-def all_of_waitpoints(keys: Iterable[str]) -> AllOf:
+def all_of_waitpoints(keys: Iterable[str]) -> AllConditions:
     """Any signal on each of these waitpoints."""
-    return AllOf(tuple(Single(key) for key in keys))
+    return AllConditions(tuple(Single(key) for key in keys))
 
 
 # Evaluating -------------------------------------------------------------------
@@ -105,7 +105,7 @@ class Observation(Struct, frozen=True, kw_only=True):
 
 def is_satisfied(condition: Condition, signals: Sequence[SignalFacts]) -> bool:
     match condition:
-        case AllOf(members):
+        case AllConditions(members):
             return bool(members) and all(is_satisfied(member, signals) for member in members)
         case Count(n=n):
             return len(_satisfiers(condition, signals)) >= n
@@ -166,7 +166,7 @@ def _needed(leaf: Leaf) -> int:
 
 def _ignored(condition: Condition, candidates: Sequence[Leaf]) -> SignalEffect:
     """Outside composites a signal that does not match is simply appended."""
-    if not isinstance(condition, AllOf | Count):
+    if not isinstance(condition, AllConditions | Count):
         return SignalEffect.APPENDED
     return SignalEffect.MATCHER_FAILED if candidates else SignalEffect.NOT_IN_CONDITION
 
@@ -202,7 +202,7 @@ def accepts(matcher: Matcher, signal_name: str) -> bool:
 
 def leaves(condition: Condition) -> Iterator[Leaf]:
     """Depth first, in the order they are written."""
-    if isinstance(condition, AllOf):
+    if isinstance(condition, AllConditions):
         for member in condition.members:
             yield from leaves(member)
     elif isinstance(condition, Single | Count):
@@ -258,7 +258,7 @@ FIELD: Final = "resume_condition"
 
 def check_condition(condition: object) -> Condition:
     """Refuse conditions that are malformed or that no signal could ever meet."""
-    if not isinstance(condition, Single | Count | AllOf | OperatorOnly | TimeoutOnly):
+    if not isinstance(condition, Single | Count | AllConditions | OperatorOnly | TimeoutOnly):
         raise InvalidInput(FIELD, "must be a condition", condition)
     if isinstance(condition, Single) and condition.matcher == ByName(""):
         raise InvalidInput(FIELD, "empty signal name (use Wildcard instead)")
@@ -273,7 +273,7 @@ def _check_node(node: object, path: str, depth: int, left: list[int]) -> None:
         raise InvalidInput(FIELD, f"has more than {NODES_MAX} nodes")
     place = path or "<root>"
     match node:
-        case AllOf(members):
+        case AllConditions(members):
             _check_depth(depth + 1, place)
             if not isinstance(members, tuple):
                 raise InvalidInput(FIELD, f"members must be a tuple at path {place}")
@@ -405,7 +405,7 @@ def _to_json(condition: Condition) -> Json:
             return {
                 "Single": {"waitpoint_key": waitpoint_key, "matcher": _matcher_to_json(matcher)}
             }
-        case AllOf(members):
+        case AllConditions(members):
             inner: list[Json] = [_to_json(member) for member in members]
             return {"Composite": {"kind": "AllOf", "members": inner}}
         case Count(n, count_kind, waitpoints, matcher):
@@ -435,7 +435,7 @@ def _from_json(document: object, depth: int) -> Condition:
         case {"Single": {"waitpoint_key": str() as key, **rest}}:
             return Single(key, _matcher_from_json(rest.get("matcher", "Wildcard")))
         case {"Composite": {"kind": "AllOf", "members": [*members]}}:
-            return AllOf(tuple(_from_json(member, depth + 1) for member in members))
+            return AllConditions(tuple(_from_json(member, depth + 1) for member in members))
         case {
             "Composite": {
                 "kind": "Count",

@@ -40,12 +40,7 @@ from flowfabric.core.limits import IDEMPOTENCY_KEY_BYTES_MAX
 from flowfabric.core.model import Execution, ExecutionTag, IdempotencyGuard
 from flowfabric.core.operator import clamp_priority
 from flowfabric.core.partitions import INDEX_MAX, PartitionConfig, check_partition, fitted
-from flowfabric.core.policies import (
-    DURATION_MAX_MS,
-    ExecutionPolicy,
-    encode_policy,
-    parse_policy,
-)
+from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, encode_policy, parse_policy
 from flowfabric.core.states import (
     AttemptState,
     BlockingReason,

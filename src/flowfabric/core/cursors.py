@@ -32,7 +32,7 @@ class Cursor(Struct, frozen=True):
     mark: str | None = None
 
 
-class Surroundings(Struct, frozen=True):
+class CursorSurroundings(Struct, frozen=True):
     """What the log holds where a cursor stands; its first and last number, if it holds any."""
 
     first_id: int | None
@@ -62,7 +62,7 @@ def read_cursor(given: object) -> Cursor:
     return Cursor(int(parts[1]), None if parts[2] is None else int(parts[2]), parts[3])
 
 
-def is_of_this_history(cursor: Cursor, around: Surroundings) -> bool:
+def is_of_this_history(cursor: Cursor, around: CursorSurroundings) -> bool:
     """Whether the log may have been read up to here. What retention deleted is not missed."""
     if cursor.event_id == 0 or around.last_id is None or around.first_id is None:
         return True

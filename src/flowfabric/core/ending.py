@@ -18,12 +18,7 @@ from flowfabric.core.flow_model import CompletionDispatch
 from flowfabric.core.keeping import kept_ms
 from flowfabric.core.model import Attempt, Execution
 from flowfabric.core.situations import BY_OUTCOME, into
-from flowfabric.core.states import (
-    AttemptLifecycle,
-    AttemptState,
-    OwnershipState,
-    TerminalOutcome,
-)
+from flowfabric.core.states import AttemptLifecycle, AttemptState, OwnershipState, TerminalOutcome
 from flowfabric.core.suspension_model import Suspension, Waitpoint, WaitpointState
 from flowfabric.core.transition import NO_LEASE, Field, Subject, change, final_lease
 

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from flowfabric.core.flow_build import new_group
 from flowfabric.core.flow_cancel import FLOW_CANCELLED
-from flowfabric.core.flow_model import EdgeGroup, Flow, FlowAudit, GroupState, PendingCancel
+from flowfabric.core.flow_model import EdgeGroup, FlowAudit, FlowRecord, GroupState, PendingCancel
 from flowfabric.core.flow_resolve import holds_back
 from flowfabric.core.ids import FIRST_UUID, next_uuid
 from flowfabric.core.limits import AUDIT_EVERY_MS
@@ -42,7 +42,7 @@ def _following(flow_id: str, execution_id: str) -> tuple[str, str]:
     return next_uuid(flow_id) or FIRST_UUID, FIRST_UUID
 
 
-def overlooked(flow: Flow, execution: Execution, group: EdgeGroup | None) -> EdgeGroup | None:
+def overlooked(flow: FlowRecord, execution: Execution, group: EdgeGroup | None) -> EdgeGroup | None:
     """The fired group of an execution that waits although nothing holds it back; none if it does.
 
     An execution without a group, or with one that has no edges, waits for nothing. One that
@@ -61,7 +61,7 @@ def overlooked(flow: Flow, execution: Execution, group: EdgeGroup | None) -> Edg
     )
 
 
-def requeued(flow: Flow, execution: Execution, now_ms: int) -> PendingCancel | None:
+def requeued(flow: FlowRecord, execution: Execution, now_ms: int) -> PendingCancel | None:
     """What has a member cancelled that is marked for it; none for one that is not."""
     if held_by(execution) is not Hold.CANCELLATION:
         return None

@@ -10,21 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_optional_text, check_text
-from flowfabric.core.flow_model import (
-    Edge,
-    EdgeGroup,
-    EdgeState,
-    Flow,
-    FlowState,
-    GroupState,
-)
-from flowfabric.core.flow_policy import (
-    ALL_OF,
-    EdgeDependencyPolicy,
-    Rule,
-    is_spared,
-    rule_of,
-)
+from flowfabric.core.flow_model import Edge, EdgeGroup, EdgeState, FlowRecord, FlowState, GroupState
+from flowfabric.core.flow_policy import ALL_OF, EdgeDependencyPolicy, JoinRule, is_spared, rule_of
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace, parse_uuid, uuid4_from
 from flowfabric.core.limits import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
 from flowfabric.core.model import Execution
@@ -117,8 +104,8 @@ def derived_edge_id(flow_id: FlowId, upstream_id: str, downstream_id: str) -> st
 
 def new_flow(
     flow_id: FlowId, partition_key: int, flow_kind: str, namespace: Namespace, now_ms: int
-) -> Flow:
-    return Flow(
+) -> FlowRecord:
+    return FlowRecord(
         partition_key=partition_key,
         flow_id=flow_id,
         namespace=namespace,
@@ -130,33 +117,33 @@ def new_flow(
     )
 
 
-def check_open(flow: Flow) -> None:
+def check_open(flow: FlowRecord) -> None:
     if flow.public_flow_state is not FlowState.OPEN:
         raise FlowAlreadyTerminal(
             f"flow {flow.flow_id} is {flow.public_flow_state} and takes nothing new; create another"
         )
 
 
-def check_same_namespace(flow: Flow, namespace: Namespace) -> None:
+def check_same_namespace(flow: FlowRecord, namespace: Namespace) -> None:
     """Raise unless a request to create the flow may be told of it."""
     if namespace != flow.namespace:
         raise IdempotencyConflict(f"flow id {flow.flow_id} is taken; give another")
 
 
-def check_new_member(flow: Flow, namespace: Namespace) -> None:
+def check_new_member(flow: FlowRecord, namespace: Namespace) -> None:
     """Raise unless a member to be created is in the namespace of its flow."""
     if namespace != flow.namespace:
         raise InvalidInput("namespace", "must be that of the flow", namespace)
 
 
-def check_revision(flow: Flow, expected: int | None) -> None:
+def check_revision(flow: FlowRecord, expected: int | None) -> None:
     if expected is not None and expected != flow.graph_revision:
         raise StaleGraphRevision(
             f"flow {flow.flow_id} is at graph revision {flow.graph_revision}, not {expected}"
         )
 
 
-def check_joinable(execution: Execution, flow: Flow) -> None:
+def check_joinable(execution: Execution, flow: FlowRecord) -> None:
     """Raise unless the execution may become a member: of the same namespace, in no other flow."""
     if execution.namespace != flow.namespace:
         raise NotFound("execution", execution.execution_id)
@@ -164,7 +151,7 @@ def check_joinable(execution: Execution, flow: Flow) -> None:
         raise ExecutionAlreadyInFlow(f"already_member_of_different_flow:{execution.flow_id}")
 
 
-def check_member(flow: Flow, execution_id: ExecutionId, flow_id: str | None) -> None:
+def check_member(flow: FlowRecord, execution_id: ExecutionId, flow_id: str | None) -> None:
     if flow_id != flow.flow_id:
         raise ExecutionNotInFlow(f"{execution_id} is not a member of flow {flow.flow_id}")
 
@@ -177,7 +164,7 @@ def check_can_wait(execution: Execution, group: EdgeGroup | None) -> None:
         raise Terminal(f"the join of {execution.execution_id} is {group.group_state} already")
 
 
-def with_members(flow: Flow, members: Sequence[Execution], now_ms: int) -> Flow:
+def with_members(flow: FlowRecord, members: Sequence[Execution], now_ms: int) -> FlowRecord:
     """The flow with new members; those that had ended before count as ended."""
     count = flow.node_count + len(members)
     if count > FLOW_MEMBERS_MAX:
@@ -202,12 +189,12 @@ def with_members(flow: Flow, members: Sequence[Execution], now_ms: int) -> Flow:
     )
 
 
-def join_flow(execution: Execution, flow: Flow, now_ms: int) -> Execution:
+def join_flow(execution: Execution, flow: FlowRecord, now_ms: int) -> Execution:
     """The execution as a member. From now on the flow decides how long it is kept."""
     return change(execution, now_ms, flow_id=flow.flow_id, retain_until_ms=None)
 
 
-def with_edges(flow: Flow, count: int, now_ms: int) -> Flow:
+def with_edges(flow: FlowRecord, count: int, now_ms: int) -> FlowRecord:
     total = flow.edge_count + count
     if total > FLOW_EDGES_MAX:
         raise InvalidInput("edges", f"a flow has at most {FLOW_EDGES_MAX} edges", total)
@@ -229,8 +216,8 @@ _COUNTERS = {
 
 
 def count_endings(
-    flow: Flow, outcomes: Iterable[TerminalOutcome], by: int = 1, *, spared: int = 0
-) -> Flow:
+    flow: FlowRecord, outcomes: Iterable[TerminalOutcome], by: int = 1, *, spared: int = 0
+) -> FlowRecord:
     """The flow after members ended, or with `by=-1` after ended ones came back.
 
     `spared` says how many of them were cancelled because a join no longer needed them.
@@ -243,13 +230,13 @@ def count_endings(
     return structs.replace(flow, **counts)
 
 
-def with_last_end(flow: Flow, ended_at_ms: Iterable[int]) -> Flow:
+def with_last_end(flow: FlowRecord, ended_at_ms: Iterable[int]) -> FlowRecord:
     """The flow after members ended at these times, whenever that is counted."""
     known = () if flow.last_ended_at_ms is None else (flow.last_ended_at_ms,)
     return structs.replace(flow, last_ended_at_ms=max((*known, *ended_at_ms), default=None))
 
 
-def ended_count(flow: Flow) -> int:
+def ended_count(flow: FlowRecord) -> int:
     return (
         flow.members_completed
         + flow.members_failed
@@ -259,7 +246,7 @@ def ended_count(flow: Flow) -> int:
     )
 
 
-def settle_flow(flow: Flow, now_ms: int, retention_ms: int) -> Flow:
+def settle_flow(flow: FlowRecord, now_ms: int, retention_ms: int) -> FlowRecord:
     """The flow with its state derived from its members', and its keep time from their last end."""
     state = _derived_state(flow)
     if state is FlowState.OPEN:
@@ -277,7 +264,7 @@ def settle_flow(flow: Flow, now_ms: int, retention_ms: int) -> Flow:
     )
 
 
-def _derived_state(flow: Flow) -> FlowState:
+def _derived_state(flow: FlowRecord) -> FlowState:
     cancelled = flow.public_flow_state is FlowState.CANCELLED
     if ended_count(flow) < flow.node_count or (flow.node_count == 0 and not cancelled):
         return FlowState.OPEN
@@ -292,7 +279,7 @@ def _derived_state(flow: Flow) -> FlowState:
 # Edges and groups --------------------------------------------------------------
 
 
-def new_group(flow: Flow, downstream_id: ExecutionId, rule: Rule = ALL_OF) -> EdgeGroup:
+def new_group(flow: FlowRecord, downstream_id: ExecutionId, rule: JoinRule = ALL_OF) -> EdgeGroup:
     return EdgeGroup(
         partition_key=flow.partition_key,
         downstream_id=downstream_id,
@@ -303,7 +290,7 @@ def new_group(flow: Flow, downstream_id: ExecutionId, rule: Rule = ALL_OF) -> Ed
     )
 
 
-def with_rule(group: EdgeGroup, rule: Rule) -> EdgeGroup:
+def with_rule(group: EdgeGroup, rule: JoinRule) -> EdgeGroup:
     """The group under another policy, which is fixed once there is an edge."""
     if rule == rule_of(group):
         return group
@@ -317,7 +304,7 @@ def with_rule(group: EdgeGroup, rule: Rule) -> EdgeGroup:
     )
 
 
-def new_edge(flow: Flow, wanted: NewEdge, now_ms: int, *, applied: bool) -> Edge:
+def new_edge(flow: FlowRecord, wanted: NewEdge, now_ms: int, *, applied: bool) -> Edge:
     return Edge(
         partition_key=flow.partition_key,
         flow_id=flow.flow_id,

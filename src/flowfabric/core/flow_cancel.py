@@ -5,7 +5,13 @@ from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import Event, EventCategory
-from flowfabric.core.flow_model import CancellationPolicy, EdgeGroup, Flow, FlowState, PendingCancel
+from flowfabric.core.flow_model import (
+    CancellationPolicy,
+    EdgeGroup,
+    FlowRecord,
+    FlowState,
+    PendingCancel,
+)
 from flowfabric.core.flow_results import FlowCancelled, PartiallyCancelled, SiblingCancelAction
 from flowfabric.core.ids import ExecutionId, make_execution_id
 from flowfabric.core.limits import CANCEL_WAIT_MS_MAX
@@ -77,13 +83,15 @@ def wait_ms(wait: object) -> int | None:
             raise InvalidInput("wait", "must be NoWait, WaitTimeout or WaitIndefinite", wait)
 
 
-def repeats_cancel(flow: Flow, policy: CancellationPolicy) -> bool:
+def repeats_cancel(flow: FlowRecord, policy: CancellationPolicy) -> bool:
     """Whether the flow was cancelled before, and its members at least as far as `policy` goes."""
     decided = flow.cancellation_policy
     return decided is not None and _REACH[policy] <= _REACH[decided]
 
 
-def cancelled_flow(flow: Flow, policy: CancellationPolicy, reason: str, now_ms: int) -> Flow:
+def cancelled_flow(
+    flow: FlowRecord, policy: CancellationPolicy, reason: str, now_ms: int
+) -> FlowRecord:
     """The flow closed. One that is closed stays so since then, and is cancelled further."""
     first = flow.cancelled_at_ms is None
     return structs.replace(
@@ -98,7 +106,7 @@ def cancelled_flow(flow: Flow, policy: CancellationPolicy, reason: str, now_ms: 
     )
 
 
-def flow_cancel_event(flow: Flow, member_count: int, now_ms: int) -> Event:
+def flow_cancel_event(flow: FlowRecord, member_count: int, now_ms: int) -> Event:
     """Operators' log. An event about a whole flow carries the flow's uuid as its subject."""
     details: dict[str, str | int | None] = {
         "flow_id": flow.flow_id,

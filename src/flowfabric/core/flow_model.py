@@ -66,7 +66,7 @@ class CancellationPolicy(StrEnum):
     CANCEL_PENDING = "cancel_pending"
 
 
-class Flow(Record, frozen=True, kw_only=True):
+class FlowRecord(Record, frozen=True, kw_only=True):
     table: ClassVar[str] = "flow"
     key: ClassVar[tuple[str, ...]] = ("partition_key", "flow_id")
 

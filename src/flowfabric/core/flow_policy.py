@@ -18,27 +18,27 @@ SIBLING_REASONS = (SIBLING_SATISFIED, SIBLING_IMPOSSIBLE)
 """Why members are cancelled that a join's policy has given up."""
 
 
-class AllOf(Struct, frozen=True, tag_field="kind", tag="all_of"):
+class JoinAll(Struct, frozen=True, tag_field="kind", tag="all_of"):
     """Every upstream must succeed."""
 
 
-class AnyOf(Struct, frozen=True, tag_field="kind", tag="any_of"):
+class JoinAny(Struct, frozen=True, tag_field="kind", tag="any_of"):
     """One upstream must succeed."""
 
     on_satisfied: OnSatisfied = OnSatisfied.CANCEL_REMAINING
 
 
-class Quorum(Struct, frozen=True, tag_field="kind", tag="quorum"):
+class JoinQuorum(Struct, frozen=True, tag_field="kind", tag="quorum"):
     """`k` upstreams must succeed."""
 
     k: int
     on_satisfied: OnSatisfied = OnSatisfied.CANCEL_REMAINING
 
 
-EdgeDependencyPolicy = AllOf | AnyOf | Quorum
+EdgeDependencyPolicy = JoinAll | JoinAny | JoinQuorum
 
 
-class Rule(Struct, frozen=True, kw_only=True):
+class JoinRule(Struct, frozen=True, kw_only=True):
     """A policy as a group stores it."""
 
     policy_kind: PolicyKind
@@ -46,22 +46,22 @@ class Rule(Struct, frozen=True, kw_only=True):
     on_satisfied: OnSatisfied
 
 
-ALL_OF = Rule(policy_kind=PolicyKind.ALL_OF, k=0, on_satisfied=OnSatisfied.LET_RUN)
+ALL_OF = JoinRule(policy_kind=PolicyKind.ALL_OF, k=0, on_satisfied=OnSatisfied.LET_RUN)
 
 
-def check_policy(policy: object) -> Rule:
+def check_policy(policy: object) -> JoinRule:
     """A policy, or its JSON form as a mapping, with every field valid."""
     if isinstance(policy, Mapping):
         policy = _from_mapping(policy)
     match policy:
-        case AllOf():
+        case JoinAll():
             return ALL_OF
-        case AnyOf(on_satisfied=on_satisfied):
-            return Rule(
+        case JoinAny(on_satisfied=on_satisfied):
+            return JoinRule(
                 policy_kind=PolicyKind.ANY_OF, k=1, on_satisfied=_check_on_satisfied(on_satisfied)
             )
-        case Quorum(k=k, on_satisfied=on_satisfied):
-            return Rule(
+        case JoinQuorum(k=k, on_satisfied=on_satisfied):
+            return JoinRule(
                 policy_kind=PolicyKind.QUORUM,
                 k=check_int("policy.k", k, 1, QUORUM_MAX),
                 on_satisfied=_check_on_satisfied(on_satisfied),
@@ -94,19 +94,19 @@ def is_spared(outcome: TerminalOutcome, cancellation_reason: str | None) -> bool
     return outcome is TerminalOutcome.CANCELLED and cancellation_reason in SIBLING_REASONS
 
 
-def rule_of(group: EdgeGroup) -> Rule:
-    return Rule(policy_kind=group.policy_kind, k=group.k, on_satisfied=group.on_satisfied)
+def rule_of(group: EdgeGroup) -> JoinRule:
+    return JoinRule(policy_kind=group.policy_kind, k=group.k, on_satisfied=group.on_satisfied)
 
 
 def policy_of(group: EdgeGroup) -> EdgeDependencyPolicy:
     """The policy as users write it."""
     match group.policy_kind:
         case PolicyKind.ALL_OF:
-            return AllOf()
+            return JoinAll()
         case PolicyKind.ANY_OF:
-            return AnyOf(on_satisfied=group.on_satisfied)
+            return JoinAny(on_satisfied=group.on_satisfied)
         case PolicyKind.QUORUM:
-            return Quorum(k=group.k, on_satisfied=group.on_satisfied)
+            return JoinQuorum(k=group.k, on_satisfied=group.on_satisfied)
 
 
 def resolved_count(group: EdgeGroup) -> int:

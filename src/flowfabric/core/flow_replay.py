@@ -16,7 +16,7 @@ from flowfabric.core.flow_model import (
     Edge,
     EdgeGroup,
     ExecutionInput,
-    Flow,
+    FlowRecord,
     FlowState,
     GroupState,
 )
@@ -44,7 +44,7 @@ class Reopened(Struct, frozen=True, kw_only=True):
     """Edges that wait again; those that were satisfied stay so."""
 
 
-def check_replayable(flow: Flow) -> None:
+def check_replayable(flow: FlowRecord) -> None:
     if flow.public_flow_state is FlowState.CANCELLED:
         raise FlowAlreadyTerminal(f"flow {flow.flow_id} is cancelled: its members stay as they are")
 
@@ -87,7 +87,9 @@ def _reopened(edge: Edge, ending: Ending | None) -> Edge:
     )
 
 
-def uncount(flow: Flow, execution: Execution, untold: CompletionDispatch | None) -> Flow:
+def uncount(
+    flow: FlowRecord, execution: Execution, untold: CompletionDispatch | None
+) -> FlowRecord:
     """The flow after an ended member came back; one nobody was told of was never counted."""
     if untold is not None or execution.terminal_outcome is TerminalOutcome.NONE:
         return flow
@@ -96,7 +98,7 @@ def uncount(flow: Flow, execution: Execution, untold: CompletionDispatch | None)
     return count_endings(flow, [outcome], by=-1, spared=int(spared))
 
 
-class Joined(Struct, frozen=True, kw_only=True):
+class MemberJoin(Struct, frozen=True, kw_only=True):
     """What a member's edges mean to its replay."""
 
     group: EdgeGroup
@@ -108,7 +110,7 @@ class Joined(Struct, frozen=True, kw_only=True):
 
 def decide_member_replay(
     subject: Subject,
-    joined: Joined | None,
+    joined: MemberJoin | None,
     reason: str | None,
     requested_by: str | None,
     timing: Timing,

@@ -12,13 +12,7 @@ from msgspec import Struct, structs
 from flowfabric.core.decision import NO_CHANGES, Changes
 from flowfabric.core.ending import finish
 from flowfabric.core.execution import Timing
-from flowfabric.core.flow_model import (
-    DependencyState,
-    Edge,
-    EdgeGroup,
-    ExecutionInput,
-    GroupState,
-)
+from flowfabric.core.flow_model import DependencyState, Edge, EdgeGroup, ExecutionInput, GroupState
 from flowfabric.core.flow_policy import count_outcome
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.model import Execution

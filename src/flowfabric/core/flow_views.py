@@ -12,7 +12,7 @@ from flowfabric.core.flow_model import (
     Edge,
     EdgeGroup,
     EdgeState,
-    Flow,
+    FlowRecord,
     FlowState,
     GroupState,
 )
@@ -21,12 +21,7 @@ from flowfabric.core.flow_resolve import holds_back
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace
 from flowfabric.core.model import Execution
 from flowfabric.core.readiness import Hold, held_by
-from flowfabric.core.states import (
-    LifecyclePhase,
-    OwnershipState,
-    PublicState,
-    TerminalOutcome,
-)
+from flowfabric.core.states import LifecyclePhase, OwnershipState, PublicState, TerminalOutcome
 
 ALL_REQUIRED = "all_required"
 CREATED_BY = "engine"
@@ -175,13 +170,13 @@ def group_snapshot(group: EdgeGroup) -> EdgeGroupSnapshot:
     )
 
 
-def closing(flow: Flow) -> bool:
+def closing(flow: FlowRecord) -> bool:
     """Whether the flow was cancelled, and the ends of its members are not all counted yet."""
     cancelled = flow.public_flow_state is FlowState.CANCELLED
     return cancelled and flow.derived_state is FlowState.OPEN
 
 
-def status_of(flow: Flow, *, going: bool) -> FlowStatus:
+def status_of(flow: FlowRecord, *, going: bool) -> FlowStatus:
     """Whether it has ended, and how. `going` tells of a closing flow whether members go on."""
     if closing(flow):
         return FlowStatus.ACTIVE if going else FlowStatus.CANCELLED
@@ -229,7 +224,7 @@ def derive_flow_state(members: MemberCounts, *, cancelled: bool) -> FlowState:
     return FlowState.BLOCKED if any_in(*HELD_UP) else FlowState.OPEN
 
 
-def flow_summary(flow: Flow, members: MemberCounts, now_ms: int) -> FlowSummary:
+def flow_summary(flow: FlowRecord, members: MemberCounts, now_ms: int) -> FlowSummary:
     counts = members.by_state
     shown = {f"members_{state}": count for state, count in counts.items()}
     # Understood but never derived; it counts as what it would be.
@@ -248,7 +243,7 @@ def flow_summary(flow: Flow, members: MemberCounts, now_ms: int) -> FlowSummary:
     )
 
 
-def recounted(flow: Flow, ended: MemberCounts) -> Flow:
+def recounted(flow: FlowRecord, ended: MemberCounts) -> FlowRecord:
     """The flow with its counters, and the time of the last end, set to what was found."""
     counts = {f"members_{state}": ended.by_state.get(state, 0) for state in ENDED}
     counted = structs.replace(flow, members_spared=ended.spared, **counts)

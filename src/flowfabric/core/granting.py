@@ -16,18 +16,13 @@ from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import AttemptId, LeaseId, WorkerId, WorkerInstanceId
 from flowfabric.core.model import Attempt, Execution
 from flowfabric.core.situations import Situation, into
-from flowfabric.core.states import (
-    AttemptLifecycle,
-    AttemptState,
-    AttemptType,
-    LifecyclePhase,
-)
+from flowfabric.core.states import AttemptLifecycle, AttemptState, AttemptType, LifecyclePhase
 from flowfabric.core.transition import NO_LEASE, Field, Subject, change
 
 NO_TIMERS: Mapping[str, Field] = MappingProxyType({})
 
 
-class Worker(Struct, frozen=True, kw_only=True):
+class WorkerIdentity(Struct, frozen=True, kw_only=True):
     worker_id: WorkerId
     worker_instance_id: WorkerInstanceId
 
@@ -49,7 +44,7 @@ class Granted(Struct, frozen=True, kw_only=True):
 
 def grant_lease(
     subject: Subject,
-    worker: Worker,
+    worker: WorkerIdentity,
     lease_ttl_ms: int,
     ids: NewIds,
     now_ms: int,
@@ -144,7 +139,7 @@ def _deadline(now_ms: int, timeout_ms: int | None) -> int | None:
 
 
 def _lease(
-    before: Execution, worker: Worker, *, lease_ttl_ms: int, ids: NewIds, now_ms: int
+    before: Execution, worker: WorkerIdentity, *, lease_ttl_ms: int, ids: NewIds, now_ms: int
 ) -> dict[str, Field]:
     """The fields of `before` that a lease changes, and with it the next attempt."""
     return {

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 from flowfabric.core.capabilities import missing
 from flowfabric.core.checks import check_int, check_optional_time
 from flowfabric.core.decision import Changes, Decision, Refusal
-from flowfabric.core.granting import Granted, NewIds, Worker, grant_lease
+from flowfabric.core.granting import Granted, NewIds, WorkerIdentity, grant_lease
 from flowfabric.core.lease import not_active
 from flowfabric.core.model import ClaimGrant, Execution
 from flowfabric.core.policies import DURATION_MAX_MS
@@ -65,7 +65,7 @@ def check_timers(attempt_timeout_ms: object, execution_deadline_at_ms: object) -
 
 class GrantRequest(Struct, frozen=True, kw_only=True):
     grant_id: str
-    worker: Worker
+    worker: WorkerIdentity
     offered: frozenset[str]
     ttl_ms: int
 
@@ -108,7 +108,7 @@ def decide_grant(
 
 def decide_claim_granted(
     subject: Subject,
-    worker: Worker,
+    worker: WorkerIdentity,
     *,
     lease_ttl_ms: int,
     ids: NewIds,
@@ -144,7 +144,7 @@ def check_leaseable(execution: Execution) -> None:
         raise ActiveAttemptExists(f"{execution.called} has a running attempt")
 
 
-def check_grant(subject: Subject, worker: Worker, now_ms: int) -> ClaimGrant:
+def check_grant(subject: Subject, worker: WorkerIdentity, now_ms: int) -> ClaimGrant:
     grant = subject.grant
     if grant is None or grant.worker_id != worker.worker_id:
         raise InvalidClaimGrant(f"{subject.execution.called} is not granted to {worker.worker_id}")

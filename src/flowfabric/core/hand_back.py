@@ -12,11 +12,7 @@ from flowfabric.core.lease import Fence, check_fence
 from flowfabric.core.model import Execution
 from flowfabric.core.results import HandedBack
 from flowfabric.core.situations import Situation, into
-from flowfabric.core.states import (
-    AttemptLifecycle,
-    AttemptState,
-    LifecyclePhase,
-)
+from flowfabric.core.states import AttemptLifecycle, AttemptState, LifecyclePhase
 from flowfabric.core.transition import NO_LEASE, Field, Subject, change
 
 HANDED_BACK = "handed_back"

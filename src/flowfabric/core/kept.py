@@ -18,9 +18,9 @@ from flowfabric.core.ids import ExecutionId, SignalId, WaitpointId, WaitpointKey
 from flowfabric.core.limits import KEPT_SIGNAL_BYTES_MAX, KEPT_SIGNALS_MAX
 from flowfabric.core.model import Execution
 from flowfabric.core.suspension_model import (
-    Signal,
     SignalEffect,
     SignalFacts,
+    SignalRecord,
     Suspension,
     Waitpoint,
 )
@@ -47,7 +47,7 @@ def mailbox_id(execution_id: ExecutionId, waitpoint_key: str) -> WaitpointId:
     return WaitpointId(uuid4_from(digest[:16]))
 
 
-def check_room(execution: Execution, kept: KeptSize, signal: Signal) -> None:
+def check_mailbox_room(execution: Execution, kept: KeptSize, signal: SignalRecord) -> None:
     if kept.signals >= KEPT_SIGNALS_MAX:
         raise KeptSignalsFull(
             f"{execution.called} keeps {kept.signals} signals for its next waits;"
@@ -61,7 +61,7 @@ def check_room(execution: Execution, kept: KeptSize, signal: Signal) -> None:
         )
 
 
-class Taken(Struct, frozen=True, kw_only=True):
+class TakenSignals(Struct, frozen=True, kw_only=True):
     """Kept signals as they count for the suspension."""
 
     signals: tuple[SignalFacts, ...] = ()
@@ -76,7 +76,7 @@ class Taken(Struct, frozen=True, kw_only=True):
         return structs.replace(waitpoint, matched_signal_count=sum(each.matched for each in own))
 
 
-def take(condition: Condition, suspension: Suspension, kept: Sequence[SignalFacts]) -> Taken:
+def take(condition: Condition, suspension: Suspension, kept: Sequence[SignalFacts]) -> TakenSignals:
     """Use kept signals, in the order they came, until the condition is met."""
     taken: list[SignalFacts] = []
     for signal in kept:
@@ -90,5 +90,5 @@ def take(condition: Condition, suspension: Suspension, kept: Sequence[SignalFact
         )
         if seen.effect is SignalEffect.SATISFIED:
             left = len(kept) - len(taken)
-            return Taken(signals=tuple(taken), closer=signal.signal_id, left=left)
-    return Taken(signals=tuple(taken), left=len(kept) - len(taken))
+            return TakenSignals(signals=tuple(taken), closer=signal.signal_id, left=left)
+    return TakenSignals(signals=tuple(taken), left=len(kept) - len(taken))

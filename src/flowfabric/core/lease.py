@@ -34,12 +34,7 @@ from flowfabric.core.policies import parse_policy, reclaim_limit
 from flowfabric.core.readiness import LOST_LEASE
 from flowfabric.core.results import AlreadySatisfied, Marked, Renewed, Revoked
 from flowfabric.core.situations import Situation, into
-from flowfabric.core.states import (
-    AttemptLifecycle,
-    LifecyclePhase,
-    OwnershipState,
-    TerminalOutcome,
-)
+from flowfabric.core.states import AttemptLifecycle, LifecyclePhase, OwnershipState, TerminalOutcome
 from flowfabric.core.transition import NO_LEASE, Field, Subject, change, final_lease
 from flowfabric.errors import (
     ExecutionNotActive,

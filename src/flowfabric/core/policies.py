@@ -32,11 +32,11 @@ TEXT_MAX_CHARS: Final = 256
 EXPLAINED_MAX_CHARS: Final = 256
 """How much is said about what is wrong; the names of unknown fields are part of it."""
 
-Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+PolicyCount = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 DurationMs = Annotated[int, Meta(ge=0, le=DURATION_MAX_MS)]
 TimestampMs = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 Text = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX_CHARS)]
-TimeoutBehavior = Literal["fail", "cancel", "expire", "auto_resume_with_timeout_signal", "escalate"]
+TimeoutAction = Literal["fail", "cancel", "expire", "auto_resume_with_timeout_signal", "escalate"]
 
 
 class _Policy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ class FixedBackoff(_Policy, frozen=True, kw_only=True, tag_field="type", tag="fi
 class RetryPolicy(_Policy, frozen=True, kw_only=True):
     """How often to try again, and when. `max_retries` does not count the first attempt."""
 
-    max_retries: Count = 3
+    max_retries: PolicyCount = 3
     backoff: ExponentialBackoff | FixedBackoff = ExponentialBackoff()
     retryable_categories: Annotated[tuple[Text, ...], Meta(max_length=LIST_MAX)] = ()
 
@@ -71,7 +71,7 @@ class TimeoutPolicy(_Policy, frozen=True, kw_only=True):
 
     attempt_timeout_ms: DurationMs | None = None
     execution_deadline_ms: DurationMs | None = None
-    max_reclaim_count: Count | None = None
+    max_reclaim_count: PolicyCount | None = None
     """Goes before the policy's own, if given."""
 
 
@@ -79,7 +79,7 @@ class SuspensionPolicy(_Policy, frozen=True, kw_only=True):
     """What a suspension does that names no timeout of its own."""
 
     default_timeout_ms: DurationMs | None = None
-    timeout_behavior: TimeoutBehavior = "fail"
+    timeout_behavior: TimeoutAction = "fail"
 
 
 class FallbackTier(_Policy, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ class StreamPolicy(_Policy, frozen=True, kw_only=True):
     """How the execution's output is kept."""
 
     durability_mode: Text = "buffered"
-    retention_maxlen: Count = 10_000
+    retention_maxlen: PolicyCount = 10_000
     retention_ttl_ms: DurationMs | None = None
 
 
@@ -129,18 +129,18 @@ class ExecutionPolicy(_Policy, frozen=True, kw_only=True):
     delay_until: TimestampMs | None = None
     retry_policy: RetryPolicy | None = None
     timeout_policy: TimeoutPolicy | None = None
-    max_reclaim_count: Count = 100
-    max_worker_deaths: Count = WORKER_DEATHS_MAX
+    max_reclaim_count: PolicyCount = 100
+    max_worker_deaths: PolicyCount = WORKER_DEATHS_MAX
     """How often in a row its worker may die before a step is stored or it waits."""
     suspension_policy: SuspensionPolicy | None = None
     fallback_policy: FallbackPolicy | None = None
-    max_replay_count: Count = 10
+    max_replay_count: PolicyCount = 10
     budget_ids: Annotated[tuple[str, ...], Meta(max_length=LIST_MAX)] = ()
     routing_requirements: RoutingRequirements | None = None
     dedup_window_ms: DurationMs | None = None
     stream_policy: StreamPolicy | None = None
     retention_policy: RetentionPolicy | None = None
-    max_signals_per_execution: Count = 10_000
+    max_signals_per_execution: PolicyCount = 10_000
 
 
 DEFAULT_POLICY: Final = ExecutionPolicy()

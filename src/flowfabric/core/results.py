@@ -7,14 +7,7 @@ the ones that found nothing left to do.
 from msgspec import Struct
 
 from flowfabric.core.handles import Handle
-from flowfabric.core.ids import (
-    AttemptId,
-    ExecutionId,
-    FlowId,
-    LaneId,
-    LeaseId,
-    Namespace,
-)
+from flowfabric.core.ids import AttemptId, ExecutionId, FlowId, LaneId, LeaseId, Namespace
 from flowfabric.core.states import AttemptType, PublicState
 
 

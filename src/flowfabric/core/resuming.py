@@ -19,7 +19,7 @@ from flowfabric.core.decision import Changes, Decision, Refusal
 from flowfabric.core.ending import close_suspension, close_waitpoints, finish, got_signals
 from flowfabric.core.events import operator_event
 from flowfabric.core.execution import Timing
-from flowfabric.core.granting import Granted, NewIds, Worker, grant_lease
+from flowfabric.core.granting import Granted, NewIds, WorkerIdentity, grant_lease
 from flowfabric.core.grants import check_grant
 from flowfabric.core.ids import SignalId, WaitpointKey
 from flowfabric.core.model import Execution
@@ -35,8 +35,8 @@ from flowfabric.core.states import (
 )
 from flowfabric.core.suspension import RESUMED, is_expired
 from flowfabric.core.suspension_model import (
-    Signal,
     SignalEffect,
+    SignalRecord,
     Suspension,
     SuspensionReason,
     TimeoutBehavior,
@@ -211,7 +211,7 @@ def _resume_by_timeout(
     primary = next(
         (w for w in subject.waitpoints if w.waitpoint_id == suspension.waitpoint_id), None
     )
-    signal = Signal(
+    signal = SignalRecord(
         partition_key=before.partition_key,
         execution_id=before.execution_id,
         signal_id=signal_id,
@@ -309,7 +309,7 @@ def _close(
 class ResumeClaim(Struct, frozen=True, kw_only=True):
     """What a worker says when it claims a resumed execution by id."""
 
-    worker: Worker
+    worker: WorkerIdentity
     ids: NewIds
     lease_ttl_ms: int
     lane_id: str | None = None

@@ -22,12 +22,7 @@ from flowfabric.core.checks import (
     check_text,
 )
 from flowfabric.core.creation import NewExecution, PolicyInput
-from flowfabric.core.ids import (
-    Namespace,
-    parse_execution_kind,
-    parse_lane_id,
-    parse_namespace,
-)
+from flowfabric.core.ids import Namespace, parse_execution_kind, parse_lane_id, parse_namespace
 from flowfabric.core.limits import NAME_BYTES_MAX
 from flowfabric.core.policies import (
     ASKED_PRIORITY_MAX,
@@ -207,17 +202,17 @@ def resume(schedule: Schedule, recurrence: Recurrence, now_ms: int) -> Schedule:
 # Firing ---------------------------------------------------------------------
 
 
-class Plan(Struct, frozen=True):
+class FiringPlan(Struct, frozen=True):
     due_at_ms: tuple[int, ...]
     """Due times to act on now, oldest first."""
     next_due_at_ms: int | None
 
 
-def plan(schedule: Schedule, recurrence: Recurrence, now_ms: int) -> Plan:
+def plan(schedule: Schedule, recurrence: Recurrence, now_ms: int) -> FiringPlan:
     """Which due times to act on, by the schedule's catch-up policy, and where to go on."""
     first_ms = schedule.next_due_at_ms
     if first_ms is None or first_ms > now_ms:
-        return Plan((), first_ms)
+        return FiringPlan((), first_ms)
     match schedule.catch_up:
         case CatchUp.ALL:
             return _plan_all(recurrence, first_ms, now_ms)
@@ -227,7 +222,7 @@ def plan(schedule: Schedule, recurrence: Recurrence, now_ms: int) -> Plan:
             lateness_max_ms = LATENESS_MAX_MS
     latest_ms = latest_due(recurrence, first_ms, now_ms)
     in_time = now_ms - latest_ms <= lateness_max_ms
-    return Plan((latest_ms,) if in_time else (), recurrence.next_after(now_ms))
+    return FiringPlan((latest_ms,) if in_time else (), recurrence.next_after(now_ms))
 
 
 def latest_due(recurrence: Recurrence, first_ms: int, now_ms: int) -> int:
@@ -246,13 +241,13 @@ def latest_due(recurrence: Recurrence, first_ms: int, now_ms: int) -> int:
     return latest_ms
 
 
-def _plan_all(recurrence: Recurrence, first_ms: int, now_ms: int) -> Plan:
+def _plan_all(recurrence: Recurrence, first_ms: int, now_ms: int) -> FiringPlan:
     due = [_oldest_kept(recurrence, first_ms, now_ms)]
     for due_ms in between(recurrence, due[0], now_ms):
         if len(due) == FIRINGS_MAX:
-            return Plan(tuple(due), due_ms)
+            return FiringPlan(tuple(due), due_ms)
         due.append(due_ms)
-    return Plan(tuple(due), recurrence.next_after(now_ms))
+    return FiringPlan(tuple(due), recurrence.next_after(now_ms))
 
 
 def _oldest_kept(recurrence: Recurrence, first_ms: int, now_ms: int) -> int:
@@ -310,7 +305,9 @@ class Firing(Struct, frozen=True):
     execution_id: str
 
 
-def fired(schedule: Schedule, planned: Plan, firings: tuple[Firing, ...], now_ms: int) -> Schedule:
+def fired(
+    schedule: Schedule, planned: FiringPlan, firings: tuple[Firing, ...], now_ms: int
+) -> Schedule:
     """The schedule after acting on a plan."""
     moved = structs.replace(schedule, next_due_at_ms=planned.next_due_at_ms)
     if not firings:
@@ -325,6 +322,6 @@ def fired(schedule: Schedule, planned: Plan, firings: tuple[Firing, ...], now_ms
     )
 
 
-def refused(schedule: Schedule, planned: Plan, error: str) -> Schedule:
+def refused(schedule: Schedule, planned: FiringPlan, error: str) -> Schedule:
     """The schedule when nothing could be created: it moves on and remembers why."""
     return structs.replace(schedule, next_due_at_ms=planned.next_due_at_ms, last_error=error)

@@ -19,17 +19,17 @@ from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.execution import Timing
 from flowfabric.core.ids import Namespace, SignalId, WaitpointId
-from flowfabric.core.kept import KeptSize, Mailbox, check_room, mailbox_id
+from flowfabric.core.kept import KeptSize, Mailbox, check_mailbox_room, mailbox_id
 from flowfabric.core.model import Execution
 from flowfabric.core.policies import parse_policy
 from flowfabric.core.resuming import resume
 from flowfabric.core.states import LifecyclePhase
 from flowfabric.core.suspension import RESUMED, is_expired, stored_policy
 from flowfabric.core.suspension_model import (
-    Signal,
     SignalDedup,
     SignalEffect,
     SignalFacts,
+    SignalRecord,
     Suspension,
     Waitpoint,
     WaitpointState,
@@ -180,7 +180,7 @@ def decide_deliver(
     if suspension is not None:
         signal = _seen(signal, suspension, found)
     if signal.suspension_id is None:
-        check_room(subject.execution, found.kept, signal)
+        check_mailbox_room(subject.execution, found.kept, signal)
     changes = _noted(subject, signal, found.waitpoint, suspension, timing.now_ms)
     dedup = _dedup(signal, request, timing.now_ms)
     event = delivery_event(
@@ -259,10 +259,10 @@ def _check_limit(execution: Execution) -> None:
 
 def _new_signal(
     execution: Execution, request: SignalRequest, found: SignalFindings, now_ms: int
-) -> Signal:
+) -> SignalRecord:
     to = found.waitpoint or found.mailbox
     assert to is not None, "a signal goes to a waitpoint, or is kept"
-    return Signal(
+    return SignalRecord(
         partition_key=execution.partition_key,
         execution_id=execution.execution_id,
         signal_id=request.signal_id,
@@ -285,7 +285,7 @@ def _new_signal(
     )
 
 
-def _seen(signal: Signal, suspension: Suspension, found: SignalFindings) -> Signal:
+def _seen(signal: SignalRecord, suspension: Suspension, found: SignalFindings) -> SignalRecord:
     """The signal as the open suspension sees it: used by it, or kept for a later one."""
     condition = stored_condition(suspension.resume_condition)
     seen = observe(condition, found.satisfiers, signal)
@@ -303,7 +303,7 @@ def _seen(signal: Signal, suspension: Suspension, found: SignalFindings) -> Sign
 
 def _noted(
     subject: Subject,
-    signal: Signal,
+    signal: SignalRecord,
     waitpoint: Waitpoint | None,
     suspension: Suspension | None,
     now_ms: int,
@@ -342,7 +342,7 @@ def _noted(
     )
 
 
-def _dedup(signal: Signal, request: SignalRequest, now_ms: int) -> tuple[SignalDedup, ...]:
+def _dedup(signal: SignalRecord, request: SignalRequest, now_ms: int) -> tuple[SignalDedup, ...]:
     if request.idempotency_key is None or request.dedup_ttl_ms == 0:
         return ()
     return (
@@ -358,7 +358,7 @@ def _dedup(signal: Signal, request: SignalRequest, now_ms: int) -> tuple[SignalD
 
 
 def delivery_event(
-    execution: Execution, signal: Signal, event_type: str | None, now_ms: int
+    execution: Execution, signal: SignalRecord, event_type: str | None, now_ms: int
 ) -> Event:
     """Tells subscribers of one delivery. Effects without a name of their own go by their text."""
     effect = event_type or signal.observed_effect.value

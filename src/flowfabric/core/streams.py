@@ -169,7 +169,7 @@ class Stream(Record, frozen=True, kw_only=True):
     maxlen_applied_last: int | None = None
 
 
-class Frame(Record, frozen=True, kw_only=True):
+class FrameRecord(Record, frozen=True, kw_only=True):
     """One frame of a stream."""
 
     table: ClassVar[str] = "frame"
@@ -248,7 +248,7 @@ class Appending(Struct, frozen=True, kw_only=True):
 
     answers: tuple[Appended, ...]
     stream: Stream
-    frames: tuple[Frame, ...]
+    frames: tuple[FrameRecord, ...]
     summary: StreamSummary | None
     trims: bool
     """Whether rows up to `stream.deleted_through` are to be deleted."""
@@ -297,7 +297,7 @@ def decide_append(
     )
     before = summary
     answers: list[Appended] = []
-    frames: list[Frame] = []
+    frames: list[FrameRecord] = []
     for new, stored in zip(append.frames, append.stored, strict=True):
         if is_repeat(stream, new):
             answers.append(_repeated(stream, new))
@@ -371,9 +371,11 @@ def _advance(stream: Stream, new: NewFrame, now_ms: int) -> Stream:
     return structs.replace(after, kept_after=max(stream.kept_after, count - kept))
 
 
-def _frame(stream: Stream, new: NewFrame, stored: bytes, summary_version: int | None) -> Frame:
+def _frame(
+    stream: Stream, new: NewFrame, stored: bytes, summary_version: int | None
+) -> FrameRecord:
     ttl_ms = new.mode.ttl_ms if isinstance(new.mode, BestEffortLive) else 0
-    return Frame(
+    return FrameRecord(
         partition_key=stream.partition_key,
         execution_id=stream.execution_id,
         attempt_index=stream.attempt_index,

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import tokens
-from flowfabric.core.announcing import announce, check_room, new_waitpoint, unannounced
+from flowfabric.core.announcing import announce, check_waitpoint_room, new_waitpoint, unannounced
 from flowfabric.core.checks import shorten
 from flowfabric.core.conditions import (
     Single,
@@ -29,13 +29,9 @@ from flowfabric.core.decision import NO_CHANGES, Changes, Decision
 from flowfabric.core.execution import Timing, park, repeats
 from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails, details_of, token_of
 from flowfabric.core.ids import WaitpointId
-from flowfabric.core.kept import Taken, take
+from flowfabric.core.kept import TakenSignals, take
 from flowfabric.core.lease import Fence, check_fence
-from flowfabric.core.limits import (
-    SUSPEND_CLOCK_SKEW_MS,
-    TEXT_BYTES_MAX,
-    TIME_MS_MAX,
-)
+from flowfabric.core.limits import SUSPEND_CLOCK_SKEW_MS, TEXT_BYTES_MAX, TIME_MS_MAX
 from flowfabric.core.model import Execution
 from flowfabric.core.policies import parse_policy
 from flowfabric.core.situations import Situation, into
@@ -120,7 +116,7 @@ def decide_create_waitpoint(
     """Make a waitpoint whose token can be handed out before the execution suspends."""
     execution = subject.execution
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
-    check_room(execution, 1)
+    check_waitpoint_room(execution, 1)
     expires_at_ms = min(timing.now_ms + expires_in_ms, TIME_MS_MAX)
     waitpoint = structs.replace(
         new_waitpoint(execution, bound, key, timing.now_ms), expires_at_ms=expires_at_ms
@@ -171,7 +167,7 @@ def decide_repeat_waitpoint(
 def _reopened(
     execution: Execution, closed: Waitpoint, expires_in_ms: int, now_ms: int
 ) -> tuple[Waitpoint, Changes]:
-    check_room(execution, 1)
+    check_waitpoint_room(execution, 1)
     pending = structs.replace(
         closed,
         state=WaitpointState.PENDING,
@@ -318,7 +314,7 @@ def _opened(
         check_same_key(waitpoints[0].waitpoint_key, request.condition)
     check_keys([waitpoint.waitpoint_key for waitpoint in waitpoints], request.condition)
     check_countable(request.condition, waitpoints, found.kept)
-    check_room(execution, len(request.fresh))
+    check_waitpoint_room(execution, len(request.fresh))
     active = tuple(
         structs.replace(
             waitpoint,
@@ -406,7 +402,7 @@ def _waits_for(suspension: Suspension) -> str:
 
 
 def _parked(
-    subject: Subject, suspension: Suspension, opened: _Opened, seen: Taken, now_ms: int
+    subject: Subject, suspension: Suspension, opened: _Opened, seen: TakenSignals, now_ms: int
 ) -> Changes:
     waits = into(Situation.SUSPENDED, _waits_for(suspension))
     changes = park(
@@ -430,7 +426,7 @@ def _parked(
 
 
 def _satisfied(
-    subject: Subject, suspension: Suspension, opened: _Opened, seen: Taken, now_ms: int
+    subject: Subject, suspension: Suspension, opened: _Opened, seen: TakenSignals, now_ms: int
 ) -> Changes:
     """The record of a pause that never happened; the worker keeps its lease."""
     before = subject.execution

@@ -168,7 +168,7 @@ class SignalFacts(Record, frozen=True, kw_only=True):
     """Brought the condition forward."""
 
 
-class Signal(SignalFacts, frozen=True, kw_only=True):
+class SignalRecord(SignalFacts, frozen=True, kw_only=True):
     """One delivered message."""
 
     signal_category: str

@@ -32,7 +32,7 @@ from flowfabric.core.streams import (
     SEQ_BITS,
     SEQ_MASK,
     Encoding,
-    Frame,
+    FrameRecord,
     ModeName,
     StreamSummary,
     Visibility,
@@ -138,7 +138,7 @@ def _reason(facts: StreamFacts) -> CloseReason:
 # Places ---------------------------------------------------------------------------
 
 
-class Position(Struct, frozen=True):
+class FramePosition(Struct, frozen=True):
     """A place in a stream: a frame id, of which the second part may be missing."""
 
     ms: int
@@ -157,12 +157,12 @@ class Position(Struct, frozen=True):
         return min(self.ms, MS_MAX) << SEQ_BITS | min(self.seq, SEQ_MASK)
 
 
-START: Final = Position(0)
-END: Final = Position(MS_MAX)
+START: Final = FramePosition(0)
+END: Final = FramePosition(MS_MAX)
 _POSITION: Final = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?", re.ASCII)
 
 
-def read_position(field: str, given: object) -> Position:
+def read_position(field: str, given: object) -> FramePosition:
     """A cursor as people and programs write it: `start`, `end`, `<ms>` or `<ms>-<seq>`."""
     if not isinstance(given, str):
         raise InvalidInput(field, "must be a stream cursor, such as 'start' or '0-0'", given)
@@ -175,7 +175,7 @@ def read_position(field: str, given: object) -> Position:
     parts = _POSITION.fullmatch(given)
     if parts is None:
         raise InvalidInput(field, "must be 'start', 'end', '<ms>' or '<ms>-<seq>'", given)
-    return Position(int(parts[1]), None if parts[2] is None else int(parts[2]))
+    return FramePosition(int(parts[1]), None if parts[2] is None else int(parts[2]))
 
 
 def read_after(given: object) -> int:
@@ -289,7 +289,7 @@ class SummaryDocument(Struct, frozen=True, kw_only=True):
     first_applied_ms: int
 
 
-def shown(frame: Frame) -> StreamFrame:
+def shown(frame: FrameRecord) -> StreamFrame:
     return StreamFrame(
         id=show_id(frame.frame_id),
         attempt_index=frame.attempt_index,

@@ -30,7 +30,7 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
-from flowfabric.core.suspension_model import Signal
+from flowfabric.core.suspension_model import SignalRecord
 from flowfabric.errors import Corruption, InvalidInput
 
 
@@ -158,7 +158,7 @@ def snapshot(execution: Execution, tags: dict[str, str]) -> ExecutionSnapshot:
     )
 
 
-def kept_signal(signal: Signal) -> KeptSignal:
+def kept_signal(signal: SignalRecord) -> KeptSignal:
     return KeptSignal(
         name=signal.signal_name,
         signal_id=signal.signal_id,

@@ -31,12 +31,7 @@ from flowfabric.core.creation import (
     new_tags,
 )
 from flowfabric.core.decision import Changes
-from flowfabric.core.ids import (
-    ExecutionId,
-    parse_execution_id,
-    partition_of,
-    uuid_of,
-)
+from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
 from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.model import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
@@ -44,11 +39,7 @@ from flowfabric.core.states import TERMINAL_STATES, LaneState, PublicState
 from flowfabric.core.steps import new_waiter
 from flowfabric.engine.requests import ReadyRows, Requests
 from flowfabric.engine.routes import Registration, Route, hold_routes, route_of, routes_of
-from flowfabric.engine.unit import (
-    execution_key,
-    hint_about,
-    row_execution_id,
-)
+from flowfabric.engine.unit import execution_key, hint_about, row_execution_id
 from flowfabric.error_kinds import BackendErrorKind
 from flowfabric.errors import (
     IdempotencyConflict,

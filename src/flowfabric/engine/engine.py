@@ -19,15 +19,14 @@ from flowfabric.engine.blocked import Blocked
 from flowfabric.engine.bulk import Bulk
 from flowfabric.engine.details import Details
 from flowfabric.engine.flow_audit import FlowAudits
-from flowfabric.engine.flow_cancels import FlowCancels
-from flowfabric.engine.flow_dispatch import FlowDispatch
-from flowfabric.engine.flow_joins import FlowJoins
+from flowfabric.engine.flow_cancels import FlowOperators
+from flowfabric.engine.flow_dispatch import FlowEndings
+from flowfabric.engine.flow_joins import FlowMembers
 from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.flow_retention import FlowRetention
 from flowfabric.engine.joining import Joining
 from flowfabric.engine.kept_signals import KeptSignals
 from flowfabric.engine.lanes import Lanes
-from flowfabric.engine.leases import Leases
 from flowfabric.engine.lookup import Lookup
 from flowfabric.engine.outcomes import Outcomes
 from flowfabric.engine.presence import Presence
@@ -35,11 +34,10 @@ from flowfabric.engine.reads import Reads
 from flowfabric.engine.resumes import Resumes
 from flowfabric.engine.retention import Retention
 from flowfabric.engine.schedules import Schedules
-from flowfabric.engine.signals import Signals
+from flowfabric.engine.signals import SignalOperations
 from flowfabric.engine.steps import Steps
 from flowfabric.engine.streams import Streams
 from flowfabric.engine.subscriptions import Subscriptions
-from flowfabric.engine.suspension_reads import SuspensionReads
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tags import Tags
 from flowfabric.engine.tails import Tails
@@ -120,7 +118,6 @@ class Engine(
     Joining,
     Resumes,
     Schedules,
-    Leases,
     Work,
     Typed,
     Steps,
@@ -139,14 +136,13 @@ class Engine(
     Retention,
     Audits,
     Suspensions,
-    Signals,
+    SignalOperations,
     KeptSignals,
-    SuspensionReads,
     WaitpointKeys,
-    FlowJoins,
-    FlowDispatch,
+    FlowMembers,
+    FlowEndings,
     FlowAudits,
-    FlowCancels,
+    FlowOperators,
     FlowReads,
     FlowRetention,
     Unimplemented,

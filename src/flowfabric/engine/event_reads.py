@@ -8,7 +8,7 @@ from flowfabric.core.checks import check_int
 from flowfabric.core.cursors import (
     RESUME_MARGIN_MS,
     Cursor,
-    Surroundings,
+    CursorSurroundings,
     cursor_at,
     history_changed,
     is_of_this_history,
@@ -71,10 +71,10 @@ class EventReads(Operations):
             return
         raise history_changed(cursor, await self._resume_from(cursor))
 
-    async def _around(self, event_id: int) -> Surroundings:
-        async def body(reader: Reader) -> Surroundings:
+    async def _around(self, event_id: int) -> CursorSurroundings:
+        async def body(reader: Reader) -> CursorSurroundings:
             (row,) = await reader.select("event_at", event_id=event_id)
-            return Surroundings(
+            return CursorSurroundings(
                 first_id=_number(row["first_id"]),
                 last_id=_number(row["last_id"]),
                 found=_cursor(row),

@@ -12,7 +12,7 @@ from msgspec import Struct
 from flowfabric.core.checks import check_int
 from flowfabric.core.decision import NO_CHANGES, Changes
 from flowfabric.core.flow_audit import next_audit, overlooked, requeued
-from flowfabric.core.flow_model import EdgeGroup, Flow, FlowAudit
+from flowfabric.core.flow_model import EdgeGroup, FlowAudit, FlowRecord
 from flowfabric.core.flow_resolve import Ending
 from flowfabric.core.flow_views import recounted
 from flowfabric.core.ids import ExecutionId, FlowId
@@ -76,7 +76,7 @@ class FlowAudits(FlowOperations):
         return await self.store.transact(body)
 
     async def _requeue(
-        self, tx: Transaction, flow: Flow, members: dict[ExecutionId, Execution]
+        self, tx: Transaction, flow: FlowRecord, members: dict[ExecutionId, Execution]
     ) -> int:
         """Queue members that are marked for cancellation and are queued no more."""
         now_ms = await tx.now_ms()
@@ -111,7 +111,7 @@ class FlowAudits(FlowOperations):
         return len(untold)
 
     async def _free(
-        self, tx: Transaction, flow: Flow, members: dict[ExecutionId, Execution]
+        self, tx: Transaction, flow: FlowRecord, members: dict[ExecutionId, Execution]
     ) -> int:
         """Let go members that nothing holds back."""
         keys = [execution_key(each) for each in sorted(members)]
@@ -127,7 +127,7 @@ class FlowAudits(FlowOperations):
             await self.fire(tx, fired, (), NO_CHANGES)
         return len(fired)
 
-    async def _recount(self, tx: Transaction, flow: Flow) -> int:
+    async def _recount(self, tx: Transaction, flow: FlowRecord) -> int:
         counted = recounted(flow, await member_counts(tx, flow.flow_id, "count_told_members"))
         if counted == flow:
             return 0

@@ -28,12 +28,7 @@ from flowfabric.core.flow_cancel import (
     repeats_cancel,
     wait_ms,
 )
-from flowfabric.core.flow_model import (
-    CancellationPolicy,
-    EdgeGroup,
-    Flow,
-    PendingCancel,
-)
+from flowfabric.core.flow_model import CancellationPolicy, EdgeGroup, FlowRecord, PendingCancel
 from flowfabric.core.flow_policy import SIBLING_REASONS
 from flowfabric.core.flow_results import (
     CancelFlowResult,
@@ -61,7 +56,7 @@ BUSY_PAUSE_S = 0.05
 DRAIN_ROUNDS_MAX = 100_000
 
 
-class FlowCancels(FlowOperations):
+class FlowOperators(FlowOperations):
     async def cancel_flow(
         self,
         flow_id: str,
@@ -130,7 +125,7 @@ class FlowCancels(FlowOperations):
             # Perhaps with one member alone: the flow is closed, and each has its own turn.
             return await self.store.transact(lambda tx: body(tx, at_once_max=0))
 
-    async def _already_ended(self, tx: Transaction, flow: Flow) -> FlowAlreadyEnded:
+    async def _already_ended(self, tx: Transaction, flow: FlowRecord) -> FlowAlreadyEnded:
         satisfied, impossible = SIBLING_REASONS
         rows = await tx.select(
             "cancelled_members",
@@ -148,7 +143,7 @@ class FlowCancels(FlowOperations):
             member_count=int(str(rows[0]["member_count"])) if rows else 0,
         )
 
-    async def _give_up_short_joins(self, tx: Transaction, flow: Flow) -> None:
+    async def _give_up_short_joins(self, tx: Transaction, flow: FlowRecord) -> None:
         """Queue members whose quorum lacks edges: nobody can add some to a closed flow."""
         if await tx.select(
             "enqueue_short_joins",
@@ -159,7 +154,7 @@ class FlowCancels(FlowOperations):
             tx.hint(MEMBER_CANCEL_TOPIC)
 
     async def _cancel_members(
-        self, tx: Transaction, flow: Flow, at_once_max: int
+        self, tx: Transaction, flow: FlowRecord, at_once_max: int
     ) -> list[ExecutionId]:
         """Cancel the members the policy names, or mark them for it when they are many."""
         if flow.cancellation_policy is CancellationPolicy.FLOW_ONLY:
@@ -367,7 +362,7 @@ def _cancel_ask(execution_id: ExecutionId, reason: str, only_waiting: bool) -> A
     return Ask(execution_id, decide)
 
 
-def _member_ids(flow: Flow, rows: Sequence[Row]) -> list[ExecutionId]:
+def _member_ids(flow: FlowRecord, rows: Sequence[Row]) -> list[ExecutionId]:
     return [make_execution_id(flow.partition_key, str(row["execution_id"])) for row in rows]
 
 

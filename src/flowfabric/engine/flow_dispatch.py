@@ -21,7 +21,7 @@ from flowfabric.core.flow_model import (
     Edge,
     EdgeGroup,
     EdgeState,
-    Flow,
+    FlowRecord,
     GroupState,
 )
 from flowfabric.core.flow_policy import is_spared
@@ -37,13 +37,7 @@ from flowfabric.core.flow_results import (
     ResolveResult,
     Satisfied,
 )
-from flowfabric.core.ids import (
-    ExecutionId,
-    FlowId,
-    make_execution_id,
-    partition_of,
-    uuid_of,
-)
+from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, partition_of, uuid_of
 from flowfabric.core.limits import (
     BATCH_MAX,
     DISPATCH_BATCH,
@@ -72,7 +66,7 @@ FLOWS_LOOKED_AT = 256
 CASCADE_ROUNDS_MAX = FLOWS_LOOKED_AT
 
 
-class Taken(Struct, frozen=True, kw_only=True):
+class QueuedEnding(Struct, frozen=True, kw_only=True):
     """An ending from the queue."""
 
     row: CompletionDispatch
@@ -91,7 +85,7 @@ class Dispatched(Struct, frozen=True, kw_only=True):
     """Whether dependents are left for another transaction."""
 
 
-class FlowDispatch(Flows):
+class FlowEndings(Flows):
     async def dispatch_completions(self, *, limit: int = DISPATCH_BATCH) -> Swept:
         """Work off endings of flow members that nobody else is working on."""
         check_int("limit", limit, 1, BATCH_MAX)
@@ -117,7 +111,9 @@ class FlowDispatch(Flows):
         # What is left others hold. A dispatcher tells of it; a builder does not.
         return structs.replace(swept, held=bool(await self.store.execute_alone("any_completion")))
 
-    async def _dispatch_flows(self, tx: Transaction, flows: Sequence[Flow], limit: int) -> Swept:
+    async def _dispatch_flows(
+        self, tx: Transaction, flows: Sequence[FlowRecord], limit: int
+    ) -> Swept:
         taken = await _take(tx, flows, limit)
         done = await self._dispatch(tx, flows, taken)
         edges = 0 if done.settled is None else len(done.settled.resolution.edges)
@@ -126,7 +122,7 @@ class FlowDispatch(Flows):
     async def _dispatch_one_by_one(self, start: int, limit: int) -> Swept:
         """A flow that fails holds up no other."""
 
-        async def chosen(tx: Transaction) -> Sequence[Flow]:
+        async def chosen(tx: Transaction) -> Sequence[FlowRecord]:
             return await _flows_with_endings(tx, start)
 
         acted, full, failures = 0, False, []
@@ -202,7 +198,7 @@ class FlowDispatch(Flows):
             if row is None:
                 return nothing
             endings = await endings_of(tx, flow.partition_key, [execution_id])
-            taken = Taken(
+            taken = QueuedEnding(
                 row=row,
                 ending=endings.get(
                     execution_id, Ending(outcome=row.outcome, replay_count=row.replay_count)
@@ -215,7 +211,7 @@ class FlowDispatch(Flows):
         return await self.store.transact(body)
 
     async def _dispatch(
-        self, tx: Transaction, flows: Sequence[Flow], taken: Sequence[Taken]
+        self, tx: Transaction, flows: Sequence[FlowRecord], taken: Sequence[QueuedEnding]
     ) -> Dispatched:
         fresh = {each.row.execution_id: each.ending for each in taken if not each.stale}
         lives = {execution_id: ending.replay_count for execution_id, ending in fresh.items()}
@@ -235,9 +231,9 @@ class FlowDispatch(Flows):
         return Dispatched(finished=len(finished), settled=settled, more=more)
 
     async def _count(
-        self, tx: Transaction, flows: Sequence[Flow], finished: Sequence[Taken]
-    ) -> tuple[Flow, ...]:
-        ended: dict[FlowId, list[Taken]] = {}
+        self, tx: Transaction, flows: Sequence[FlowRecord], finished: Sequence[QueuedEnding]
+    ) -> tuple[FlowRecord, ...]:
+        ended: dict[FlowId, list[QueuedEnding]] = {}
         for each in finished:
             if not each.stale:
                 ended.setdefault(each.row.flow_id, []).append(each)
@@ -367,10 +363,10 @@ def check_outcome(outcome: object) -> TerminalOutcome:
     return known
 
 
-async def _flows_with_endings(tx: Transaction, start: int) -> Sequence[Flow]:
+async def _flows_with_endings(tx: Transaction, start: int) -> Sequence[FlowRecord]:
     """A few flows that nobody else is busy with, locked."""
     return await tx.select_records(
-        Flow,
+        FlowRecord,
         "lock_dispatch_flows",
         start=start,
         candidates=FLOWS_LOOKED_AT,
@@ -378,7 +374,7 @@ async def _flows_with_endings(tx: Transaction, start: int) -> Sequence[Flow]:
     )
 
 
-async def _take(tx: Transaction, flows: Sequence[Flow], limit: int) -> list[Taken]:
+async def _take(tx: Transaction, flows: Sequence[FlowRecord], limit: int) -> list[QueuedEnding]:
     rows = await tx.select(
         "take_completions",
         partition_keys=[flow.partition_key for flow in flows],
@@ -388,12 +384,12 @@ async def _take(tx: Transaction, flows: Sequence[Flow], limit: int) -> list[Take
     return [_taken(row) for row in rows]
 
 
-def _taken(row: Row) -> Taken:
+def _taken(row: Row) -> QueuedEnding:
     partition_key = int(str(row["partition_key"]))
     replay_count = int(str(row["replay_count"]))
     outcome = TerminalOutcome(str(row["outcome"]))
     reason = row["cancellation_reason"]
-    return Taken(
+    return QueuedEnding(
         row=CompletionDispatch(
             partition_key=partition_key,
             flow_id=FlowId(str(row["flow_id"])),
@@ -408,7 +404,7 @@ def _taken(row: Row) -> Taken:
     )
 
 
-def _counted(flow: Flow, ended: Sequence[Taken]) -> Flow:
+def _counted(flow: FlowRecord, ended: Sequence[QueuedEnding]) -> FlowRecord:
     counted = count_endings(
         flow, (each.row.outcome for each in ended), spared=sum(each.spared for each in ended)
     )

@@ -32,18 +32,12 @@ from flowfabric.core.flow_build import (
     with_rule,
     with_staged,
 )
-from flowfabric.core.flow_model import Edge, EdgeGroup, Flow
-from flowfabric.core.flow_policy import ALL_OF, Rule, check_policy
+from flowfabric.core.flow_model import Edge, EdgeGroup, FlowRecord
+from flowfabric.core.flow_policy import ALL_OF, JoinRule, check_policy
 from flowfabric.core.flow_resolve import Ending, block
 from flowfabric.core.flow_results import DependenciesAdded
 from flowfabric.core.flow_views import edge_snapshot
-from flowfabric.core.ids import (
-    ExecutionId,
-    FlowId,
-    make_execution_id,
-    member_execution_id,
-    uuid_of,
-)
+from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, member_execution_id, uuid_of
 from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX
 from flowfabric.core.model import Execution
 from flowfabric.core.results import Created
@@ -57,12 +51,12 @@ from flowfabric.store.base import Transaction
 
 class CheckedJoin(Struct, frozen=True, kw_only=True):
     downstream_id: ExecutionId
-    rule: Rule | None
+    rule: JoinRule | None
     """None: the one the group has, or `ALL_OF`."""
     edges: tuple[NewEdge, ...]
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class JoinPlan(Struct, frozen=True, kw_only=True):
     """A call with every field valid."""
 
     flow_id: FlowId
@@ -72,7 +66,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     joins: dict[ExecutionId, CheckedJoin]
 
 
-class FlowJoins(FlowOperations, Creation):
+class FlowMembers(FlowOperations, Creation):
     def new_member_id(self, flow_id: str) -> ExecutionId:
         """A fresh id for an execution that is to become a member of the flow."""
         return member_execution_id(
@@ -97,7 +91,7 @@ class FlowJoins(FlowOperations, Creation):
 
     def _check_plan(
         self, flow_id: object, joins: Sequence[Join], members: Sequence[NewExecution | str]
-    ) -> Plan:
+    ) -> JoinPlan:
         asked = self.check_flow_id(flow_id)
         check_list("members", members, 0, BATCH_MAX)
         check_list("joins", joins, 0, JOIN_EDGES_MAX)
@@ -107,7 +101,7 @@ class FlowJoins(FlowOperations, Creation):
         by_downstream = {join.downstream_id: join for join in checked}
         if len(by_downstream) < len(checked):
             raise InvalidInput("joins", "must name each downstream execution once")
-        return Plan(
+        return JoinPlan(
             flow_id=asked,
             created=tuple(
                 self._check_new_member(asked, each)
@@ -187,7 +181,7 @@ def _check_distinct(field: str, values: Sequence[str]) -> None:
 class _Building:
     """One call of `add_dependencies` inside its transaction."""
 
-    def __init__(self, engine: FlowJoins, plan: Plan) -> None:
+    def __init__(self, engine: FlowMembers, plan: JoinPlan) -> None:
         self.engine = engine
         self.plan = plan
 
@@ -214,7 +208,7 @@ class _Building:
 
     # Members
 
-    async def _adopt(self, tx: Transaction, flow: Flow) -> Flow:
+    async def _adopt(self, tx: Transaction, flow: FlowRecord) -> FlowRecord:
         found = await tx.lock(Execution, [execution_key(each) for each in self.plan.adopted])
         for each in self.plan.adopted:
             if execution_key(each) not in found:
@@ -227,7 +221,7 @@ class _Building:
         await tx.save(Changes(updates=tuple(join_flow(each, flow, now_ms) for each in fresh)))
         return with_members(flow, fresh, now_ms)
 
-    async def _create(self, tx: Transaction, flow: Flow) -> list[Execution]:
+    async def _create(self, tx: Transaction, flow: FlowRecord) -> list[Execution]:
         """Create new members, held back from the start where they have something to wait for."""
         if not self.plan.created:
             return []
@@ -256,7 +250,7 @@ class _Building:
     # Joins
 
     async def _new_joins(
-        self, tx: Transaction, flow: Flow, created: set[ExecutionId]
+        self, tx: Transaction, flow: FlowRecord, created: set[ExecutionId]
     ) -> list[CheckedJoin]:
         """The joins without the edges that exist, every end checked to be a member."""
         joins = list(self.plan.joins.values())
@@ -272,7 +266,7 @@ class _Building:
         return fresh
 
     async def _known_edges(
-        self, tx: Transaction, flow: Flow, joins: Sequence[CheckedJoin]
+        self, tx: Transaction, flow: FlowRecord, joins: Sequence[CheckedJoin]
     ) -> set[tuple[ExecutionId, ExecutionId]]:
         wanted = {edge.pair: edge for join in joins for edge in join.edges}
         if not wanted:
@@ -296,7 +290,7 @@ class _Building:
     async def _check_ends(
         self,
         tx: Transaction,
-        flow: Flow,
+        flow: FlowRecord,
         joins: Sequence[CheckedJoin],
         created: set[ExecutionId],
     ) -> None:
@@ -321,7 +315,7 @@ class _Building:
     async def _check_graph(
         self,
         tx: Transaction,
-        flow: Flow,
+        flow: FlowRecord,
         joins: Sequence[CheckedJoin],
         created: set[ExecutionId],
     ) -> None:
@@ -343,7 +337,9 @@ class _Building:
             ]
         check_acyclic(pairs)
 
-    async def _join(self, tx: Transaction, flow: Flow, joins: Sequence[CheckedJoin]) -> Flow:
+    async def _join(
+        self, tx: Transaction, flow: FlowRecord, joins: Sequence[CheckedJoin]
+    ) -> FlowRecord:
         if not joins:
             return flow
         now_ms = await tx.now_ms()
@@ -362,7 +358,7 @@ class _Building:
         return with_edges(flow, len(edges), now_ms)
 
     async def _hold_back(
-        self, tx: Transaction, flow: Flow, joins: Sequence[CheckedJoin]
+        self, tx: Transaction, flow: FlowRecord, joins: Sequence[CheckedJoin]
     ) -> tuple[set[ExecutionId], list[Execution]]:
         """Block downstreams that existed before; tell whose groups did, too."""
         keys = [execution_key(j.downstream_id) for j in joins if j.downstream_id not in self.groups]
@@ -383,7 +379,7 @@ class _Building:
             blocked.append(execution)
         return set(known), blocked
 
-    async def _settle_ended(self, tx: Transaction, flow: Flow, edges: Sequence[Edge]) -> None:
+    async def _settle_ended(self, tx: Transaction, flow: FlowRecord, edges: Sequence[Edge]) -> None:
         """Resolve at once what waits for members that have ended before."""
         ended = {
             each: Ending(outcome=outcome)

@@ -7,7 +7,7 @@ from msgspec import Struct, structs
 from flowfabric.core.blocking import blocked_by_code
 from flowfabric.core.checks import check_int
 from flowfabric.core.decision import Changes
-from flowfabric.core.flow_model import Edge, EdgeGroup, Flow, FlowState, FlowTag
+from flowfabric.core.flow_model import Edge, EdgeGroup, FlowRecord, FlowState, FlowTag
 from flowfabric.core.flow_views import (
     EdgeGroupSnapshot,
     EdgeSnapshot,
@@ -93,7 +93,7 @@ class FlowReads(FlowOperations):
 
         return await self.store.read(body)
 
-    async def _state(self, reader: Reader, flow: Flow) -> FlowState:
+    async def _state(self, reader: Reader, flow: FlowRecord) -> FlowState:
         """Stored once every member has ended; until then what the members are doing now."""
         if flow.derived_state is not FlowState.OPEN:
             return flow.derived_state
@@ -126,7 +126,7 @@ class FlowReads(FlowOperations):
         async def body(reader: Reader) -> list[FlowListItem]:
             name, among = _flow_list(namespace, index)
             found = await reader.select_records(
-                Flow,
+                FlowRecord,
                 name,
                 start=start,
                 now_ms=await reader.now_ms(),
@@ -427,7 +427,7 @@ def _edge_list(
     return "list_edges", {}
 
 
-def _cancelled(flow: Flow) -> bool:
+def _cancelled(flow: FlowRecord) -> bool:
     return flow.public_flow_state is FlowState.CANCELLED
 
 
@@ -440,7 +440,7 @@ def _member(partition_key: int, row: Row) -> FlowMember:
     )
 
 
-def _list_item(flow: Flow, *, going: bool) -> FlowListItem:
+def _list_item(flow: FlowRecord, *, going: bool) -> FlowListItem:
     return FlowListItem(
         flow_id=flow.flow_id,
         flow_kind=flow.flow_kind,
@@ -451,7 +451,7 @@ def _list_item(flow: Flow, *, going: bool) -> FlowListItem:
 
 
 def _snapshot(
-    flow: Flow,
+    flow: FlowRecord,
     state: FlowState,
     tags: dict[str, str],
     groups: tuple[EdgeGroupSnapshot, ...],
@@ -459,6 +459,6 @@ def _snapshot(
     shared = {
         name: getattr(flow, name)
         for name in FlowSnapshot.__struct_fields__
-        if name in Flow.__struct_fields__
+        if name in FlowRecord.__struct_fields__
     }
     return FlowSnapshot(**shared, state=state, tags=tags, edge_groups=groups)

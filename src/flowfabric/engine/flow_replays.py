@@ -17,11 +17,11 @@ from flowfabric.core.flow_model import (
     Edge,
     EdgeGroup,
     EdgeState,
-    Flow,
+    FlowRecord,
     PendingCancel,
 )
 from flowfabric.core.flow_replay import (
-    Joined,
+    MemberJoin,
     check_replayable,
     decide_member_replay,
     reopen,
@@ -103,7 +103,7 @@ class _Replaying:
             for key, execution in seen.items()
             if execution.flow_id is not None
         }
-        self.flows = await tx.lock(Flow, sorted(set(homes.values())))
+        self.flows = await tx.lock(FlowRecord, sorted(set(homes.values())))
         self.cancels = await tx.lock(PendingCancel, sorted(homes))
         self.subjects = await load_subjects(tx, set(self.asked))
         for key, subject in ((execution_key(i), s) for i, s in self.subjects.items()):
@@ -168,7 +168,7 @@ class _Replaying:
         if not holds_back(group):
             inputs = (await inputs_of(tx, [execution_id])).get(execution_id, {})
             return _Join(
-                joined=Joined(
+                joined=MemberJoin(
                     group=group,
                     reopened=None,
                     inputs=tuple(inputs.values()),
@@ -179,7 +179,7 @@ class _Replaying:
         endings = await endings_of(tx, group.partition_key, [edge.upstream_id for edge in edges])
         reopened = reopen(group, edges, endings)
         return _Join(
-            joined=Joined(group=group, reopened=reopened, inputs_bytes_max=bytes_max),
+            joined=MemberJoin(group=group, reopened=reopened, inputs_bytes_max=bytes_max),
             succeeded={
                 upstream: ending
                 for upstream, ending in endings.items()
@@ -208,7 +208,7 @@ class _Replaying:
 
 
 class _Join(Struct, frozen=True, kw_only=True):
-    joined: Joined | None
+    joined: MemberJoin | None
     succeeded: dict[ExecutionId, Ending] = {}
     """Upstreams that count at once."""
 

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int
 from flowfabric.core.decision import Changes
-from flowfabric.core.flow_model import Flow
+from flowfabric.core.flow_model import FlowRecord
 from flowfabric.core.keeping import held_until_ms
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
 from flowfabric.engine.flow_unit import FlowOperations
@@ -32,7 +32,7 @@ class FlowRetention(FlowOperations):
         async def body(tx: Transaction) -> Swept:
             now_ms = await tx.now_ms()
             flows = await tx.select_records(
-                Flow, "due_flows", before_ms=now_ms, limit=FLOWS_PER_TRIM
+                FlowRecord, "due_flows", before_ms=now_ms, limit=FLOWS_PER_TRIM
             )
             forgot = await forget(tx, flows, limit)
             more = len(flows) == FLOWS_PER_TRIM and forgot.complete
@@ -51,7 +51,7 @@ class Forgot(Struct, frozen=True, kw_only=True):
     """Whether of all flows there is nothing left that may go."""
 
 
-async def forget(tx: Transaction, due: Sequence[Flow], limit: int) -> Forgot:
+async def forget(tx: Transaction, due: Sequence[FlowRecord], limit: int) -> Forgot:
     """Delete the next rows of flows past their keep time; the caller has locked them."""
     now_ms = await tx.now_ms()
     flows = await _let_go(tx, due, now_ms)
@@ -71,7 +71,7 @@ async def forget(tx: Transaction, due: Sequence[Flow], limit: int) -> Forgot:
     return Forgot(acted=trimmed + len(flows), complete=True)
 
 
-async def _let_go(tx: Transaction, flows: Sequence[Flow], now_ms: int) -> list[Flow]:
+async def _let_go(tx: Transaction, flows: Sequence[FlowRecord], now_ms: int) -> list[FlowRecord]:
     """The flows that may go. One with a member that somebody still needs stays as a whole."""
     fresh = [flow for flow in flows if not flow.going]
     rows = await tx.select("needed_flows", **_which(fresh)) if fresh else []
@@ -88,7 +88,7 @@ async def _let_go(tx: Transaction, flows: Sequence[Flow], now_ms: int) -> list[F
     return [flow for flow in flows if flow.flow_id not in needed]
 
 
-def _which(flows: Sequence[Flow]) -> dict[str, Parameter]:
+def _which(flows: Sequence[FlowRecord]) -> dict[str, Parameter]:
     return {
         "partition_keys": [flow.partition_key for flow in flows],
         "flow_ids": [flow.flow_id for flow in flows],

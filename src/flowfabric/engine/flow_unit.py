@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from flowfabric.core.decision import NO_CHANGES, Changes, combine
 from flowfabric.core.flow_build import settle_flow
-from flowfabric.core.flow_model import Edge, EdgeGroup, ExecutionInput, Flow, GroupState
+from flowfabric.core.flow_model import Edge, EdgeGroup, ExecutionInput, FlowRecord, GroupState
 from flowfabric.core.flow_policy import SIBLING_REASONS
 from flowfabric.core.flow_resolve import Ending, Resolution, release, resolve_edges
 from flowfabric.core.flow_views import MemberCounts
@@ -85,23 +85,23 @@ class FlowOperations(Operations):
 
     # Rows
 
-    async def lock_flow(self, tx: Transaction, flow_id: FlowId) -> Flow:
+    async def lock_flow(self, tx: Transaction, flow_id: FlowId) -> FlowRecord:
         flow = await self.find_to_lock(tx, flow_id)
         if flow is None:
             raise NotFound("flow", flow_id)
         return flow
 
-    async def find_to_lock(self, tx: Transaction, flow_id: FlowId) -> Flow | None:
+    async def find_to_lock(self, tx: Transaction, flow_id: FlowId) -> FlowRecord | None:
         key = self.flow_key(flow_id)
-        flow = (await tx.lock(Flow, [key])).get(key)
+        flow = (await tx.lock(FlowRecord, [key])).get(key)
         return None if flow is None or forgotten(flow, await tx.now_ms()) else flow
 
-    async def find_flow(self, reader: Reader, flow_id: FlowId) -> Flow | None:
+    async def find_flow(self, reader: Reader, flow_id: FlowId) -> FlowRecord | None:
         key = self.flow_key(flow_id)
-        flow = (await reader.get(Flow, [key])).get(key)
+        flow = (await reader.get(FlowRecord, [key])).get(key)
         return None if flow is None or forgotten(flow, await reader.now_ms()) else flow
 
-    def settled_flow(self, flow: Flow, now_ms: int) -> Flow:
+    def settled_flow(self, flow: FlowRecord, now_ms: int) -> FlowRecord:
         return settle_flow(flow, now_ms, self.config.retention_ms)
 
     # Joins
@@ -186,7 +186,7 @@ async def enqueue_siblings(tx: Transaction, fired: Sequence[EdgeGroup]) -> None:
     tx.hint(MEMBER_CANCEL_TOPIC)
 
 
-def forgotten(flow: Flow, now_ms: int) -> bool:
+def forgotten(flow: FlowRecord, now_ms: int) -> bool:
     """Whether the flow is past its keep time: it is gone for everybody, deleted or not."""
     return flow.retain_until_ms is not None and flow.retain_until_ms <= now_ms
 

@@ -28,7 +28,7 @@ from flowfabric.core.flow_build import (
     with_rule,
     with_staged,
 )
-from flowfabric.core.flow_model import Edge, EdgeGroup, EdgeState, Flow
+from flowfabric.core.flow_model import Edge, EdgeGroup, EdgeState, FlowRecord
 from flowfabric.core.flow_policy import EdgeDependencyPolicy, check_policy, resolved_count
 from flowfabric.core.flow_resolve import block
 from flowfabric.core.flow_results import (
@@ -105,7 +105,7 @@ class Flows(FlowOperations):
     ) -> FlowExists | None:
         """The flow that has the id; none if it went, or a part of what is past its time did."""
         key = self.flow_key(flow_id)
-        flow = (await tx.lock(Flow, [key])).get(key)
+        flow = (await tx.lock(FlowRecord, [key])).get(key)
         if flow is None:
             return None
         if not forgotten(flow, await tx.now_ms()):
@@ -172,7 +172,7 @@ class Flows(FlowOperations):
 
         return await self.store.transact(body)
 
-    async def _stage(self, tx: Transaction, flow: Flow, wanted: NewEdge) -> Staged:
+    async def _stage(self, tx: Transaction, flow: FlowRecord, wanted: NewEdge) -> Staged:
         ends = [execution_key(wanted.upstream_id), execution_key(wanted.downstream_id)]
         found = await tx.get(Execution, ends[:1]) | await tx.lock(Execution, ends[1:])
         for key, end_id in zip(ends, wanted.pair, strict=True):
@@ -307,12 +307,12 @@ async def lock_group(tx: Transaction, downstream_id: ExecutionId) -> EdgeGroup |
     return (await tx.lock(EdgeGroup, [key])).get(key)
 
 
-async def lock_edge(tx: Transaction, flow: Flow, edge_id: EdgeId) -> Edge | None:
+async def lock_edge(tx: Transaction, flow: FlowRecord, edge_id: EdgeId) -> Edge | None:
     key = (flow.partition_key, flow.flow_id, edge_id)
     return (await tx.lock(Edge, [key])).get(key)
 
 
-async def refuse_existing(tx: Transaction, flow: Flow, edge_id: EdgeId) -> None:
+async def refuse_existing(tx: Transaction, flow: FlowRecord, edge_id: EdgeId) -> None:
     """Looked at before the revision, so that a repeat after a lost answer is told apart."""
     edge = await lock_edge(tx, flow, edge_id)
     if edge is not None:
@@ -321,7 +321,7 @@ async def refuse_existing(tx: Transaction, flow: Flow, edge_id: EdgeId) -> None:
         )
 
 
-async def refuse_pair(tx: Transaction, flow: Flow, wanted: NewEdge) -> None:
+async def refuse_pair(tx: Transaction, flow: FlowRecord, wanted: NewEdge) -> None:
     found = await tx.select_records(
         Edge,
         "edges_between",
@@ -336,7 +336,7 @@ async def refuse_pair(tx: Transaction, flow: Flow, wanted: NewEdge) -> None:
         )
 
 
-async def refuse_cycle(tx: Transaction, flow: Flow, wanted: NewEdge) -> None:
+async def refuse_cycle(tx: Transaction, flow: FlowRecord, wanted: NewEdge) -> None:
     found = await tx.select(
         "reaches",
         partition_key=flow.partition_key,

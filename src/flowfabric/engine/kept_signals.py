@@ -16,7 +16,7 @@ from flowfabric.core.suspend_request import BoundWaitpoint, SuspendRequest
 from flowfabric.core.suspension import RESUMED, decide_take, with_pending
 from flowfabric.core.suspension_model import Suspension
 from flowfabric.core.transition import Subject
-from flowfabric.engine.suspension_reads import SuspensionReads, SuspensionView
+from flowfabric.engine.suspension_reads import SuspensionView, Waitpoints
 from flowfabric.engine.suspensions import (
     SuspendOptions,
     answered,
@@ -34,7 +34,7 @@ def kept_topic(worker_instance_id: str) -> str:
     return f"kept:{worker_instance_id}"
 
 
-class KeptSignals(SuspensionReads):
+class KeptSignals(Waitpoints):
     async def take_signals(
         self,
         handle: Handle | bytes,

@@ -17,13 +17,8 @@ from flowfabric.core.capabilities import check_offered
 from flowfabric.core.checks import check_bool, check_int, check_list
 from flowfabric.core.decision import Decision, Refusal
 from flowfabric.core.execution import Timing
-from flowfabric.core.granting import Granted, Worker
-from flowfabric.core.grants import (
-    GrantRequest,
-    check_timers,
-    decide_claim_granted,
-    decide_grant,
-)
+from flowfabric.core.granting import Granted, WorkerIdentity
+from flowfabric.core.grants import GrantRequest, check_timers, decide_claim_granted, decide_grant
 from flowfabric.core.handles import Handle, HandleKind, sign
 from flowfabric.core.ids import (
     UUID_BYTES,
@@ -179,7 +174,7 @@ class Leases(Operations):
                 await hints.wait(min(left_s, 1.0))
 
     async def _claim(
-        self, query: ClaimQuery, worker: Worker, lease_ttl_ms: int, limit: int
+        self, query: ClaimQuery, worker: WorkerIdentity, lease_ttl_ms: int, limit: int
     ) -> list[Claimed]:
         rows = await self.store.execute_alone(
             "claim_ready",
@@ -444,8 +439,8 @@ def _renew_ask(execution_id: ExecutionId, fence: Fence, lease_ttl_ms: int) -> As
     return Ask(execution_id, decide)
 
 
-def check_worker(worker_id: object, worker_instance_id: object) -> Worker:
-    return Worker(
+def check_worker(worker_id: object, worker_instance_id: object) -> WorkerIdentity:
+    return WorkerIdentity(
         worker_id=WorkerId(parse_worker_id("worker_id", worker_id)),
         worker_instance_id=WorkerInstanceId(
             parse_worker_id("worker_instance_id", worker_instance_id)

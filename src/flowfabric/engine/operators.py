@@ -28,12 +28,7 @@ from flowfabric.core.execution import (
 from flowfabric.core.expiry import ATTEMPT_TIMEOUT, EXECUTION_DEADLINE
 from flowfabric.core.ids import ExecutionId, parse_lane_id, parse_uuid
 from flowfabric.core.lease import OPERATOR_OVERRIDE, decide_expire_lease, decide_revoke
-from flowfabric.core.limits import (
-    BATCH_MAX,
-    EDGE_APPLY_AFTER_MS,
-    SWEEP_BATCH,
-    TEXT_BYTES_MAX,
-)
+from flowfabric.core.limits import BATCH_MAX, EDGE_APPLY_AFTER_MS, SWEEP_BATCH, TEXT_BYTES_MAX
 from flowfabric.core.operator import (
     CancelRequest,
     clamp_priority,

@@ -36,7 +36,7 @@ from flowfabric.core.model import Attempt, Execution, Lane, WorkerPresence
 from flowfabric.core.partitions import check_partition, parse_flow_partition
 from flowfabric.core.states import AttemptState, PublicState
 from flowfabric.core.step_model import FailedStep, failed_step
-from flowfabric.core.suspension_model import Signal, SignalFacts, Suspension, Waitpoint
+from flowfabric.core.suspension_model import SignalFacts, SignalRecord, Suspension, Waitpoint
 from flowfabric.core.views import (
     ExecutionContext,
     ExecutionInfo,
@@ -415,7 +415,7 @@ async def load_kept(
 async def kept_signals(reader: Reader, execution: Execution) -> tuple[KeptSignal, ...]:
     found = await load_kept(reader, execution, KEPT_SIGNALS_SHOWN_MAX)
     keys = [(each.partition_key, each.execution_id, each.signal_id) for each in found]
-    signals = await reader.get(Signal, keys)
+    signals = await reader.get(SignalRecord, keys)
     return tuple(kept_signal(signals[key]) for key in keys)
 
 

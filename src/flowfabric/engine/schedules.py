@@ -19,7 +19,7 @@ from flowfabric.core.ids import parse_namespace
 from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
 from flowfabric.core.model import Lane
 from flowfabric.core.results import CreateResult
-from flowfabric.core.schedule import Firing, Plan, ScheduleDefinition, check_schedule_id
+from flowfabric.core.schedule import Firing, FiringPlan, ScheduleDefinition, check_schedule_id
 from flowfabric.core.schedule_model import Schedule
 from flowfabric.engine.creation import ACCEPTING, CreateBody, Creation, RouteForgotten
 from flowfabric.engine.operators import Swept
@@ -50,7 +50,7 @@ class Due(Struct, frozen=True):
     """A schedule being fired: its plan, and the checked requests or what is wrong with them."""
 
     schedule: Schedule
-    plan: Plan
+    plan: FiringPlan
     requests: tuple[Checked, ...]
     error: str | None
 
@@ -208,7 +208,7 @@ class Schedules(Creation):
             planned = rules.plan(schedule, recurrence_of(schedule), now_ms)
         except InvalidInput as error:
             # Stored by a process that knows time zones this machine does not.
-            return Due(schedule, Plan((), now_ms + LOOK_AGAIN_MS), (), str(error))
+            return Due(schedule, FiringPlan((), now_ms + LOOK_AGAIN_MS), (), str(error))
         if lane is not None and lane.state not in ACCEPTING:
             closed = f"lane {lane.lane_id!r} is {lane.state} and takes no new executions"
             return Due(schedule, planned, (), closed if planned.due_at_ms else None)

@@ -13,7 +13,7 @@ from typing import Unpack
 from msgspec import Struct
 
 from flowfabric.core.checks import check_bool, check_name, check_text
-from flowfabric.core.conditions import AllOf, Count, stored_condition
+from flowfabric.core.conditions import AllConditions, Count, stored_condition
 from flowfabric.core.decision import Decision
 from flowfabric.core.ids import (
     FIRST_UUID,
@@ -44,23 +44,12 @@ from flowfabric.core.suspension_model import (
     Suspension,
     Waitpoint,
 )
-from flowfabric.core.tokens import (
-    WaitpointToken,
-    check_accepted,
-    check_token,
-    matching_key,
-)
+from flowfabric.core.tokens import WaitpointToken, check_accepted, check_token, matching_key
 from flowfabric.core.transition import Subject
 from flowfabric.engine.kept_signals import kept_topic
 from flowfabric.engine.signal_request import REFUSALS, SignalOptions, check_signal
 from flowfabric.engine.suspensions import find_waitpoint
-from flowfabric.engine.unit import (
-    Operations,
-    execution_key,
-    load_open,
-    settle_in,
-    settle_unlocked,
-)
+from flowfabric.engine.unit import Operations, execution_key, load_open, settle_in, settle_unlocked
 from flowfabric.engine.waitpoint_keys import load_keys
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, NotFound
 from flowfabric.store.base import Body, Reader, Saving, Transaction, Unlocked, UnlockedBody
@@ -90,7 +79,7 @@ class Delivery(Struct, frozen=True, kw_only=True):
     lane_id: str | None = None
 
 
-class Signals(Operations):
+class SignalOperations(Operations):
     async def deliver_signal(
         self,
         execution_id: str,
@@ -431,7 +420,7 @@ async def _satisfiers(reader: Reader, subject: Subject) -> tuple[SignalFacts, ..
     """What has counted so far; a condition on a single signal has no past."""
     execution, suspension = subject.execution, subject.suspension
     if suspension is None or not isinstance(
-        stored_condition(suspension.resume_condition), AllOf | Count
+        stored_condition(suspension.resume_condition), AllConditions | Count
     ):
         return ()
     return tuple(

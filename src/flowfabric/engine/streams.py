@@ -10,12 +10,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core.checks import (
-    check_int,
-    check_list,
-    check_optional_text,
-    check_text,
-)
+from flowfabric.core.checks import check_int, check_list, check_optional_text, check_text
 from flowfabric.core.decision import Changes
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
@@ -37,8 +32,8 @@ from flowfabric.core.streams import (
     Durable,
     DurableSummary,
     Encoding,
-    Frame,
     FrameKind,
+    FrameRecord,
     Holder,
     NewFrame,
     Stream,
@@ -249,7 +244,7 @@ async def _append_in(
         if isinstance(frame.mode, DurableSummary)
     }
     summaries = await tx.lock(StreamSummary, sorted(sums_up)) if sums_up else {}
-    frames: list[Frame] = []
+    frames: list[FrameRecord] = []
     trimmed: set[Key] = set()
     outcomes: list[tuple[Appended, ...] | FlowFabricError] = []
     for append in appends:

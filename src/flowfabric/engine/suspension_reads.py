@@ -27,8 +27,8 @@ from flowfabric.core.partitions import check_partition
 from flowfabric.core.resuming import OBSERVABLE
 from flowfabric.core.suspension_model import (
     HmacKey,
-    Signal,
     SignalEffect,
+    SignalRecord,
     Suspension,
     SuspensionReason,
     TimeoutBehavior,
@@ -163,7 +163,7 @@ class SuspendedCursor(Struct, frozen=True):
         return f"{last.suspended_at_ms}-{uuid_of(last.execution_id)}"
 
 
-class SuspensionReads(Operations):
+class Waitpoints(Operations):
     async def observe_signals(
         self, handle: Handle | bytes, *, include_unmatched: bool = False
     ) -> tuple[ResumeSignal, ...]:
@@ -354,7 +354,7 @@ async def _signals_of(
     reader: Reader, suspension: Suspension, *, every: bool
 ) -> tuple[ResumeSignal, ...]:
     found = await reader.select_records(
-        Signal,
+        SignalRecord,
         "list_suspension_signals",
         partition_key=suspension.partition_key,
         execution_id=uuid_of(suspension.execution_id),
@@ -365,7 +365,7 @@ async def _signals_of(
     return tuple(_signal_view(signal) for signal in found)
 
 
-def _signal_view(signal: Signal) -> ResumeSignal:
+def _signal_view(signal: SignalRecord) -> ResumeSignal:
     fields = structs.asdict(signal) | {"effect": signal.observed_effect}
     return ResumeSignal(**{name: fields[name] for name in ResumeSignal.__struct_fields__})
 

@@ -25,10 +25,7 @@ from flowfabric.core.ids import (
     uuid_of,
 )
 from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence, check_fence, compare_fence
-from flowfabric.core.limits import (
-    WAITPOINT_TTL_MS_MAX,
-    WAITPOINTS_PER_SUSPENSION_MAX,
-)
+from flowfabric.core.limits import WAITPOINT_TTL_MS_MAX, WAITPOINTS_PER_SUSPENSION_MAX
 from flowfabric.core.model import Attempt, Execution
 from flowfabric.core.resuming import WaitpointsClosed, decide_close_waitpoint
 from flowfabric.core.suspend_dedup import lease_ttl_of, may_repeat

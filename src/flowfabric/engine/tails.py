@@ -21,7 +21,14 @@ from flowfabric.core.checks import check_bool, check_int
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.lease import check_attempt_index
 from flowfabric.core.limits import BATCH_MAX
-from flowfabric.core.streams import BLOCK_MS_MAX, Frame, Stream, StreamSummary, Visibility, show_id
+from flowfabric.core.streams import (
+    BLOCK_MS_MAX,
+    FrameRecord,
+    Stream,
+    StreamSummary,
+    Visibility,
+    show_id,
+)
 from flowfabric.core.tails import (
     END,
     ExecutionCursor,
@@ -88,7 +95,7 @@ class Slice(Struct, frozen=True, kw_only=True):
     visibility: Visibility
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class TailPlace(Struct, frozen=True, kw_only=True):
     """Where a reader of a whole execution stands, and what it wants to see."""
 
     execution_id: ExecutionId
@@ -110,7 +117,7 @@ class Tails(Operations):
         super().__init__(store, config, deployment)
         self._slices = Flights(self._read_slice)
         self._places = Flights(self._read_on)
-        self._watch = Watch(store)
+        self._watch = StreamWatch(store)
 
     async def read_stream(
         self,
@@ -214,7 +221,7 @@ class Tails(Operations):
         seen = check_visibility(visibility)
         if cursor is None:
             cursor = await self.store.read(lambda reader: last_cursor(reader, asked))
-        start = Place(
+        start = TailPlace(
             execution_id=asked,
             cursor=cursor,
             count_limit=count,
@@ -265,7 +272,7 @@ class Tails(Operations):
     async def _read_slice(self, asked: Slice) -> StreamFrames:
         return await self.store.read(partial(read_slice, asked=asked))
 
-    async def _read_on(self, place: Place) -> ExecutionFrames:
+    async def _read_on(self, place: TailPlace) -> ExecutionFrames:
         return await self.store.read(partial(read_on, place=place))
 
     def _check_key(self, execution_id: object, attempt_index: object) -> StreamKey:
@@ -304,10 +311,10 @@ async def read_slice(reader: Reader, asked: Slice) -> StreamFrames:
 
 
 async def _frames(reader: Reader, asked: Slice, standing: Standing) -> StreamFrames:
-    found: Sequence[Frame] = ()
+    found: Sequence[FrameRecord] = ()
     if standing.facts.last_frame_id is not None:
         found = await reader.select_records(
-            Frame,
+            FrameRecord,
             "read_frames",
             partition_key=partition_of(asked.key.execution_id),
             execution_id=uuid_of(asked.key.execution_id),
@@ -340,7 +347,7 @@ async def last_cursor(reader: Reader, execution_id: ExecutionId) -> ExecutionCur
     return ExecutionCursor(latest.attempt_index, now.facts.last_frame_id or 0)
 
 
-async def read_on(reader: Reader, place: Place) -> ExecutionFrames:
+async def read_on(reader: Reader, place: TailPlace) -> ExecutionFrames:
     """The next page of an execution: of one attempt, the next that has anything to say."""
     cursor = place.cursor
     take_over: TakeOver | None = None
@@ -374,7 +381,7 @@ async def read_on(reader: Reader, place: Place) -> ExecutionFrames:
     return ExecutionFrames(frames=(), cursor=str(cursor), take_over=take_over)
 
 
-def _slice(place: Place, key: StreamKey, cursor: ExecutionCursor) -> Slice:
+def _slice(place: TailPlace, key: StreamKey, cursor: ExecutionCursor) -> Slice:
     return Slice(
         key=key,
         from_id=cursor.frame_id + 1,
@@ -429,7 +436,7 @@ def _retrieve(task: asyncio.Task[T]) -> None:
         task.exception()
 
 
-class Watch:
+class StreamWatch:
     """Looks after all parked tails of a process at once."""
 
     def __init__(self, store: Store) -> None:

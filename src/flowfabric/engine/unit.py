@@ -360,18 +360,18 @@ async def _load_attempts(
     return {attempt.execution_id: attempt for attempt in found.values()}
 
 
-class Opened(Struct, frozen=True, kw_only=True):
+class OpenPauses(Struct, frozen=True, kw_only=True):
     """What is open of suspensions and waitpoints."""
 
     suspensions: dict[ExecutionId, Suspension] = {}
     waitpoints: dict[ExecutionId, tuple[Waitpoint, ...]] = {}
 
 
-async def load_open(tx: Transaction, executions: Iterable[Execution]) -> Opened:
+async def load_open(tx: Transaction, executions: Iterable[Execution]) -> OpenPauses:
     """Lock what is open. Most executions have nothing open, and cost nothing here."""
     waiting = [e for e in executions if e.current_suspension_id or e.open_waitpoint_count]
     if not waiting:
-        return Opened()
+        return OpenPauses()
     suspensions = await tx.lock(
         Suspension,
         [
@@ -389,7 +389,7 @@ async def load_open(tx: Transaction, executions: Iterable[Execution]) -> Opened:
     ):
         others = waitpoints.get(waitpoint.execution_id, ())
         waitpoints[waitpoint.execution_id] = (*others, waitpoint)
-    return Opened(
+    return OpenPauses(
         suspensions={each.execution_id: each for each in suspensions.values()},
         waitpoints=waitpoints,
     )

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flowfabric.core.flow_model import FlowState, OnSatisfied
-from flowfabric.core.flow_policy import AllOf, AnyOf, EdgeDependencyPolicy, Quorum
+from flowfabric.core.flow_policy import EdgeDependencyPolicy, JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.visible import visible
@@ -213,16 +213,16 @@ def _numbered(keys: Mapping[ExecutionId, object]) -> dict[ExecutionId, int]:
     return {each: numbers.setdefault(key, len(numbers)) for each, key in keys.items()}
 
 
-Row = tuple[str, Branch]
+DrawnRow = tuple[str, Branch]
 """A line's guide, and what stands behind it."""
 
 
-def _lay_out(roots: Sequence[Branch], *, straight: bool) -> list[Row]:
+def _lay_out(roots: Sequence[Branch], *, straight: bool) -> list[DrawnRow]:
     """Lines in the order they are read. A flow may be deeper than Python's stack.
 
     With `straight`, the only one below another is not indented.
     """
-    rows: list[Row] = []
+    rows: list[DrawnRow] = []
     stack = [("", "", each) for each in reversed(roots)]
     while stack:
         guide, below_guide, branch = stack.pop()
@@ -277,7 +277,7 @@ def _after(branch: Branch, room: int) -> Text:
     if policy is None:
         return Text()
     alone = len(branch.upstreams) == 1 and len(branch.upstreams[0].nodes) == 1
-    if isinstance(policy, AllOf) and (alone or len(branch.nodes[0].upstreams) == 1):
+    if isinstance(policy, JoinAll) and (alone or len(branch.nodes[0].upstreams) == 1):
         return Text()
     fitting = (each for each in _wordings(branch, policy) if len(each) <= room)
     return Text(next(fitting, ""), style="dim")
@@ -285,15 +285,15 @@ def _after(branch: Branch, room: int) -> Text:
 
 def _wordings(branch: Branch, policy: EdgeDependencyPolicy) -> Iterator[str]:
     """The same in ever fewer words."""
-    spares = not isinstance(policy, AllOf) and policy.on_satisfied is OnSatisfied.CANCEL_REMAINING
+    spares = not isinstance(policy, JoinAll) and policy.on_satisfied is OnSatisfied.CANCEL_REMAINING
     end = "; cancels the rest" if spares else ""
     total = len(branch.nodes[0].upstreams)
     match policy:
-        case AllOf():
+        case JoinAll():
             needed, of_them, counted = "", "", f"all {total}"
-        case AnyOf():
+        case JoinAny():
             needed, of_them, counted = "1 of ", f"1 of {total}: ", f"1 of {total}"
-        case Quorum(k=k):
+        case JoinQuorum(k=k):
             needed, of_them, counted = f"{k} of ", f"{k} of {total}: ", f"{k} of {total}"
     labels = [each.label for each in branch.upstreams]
     for count in range(min(len(labels), NAMES_SHOWN_MAX), 0, -1):

@@ -6,11 +6,7 @@ from msgspec import Struct
 
 from flowfabric.core.flow_model import DependencyState
 from flowfabric.core.flow_policy import EdgeDependencyPolicy
-from flowfabric.core.flow_views import (
-    EdgeSnapshot,
-    FlowMember,
-    FlowSnapshot,
-)
+from flowfabric.core.flow_views import EdgeSnapshot, FlowMember, FlowSnapshot
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.states import PublicState, TerminalOutcome

@@ -12,7 +12,7 @@ class AllOf:
 
     @property
     def policy(self) -> flow_policy.EdgeDependencyPolicy:
-        return flow_policy.AllOf()
+        return flow_policy.JoinAll()
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class AnyOf:
 
     @property
     def policy(self) -> flow_policy.EdgeDependencyPolicy:
-        return flow_policy.AnyOf(_on_satisfied(self.cancel_remaining))
+        return flow_policy.JoinAny(_on_satisfied(self.cancel_remaining))
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Quorum:
 
     @property
     def policy(self) -> flow_policy.EdgeDependencyPolicy:
-        return flow_policy.Quorum(self.k, _on_satisfied(self.cancel_remaining))
+        return flow_policy.JoinQuorum(self.k, _on_satisfied(self.cancel_remaining))
 
 
 When = AllOf | AnyOf | Quorum

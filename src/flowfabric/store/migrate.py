@@ -27,7 +27,7 @@ class Migration(NamedTuple):
     text: str
 
 
-class Applied(NamedTuple):
+class AppliedMigration(NamedTuple):
     """A row of the ledger."""
 
     version: int
@@ -45,7 +45,7 @@ def load(folder: Path) -> tuple[Migration, ...]:
     return migrations
 
 
-def check(known: Sequence[Migration], applied: Sequence[Applied]) -> None:
+def check(known: Sequence[Migration], applied: Sequence[AppliedMigration]) -> None:
     """Refuse a schema this package cannot work on."""
     pending(known, applied)
     expected = known[-1].version
@@ -56,7 +56,7 @@ def check(known: Sequence[Migration], applied: Sequence[Applied]) -> None:
         raise SchemaTooNew(found, expected)
 
 
-def pending(known: Sequence[Migration], applied: Sequence[Applied]) -> list[Migration]:
+def pending(known: Sequence[Migration], applied: Sequence[AppliedMigration]) -> list[Migration]:
     """What is still to be applied. Refuses a ledger that disagrees with the files."""
     done = {row.version: row for row in applied}
     for migration in known:

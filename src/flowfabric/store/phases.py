@@ -121,11 +121,11 @@ def _part(name: str, table: str, columns: Iterable[str]) -> type[Record]:
     return part
 
 
-Asked: Final = _part("Asked", "execution", {*_KEY, *_ASKED})
+AskedRow: Final = _part("Asked", "execution", {*_KEY, *_ASKED})
 Live: Final = _part(
     "Live", "live", {*_KEY, *_COPIED} | set(_NAMES) - set(_ASKED) - BEFORE_THE_END.keys()
 )
-Ending: Final = _part(
+EndingRow: Final = _part(
     "Ending", "ending", {*_KEY, *_COPIED} | set(_NAMES) - set(_ASKED) - AFTER_THE_END.keys()
 )
 
@@ -134,7 +134,7 @@ def _picker(part: type[Record]) -> "itemgetter[tuple[object, ...]]":
     return itemgetter(*(_POSITIONS[field.name] for field in structs.fields(part)))
 
 
-_PICKERS: Final = {part: _picker(part) for part in (Asked, Live, Ending)}
+_PICKERS: Final = {part: _picker(part) for part in (AskedRow, Live, EndingRow)}
 
 
 class RowWrites(NamedTuple):
@@ -177,21 +177,21 @@ def parts_of(record: Record) -> tuple[Record, ...]:
     """The rows a record consists of; the first one is there as long as any."""
     if not isinstance(record, Execution):
         return (record,)
-    return _pick(Asked, record), phase_of(record)
+    return _pick(AskedRow, record), phase_of(record)
 
 
 def phase_of(execution: Execution) -> Record:
     """The row of `live` or `ending`."""
     ended = execution.lifecycle_phase is LifecyclePhase.TERMINAL
     _check_rest(execution, ended=ended)
-    return _pick(Ending if ended else Live, execution)
+    return _pick(EndingRow if ended else Live, execution)
 
 
 def phase_table(record: Record) -> type[Record]:
     """The table with the row of a record that changes."""
     if not isinstance(record, Execution):
         return type(record)
-    return Ending if record.lifecycle_phase is LifecyclePhase.TERMINAL else Live
+    return EndingRow if record.lifecycle_phase is LifecyclePhase.TERMINAL else Live
 
 
 def _pick(part: type[Record], execution: Execution) -> Record:

@@ -19,12 +19,12 @@ _MEETING: Final = (
 """Where the code is by which tasks wait for each other."""
 
 
-class Work:
+class TaskActivity:
     """What a task of a handler is about."""
 
     __slots__ = ("branches", "calls", "running", "starter")
 
-    def __init__(self, starter: "Work | None" = None) -> None:
+    def __init__(self, starter: "TaskActivity | None" = None) -> None:
         self.starter = starter
         self.running: object = None
         """The task itself, as long as it runs; none for the handler's own."""

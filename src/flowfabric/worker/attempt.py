@@ -68,17 +68,17 @@ class Keeper(Protocol):
     @property
     def middleware(self) -> Sequence[Middleware]: ...
 
-    def stop_asked(self, attempt: "Attempt") -> None:
+    def stop_asked(self, attempt: "RunningAttempt") -> None:
         """The handler was told to stop."""
 
-    def handler_ended(self, attempt: "Attempt") -> None:
+    def handler_ended(self, attempt: "RunningAttempt") -> None:
         """It holds no slot any more, whether or not the end has been reported yet."""
 
-    def attempt_ended(self, attempt: "Attempt") -> None:
+    def attempt_ended(self, attempt: "RunningAttempt") -> None:
         """The end has been reported, or nothing more can be done about it."""
 
 
-class Attempt:
+class RunningAttempt:
     """One claimed execution in the hands of this worker."""
 
     def __init__(

@@ -13,7 +13,7 @@ from flowfabric.worker.describing import text_of
 from flowfabric.worker.failures import MARK
 from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.held import HeldLease
-from flowfabric.worker.lines import Call
+from flowfabric.worker.lines import DurableCall
 
 CHAIN_MAX: Final = 100
 """How many exceptions behind the last one are looked at."""
@@ -31,7 +31,7 @@ class Blaming:
 
     __slots__ = ("_call", "_lease")
 
-    def __init__(self, lease: HeldLease, call: Call) -> None:
+    def __init__(self, lease: HeldLease, call: DurableCall) -> None:
         self._lease = lease
         self._call = call
 
@@ -44,7 +44,7 @@ class Blaming:
             _attributes(error)[MARK] = mark
 
 
-def _failed(call: Call, error: BaseException) -> FailedStep:
+def _failed(call: DurableCall, error: BaseException) -> FailedStep:
     return FailedStep(
         step_key=call.key,
         name=call.name,

@@ -12,8 +12,8 @@ from flowfabric.task import Task
 from flowfabric.worker.blame import Blaming
 from flowfabric.worker.ends import RESULT_OF, failure_of, stored_outcome
 from flowfabric.worker.fitting import fitting
+from flowfabric.worker.lines import DurableCall
 from flowfabric.worker.services import Services
-from flowfabric.worker.steps import Call
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -41,7 +41,7 @@ class Child(Generic[R_co]):
         services.promises.add(f"result() of a child of task {self.task.name}", made)
         return made
 
-    async def _result(self, call: Call) -> R_co:
+    async def _result(self, call: DurableCall) -> R_co:
         services = self._services
         with Blaming(services.lease, call):
             async with call:
@@ -52,7 +52,7 @@ class Child(Generic[R_co]):
                     outcome = stored_outcome(self.execution_id, stored)
                 return await fitting(services.parking, partial(result_of, self.task, outcome))
 
-    async def _ended(self, call: Call) -> Outcome:
+    async def _ended(self, call: DurableCall) -> Outcome:
         """How it ended, stored before the handler sees it."""
         services, ends = self._services, self._services.steps.ends
         while True:

@@ -41,12 +41,11 @@ from flowfabric.worker.facts import BlockingFacts, Facts
 from flowfabric.worker.fitting import fitting
 from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.held import clock_s
-from flowfabric.worker.lines import inside_step
+from flowfabric.worker.lines import DurableCall, inside_step
 from flowfabric.worker.patching import BlockingPatchVerbs, PatchVerbs
-from flowfabric.worker.services import Fence, Services
+from flowfabric.worker.services import FencedTransaction, Services
 from flowfabric.worker.signalling import BlockingSignalVerbs, SignalVerbs
 from flowfabric.worker.speaking import BlockingStreamVerbs, StreamVerbs
-from flowfabric.worker.steps import Call
 from flowfabric.worker.verbs import check_step, decode_step, encode_step, on_loop
 
 P = ParamSpec("P")
@@ -154,7 +153,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, Facts):
         function: Callable[..., object],
         args: tuple[object, ...],
         given: dict[str, object],
-    ) -> Call:
+    ) -> DurableCall:
         check_step(name, function, given.get("retry"))
         kwargs = {key: value for key, value in given.items() if key != "retry"}
         digest = function_digest(function, (*args, kwargs))
@@ -162,7 +161,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, Facts):
 
     async def _step(
         self,
-        call: Call,
+        call: DurableCall,
         function: Callable[..., object],
         args: tuple[object, ...],
         given: dict[str, object],
@@ -189,7 +188,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, Facts):
 
     async def _tried(
         self,
-        call: Call,
+        call: DurableCall,
         function: Callable[..., object],
         args: tuple[object, ...],
         given: dict[str, object],
@@ -230,7 +229,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, Facts):
         call = self._services.steps.ask(StepKind.SLEEP, "sleep", digest_of(sleep_ms))
         return self._sleep(call, sleep_ms)
 
-    async def _sleep(self, call: Call, sleep_ms: int) -> None:
+    async def _sleep(self, call: DurableCall, sleep_ms: int) -> None:
         services = self._services
         async with call:
             stored = await services.steps.find(call)
@@ -256,7 +255,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, Facts):
         """The time by the store's clock; later runs of the handler get the same."""
         return self._now(self._services.steps.ask(StepKind.NOW, "now", ""))
 
-    async def _now(self, call: Call) -> datetime:
+    async def _now(self, call: DurableCall) -> datetime:
         services = self._services
         async with call:
             stored = await services.steps.find(call)
@@ -279,7 +278,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, Facts):
         call = self._services.steps.ask(StepKind.UUID, "uuid", "")
         return self._recorded(call, uuids.uuid4, uuids.UUID)
 
-    async def _recorded(self, call: Call, make: Callable[[], T], as_: type[T]) -> T:
+    async def _recorded(self, call: DurableCall, make: Callable[[], T], as_: type[T]) -> T:
         services = self._services
         async with call:
             stored = await services.steps.find(call)
@@ -299,7 +298,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, Facts):
         check_text("name", name, bytes_max=BRANCH_NAME_BYTES_MAX, empty=False)
         return self._services.steps.branch(name)
 
-    def fence(self, connection: object) -> Fence:
+    def fence(self, connection: object) -> FencedTransaction:
         """Commit business rows only while this worker owns the execution.
 
         Use it inside an open transaction: `with` it, or `async with` it for an async
@@ -347,7 +346,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, Facts):
         return self._submit(call, submission, options)
 
     async def _submit(
-        self, call: Call, submission: Submission[object], options: Options
+        self, call: DurableCall, submission: Submission[object], options: Options
     ) -> Child[object]:
         services = self._services
         async with call:

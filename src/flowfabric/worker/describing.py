@@ -18,7 +18,7 @@ from flowfabric.retrying import Retry
 from flowfabric.task import Task
 
 
-class Told(Struct, frozen=True, array_like=True):
+class ReportedFailure(Struct, frozen=True, array_like=True):
     """What became of a task in another process: a result, or a failure."""
 
     result: bytes | None = None
@@ -37,7 +37,7 @@ class ProcessDied(Exception):
 class RaisedElsewhere(Exception):
     """What a task raised in its process: the exception's text and where it came from."""
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, told: ReportedFailure) -> None:
         super().__init__(told.reason)
         self.told = told
 

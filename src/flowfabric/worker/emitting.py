@@ -44,7 +44,7 @@ from flowfabric.errors import (
 from flowfabric.json_values import encode_value
 from flowfabric.worker.describing import why_lost
 from flowfabric.worker.held import HeldLease
-from flowfabric.worker.lines import Call, current_line
+from flowfabric.worker.lines import DurableCall, current_line
 from flowfabric.worker.reports import Reports
 
 BACKLOG_FRAMES_MAX: Final = 10_000
@@ -67,7 +67,7 @@ emitting_step: ContextVar[str | None] = ContextVar("flowfabric_emitting_step", d
 """The key of the step whose function runs."""
 
 
-def come_further(call: Call) -> None:
+def come_further(call: DurableCall) -> None:
     """A call is made that earlier runs have not seen the end of, as far as is stored.
 
     What its line says from here on is new; after a sleep, which leaves no trace of its end, it

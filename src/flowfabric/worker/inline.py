@@ -12,7 +12,7 @@ from flowfabric.errors import OperationTimeout
 from flowfabric.first_of import first_of
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
-from flowfabric.worker.attempt import Attempt, Middleware, Stop
+from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.held import HeldLease
 from flowfabric.worker.reports import Reports
@@ -52,7 +52,7 @@ class InlineWorker:
         self._tasks = tasks
         self.middleware = middleware
         self._move_to = move_to
-        self._left: set[Attempt] = set()
+        self._left: set[RunningAttempt] = set()
         self._one_ended = asyncio.Event()
         self._functions = Functions(THREADS, PROCESSES)
         self._unwatch = watch_tasks(asyncio.get_running_loop())
@@ -88,7 +88,9 @@ class InlineWorker:
         )
         # Nobody else is there to take a lease, and hardly any time passes while one is held.
         self._left = {
-            Attempt(self._shared, HeldLease(each, math.inf), self._tasks[each.execution_kind], self)
+            RunningAttempt(
+                self._shared, HeldLease(each, math.inf), self._tasks[each.execution_kind], self
+            )
             for each in claimed
         }
         for attempt in tuple(self._left):
@@ -125,7 +127,7 @@ class InlineWorker:
             attempt.abandon("the drain is over")
         await self._until_ended(self._left, GRACE_S)
 
-    async def _until_ended(self, attempts: set[Attempt], timeout_s: float) -> None:
+    async def _until_ended(self, attempts: set[RunningAttempt], timeout_s: float) -> None:
         deadline_s, left_s = time.monotonic() + timeout_s, timeout_s
         while attempts & self._left and left_s >= 0:
             self._one_ended.clear()
@@ -134,14 +136,14 @@ class InlineWorker:
 
     # What attempts tell
 
-    def handler_ended(self, attempt: Attempt) -> None:
+    def handler_ended(self, attempt: RunningAttempt) -> None:
         """There are no slots to free."""
 
-    def attempt_ended(self, attempt: Attempt) -> None:
+    def attempt_ended(self, attempt: RunningAttempt) -> None:
         self._left.discard(attempt)
         self._one_ended.set()
 
-    def stop_asked(self, attempt: Attempt) -> None:
+    def stop_asked(self, attempt: RunningAttempt) -> None:
         """A timeout has passed by the clock that decides, too."""
         deadline_ms = attempt.lease.claimed.attempt_deadline_ms
         if attempt.stopping is Stop.TIMEOUT and deadline_ms is not None:

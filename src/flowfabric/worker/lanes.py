@@ -9,7 +9,7 @@ from flowfabric.task import Task
 
 WEIGHT_MAX = 1_000
 
-Lanes = Sequence[str] | Mapping[str, int]
+LaneWeights = Sequence[str] | Mapping[str, int]
 
 
 def lanes_of(tasks: Mapping[str, Task[..., object]]) -> list[str]:
@@ -20,7 +20,7 @@ def lanes_of(tasks: Mapping[str, Task[..., object]]) -> list[str]:
 class LaneShares:
     """Smooth weighted round robin: of any few turns in a row each lane gets its share."""
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: LaneWeights) -> None:
         if isinstance(lanes, str) or not lanes:
             raise InvalidInput("lanes", "must be a non-empty list of lanes", lanes)
         weights = lanes if isinstance(lanes, Mapping) else dict.fromkeys(lanes, 1)

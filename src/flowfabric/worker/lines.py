@@ -34,7 +34,7 @@ from flowfabric.core.journal import (
     named_line,
 )
 from flowfabric.core.step_model import Step, StepKind
-from flowfabric.worker.at_work import Work
+from flowfabric.worker.at_work import TaskActivity
 from flowfabric.worker.digests import coroutine_arguments, digest_of
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Watched(Protocol):
         """What was stored when a person allowed a call that does not fit it; None if nobody has."""
 
     @property
-    def seen(self) -> "list[Seen]":
+    def seen(self) -> "list[SeenFailure]":
         """Failures the handler has seen that are not stored yet."""
 
     def asked(self) -> None:
@@ -83,7 +83,7 @@ class Watched(Protocol):
     def ended(self) -> None:
         """A call has ended."""
 
-    async def failed(self, call: "Call", error: BaseException) -> None:
+    async def failed(self, call: "DurableCall", error: BaseException) -> None:
         """A call ends without a result."""
 
     def task_began(self, line: "Line") -> None:
@@ -99,7 +99,7 @@ class Watched(Protocol):
     def closed(self) -> bool: ...
 
 
-class Call:
+class DurableCall:
     """One call of a durable verb. While it is under way, use it as a context."""
 
     __slots__ = (
@@ -162,12 +162,12 @@ class Call:
             self.line.end()
 
 
-class Seen:
+class SeenFailure:
     """A failure the handler has seen, which is stored as soon as the handler goes on."""
 
     __slots__ = ("call", "failure", "line", "position", "since")
 
-    def __init__(self, call: Call, failure: bytes, position: int | None, since: int) -> None:
+    def __init__(self, call: DurableCall, failure: bytes, position: int | None, since: int) -> None:
         self.call = call
         self.line = call.line
         """Where it was seen; when that has ended, where that was started."""
@@ -181,7 +181,7 @@ class Forks:
 
     __slots__ = ("after", "numbers", "waiting")
 
-    def __init__(self, after: list[Call]) -> None:
+    def __init__(self, after: list[DurableCall]) -> None:
         self.after = after
         self.waiting: list[Line] = []
         """Those that no stored line has been looked for yet."""
@@ -213,8 +213,8 @@ class Line:
         """The lines started before the calls that are being made."""
         self.started_at: Forks | None = None if parent is None else parent.forks
         self._after_key: str | None = None
-        self._burst: list[Call] = []
-        self._bursts: deque[list[Call]] = deque()
+        self._burst: list[DurableCall] = []
+        self._bursts: deque[list[DurableCall]] = deque()
         self._numbers: dict[tuple[str, ...], int] = {}
         self._equals: dict[tuple[str, ...], int] = {}
         self._opaque: dict[tuple[str, ...], tuple[object, ...]] = {}
@@ -223,13 +223,15 @@ class Line:
         self._active = False
         self._quiet: set[Line] = set()
         """Branches that have made no call yet."""
-        self.work = Work()
+        self.work = TaskActivity()
         """Of the task that makes its calls."""
         self.news_ms: int = 0 if parent is None else parent.news_ms
 
     # Calling
 
-    def ask(self, kind: StepKind, name: str, digest: str, opaque: tuple[object, ...]) -> Call:
+    def ask(
+        self, kind: StepKind, name: str, digest: str, opaque: tuple[object, ...]
+    ) -> DurableCall:
         """Take the place of the next call. Call it in the order of the code.
 
         `opaque` is what the call has in it and its digest says nothing of.
@@ -246,7 +248,7 @@ class Line:
         equal = _count(self._equals, alike(kind, name, digest))
         made = self.journal.tick()
         asked = Asked(kind, name, digest, number, parallel, equal, unsure)
-        call = Call(self, kind, asked, made)
+        call = DurableCall(self, kind, asked, made)
         if opaque and unsure:
             first = self._opaque.setdefault((kind, name, digest), opaque)
             if any(one is not other for one, other in zip(first, opaque, strict=False)):
@@ -279,7 +281,7 @@ class Line:
 
     # Finding out what is meant
 
-    def place(self, call: Call) -> None:
+    def place(self, call: DurableCall) -> None:
         """Say what a call stands for: a stored step, or a key for a new one."""
         if call.key:
             return
@@ -304,7 +306,7 @@ class Line:
         """Which use of a patch's name it is. No call: a patch leaves no trace in the order."""
         return _count(self._numbers, ("patch", name))
 
-    def _place_burst(self, burst: list[Call]) -> None:
+    def _place_burst(self, burst: list[DurableCall]) -> None:
         if burst is self._burst:
             self._close_burst()
         matches = self.shelf.take([call.asked for call in burst])
@@ -326,7 +328,7 @@ class Line:
                         line.shelf.forgive(left_behind)
         self._after_key = burst[-1].key
 
-    def _refusal_of_branches(self, call: Call) -> str:
+    def _refusal_of_branches(self, call: DurableCall) -> str:
         """Why a new call must not run: branches are stored from before it, and none is started."""
         branches = self._branches_at(call.before)
         return branches.refusal(call.asked) if branches.untouched else ""
@@ -412,7 +414,7 @@ class Line:
         equal = _count(self._equals, alike(BRANCH, label, digest))
         asked = Asked(BRANCH, label, digest, number, parallel, equal)
         made = Line(self.journal, self, asked, self.journal.tick())
-        made.work = Work(self.work)
+        made.work = TaskActivity(self.work)
         self.forks.waiting.append(made)
         # Not at once: what is started together is in the order of the code.
         asyncio.get_running_loop().call_soon(self._quiet.add, made)
@@ -465,12 +467,12 @@ class Line:
 
     # Failures
 
-    def pend(self, call: Call, failure: bytes, position: int | None = None) -> None:
-        self.journal.seen.append(Seen(call, failure, position, self.journal.tick()))
+    def pend(self, call: DurableCall, failure: bytes, position: int | None = None) -> None:
+        self.journal.seen.append(SeenFailure(call, failure, position, self.journal.tick()))
 
-    def gone_past(self, call: Call) -> list[Seen]:
+    def gone_past(self, call: DurableCall) -> list[SeenFailure]:
         """The failures after which `call` was made: the handler has gone on past them."""
-        found: list[Seen] = []
+        found: list[SeenFailure] = []
         line: Line | None = self
         made = call.made
         while line is not None and self.journal.seen:

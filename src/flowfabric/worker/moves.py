@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from flowfabric.core.journal import Going, alike, may_ask_yet, moved
 from flowfabric.core.step_model import Step
 from flowfabric.worker.at_work import at_work
-from flowfabric.worker.lines import Call, Line
+from flowfabric.worker.lines import DurableCall, Line
 
 
 class Moves:
@@ -68,7 +68,7 @@ class Moves:
     def forgive(self, keys: Collection[str]) -> None:
         self._forgiven.update(keys)
 
-    def refusal(self, call: Call) -> str:
+    def refusal(self, call: DurableCall) -> str:
         """Why a call that is not stored must not run; empty if it may."""
         asked = call.asked
         lines = {

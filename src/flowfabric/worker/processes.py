@@ -29,7 +29,7 @@ from flowfabric.task import Task
 from flowfabric.worker.describing import (
     ProcessDied,
     RaisedElsewhere,
-    Told,
+    ReportedFailure,
     category,
     classify,
     describe,
@@ -42,7 +42,7 @@ PROCESSES_MAX: Final = 61
 _SPAWN: Final = multiprocessing.get_context("spawn")
 
 
-class Ask(Struct, frozen=True, array_like=True):
+class ProcessCall(Struct, frozen=True, array_like=True):
     """What a process is to run."""
 
     module: str
@@ -63,7 +63,7 @@ class Processes:
 
     async def run(self, task: Task[..., object], payload: bytes) -> bytes:
         """Run a task elsewhere and return its encoded result. Cancelling it ends its process."""
-        ask = Ask(task.function.__module__, task.function.__qualname__, payload)
+        ask = ProcessCall(task.function.__module__, task.function.__qualname__, payload)
         loop = asyncio.get_running_loop()
         async with self._turns:
             child = self._idle.pop() if self._idle else _Child()
@@ -95,11 +95,11 @@ class _Child:
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
 
-    def ask(self, ask: Ask) -> Told:
+    def ask(self, ask: ProcessCall) -> ReportedFailure:
         try:
             pipe = self._started()
             pipe.send_bytes(msgspec.msgpack.encode(ask))
-            return msgspec.msgpack.decode(pipe.recv_bytes(), type=Told)
+            return msgspec.msgpack.decode(pipe.recv_bytes(), type=ReportedFailure)
         except (EOFError, OSError) as error:
             raise ProcessDied(self._last_words()) from error
 
@@ -132,7 +132,7 @@ class _Child:
         return f"the process of the task {how}"
 
 
-def _result(told: Told) -> bytes:
+def _result(told: ReportedFailure) -> bytes:
     if told.result is not None:
         return told.result
     elsewhere = RaisedElsewhere(told)
@@ -156,7 +156,7 @@ def _serve(pipe: Connection) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
-            ask = msgspec.msgpack.decode(pipe.recv_bytes(), type=Ask)
+            ask = msgspec.msgpack.decode(pipe.recv_bytes(), type=ProcessCall)
             pipe.send_bytes(msgspec.msgpack.encode(_answer(ask)))
 
 
@@ -167,15 +167,15 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _answer(ask: Ask) -> Told:
+def _answer(ask: ProcessCall) -> ReportedFailure:
     task: Task[..., object] | None = None
     try:
         task = _find(ask)
         bound = task.arguments.decode(ask.payload)
         call = partial(task.function, *bound.args, **bound.kwargs)
-        return Told(result=task.encode_result(contained(call)))
+        return ReportedFailure(result=task.encode_result(contained(call)))
     except BaseException as error:
-        return Told(
+        return ReportedFailure(
             reason=describe(error),
             failure_class=classify(error, task),
             category=category(error),
@@ -184,7 +184,7 @@ def _answer(ask: Ask) -> Told:
         )
 
 
-def _find(ask: Ask) -> "Task[..., object]":
+def _find(ask: ProcessCall) -> "Task[..., object]":
     found: object = importlib.import_module(ask.module)
     for part in ask.name.split("."):
         found = getattr(found, part)

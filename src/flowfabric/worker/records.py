@@ -6,7 +6,7 @@ from flowfabric.core.journal import Kept
 from flowfabric.core.step_model import Step
 from flowfabric.core.steps import NewStep
 from flowfabric.worker.failures import GIVEN_UP
-from flowfabric.worker.lines import Call
+from flowfabric.worker.lines import DurableCall
 
 
 def positions_of(steps: Sequence[Step]) -> dict[str, int]:
@@ -24,7 +24,7 @@ def kept_of(step: Step) -> Kept:
 
 
 def new_step(
-    call: Call,
+    call: DurableCall,
     *,
     result: bytes | None = None,
     failure: bytes | None = None,

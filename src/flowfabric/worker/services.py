@@ -286,8 +286,8 @@ class Services:
         engine, execution_id = self._shared.engine, self.lease.claimed.execution_id
         return await self._tell(lambda: engine.describe_suspension(execution_id, suspension_id))
 
-    def fence(self, connection: object) -> "Fence":
-        return Fence(self._shared.engine, self.lease, connection, self._loop)
+    def fence(self, connection: object) -> "FencedTransaction":
+        return FencedTransaction(self._shared.engine, self.lease, connection, self._loop)
 
     async def submit_child(
         self, identity: str, call: Submission[object], options: Options
@@ -357,7 +357,7 @@ async def fenced(lease: HeldLease, work: Awaitable[T]) -> T:
         raise asyncio.CancelledError(why_lost(error)) from None
 
 
-class Fence:
+class FencedTransaction:
     """Keeps the lease for as long as the transaction of `connection` lasts."""
 
     def __init__(

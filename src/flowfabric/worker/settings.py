@@ -13,7 +13,7 @@ from flowfabric.core.ids import parse_worker_id
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.errors import InvalidInput
 from flowfabric.worker.context import IN_PROCESS_SLEEP_MS
-from flowfabric.worker.lanes import Lanes, LaneShares
+from flowfabric.worker.lanes import LaneShares, LaneWeights
 
 CONCURRENCY_MAX = 100_000
 LEASE_TTL_MS_MIN = 1_000
@@ -33,7 +33,7 @@ def _instance() -> str:
 class WorkerSettings:
     """How a worker runs."""
 
-    lanes: Lanes | None = None
+    lanes: LaneWeights | None = None
     """A list, or a mapping to weights: a lane of weight 3 gets thrice the turns. Those of the
     worker's tasks unless given."""
     capabilities: Sequence[str] = ()
@@ -75,7 +75,7 @@ class WorkerSettings:
         check_bool("reconcile", self.reconcile)
 
     def with_given(
-        self, lanes: Lanes | None, capabilities: Sequence[str], concurrency: int | None
+        self, lanes: LaneWeights | None, capabilities: Sequence[str], concurrency: int | None
     ) -> "WorkerSettings":
         """The same, but for what is given."""
         return replace(

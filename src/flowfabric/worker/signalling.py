@@ -10,11 +10,7 @@ from flowfabric.errors import InvalidInput, SignalTimeout
 from flowfabric.signals import Signal, SignalToken, check_name, condition_of
 from flowfabric.worker.digests import digest_of
 from flowfabric.worker.verbs import Verbs, check_awaitable, on_loop, promised
-from flowfabric.worker.waiting import (
-    Wait,
-    make_waitpoint,
-    received,
-)
+from flowfabric.worker.waiting import Wait, make_waitpoint, received
 
 T = TypeVar("T")
 D = TypeVar("D")

@@ -39,9 +39,9 @@ from flowfabric.worker.failures import GIVEN_UP, encode_failure, rebuilt
 from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.held import clock_s
 from flowfabric.worker.lines import (
-    Call,
+    DurableCall,
     Line,
-    Seen,
+    SeenFailure,
     current_line,
     inside_step,
     root_line,
@@ -51,10 +51,10 @@ from flowfabric.worker.parking import Parking
 from flowfabric.worker.records import kept_of, new_step, positions_of
 from flowfabric.worker.turns import Turns
 
-Store = Callable[[NewStep], Awaitable[StepStored]]
+StoreStep = Callable[[NewStep], Awaitable[StepStored]]
 StoreLater = Callable[[NewStep], None]
 
-__all__ = ["Call", "Journal", "Patch"]
+__all__ = ["DurableCall", "Journal", "Patch"]
 
 NOTHING: Final = Shelf(())
 SWALLOWED_MAX: Final = 100
@@ -77,7 +77,7 @@ class Journal:
 
     def __init__(
         self,
-        store: Store,
+        store: StoreStep,
         store_later: StoreLater,
         parking: Parking,
         steps: Sequence[Step],
@@ -88,7 +88,7 @@ class Journal:
         self._parking: Parking | None = parking
         self._turns = Turns(parking)
         self._passing = asyncio.Lock()
-        self.seen: list[Seen] = []
+        self.seen: list[SeenFailure] = []
         self._steps: dict[str, Step] = {}
         self._positions: dict[str, int] = {}
         self._by_line: dict[str, list[Kept]] = {}
@@ -115,7 +115,9 @@ class Journal:
 
     # Calls
 
-    def ask(self, kind: StepKind, name: str, digest: str, opaque: tuple[object, ...] = ()) -> Call:
+    def ask(
+        self, kind: StepKind, name: str, digest: str, opaque: tuple[object, ...] = ()
+    ) -> DurableCall:
         """Take the place of a call. Call it when the verb is called, not when it is awaited."""
         self.check_outside_steps(name)
         if self.closed:
@@ -141,7 +143,7 @@ class Journal:
         if step is not None:
             raise NotInAStep(name, step)
 
-    async def find(self, call: Call) -> Step | None:
+    async def find(self, call: DurableCall) -> Step | None:
         """The stored step a call stands for, in its turn; without one, the call may run now.
 
         Raises what was stored as the failure of the step.
@@ -152,7 +154,7 @@ class Journal:
         await self.deliver(step)
         return step
 
-    async def look_up(self, call: Call) -> Step | None:
+    async def look_up(self, call: DurableCall) -> Step | None:
         """The same, but not in its turn: see `deliver`."""
         call.line.place(call)
         if not call.is_stored:
@@ -177,7 +179,7 @@ class Journal:
         if step.failure is not None and not (step.kind is StepKind.CHILD and is_end(step.failure)):
             raise rebuilt(step.step_key, step.failure)
 
-    async def _may_run(self, call: Call) -> None:
+    async def _may_run(self, call: DurableCall) -> None:
         """Wait until a call that is not stored may run."""
         refusal = call.refusal
         if not refusal:
@@ -191,7 +193,7 @@ class Journal:
             async with self._passing:
                 await self._store_seen(call.line.gone_past(call))
 
-    async def _lasting_refusal(self, call: Call) -> str:
+    async def _lasting_refusal(self, call: DurableCall) -> str:
         """Why it must not run a while later: what is done outside of steps takes its time."""
         until_s = clock_s() + PATIENCE_S
         while refusal := self._moves.refusal(call):
@@ -206,7 +208,7 @@ class Journal:
 
     async def store(
         self,
-        call: Call,
+        call: DurableCall,
         *,
         result: bytes | None = None,
         failure: bytes | None = None,
@@ -219,23 +221,23 @@ class Journal:
             await self._turns.take(position)
         return stored
 
-    async def store_later(self, call: Call, *, result: bytes) -> None:
+    async def store_later(self, call: DurableCall, *, result: bytes) -> None:
         """Store a step while the handler goes on: for what every later run would find out anew."""
         with self._turns.allot() as position:
             self._store_later(new_step(call, result=result, position=position))
             call.has_result = True
             await self._turns.take(position)
 
-    async def store_sleep(self, call: Call, sleep_ms: int) -> int:
+    async def store_sleep(self, call: DurableCall, sleep_ms: int) -> int:
         """Store that a sleep begins, and return when it ends."""
         return (await self._store(new_step(call, sleep_ms=sleep_ms))).at_ms + sleep_ms
 
-    async def woke(self, call: Call) -> None:
+    async def woke(self, call: DurableCall) -> None:
         """A sleep has ended. When that was counts only beside something else."""
         if not self._turns.alone:
             await self.store(call)
 
-    async def failed(self, call: Call, error: BaseException) -> None:
+    async def failed(self, call: DurableCall, error: BaseException) -> None:
         """A call ends without a result; returns when it is its turn to reach the handler.
 
         A handler that was told to stop sees nothing more. A call that never had its place, or
@@ -260,7 +262,7 @@ class Journal:
         async with self._passing:
             await self._store_seen(list(self.seen))
 
-    async def _store_seen(self, seen: Iterable[Seen]) -> None:
+    async def _store_seen(self, seen: Iterable[SeenFailure]) -> None:
         for each in seen:
             new = new_step(each.call, failure=each.failure, position=each.position)
             await self._store(new)

@@ -92,11 +92,11 @@ class Turns:
         runs = self.order.may_run and bool(self._held) and self._parking.mismatch is None
         if runs:
             for turn in self._held:
-                _end(turn)
+                _end_turn(turn)
         if position is not None:
             self._settled = False
             self.order.end(position)
-            _end(self._waiting[position])
+            _end_turn(self._waiting[position])
             self._rest.moved()
             self._rest.watch()
         return runs or position is not None
@@ -145,6 +145,6 @@ class Allotted:
         self._turns.give_up(self._position)
 
 
-def _end(turn: "asyncio.Future[None]") -> None:
+def _end_turn(turn: "asyncio.Future[None]") -> None:
     if not turn.done():
         turn.set_result(None)

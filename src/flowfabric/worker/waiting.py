@@ -40,9 +40,9 @@ from flowfabric.signals import Signal, SignalToken
 from flowfabric.worker.blame import Blaming
 from flowfabric.worker.fitting import fitting
 from flowfabric.worker.held import clock_s
+from flowfabric.worker.lines import DurableCall
 from flowfabric.worker.parking import Pause
 from flowfabric.worker.services import Services
-from flowfabric.worker.steps import Call
 
 PAUSES_MAX: Final = 1_000
 """Pauses one wait may have had; each but the last ended with its execution, which was replayed."""
@@ -64,7 +64,7 @@ class StoredSignal(Struct, frozen=True, kw_only=True):
     payload: Raw
 
 
-class Refusal(Struct, frozen=True, kw_only=True):
+class UnreadablePayload(Struct, frozen=True, kw_only=True):
     """Why the payload of a signal could not be read when it came."""
 
     field: str
@@ -76,13 +76,13 @@ class StoredWait(Struct, frozen=True, kw_only=True):
 
     ended: Literal["signals", "timeout", "operator"]
     signals: tuple[StoredSignal, ...] = ()
-    refusal: Refusal | None = None
+    refusal: UnreadablePayload | None = None
 
 
 class Wait(Struct, frozen=True, kw_only=True):
     """A wait where the code asks for it."""
 
-    call: Call
+    call: DurableCall
     condition: Condition
     timeout_ms: int | None
 
@@ -94,7 +94,7 @@ def named_id(execution_id: ExecutionId, *position: str) -> str:
 
 
 async def make_waitpoint(
-    services: Services, call: Call, name: str, expires_in_ms: int
+    services: Services, call: DurableCall, name: str, expires_in_ms: int
 ) -> SignalToken:
     execution_id = services.lease.claimed.execution_id
     async with call:
@@ -117,7 +117,7 @@ async def make_waitpoint(
     return SignalToken(execution_id, made.waitpoint_id, made.waitpoint_token)
 
 
-def _waitpoint_id(services: Services, call: Call, stored: Step | None) -> str:
+def _waitpoint_id(services: Services, call: DurableCall, stored: Step | None) -> str:
     if stored is not None:
         return msgspec.json.decode(stored.result or b"null", type=str)
     return named_id(services.lease.claimed.execution_id, "waitpoint", call.identity)
@@ -194,7 +194,7 @@ async def _until_signalled(services: Services, pause: Pause) -> SuspensionView |
         await asyncio.wait([parked])
 
 
-async def _last_pause(services: Services, call: Call) -> tuple[str, SuspensionView | None]:
+async def _last_pause(services: Services, call: DurableCall) -> tuple[str, SuspensionView | None]:
     """The pause that ended this wait; or the id for the next one."""
     for number in range(PAUSES_MAX):
         suspension_id = named_id(
@@ -267,7 +267,9 @@ def _judged(ended: StoredWait, kind: object) -> StoredWait:
     try:
         _signals(ended, kind)
     except InvalidInput as error:
-        return structs.replace(ended, refusal=Refusal(field=error.field, problem=error.problem))
+        return structs.replace(
+            ended, refusal=UnreadablePayload(field=error.field, problem=error.problem)
+        )
     return ended
 
 

@@ -31,7 +31,7 @@ from flowfabric.reconcilers.supervisor import Supervisor
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
-from flowfabric.worker.attempt import Attempt, Middleware, Stop
+from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.heartbeat import BEATS_PER_LEASE, Connect, Heartbeat
 from flowfabric.worker.held import HeldLease, clock_s
@@ -105,9 +105,9 @@ class Worker:
         self._heartbeat.on_gone = self._give_up
         self._gone: DatabaseGone | None = None
         self._waiting: deque[HeldLease] = deque()
-        self._running: set[Attempt] = set()
+        self._running: set[RunningAttempt] = set()
         """Those whose handlers hold a slot."""
-        self._attempts: set[Attempt] = set()
+        self._attempts: set[RunningAttempt] = set()
         """Those whose end has not been reported."""
         self._ready: HintListener | None = None
         """Wakes the worker when it is idle."""
@@ -273,35 +273,35 @@ class Worker:
                 self._heartbeat.remove(lease)
                 continue
             task = self._tasks[lease.claimed.execution_kind]
-            attempt = Attempt(self._shared, lease, task, self)
+            attempt = RunningAttempt(self._shared, lease, task, self)
             self._running.add(attempt)
             self._attempts.add(attempt)
             attempt.start()
             self._started_at_s = attempt.started_s
 
-    def handler_ended(self, attempt: Attempt) -> None:
+    def handler_ended(self, attempt: RunningAttempt) -> None:
         if attempt in self._running:
             took_s = time.monotonic() - attempt.started_s
             self._average_s = 0.9 * self._average_s + 0.1 * took_s
             self._free(attempt)
 
-    def _free(self, attempt: Attempt) -> None:
+    def _free(self, attempt: RunningAttempt) -> None:
         self._running.discard(attempt)
         if not self._stopping.is_set():
             self._fill_slots()
         self._slot_freed.set()
 
-    def attempt_ended(self, attempt: Attempt) -> None:
+    def attempt_ended(self, attempt: RunningAttempt) -> None:
         self._attempts.discard(attempt)
         self._heartbeat.remove(attempt.lease)
         self._slot_freed.set()
 
-    def stop_asked(self, attempt: Attempt) -> None:
+    def stop_asked(self, attempt: RunningAttempt) -> None:
         """Give the handler a while to stop, then go on without it."""
         grace_s = duration_ms("cancel_grace", self.settings.cancel_grace) / 1_000
         asyncio.get_running_loop().call_later(grace_s, self._abandon, attempt)
 
-    def _abandon(self, attempt: Attempt) -> None:
+    def _abandon(self, attempt: RunningAttempt) -> None:
         if attempt not in self._running:
             return
         log.error(
@@ -376,7 +376,7 @@ class Worker:
                 self._heartbeat.remove(lease)
 
 
-def _named(running: Collection[Attempt], own_ids: Mapping[ExecutionId, str]) -> str:
+def _named(running: Collection[RunningAttempt], own_ids: Mapping[ExecutionId, str]) -> str:
     """Which tasks these are, for people."""
     claimed = [attempt.lease.claimed for attempt in running]
     shown = [

@@ -17,7 +17,7 @@ from flowfabric.core.flow_model import Edge, EdgeGroup, ExecutionInput
 from flowfabric.core.model import Attempt, ClaimGrant, Execution, Record
 from flowfabric.core.suspension_model import Suspension, Waitpoint
 from flowfabric.store.mapping import table_of
-from flowfabric.store.phases import Asked, Ending, Live
+from flowfabric.store.phases import AskedRow, EndingRow, Live
 from flowfabric.store.postgres.driver import Connection
 from flowfabric.store.postgres.generated import Part, get_text, lock_text, save_text
 from flowfabric.store.postgres.pool import Connections
@@ -126,9 +126,9 @@ def statements() -> dict[str, str]:
     }
     for name, alone in (("save one", True), ("save many", False)):
         changes = (
-            Part("insert", Asked, table_of(Asked).names, alone),
+            Part("insert", AskedRow, table_of(AskedRow).names, alone),
             Part("update", Live, table_of(Live).names, alone),
-            Part("update", Ending, table_of(Ending).names, alone),
+            Part("update", EndingRow, table_of(EndingRow).names, alone),
             Part("delete", Live, table_of(Live).key, alone),
             Part("insert", Attempt, table_of(Attempt).names, alone),
             Part("delete", ClaimGrant, table_of(ClaimGrant).key, alone),
@@ -138,7 +138,7 @@ def statements() -> dict[str, str]:
         )
         generated[name] = save_text(changes)
         generated[f"{name} if unchanged"] = save_text(
-            changes, (Live, Ending, Suspension, Waitpoint)
+            changes, (Live, EndingRow, Suspension, Waitpoint)
         )
     return texts | generated
 

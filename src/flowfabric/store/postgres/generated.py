@@ -29,8 +29,8 @@ from flowfabric.store.phases import (
     BLANKS,
     IMPLIED,
     STATES,
-    Asked,
-    Ending,
+    AskedRow,
+    EndingRow,
     Live,
 )
 
@@ -174,9 +174,9 @@ def _locked_execution(table: Table) -> str:
     """
     same = " and ".join(f"e.{name} = p.{name}" for name in table.key)
     found = " and ".join(f"p.{name} = k.{name}" for name in table.key)
-    asked = table_of(Asked)
+    asked = table_of(AskedRow)
     rows: list[str] = []
-    for part, rest in ((Live, BEFORE_THE_END), (Ending, AFTER_THE_END)):
+    for part, rest in ((Live, BEFORE_THE_END), (EndingRow, AFTER_THE_END)):
         phase = table_of(part)
         columns = ", ".join(
             _read(phase, name, "p")

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from flowfabric.errors import Unavailable
-from flowfabric.store.migrate import Applied, Migration, load, pending
+from flowfabric.store.migrate import AppliedMigration, Migration, load, pending
 from flowfabric.store.postgres.driver import Connection, Usable
 from flowfabric.store.postgres.generated import CLOCK_MS, SCHEMA
 
@@ -38,7 +38,7 @@ create table if not exists schema_migration (
 """
 
 
-async def read_ledger(connection: Usable) -> list[Applied]:
+async def read_ledger(connection: Usable) -> list[AppliedMigration]:
     """What was applied, oldest first; nothing, if the schema does not exist.
 
     Refuses a database that cannot hold every text: it would take a failure's reason today and
@@ -54,7 +54,9 @@ async def read_ledger(connection: Usable) -> list[Applied]:
     if not exists:
         return []
     rows = await connection.fetch(_APPLIED)
-    return [Applied(int(str(row[0])), str(row[1]), str(row[2]), row[3] is True) for row in rows]
+    return [
+        AppliedMigration(int(str(row[0])), str(row[1]), str(row[2]), row[3] is True) for row in rows
+    ]
 
 
 async def apply_pending(connection: Connection) -> list[str]:

@@ -79,7 +79,7 @@ _PATH_IS_SET: Final = f"select 1 / (current_setting('search_path') = '{SEARCH_PA
 _BEGIN: Final = "begin isolation level read committed"
 
 
-class Idle(Struct, frozen=True):
+class IdleConnection(Struct, frozen=True):
     """A connection that nobody uses."""
 
     connection: Connection
@@ -164,7 +164,7 @@ class Connections:
         self._acquire_timeout_s = acquire_timeout_s
         self._statement_cache_size = statement_cache_size
         self._is_open = False
-        self._idle: list[Idle] = []
+        self._idle: list[IdleConnection] = []
         self._generations: dict[Connection, int] = {}
         """Every connection there is, and in which generation it was made."""
         self._generation = 0
@@ -398,7 +398,7 @@ class Connections:
             if not turn.future.done():
                 turn.future.set_result(connection)
                 return
-        self._idle.append(Idle(connection, time.monotonic()))
+        self._idle.append(IdleConnection(connection, time.monotonic()))
 
     def _drop(self, connection: Connection) -> None:
         """End a connection without waiting for the server to agree."""

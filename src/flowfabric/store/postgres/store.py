@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from flowfabric.core.handles import POSTGRES_TAG
 from flowfabric.errors import Bug, FlowFabricError, RetryExhausted
-from flowfabric.outages import Watch
+from flowfabric.outages import OutageWatch
 from flowfabric.store.base import (
     Body,
     Clock,
@@ -312,7 +312,7 @@ class PostgresStore:
 
     async def _retried(self, once: Callable[[], Awaitable[T]]) -> T:
         """Run `once`, again after collisions, and translate what it raises."""
-        with Watch(self._connections.database):
+        with OutageWatch(self._connections.database):
             return await self._repeated(once)
 
     async def _repeated(self, once: Callable[[], Awaitable[T]]) -> T:
@@ -337,7 +337,7 @@ class PostgresStore:
 
     @asynccontextmanager
     async def _translated(self) -> AsyncIterator[None]:
-        with Watch(self._connections.database):
+        with OutageWatch(self._connections.database):
             try:
                 yield
             except DRIVER_ERRORS as error:

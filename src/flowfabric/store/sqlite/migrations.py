@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from flowfabric.store.migrate import Applied, Migration, check, load, pending
+from flowfabric.store.migrate import AppliedMigration, Migration, check, load, pending
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 
@@ -64,12 +64,12 @@ def _up_to_date(connection: sqlite3.Connection) -> bool:
     return True
 
 
-def read_ledger(connection: sqlite3.Connection) -> list[Applied]:
+def read_ledger(connection: sqlite3.Connection) -> list[AppliedMigration]:
     rows = connection.execute(
         "select version, name, checksum, backward_compatible from schema_migration order by version"
     )
     return [
-        Applied(version, name, checksum, bool(compatible))
+        AppliedMigration(version, name, checksum, bool(compatible))
         for version, name, checksum, compatible in rows
     ]
 

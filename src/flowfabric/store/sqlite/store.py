@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from flowfabric.core.handles import SQLITE_TAG
 from flowfabric.errors import Bug, FlowFabricError, Unavailable
-from flowfabric.outages import Watch
+from flowfabric.outages import OutageWatch
 from flowfabric.store.base import (
     Body,
     Clock,
@@ -84,7 +84,7 @@ class SqliteStore:
         if self._writer is not None:
             return
         loop = asyncio.get_running_loop()
-        with Watch(self._named, wrote=False):
+        with OutageWatch(self._named, wrote=False):
             connection = await loop.run_in_executor(None, self._connect_writer)
         in_file = self._path != MEMORY
         self._identity = FileIdentity(self._path)
@@ -114,7 +114,7 @@ class SqliteStore:
         """Nothing to do on an open store: opening it migrates it."""
         if self._writer is not None:
             return []
-        with Watch(self._named, wrote=False):
+        with OutageWatch(self._named, wrote=False):
             loop = asyncio.get_running_loop()
             connection, names = await loop.run_in_executor(None, self._migrate)
         connection.close()
@@ -168,7 +168,7 @@ class SqliteStore:
     async def read(self, body: ReadBody[T]) -> T:
         if self._readers is None:
             return await self.transact(body)
-        with Watch(self._named, wrote=False):
+        with OutageWatch(self._named, wrote=False):
             return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, body)
 
     async def execute_alone(

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
 from flowfabric.errors import DatabaseGone
-from flowfabric.outages import Watch
+from flowfabric.outages import OutageWatch
 from flowfabric.store.base import Clock
 from flowfabric.store.drive import drive
 from flowfabric.store.sqlite.failures import translate
@@ -29,7 +29,7 @@ GROUP_MAX: Final = 64
 """How many units of work are committed together at most."""
 
 
-class Work(Protocol):
+class WriterJob(Protocol):
     """Something for the writer to do. `settle` is called on the event loop, after the commit."""
 
     failure: BaseException | None
@@ -119,7 +119,7 @@ class Committer:
         self._identity = identity
         self._on_disk = on_disk
 
-    def run(self, first: Work, others: Iterable[Work] = ()) -> list[Work]:
+    def run(self, first: WriterJob, others: Iterable[WriterJob] = ()) -> list[WriterJob]:
         """Run and commit together `first` and what `others` yields; return all, done or failed."""
         group = [first]
         try:
@@ -133,7 +133,7 @@ class Committer:
             self._give_up(group, error)
         return group
 
-    def _commit(self, group: list[Work]) -> None:
+    def _commit(self, group: list[WriterJob]) -> None:
         """Refused means not stored: a file that is gone is noticed before it is written to."""
         self._identity.check()
         before = self._identity.log_state()
@@ -143,7 +143,7 @@ class Committer:
             work.wrote = wrote
         self._identity.check()
 
-    def _run_one(self, work: Work) -> None:
+    def _run_one(self, work: WriterJob) -> None:
         if work.abandoned:
             return
         self.connection.execute("savepoint unit")
@@ -157,7 +157,7 @@ class Committer:
             self.connection.execute("rollback to unit")
         self.connection.execute("release unit")
 
-    def _give_up(self, group: list[Work], error: Exception) -> None:
+    def _give_up(self, group: list[WriterJob], error: Exception) -> None:
         """Nothing of the group was written, or nowhere; all of it failed, unless it had already."""
         if self.connection.in_transaction:
             self.connection.execute("rollback")
@@ -185,7 +185,7 @@ class Writer:
         self._committer = committer
         self._loop = loop
         self._publish = publish
-        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[WriterJob | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         if threaded:
             self._thread = threading.Thread(target=self._run, name="flowfabric-sqlite", daemon=True)
@@ -194,7 +194,7 @@ class Writer:
     async def transact(self, body: SqliteBody[T]) -> T:
         future: asyncio.Future[T] = self._loop.create_future()
         unit = Unit(body, future)
-        with Watch(self._named, writing=True) as watch:
+        with OutageWatch(self._named, writing=True) as watch:
             self._hand_over(unit)
             result = await future
             watch.wrote = unit.wrote
@@ -213,7 +213,7 @@ class Writer:
             self._thread.join()
         self._committer.connection.close()
 
-    def _hand_over(self, work: Work) -> None:
+    def _hand_over(self, work: WriterJob) -> None:
         if self._thread is not None:
             self._queue.put(work)
         else:
@@ -223,12 +223,12 @@ class Writer:
         while (work := self._queue.get()) is not None:
             if isinstance(work, Probe):
                 work.run(self._committer.connection, self._committer.clock)
-                done: list[Work] = [work]
+                done: list[WriterJob] = [work]
             else:
                 done = self._committer.run(work, self._queued())
             self._loop.call_soon_threadsafe(self._settle, done)
 
-    def _queued(self) -> Iterator[Work]:
+    def _queued(self) -> Iterator[WriterJob]:
         """What has queued up meanwhile, up to a limit."""
         for _ in range(GROUP_MAX - 1):
             try:
@@ -240,7 +240,7 @@ class Writer:
                 return
             yield work
 
-    def _settle(self, group: list[Work]) -> None:
+    def _settle(self, group: list[WriterJob]) -> None:
         hinted: set[str] = set()
         for work in group:
             work.settle()
