@@ -8,7 +8,7 @@ the program may print records with any formatter.
 import logging
 from typing import Final
 
-from flowfabric.core.visible import visible, visible_lines
+from flowfabric.core.checks import visible, visible_lines
 
 _TRACEBACK: Final = logging.Formatter()
 

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, TypeVar, overload
 
+from flowfabric.core.checks import check_task_name, kind_of, names_version, split_kind
 from flowfabric.core.durations import Duration, optional_duration_ms, span
 from flowfabric.core.ids import parse_namespace
 from flowfabric.core.limits import PAYLOAD_BYTES_MAX
@@ -22,7 +23,6 @@ from flowfabric.core.schedule import (
     ScheduleDefinition,
     check_definition,
 )
-from flowfabric.core.versions import check_task_name, kind_of, names_version, split_kind
 from flowfabric.declaring import check_call, check_cron, check_function
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput

@@ -18,8 +18,14 @@ from typing import Final, Generic, Literal, NamedTuple, ParamSpec, TypedDict, Ty
 
 import msgspec
 
-from flowfabric.core.capabilities import check_required
-from flowfabric.core.checks import ENCODED, check_names, check_priority
+from flowfabric.core.checks import (
+    ENCODED,
+    check_names,
+    check_priority,
+    check_required,
+    check_version,
+    kind_of,
+)
 from flowfabric.core.durations import Duration, optional_duration_ms
 from flowfabric.core.ids import parse_execution_kind, parse_lane_id
 from flowfabric.core.limits import WORKER_DEATHS_MAX
@@ -30,7 +36,6 @@ from flowfabric.core.policies import (
     TimeoutPolicy,
     parse_policy,
 )
-from flowfabric.core.versions import check_version, kind_of
 from flowfabric.errors import InvalidInput
 from flowfabric.json_values import UNREADABLE, check_storable, decoder_of, encode_value, typed
 from flowfabric.providing import names_are_known, resources_of

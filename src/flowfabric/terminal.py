@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Span, Text
 
-from flowfabric.core.visible import is_visible, visible, visible_lines
+from flowfabric.core.checks import is_visible, visible, visible_lines
 
 INDENT: Final = "  "
 

@@ -4,13 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.core.capabilities import (
-    CSV_MAX_BYTES,
-    TOKENS_MAX,
-    check_offered,
-    check_required,
-    missing,
-)
+from flowfabric.core.checks import CSV_MAX_BYTES, TOKENS_MAX, check_offered, check_required, missing
 from flowfabric.errors import InvalidCapabilities
 
 tokens = st.text(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.core.tags import (
+from flowfabric.core.checks import (
     INSTANCE_TAG_KEY,
     TAG_KEY_MAX_BYTES,
     TAG_VALUE_MAX_BYTES,

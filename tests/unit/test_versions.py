@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import App
-from flowfabric.core.versions import VERSION_MAX, kind_of, names_version, split_kind
+from flowfabric.core.checks import VERSION_MAX, kind_of, names_version, split_kind
 from flowfabric.errors import InvalidInput
 
 

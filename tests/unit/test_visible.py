@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis.strategies import text
 from rich.text import Text
 
-from flowfabric.core.visible import is_visible, visible, visible_json, visible_lines
+from flowfabric.core.checks import is_visible, visible, visible_json, visible_lines
 from flowfabric.terminal import Console, Indented, block, safe
 
 HOSTILE = {

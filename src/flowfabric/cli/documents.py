@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from flowfabric.core.visible import visible_json
+from flowfabric.core.checks import visible_json
 
 _ENCODER: Final = msgspec.json.Encoder(enc_hook=str)
 

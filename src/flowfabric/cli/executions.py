@@ -18,11 +18,11 @@ from flowfabric.cli.target import (
     target_options,
     with_engine,
 )
+from flowfabric.core.checks import split_kind
 from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.model import Attempt, WorkerPresence
 from flowfabric.core.states import TERMINAL_STATES, PublicState
-from flowfabric.core.versions import split_kind
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.routes import other_versions, serves

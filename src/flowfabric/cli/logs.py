@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Group
 from rich.text import Text
 
-from flowfabric.core.visible import visible_json
+from flowfabric.core.checks import visible_json
 from flowfabric.terminal import Console, Indented, open_console
 
 FIELDS: Final = ("execution_id", "attempt_index", "worker_instance_id", "task")

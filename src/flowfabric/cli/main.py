@@ -25,7 +25,7 @@ from flowfabric.cli.submit import submit
 from flowfabric.cli.tail import tail
 from flowfabric.cli.target import BrokenProgram, json_option
 from flowfabric.cli.worker import dev, worker
-from flowfabric.core.visible import visible
+from flowfabric.core.checks import visible
 from flowfabric.errors import FlowFabricError
 from flowfabric.terminal import block
 from flowfabric.version import __version__

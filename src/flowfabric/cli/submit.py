@@ -19,13 +19,13 @@ from flowfabric.cli.target import (
     target_options,
     with_engine,
 )
+from flowfabric.core.checks import split_kind
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.durations import duration_ms
 from flowfabric.core.ids import uuid_of
 from flowfabric.core.limits import PAYLOAD_DEPTH_MAX, PRIORITY_MAX, PRIORITY_MIN
 from flowfabric.core.results import Created
 from flowfabric.core.states import TERMINAL_STATES, PublicState
-from flowfabric.core.versions import split_kind
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.errors import OperationTimeout

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from flowfabric.cli import documents, screen
 from flowfabric.cli.target import Target, namespace_option, target_options, with_engine
+from flowfabric.core.checks import visible, visible_lines
 from flowfabric.core.streams import Encoding
-from flowfabric.core.visible import visible, visible_lines
 from flowfabric.engine.engine import Engine
 from flowfabric.streams import Follower, Frame
 

@@ -1,7 +1,13 @@
-"""Checks of plain input values: each refusal names the field, the limit and the value."""
+"""Checks of input values, and of the small languages in them: names, tags, versions, capabilities.
 
+Each refusal names the field, the limit and the value. Text that came from outside is made
+safe to show here too.
+"""
+
+import json
 import re
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final
 
 from flowfabric.core.limits import (
@@ -13,8 +19,73 @@ from flowfabric.core.limits import (
     TEXT_BYTES_MAX,
     TIME_MS_MAX,
 )
-from flowfabric.core.visible import is_visible
-from flowfabric.errors import InvalidInput, PayloadTooLarge
+from flowfabric.errors import InvalidCapabilities, InvalidInput, PayloadTooLarge
+
+# Text that somebody else wrote, made safe to show ---------------------------
+#
+# What comes out of the database was chosen by whoever may submit work: a failure reason may
+# clear a terminal, set its title, forge a line of a log or turn the reading order around.
+# `visible` replaces whatever acts instead of being seen by an escape that is seen: control
+# characters of both sets, line breaks of every kind, directional overrides and isolates,
+# whatever Unicode wants ignored when there is no glyph for it (fillers, joiners, variation
+# selectors, tags), and halves of surrogate pairs. Everything else stays as it is, so that text
+# which is made visible twice stays the same.
+#
+# Names are refused at the door instead (`checks.check_name`), by the same rule.
+
+_PLAIN_BREAKS: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_LINE_BREAK: Final = re.compile("\r\n|\n")
+"""What ends a line of a text with several; all else that might is shown as an escape."""
+_IGNORABLE: Final = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""Unicode's Default_Ignorable_Code_Point: some of them count as letters or marks."""
+
+
+def is_visible(text: str) -> bool:
+    """Whether every character is seen and none acts; spaces of any width are seen."""
+    return _is_plain(text) or all(map(_seen, text))
+
+
+def visible(text: str) -> str:
+    """`text` on one line, with escapes for what would not be seen."""
+    return text if _is_plain(text) else "".join(map(_shown, text))
+
+
+def visible_lines(text: str) -> list[str]:
+    """The lines of `text`, each visible; for what is known to be shown on several lines."""
+    return [visible(line.expandtabs(4)) for line in _LINE_BREAK.split(text)]
+
+
+def visible_json(document: str) -> str:
+    """A JSON text that means the same, with JSON's own escapes for what would not be seen."""
+    if _is_plain(document):
+        return document
+    return "".join(each if _seen(each) else json.dumps(each)[1:-1] for each in document)
+
+
+def _is_plain(text: str) -> bool:
+    return text.isprintable() and (text.isascii() or _IGNORABLE.search(text) is None)
+
+
+def _seen(character: str) -> bool:
+    return _is_plain(character) or unicodedata.category(character) == "Zs"
+
+
+def _shown(character: str) -> str:
+    if _seen(character):
+        return character
+    if character in _PLAIN_BREAKS:
+        return _PLAIN_BREAKS[character]
+    code = ord(character)
+    if code <= 0xFF:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+# Checks of plain input values: each refusal names the field, the limit and the value
 
 JSON: Final = "json"
 """The encoding of what tasks are given and return."""
@@ -158,3 +229,134 @@ def shorten(text: str, bytes_max: int) -> str:
     if len(data) <= bytes_max:
         return data.decode()
     return data[: bytes_max - 3].decode(errors="ignore") + "…"
+
+
+# Tags: flat labels on executions and flows ----------------------------------
+#
+# A key is any text people can read and type: `team`, `app.team`, `Kunde Nr.`. Nothing in it
+# separates anything; what tools write begins with a name of theirs and a dot.
+
+INSTANCE_TAG_KEY: Final = "cairn.instance_id"
+"""Events carry the value of this tag, so that subscribers can filter by it."""
+
+TAGS_MAX: Final = 64
+TAG_KEY_MAX_BYTES: Final = 256
+TAG_VALUE_MAX_BYTES: Final = 4096
+
+
+def check_tag_key(key: object) -> str:
+    name = check_name("tag key", key, bytes_max=TAG_KEY_MAX_BYTES)
+    if "=" in name or name != name.strip():
+        raise InvalidInput("tag key", "must not contain =, nor begin or end with a space", key)
+    return name
+
+
+def check_tag_value(key: str, value: object) -> str:
+    field = f"tags[{key}]"
+    if not isinstance(value, str):
+        raise InvalidInput(field, "must be a string", value)
+    if UNSTORABLE.search(value):
+        raise InvalidInput(field, "must not contain null characters or lone surrogates", value)
+    if len(value.encode()) > TAG_VALUE_MAX_BYTES:
+        raise InvalidInput(field, f"must be at most {TAG_VALUE_MAX_BYTES} bytes", value)
+    return value
+
+
+def check_tags(tags: object) -> dict[str, str]:
+    """A copy of `tags`, every key and value checked; an empty mapping is fine."""
+    if not isinstance(tags, Mapping):
+        raise InvalidInput("tags", "must be a mapping of strings", tags)
+    if len(tags) > TAGS_MAX:
+        raise InvalidInput("tags", f"must be at most {TAGS_MAX}", len(tags))
+    checked: dict[str, str] = {}
+    for candidate, value in tags.items():
+        key = check_tag_key(candidate)
+        checked[key] = check_tag_value(key, value)
+    return checked
+
+
+# Versions of a task, as they are stored: kind `publish` is version 1, `publish@2` version 2
+
+SEPARATOR: Final = "@"
+VERSION_MAX: Final = 1_000_000
+_VERSIONED: Final = re.compile(r"(.+)@([1-9][0-9]{0,6})")
+
+
+def check_task_name(given: object) -> str:
+    """A task's own name; what follows an @ would be taken for a version."""
+    name = check_text("name", given, empty=False)
+    if SEPARATOR in name:
+        raise InvalidInput("name", "must not contain @, which separates a task's version", name)
+    return name
+
+
+def check_version(version: object) -> int:
+    return check_int("version", version, 1, VERSION_MAX)
+
+
+def kind_of(name: str, version: int) -> str:
+    """The kind of executions of a task's version."""
+    return name if version == 1 else f"{name}{SEPARATOR}{version}"
+
+
+def split_kind(kind: str) -> tuple[str, int]:
+    """The task's name and version; `publish@1` is another spelling of `publish`."""
+    found = _VERSIONED.fullmatch(kind)
+    return (kind, 1) if found is None else (found[1], int(found[2]))
+
+
+def names_version(kind: str) -> bool:
+    """Whether a kind, as people write it, says which version it means."""
+    return _VERSIONED.fullmatch(kind) is not None
+
+
+# What work requires and what workers offer ----------------------------------
+#
+# A capability is an opaque token: `torch>=2.3` is compared letter by letter, nothing
+# is parsed out of it. A worker may run an execution when it offers every token the
+# execution requires. Both sides are checked when they enter the system, before
+# anything is written, so that matching itself is a plain subset test.
+
+TOKENS_MAX: Final = 256
+CSV_MAX_BYTES: Final = 4096
+
+# Lone surrogates cannot be stored as UTF-8, so both sides refuse them too.
+_FORBIDDEN_IN_REQUIRED: Final = re.compile("[\x00-\x20\x7f\ud800-\udfff]")
+_FORBIDDEN_IN_OFFERED: Final = re.compile(r"[\x00-\x20\x7f-\x9f\s\ud800-\udfff]")
+
+
+def check_required(tokens: object) -> tuple[str, ...]:
+    """The capabilities an execution requires, sorted and without repeats."""
+    return _check(tokens, side="required", forbidden=_FORBIDDEN_IN_REQUIRED)
+
+
+def check_offered(tokens: object) -> frozenset[str]:
+    """The capabilities a worker offers."""
+    return frozenset(_check(tokens, side="worker", forbidden=_FORBIDDEN_IN_OFFERED))
+
+
+def missing(required: Iterable[str], offered: Set[str]) -> tuple[str, ...]:
+    """The required tokens nobody offers, sorted; empty when the worker may run the work."""
+    return tuple(sorted(set(required) - offered))
+
+
+def _check(tokens: object, *, side: str, forbidden: re.Pattern[str]) -> tuple[str, ...]:
+    if not isinstance(tokens, list | tuple | set | frozenset):
+        raise InvalidCapabilities(f"{side}:not_array")
+    if len(tokens) > TOKENS_MAX:
+        raise InvalidCapabilities(f"{side}:too_many_tokens")
+    unique: set[str] = set()
+    for token in tokens:
+        if not isinstance(token, str):
+            raise InvalidCapabilities(f"{side}:non_string_token")
+        if not token:
+            raise InvalidCapabilities(f"{side}:empty_token")
+        if "," in token:
+            raise InvalidCapabilities(f"{side}:comma_in_token")
+        if forbidden.search(token):
+            raise InvalidCapabilities(f"{side}:control_or_whitespace")
+        unique.add(token)
+    in_order = tuple(sorted(unique))
+    if len(",".join(in_order).encode()) > CSV_MAX_BYTES:
+        raise InvalidCapabilities(f"{side}:too_many_bytes")
+    return in_order

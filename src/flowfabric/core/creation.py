@@ -13,12 +13,14 @@ from typing import Final
 
 from msgspec import Struct, structs
 
-from flowfabric.core.capabilities import check_required
 from flowfabric.core.checks import (
+    INSTANCE_TAG_KEY,
     check_bool,
     check_int,
     check_optional_text,
     check_optional_time,
+    check_required,
+    check_tags,
     check_text,
 )
 from flowfabric.core.ids import (
@@ -49,7 +51,6 @@ from flowfabric.core.states import (
     OwnershipState,
     PublicState,
 )
-from flowfabric.core.tags import INSTANCE_TAG_KEY, check_tags
 from flowfabric.core.transition import settle
 from flowfabric.errors import IdempotencyConflict, InvalidInput, NotFound
 

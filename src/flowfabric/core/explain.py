@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from flowfabric.core.checks import split_kind
 from flowfabric.core.conditions import Progress
 from flowfabric.core.durations import span
 from flowfabric.core.expiry import in_words
@@ -22,7 +23,6 @@ from flowfabric.core.states import (
     PublicState,
 )
 from flowfabric.core.step_model import FailedStep
-from flowfabric.core.versions import split_kind
 
 
 class Cause(StrEnum):

@@ -7,8 +7,7 @@ changes nothing about it: an unused one is simply ignored once it has expired.
 
 from msgspec import Struct, structs
 
-from flowfabric.core.capabilities import missing
-from flowfabric.core.checks import check_int, check_optional_time
+from flowfabric.core.checks import check_int, check_optional_time, missing
 from flowfabric.core.decision import Changes, Decision, Refusal
 from flowfabric.core.granting import Granted, NewIds, WorkerIdentity, grant_lease
 from flowfabric.core.lease import not_active

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from flowfabric.core.capabilities import TOKENS_MAX, check_required
+from flowfabric.core.checks import TOKENS_MAX, check_required
 from flowfabric.core.ids import parse_uuid
 from flowfabric.core.limits import TIME_MS_MAX, WORKER_DEATHS_MAX
 from flowfabric.errors import InvalidInput, InvalidPolicyJson, PayloadTooLarge

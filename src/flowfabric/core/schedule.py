@@ -15,10 +15,12 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import (
+    TAGS_MAX,
     check_int,
     check_json,
     check_name,
     check_optional_text,
+    check_tags,
     check_text,
 )
 from flowfabric.core.creation import NewExecution, PolicyInput
@@ -31,7 +33,6 @@ from flowfabric.core.policies import (
     parse_policy,
 )
 from flowfabric.core.schedule_model import CatchUp, Schedule, ScheduleKind
-from flowfabric.core.tags import TAGS_MAX, check_tags
 from flowfabric.errors import InvalidInput
 
 EVERY_MS_MIN: Final = 1_000

@@ -11,12 +11,11 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from flowfabric.core.checks import check_name
+from flowfabric.core.checks import check_name, check_tag_key, check_tag_value
 from flowfabric.core.events import EventCategory, LeaseEventType, StoredEvent, check_category
 from flowfabric.core.ids import ExecutionId, FlowId, parse_namespace
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.core.suspension_model import SignalEffect
-from flowfabric.core.tags import check_tag_key, check_tag_value
 from flowfabric.errors import Corruption, InvalidInput
 
 

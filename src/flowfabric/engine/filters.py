@@ -5,7 +5,16 @@ from typing import Self
 
 from msgspec import Struct, structs
 
-from flowfabric.core.checks import check_list, check_optional_time
+from flowfabric.core.checks import (
+    SEPARATOR,
+    check_list,
+    check_optional_time,
+    check_tag_key,
+    check_tag_value,
+    kind_of,
+    names_version,
+    split_kind,
+)
 from flowfabric.core.ids import (
     FIRST_UUID,
     LAST_UUID,
@@ -20,8 +29,6 @@ from flowfabric.core.limits import TIME_MS_MAX
 from flowfabric.core.model import Execution
 from flowfabric.core.partitions import INDEX_MAX
 from flowfabric.core.states import PublicState
-from flowfabric.core.tags import check_tag_key, check_tag_value
-from flowfabric.core.versions import SEPARATOR, kind_of, names_version, split_kind
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Parameter
 

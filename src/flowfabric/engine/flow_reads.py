@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from msgspec import Struct, structs
 
 from flowfabric.core.blocking import blocked_by_code
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_int, check_tag_key, check_tags
 from flowfabric.core.decision import Changes
 from flowfabric.core.flow_model import Edge, EdgeGroup, FlowRecord, FlowState, FlowTag
 from flowfabric.core.flow_views import (
@@ -42,7 +42,6 @@ from flowfabric.core.limits import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX, PAGE_MAX
 from flowfabric.core.model import Execution
 from flowfabric.core.partitions import PartitionFamily, PartitionKey, check_partition
 from flowfabric.core.states import PublicState
-from flowfabric.core.tags import check_tag_key, check_tags
 from flowfabric.engine.flow_unit import FlowOperations, member_counts
 from flowfabric.engine.flows import check_edge_id
 from flowfabric.engine.reads import tags_of_many

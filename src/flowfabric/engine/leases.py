@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import structs
 
-from flowfabric.core.capabilities import check_offered
-from flowfabric.core.checks import check_bool, check_int, check_list
+from flowfabric.core.checks import check_bool, check_int, check_list, check_offered
 from flowfabric.core.decision import Decision, Refusal
 from flowfabric.core.execution import Timing
 from flowfabric.core.granting import Granted, WorkerIdentity

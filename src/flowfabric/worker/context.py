@@ -20,14 +20,12 @@ from typing import Final, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
 
 import msgspec
 
-from flowfabric.core.checks import check_text
+from flowfabric.core.checks import check_text, split_kind, visible
 from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.retry import decide_retry
 from flowfabric.core.states import FailureClass
 from flowfabric.core.step_model import StepKind
-from flowfabric.core.versions import split_kind
-from flowfabric.core.visible import visible
 from flowfabric.errors import DoNotRetry, InvalidInput, NotInAStep
 from flowfabric.retrying import Retry
 from flowfabric.submission import Options, read_submission

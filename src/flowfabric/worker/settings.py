@@ -6,8 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from flowfabric.core.capabilities import check_offered
-from flowfabric.core.checks import check_bool, check_int
+from flowfabric.core.checks import check_bool, check_int, check_offered
 from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.ids import parse_worker_id
 from flowfabric.core.limits import BATCH_MAX
