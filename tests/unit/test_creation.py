@@ -16,9 +16,8 @@ from flowfabric.core.creation import (
     new_tags,
     shares_terms,
 )
-from flowfabric.core.ids import ExecutionId, LaneId, Namespace
+from flowfabric.core.ids import ExecutionId, LaneId, Namespace, PartitionConfig
 from flowfabric.core.model import ExecutionTag, IdempotencyGuard
-from flowfabric.core.partitions import PartitionConfig
 from flowfabric.errors import InvalidInput
 from tests.unit.lives import NOW_MS
 

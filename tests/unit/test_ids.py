@@ -11,7 +11,9 @@ from flowfabric.core.ids import (
     FIRST_UUID,
     LAST_UUID,
     FlowId,
+    PartitionConfig,
     flow_execution_id,
+    flow_partition,
     make_execution_id,
     member_execution_id,
     named_flow_id,
@@ -28,12 +30,12 @@ from flowfabric.core.ids import (
     partition_of,
     redact_token,
     solo_execution_id,
+    solo_partition,
     uuid4_from,
     uuid7,
     uuid_after,
     uuid_of,
 )
-from flowfabric.core.partitions import PartitionConfig, flow_partition, solo_partition
 from flowfabric.errors import InvalidInput
 
 RAW = "550e8400-e29b-41d4-a716-446655440000"

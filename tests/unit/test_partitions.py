@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.core.partitions import (
+from flowfabric.core.ids import (
     PARTITIONS_MAX,
     PartitionConfig,
     PartitionFamily,

@@ -24,9 +24,13 @@ from flowfabric.core.checks import (
     check_text,
 )
 from flowfabric.core.ids import (
+    INDEX_MAX,
     ExecutionId,
     LaneId,
     Namespace,
+    PartitionConfig,
+    check_partition,
+    fitted,
     own_execution_id,
     parse_any_id,
     parse_execution_kind,
@@ -41,7 +45,6 @@ from flowfabric.core.keeping import DEFAULT_KEEP, Keep, keep_of
 from flowfabric.core.limits import IDEMPOTENCY_KEY_BYTES_MAX
 from flowfabric.core.model import Execution, ExecutionTag, IdempotencyGuard
 from flowfabric.core.operator import clamp_priority
-from flowfabric.core.partitions import INDEX_MAX, PartitionConfig, check_partition, fitted
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, encode_policy, parse_policy
 from flowfabric.core.states import (
     AttemptState,

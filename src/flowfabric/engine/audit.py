@@ -27,12 +27,12 @@ from flowfabric.core.ids import (
     make_execution_id,
     next_uuid,
     parse_execution_id,
+    parse_index,
     parse_uuid,
     partition_of,
     uuid_of,
 )
 from flowfabric.core.limits import PAGE_MAX
-from flowfabric.core.partitions import parse_index
 from flowfabric.engine.unit import Operations, row_execution_id
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Reader, Row

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int
-from flowfabric.core.partitions import PartitionConfig
+from flowfabric.core.ids import PartitionConfig
 from flowfabric.engine.audit import Audits
 from flowfabric.engine.blocked import Blocked
 from flowfabric.engine.bulk import Bulk

@@ -17,6 +17,7 @@ from flowfabric.core.checks import (
 )
 from flowfabric.core.ids import (
     FIRST_UUID,
+    INDEX_MAX,
     LAST_UUID,
     ExecutionId,
     make_execution_id,
@@ -27,7 +28,6 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.limits import TIME_MS_MAX
 from flowfabric.core.model import Execution
-from flowfabric.core.partitions import INDEX_MAX
 from flowfabric.core.states import PublicState
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Parameter

@@ -30,6 +30,9 @@ from flowfabric.core.ids import (
     ExecutionId,
     FlowId,
     Namespace,
+    PartitionFamily,
+    PartitionKey,
+    check_partition,
     make_execution_id,
     named_flow_id,
     parse_execution_id,
@@ -40,7 +43,6 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.limits import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX, PAGE_MAX
 from flowfabric.core.model import Execution
-from flowfabric.core.partitions import PartitionFamily, PartitionKey, check_partition
 from flowfabric.core.states import PublicState
 from flowfabric.engine.flow_unit import FlowOperations, member_counts
 from flowfabric.engine.flows import check_edge_id

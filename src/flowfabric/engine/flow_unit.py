@@ -17,13 +17,13 @@ from flowfabric.core.flow_views import MemberCounts
 from flowfabric.core.ids import (
     ExecutionId,
     FlowId,
+    flow_partition,
     make_execution_id,
     parse_uuid,
     partition_of,
     uuid_of,
 )
 from flowfabric.core.model import Execution
-from flowfabric.core.partitions import flow_partition
 from flowfabric.core.states import PublicState, TerminalOutcome
 from flowfabric.core.transition import Subject
 from flowfabric.engine.unit import (

@@ -19,8 +19,10 @@ from flowfabric.core.ids import (
     LeaseId,
     Namespace,
     WorkerInstanceId,
+    check_partition,
     make_execution_id,
     parse_execution_id,
+    parse_flow_partition,
     parse_namespace,
     partition_of,
     uuid_after,
@@ -33,7 +35,6 @@ from flowfabric.core.limits import (
     PAGE_MAX,
 )
 from flowfabric.core.model import Attempt, Execution, Lane, WorkerPresence
-from flowfabric.core.partitions import check_partition, parse_flow_partition
 from flowfabric.core.states import AttemptState, PublicState
 from flowfabric.core.step_model import FailedStep, failed_step
 from flowfabric.core.suspension_model import SignalFacts, SignalRecord, Suspension, Waitpoint

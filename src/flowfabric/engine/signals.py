@@ -17,10 +17,12 @@ from flowfabric.core.conditions import AllConditions, Count, stored_condition
 from flowfabric.core.decision import Decision
 from flowfabric.core.ids import (
     FIRST_UUID,
+    INDEX_MAX,
     ExecutionId,
     WaitpointId,
     WaitpointKey,
     parse_execution_id,
+    parse_index,
     parse_lane_id,
     parse_uuid,
     partition_of,
@@ -28,7 +30,6 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.kept import KeptSize, Mailbox, mailbox_id
 from flowfabric.core.model import Execution
-from flowfabric.core.partitions import INDEX_MAX, parse_index
 from flowfabric.core.signals import (
     SignalFindings,
     SignalRequest,

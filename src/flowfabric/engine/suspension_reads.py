@@ -17,13 +17,13 @@ from flowfabric.core.ids import (
     SuspensionId,
     WaitpointId,
     WaitpointKey,
+    check_partition,
     make_execution_id,
     parse_namespace,
     parse_uuid,
     uuid_of,
 )
 from flowfabric.core.limits import PAGE_MAX
-from flowfabric.core.partitions import check_partition
 from flowfabric.core.resuming import OBSERVABLE
 from flowfabric.core.suspension_model import (
     HmacKey,

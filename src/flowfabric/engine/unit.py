@@ -26,6 +26,8 @@ from flowfabric.core.ids import (
     AttemptId,
     ExecutionId,
     LeaseId,
+    PartitionConfig,
+    check_partition,
     make_execution_id,
     own_execution_id,
     parse_any_id,
@@ -39,7 +41,6 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence
 from flowfabric.core.model import Attempt, ClaimGrant, Execution
-from flowfabric.core.partitions import PartitionConfig, check_partition
 from flowfabric.core.readiness import LOST_LEASE
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.suspension_model import Suspension, Waitpoint, WaitpointState

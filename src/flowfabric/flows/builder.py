@@ -21,9 +21,14 @@ from flowfabric.core.checks import check_depth, check_int, check_name, check_tag
 from flowfabric.core.creation import Checked, NewExecution, check_terms
 from flowfabric.core.durations import Duration
 from flowfabric.core.flow_build import Dependency, Join
-from flowfabric.core.ids import ExecutionId, Namespace, named_flow_id, parse_namespace
+from flowfabric.core.ids import (
+    ExecutionId,
+    Namespace,
+    PartitionConfig,
+    named_flow_id,
+    parse_namespace,
+)
 from flowfabric.core.limits import BATCH_MAX, FLOW_MEMBERS_MAX, JOIN_EDGES_MAX
-from flowfabric.core.partitions import PartitionConfig
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import new_uuid
 from flowfabric.errors import IdempotencyConflict, InvalidInput, Validation

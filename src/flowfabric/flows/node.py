@@ -3,8 +3,7 @@
 import hashlib
 from typing import Final, Generic, TypeVar
 
-from flowfabric.core.ids import ExecutionId, FlowId, member_execution_id
-from flowfabric.core.partitions import PartitionConfig
+from flowfabric.core.ids import ExecutionId, FlowId, PartitionConfig, member_execution_id
 from flowfabric.errors import InvalidInput
 from flowfabric.task import Source, Task
 
