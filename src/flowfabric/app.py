@@ -25,8 +25,8 @@ from flowfabric.blocking import Blocking
 from flowfabric.coding import Codec, check_codec
 from flowfabric.config import EngineConfig
 from flowfabric.connection import Opened, connect, migrate
-from flowfabric.core.durations import Duration
 from flowfabric.core.ids import named_flow_id
+from flowfabric.core.policies import Duration
 from flowfabric.declaring import check_app, check_calls, check_middleware, check_task
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import Unavailable

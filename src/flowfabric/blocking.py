@@ -13,8 +13,8 @@ from typing import Generic, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, over
 
 from flowfabric.connection import Opened
 from flowfabric.core.details import ExecutionDetails, StepView
-from flowfabric.core.durations import Duration
 from flowfabric.core.explain import Explanation
+from flowfabric.core.policies import Duration
 from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState
 from flowfabric.declaring import check_calls, check_task

@@ -5,10 +5,10 @@ from functools import cached_property
 from msgspec import Struct
 
 from flowfabric.core.checks import check_int, check_list
-from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.ids import parse_lane_id
 from flowfabric.core.keeping import Keep
 from flowfabric.core.limits import BATCH_MAX, PAYLOAD_BYTES_MAX
+from flowfabric.core.policies import Duration, duration_ms
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, dict=True):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, overload
 
 from flowfabric.core.checks import check_task_name, kind_of, names_version, split_kind
-from flowfabric.core.durations import Duration, optional_duration_ms, span
 from flowfabric.core.ids import parse_namespace
 from flowfabric.core.limits import PAYLOAD_BYTES_MAX
+from flowfabric.core.policies import Duration, optional_duration_ms, span
 from flowfabric.core.schedule import (
     EVERY_MS_MAX,
     EVERY_MS_MIN,

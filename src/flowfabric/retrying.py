@@ -6,8 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flowfabric.core.checks import check_bool, check_int
-from flowfabric.core.durations import Duration, duration_ms
-from flowfabric.core.policies import COUNT_MAX, MULTIPLIER_MAX, ExponentialBackoff, RetryPolicy
+from flowfabric.core.policies import (
+    COUNT_MAX,
+    MULTIPLIER_MAX,
+    Duration,
+    ExponentialBackoff,
+    RetryPolicy,
+    duration_ms,
+)
 from flowfabric.errors import InvalidInput
 
 

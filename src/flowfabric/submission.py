@@ -19,10 +19,9 @@ import msgspec
 
 from flowfabric.core.checks import check_priority
 from flowfabric.core.creation import Checked, NewExecution, Terms
-from flowfabric.core.durations import optional_duration_ms
 from flowfabric.core.ids import ExecutionId, solo_execution_id, uuid4_from
 from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
-from flowfabric.core.policies import ExecutionPolicy, TimeoutPolicy
+from flowfabric.core.policies import ExecutionPolicy, TimeoutPolicy, optional_duration_ms
 from flowfabric.core.results import CreateResult
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError, InvalidInput, KeyUndecided

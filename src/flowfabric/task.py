@@ -26,14 +26,15 @@ from flowfabric.core.checks import (
     check_version,
     kind_of,
 )
-from flowfabric.core.durations import Duration, optional_duration_ms
 from flowfabric.core.ids import parse_execution_kind, parse_lane_id
 from flowfabric.core.limits import WORKER_DEATHS_MAX
 from flowfabric.core.policies import (
+    Duration,
     ExecutionPolicy,
     RetentionPolicy,
     RoutingRequirements,
     TimeoutPolicy,
+    optional_duration_ms,
     parse_policy,
 )
 from flowfabric.errors import InvalidInput

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.core.durations import duration_ms, optional_duration_ms
+from flowfabric.core.policies import duration_ms, optional_duration_ms
 from flowfabric.errors import InvalidInput
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from flowfabric.core.expiry import in_words
-from flowfabric.core.policies import ExecutionPolicy, TimeoutPolicy, encode_policy
+from flowfabric.core.policies import ExecutionPolicy, TimeoutPolicy, encode_policy, in_words
 
 LIMITS = encode_policy(
     ExecutionPolicy(

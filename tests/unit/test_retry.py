@@ -10,8 +10,8 @@ from flowfabric.core.policies import (
     ExponentialBackoff,
     FixedBackoff,
     RetryPolicy,
+    decide_retry,
 )
-from flowfabric.core.retry import decide_retry
 from flowfabric.core.states import FailureClass
 
 ALWAYS = COUNT_MAX

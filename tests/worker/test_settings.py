@@ -6,7 +6,7 @@ from typing import TypedDict, Unpack
 import pytest
 
 from flowfabric import WorkerSettings
-from flowfabric.core.durations import Duration
+from flowfabric.core.policies import Duration
 from flowfabric.errors import FlowFabricError
 from flowfabric.worker.lanes import LaneShares, LaneWeights
 

@@ -15,8 +15,8 @@ from flowfabric.cli import documents, exits, screen
 from flowfabric.cli.target import Target, check_file, target_options
 from flowfabric.connection import connect, migrate
 from flowfabric.core.audit import Complaint, Wrong
-from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.policies import span
 from flowfabric.core.states import LaneState
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError, SchemaTooOld

@@ -7,7 +7,7 @@ from rich.text import Text
 from flowfabric.cli import documents, screen
 from flowfabric.cli.tables import REMARK, ScreenColumn, fixed, flexible, right
 from flowfabric.core.details import ExecutionDetails, StepView
-from flowfabric.core.durations import span
+from flowfabric.core.policies import span
 from flowfabric.terminal import Indented
 
 STEP_CHARS_MAX: Final = 200

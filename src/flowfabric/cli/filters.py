@@ -9,7 +9,7 @@ import click
 from msgspec import structs
 
 from flowfabric.cli.target import Target
-from flowfabric.core.durations import duration_ms
+from flowfabric.core.policies import duration_ms
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine

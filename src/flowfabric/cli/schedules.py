@@ -16,9 +16,9 @@ from flowfabric.cli.target import (
     target_options,
     with_engine,
 )
-from flowfabric.core.durations import span
 from flowfabric.core.ids import uuid_of
 from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.policies import span
 from flowfabric.core.schedule_model import Schedule, ScheduleKind
 from flowfabric.engine.engine import Engine
 

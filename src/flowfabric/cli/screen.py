@@ -14,8 +14,8 @@ from rich.text import Text
 from flowfabric.cli import tables
 from flowfabric.cli.tables import ScreenColumn
 from flowfabric.core.checks import visible
-from flowfabric.core.durations import span
 from flowfabric.core.ids import UUID_CHARS
+from flowfabric.core.policies import span
 from flowfabric.core.states import LaneState, PublicState
 from flowfabric.terminal import Console, open_console, safe
 

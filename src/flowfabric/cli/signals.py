@@ -10,8 +10,8 @@ from rich.text import Text
 from flowfabric.cli import documents, screen
 from flowfabric.cli.tables import flexible, right
 from flowfabric.cli.target import Target, namespace_option, target_options, with_engine
-from flowfabric.core.durations import span
 from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.policies import span
 from flowfabric.core.signals import SignalDuplicate
 from flowfabric.core.suspension_model import SignalEffect
 from flowfabric.engine.engine import Engine

@@ -21,9 +21,9 @@ from flowfabric.cli.target import (
 )
 from flowfabric.core.checks import split_kind
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.durations import duration_ms
 from flowfabric.core.ids import uuid_of
 from flowfabric.core.limits import PAYLOAD_DEPTH_MAX, PRIORITY_MAX, PRIORITY_MIN
+from flowfabric.core.policies import duration_ms
 from flowfabric.core.results import Created
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.engine.engine import Engine

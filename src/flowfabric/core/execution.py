@@ -13,10 +13,15 @@ from msgspec import Struct, structs
 from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.ending import end_attempt, finish
 from flowfabric.core.events import LeaseEventType, lease_event
-from flowfabric.core.expiry import ATTEMPT_TIMEOUT, EXECUTION_DEADLINE
 from flowfabric.core.lease import Fence, check_fence, check_holder
 from flowfabric.core.model import Execution
-from flowfabric.core.policies import RetryPolicy, parse_policy
+from flowfabric.core.policies import (
+    ATTEMPT_TIMEOUT,
+    EXECUTION_DEADLINE,
+    RetryPolicy,
+    decide_retry,
+    parse_policy,
+)
 from flowfabric.core.results import (
     AlreadySatisfied,
     Completed,
@@ -28,7 +33,6 @@ from flowfabric.core.results import (
     TerminalFailed,
     Updated,
 )
-from flowfabric.core.retry import decide_retry
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import (
     AttemptLifecycle,

@@ -7,12 +7,11 @@ from msgspec import Struct
 
 from flowfabric.core.checks import split_kind
 from flowfabric.core.conditions import Progress
-from flowfabric.core.durations import span
-from flowfabric.core.expiry import in_words
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join_facts import JoinFacts
 from flowfabric.core.lease import lease_is_dead
 from flowfabric.core.model import Execution, Lane
+from flowfabric.core.policies import in_words, span
 from flowfabric.core.readiness import Hold, held_by
 from flowfabric.core.states import (
     BlockingReason,

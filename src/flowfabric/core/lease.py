@@ -21,7 +21,6 @@ from flowfabric.core.checks import check_int
 from flowfabric.core.decision import Changes, Decision, Refusal
 from flowfabric.core.ending import finish
 from flowfabric.core.events import LeaseEventType, lease_event
-from flowfabric.core.expiry import in_words
 from flowfabric.core.ids import AttemptId, LeaseId
 from flowfabric.core.limits import (
     LEASE_TTL_MS_MAX,
@@ -30,7 +29,7 @@ from flowfabric.core.limits import (
     OUTAGE_SLACK_MS,
 )
 from flowfabric.core.model import Execution
-from flowfabric.core.policies import parse_policy, reclaim_limit
+from flowfabric.core.policies import in_words, parse_policy, reclaim_limit
 from flowfabric.core.readiness import LOST_LEASE
 from flowfabric.core.results import AlreadySatisfied, Marked, Renewed, Revoked
 from flowfabric.core.situations import Situation, into

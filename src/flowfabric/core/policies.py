@@ -7,9 +7,11 @@ out: it writes what differs from the defaults and nothing else, hence equal poli
 have equal texts, and nothing is ever spelled `null`.
 """
 
+import math
+import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Protocol, assert_never
 
 import msgspec
 from msgspec import Meta
@@ -17,6 +19,7 @@ from msgspec import Meta
 from flowfabric.core.checks import TOKENS_MAX, check_required
 from flowfabric.core.ids import parse_uuid
 from flowfabric.core.limits import TIME_MS_MAX, WORKER_DEATHS_MAX
+from flowfabric.core.states import FailureClass
 from flowfabric.errors import InvalidInput, InvalidPolicyJson, PayloadTooLarge
 
 POLICY_MAX_BYTES: Final = 65_536
@@ -264,3 +267,154 @@ def _present(value: object) -> object:
         if current != default:
             present[name] = _present(current)
     return present
+
+
+# How long something takes, as people write it -------------------------------
+#
+# `"2m"`, `"1h30m"`, `"500ms"` and `"1.5d"` are text; a number is seconds; a
+# `datetime.timedelta` is itself. Everything becomes whole milliseconds here and
+# nowhere else, and text for people again.
+
+
+class TimeSpan(Protocol):
+    """What is needed of a `datetime.timedelta`."""
+
+    def total_seconds(self) -> float: ...
+
+
+Duration = str | int | float | TimeSpan
+
+_UNITS_MS: Final = {
+    "ms": 1,
+    "s": 1_000,
+    "m": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 7 * 86_400_000,
+}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_WHOLE: Final = re.compile(rf"(?:{_PART.pattern})+")
+
+
+def duration_ms(field: str, value: object) -> int:
+    """The duration in milliseconds; anything else is refused by the name of its field."""
+    if isinstance(value, str):
+        total_ms = _text_ms(field, value)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        total_ms = value * 1_000
+    elif hasattr(value, "total_seconds"):
+        total_ms = float(value.total_seconds()) * 1_000
+    else:
+        raise InvalidInput(field, _EXPECTED, value)
+    if not math.isfinite(total_ms) or not 0 <= total_ms <= DURATION_MAX_MS:
+        raise InvalidInput(field, f"must be 0 to {DURATION_MAX_MS} milliseconds", value)
+    return math.ceil(total_ms)
+
+
+def optional_duration_ms(field: str, value: object) -> int | None:
+    return None if value is None else duration_ms(field, value)
+
+
+def _text_ms(field: str, text: str) -> float:
+    compact = text.replace(" ", "")
+    if _WHOLE.fullmatch(compact) is None:
+        raise InvalidInput(field, _EXPECTED, text)
+    return sum(float(amount) * _UNITS_MS[unit] for amount, unit in _PART.findall(compact))
+
+
+_EXPECTED: Final = 'must be a duration such as "90s", "1h30m", a number of seconds or a timedelta'
+
+_UNITS_S: Final = ((86_400, "d"), (3_600, "h"), (60, "m"))
+
+
+def span(ms: int) -> str:
+    """A duration in at most two units: `340ms`, `12.5s`, `3m12s`, `2d4h`."""
+    if ms < 1_000:
+        return f"{max(0, ms)}ms"
+    if ms < 60_000:
+        return f"{ms / 1_000:.1f}s"
+    seconds, parts = ms // 1_000, list[str]()
+    for size, unit in _UNITS_S:
+        count, seconds = divmod(seconds, size)
+        if count or parts:
+            parts.append(f"{count}{unit}")
+    parts.append(f"{seconds}s")
+    first, second = parts[:2]
+    return first if second[0] == "0" else first + second
+
+
+# What ran out when an execution, or an attempt of it, ran out of time -------
+#
+# Stored is a code; people are told what it means and how much time there was.
+
+ATTEMPT_TIMEOUT: Final = "attempt_timeout"
+EXECUTION_DEADLINE: Final = "execution_deadline"
+
+
+def in_words(reason: str, policy: str | None) -> str:
+    """A stored reason as people are told it; `policy` is that of the execution."""
+    if reason not in (ATTEMPT_TIMEOUT, EXECUTION_DEADLINE):
+        return reason
+    limits = parse_policy(policy).timeout_policy or TimeoutPolicy()
+    if reason == ATTEMPT_TIMEOUT:
+        return f"an attempt took longer than its timeout{_of(limits.attempt_timeout_ms)}"
+    return f"it did not end within its deadline{_of(limits.execution_deadline_ms)}"
+
+
+def _of(limit_ms: int | None) -> str:
+    return "" if limit_ms is None else f" of {span(limit_ms)}"
+
+
+# Whether a failed attempt is followed by another one, and when --------------
+#
+# The decision is a number of milliseconds to wait, or None for never. Randomness
+# comes in as `chance`, so the same inputs always give the same answer.
+
+_NEVER_RETRIED: Final = frozenset({FailureClass.PERMANENT, FailureClass.CANCELLED})
+
+
+def decide_retry(
+    policy: RetryPolicy | None,
+    *,
+    retry_count: int,
+    failure_class: FailureClass,
+    category: str,
+    chance: float,
+) -> int | None:
+    """How long to wait before the next attempt, or None if there is none.
+
+    `retry_count` is how many retries were made before this failure. `category` is the
+    worker's own word for the failure and matters only if the policy lists categories.
+    `chance` is uniform in [0, 1) and matters only if the backoff has jitter.
+    """
+    assert retry_count >= 0, "retries are counted from zero"
+    assert 0 <= chance < 1, "a chance is at least 0 and below 1"
+    if policy is None or retry_count >= policy.max_retries or failure_class in _NEVER_RETRIED:
+        return None
+    if policy.retryable_categories and category not in policy.retryable_categories:
+        return None
+    match policy.backoff:
+        case FixedBackoff(delay_ms=delay_ms):
+            return delay_ms
+        case ExponentialBackoff() as backoff:
+            delay_ms = _exponential_delay_ms(backoff, retry_count)
+            return _with_jitter(delay_ms, chance) if backoff.jitter else delay_ms
+        case _:
+            assert_never(policy.backoff)
+
+
+def _exponential_delay_ms(backoff: ExponentialBackoff, retry_count: int) -> int:
+    """`initial * multiplier ** retry_count`, rounded down, at most `max_delay_ms`."""
+    initial_ms, max_ms = backoff.initial_delay_ms, backoff.max_delay_ms
+    if initial_ms == 0 or initial_ms >= max_ms:
+        return min(initial_ms, max_ms)
+    # Compared as logarithms first: the power itself overflows for large counts.
+    if retry_count * math.log(backoff.multiplier) > math.log(max_ms / initial_ms) + 1:
+        return max_ms
+    return min(math.floor(initial_ms * backoff.multiplier**retry_count), max_ms)
+
+
+def _with_jitter(delay_ms: int, chance: float) -> int:
+    """A whole number between half the delay and the delay, each equally likely."""
+    least_ms = (delay_ms + 1) // 2
+    return min(least_ms + math.floor(chance * (delay_ms - least_ms + 1)), delay_ms)

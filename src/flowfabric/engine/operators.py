@@ -25,7 +25,6 @@ from flowfabric.core.execution import (
     decide_deadline,
     decide_promote,
 )
-from flowfabric.core.expiry import ATTEMPT_TIMEOUT, EXECUTION_DEADLINE
 from flowfabric.core.ids import ExecutionId, parse_lane_id, parse_uuid
 from flowfabric.core.lease import OPERATOR_OVERRIDE, decide_expire_lease, decide_revoke
 from flowfabric.core.limits import BATCH_MAX, EDGE_APPLY_AFTER_MS, SWEEP_BATCH, TEXT_BYTES_MAX
@@ -36,7 +35,7 @@ from flowfabric.core.operator import (
     decide_change_priority,
     decide_replay,
 )
-from flowfabric.core.policies import DURATION_MAX_MS
+from flowfabric.core.policies import ATTEMPT_TIMEOUT, DURATION_MAX_MS, EXECUTION_DEADLINE
 from flowfabric.core.results import (
     AlreadySatisfied,
     Cancelled,

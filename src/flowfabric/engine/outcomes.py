@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from flowfabric.core.checks import check_list
-from flowfabric.core.expiry import in_words
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.policies import in_words
 from flowfabric.core.states import PublicState
 from flowfabric.engine.unit import Operations, row_execution_id
 from flowfabric.store.base import Reader, Row

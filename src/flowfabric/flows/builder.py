@@ -19,7 +19,6 @@ from msgspec import structs
 
 from flowfabric.core.checks import check_depth, check_int, check_name, check_tags
 from flowfabric.core.creation import Checked, NewExecution, check_terms
-from flowfabric.core.durations import Duration
 from flowfabric.core.flow_build import Dependency, Join
 from flowfabric.core.ids import (
     ExecutionId,
@@ -29,6 +28,7 @@ from flowfabric.core.ids import (
     parse_namespace,
 )
 from flowfabric.core.limits import BATCH_MAX, FLOW_MEMBERS_MAX, JOIN_EDGES_MAX
+from flowfabric.core.policies import Duration
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import new_uuid
 from flowfabric.errors import IdempotencyConflict, InvalidInput, Validation

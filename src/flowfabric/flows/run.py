@@ -8,12 +8,12 @@ from typing import Final, Literal, TypeVar
 
 from rich.console import Console
 
-from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.flow_cancel import NoWait, WaitTimeout
 from flowfabric.core.flow_model import FlowState
 from flowfabric.core.flow_results import CancelFlowResult
 from flowfabric.core.flow_views import FlowSummary
 from flowfabric.core.ids import FlowId
+from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.errors import (
     ExecutionNotTerminal,

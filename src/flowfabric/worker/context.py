@@ -21,9 +21,8 @@ from typing import Final, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
 import msgspec
 
 from flowfabric.core.checks import check_text, split_kind, visible
-from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.retry import decide_retry
+from flowfabric.core.policies import Duration, decide_retry, duration_ms
 from flowfabric.core.states import FailureClass
 from flowfabric.core.step_model import StepKind
 from flowfabric.errors import DoNotRetry, InvalidInput, NotInAStep

@@ -20,8 +20,8 @@ from typing import Final
 from msgspec import structs
 
 from flowfabric.core.checks import check_optional_text, check_text
-from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.handles import HandleKind
+from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.core.streams import (
     APPEND_FRAMES_MAX,
     FRAME_BYTES_MAX,

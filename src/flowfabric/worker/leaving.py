@@ -7,8 +7,8 @@ import asyncio
 from typing import Final
 
 from flowfabric.core.checks import shorten
-from flowfabric.core.expiry import ATTEMPT_TIMEOUT
 from flowfabric.core.limits import TEXT_BYTES_MAX
+from flowfabric.core.policies import ATTEMPT_TIMEOUT
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.suspension_model import TimeoutBehavior
 from flowfabric.engine.engine import Engine

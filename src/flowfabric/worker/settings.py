@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from flowfabric.core.checks import check_bool, check_int, check_offered
-from flowfabric.core.durations import Duration, duration_ms
 from flowfabric.core.ids import parse_worker_id
 from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.errors import InvalidInput
 from flowfabric.worker.context import IN_PROCESS_SLEEP_MS
 from flowfabric.worker.lanes import LaneShares, LaneWeights

@@ -4,7 +4,7 @@ from collections.abc import Coroutine
 from typing import Final, TypeVar, overload
 
 from flowfabric.core.conditions import Condition, referenced_waitpoint_keys
-from flowfabric.core.durations import Duration, duration_ms, optional_duration_ms
+from flowfabric.core.policies import Duration, duration_ms, optional_duration_ms
 from flowfabric.core.step_model import StepKind
 from flowfabric.errors import InvalidInput, SignalTimeout
 from flowfabric.signals import Signal, SignalToken, check_name, condition_of

@@ -17,9 +17,9 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from flowfabric.core.durations import duration_ms
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.policies import duration_ms
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import LOST_TOPIC, ready_topic
 from flowfabric.errors import DatabaseGone, FlowFabricError
