@@ -8,7 +8,7 @@ expression in which `n` counts the copies. Copies in the phase `terminal` have e
 
 from collections.abc import Mapping
 
-from flowfabric.core.model import Record
+from flowfabric.core.records import Record
 from flowfabric.core.states import LifecyclePhase
 from flowfabric.store.mapping import table_of
 from flowfabric.store.phases import BLANKS, STATES, AskedRow, EndingRow, Live

@@ -23,11 +23,11 @@ from flowfabric.core.checks import ENCODED, check_json
 from flowfabric.core.details import ExecutionDetails
 from flowfabric.core.granting import Granted, WorkerIdentity
 from flowfabric.core.handles import Handle
+from flowfabric.core.records import Step
 from flowfabric.core.results import Claimed, Completed
 from flowfabric.core.schedule import ScheduleDefinition
 from flowfabric.core.schedule_model import Schedule
 from flowfabric.core.signals import SignalRequest
-from flowfabric.core.step_model import Step
 from flowfabric.core.steps import StepStored
 from flowfabric.core.streams import Append, Appended, Coding
 from flowfabric.core.tails import ExecutionFrames, StreamFrame, StreamFrames, SummaryDocument

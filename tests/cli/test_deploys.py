@@ -4,8 +4,8 @@ from pathlib import Path
 
 from flowfabric import Engine
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.records import FailedStep
 from flowfabric.core.states import FailureClass, PublicState
-from flowfabric.core.step_model import FailedStep
 from flowfabric.core.steps import NewStep
 from flowfabric.engine.steps import StepReport
 from tests.cli.command import run

@@ -8,7 +8,7 @@ from flowfabric import Engine
 from flowfabric.core.audit import Complaint
 from flowfabric.core.decision import Changes
 from flowfabric.core.ids import parse_execution_id
-from flowfabric.core.model import Execution, Record
+from flowfabric.core.records import Execution, Record
 from flowfabric.engine.unit import execution_key
 from flowfabric.store.base import Key, Transaction
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.records import FailedStep
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import FailureClass, PublicState
-from flowfabric.core.step_model import FailedStep
 from flowfabric.core.streams import NewFrame
 from flowfabric.engine.filters import EVERYTHING, ExecutionFilter
 from flowfabric.engine.streams import FrameAppend

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from flowfabric.core.events import Event, EventCategory
-from flowfabric.core.model import Attempt, Execution
+from flowfabric.core.records import Attempt, Execution
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,

@@ -14,10 +14,9 @@ from flowfabric.core.flow_model import EdgeGroup
 from flowfabric.core.flow_policy import EdgeDependencyPolicy
 from flowfabric.core.flow_views import EdgeGroupSnapshot, FlowSnapshot
 from flowfabric.core.ids import ExecutionId, FlowId
-from flowfabric.core.model import Record
+from flowfabric.core.records import Record, Suspension
 from flowfabric.core.results import Claimed, Created
 from flowfabric.core.states import FailureClass
-from flowfabric.core.suspension_model import Suspension
 from flowfabric.engine.unit import execution_key
 from flowfabric.store.base import Reader, Transaction
 

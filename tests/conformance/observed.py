@@ -11,7 +11,7 @@ from flowfabric import Engine, FlowFabricError
 from flowfabric.core.events import Event, StoredEvent
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX
-from flowfabric.core.model import Attempt, ClaimGrant, Execution, Lane
+from flowfabric.core.records import Attempt, ClaimGrant, Execution, Lane
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Key, Reader

@@ -10,9 +10,9 @@ from flowfabric.core.conditions import ByName, Condition, Single
 from flowfabric.core.handles import Handle
 from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails
 from flowfabric.core.ids import ExecutionId, WaitpointId
+from flowfabric.core.records import SignalEffect, Suspension, Waitpoint
 from flowfabric.core.results import Claimed
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate, SignalResult
-from flowfabric.core.suspension_model import SignalEffect, Suspension, Waitpoint
 from flowfabric.core.tokens import WaitpointToken
 from flowfabric.engine.signal_request import SignalOptions
 from flowfabric.engine.suspensions import Suspended, SuspendOptions

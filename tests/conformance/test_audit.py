@@ -11,9 +11,8 @@ from flowfabric.core.flow_model import CompletionDispatch, FlowRecord
 from flowfabric.core.flow_policy import JoinQuorum
 from flowfabric.core.ids import FIRST_UUID, parse_execution_id
 from flowfabric.core.limits import AUDIT_EVERY_MS
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase
-from flowfabric.core.step_model import Waiter
 from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.unit import execution_key
 from flowfabric.testing import SettableClock

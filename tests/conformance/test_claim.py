@@ -10,7 +10,7 @@ from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.ids import LaneId, Namespace, WorkerId, WorkerInstanceId, partition_of
 from flowfabric.core.limits import BATCH_MAX
-from flowfabric.core.model import Attempt
+from flowfabric.core.records import Attempt
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import (
     AttemptLifecycle,

@@ -6,8 +6,8 @@ from msgspec import structs
 from flowfabric import Engine
 from flowfabric.core.details import ChildView, StepView
 from flowfabric.core.limits import TRACEBACK_BYTES_MAX
+from flowfabric.core.records import FailedStep, StepKind, failed_step
 from flowfabric.core.states import FailureClass, PublicState
-from flowfabric.core.step_model import FailedStep, StepKind, failed_step
 from flowfabric.core.steps import NewStep
 from flowfabric.engine.steps import StepReport
 from flowfabric.errors import InvalidInput

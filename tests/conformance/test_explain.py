@@ -4,7 +4,7 @@ from flowfabric import Engine
 from flowfabric.core.decision import Changes
 from flowfabric.core.explain import Cause, Explanation
 from flowfabric.core.ids import WorkerId, WorkerInstanceId
-from flowfabric.core.model import WorkerPresence
+from flowfabric.core.records import WorkerPresence
 from flowfabric.core.states import PublicState
 from flowfabric.engine.reads import QUEUE_COUNT_MAX
 from flowfabric.errors import NotFound

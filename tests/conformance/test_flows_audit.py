@@ -11,7 +11,7 @@ from flowfabric.core.flow_model import CompletionDispatch, EdgeGroup, FlowState,
 from flowfabric.core.flow_policy import JoinQuorum
 from flowfabric.core.ids import FIRST_UUID, LAST_UUID, make_execution_id, partition_of
 from flowfabric.core.limits import AUDIT_BATCH, AUDIT_EVERY_MS
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.transition import change
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import execution_key

@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.suspension_model import TimeoutBehavior
+from flowfabric.core.records import TimeoutBehavior
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.graphs import Graph, new_graph

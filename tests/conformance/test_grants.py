@@ -8,8 +8,8 @@ from msgspec import structs
 from flowfabric import Engine, FlowFabricError
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import ExecutionId, WorkerId, WorkerInstanceId, partition_of
-from flowfabric.core.model import ClaimGrant
 from flowfabric.core.policies import DURATION_MAX_MS
+from flowfabric.core.records import ClaimGrant
 from flowfabric.core.states import AttemptType
 from flowfabric.errors import (
     CapabilityMismatch,

@@ -9,7 +9,7 @@ from flowfabric import Engine, EngineConfig, connect
 from flowfabric.core.decision import Changes
 from flowfabric.core.ids import LaneId
 from flowfabric.core.limits import PAGE_MAX
-from flowfabric.core.model import Lane
+from flowfabric.core.records import Lane
 from flowfabric.core.results import Duplicate
 from flowfabric.core.states import LaneState, PublicState
 from flowfabric.engine.lanes import LanePage

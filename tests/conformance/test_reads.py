@@ -8,7 +8,7 @@ from msgspec import structs
 from flowfabric import Engine
 from flowfabric.core.decision import Changes
 from flowfabric.core.ids import LaneId, Namespace, WorkerInstanceId, partition_of
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.states import (
     AttemptState,
     BlockingReason,

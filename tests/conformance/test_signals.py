@@ -8,6 +8,7 @@ from flowfabric.core.conditions import OperatorOnly, Single, all_of_waitpoints
 from flowfabric.core.events import EventCategory
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.limits import SIGNAL_PAYLOAD_BYTES_MAX
+from flowfabric.core.records import WaitpointState
 from flowfabric.core.signals import SignalAccepted, SignalResult
 from flowfabric.core.states import (
     AttemptLifecycle,
@@ -18,7 +19,6 @@ from flowfabric.core.states import (
     PublicState,
 )
 from flowfabric.core.suspend_request import ResumePolicy
-from flowfabric.core.suspension_model import WaitpointState
 from flowfabric.errors import (
     PayloadTooLarge,
     SignalLimitExceeded,

@@ -4,9 +4,9 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.conditions import OperatorOnly, all_of_waitpoints
+from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState
-from flowfabric.core.suspension_model import SignalEffect
 from flowfabric.errors import NotFound, TargetNotSignalable, WaitpointNotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given

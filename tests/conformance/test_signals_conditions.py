@@ -9,7 +9,7 @@ from flowfabric.core.conditions import (
     Single,
     all_of_waitpoints,
 )
-from flowfabric.core.suspension_model import WaitpointState
+from flowfabric.core.records import WaitpointState
 from flowfabric.errors import WaitpointClosed
 from tests.conformance.given import Given
 from tests.conformance.observed import refused

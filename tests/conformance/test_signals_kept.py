@@ -6,10 +6,10 @@ from flowfabric import Engine
 from flowfabric.core.conditions import ByName, Count, CountKind, Single, all_of_waitpoints
 from flowfabric.core.explain import Cause
 from flowfabric.core.limits import KEPT_SIGNAL_BYTES_MAX, KEPT_SIGNALS_MAX, SIGNAL_PAYLOAD_BYTES_MAX
+from flowfabric.core.records import SignalEffect
 from flowfabric.core.results import Claimed
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate
 from flowfabric.core.suspend_request import FreshWaitpoint
-from flowfabric.core.suspension_model import SignalEffect
 from flowfabric.engine.suspensions import Suspended, SuspendSatisfied
 from flowfabric.errors import (
     InvalidInput,

@@ -12,8 +12,8 @@ from flowfabric.core.conditions import (
     all_of_waitpoints,
 )
 from flowfabric.core.limits import KEPT_SIGNALS_MAX
+from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalAccepted
-from flowfabric.core.suspension_model import SignalEffect
 from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.errors import KeptSignalsFull, WaitpointNotFound
 from flowfabric.testing import SettableClock

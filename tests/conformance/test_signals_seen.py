@@ -6,8 +6,8 @@ from msgspec import json
 from flowfabric import Engine
 from flowfabric.core.conditions import AllConditions, ByName, Count, CountKind, Single
 from flowfabric.core.events import Event, EventCategory
+from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalAccepted
-from flowfabric.core.suspension_model import SignalEffect
 from flowfabric.engine.suspension_reads import ResumeSignal
 from flowfabric.errors import InvalidInput, InvalidToken, NotFound
 from flowfabric.testing import SettableClock

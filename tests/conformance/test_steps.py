@@ -4,9 +4,9 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.ids import partition_of, uuid_of
+from flowfabric.core.records import Step, StepKind
 from flowfabric.core.results import Claimed, HandedBack
 from flowfabric.core.states import AttemptLifecycle, AttemptType, BlockingReason, PublicState
-from flowfabric.core.step_model import Step, StepKind
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.engine.steps import StepReport
 from flowfabric.errors import LeaseConflict, LeaseExpired, LeaseRevoked

@@ -8,6 +8,14 @@ from flowfabric.core.conditions import AllConditions, OperatorOnly, all_of_waitp
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.limits import OPEN_WAITPOINTS_MAX
+from flowfabric.core.records import (
+    Requester,
+    Suspension,
+    SuspensionReason,
+    TimeoutBehavior,
+    Waitpoint,
+    WaitpointState,
+)
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,
@@ -18,14 +26,6 @@ from flowfabric.core.states import (
     PublicState,
 )
 from flowfabric.core.suspend_request import Binding, FreshWaitpoint, ResumePolicy, UsePending
-from flowfabric.core.suspension_model import (
-    Requester,
-    Suspension,
-    SuspensionReason,
-    TimeoutBehavior,
-    Waitpoint,
-    WaitpointState,
-)
 from flowfabric.core.tokens import fingerprint
 from flowfabric.core.transition import NO_LEASE
 from flowfabric.engine.suspensions import Suspended, SuspendSatisfied

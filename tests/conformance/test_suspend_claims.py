@@ -5,8 +5,8 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.conditions import OperatorOnly
 from flowfabric.core.handles import HandleKind
+from flowfabric.core.records import SuspensionReason
 from flowfabric.core.states import EligibilityState
-from flowfabric.core.suspension_model import SuspensionReason
 from flowfabric.engine.resumes import ResumeToken
 from flowfabric.engine.suspension_reads import SuspendedExecution
 from flowfabric.errors import (

@@ -7,6 +7,7 @@ from flowfabric import Engine
 from flowfabric.core.conditions import TimeoutOnly, all_of_waitpoints
 from flowfabric.core.events import EventCategory
 from flowfabric.core.handles import HandleKind
+from flowfabric.core.records import SignalEffect, SuspensionReason, TimeoutBehavior, WaitpointState
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.resuming import Resumed, SuspensionExpired
 from flowfabric.core.states import (
@@ -18,12 +19,6 @@ from flowfabric.core.states import (
     TerminalOutcome,
 )
 from flowfabric.core.suspend_request import ResumePolicy
-from flowfabric.core.suspension_model import (
-    SignalEffect,
-    SuspensionReason,
-    TimeoutBehavior,
-    WaitpointState,
-)
 from flowfabric.errors import ExecutionNotSuspended, NotFound
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.testing import SettableClock

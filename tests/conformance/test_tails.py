@@ -8,9 +8,9 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.conditions import Single
+from flowfabric.core.records import TimeoutBehavior
 from flowfabric.core.states import FailureClass
 from flowfabric.core.streams import BestEffortLive, NewFrame, Visibility
-from flowfabric.core.suspension_model import TimeoutBehavior
 from flowfabric.core.tails import CloseReason, StreamFrames
 from flowfabric.engine.streams import FrameAppend
 from flowfabric.errors import InvalidInput

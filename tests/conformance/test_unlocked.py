@@ -10,8 +10,7 @@ from msgspec import structs
 from flowfabric import Engine, EngineConfig
 from flowfabric.core.conditions import AllConditions, ByName, Condition, Count, CountKind, Single
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.model import Execution, Record
-from flowfabric.core.suspension_model import Waitpoint
+from flowfabric.core.records import Execution, Record, Waitpoint
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import WaitpointNotFound
 from flowfabric.store.base import Key, Reader, Store, UnlockedBody

@@ -14,10 +14,10 @@ from flowfabric.core.conditions import (
 from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.lease import OPERATOR_OVERRIDE
 from flowfabric.core.limits import WAITPOINT_TTL_MS_MAX
+from flowfabric.core.records import SignalEffect, Waitpoint, WaitpointState
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import LifecyclePhase, OwnershipState, PublicState
 from flowfabric.core.suspend_request import UsePending
-from flowfabric.core.suspension_model import SignalEffect, Waitpoint, WaitpointState
 from flowfabric.core.tokens import fingerprint
 from flowfabric.engine.suspensions import Suspended, SuspendSatisfied
 from flowfabric.errors import (

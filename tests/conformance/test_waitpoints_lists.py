@@ -15,8 +15,8 @@ from flowfabric.core.conditions import (
 )
 from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.records import SignalEffect, WaitpointState
 from flowfabric.core.results import Claimed
-from flowfabric.core.suspension_model import SignalEffect, WaitpointState
 from flowfabric.core.tokens import fingerprint
 from flowfabric.engine.suspension_reads import WaitpointView
 from flowfabric.errors import NotFound

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.handles import Handle
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,

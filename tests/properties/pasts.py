@@ -13,7 +13,7 @@ from flowfabric.core.creation import NewExecution
 from flowfabric.core.decision import Changes
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.results import Created
 from flowfabric.core.transition import change
 from flowfabric.engine.unit import execution_key

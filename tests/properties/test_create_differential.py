@@ -15,7 +15,7 @@ from msgspec import structs
 from flowfabric.core.creation import Checked, NewExecution, Terms, new_execution
 from flowfabric.core.decision import Changes
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.model import Execution, Lane
+from flowfabric.core.records import Execution, Lane
 from flowfabric.core.states import LaneState
 from flowfabric.engine.requests import TERMS_MAX, ReadyRows
 from flowfabric.engine.routes import Route, route_of

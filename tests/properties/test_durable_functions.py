@@ -26,9 +26,9 @@ from flowfabric.core.conditions import Condition
 from flowfabric.core.creation import Checked
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.records import Step
 from flowfabric.core.results import Completed, CreateResult, Delayed, FailResult, Moved
 from flowfabric.core.states import PublicState
-from flowfabric.core.step_model import Step
 from flowfabric.core.steps import StepStored
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.filters import ExecutionFilter

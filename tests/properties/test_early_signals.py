@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from flowfabric import Context, Retry, Run, all_of, any_of, count
 from flowfabric.core.conditions import Condition
 from flowfabric.core.handles import Handle
+from flowfabric.core.records import StepKind
 from flowfabric.core.states import PublicState
-from flowfabric.core.step_model import StepKind
 from flowfabric.engine.suspension_reads import SuspensionView
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.submission import Submissions

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from flowfabric.core.decision import Changes
 from flowfabric.core.execution import Timing
-from flowfabric.core.step_model import Step, StepKind
+from flowfabric.core.records import Step, StepKind
 from flowfabric.core.steps import NewStep, decide_record
 from flowfabric.core.transition import Subject
 from flowfabric.engine.unit import fence_of, lease_columns

@@ -32,7 +32,7 @@ from flowfabric.core.ids import (
     uuid4_from,
     uuid_of,
 )
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import FailureClass, LifecyclePhase, TerminalOutcome
 from flowfabric.engine.flow_unit import inputs_of

@@ -7,9 +7,9 @@ import pytest
 from flowfabric import Engine, connect
 from flowfabric.core.conditions import ByName, Single
 from flowfabric.core.ids import ExecutionId, uuid_of
+from flowfabric.core.records import SignalEffect
 from flowfabric.core.results import Claimed
 from flowfabric.core.signals import SignalAccepted
-from flowfabric.core.suspension_model import SignalEffect
 from flowfabric.engine.suspensions import Suspended, SuspendOutcome
 from flowfabric.errors import AlreadySuspended, LeaseConflict
 from tests.races.given import running

@@ -8,8 +8,8 @@ import pytest
 
 from flowfabric import App, Context, Retry, Run
 from flowfabric.core.journal import branch_name
+from flowfabric.core.records import FailedStep, failed_step
 from flowfabric.core.states import PublicState
-from flowfabric.core.step_model import FailedStep, failed_step
 from flowfabric.errors import ExecutionFailed
 from tests.apps import reached, working
 

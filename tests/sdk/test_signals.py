@@ -21,9 +21,9 @@ from flowfabric import (
     testing,
 )
 from flowfabric.core.journal import ROOT, Asked, identity
+from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalAccepted
 from flowfabric.core.states import PublicState
-from flowfabric.core.suspension_model import SignalEffect
 from flowfabric.engine.suspension_reads import SuspensionView
 from flowfabric.errors import ExecutionFailed, FlowFabricError, InvalidInput
 from flowfabric.testing import SettableClock

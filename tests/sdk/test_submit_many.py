@@ -6,7 +6,7 @@ from msgspec import structs
 from flowfabric import App, EngineConfig, Retry
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import BATCH_MAX
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.views import ExecutionContext
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import InvalidInput, PayloadTooLarge

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from flowfabric import App, Context, Retry, SignalToken, all_of, any_of, testing
+from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate
 from flowfabric.core.states import PublicState
-from flowfabric.core.suspension_model import SignalEffect
 from flowfabric.errors import WaitpointClosed
 from flowfabric.testing import SettableClock
 from tests.apps import reached, working

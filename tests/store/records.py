@@ -16,7 +16,7 @@ from msgspec import structs
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import Event, completion_event
 from flowfabric.core.ids import ExecutionId, FlowId, LaneId, Namespace
-from flowfabric.core.model import Execution, Lane
+from flowfabric.core.records import Execution, Lane
 from flowfabric.core.states import (
     AttemptState,
     BlockingReason,

@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import Event, StoredEvent
 from flowfabric.core.ids import ExecutionId, FlowId
-from flowfabric.core.model import Execution, Record
+from flowfabric.core.records import Execution, Record
 from flowfabric.errors import Corruption
 from flowfabric.store.base import Key, Reader, Store, Transaction
 from flowfabric.store.mapping import (

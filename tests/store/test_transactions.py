@@ -7,7 +7,7 @@ from msgspec import structs
 
 from flowfabric.core.decision import Changes
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.model import Execution, Lane
+from flowfabric.core.records import Execution, Lane
 from flowfabric.core.states import LaneState
 from flowfabric.errors import Corruption
 from flowfabric.store.base import Key, Reader, Store, Transaction, UniqueViolation

@@ -20,12 +20,19 @@ from flowfabric.core.execution import (
 from flowfabric.core.granting import NewIds, WorkerIdentity, grant_lease
 from flowfabric.core.ids import AttemptId, LeaseId, PartitionConfig, WorkerId, WorkerInstanceId
 from flowfabric.core.lease import Fence, decide_expire_lease, decide_revoke
-from flowfabric.core.model import Attempt, ClaimGrant, Execution
 from flowfabric.core.operator import CancelRequest, decide_cancel, decide_replay
+from flowfabric.core.records import (
+    Attempt,
+    ClaimGrant,
+    Execution,
+    HmacKey,
+    Suspension,
+    Waitpoint,
+    WaitpointState,
+)
 from flowfabric.core.states import FailureClass
 from flowfabric.core.suspend_request import NORMAL, SuspendRequest, check_suspend
 from flowfabric.core.suspension import SuspendFindings, decide_suspend
-from flowfabric.core.suspension_model import HmacKey, Suspension, Waitpoint, WaitpointState
 from flowfabric.core.transition import Subject, change
 
 NOW_MS = 1_000_000

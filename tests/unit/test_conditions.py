@@ -30,7 +30,7 @@ from flowfabric.core.conditions import (
     stored_condition,
 )
 from flowfabric.core.ids import SignalId, WaitpointId, WaitpointKey, parse_execution_id
-from flowfabric.core.suspension_model import SignalEffect, SignalFacts
+from flowfabric.core.records import SignalEffect, SignalFacts
 from flowfabric.errors import Corruption, InvalidInput
 
 EXECUTION = parse_execution_id("{fp:7}:11111111-1111-4111-8111-111111111111")

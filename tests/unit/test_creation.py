@@ -17,7 +17,7 @@ from flowfabric.core.creation import (
     shares_terms,
 )
 from flowfabric.core.ids import ExecutionId, LaneId, Namespace, PartitionConfig
-from flowfabric.core.model import ExecutionTag, IdempotencyGuard
+from flowfabric.core.records import ExecutionTag, IdempotencyGuard
 from flowfabric.errors import InvalidInput
 from tests.unit.lives import NOW_MS
 

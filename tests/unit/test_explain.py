@@ -6,9 +6,8 @@ from msgspec import structs
 from flowfabric.core.conditions import Progress
 from flowfabric.core.explain import Cause, Surroundings, explain
 from flowfabric.core.ids import LaneId
-from flowfabric.core.model import Lane
+from flowfabric.core.records import FailedStep, Lane
 from flowfabric.core.states import BlockingReason, EligibilityState, LaneState, LifecyclePhase
-from flowfabric.core.step_model import FailedStep
 from flowfabric.core.transition import change
 from tests.unit.lives import (
     LIVES,

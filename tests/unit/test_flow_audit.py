@@ -16,7 +16,7 @@ from flowfabric.core.flow_model import (
 from flowfabric.core.flow_resolve import Ending, counts, holds_back
 from flowfabric.core.flow_views import EligibilityStatus, eligibility
 from flowfabric.core.ids import FIRST_UUID, LAST_UUID, EdgeId, FlowId, Namespace
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.states import EligibilityState, LifecyclePhase, OwnershipState, TerminalOutcome
 from tests.store.records import an_execution
 

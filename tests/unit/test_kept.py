@@ -22,7 +22,7 @@ from flowfabric.core.ids import (
     parse_execution_id,
 )
 from flowfabric.core.kept import TakenSignals, mailbox_id, take
-from flowfabric.core.suspension_model import (
+from flowfabric.core.records import (
     Requester,
     SignalEffect,
     SignalFacts,

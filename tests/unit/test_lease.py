@@ -19,7 +19,7 @@ from flowfabric.core.lease import (
     lease_is_dead,
 )
 from flowfabric.core.limits import OUTAGE_MS_MIN, OUTAGE_SLACK_MS
-from flowfabric.core.model import Attempt
+from flowfabric.core.records import Attempt
 from flowfabric.core.results import AlreadySatisfied, Renewed, Revoked
 from flowfabric.core.states import AttemptLifecycle, AttemptType
 from flowfabric.core.transition import Subject

@@ -31,6 +31,7 @@ from flowfabric.core.operator import (
     decide_replay,
 )
 from flowfabric.core.policies import RetryPolicy
+from flowfabric.core.records import SignalEffect, SignalFacts, TimeoutBehavior
 from flowfabric.core.resuming import decide_expire_suspension, decide_resume
 from flowfabric.core.signals import SignalFindings, SignalRequest, decide_deliver
 from flowfabric.core.situations import (
@@ -47,7 +48,6 @@ from flowfabric.core.situations import (
 from flowfabric.core.states import EligibilityState, FailureClass
 from flowfabric.core.steps import decide_await, decide_wake
 from flowfabric.core.suspension import SuspendFindings, decide_suspend
-from flowfabric.core.suspension_model import SignalEffect, SignalFacts, TimeoutBehavior
 from flowfabric.core.transition import Subject, change
 from flowfabric.errors import FlowFabricError
 from tests.unit.lives import (

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.step_model import Step, StepKind
+from flowfabric.core.records import Step, StepKind
 from flowfabric.core.steps import in_order
 
 

@@ -9,6 +9,16 @@ from flowfabric.core.execution import Timing
 from flowfabric.core.ids import SignalId, WaitpointId
 from flowfabric.core.limits import SUSPEND_DEDUP_TTL_MS_MAX
 from flowfabric.core.operator import CancelRequest, decide_cancel
+from flowfabric.core.records import (
+    SignalDedup,
+    SignalEffect,
+    SignalFacts,
+    SuspendDedup,
+    Suspension,
+    TimeoutBehavior,
+    Waitpoint,
+    WaitpointState,
+)
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.resuming import (
     ResumeClaim,
@@ -32,16 +42,6 @@ from flowfabric.core.suspension import (
     decide_create_waitpoint,
     decide_suspend,
     with_default_timeout,
-)
-from flowfabric.core.suspension_model import (
-    SignalDedup,
-    SignalEffect,
-    SignalFacts,
-    SuspendDedup,
-    Suspension,
-    TimeoutBehavior,
-    Waitpoint,
-    WaitpointState,
 )
 from flowfabric.core.transition import Subject
 from flowfabric.errors import (

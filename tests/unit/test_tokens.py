@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from flowfabric.core.ids import WaitpointId, parse_execution_id
-from flowfabric.core.suspension_model import HmacKey
+from flowfabric.core.records import HmacKey
 from flowfabric.core.tokens import (
     EXPIRED,
     INVALID,

@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from flowfabric import App, Context, Retry, testing
-from flowfabric.core.step_model import StepKind
+from flowfabric.core.records import StepKind
 from flowfabric.errors import ExecutionFailed
 from flowfabric.worker.watching import watch_tasks
 from tests.apps import working

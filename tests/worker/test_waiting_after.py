@@ -3,7 +3,7 @@
 import asyncio
 
 from flowfabric import App, Context
-from flowfabric.core.step_model import StepKind
+from flowfabric.core.records import StepKind
 from flowfabric.run import Run
 from tests.apps import working
 

@@ -20,8 +20,8 @@ from flowfabric.cli.target import (
 )
 from flowfabric.core.checks import split_kind
 from flowfabric.core.limits import PAGE_MAX
-from flowfabric.core.model import Attempt, WorkerPresence
 from flowfabric.core.policies import span
+from flowfabric.core.records import Attempt, WorkerPresence
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine

@@ -9,7 +9,7 @@ from flowfabric.cli import documents, screen
 from flowfabric.cli.tables import fixed, flexible, right
 from flowfabric.cli.target import Target, target_options, with_engine
 from flowfabric.core.limits import PAGE_MAX
-from flowfabric.core.model import Lane
+from flowfabric.core.records import Lane
 from flowfabric.engine.engine import Engine
 
 

@@ -12,8 +12,8 @@ from flowfabric.cli.tables import flexible, right
 from flowfabric.cli.target import Target, namespace_option, target_options, with_engine
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.policies import span
+from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalDuplicate
-from flowfabric.core.suspension_model import SignalEffect
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspension_reads import InboxEntry
 from flowfabric.signals import send

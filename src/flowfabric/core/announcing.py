@@ -8,9 +8,8 @@ from msgspec import structs
 from flowfabric.core import tokens
 from flowfabric.core.decision import Changes
 from flowfabric.core.limits import OPEN_WAITPOINTS_MAX, TIME_MS_MAX
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution, HmacKey, Waitpoint, WaitpointState
 from flowfabric.core.suspend_request import BoundWaitpoint
-from flowfabric.core.suspension_model import HmacKey, Waitpoint, WaitpointState
 from flowfabric.core.transition import Subject, change
 from flowfabric.errors import SignalLimitExceeded
 

@@ -15,11 +15,10 @@ from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.events import operator_event
 from flowfabric.core.execution import Timing, already_parked, park
 from flowfabric.core.lease import Fence, check_fence
-from flowfabric.core.model import Attempt, Execution
+from flowfabric.core.records import Attempt, Execution, Step, StepKind
 from flowfabric.core.results import AlreadySatisfied, Changed, Delayed, Marked
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import BlockingReason, LifecyclePhase, PublicState
-from flowfabric.core.step_model import Step, StepKind
 from flowfabric.core.transition import UNBLOCKED, Subject, change
 from flowfabric.errors import ExecutionNotEligible
 

@@ -22,7 +22,7 @@ from msgspec import Struct
 from flowfabric.core.checks import UNSTORABLE, check_int, is_visible
 from flowfabric.core.ids import WaitpointKey
 from flowfabric.core.limits import NAME_BYTES_MAX
-from flowfabric.core.suspension_model import SignalEffect, SignalFacts, Waitpoint
+from flowfabric.core.records import SignalEffect, SignalFacts, Waitpoint
 from flowfabric.errors import Corruption, InvalidInput
 
 DEPTH_MAX: Final = 4

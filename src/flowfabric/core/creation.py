@@ -43,9 +43,9 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.keeping import DEFAULT_KEEP, Keep, keep_of
 from flowfabric.core.limits import IDEMPOTENCY_KEY_BYTES_MAX
-from flowfabric.core.model import Execution, ExecutionTag, IdempotencyGuard
 from flowfabric.core.operator import clamp_priority
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, encode_policy, parse_policy
+from flowfabric.core.records import Execution, ExecutionTag, IdempotencyGuard
 from flowfabric.core.states import (
     AttemptState,
     BlockingReason,

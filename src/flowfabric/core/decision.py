@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from flowfabric.core.events import Event
-from flowfabric.core.model import Record
+from flowfabric.core.records import Record
 from flowfabric.errors import FlowFabricError
 
 Answer = TypeVar("Answer")

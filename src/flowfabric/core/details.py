@@ -5,9 +5,8 @@ from msgspec import Struct
 
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.journal import branch_name
-from flowfabric.core.model import Attempt, Execution
+from flowfabric.core.records import Attempt, Execution, Step, StepKind, failed_step
 from flowfabric.core.states import PublicState
-from flowfabric.core.step_model import Step, StepKind, failed_step
 from flowfabric.core.views import ExecutionSnapshot, snapshot
 
 

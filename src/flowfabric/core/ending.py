@@ -16,10 +16,9 @@ from flowfabric.core.decision import Changes
 from flowfabric.core.events import LeaseEventType, completion_event, lease_event
 from flowfabric.core.flow_model import CompletionDispatch
 from flowfabric.core.keeping import kept_ms
-from flowfabric.core.model import Attempt, Execution
+from flowfabric.core.records import Attempt, Execution, Suspension, Waitpoint, WaitpointState
 from flowfabric.core.situations import BY_OUTCOME, into
 from flowfabric.core.states import AttemptLifecycle, AttemptState, OwnershipState, TerminalOutcome
-from flowfabric.core.suspension_model import Suspension, Waitpoint, WaitpointState
 from flowfabric.core.transition import NO_LEASE, Field, Subject, change, final_lease
 
 NOTHING_MORE: Mapping[str, Field] = MappingProxyType({})

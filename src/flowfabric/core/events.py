@@ -10,7 +10,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from flowfabric.core.ids import ExecutionId, FlowId, LeaseId, Namespace, WorkerInstanceId
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.errors import InvalidInput
 

@@ -14,7 +14,6 @@ from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.ending import end_attempt, finish
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.lease import Fence, check_fence, check_holder
-from flowfabric.core.model import Execution
 from flowfabric.core.policies import (
     ATTEMPT_TIMEOUT,
     EXECUTION_DEADLINE,
@@ -22,6 +21,7 @@ from flowfabric.core.policies import (
     decide_retry,
     parse_policy,
 )
+from flowfabric.core.records import Execution, FailedStep
 from flowfabric.core.results import (
     AlreadySatisfied,
     Completed,
@@ -43,7 +43,6 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
-from flowfabric.core.step_model import FailedStep
 from flowfabric.core.transition import NO_LEASE, UNBLOCKED, Field, Subject, change
 
 WORKER_DELAY = "worker_delay"

@@ -10,9 +10,9 @@ from flowfabric.core.conditions import Progress
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join_facts import JoinFacts
 from flowfabric.core.lease import lease_is_dead
-from flowfabric.core.model import Execution, Lane
 from flowfabric.core.policies import in_words, span
 from flowfabric.core.readiness import Hold, held_by
+from flowfabric.core.records import Execution, FailedStep, Lane
 from flowfabric.core.states import (
     BlockingReason,
     EligibilityState,
@@ -21,7 +21,6 @@ from flowfabric.core.states import (
     OwnershipState,
     PublicState,
 )
-from flowfabric.core.step_model import FailedStep
 
 
 class Cause(StrEnum):

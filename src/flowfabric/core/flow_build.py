@@ -14,7 +14,7 @@ from flowfabric.core.flow_model import Edge, EdgeGroup, EdgeState, FlowRecord, F
 from flowfabric.core.flow_policy import ALL_OF, EdgeDependencyPolicy, JoinRule, is_spared, rule_of
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace, parse_uuid, uuid4_from
 from flowfabric.core.limits import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.transition import change
 from flowfabric.errors import (

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace
-from flowfabric.core.model import Record
+from flowfabric.core.records import Record
 from flowfabric.core.states import BlockingReason, EligibilityState, TerminalOutcome
 
 

@@ -23,8 +23,8 @@ from flowfabric.core.flow_model import (
 from flowfabric.core.flow_policy import is_spared
 from flowfabric.core.flow_resolve import Ending, block, release
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.model import Execution
 from flowfabric.core.operator import decide_replay
+from flowfabric.core.records import Execution
 from flowfabric.core.results import Replayed
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.core.transition import Subject

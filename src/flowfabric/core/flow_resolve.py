@@ -15,8 +15,8 @@ from flowfabric.core.execution import Timing
 from flowfabric.core.flow_model import DependencyState, Edge, EdgeGroup, ExecutionInput, GroupState
 from flowfabric.core.flow_policy import count_outcome
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.model import Execution
 from flowfabric.core.readiness import HELD_BY_JOIN, Hold, held_by
+from flowfabric.core.records import Execution
 from flowfabric.core.states import (
     AttemptLifecycle,
     EligibilityState,

@@ -19,8 +19,8 @@ from flowfabric.core.flow_model import (
 from flowfabric.core.flow_policy import EdgeDependencyPolicy, policy_of, resolved_count
 from flowfabric.core.flow_resolve import holds_back
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace
-from flowfabric.core.model import Execution
 from flowfabric.core.readiness import Hold, held_by
+from flowfabric.core.records import Execution
 from flowfabric.core.states import LifecyclePhase, OwnershipState, PublicState, TerminalOutcome
 
 ALL_REQUIRED = "all_required"

@@ -9,12 +9,11 @@ from types import MappingProxyType
 
 from msgspec import Struct, structs
 
-from flowfabric.core.attempts import FIRST_EPOCH
 from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import AttemptId, LeaseId, WorkerId, WorkerInstanceId
-from flowfabric.core.model import Attempt, Execution
+from flowfabric.core.records import FIRST_EPOCH, Attempt, Execution
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import AttemptLifecycle, AttemptState, AttemptType, LifecyclePhase
 from flowfabric.core.transition import NO_LEASE, Field, Subject, change
@@ -72,7 +71,7 @@ def _start(subject: Subject, lease: dict[str, Field], *, now_ms: int) -> Decisio
     leased = change(before, now_ms, **lease, worker_deaths=0)
     attempt = _new_attempt(before, leased, now_ms)
     event = lease_event(leased, LeaseEventType.ACQUIRED, now_ms)
-    # The first attempt follows from the execution; see `core.attempts`.
+    # The first attempt follows from the execution; see `core.records`.
     stored = () if leased.lease_epoch == FIRST_EPOCH else (attempt,)
     return Decision(
         answer=Granted(kind=HandleKind.FRESH, execution=leased, attempt=attempt),

@@ -11,8 +11,8 @@ from flowfabric.core.checks import check_int, check_optional_time, missing
 from flowfabric.core.decision import Changes, Decision, Refusal
 from flowfabric.core.granting import Granted, NewIds, WorkerIdentity, grant_lease
 from flowfabric.core.lease import not_active
-from flowfabric.core.model import ClaimGrant, Execution
 from flowfabric.core.policies import DURATION_MAX_MS
+from flowfabric.core.records import ClaimGrant, Execution
 from flowfabric.core.states import (
     AttemptState,
     EligibilityState,

@@ -9,7 +9,7 @@ from flowfabric.core.ending import end_attempt
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.execution import Timing
 from flowfabric.core.lease import Fence, check_fence
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.results import HandedBack
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import AttemptLifecycle, AttemptState, LifecyclePhase

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from flowfabric.core import tokens
 from flowfabric.core.ids import SuspensionId, WaitpointId, WaitpointKey
-from flowfabric.core.suspension_model import HmacKey, Suspension, Waitpoint
+from flowfabric.core.records import HmacKey, Suspension, Waitpoint
 from flowfabric.core.tokens import WaitpointToken
 
 

@@ -32,7 +32,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from flowfabric.core.step_model import StepKind
+from flowfabric.core.records import StepKind
 
 STEP_KEY_BYTES_MAX: Final = 256
 STEP_NAME_BYTES_MAX: Final = 256

@@ -8,8 +8,8 @@ settings, and written on its row.
 from msgspec import Struct
 
 from flowfabric.core.limits import HELD_MS_MAX, HELD_MS_MIN, RETENTION_FAILED_MS, RETENTION_MS
-from flowfabric.core.model import Execution
 from flowfabric.core.policies import ExecutionPolicy
+from flowfabric.core.records import Execution
 from flowfabric.core.states import TerminalOutcome
 
 

@@ -16,8 +16,8 @@ from msgspec import Struct, structs
 from flowfabric.core.conditions import Condition, observe
 from flowfabric.core.ids import ExecutionId, SignalId, WaitpointId, WaitpointKey, uuid4_from
 from flowfabric.core.limits import KEPT_SIGNAL_BYTES_MAX, KEPT_SIGNALS_MAX
-from flowfabric.core.model import Execution
-from flowfabric.core.suspension_model import (
+from flowfabric.core.records import (
+    Execution,
     SignalEffect,
     SignalFacts,
     SignalRecord,

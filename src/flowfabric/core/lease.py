@@ -28,9 +28,9 @@ from flowfabric.core.limits import (
     OUTAGE_MS_MIN,
     OUTAGE_SLACK_MS,
 )
-from flowfabric.core.model import Execution
 from flowfabric.core.policies import in_words, parse_policy, reclaim_limit
 from flowfabric.core.readiness import LOST_LEASE
+from flowfabric.core.records import Execution
 from flowfabric.core.results import AlreadySatisfied, Marked, Renewed, Revoked
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import AttemptLifecycle, LifecyclePhase, OwnershipState, TerminalOutcome

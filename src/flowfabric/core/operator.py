@@ -12,8 +12,8 @@ from flowfabric.core.events import operator_event
 from flowfabric.core.execution import Timing, repeats
 from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence, check_fence
 from flowfabric.core.limits import PRIORITY_MAX, PRIORITY_MIN
-from flowfabric.core.model import Execution
 from flowfabric.core.policies import parse_policy
+from flowfabric.core.records import Execution
 from flowfabric.core.results import Cancelled, Changed, Replayed
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import (

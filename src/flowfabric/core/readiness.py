@@ -15,7 +15,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.situations import (
     ENDED,
     HELD_BY_WORKER,

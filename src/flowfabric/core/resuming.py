@@ -22,7 +22,16 @@ from flowfabric.core.execution import Timing
 from flowfabric.core.granting import Granted, NewIds, WorkerIdentity, grant_lease
 from flowfabric.core.grants import check_grant
 from flowfabric.core.ids import SignalId, WaitpointKey
-from flowfabric.core.model import Execution
+from flowfabric.core.records import (
+    Execution,
+    SignalEffect,
+    SignalRecord,
+    Suspension,
+    SuspensionReason,
+    TimeoutBehavior,
+    Waitpoint,
+    WaitpointState,
+)
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import (
@@ -34,15 +43,6 @@ from flowfabric.core.states import (
     TerminalOutcome,
 )
 from flowfabric.core.suspension import RESUMED, is_expired
-from flowfabric.core.suspension_model import (
-    SignalEffect,
-    SignalRecord,
-    Suspension,
-    SuspensionReason,
-    TimeoutBehavior,
-    Waitpoint,
-    WaitpointState,
-)
 from flowfabric.core.transition import Field, Subject, change
 from flowfabric.errors import (
     ClaimGrantExpired,

@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from flowfabric.core.ids import LaneId, Namespace
-from flowfabric.core.model import Record
+from flowfabric.core.records import Record
 
 
 class ScheduleKind(StrEnum):

@@ -20,12 +20,9 @@ from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.execution import Timing
 from flowfabric.core.ids import Namespace, SignalId, WaitpointId
 from flowfabric.core.kept import KeptSize, Mailbox, check_mailbox_room, mailbox_id
-from flowfabric.core.model import Execution
 from flowfabric.core.policies import parse_policy
-from flowfabric.core.resuming import resume
-from flowfabric.core.states import LifecyclePhase
-from flowfabric.core.suspension import RESUMED, is_expired, stored_policy
-from flowfabric.core.suspension_model import (
+from flowfabric.core.records import (
+    Execution,
     SignalDedup,
     SignalEffect,
     SignalFacts,
@@ -34,6 +31,9 @@ from flowfabric.core.suspension_model import (
     Waitpoint,
     WaitpointState,
 )
+from flowfabric.core.resuming import resume
+from flowfabric.core.states import LifecyclePhase
+from flowfabric.core.suspension import RESUMED, is_expired, stored_policy
 from flowfabric.core.transition import Subject, change
 from flowfabric.errors import (
     SignalLimitExceeded,

@@ -17,7 +17,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.states import (
     AttemptState,
     BlockingReason,

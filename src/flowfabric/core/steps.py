@@ -18,11 +18,10 @@ from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.execution import WAITING_CHILDREN, Timing, park
 from flowfabric.core.ids import ExecutionId, partition_of
 from flowfabric.core.lease import Fence, check_fence
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution, Step, StepKind, Waiter
 from flowfabric.core.results import Marked, Moved
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import BlockingReason, LifecyclePhase
-from flowfabric.core.step_model import Step, StepKind, Waiter
 from flowfabric.core.transition import UNBLOCKED, Subject, change
 from flowfabric.errors import NotFound
 

@@ -14,8 +14,8 @@ from msgspec import Struct
 from flowfabric.core.checks import check_name, check_tag_key, check_tag_value
 from flowfabric.core.events import EventCategory, LeaseEventType, StoredEvent, check_category
 from flowfabric.core.ids import ExecutionId, FlowId, parse_namespace
+from flowfabric.core.records import SignalEffect
 from flowfabric.core.states import TerminalOutcome
-from flowfabric.core.suspension_model import SignalEffect
 from flowfabric.errors import Corruption, InvalidInput
 
 

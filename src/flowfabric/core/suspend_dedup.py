@@ -2,9 +2,8 @@
 
 from flowfabric.core.lease import Fence
 from flowfabric.core.limits import SUSPEND_DEDUP_GRACE_MS, SUSPEND_DEDUP_TTL_MS_MAX
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution, SuspendDedup, Suspension
 from flowfabric.core.suspend_request import SuspendRequest
-from flowfabric.core.suspension_model import SuspendDedup, Suspension
 from flowfabric.core.transition import Subject
 
 

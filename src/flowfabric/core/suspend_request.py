@@ -26,7 +26,7 @@ from flowfabric.core.limits import (
     WAITPOINTS_PER_SUSPENSION_MAX,
 )
 from flowfabric.core.policies import DURATION_MAX_MS
-from flowfabric.core.suspension_model import Requester, SuspensionReason, TimeoutBehavior
+from flowfabric.core.records import Requester, SuspensionReason, TimeoutBehavior
 from flowfabric.errors import InvalidInput
 
 Word = TypeVar("Word", SuspensionReason, Requester, TimeoutBehavior)

@@ -32,8 +32,18 @@ from flowfabric.core.ids import WaitpointId
 from flowfabric.core.kept import TakenSignals, take
 from flowfabric.core.lease import Fence, check_fence
 from flowfabric.core.limits import SUSPEND_CLOCK_SKEW_MS, TEXT_BYTES_MAX, TIME_MS_MAX
-from flowfabric.core.model import Execution
 from flowfabric.core.policies import parse_policy
+from flowfabric.core.records import (
+    Execution,
+    HmacKey,
+    SignalFacts,
+    SuspendDedup,
+    Suspension,
+    SuspensionReason,
+    TimeoutBehavior,
+    Waitpoint,
+    WaitpointState,
+)
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import BlockingReason, LifecyclePhase
 from flowfabric.core.suspend_dedup import remember
@@ -44,16 +54,6 @@ from flowfabric.core.suspend_request import (
     UsePending,
     check_keys,
     check_same_key,
-)
-from flowfabric.core.suspension_model import (
-    HmacKey,
-    SignalFacts,
-    SuspendDedup,
-    Suspension,
-    SuspensionReason,
-    TimeoutBehavior,
-    Waitpoint,
-    WaitpointState,
 )
 from flowfabric.core.tokens import signing_key
 from flowfabric.core.transition import Subject, change

@@ -19,7 +19,7 @@ from hashlib import sha256
 from typing import Final
 
 from flowfabric.core.ids import ExecutionId, WaitpointId, redact_token
-from flowfabric.core.suspension_model import HmacKey
+from flowfabric.core.records import HmacKey
 from flowfabric.errors import (
     InvalidGraceMs,
     InvalidInput,

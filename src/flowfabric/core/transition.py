@@ -9,11 +9,10 @@ times, holds back what waits for its join, puts in what that passed on, and deri
 
 from msgspec import Struct, structs
 
-from flowfabric.core.model import Attempt, ClaimGrant, Execution
 from flowfabric.core.readiness import HELD_BY_JOIN, falls_to_join, is_ready, takes_payload
+from flowfabric.core.records import Attempt, ClaimGrant, Execution, Suspension, Waitpoint
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import derive_public_state
-from flowfabric.core.suspension_model import Suspension, Waitpoint
 
 Field = str | int | bool | bytes | None
 

@@ -19,8 +19,8 @@ from flowfabric.core.ids import (
     parse_lane_id,
     parse_uuid,
 )
-from flowfabric.core.model import Execution
 from flowfabric.core.policies import parse_policy
+from flowfabric.core.records import Execution, SignalRecord
 from flowfabric.core.states import (
     AttemptState,
     BlockingReason,
@@ -30,7 +30,6 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
-from flowfabric.core.suspension_model import SignalRecord
 from flowfabric.errors import Corruption, InvalidInput
 
 

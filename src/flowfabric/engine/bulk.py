@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from flowfabric.core.checks import check_int
 from flowfabric.core.limits import SWEEP_BATCH
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.engine.filters import ExecutionFilter, ListCursor, check_filter
 from flowfabric.engine.flow_replays import FlowReplays

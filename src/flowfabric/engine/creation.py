@@ -33,7 +33,7 @@ from flowfabric.core.creation import (
 from flowfabric.core.decision import Changes
 from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
 from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
-from flowfabric.core.model import Execution, IdempotencyGuard, Lane
+from flowfabric.core.records import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import TERMINAL_STATES, LaneState, PublicState
 from flowfabric.core.steps import new_waiter

@@ -8,7 +8,7 @@ from msgspec import structs
 from flowfabric.core.details import ChildView, ExecutionDetails, details
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.limits import PAGE_MAX
-from flowfabric.core.step_model import Step
+from flowfabric.core.records import Step
 from flowfabric.core.steps import in_order
 from flowfabric.engine.reads import attempts_of, find, kept_signals, tags_of
 from flowfabric.engine.unit import Operations, row_execution_id

@@ -27,7 +27,7 @@ from flowfabric.core.ids import (
     parse_namespace,
 )
 from flowfabric.core.limits import TIME_MS_MAX
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Parameter

@@ -17,9 +17,8 @@ from flowfabric.core.flow_resolve import Ending
 from flowfabric.core.flow_views import recounted
 from flowfabric.core.ids import ExecutionId, FlowId
 from flowfabric.core.limits import AUDIT_BATCH
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.states import LifecyclePhase
-from flowfabric.core.step_model import Waiter
 from flowfabric.engine.flow_dispatch import open_edges
 from flowfabric.engine.flow_unit import FlowOperations, member_counts
 from flowfabric.engine.operators import Swept

@@ -40,8 +40,8 @@ from flowfabric.core.flow_results import (
 )
 from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, uuid_of
 from flowfabric.core.limits import BATCH_MAX, CANCEL_BATCH, MEMBERS_SHOWN_MAX
-from flowfabric.core.model import Execution
 from flowfabric.core.operator import CancelRequest, decide_cancel
+from flowfabric.core.records import Execution
 from flowfabric.core.results import Cancelled
 from flowfabric.core.states import LifecyclePhase, PublicState
 from flowfabric.core.transition import Subject

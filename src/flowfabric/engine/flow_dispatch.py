@@ -45,7 +45,7 @@ from flowfabric.core.limits import (
     EDGE_APPLY_AFTER_MS,
     SWEEP_BATCH,
 )
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.engine.flow_unit import (
     TROUBLE,

@@ -39,7 +39,7 @@ from flowfabric.core.flow_results import DependenciesAdded
 from flowfabric.core.flow_views import edge_snapshot
 from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, member_execution_id, uuid_of
 from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.results import Created
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.engine.creation import CreateBody, Creation

@@ -30,7 +30,7 @@ from flowfabric.core.flow_replay import (
 from flowfabric.core.flow_resolve import Ending, holds_back
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.results import Replayed
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.core.transition import Subject

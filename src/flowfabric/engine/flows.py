@@ -57,7 +57,7 @@ from flowfabric.core.ids import (
     uuid_of,
 )
 from flowfabric.core.limits import SWEEP_BATCH
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.engine.flow_retention import forget
 from flowfabric.engine.flow_unit import FlowOperations, endings_of, forgotten
 from flowfabric.engine.unit import execution_key

@@ -4,7 +4,7 @@ from flowfabric.core.blocking import blocked_by_code
 from flowfabric.core.flow_model import EdgeGroup
 from flowfabric.core.ids import make_execution_id, uuid_of
 from flowfabric.core.join_facts import JoinFacts, Upstream
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState, TerminalOutcome
 from flowfabric.engine.unit import execution_key
 from flowfabric.store.base import Reader

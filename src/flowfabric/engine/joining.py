@@ -11,7 +11,7 @@ from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.handles import Handle
 from flowfabric.core.lease import decide_hold
 from flowfabric.core.limits import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN, KEY_WAIT_MS
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.core.results import CreateResult
 from flowfabric.engine.creation import CreateBody, Creation, RouteForgotten, saying_who_decides
 from flowfabric.engine.routes import Registration

@@ -11,10 +11,9 @@ from flowfabric.core.conditions import Condition, referenced_waitpoint_keys, tak
 from flowfabric.core.decision import Decision
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import SuspensionId, parse_uuid
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution, Suspension
 from flowfabric.core.suspend_request import BoundWaitpoint, SuspendRequest
 from flowfabric.core.suspension import RESUMED, decide_take, with_pending
-from flowfabric.core.suspension_model import Suspension
 from flowfabric.core.transition import Subject
 from flowfabric.engine.suspension_reads import SuspensionView, Waitpoints
 from flowfabric.engine.suspensions import (

@@ -39,7 +39,7 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.lease import Fence, check_holder, check_ttl, compare_fence, decide_renew
 from flowfabric.core.limits import BATCH_MAX, GRANT_TTL_MS_MAX
-from flowfabric.core.model import ClaimGrant, Execution
+from flowfabric.core.records import ClaimGrant, Execution
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.states import AttemptType
 from flowfabric.core.transition import Subject

@@ -14,7 +14,7 @@ from flowfabric.core.ids import (
     parse_own_id,
     uuid_of,
 )
-from flowfabric.core.model import Execution, WorkerPresence
+from flowfabric.core.records import Execution, WorkerPresence
 from flowfabric.engine.reads import PRESENCE_MS
 from flowfabric.engine.unit import Operations, execution_key, row_execution_id
 from flowfabric.errors import InvalidInput, NotFound

@@ -10,7 +10,7 @@ import msgspec
 
 from flowfabric.core.decision import Changes
 from flowfabric.core.ids import WorkerInstanceId, parse_worker_id
-from flowfabric.core.model import WorkerPresence
+from flowfabric.core.records import WorkerPresence
 from flowfabric.engine.leases import check_query, check_worker
 from flowfabric.engine.unit import Operations
 from flowfabric.store.base import Transaction

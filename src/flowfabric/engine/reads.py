@@ -7,7 +7,6 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core.attempts import first_attempt
 from flowfabric.core.checks import check_int, check_list, check_optional_time, check_text
 from flowfabric.core.conditions import Progress, progress, stored_condition
 from flowfabric.core.explain import Explanation, Surroundings, explain
@@ -34,10 +33,20 @@ from flowfabric.core.limits import (
     KEPT_SIGNALS_SHOWN_MAX,
     PAGE_MAX,
 )
-from flowfabric.core.model import Attempt, Execution, Lane, WorkerPresence
+from flowfabric.core.records import (
+    Attempt,
+    Execution,
+    FailedStep,
+    Lane,
+    SignalFacts,
+    SignalRecord,
+    Suspension,
+    Waitpoint,
+    WorkerPresence,
+    failed_step,
+    first_attempt,
+)
 from flowfabric.core.states import AttemptState, PublicState
-from flowfabric.core.step_model import FailedStep, failed_step
-from flowfabric.core.suspension_model import SignalFacts, SignalRecord, Suspension, Waitpoint
 from flowfabric.core.views import (
     ExecutionContext,
     ExecutionInfo,

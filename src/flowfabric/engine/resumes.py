@@ -13,8 +13,8 @@ from flowfabric.core.granting import Granted, NewIds
 from flowfabric.core.ids import ExecutionId, LeaseId, SignalId, parse_lane_id, parse_uuid
 from flowfabric.core.lease import check_ttl
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
-from flowfabric.core.model import ClaimGrant
 from flowfabric.core.policies import DURATION_MAX_MS
+from flowfabric.core.records import ClaimGrant
 from flowfabric.core.results import AlreadySatisfied, Claimed
 from flowfabric.core.resuming import (
     TRIGGERS,

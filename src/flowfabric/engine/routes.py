@@ -18,7 +18,7 @@ from flowfabric.core.checks import split_kind
 from flowfabric.core.creation import Checked, Terms
 from flowfabric.core.ids import parse_lane_id
 from flowfabric.core.limits import ROUTE_CACHE_MS, ROUTE_KEEP_MS, ROUTES_MAX
-from flowfabric.core.model import Execution, Lane, WorkerPresence
+from flowfabric.core.records import Execution, Lane, WorkerPresence
 from flowfabric.core.states import LaneState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.errors import InvalidInput

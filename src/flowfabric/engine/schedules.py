@@ -17,7 +17,7 @@ from flowfabric.core.creation import Checked
 from flowfabric.core.decision import Changes
 from flowfabric.core.ids import parse_namespace
 from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
-from flowfabric.core.model import Lane
+from flowfabric.core.records import Lane
 from flowfabric.core.results import CreateResult
 from flowfabric.core.schedule import Firing, FiringPlan, ScheduleDefinition, check_schedule_id
 from flowfabric.core.schedule_model import Schedule

@@ -29,7 +29,14 @@ from flowfabric.core.ids import (
     uuid_of,
 )
 from flowfabric.core.kept import KeptSize, Mailbox, mailbox_id
-from flowfabric.core.model import Execution
+from flowfabric.core.records import (
+    Execution,
+    HmacKey,
+    SignalDedup,
+    SignalFacts,
+    Suspension,
+    Waitpoint,
+)
 from flowfabric.core.signals import (
     SignalFindings,
     SignalRequest,
@@ -38,13 +45,6 @@ from flowfabric.core.signals import (
     decide_deliver,
 )
 from flowfabric.core.states import OwnershipState
-from flowfabric.core.suspension_model import (
-    HmacKey,
-    SignalDedup,
-    SignalFacts,
-    Suspension,
-    Waitpoint,
-)
 from flowfabric.core.tokens import WaitpointToken, check_accepted, check_token, matching_key
 from flowfabric.core.transition import Subject
 from flowfabric.engine.kept_signals import kept_topic

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from flowfabric.core.ids import ExecutionId, make_execution_id, uuid_of
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.store.base import Transaction
 
 

@@ -20,10 +20,9 @@ from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
 from flowfabric.core.limits import BATCH_MAX, FAILURE_BYTES_MAX, NAME_BYTES_MAX, SWEEP_BATCH
-from flowfabric.core.model import Execution
 from flowfabric.core.policies import DURATION_MAX_MS
+from flowfabric.core.records import Execution, Step, StepKind, Waiter
 from flowfabric.core.results import HandedBack, Moved
-from flowfabric.core.step_model import Step, StepKind, Waiter
 from flowfabric.core.steps import (
     NewStep,
     StepStored,

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from flowfabric.core.decision import Changes, combine
 from flowfabric.core.execution import Timing
 from flowfabric.core.ids import parse_execution_id
-from flowfabric.core.model import Execution
-from flowfabric.core.step_model import Waiter
+from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.steps import decide_wake
 from flowfabric.engine.unit import execution_key, hint_about, load_subjects, row_execution_id
 from flowfabric.store.base import Transaction

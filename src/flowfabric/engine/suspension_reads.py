@@ -24,8 +24,7 @@ from flowfabric.core.ids import (
     uuid_of,
 )
 from flowfabric.core.limits import PAGE_MAX
-from flowfabric.core.resuming import OBSERVABLE
-from flowfabric.core.suspension_model import (
+from flowfabric.core.records import (
     HmacKey,
     SignalEffect,
     SignalRecord,
@@ -35,6 +34,7 @@ from flowfabric.core.suspension_model import (
     Waitpoint,
     WaitpointState,
 )
+from flowfabric.core.resuming import OBSERVABLE
 from flowfabric.core.tokens import WaitpointToken
 from flowfabric.engine.reads import condition_progress, find
 from flowfabric.engine.suspensions import find_waitpoint

@@ -10,7 +10,6 @@ from typing import TypedDict, TypeVar, Unpack
 
 from msgspec import Struct, structs
 
-from flowfabric.core.attempts import first_attempt
 from flowfabric.core.checks import check_bool, check_int, check_name, check_text
 from flowfabric.core.conditions import Condition
 from flowfabric.core.decision import Decision
@@ -26,7 +25,16 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence, check_fence, compare_fence
 from flowfabric.core.limits import WAITPOINT_TTL_MS_MAX, WAITPOINTS_PER_SUSPENSION_MAX
-from flowfabric.core.model import Attempt, Execution
+from flowfabric.core.records import (
+    Attempt,
+    Execution,
+    HmacKey,
+    SuspendDedup,
+    Suspension,
+    TimeoutBehavior,
+    Waitpoint,
+    first_attempt,
+)
 from flowfabric.core.resuming import WaitpointsClosed, decide_close_waitpoint
 from flowfabric.core.suspend_dedup import lease_ttl_of, may_repeat
 from flowfabric.core.suspend_request import (
@@ -43,13 +51,6 @@ from flowfabric.core.suspension import (
     decide_repeat_waitpoint,
     decide_suspend,
     with_pending,
-)
-from flowfabric.core.suspension_model import (
-    HmacKey,
-    SuspendDedup,
-    Suspension,
-    TimeoutBehavior,
-    Waitpoint,
 )
 from flowfabric.core.tokens import signing_key
 from flowfabric.core.transition import Subject

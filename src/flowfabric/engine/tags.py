@@ -6,7 +6,7 @@ from flowfabric.core.checks import INSTANCE_TAG_KEY, check_tag_key, check_tags
 from flowfabric.core.creation import new_tags
 from flowfabric.core.decision import Changes
 from flowfabric.core.ids import Namespace, partition_of
-from flowfabric.core.model import Execution, ExecutionTag
+from flowfabric.core.records import Execution, ExecutionTag
 from flowfabric.core.transition import change
 from flowfabric.engine.unit import Operations, execution_key
 from flowfabric.errors import InvalidInput, NotFound

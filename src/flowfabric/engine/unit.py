@@ -15,7 +15,6 @@ from typing import Generic, TypeVar
 from msgspec import Struct, structs
 
 from flowfabric.config import EngineConfig
-from flowfabric.core.attempts import first_attempt, runs_first_attempt
 from flowfabric.core.checks import check_int, check_text
 from flowfabric.core.decision import NO_CHANGES, Changes, Decision, Refusal, combine
 from flowfabric.core.execution import Timing
@@ -40,10 +39,18 @@ from flowfabric.core.ids import (
     uuid_of,
 )
 from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence
-from flowfabric.core.model import Attempt, ClaimGrant, Execution
 from flowfabric.core.readiness import LOST_LEASE
+from flowfabric.core.records import (
+    Attempt,
+    ClaimGrant,
+    Execution,
+    Suspension,
+    Waitpoint,
+    WaitpointState,
+    first_attempt,
+    runs_first_attempt,
+)
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
-from flowfabric.core.suspension_model import Suspension, Waitpoint, WaitpointState
 from flowfabric.core.transition import Subject
 from flowfabric.engine.routes import KnowsRoutes
 from flowfabric.engine.stepped import stepped_in_attempt

@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.decision import Changes
 from flowfabric.core.limits import ROTATION_GRACE_MS
-from flowfabric.core.suspension_model import HmacKey
+from flowfabric.core.records import HmacKey
 from flowfabric.core.tokens import (
     FIRST_KID,
     SECRET_BYTES,

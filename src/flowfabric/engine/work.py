@@ -38,9 +38,9 @@ from flowfabric.core.lease import Fence, check_attempt_index, check_attempt_mean
 from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
 from flowfabric.core.operator import decide_worker_cancel
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, RetryPolicy, parse_policy
+from flowfabric.core.records import FailedStep
 from flowfabric.core.results import Cancelled, Completed, Delayed, FailResult, Moved, Updated
 from flowfabric.core.states import FailureClass, PublicState
-from flowfabric.core.step_model import FailedStep
 from flowfabric.core.transition import Subject
 from flowfabric.engine.unit import (
     COMPLETION_TOPIC,

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import StoredEvent
-from flowfabric.core.model import Record
+from flowfabric.core.records import Record
 
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core import ids
 from flowfabric.core.events import Event
-from flowfabric.core.model import Record
+from flowfabric.core.records import Record
 from flowfabric.errors import Corruption
 from flowfabric.store.base import Key, Value
 

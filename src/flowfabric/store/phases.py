@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import structs
 
-from flowfabric.core.model import Execution, Record
+from flowfabric.core.records import Execution, Record
 from flowfabric.core.states import (
     BlockingReason,
     EligibilityState,

@@ -19,9 +19,9 @@ from typing import Protocol
 import msgspec
 
 from flowfabric.core.checks import ENCODED
+from flowfabric.core.records import FailedStep, Step
 from flowfabric.core.results import Completed
 from flowfabric.core.states import FailureClass
-from flowfabric.core.step_model import FailedStep, Step
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import (
     CodecFailed,

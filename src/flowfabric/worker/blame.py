@@ -8,7 +8,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from flowfabric.core.ids import AttemptId
-from flowfabric.core.step_model import FailedStep
+from flowfabric.core.records import FailedStep
 from flowfabric.worker.describing import text_of
 from flowfabric.worker.failures import MARK
 from flowfabric.worker.functions import is_cancelled

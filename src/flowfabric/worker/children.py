@@ -5,7 +5,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.step_model import StepKind
+from flowfabric.core.records import StepKind
 from flowfabric.engine.outcomes import Outcome
 from flowfabric.run import result_of
 from flowfabric.task import Task

@@ -23,8 +23,8 @@ import msgspec
 from flowfabric.core.checks import check_text, split_kind, visible
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.policies import Duration, decide_retry, duration_ms
+from flowfabric.core.records import StepKind
 from flowfabric.core.states import FailureClass
-from flowfabric.core.step_model import StepKind
 from flowfabric.errors import DoNotRetry, InvalidInput, NotInAStep
 from flowfabric.retrying import Retry
 from flowfabric.submission import Options, read_submission

@@ -7,8 +7,8 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.records import Step, StepKind
 from flowfabric.core.states import PublicState
-from flowfabric.core.step_model import Step, StepKind
 from flowfabric.engine.outcomes import Outcome
 
 RESULT_OF: Final = "result of "

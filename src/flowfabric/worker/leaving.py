@@ -9,8 +9,8 @@ from typing import Final
 from flowfabric.core.checks import shorten
 from flowfabric.core.limits import TEXT_BYTES_MAX
 from flowfabric.core.policies import ATTEMPT_TIMEOUT
+from flowfabric.core.records import TimeoutBehavior
 from flowfabric.core.results import AlreadySatisfied
-from flowfabric.core.suspension_model import TimeoutBehavior
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.errors import CodeMismatch, NotFound

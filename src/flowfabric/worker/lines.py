@@ -33,7 +33,7 @@ from flowfabric.core.journal import (
     line_group,
     named_line,
 )
-from flowfabric.core.step_model import Step, StepKind
+from flowfabric.core.records import Step, StepKind
 from flowfabric.worker.at_work import TaskActivity
 from flowfabric.worker.digests import coroutine_arguments, digest_of
 

@@ -8,7 +8,7 @@ where nobody asks for it, and nobody will, the code has moved it, and its effect
 from collections.abc import Collection, Mapping
 
 from flowfabric.core.journal import Going, alike, may_ask_yet, moved
-from flowfabric.core.step_model import Step
+from flowfabric.core.records import Step
 from flowfabric.worker.at_work import at_work
 from flowfabric.worker.lines import DurableCall, Line
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from flowfabric.core.journal import Kept
-from flowfabric.core.step_model import Step
+from flowfabric.core.records import Step
 from flowfabric.core.steps import NewStep
 from flowfabric.worker.failures import GIVEN_UP
 from flowfabric.worker.lines import DurableCall

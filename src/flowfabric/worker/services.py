@@ -13,8 +13,8 @@ from msgspec import structs
 from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.records import Step
 from flowfabric.core.results import CreateResult
-from flowfabric.core.step_model import Step
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.kept_signals import kept_topic

@@ -5,7 +5,7 @@ from typing import Final, TypeVar, overload
 
 from flowfabric.core.conditions import Condition, referenced_waitpoint_keys
 from flowfabric.core.policies import Duration, duration_ms, optional_duration_ms
-from flowfabric.core.step_model import StepKind
+from flowfabric.core.records import StepKind
 from flowfabric.errors import InvalidInput, SignalTimeout
 from flowfabric.signals import Signal, SignalToken, check_name, condition_of
 from flowfabric.worker.digests import digest_of

@@ -29,7 +29,7 @@ from flowfabric.core.journal import (
     step_key,
     with_parents,
 )
-from flowfabric.core.step_model import Step, StepKind
+from flowfabric.core.records import Step, StepKind
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.engine.outcomes import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep

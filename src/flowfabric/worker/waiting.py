@@ -25,7 +25,7 @@ from flowfabric.core.conditions import (
     takes_own_name,
 )
 from flowfabric.core.ids import ExecutionId, uuid4_from
-from flowfabric.core.step_model import Step
+from flowfabric.core.records import Step
 from flowfabric.core.suspend_request import FreshWaitpoint
 from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
 from flowfabric.errors import (

@@ -14,8 +14,7 @@ from msgspec import Struct, json
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import Event
 from flowfabric.core.flow_model import Edge, EdgeGroup, ExecutionInput
-from flowfabric.core.model import Attempt, ClaimGrant, Execution, Record
-from flowfabric.core.suspension_model import Suspension, Waitpoint
+from flowfabric.core.records import Attempt, ClaimGrant, Execution, Record, Suspension, Waitpoint
 from flowfabric.store.mapping import table_of
 from flowfabric.store.phases import AskedRow, EndingRow, Live
 from flowfabric.store.postgres.driver import Connection

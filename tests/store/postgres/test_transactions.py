@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric.core.decision import Changes
-from flowfabric.core.model import Execution, Lane
+from flowfabric.core.records import Execution, Lane
 from flowfabric.core.states import LaneState
 from flowfabric.errors import (
     Bug,

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from flowfabric.core.decision import Changes
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.store.base import Reader
 from flowfabric.store.sqlite.store import SqliteStore
 from tests.store.records import a_lane, an_execution, change_sqlite, key, save, start_python
@@ -13,7 +13,7 @@ INCREMENTS = """
 import asyncio, sys
 from msgspec import structs
 from flowfabric.core.decision import Changes
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.store.sqlite.store import SqliteStore
 
 async def main(path, partition, execution_id, times):

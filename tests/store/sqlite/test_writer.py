@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from flowfabric.core.decision import Changes
-from flowfabric.core.model import Lane
+from flowfabric.core.records import Lane
 from flowfabric.errors import Bug, RetryExhausted, Transport, Unavailable
 from flowfabric.store.base import Body, Reader, Transaction
 from flowfabric.store.sqlite.store import SqliteStore

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from flowfabric.core.events import Event
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.model import Execution
+from flowfabric.core.records import Execution
 from flowfabric.store.base import Value
 from flowfabric.store.mapping import Kind, Table, table_of, to_values
 from flowfabric.store.phases import (

@@ -13,7 +13,7 @@ import msgspec
 
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import Event
-from flowfabric.core.model import Record
+from flowfabric.core.records import Record
 from flowfabric.errors import Corruption
 from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
 from flowfabric.store.changes import Place, columns_to_write, place_of, settle
