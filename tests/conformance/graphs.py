@@ -10,8 +10,8 @@ from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.decision import Changes
 from flowfabric.core.flow_build import Dependency, Join
-from flowfabric.core.flow_model import EdgeGroup
 from flowfabric.core.flow_policy import EdgeDependencyPolicy
+from flowfabric.core.flow_records import EdgeGroup
 from flowfabric.core.flow_views import EdgeGroupSnapshot, FlowSnapshot
 from flowfabric.core.ids import ExecutionId, FlowId
 from flowfabric.core.records import Record, Suspension

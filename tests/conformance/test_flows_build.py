@@ -3,8 +3,8 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.flow_model import DependencyState, EdgeState, FlowState
 from flowfabric.core.flow_policy import JoinAll, JoinAny, JoinQuorum
+from flowfabric.core.flow_records import DependencyState, EdgeState, FlowState
 from flowfabric.core.flow_results import (
     Added,
     AlreadyApplied,

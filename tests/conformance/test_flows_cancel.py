@@ -5,7 +5,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.flow_cancel import NoWait, WaitIndefinite, WaitTimeout
-from flowfabric.core.flow_model import CancellationPolicy, FlowState
+from flowfabric.core.flow_records import CancellationPolicy, FlowState
 from flowfabric.core.flow_results import (
     CancellationScheduled,
     FlowAlreadyEnded,

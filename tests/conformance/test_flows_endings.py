@@ -8,8 +8,8 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.conditions import Single
-from flowfabric.core.flow_model import DependencyState, EdgeState, FlowState, GroupState
 from flowfabric.core.flow_policy import JoinAll, JoinAny, JoinQuorum
+from flowfabric.core.flow_records import DependencyState, EdgeState, FlowState, GroupState
 from flowfabric.core.flow_results import (
     Added,
     AlreadyResolved,

@@ -3,8 +3,8 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.flow_model import DependencyState, OnSatisfied
 from flowfabric.core.flow_policy import JoinQuorum
+from flowfabric.core.flow_records import DependencyState, OnSatisfied
 from flowfabric.core.flow_results import (
     AlreadyFired,
     AlreadyResolved,

@@ -4,8 +4,8 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.flow_model import DependencyState, EdgeState, FlowState, GroupState
 from flowfabric.core.flow_policy import JoinAll, JoinQuorum
+from flowfabric.core.flow_records import DependencyState, EdgeState, FlowState, GroupState
 from flowfabric.core.flow_views import (
     EdgeGroupSnapshot,
     EdgeSnapshot,

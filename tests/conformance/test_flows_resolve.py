@@ -3,8 +3,8 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.flow_model import FlowState, GroupState, OnSatisfied
 from flowfabric.core.flow_policy import EdgeDependencyPolicy, JoinAll, JoinAny, JoinQuorum
+from flowfabric.core.flow_records import FlowState, GroupState, OnSatisfied
 from flowfabric.core.states import AttemptLifecycle
 from flowfabric.testing import SettableClock
 from tests.conformance.graphs import Graph, new_graph

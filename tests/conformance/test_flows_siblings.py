@@ -4,8 +4,8 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.decision import Changes
-from flowfabric.core.flow_model import PendingCancel
 from flowfabric.core.flow_policy import JoinAny
+from flowfabric.core.flow_records import PendingCancel
 from flowfabric.core.flow_results import SiblingCancelAction
 from flowfabric.core.states import PublicState
 from flowfabric.engine.unit import execution_key

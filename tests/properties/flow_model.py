@@ -2,8 +2,8 @@
 
 import random
 
-from flowfabric.core.flow_model import OnSatisfied
 from flowfabric.core.flow_policy import EdgeDependencyPolicy, JoinAll, JoinAny, JoinQuorum
+from flowfabric.core.flow_records import OnSatisfied
 
 SUCCESS, FAILED, CANCELLED, SKIPPED = "completed", "failed", "cancelled", "skipped"
 

@@ -21,8 +21,8 @@ from flowfabric.core.audit import Complaint
 from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_build import Dependency, Join
-from flowfabric.core.flow_model import Edge, EdgeGroup, EdgeState, GroupState, OnSatisfied
 from flowfabric.core.flow_policy import EdgeDependencyPolicy, JoinAll, JoinAny, JoinQuorum
+from flowfabric.core.flow_records import Edge, EdgeGroup, EdgeState, GroupState, OnSatisfied
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import (
     FIRST_UUID,

@@ -15,7 +15,7 @@ from flowfabric import Engine, EngineConfig, connect
 from flowfabric.core.cursors import START
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import Event, StoredEvent
-from flowfabric.core.flow_model import CompletionDispatch
+from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.records import Attempt, ClaimGrant, Execution, Record, first_attempt

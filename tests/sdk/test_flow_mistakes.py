@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from flowfabric import AllOf, AnyOf, App, EngineConfig, Quorum, testing
-from flowfabric.core.flow_model import FlowState
+from flowfabric.core.flow_records import FlowState
 from flowfabric.errors import (
     ExecutionSkipped,
     FlowAlreadyTerminal,

@@ -3,7 +3,6 @@
 import pytest
 from msgspec import json, structs
 
-from flowfabric.core.flow_model import EdgeGroup, GroupState, OnSatisfied, PolicyKind
 from flowfabric.core.flow_policy import (
     ALL_OF,
     EdgeDependencyPolicy,
@@ -17,6 +16,7 @@ from flowfabric.core.flow_policy import (
     is_spared,
     policy_of,
 )
+from flowfabric.core.flow_records import EdgeGroup, GroupState, OnSatisfied, PolicyKind
 from flowfabric.core.ids import ExecutionId, FlowId
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.errors import Bug, InvalidInput

@@ -28,7 +28,7 @@ from flowfabric.core.flow_cancel import (
     repeats_cancel,
     wait_ms,
 )
-from flowfabric.core.flow_model import CancellationPolicy, FlowRecord, FlowState
+from flowfabric.core.flow_records import CancellationPolicy, FlowRecord, FlowState
 from flowfabric.core.flow_results import FlowCancelled, PartiallyCancelled, SiblingCancelAction
 from flowfabric.core.flow_views import MemberCounts, derive_flow_state
 from flowfabric.core.ids import FlowId, Namespace, make_execution_id, parse_uuid

@@ -17,7 +17,7 @@ from flowfabric.core.execution import (
     decide_fail,
     decide_promote,
 )
-from flowfabric.core.flow_model import EdgeGroup, ExecutionInput, GroupState
+from flowfabric.core.flow_records import EdgeGroup, ExecutionInput, GroupState
 from flowfabric.core.flow_resolve import block, release
 from flowfabric.core.granting import grant_lease
 from flowfabric.core.hand_back import decide_hand_back

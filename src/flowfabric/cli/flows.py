@@ -16,7 +16,7 @@ from flowfabric.cli.target import (
     with_engine,
 )
 from flowfabric.core.flow_cancel import CancelWait, NoWait, WaitTimeout
-from flowfabric.core.flow_model import CancellationPolicy, FlowState
+from flowfabric.core.flow_records import CancellationPolicy, FlowState
 from flowfabric.core.flow_results import CancellationScheduled, PartiallyCancelled
 from flowfabric.core.flow_views import FlowListItem, FlowStatus
 from flowfabric.core.ids import parse_own_id

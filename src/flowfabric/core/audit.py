@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from flowfabric.core.flow_model import GroupState
+from flowfabric.core.flow_records import GroupState
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import EligibilityState, LifecyclePhase, OwnershipState
 

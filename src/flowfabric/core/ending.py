@@ -14,7 +14,7 @@ from msgspec import structs
 
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import LeaseEventType, completion_event, lease_event
-from flowfabric.core.flow_model import CompletionDispatch
+from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.keeping import kept_ms
 from flowfabric.core.records import Attempt, Execution, Suspension, Waitpoint, WaitpointState
 from flowfabric.core.situations import BY_OUTCOME, into

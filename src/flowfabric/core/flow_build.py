@@ -10,8 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_optional_text, check_text
-from flowfabric.core.flow_model import Edge, EdgeGroup, EdgeState, FlowRecord, FlowState, GroupState
 from flowfabric.core.flow_policy import ALL_OF, EdgeDependencyPolicy, JoinRule, is_spared, rule_of
+from flowfabric.core.flow_records import (
+    Edge,
+    EdgeGroup,
+    EdgeState,
+    FlowRecord,
+    FlowState,
+    GroupState,
+)
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace, parse_uuid, uuid4_from
 from flowfabric.core.limits import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
 from flowfabric.core.records import Execution

@@ -5,7 +5,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import Event, EventCategory
-from flowfabric.core.flow_model import (
+from flowfabric.core.flow_records import (
     CancellationPolicy,
     EdgeGroup,
     FlowRecord,

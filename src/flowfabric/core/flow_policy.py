@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int
-from flowfabric.core.flow_model import EdgeGroup, GroupState, OnSatisfied, PolicyKind
+from flowfabric.core.flow_records import EdgeGroup, GroupState, OnSatisfied, PolicyKind
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.errors import Bug, InvalidInput
 

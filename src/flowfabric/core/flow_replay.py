@@ -10,7 +10,8 @@ from msgspec import Struct, structs
 from flowfabric.core.decision import Changes, Decision, combine
 from flowfabric.core.execution import Timing
 from flowfabric.core.flow_build import count_endings
-from flowfabric.core.flow_model import (
+from flowfabric.core.flow_policy import is_spared
+from flowfabric.core.flow_records import (
     CompletionDispatch,
     DependencyState,
     Edge,
@@ -20,7 +21,6 @@ from flowfabric.core.flow_model import (
     FlowState,
     GroupState,
 )
-from flowfabric.core.flow_policy import is_spared
 from flowfabric.core.flow_resolve import Ending, block, release
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.operator import decide_replay

@@ -12,8 +12,14 @@ from msgspec import Struct, structs
 from flowfabric.core.decision import NO_CHANGES, Changes
 from flowfabric.core.ending import finish
 from flowfabric.core.execution import Timing
-from flowfabric.core.flow_model import DependencyState, Edge, EdgeGroup, ExecutionInput, GroupState
 from flowfabric.core.flow_policy import count_outcome
+from flowfabric.core.flow_records import (
+    DependencyState,
+    Edge,
+    EdgeGroup,
+    ExecutionInput,
+    GroupState,
+)
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.readiness import HELD_BY_JOIN, Hold, held_by
 from flowfabric.core.records import Execution

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from flowfabric.core.flow_model import CancellationPolicy
+from flowfabric.core.flow_records import CancellationPolicy
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId
 
 

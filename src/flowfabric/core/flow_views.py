@@ -6,7 +6,8 @@ from enum import StrEnum
 from msgspec import Struct, structs
 
 from flowfabric.core.flow_build import with_last_end
-from flowfabric.core.flow_model import (
+from flowfabric.core.flow_policy import EdgeDependencyPolicy, policy_of, resolved_count
+from flowfabric.core.flow_records import (
     CancellationPolicy,
     DependencyState,
     Edge,
@@ -16,7 +17,6 @@ from flowfabric.core.flow_model import (
     FlowState,
     GroupState,
 )
-from flowfabric.core.flow_policy import EdgeDependencyPolicy, policy_of, resolved_count
 from flowfabric.core.flow_resolve import holds_back
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace
 from flowfabric.core.readiness import Hold, held_by

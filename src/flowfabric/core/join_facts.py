@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-from flowfabric.core.flow_model import EdgeGroup
 from flowfabric.core.flow_policy import needed_count, resolved_count
+from flowfabric.core.flow_records import EdgeGroup
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import PublicState
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from flowfabric.core.checks import check_int
 from flowfabric.core.decision import NO_CHANGES, Changes
 from flowfabric.core.flow_audit import next_audit, overlooked, requeued
-from flowfabric.core.flow_model import EdgeGroup, FlowAudit, FlowRecord
+from flowfabric.core.flow_records import EdgeGroup, FlowAudit, FlowRecord
 from flowfabric.core.flow_resolve import Ending
 from flowfabric.core.flow_views import recounted
 from flowfabric.core.ids import ExecutionId, FlowId

@@ -28,8 +28,8 @@ from flowfabric.core.flow_cancel import (
     repeats_cancel,
     wait_ms,
 )
-from flowfabric.core.flow_model import CancellationPolicy, EdgeGroup, FlowRecord, PendingCancel
 from flowfabric.core.flow_policy import SIBLING_REASONS
+from flowfabric.core.flow_records import CancellationPolicy, EdgeGroup, FlowRecord, PendingCancel
 from flowfabric.core.flow_results import (
     CancelFlowResult,
     CancelHeaderResult,

@@ -15,7 +15,8 @@ from msgspec import Struct, structs
 from flowfabric.core.checks import check_int
 from flowfabric.core.decision import Changes
 from flowfabric.core.flow_build import count_endings, with_last_end
-from flowfabric.core.flow_model import (
+from flowfabric.core.flow_policy import is_spared
+from flowfabric.core.flow_records import (
     CompletionDispatch,
     DependencyState,
     Edge,
@@ -24,7 +25,6 @@ from flowfabric.core.flow_model import (
     FlowRecord,
     GroupState,
 )
-from flowfabric.core.flow_policy import is_spared
 from flowfabric.core.flow_resolve import Ending, counts, waits_for_worker
 from flowfabric.core.flow_results import (
     AlreadyFired,

@@ -32,8 +32,8 @@ from flowfabric.core.flow_build import (
     with_rule,
     with_staged,
 )
-from flowfabric.core.flow_model import Edge, EdgeGroup, FlowRecord
 from flowfabric.core.flow_policy import ALL_OF, JoinRule, check_policy
+from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord
 from flowfabric.core.flow_resolve import Ending, block
 from flowfabric.core.flow_results import DependenciesAdded
 from flowfabric.core.flow_views import edge_snapshot

@@ -7,7 +7,7 @@ from msgspec import Struct, structs
 from flowfabric.core.blocking import blocked_by_code
 from flowfabric.core.checks import check_int, check_tag_key, check_tags
 from flowfabric.core.decision import Changes
-from flowfabric.core.flow_model import Edge, EdgeGroup, FlowRecord, FlowState, FlowTag
+from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord, FlowState, FlowTag
 from flowfabric.core.flow_views import (
     EdgeGroupSnapshot,
     EdgeSnapshot,

@@ -12,7 +12,7 @@ from msgspec import Struct
 from flowfabric.core.checks import check_list, check_optional_text
 from flowfabric.core.decision import Changes, combine
 from flowfabric.core.execution import Timing
-from flowfabric.core.flow_model import (
+from flowfabric.core.flow_records import (
     CompletionDispatch,
     Edge,
     EdgeGroup,

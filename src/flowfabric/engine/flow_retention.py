@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int
 from flowfabric.core.decision import Changes
-from flowfabric.core.flow_model import FlowRecord
+from flowfabric.core.flow_records import FlowRecord
 from flowfabric.core.keeping import held_until_ms
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
 from flowfabric.engine.flow_unit import FlowOperations

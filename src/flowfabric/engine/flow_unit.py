@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from flowfabric.core.decision import NO_CHANGES, Changes, combine
 from flowfabric.core.flow_build import settle_flow
-from flowfabric.core.flow_model import Edge, EdgeGroup, ExecutionInput, FlowRecord, GroupState
 from flowfabric.core.flow_policy import SIBLING_REASONS
+from flowfabric.core.flow_records import Edge, EdgeGroup, ExecutionInput, FlowRecord, GroupState
 from flowfabric.core.flow_resolve import Ending, Resolution, release, resolve_edges
 from flowfabric.core.flow_views import MemberCounts
 from flowfabric.core.ids import (

@@ -28,8 +28,8 @@ from flowfabric.core.flow_build import (
     with_rule,
     with_staged,
 )
-from flowfabric.core.flow_model import Edge, EdgeGroup, EdgeState, FlowRecord
 from flowfabric.core.flow_policy import EdgeDependencyPolicy, check_policy, resolved_count
+from flowfabric.core.flow_records import Edge, EdgeGroup, EdgeState, FlowRecord
 from flowfabric.core.flow_resolve import block
 from flowfabric.core.flow_results import (
     Added,

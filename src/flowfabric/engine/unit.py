@@ -18,7 +18,7 @@ from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int, check_text
 from flowfabric.core.decision import NO_CHANGES, Changes, Decision, Refusal, combine
 from flowfabric.core.execution import Timing
-from flowfabric.core.flow_model import CompletionDispatch
+from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.granting import NewIds
 from flowfabric.core.handles import Handle, HandleKind, from_wire, verify
 from flowfabric.core.ids import (

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.text import Text
 
 from flowfabric.core.checks import visible
-from flowfabric.core.flow_model import FlowState, OnSatisfied
 from flowfabric.core.flow_policy import EdgeDependencyPolicy, JoinAll, JoinAny, JoinQuorum
+from flowfabric.core.flow_records import FlowState, OnSatisfied
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.flows.graph import FlowGraph, GraphNode

@@ -4,8 +4,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from flowfabric.core.flow_model import DependencyState
 from flowfabric.core.flow_policy import EdgeDependencyPolicy
+from flowfabric.core.flow_records import DependencyState
 from flowfabric.core.flow_views import EdgeSnapshot, FlowMember, FlowSnapshot
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from flowfabric.core import flow_policy
-from flowfabric.core.flow_model import OnSatisfied
+from flowfabric.core.flow_records import OnSatisfied
 
 
 @dataclass(frozen=True)

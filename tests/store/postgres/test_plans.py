@@ -13,7 +13,7 @@ from msgspec import Struct, json
 
 from flowfabric.core.decision import Changes
 from flowfabric.core.events import Event
-from flowfabric.core.flow_model import Edge, EdgeGroup, ExecutionInput
+from flowfabric.core.flow_records import Edge, EdgeGroup, ExecutionInput
 from flowfabric.core.records import Attempt, ClaimGrant, Execution, Record, Suspension, Waitpoint
 from flowfabric.store.mapping import table_of
 from flowfabric.store.phases import AskedRow, EndingRow, Live
