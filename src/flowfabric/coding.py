@@ -25,8 +25,7 @@ from flowfabric.core.granting import Granted, WorkerIdentity
 from flowfabric.core.handles import Handle
 from flowfabric.core.records import Step
 from flowfabric.core.results import Claimed, Completed
-from flowfabric.core.schedule import ScheduleDefinition
-from flowfabric.core.schedule_model import Schedule
+from flowfabric.core.schedules import Schedule, ScheduleDefinition
 from flowfabric.core.signals import SignalRequest
 from flowfabric.core.steps import StepStored
 from flowfabric.core.streams import Append, Appended, Coding

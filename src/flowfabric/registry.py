@@ -17,7 +17,7 @@ from flowfabric.core.checks import check_task_name, kind_of, names_version, spli
 from flowfabric.core.ids import parse_namespace
 from flowfabric.core.limits import PAYLOAD_BYTES_MAX
 from flowfabric.core.policies import Duration, optional_duration_ms, span
-from flowfabric.core.schedule import (
+from flowfabric.core.schedules import (
     EVERY_MS_MAX,
     EVERY_MS_MIN,
     ScheduleDefinition,

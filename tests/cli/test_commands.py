@@ -13,7 +13,7 @@ import pytest
 from flowfabric import Engine
 from flowfabric.cli.main import cli
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.schedule import ScheduleDefinition
+from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.core.states import EligibilityState, FailureClass, LaneState, PublicState
 from tests.cli.command import COMMAND, environment, run
 from tests.conformance.auditing import spoil

@@ -8,7 +8,7 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.schedule import ScheduleDefinition
+from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.core.states import FailureClass
 from tests.cli.command import COMMAND, run, run_on_terminal
 

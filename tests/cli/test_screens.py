@@ -5,7 +5,7 @@ import pytest
 from flowfabric import Engine
 from flowfabric.cli.tables import REMARK, ScreenColumn, fit, fixed, flexible, right
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.schedule import ScheduleDefinition
+from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.core.states import FailureClass
 from tests.cli.command import COMMAND, run_on_terminal
 

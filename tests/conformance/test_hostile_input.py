@@ -11,7 +11,7 @@ from flowfabric.core.ids import FIRST_UUID
 from flowfabric.core.policies import ExponentialBackoff, RetryPolicy
 from flowfabric.core.records import StepKind
 from flowfabric.core.results import HandedBack
-from flowfabric.core.schedule import ScheduleDefinition
+from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.core.steps import NewStep
 from flowfabric.core.suspend_request import ResumePolicy
 from flowfabric.engine.steps import StepReport

@@ -8,8 +8,13 @@ from msgspec import structs
 from flowfabric import Engine, connect
 from flowfabric.core.decision import Changes
 from flowfabric.core.results import Created
-from flowfabric.core.schedule import FIRINGS_MAX, ScheduleDefinition
-from flowfabric.core.schedule_model import CatchUp, Schedule, ScheduleKind
+from flowfabric.core.schedules import (
+    FIRINGS_MAX,
+    CatchUp,
+    Schedule,
+    ScheduleDefinition,
+    ScheduleKind,
+)
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.operators import Swept

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from flowfabric import Engine, connect
-from flowfabric.core.schedule import ScheduleDefinition
+from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.engine.filters import ExecutionFilter
 from tests.e2e.conftest import ROOT
 from tests.e2e.schedule_process import FileClock

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 from hypothesis import given, settings
 from hypothesis.strategies import integers, lists, sampled_from
 
-from flowfabric.core.schedule import between, latest_due
+from flowfabric.core.schedules import between, latest_due
 from flowfabric.schedules.cron import cron
 from tests.properties.slow_cron import slow_truth
 

@@ -12,7 +12,7 @@ from flowfabric import App, Engine
 from flowfabric.core import limits
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Created, CreateResult, Duplicate
-from flowfabric.core.schedule import ScheduleDefinition
+from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.errors import KeyUndecided
 from flowfabric.submission import Submissions
 from tests.races.rival import Rival

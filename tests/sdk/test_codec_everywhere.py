@@ -9,7 +9,7 @@ import pytest
 from flowfabric import App, Context
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.records import StepKind
-from flowfabric.core.schedule import ScheduleDefinition
+from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.core.states import PublicState
 from flowfabric.errors import InvalidInput
 from flowfabric.signals import condition_of

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from flowfabric.core.schedule import between
+from flowfabric.core.schedules import between
 from flowfabric.errors import InvalidInput
 from flowfabric.schedules.cron import cron
 

@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric import App, Context
 from flowfabric.core.policies import ExecutionPolicy, TimeoutPolicy
-from flowfabric.core.schedule import ScheduleDefinition
+from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.errors import InvalidInput
 
 

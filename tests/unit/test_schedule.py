@@ -4,13 +4,16 @@ import pytest
 from msgspec import structs
 
 from flowfabric.core.ids import LaneId, Namespace
-from flowfabric.core.schedule import (
+from flowfabric.core.schedules import (
     CATCH_UP_MAX,
     FIRINGS_MAX,
     LATENESS_MAX_MS,
+    CatchUp,
     FiringPlan,
     Interval,
+    Schedule,
     ScheduleDefinition,
+    ScheduleKind,
     check_definition,
     latest_due,
     merge,
@@ -18,7 +21,6 @@ from flowfabric.core.schedule import (
     plan,
     resume,
 )
-from flowfabric.core.schedule_model import CatchUp, Schedule, ScheduleKind
 from flowfabric.errors import InvalidInput
 
 NOW = 1_000_000_000

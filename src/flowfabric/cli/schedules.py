@@ -19,7 +19,7 @@ from flowfabric.cli.target import (
 from flowfabric.core.ids import uuid_of
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.policies import span
-from flowfabric.core.schedule_model import Schedule, ScheduleKind
+from flowfabric.core.schedules import Schedule, ScheduleKind
 from flowfabric.engine.engine import Engine
 
 COLUMNS: Final = (

@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
-from flowfabric.core import schedule as rules
+from flowfabric.core import schedules as rules
 from flowfabric.core.checks import check_int, check_list, check_text
 from flowfabric.core.creation import Checked
 from flowfabric.core.decision import Changes
@@ -19,8 +19,13 @@ from flowfabric.core.ids import parse_namespace
 from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
 from flowfabric.core.records import Lane
 from flowfabric.core.results import CreateResult
-from flowfabric.core.schedule import Firing, FiringPlan, ScheduleDefinition, check_schedule_id
-from flowfabric.core.schedule_model import Schedule
+from flowfabric.core.schedules import (
+    Firing,
+    FiringPlan,
+    Schedule,
+    ScheduleDefinition,
+    check_schedule_id,
+)
 from flowfabric.engine.creation import ACCEPTING, CreateBody, Creation, RouteForgotten
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.routes import Route

@@ -18,8 +18,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from flowfabric.core.schedule import Interval, Recurrence
-from flowfabric.core.schedule_model import Schedule, ScheduleKind
+from flowfabric.core.schedules import Interval, Recurrence, Schedule, ScheduleKind
 from flowfabric.errors import InvalidInput
 
 NICKNAMES: Final = {

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 from flowfabric.core.ids import AttemptId
-from flowfabric.core.schedule import DUE_TAG
+from flowfabric.core.schedules import DUE_TAG
 from flowfabric.worker.verbs import Verbs, on_loop
 
 

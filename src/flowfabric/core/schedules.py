@@ -9,7 +9,8 @@ whichever process holds the row.
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Final, Protocol
+from enum import StrEnum
+from typing import ClassVar, Final, Protocol
 
 import msgspec
 from msgspec import Struct, structs
@@ -24,7 +25,13 @@ from flowfabric.core.checks import (
     check_text,
 )
 from flowfabric.core.creation import NewExecution, PolicyInput
-from flowfabric.core.ids import Namespace, parse_execution_kind, parse_lane_id, parse_namespace
+from flowfabric.core.ids import (
+    LaneId,
+    Namespace,
+    parse_execution_kind,
+    parse_lane_id,
+    parse_namespace,
+)
 from flowfabric.core.limits import NAME_BYTES_MAX
 from flowfabric.core.policies import (
     ASKED_PRIORITY_MAX,
@@ -32,8 +39,69 @@ from flowfabric.core.policies import (
     encode_policy,
     parse_policy,
 )
-from flowfabric.core.schedule_model import CatchUp, Schedule, ScheduleKind
+from flowfabric.core.records import Record
 from flowfabric.errors import InvalidInput
+
+# The record of a schedule: what to create, and when next --------------------
+
+
+class ScheduleKind(StrEnum):
+    CRON = "cron"
+    INTERVAL = "interval"
+
+
+class CatchUp(StrEnum):
+    """What happens to due times that nobody was there to notice."""
+
+    LATEST = "latest"
+    """The last one is made up for, those before it are dropped."""
+    ALL = "all"
+    """Each is made up for, oldest first; see `CATCH_UP_MAX`."""
+    NONE = "none"
+    """All are dropped; see `LATENESS_MAX_MS`."""
+
+
+class Schedule(Record, frozen=True, kw_only=True):
+    """Creates an execution at each of its due times."""
+
+    table: ClassVar[str] = "schedule"
+    key: ClassVar[tuple[str, ...]] = ("namespace", "schedule_id")
+
+    namespace: Namespace
+    schedule_id: str
+    """The name its owner gave it."""
+    schedule_kind: ScheduleKind
+    expression: str
+    """Five cron fields, or the interval in milliseconds."""
+    timezone: str
+    anchor_at_ms: int
+    """Where the multiples of an interval are counted from; when the timing was defined."""
+    catch_up: CatchUp
+    paused: bool = False
+
+    lane_id: LaneId
+    execution_kind: str
+    payload: bytes = b""
+    payload_encoding: str | None = None
+    policy: str = "{}"
+    priority: int | None = None
+    tags: str = "{}"
+    """A JSON object."""
+
+    next_due_at_ms: int | None
+    """Null while paused."""
+    last_due_at_ms: int | None = None
+    """The latest due time that created an execution."""
+    last_fired_at_ms: int | None = None
+    last_execution: str | None = None
+    """The full id of the execution created last."""
+    fired_count: int = 0
+    last_error: str | None = None
+    """Why the latest due time created nothing; null when it did."""
+    created_at_ms: int
+    updated_at_ms: int
+    """When the definition, or whether it is paused, last changed."""
+
 
 EVERY_MS_MIN: Final = 1_000
 EVERY_MS_MAX: Final = 366 * 24 * 60 * 60 * 1_000
