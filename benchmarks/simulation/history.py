@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 from flowfabric import Engine
-from flowfabric.core.cursors import START
-from flowfabric.core.events import EventCategory, LeaseEventType, StoredEvent
+from flowfabric.core.events import START, EventCategory, LeaseEventType, StoredEvent
 
 PAGE = 1_000
 

@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.cursors import START
-from flowfabric.core.events import EventCategory
+from flowfabric.core.events import START, EventCategory
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.engine.event_reads import EventLogPage
 from flowfabric.engine.filters import EVERYTHING

@@ -8,9 +8,8 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.conditions import Single
-from flowfabric.core.events import LeaseEventType
+from flowfabric.core.events import CompletionOutcome, DeliveryEffect, LeaseEventType
 from flowfabric.core.states import FailureClass
-from flowfabric.core.subscriptions import CompletionOutcome, DeliveryEffect
 from flowfabric.engine.subscriptions import Subscription, Told
 from flowfabric.errors import InvalidInput
 from flowfabric.testing import SettableClock

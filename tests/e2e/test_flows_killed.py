@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from flowfabric import App, Engine, FlowRun
-from flowfabric.core.cursors import START
+from flowfabric.core.events import START
 from flowfabric.core.flow_views import FlowStatus
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import PublicState

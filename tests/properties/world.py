@@ -12,9 +12,8 @@ from typing import TypeVar
 from msgspec import Struct, structs
 
 from flowfabric import Engine, EngineConfig, connect
-from flowfabric.core.cursors import START
 from flowfabric.core.decision import Changes
-from flowfabric.core.events import Event, StoredEvent
+from flowfabric.core.events import START, Event, StoredEvent
 from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX

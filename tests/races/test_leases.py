@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from flowfabric import Engine
-from flowfabric.core.cursors import START
-from flowfabric.core.events import Event, LeaseEventType
+from flowfabric.core.events import START, Event, LeaseEventType
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.limits import PAGE_MAX

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import from_regex, integers
 
-from flowfabric.core.cursors import (
+from flowfabric.core.events import (
     Cursor,
     CursorSurroundings,
     cursor_at,

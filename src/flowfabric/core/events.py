@@ -5,14 +5,25 @@ for, `event_type` what happened in it. Events are appended in the transaction
 that causes them; their ids are handed out by the store.
 """
 
+import re
 from enum import StrEnum
+from typing import Final
 
+import msgspec
 from msgspec import Struct
 
-from flowfabric.core.ids import ExecutionId, FlowId, LeaseId, Namespace, WorkerInstanceId
-from flowfabric.core.records import Execution
+from flowfabric.core.checks import check_name, check_tag_key, check_tag_value
+from flowfabric.core.ids import (
+    ExecutionId,
+    FlowId,
+    LeaseId,
+    Namespace,
+    WorkerInstanceId,
+    parse_namespace,
+)
+from flowfabric.core.records import Execution, SignalEffect
 from flowfabric.core.states import TerminalOutcome
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import Corruption, HistoryChanged, InvalidInput
 
 
 class EventCategory(StrEnum):
@@ -108,4 +119,267 @@ def operator_event(execution: Execution, event_type: str, now_ms: int, details: 
         instance_tag=execution.instance_tag,
         details=details,
         occurred_at_ms=now_ms,
+    )
+
+
+# Where a reader of the event log is, and in which history -------------------
+#
+# A log can lose its end: a standby that lagged takes over, or a backup is restored. New
+# events then get the numbers of those that were lost, and a reader who only remembers a number
+# would skip them. So a cursor also remembers the event it stands on. If the log holds another
+# one under that number, or none although it reaches around it, the reader is told, with a
+# cursor to resume from: the last event that is certainly older than what was lost.
+
+START: Final = "0"
+"""Before the first event."""
+RESUME_MARGIN_MS: Final = 60_000
+"""How far before its event a cursor resumes: what was lost may be that much older."""
+
+_EVENT_ID_MAX: Final = 2**62
+_CURSOR: Final = re.compile(r"(\d{1,19})(?:-(\d{1,15})-([0-9a-f]{12}))?", re.ASCII)
+_MARK_CHARS: Final = 12
+
+
+class Cursor(Struct, frozen=True):
+    """After which event; without a time and a mark, its number is taken on trust."""
+
+    event_id: int
+    occurred_at_ms: int | None = None
+    mark: str | None = None
+
+
+class CursorSurroundings(Struct, frozen=True):
+    """What the log holds where a cursor stands; its first and last number, if it holds any."""
+
+    first_id: int | None
+    last_id: int | None
+    found: Cursor | None
+
+
+def cursor_at(event_id: int, occurred_at_ms: int, execution_id: str) -> Cursor:
+    return Cursor(event_id, occurred_at_ms, execution_id[-_MARK_CHARS:])
+
+
+def write_cursor(cursor: Cursor) -> str:
+    if cursor.mark is None:
+        return str(cursor.event_id)
+    return f"{cursor.event_id}-{cursor.occurred_at_ms}-{cursor.mark}"
+
+
+def read_cursor(given: object) -> Cursor:
+    """A cursor from text that `write_cursor` made, or from the number of an event."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        given = str(given)
+    if not isinstance(given, str):
+        raise InvalidInput("after", "must be a cursor, or the number of an event", given)
+    parts = _CURSOR.fullmatch(given)
+    if parts is None or int(parts[1]) > _EVENT_ID_MAX:
+        raise InvalidInput("after", "must be a cursor from `read_events`, or an event's id", given)
+    return Cursor(int(parts[1]), None if parts[2] is None else int(parts[2]), parts[3])
+
+
+def is_of_this_history(cursor: Cursor, around: CursorSurroundings) -> bool:
+    """Whether the log may have been read up to here. What retention deleted is not missed."""
+    if cursor.event_id == 0 or around.last_id is None or around.first_id is None:
+        return True
+    if around.found is not None:
+        return cursor.mark is None or around.found == cursor
+    if cursor.mark is None:
+        return cursor.event_id <= around.last_id
+    return cursor.event_id < around.first_id
+
+
+def history_changed(cursor: Cursor, resume_after: Cursor | None) -> HistoryChanged:
+    resume = START if resume_after is None else write_cursor(resume_after)
+    return HistoryChanged(
+        f"the event log does not hold what cursor {write_cursor(cursor)} has seen: a standby that"
+        " lagged took over, or a backup was restored. Read on with"
+        f" after={resume!r}: nothing is missed, and some events come again",
+        resume,
+    )
+
+
+# What subscribers of the event log ask for, and what they are told ----------
+#
+# One log serves all of them. A subscription is a place in it and a filter: an event passes if
+# everything the filter names is equal, and what an execution lacks, or an execution that is
+# gone, is equal to nothing.
+
+
+class EventFilter(Struct, frozen=True, kw_only=True):
+    """Which events somebody wants; everything, unless it says otherwise."""
+
+    namespace: str | None = None
+    category: EventCategory | None = None
+    execution_id: ExecutionId | None = None
+    kind: str | None = None
+    """Of the execution: a task's name, in any version, or in one (`mail@2`)."""
+    tag: tuple[str, str] | None = None
+    """A tag of the execution, and its value."""
+
+    @property
+    def needs_executions(self) -> bool:
+        """Whether events alone do not tell."""
+        return self.kind is not None or self.tag is not None
+
+    def passes(self, event: StoredEvent) -> bool:
+        """As far as the event tells."""
+        return (
+            self.namespace in (None, event.namespace)
+            and self.category in (None, event.category)
+            and self.execution_id in (None, event.execution_id)
+        )
+
+
+def check_filter(
+    *,
+    namespace: object,
+    category: str | None,
+    execution_id: ExecutionId | None,
+    kind: object,
+    tag: object,
+) -> EventFilter:
+    return EventFilter(
+        namespace=None if namespace is None else parse_namespace(namespace),
+        category=check_category(category),
+        execution_id=execution_id,
+        kind=None if kind is None else check_name("kind", kind),
+        tag=None if tag is None else _check_tag(tag),
+    )
+
+
+def _check_tag(tag: object) -> tuple[str, str]:
+    if not isinstance(tag, tuple | list) or len(tag) != 2:
+        raise InvalidInput("tag", "must be a key and a value", tag)
+    key, value = tag
+    name = check_tag_key(key)
+    return name, check_tag_value(name, value)
+
+
+# Typed events ---------------------------------------------------------------------------
+
+
+class CompletionOutcome(StrEnum):
+    SUCCESS = "success"
+    FAILURE = "failure"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    SKIPPED = "skipped"
+
+
+class DeliveryEffect(StrEnum):
+    SATISFIED = "satisfied"
+    BUFFERED = "buffered"
+    DEDUPED = "deduped"
+
+
+class CompletionEvent(Struct, frozen=True, kw_only=True):
+    """An execution has ended."""
+
+    cursor: str
+    execution_id: ExecutionId
+    flow_id: FlowId | None
+    outcome: str
+    """One of `CompletionOutcome`."""
+    at_ms: int
+
+
+class LeaseHistoryEvent(Struct, frozen=True, kw_only=True):
+    """A lease was given, kept, lost or taken away."""
+
+    cursor: str
+    execution_id: ExecutionId
+    event_type: LeaseEventType
+    lease_id: str | None
+    worker_instance_id: str | None
+    """Whose lease it is, or was."""
+    revoked_by: str | None
+    """Why it was released or taken away."""
+    at_ms: int
+
+
+class SignalDeliveryEvent(Struct, frozen=True, kw_only=True):
+    """A signal was accepted."""
+
+    cursor: str
+    execution_id: ExecutionId
+    signal_id: str
+    waitpoint_id: str | None
+    source_identity: str | None
+    effect: str
+    """One of `DeliveryEffect`, or what is stored."""
+    at_ms: int
+
+
+class SignalDetails(Struct, frozen=True):
+    """What the event of a signal carries."""
+
+    signal_id: str
+    waitpoint_id: str | None = None
+    source_identity: str | None = None
+
+
+_OUTCOMES: Final = {
+    TerminalOutcome.SUCCESS.value: CompletionOutcome.SUCCESS,
+    TerminalOutcome.FAILED.value: CompletionOutcome.FAILURE,
+    TerminalOutcome.CANCELLED.value: CompletionOutcome.CANCELLED,
+    TerminalOutcome.EXPIRED.value: CompletionOutcome.EXPIRED,
+    TerminalOutcome.SKIPPED.value: CompletionOutcome.SKIPPED,
+}
+_EFFECTS: Final = {
+    SignalEffect.SATISFIED.value: DeliveryEffect.SATISFIED,
+    SignalEffect.APPENDED.value: DeliveryEffect.BUFFERED,
+    SignalEffect.BUFFERED.value: DeliveryEffect.BUFFERED,
+    SignalEffect.KEPT.value: DeliveryEffect.BUFFERED,
+    SignalEffect.APPENDED_DUPLICATE.value: DeliveryEffect.DEDUPED,
+}
+
+
+def completion_of(event: StoredEvent, cursor: str) -> CompletionEvent:
+    return CompletionEvent(
+        cursor=cursor,
+        execution_id=event.execution_id,
+        flow_id=event.flow_id,
+        outcome=_OUTCOMES.get(event.event_type, event.event_type),
+        at_ms=event.occurred_at_ms,
+    )
+
+
+def lease_history_of(event: StoredEvent, cursor: str) -> LeaseHistoryEvent:
+    try:
+        event_type = LeaseEventType(event.event_type)
+    except ValueError:
+        raise _damaged(event) from None
+    revoked = event_type is LeaseEventType.REVOKED
+    return LeaseHistoryEvent(
+        cursor=cursor,
+        execution_id=event.execution_id,
+        event_type=event_type,
+        lease_id=event.lease_id,
+        worker_instance_id=event.worker_instance_id,
+        revoked_by=(event.reason or "operator") if revoked else None,
+        at_ms=event.occurred_at_ms,
+    )
+
+
+def signal_delivery_of(event: StoredEvent, cursor: str) -> SignalDeliveryEvent:
+    try:
+        details = msgspec.json.decode(event.details or "", type=SignalDetails)
+    except msgspec.DecodeError:
+        raise _damaged(event) from None
+    return SignalDeliveryEvent(
+        cursor=cursor,
+        execution_id=event.execution_id,
+        signal_id=details.signal_id,
+        waitpoint_id=details.waitpoint_id,
+        source_identity=details.source_identity,
+        effect=_EFFECTS.get(event.event_type, event.event_type),
+        at_ms=event.occurred_at_ms,
+    )
+
+
+def _damaged(event: StoredEvent) -> Corruption:
+    return Corruption(
+        f"event {event.event_id} of {event.execution_id} does not decode: {event.category}"
+        f" {event.event_type!r}"
     )

@@ -5,17 +5,19 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from flowfabric.core.checks import check_int
-from flowfabric.core.cursors import (
+from flowfabric.core.events import (
     RESUME_MARGIN_MS,
     Cursor,
     CursorSurroundings,
+    EventCategory,
+    StoredEvent,
+    check_category,
     cursor_at,
     history_changed,
     is_of_this_history,
     read_cursor,
     write_cursor,
 )
-from flowfabric.core.events import EventCategory, StoredEvent, check_category
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.engine.unit import Operations
 from flowfabric.store.base import Reader, Row

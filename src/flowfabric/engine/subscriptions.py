@@ -14,19 +14,22 @@ from typing import Final, Generic, Self, TypeVar
 from msgspec import Struct
 
 from flowfabric.config import EngineConfig
-from flowfabric.core.cursors import cursor_at, read_cursor, write_cursor
-from flowfabric.core.events import EventCategory, StoredEvent
-from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
-from flowfabric.core.subscriptions import (
+from flowfabric.core.events import (
     CompletionEvent,
+    EventCategory,
     EventFilter,
     LeaseHistoryEvent,
     SignalDeliveryEvent,
+    StoredEvent,
     check_filter,
     completion_of,
+    cursor_at,
     lease_history_of,
+    read_cursor,
     signal_delivery_of,
+    write_cursor,
 )
+from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.engine.event_reads import EventLogPage, EventReads
 from flowfabric.engine.tails import Flights
 from flowfabric.engine.unit import (
