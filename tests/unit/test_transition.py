@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from flowfabric.core.readiness import is_ready
+from flowfabric.core.situations import is_ready
 from flowfabric.core.states import LifecyclePhase, PublicState
 from flowfabric.core.transition import change, settle
 from tests.unit.lives import LIVES, NOW_MS, Life, name_of, vector, waiting

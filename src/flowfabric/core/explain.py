@@ -11,8 +11,8 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join_facts import JoinFacts
 from flowfabric.core.lease import lease_is_dead
 from flowfabric.core.policies import in_words, span
-from flowfabric.core.readiness import Hold, held_by
 from flowfabric.core.records import Execution, FailedStep, Lane
+from flowfabric.core.situations import Hold, held_by
 from flowfabric.core.states import (
     BlockingReason,
     EligibilityState,

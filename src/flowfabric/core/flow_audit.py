@@ -13,8 +13,8 @@ from flowfabric.core.flow_records import EdgeGroup, FlowAudit, FlowRecord, Group
 from flowfabric.core.flow_resolve import holds_back
 from flowfabric.core.ids import FIRST_UUID, next_uuid
 from flowfabric.core.limits import AUDIT_EVERY_MS
-from flowfabric.core.readiness import Hold, held_by
 from flowfabric.core.records import Execution
+from flowfabric.core.situations import Hold, held_by
 
 
 def next_audit(

@@ -21,8 +21,8 @@ from flowfabric.core.flow_records import (
     GroupState,
 )
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.readiness import HELD_BY_JOIN, Hold, held_by
 from flowfabric.core.records import Execution
+from flowfabric.core.situations import HELD_BY_JOIN, Hold, held_by
 from flowfabric.core.states import (
     AttemptLifecycle,
     EligibilityState,

@@ -19,8 +19,8 @@ from flowfabric.core.flow_records import (
 )
 from flowfabric.core.flow_resolve import holds_back
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace
-from flowfabric.core.readiness import Hold, held_by
 from flowfabric.core.records import Execution
+from flowfabric.core.situations import Hold, held_by
 from flowfabric.core.states import LifecyclePhase, OwnershipState, PublicState, TerminalOutcome
 
 ALL_REQUIRED = "all_required"

@@ -29,10 +29,9 @@ from flowfabric.core.limits import (
     OUTAGE_SLACK_MS,
 )
 from flowfabric.core.policies import in_words, parse_policy, reclaim_limit
-from flowfabric.core.readiness import LOST_LEASE
 from flowfabric.core.records import Execution
 from flowfabric.core.results import AlreadySatisfied, Marked, Renewed, Revoked
-from flowfabric.core.situations import Situation, into
+from flowfabric.core.situations import LOST_LEASE, Situation, into
 from flowfabric.core.states import AttemptLifecycle, LifecyclePhase, OwnershipState, TerminalOutcome
 from flowfabric.core.transition import NO_LEASE, Field, Subject, change, final_lease
 from flowfabric.errors import (

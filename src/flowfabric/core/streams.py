@@ -21,8 +21,8 @@ from msgspec import Struct, structs
 from flowfabric.core.ids import AttemptId, ExecutionId, partition_of
 from flowfabric.core.lease import Fence
 from flowfabric.core.merge_patch import apply_patch
-from flowfabric.core.readiness import LOST_LEASE
 from flowfabric.core.records import Record
+from flowfabric.core.situations import LOST_LEASE
 from flowfabric.core.states import LifecyclePhase, OwnershipState
 from flowfabric.errors import InvalidInput, StaleOwnerCannotAppend, StreamClosed
 

@@ -9,9 +9,15 @@ times, holds back what waits for its join, puts in what that passed on, and deri
 
 from msgspec import Struct, structs
 
-from flowfabric.core.readiness import HELD_BY_JOIN, falls_to_join, is_ready, takes_payload
 from flowfabric.core.records import Attempt, ClaimGrant, Execution, Suspension, Waitpoint
-from flowfabric.core.situations import Situation, into
+from flowfabric.core.situations import (
+    HELD_BY_JOIN,
+    Situation,
+    falls_to_join,
+    into,
+    is_ready,
+    takes_payload,
+)
 from flowfabric.core.states import derive_public_state
 
 Field = str | int | bool | bytes | None

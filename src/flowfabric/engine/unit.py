@@ -39,7 +39,6 @@ from flowfabric.core.ids import (
     uuid_of,
 )
 from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence
-from flowfabric.core.readiness import LOST_LEASE
 from flowfabric.core.records import (
     Attempt,
     ClaimGrant,
@@ -50,6 +49,7 @@ from flowfabric.core.records import (
     first_attempt,
     runs_first_attempt,
 )
+from flowfabric.core.situations import LOST_LEASE
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.transition import Subject
 from flowfabric.engine.routes import KnowsRoutes
