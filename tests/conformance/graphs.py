@@ -8,7 +8,6 @@ from msgspec import structs
 from flowfabric import Engine
 from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.decision import Changes
 from flowfabric.core.flow_build import Dependency, Join
 from flowfabric.core.flow_policy import EdgeDependencyPolicy
 from flowfabric.core.flow_records import EdgeGroup
@@ -17,6 +16,7 @@ from flowfabric.core.ids import ExecutionId, FlowId
 from flowfabric.core.records import Record, Suspension
 from flowfabric.core.results import Claimed, Created
 from flowfabric.core.states import FailureClass
+from flowfabric.core.transitions import Changes
 from flowfabric.engine.unit import execution_key
 from flowfabric.store.base import Reader, Transaction
 

@@ -1,11 +1,11 @@
 """Why an execution is not running."""
 
 from flowfabric import Engine
-from flowfabric.core.decision import Changes
 from flowfabric.core.explain import Cause, Explanation
 from flowfabric.core.ids import WorkerId, WorkerInstanceId
 from flowfabric.core.records import WorkerPresence
 from flowfabric.core.states import PublicState
+from flowfabric.core.transitions import Changes
 from flowfabric.engine.reads import QUEUE_COUNT_MAX
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Transaction

@@ -3,11 +3,11 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.decision import Changes
 from flowfabric.core.flow_policy import JoinAny
 from flowfabric.core.flow_records import PendingCancel
 from flowfabric.core.flow_results import SiblingCancelAction
 from flowfabric.core.states import PublicState
+from flowfabric.core.transitions import Changes
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction

@@ -6,7 +6,6 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine, connect
-from flowfabric.core.decision import Changes
 from flowfabric.core.results import Created
 from flowfabric.core.schedules import (
     FIRINGS_MAX,
@@ -15,6 +14,7 @@ from flowfabric.core.schedules import (
     ScheduleDefinition,
     ScheduleKind,
 )
+from flowfabric.core.transitions import Changes
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.operators import Swept

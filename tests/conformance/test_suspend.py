@@ -27,7 +27,7 @@ from flowfabric.core.states import (
 )
 from flowfabric.core.suspend_request import Binding, FreshWaitpoint, ResumePolicy, UsePending
 from flowfabric.core.tokens import fingerprint
-from flowfabric.core.transition import NO_LEASE
+from flowfabric.core.transitions import NO_LEASE
 from flowfabric.engine.suspensions import Suspended, SuspendSatisfied
 from flowfabric.errors import (
     AlreadySuspended,

@@ -13,7 +13,7 @@ from flowfabric.core.states import (
     OwnershipState,
     TerminalOutcome,
 )
-from flowfabric.core.transition import settle
+from flowfabric.core.transitions import settle
 from tests.properties.world import Life
 
 HELD = (

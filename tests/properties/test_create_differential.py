@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from flowfabric.core.creation import Checked, NewExecution, Terms, new_execution
-from flowfabric.core.decision import Changes
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Execution, Lane
 from flowfabric.core.states import LaneState
+from flowfabric.core.transitions import Changes
 from flowfabric.engine.requests import TERMS_MAX, ReadyRows
 from flowfabric.engine.routes import Route, route_of
 from flowfabric.store.base import Transaction

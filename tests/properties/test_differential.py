@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from flowfabric import FlowFabricError
-from flowfabric.core.decision import Changes, Refusal
 from flowfabric.core.events import Event
 from flowfabric.core.execution import Timing, decide_complete
 from flowfabric.core.granting import Granted, NewIds, WorkerIdentity, grant_lease
@@ -24,7 +23,7 @@ from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, LeaseId, WorkerId, WorkerInstanceId
 from flowfabric.core.lease import decide_renew
 from flowfabric.core.results import Claimed
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import Changes, Refusal, Subject
 from flowfabric.engine.unit import fence_of, lease_columns
 from flowfabric.store.base import Parameter, Row
 from tests.properties.pasts import LANES, Grown, Past, grow, pasts

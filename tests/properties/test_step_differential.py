@@ -5,11 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from flowfabric.core.decision import Changes
 from flowfabric.core.execution import Timing
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.steps import NewStep, decide_record
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import Changes, Subject
 from flowfabric.engine.unit import fence_of, lease_columns
 from flowfabric.store.base import Key
 from flowfabric.store.mapping import key_of

@@ -12,14 +12,13 @@ from typing import TypeVar
 from msgspec import Struct, structs
 
 from flowfabric import Engine, EngineConfig, connect
-from flowfabric.core.decision import Changes
 from flowfabric.core.events import START, Event, StoredEvent
 from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.records import Attempt, ClaimGrant, Execution, Record, first_attempt
 from flowfabric.core.states import LifecyclePhase
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import Changes, Subject
 from flowfabric.engine.unit import execution_key
 from flowfabric.store.base import Reader, Transaction
 from flowfabric.testing import SettableClock

@@ -9,9 +9,9 @@ import asyncpg
 import pytest
 
 from flowfabric import App, Context, Engine, EngineConfig, Run, Task
-from flowfabric.core.decision import Changes
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Execution
+from flowfabric.core.transitions import Changes
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import NotFound, OperationTimeout
 from flowfabric.store.base import Transaction

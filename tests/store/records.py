@@ -13,7 +13,6 @@ from pathlib import Path
 import asyncpg
 from msgspec import structs
 
-from flowfabric.core.decision import Changes
 from flowfabric.core.events import Event, completion_event
 from flowfabric.core.ids import ExecutionId, FlowId, LaneId, Namespace
 from flowfabric.core.records import Execution, Lane
@@ -27,6 +26,7 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
+from flowfabric.core.transitions import Changes
 from flowfabric.store.base import Key, Store, Transaction
 from flowfabric.store.phases import AFTER_THE_END
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from flowfabric.core.decision import Changes
+from flowfabric.core.transitions import Changes
 from flowfabric.store.base import Store, Transaction
 from flowfabric.store.hints import EVERY_TOPIC, POLL_FIRST_S, HintBoard, poll_s
 from tests.store.records import a_lane

@@ -6,7 +6,6 @@ from msgspec import structs
 
 from flowfabric.core.conditions import ByName, Condition, Single
 from flowfabric.core.creation import NewExecution, check_new, check_terms, new_execution
-from flowfabric.core.decision import Changes
 from flowfabric.core.execution import (
     Failure,
     Timing,
@@ -33,7 +32,7 @@ from flowfabric.core.records import (
 from flowfabric.core.states import FailureClass
 from flowfabric.core.suspend_request import NORMAL, SuspendRequest, check_suspend
 from flowfabric.core.suspension import SuspendFindings, decide_suspend
-from flowfabric.core.transition import Subject, change
+from flowfabric.core.transitions import Changes, Subject, change
 
 NOW_MS = 1_000_000
 TTL_MS = 9_000

@@ -3,7 +3,6 @@
 import pytest
 from msgspec import structs
 
-from flowfabric.core.decision import NO_CHANGES
 from flowfabric.core.execution import (
     Failure,
     Timing,
@@ -20,6 +19,7 @@ from flowfabric.core.execution import (
 from flowfabric.core.policies import FixedBackoff, RetryPolicy
 from flowfabric.core.results import AlreadySatisfied, Marked, RetryScheduled, TerminalFailed
 from flowfabric.core.states import FailureClass, PublicState
+from flowfabric.core.transitions import NO_CHANGES
 from flowfabric.errors import ExecutionNotActive
 from tests.unit.lives import (
     ENDED,

@@ -8,7 +8,7 @@ from flowfabric.core.explain import Cause, Surroundings, explain
 from flowfabric.core.ids import LaneId
 from flowfabric.core.records import FailedStep, Lane
 from flowfabric.core.states import BlockingReason, EligibilityState, LaneState, LifecyclePhase
-from flowfabric.core.transition import change
+from flowfabric.core.transitions import change
 from tests.unit.lives import (
     LIVES,
     NOW_MS,

@@ -5,7 +5,6 @@ from uuid import uuid4
 import pytest
 from msgspec import structs
 
-from flowfabric.core.decision import NO_CHANGES, Refusal
 from flowfabric.core.granting import grant_lease
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import LeaseId
@@ -22,7 +21,7 @@ from flowfabric.core.limits import OUTAGE_MS_MIN, OUTAGE_SLACK_MS
 from flowfabric.core.records import Attempt
 from flowfabric.core.results import AlreadySatisfied, Renewed, Revoked
 from flowfabric.core.states import AttemptLifecycle, AttemptType
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import NO_CHANGES, Refusal, Subject
 from flowfabric.errors import (
     ExecutionNotActive,
     FlowFabricError,

@@ -2,7 +2,6 @@
 
 import pytest
 
-from flowfabric.core.decision import NO_CHANGES
 from flowfabric.core.operator import (
     CancelRequest,
     clamp_priority,
@@ -13,6 +12,7 @@ from flowfabric.core.operator import (
 )
 from flowfabric.core.results import Cancelled, Replayed
 from flowfabric.core.states import PublicState
+from flowfabric.core.transitions import NO_CHANGES
 from flowfabric.errors import (
     ExecutionNotEligible,
     ExecutionNotTerminal,

@@ -15,7 +15,7 @@ from flowfabric.core.lease import decide_expire_lease, decide_revoke
 from flowfabric.core.operator import decide_replay
 from flowfabric.core.situations import HELD_BY_JOIN, Hold, held_by, is_ready
 from flowfabric.core.states import BlockingReason, EligibilityState, PublicState
-from flowfabric.core.transition import Subject, change, settle
+from flowfabric.core.transitions import Subject, change, settle
 from tests.unit.lives import (
     LIVES,
     NOW_MS,

@@ -6,7 +6,6 @@ import pytest
 from msgspec import structs
 
 from flowfabric.core.blocking import decide_accept, decide_block
-from flowfabric.core.decision import Changes, Refusal
 from flowfabric.core.execution import (
     Failure,
     Timing,
@@ -48,7 +47,7 @@ from flowfabric.core.situations import (
 from flowfabric.core.states import EligibilityState, FailureClass
 from flowfabric.core.steps import decide_await, decide_wake
 from flowfabric.core.suspension import SuspendFindings, decide_suspend
-from flowfabric.core.transition import Subject, change
+from flowfabric.core.transitions import Changes, Refusal, Subject, change
 from flowfabric.errors import FlowFabricError
 from tests.unit.lives import (
     KEY,

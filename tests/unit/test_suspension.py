@@ -4,7 +4,6 @@ import pytest
 from msgspec import structs
 
 from flowfabric.core.conditions import OperatorOnly, Single
-from flowfabric.core.decision import NO_CHANGES, Refusal
 from flowfabric.core.execution import Timing
 from flowfabric.core.ids import SignalId, WaitpointId
 from flowfabric.core.limits import SUSPEND_DEDUP_TTL_MS_MAX
@@ -43,7 +42,7 @@ from flowfabric.core.suspension import (
     decide_suspend,
     with_default_timeout,
 )
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import NO_CHANGES, Refusal, Subject
 from flowfabric.errors import (
     AlreadySuspended,
     ExecutionNotActive,

@@ -5,7 +5,7 @@ from msgspec import structs
 
 from flowfabric.core.situations import is_ready
 from flowfabric.core.states import LifecyclePhase, PublicState
-from flowfabric.core.transition import change, settle
+from flowfabric.core.transitions import change, settle
 from tests.unit.lives import LIVES, NOW_MS, Life, name_of, vector, waiting
 
 NOW = "runnable unowned eligible_now waiting_for_worker"

@@ -6,11 +6,10 @@ from typing import Final
 from msgspec import structs
 
 from flowfabric.core import tokens
-from flowfabric.core.decision import Changes
 from flowfabric.core.limits import OPEN_WAITPOINTS_MAX, TIME_MS_MAX
 from flowfabric.core.records import Execution, HmacKey, Waitpoint, WaitpointState
 from flowfabric.core.suspend_request import BoundWaitpoint
-from flowfabric.core.transition import Subject, change
+from flowfabric.core.transitions import Changes, Subject, change
 from flowfabric.errors import SignalLimitExceeded
 
 ANNOUNCED_FOR_MS: Final = 600_000

@@ -11,7 +11,6 @@ run, and the left-over steps no longer count.
 from shlex import quote
 from typing import Final
 
-from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.events import operator_event
 from flowfabric.core.execution import Timing, already_parked, park
 from flowfabric.core.lease import Fence, check_fence
@@ -19,7 +18,7 @@ from flowfabric.core.records import Attempt, Execution, Step, StepKind
 from flowfabric.core.results import AlreadySatisfied, Changed, Delayed, Marked
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import BlockingReason, LifecyclePhase, PublicState
-from flowfabric.core.transition import UNBLOCKED, Subject, change
+from flowfabric.core.transitions import UNBLOCKED, Changes, Decision, Subject, change
 from flowfabric.errors import ExecutionNotEligible
 
 BLOCKED_BY_CODE: Final = "blocked_by_code"

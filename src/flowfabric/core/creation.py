@@ -41,7 +41,6 @@ from flowfabric.core.ids import (
     solo_execution_id,
     uuid_of,
 )
-from flowfabric.core.keeping import DEFAULT_KEEP, Keep, keep_of
 from flowfabric.core.limits import IDEMPOTENCY_KEY_BYTES_MAX
 from flowfabric.core.operator import clamp_priority
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, encode_policy, parse_policy
@@ -54,7 +53,7 @@ from flowfabric.core.states import (
     OwnershipState,
     PublicState,
 )
-from flowfabric.core.transition import settle
+from flowfabric.core.transitions import DEFAULT_KEEP, Keep, keep_of, settle
 from flowfabric.errors import IdempotencyConflict, InvalidInput, NotFound
 
 PolicyInput = ExecutionPolicy | Mapping[str, object] | str | bytes | None

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 
 from msgspec import Struct, structs
 
-from flowfabric.core.decision import Changes, Decision
-from flowfabric.core.ending import end_attempt, finish
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.lease import Fence, check_fence, check_holder
 from flowfabric.core.policies import (
@@ -43,7 +41,17 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
-from flowfabric.core.transition import NO_LEASE, UNBLOCKED, Field, Subject, change
+from flowfabric.core.transitions import (
+    NO_LEASE,
+    UNBLOCKED,
+    Changes,
+    Decision,
+    Field,
+    Subject,
+    change,
+    end_attempt,
+    finish,
+)
 
 WORKER_DELAY = "worker_delay"
 WAITING_CHILDREN = "waiting_children"

@@ -23,7 +23,7 @@ from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace, parse_uu
 from flowfabric.core.limits import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
 from flowfabric.core.records import Execution
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
-from flowfabric.core.transition import change
+from flowfabric.core.transitions import change
 from flowfabric.errors import (
     CycleDetected,
     ExecutionAlreadyInFlow,

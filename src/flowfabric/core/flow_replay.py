@@ -7,7 +7,6 @@ from typing import Final
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core.decision import Changes, Decision, combine
 from flowfabric.core.execution import Timing
 from flowfabric.core.flow_build import count_endings
 from flowfabric.core.flow_policy import is_spared
@@ -27,7 +26,7 @@ from flowfabric.core.operator import decide_replay
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Replayed
 from flowfabric.core.states import TerminalOutcome
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import Changes, Decision, Subject, combine
 from flowfabric.errors import FlowAlreadyTerminal
 
 NO_PRIOR: Final[Mapping[str, None]] = MappingProxyType(

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from flowfabric.core.decision import NO_CHANGES, Changes
-from flowfabric.core.ending import finish
 from flowfabric.core.execution import Timing
 from flowfabric.core.flow_policy import count_outcome
 from flowfabric.core.flow_records import (
@@ -30,7 +28,15 @@ from flowfabric.core.states import (
     OwnershipState,
     TerminalOutcome,
 )
-from flowfabric.core.transition import UNBLOCKED, Field, Subject, change
+from flowfabric.core.transitions import (
+    NO_CHANGES,
+    UNBLOCKED,
+    Changes,
+    Field,
+    Subject,
+    change,
+    finish,
+)
 
 DEPENDENCY_IMPOSSIBLE = "dependency_impossible"
 INPUTS_TOO_LARGE = "inputs_too_large"

@@ -9,14 +9,13 @@ from types import MappingProxyType
 
 from msgspec import Struct, structs
 
-from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import AttemptId, LeaseId, WorkerId, WorkerInstanceId
 from flowfabric.core.records import FIRST_EPOCH, Attempt, Execution
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import AttemptLifecycle, AttemptState, AttemptType, LifecyclePhase
-from flowfabric.core.transition import NO_LEASE, Field, Subject, change
+from flowfabric.core.transitions import NO_LEASE, Changes, Decision, Field, Subject, change
 
 NO_TIMERS: Mapping[str, Field] = MappingProxyType({})
 

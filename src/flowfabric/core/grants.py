@@ -8,7 +8,6 @@ changes nothing about it: an unused one is simply ignored once it has expired.
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int, check_optional_time, missing
-from flowfabric.core.decision import Changes, Decision, Refusal
 from flowfabric.core.granting import Granted, NewIds, WorkerIdentity, grant_lease
 from flowfabric.core.lease import not_active
 from flowfabric.core.policies import DURATION_MAX_MS
@@ -20,7 +19,7 @@ from flowfabric.core.states import (
     OwnershipState,
     TerminalOutcome,
 )
-from flowfabric.core.transition import Field, Subject, change
+from flowfabric.core.transitions import Changes, Decision, Field, Refusal, Subject, change
 from flowfabric.errors import (
     ActiveAttemptExists,
     CapabilityMismatch,

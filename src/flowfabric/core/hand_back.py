@@ -4,8 +4,6 @@ The attempt ends as interrupted and the execution is ready again at once. It was
 nobody's fault, so neither retries nor reclaims are counted.
 """
 
-from flowfabric.core.decision import Changes, Decision
-from flowfabric.core.ending import end_attempt
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.execution import Timing
 from flowfabric.core.lease import Fence, check_fence
@@ -13,7 +11,15 @@ from flowfabric.core.records import Execution
 from flowfabric.core.results import HandedBack
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import AttemptLifecycle, AttemptState, LifecyclePhase
-from flowfabric.core.transition import NO_LEASE, Field, Subject, change
+from flowfabric.core.transitions import (
+    NO_LEASE,
+    Changes,
+    Decision,
+    Field,
+    Subject,
+    change,
+    end_attempt,
+)
 
 HANDED_BACK = "handed_back"
 

@@ -18,8 +18,6 @@ next claim continues it with a new attempt, counted against the policy's
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int
-from flowfabric.core.decision import Changes, Decision, Refusal
-from flowfabric.core.ending import finish
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.ids import AttemptId, LeaseId
 from flowfabric.core.limits import (
@@ -33,7 +31,17 @@ from flowfabric.core.records import Execution
 from flowfabric.core.results import AlreadySatisfied, Marked, Renewed, Revoked
 from flowfabric.core.situations import LOST_LEASE, Situation, into
 from flowfabric.core.states import AttemptLifecycle, LifecyclePhase, OwnershipState, TerminalOutcome
-from flowfabric.core.transition import NO_LEASE, Field, Subject, change, final_lease
+from flowfabric.core.transitions import (
+    NO_LEASE,
+    Changes,
+    Decision,
+    Field,
+    Refusal,
+    Subject,
+    change,
+    final_lease,
+    finish,
+)
 from flowfabric.errors import (
     ExecutionNotActive,
     InvalidInput,

@@ -6,8 +6,6 @@ on an active execution it must show the epoch it believes in.
 
 import msgspec
 
-from flowfabric.core.decision import Changes, Decision
-from flowfabric.core.ending import finish
 from flowfabric.core.events import operator_event
 from flowfabric.core.execution import Timing, repeats
 from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence, check_fence
@@ -25,7 +23,7 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
-from flowfabric.core.transition import Field, Subject, change
+from flowfabric.core.transitions import Changes, Decision, Field, Subject, change, finish
 from flowfabric.errors import (
     ExecutionNotEligible,
     ExecutionNotTerminal,

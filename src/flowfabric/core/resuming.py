@@ -15,8 +15,6 @@ from typing import Final
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core.decision import Changes, Decision, Refusal
-from flowfabric.core.ending import close_suspension, close_waitpoints, finish, got_signals
 from flowfabric.core.events import operator_event
 from flowfabric.core.execution import Timing
 from flowfabric.core.granting import Granted, NewIds, WorkerIdentity, grant_lease
@@ -43,7 +41,18 @@ from flowfabric.core.states import (
     TerminalOutcome,
 )
 from flowfabric.core.suspension import RESUMED, is_expired
-from flowfabric.core.transition import Field, Subject, change
+from flowfabric.core.transitions import (
+    Changes,
+    Decision,
+    Field,
+    Refusal,
+    Subject,
+    change,
+    close_suspension,
+    close_waitpoints,
+    finish,
+    got_signals,
+)
 from flowfabric.errors import (
     ClaimGrantExpired,
     ExecutionNotLeaseable,

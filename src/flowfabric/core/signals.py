@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core.conditions import observe, progress, stored_condition
-from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.execution import Timing
 from flowfabric.core.ids import Namespace, SignalId, WaitpointId
@@ -34,7 +33,7 @@ from flowfabric.core.records import (
 from flowfabric.core.resuming import resume
 from flowfabric.core.states import LifecyclePhase
 from flowfabric.core.suspension import RESUMED, is_expired, stored_policy
-from flowfabric.core.transition import Subject, change
+from flowfabric.core.transitions import Changes, Decision, Subject, change
 from flowfabric.errors import (
     SignalLimitExceeded,
     TargetNotSignalable,

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.execution import WAITING_CHILDREN, Timing, park
 from flowfabric.core.ids import ExecutionId, partition_of
 from flowfabric.core.lease import Fence, check_fence
@@ -22,7 +21,7 @@ from flowfabric.core.records import Execution, Step, StepKind, Waiter
 from flowfabric.core.results import Marked, Moved
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import BlockingReason, LifecyclePhase
-from flowfabric.core.transition import UNBLOCKED, Subject, change
+from flowfabric.core.transitions import UNBLOCKED, Changes, Decision, Subject, change
 from flowfabric.errors import NotFound
 
 

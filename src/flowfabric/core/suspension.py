@@ -25,7 +25,6 @@ from flowfabric.core.conditions import (
     required_signal_names,
     stored_condition,
 )
-from flowfabric.core.decision import NO_CHANGES, Changes, Decision
 from flowfabric.core.execution import Timing, park, repeats
 from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails, details_of, token_of
 from flowfabric.core.ids import WaitpointId
@@ -56,7 +55,7 @@ from flowfabric.core.suspend_request import (
     check_same_key,
 )
 from flowfabric.core.tokens import signing_key
-from flowfabric.core.transition import Subject, change
+from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Subject, change
 from flowfabric.errors import (
     AlreadySuspended,
     Corruption,

@@ -10,14 +10,13 @@ from flowfabric.core.checks import (
     check_optional_time,
     check_text,
 )
-from flowfabric.core.decision import Decision
 from flowfabric.core.execution import Timing
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import parse_execution_kind, parse_namespace
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX
 from flowfabric.core.records import Attempt, Execution, Step
 from flowfabric.core.results import Changed, Delayed, Marked
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import Ask, Operations, execution_key, fence_of, row_execution_id
 from flowfabric.errors import FlowFabricError

@@ -30,13 +30,13 @@ from flowfabric.core.creation import (
     new_guard,
     new_tags,
 )
-from flowfabric.core.decision import Changes
 from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
 from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.records import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import TERMINAL_STATES, LaneState, PublicState
 from flowfabric.core.steps import new_waiter
+from flowfabric.core.transitions import Changes
 from flowfabric.engine.requests import ReadyRows, Requests
 from flowfabric.engine.routes import Registration, Route, hold_routes, route_of, routes_of
 from flowfabric.engine.unit import execution_key, hint_about, row_execution_id

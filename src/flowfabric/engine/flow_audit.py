@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from flowfabric.core.checks import check_int
-from flowfabric.core.decision import NO_CHANGES, Changes
 from flowfabric.core.flow_audit import next_audit, overlooked, requeued
 from flowfabric.core.flow_records import EdgeGroup, FlowAudit, FlowRecord
 from flowfabric.core.flow_resolve import Ending
@@ -19,6 +18,7 @@ from flowfabric.core.ids import ExecutionId, FlowId
 from flowfabric.core.limits import AUDIT_BATCH
 from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.states import LifecyclePhase
+from flowfabric.core.transitions import NO_CHANGES, Changes
 from flowfabric.engine.flow_dispatch import open_edges
 from flowfabric.engine.flow_unit import FlowOperations, member_counts
 from flowfabric.engine.operators import Swept

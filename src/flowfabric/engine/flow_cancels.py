@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 
 from flowfabric.core.checks import check_int, check_reason
-from flowfabric.core.decision import Changes, Decision
 from flowfabric.core.execution import Timing
 from flowfabric.core.flow_cancel import (
     FLOW_CANCELLED,
@@ -44,7 +43,7 @@ from flowfabric.core.operator import CancelRequest, decide_cancel
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Cancelled
 from flowfabric.core.states import LifecyclePhase, PublicState
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.engine.flow_unit import TROUBLE, FlowOperations
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import MEMBER_CANCEL_TOPIC, Ask

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int
-from flowfabric.core.decision import Changes
 from flowfabric.core.flow_build import count_endings, with_last_end
 from flowfabric.core.flow_policy import is_spared
 from flowfabric.core.flow_records import (
@@ -47,6 +46,7 @@ from flowfabric.core.limits import (
 )
 from flowfabric.core.records import Execution
 from flowfabric.core.states import TerminalOutcome
+from flowfabric.core.transitions import Changes
 from flowfabric.engine.flow_unit import (
     TROUBLE,
     Settled,

@@ -11,7 +11,6 @@ from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_bool, check_int, check_list
 from flowfabric.core.creation import Checked, NewExecution
-from flowfabric.core.decision import Changes
 from flowfabric.core.flow_build import (
     Dependency,
     Join,
@@ -42,6 +41,7 @@ from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Created
 from flowfabric.core.states import TerminalOutcome
+from flowfabric.core.transitions import Changes
 from flowfabric.engine.creation import CreateBody, Creation
 from flowfabric.engine.flow_unit import FlowOperations, endings_of
 from flowfabric.engine.unit import execution_key, new_uuid

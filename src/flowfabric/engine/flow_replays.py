@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from flowfabric.core.checks import check_list, check_optional_text
-from flowfabric.core.decision import Changes, combine
 from flowfabric.core.execution import Timing
 from flowfabric.core.flow_records import (
     CompletionDispatch,
@@ -33,7 +32,7 @@ from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Replayed
 from flowfabric.core.states import TerminalOutcome
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import Changes, Subject, combine
 from flowfabric.engine.flow_unit import FlowOperations, endings_of, forgotten, inputs_of
 from flowfabric.engine.operators import Operators
 from flowfabric.engine.unit import execution_key, hint_about, load_subjects

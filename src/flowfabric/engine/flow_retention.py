@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int
-from flowfabric.core.decision import Changes
 from flowfabric.core.flow_records import FlowRecord
-from flowfabric.core.keeping import held_until_ms
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
+from flowfabric.core.transitions import Changes, held_until_ms
 from flowfabric.engine.flow_unit import FlowOperations
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.retention import trim_executions

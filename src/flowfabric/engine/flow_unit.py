@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from flowfabric.core.decision import NO_CHANGES, Changes, combine
 from flowfabric.core.flow_build import settle_flow
 from flowfabric.core.flow_policy import SIBLING_REASONS
 from flowfabric.core.flow_records import Edge, EdgeGroup, ExecutionInput, FlowRecord, GroupState
@@ -25,7 +24,7 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState, TerminalOutcome
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import NO_CHANGES, Changes, Subject, combine
 from flowfabric.engine.unit import (
     MEMBER_CANCEL_TOPIC,
     Operations,

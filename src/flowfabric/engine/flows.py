@@ -7,7 +7,6 @@ makes the edge count. To fix a whole join at once use `add_dependencies`.
 from msgspec import structs
 
 from flowfabric.core.checks import check_int, check_name
-from flowfabric.core.decision import Changes
 from flowfabric.core.flow_build import (
     SUCCESS_ONLY,
     NewEdge,
@@ -58,6 +57,7 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.limits import SWEEP_BATCH
 from flowfabric.core.records import Execution
+from flowfabric.core.transitions import Changes
 from flowfabric.engine.flow_retention import forget
 from flowfabric.engine.flow_unit import FlowOperations, endings_of, forgotten
 from flowfabric.engine.unit import execution_key

@@ -8,13 +8,12 @@ from msgspec import structs
 
 from flowfabric.core.checks import check_bool
 from flowfabric.core.conditions import Condition, referenced_waitpoint_keys, takes_own_name
-from flowfabric.core.decision import Decision
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import SuspensionId, parse_uuid
 from flowfabric.core.records import Execution, Suspension
 from flowfabric.core.suspend_request import BoundWaitpoint, SuspendRequest
 from flowfabric.core.suspension import RESUMED, decide_take, with_pending
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine.suspension_reads import SuspensionView, Waitpoints
 from flowfabric.engine.suspensions import (
     SuspendOptions,

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int, check_text
-from flowfabric.core.decision import Changes
 from flowfabric.core.ids import LaneId, parse_lane_id
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.records import Lane
 from flowfabric.core.states import LaneState
+from flowfabric.core.transitions import Changes
 from flowfabric.core.views import stored_lane_id
 from flowfabric.engine.routes import register_lanes
 from flowfabric.engine.unit import Operations, ready_topic

@@ -14,7 +14,6 @@ import msgspec
 from msgspec import structs
 
 from flowfabric.core.checks import check_bool, check_int, check_list, check_offered
-from flowfabric.core.decision import Decision, Refusal
 from flowfabric.core.execution import Timing
 from flowfabric.core.granting import Granted, WorkerIdentity
 from flowfabric.core.grants import GrantRequest, check_timers, decide_claim_granted, decide_grant
@@ -42,7 +41,7 @@ from flowfabric.core.limits import BATCH_MAX, GRANT_TTL_MS_MAX
 from flowfabric.core.records import ClaimGrant, Execution
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.states import AttemptType
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import Decision, Refusal, Subject
 from flowfabric.engine.routes import required_capabilities
 from flowfabric.engine.unit import (
     DUE_HINT_WITHIN_MS,

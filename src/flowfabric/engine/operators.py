@@ -18,7 +18,6 @@ from flowfabric.core.checks import (
     check_reason,
     check_text,
 )
-from flowfabric.core.decision import Decision
 from flowfabric.core.execution import (
     Timing,
     decide_attempt_timeout,
@@ -45,7 +44,7 @@ from flowfabric.core.results import (
     RevokeResult,
     TimerResult,
 )
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine.unit import Ask, Operations, row_execution_id
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from flowfabric.core.decision import Changes
 from flowfabric.core.ids import WorkerInstanceId, parse_worker_id
 from flowfabric.core.records import WorkerPresence
+from flowfabric.core.transitions import Changes
 from flowfabric.engine.leases import check_query, check_worker
 from flowfabric.engine.unit import Operations
 from flowfabric.store.base import Transaction

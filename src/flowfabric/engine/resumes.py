@@ -7,7 +7,6 @@ schedulers that have reserved it with `issue_claim_grant`.
 from msgspec import Struct
 
 from flowfabric.core.checks import check_int
-from flowfabric.core.decision import Decision
 from flowfabric.core.execution import Timing
 from flowfabric.core.granting import Granted, NewIds
 from flowfabric.core.ids import ExecutionId, LeaseId, SignalId, parse_lane_id, parse_uuid
@@ -29,7 +28,7 @@ from flowfabric.core.resuming import (
     decide_resume,
 )
 from flowfabric.core.states import LifecyclePhase
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine.leases import LEASE_TTL_MS, Leases, check_worker
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import Ask, new_lease_ids, new_uuid, row_execution_id

@@ -14,7 +14,6 @@ from msgspec import Struct, structs
 from flowfabric.core import schedules as rules
 from flowfabric.core.checks import check_int, check_list, check_text
 from flowfabric.core.creation import Checked
-from flowfabric.core.decision import Changes
 from flowfabric.core.ids import parse_namespace
 from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
 from flowfabric.core.records import Lane
@@ -26,6 +25,7 @@ from flowfabric.core.schedules import (
     ScheduleDefinition,
     check_schedule_id,
 )
+from flowfabric.core.transitions import Changes
 from flowfabric.engine.creation import ACCEPTING, CreateBody, Creation, RouteForgotten
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.routes import Route

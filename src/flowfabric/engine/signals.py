@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from flowfabric.core.checks import check_bool, check_name, check_text
 from flowfabric.core.conditions import AllConditions, Count, stored_condition
-from flowfabric.core.decision import Decision
 from flowfabric.core.ids import (
     FIRST_UUID,
     INDEX_MAX,
@@ -46,7 +45,7 @@ from flowfabric.core.signals import (
 )
 from flowfabric.core.states import OwnershipState
 from flowfabric.core.tokens import WaitpointToken, check_accepted, check_token, matching_key
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine.kept_signals import kept_topic
 from flowfabric.engine.signal_request import REFUSALS, SignalOptions, check_signal
 from flowfabric.engine.suspensions import find_waitpoint

@@ -13,7 +13,6 @@ from flowfabric.core.checks import (
     check_reason,
     check_text,
 )
-from flowfabric.core.decision import Changes, Decision, combine
 from flowfabric.core.execution import Timing
 from flowfabric.core.hand_back import decide_hand_back
 from flowfabric.core.handles import Handle
@@ -33,7 +32,7 @@ from flowfabric.core.steps import (
     in_order,
     new_waiter,
 )
-from flowfabric.core.transition import Subject, change
+from flowfabric.core.transitions import Changes, Decision, Subject, change, combine
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import (
     Ask,

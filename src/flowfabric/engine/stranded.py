@@ -6,11 +6,11 @@ hand. Nobody would ever tell them of an end: they are woken, and find out for th
 
 from collections.abc import Callable, Sequence
 
-from flowfabric.core.decision import Changes, combine
 from flowfabric.core.execution import Timing
 from flowfabric.core.ids import parse_execution_id
 from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.steps import decide_wake
+from flowfabric.core.transitions import Changes, combine
 from flowfabric.engine.unit import execution_key, hint_about, load_subjects, row_execution_id
 from flowfabric.store.base import Transaction
 

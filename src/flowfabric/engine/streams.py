@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int, check_list, check_optional_text, check_text
-from flowfabric.core.decision import Changes
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.journal import STEP_KEY_BYTES_MAX
@@ -42,6 +41,7 @@ from flowfabric.core.streams import (
     decide_append,
     decide_forget,
 )
+from flowfabric.core.transitions import Changes
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import Operations, attempt, execution_key, fence_of, row_execution_id
 from flowfabric.errors import FlowFabricError, InvalidInput, RetentionLimitExceeded

@@ -8,7 +8,6 @@ from msgspec import Struct, structs
 
 from flowfabric.core import tokens
 from flowfabric.core.checks import check_int
-from flowfabric.core.decision import Changes
 from flowfabric.core.handles import Handle
 from flowfabric.core.handouts import token_of
 from flowfabric.core.ids import (
@@ -36,6 +35,7 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.resuming import OBSERVABLE
 from flowfabric.core.tokens import WaitpointToken
+from flowfabric.core.transitions import Changes
 from flowfabric.engine.reads import condition_progress, find
 from flowfabric.engine.suspensions import find_waitpoint
 from flowfabric.engine.unit import Operations, execution_key, load_subjects, row_execution_id

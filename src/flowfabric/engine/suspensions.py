@@ -12,7 +12,6 @@ from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_bool, check_int, check_name, check_text
 from flowfabric.core.conditions import Condition
-from flowfabric.core.decision import Decision
 from flowfabric.core.handles import Handle, HandleKind, sign
 from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails, details_of
 from flowfabric.core.ids import (
@@ -53,7 +52,7 @@ from flowfabric.core.suspension import (
     with_pending,
 )
 from flowfabric.core.tokens import signing_key
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine.reads import load_kept
 from flowfabric.engine.unit import (
     Operations,

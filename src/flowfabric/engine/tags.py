@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 from flowfabric.core.checks import INSTANCE_TAG_KEY, check_tag_key, check_tags
 from flowfabric.core.creation import new_tags
-from flowfabric.core.decision import Changes
 from flowfabric.core.ids import Namespace, partition_of
 from flowfabric.core.records import Execution, ExecutionTag
-from flowfabric.core.transition import change
+from flowfabric.core.transitions import Changes, change
 from flowfabric.engine.unit import Operations, execution_key
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction

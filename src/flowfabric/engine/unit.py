@@ -16,7 +16,6 @@ from msgspec import Struct, structs
 
 from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int, check_text
-from flowfabric.core.decision import NO_CHANGES, Changes, Decision, Refusal, combine
 from flowfabric.core.execution import Timing
 from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.granting import NewIds
@@ -51,7 +50,7 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.situations import LOST_LEASE
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Refusal, Subject, combine
 from flowfabric.engine.routes import KnowsRoutes
 from flowfabric.engine.stepped import stepped_in_attempt
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
-from flowfabric.core.decision import Changes
 from flowfabric.core.limits import ROTATION_GRACE_MS
 from flowfabric.core.records import HmacKey
 from flowfabric.core.tokens import (
@@ -28,6 +27,7 @@ from flowfabric.core.tokens import (
     check_secret,
     current_key,
 )
+from flowfabric.core.transitions import Changes
 from flowfabric.engine.unit import Operations
 from flowfabric.errors import FlowFabricError, InvalidInput, RotationConflict
 from flowfabric.store.base import Reader, Transaction

@@ -21,7 +21,6 @@ from flowfabric.core.checks import (
     shorten,
     shorten_front,
 )
-from flowfabric.core.decision import Decision
 from flowfabric.core.execution import (
     Failure,
     Timing,
@@ -41,7 +40,7 @@ from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, RetryPoli
 from flowfabric.core.records import FailedStep
 from flowfabric.core.results import Cancelled, Completed, Delayed, FailResult, Moved, Updated
 from flowfabric.core.states import FailureClass, PublicState
-from flowfabric.core.transition import Subject
+from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine.unit import (
     COMPLETION_TOPIC,
     DISPATCH_TOPIC,

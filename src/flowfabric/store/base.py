@@ -20,9 +20,9 @@ from typing import Protocol, Self, TypeVar
 
 from msgspec import Struct
 
-from flowfabric.core.decision import Changes
 from flowfabric.core.events import StoredEvent
 from flowfabric.core.records import Record
+from flowfabric.core.transitions import Changes
 
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from flowfabric.core.decision import Changes
 from flowfabric.core.records import Record
+from flowfabric.core.transitions import Changes
 from flowfabric.store.base import Key
 from flowfabric.store.mapping import changed_columns, key_of, table_of
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from flowfabric.core.decision import Changes
 from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.transitions import Changes
 from flowfabric.store.base import EventPage, Transaction
 from flowfabric.store.event_pages import WINDOW
 from flowfabric.store.postgres.events import WRITERS, EventLog

@@ -9,7 +9,7 @@ import pytest
 
 from flowfabric import connect
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.decision import Changes
+from flowfabric.core.transitions import Changes
 from flowfabric.errors import Transport
 from flowfabric.patience import statements_within
 from flowfabric.store.base import HintListener, Store, Transaction

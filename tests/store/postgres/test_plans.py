@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec import Struct, json
 
-from flowfabric.core.decision import Changes
 from flowfabric.core.events import Event
 from flowfabric.core.flow_records import Edge, EdgeGroup, ExecutionInput
 from flowfabric.core.records import Attempt, ClaimGrant, Execution, Record, Suspension, Waitpoint
+from flowfabric.core.transitions import Changes
 from flowfabric.store.mapping import table_of
 from flowfabric.store.phases import AskedRow, EndingRow, Live
 from flowfabric.store.postgres.driver import Connection

@@ -3,7 +3,7 @@
 import asyncpg
 import pytest
 
-from flowfabric.core.decision import Changes
+from flowfabric.core.transitions import Changes
 from flowfabric.errors import Transport
 from flowfabric.outages import is_outage
 from flowfabric.store.base import Transaction

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flowfabric.core.decision import Changes
+from flowfabric.core.transitions import Changes
 from flowfabric.store.sqlite.file_changes import FileChanges
 from flowfabric.store.sqlite.store import SqliteStore
 from tests.store.records import a_lane, save

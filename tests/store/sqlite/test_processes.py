@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from flowfabric.core.decision import Changes
 from flowfabric.core.records import Execution
+from flowfabric.core.transitions import Changes
 from flowfabric.store.base import Reader
 from flowfabric.store.sqlite.store import SqliteStore
 from tests.store.records import a_lane, an_execution, change_sqlite, key, save, start_python
@@ -12,7 +12,7 @@ from tests.store.records import a_lane, an_execution, change_sqlite, key, save, 
 INCREMENTS = """
 import asyncio, sys
 from msgspec import structs
-from flowfabric.core.decision import Changes
+from flowfabric.core.transitions import Changes
 from flowfabric.core.records import Execution
 from flowfabric.store.sqlite.store import SqliteStore
 
@@ -35,7 +35,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 WRITES_FOREVER = """
 import asyncio, sys
-from flowfabric.core.decision import Changes
+from flowfabric.core.transitions import Changes
 from flowfabric.store.sqlite.store import SqliteStore
 from tests.store.records import an_event, an_execution, save
 

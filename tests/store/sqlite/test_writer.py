@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowfabric.core.decision import Changes
 from flowfabric.core.records import Lane
+from flowfabric.core.transitions import Changes
 from flowfabric.errors import Bug, RetryExhausted, Transport, Unavailable
 from flowfabric.store.base import Body, Reader, Transaction
 from flowfabric.store.sqlite.store import SqliteStore
@@ -232,7 +232,7 @@ async def test_a_file_that_is_no_database_is_refused(foreign_file: Path) -> None
 
 WRITES_UNTIL_THE_DISK_IS_FULL = """
 import asyncio, resource, signal, sys
-from flowfabric.core.decision import Changes
+from flowfabric.core.transitions import Changes
 from flowfabric.errors import Transport
 from flowfabric.store.sqlite.store import SqliteStore
 from tests.store.records import an_execution, save

@@ -6,8 +6,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from flowfabric.core.decision import Changes
 from flowfabric.core.records import Execution, Record
+from flowfabric.core.transitions import Changes
 from flowfabric.errors import Corruption
 from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
 from flowfabric.store.changes import Place, by_type, columns_to_write, place_of, settle

@@ -11,9 +11,9 @@ from typing import Final, TypeGuard, TypeVar
 
 import msgspec
 
-from flowfabric.core.decision import Changes
 from flowfabric.core.events import Event
 from flowfabric.core.records import Record
+from flowfabric.core.transitions import Changes
 from flowfabric.errors import Corruption
 from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
 from flowfabric.store.changes import Place, columns_to_write, place_of, settle

@@ -1,0 +1,392 @@
+"""How an execution's record changes, and how it ends: what operations decide, as data.
+
+`Subject` is what an operation locks before it decides: the execution, its
+current attempt, any claim grant, and what is open of suspension and waitpoints.
+`change` is the only way to make the next version of an execution: it stamps the
+times, holds back what waits for its join, puts in what that passed on, and derives
+`public_state` and `ready` from the six state dimensions, so the two can never disagree.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+from msgspec import Struct, structs
+
+from flowfabric.core.events import Event, LeaseEventType, completion_event, lease_event
+from flowfabric.core.flow_records import CompletionDispatch
+from flowfabric.core.limits import HELD_MS_MAX, HELD_MS_MIN, RETENTION_FAILED_MS, RETENTION_MS
+from flowfabric.core.policies import ExecutionPolicy
+from flowfabric.core.records import (
+    Attempt,
+    ClaimGrant,
+    Execution,
+    Record,
+    Suspension,
+    Waitpoint,
+    WaitpointState,
+)
+from flowfabric.core.situations import (
+    BY_OUTCOME,
+    HELD_BY_JOIN,
+    Situation,
+    falls_to_join,
+    into,
+    is_ready,
+    takes_payload,
+)
+from flowfabric.core.states import (
+    AttemptLifecycle,
+    AttemptState,
+    OwnershipState,
+    TerminalOutcome,
+    derive_public_state,
+)
+from flowfabric.errors import FlowFabricError
+
+# What an operation wants written: the only thing a store ever saves ---------
+#
+# A decision holds whole records and events, so every change of state travels
+# with its history and both land in one transaction or not at all.
+
+Answer = TypeVar("Answer")
+
+
+class Changes(Struct, frozen=True, kw_only=True):
+    """Rows to insert, update and delete, and the events that tell of it."""
+
+    inserts: tuple[Record, ...] = ()
+    updates: tuple[Record, ...] = ()
+    deletes: tuple[Record, ...] = ()
+    events: tuple[Event, ...] = ()
+
+
+NO_CHANGES = Changes()
+
+
+class Decision(Struct, Generic[Answer], frozen=True, kw_only=True):
+    """Changes plus what to tell the caller."""
+
+    answer: Answer
+    changes: Changes = NO_CHANGES
+
+
+class Refusal(Exception):
+    """A refused request that still leaves something to write.
+
+    Noticing that a lease has expired is worth keeping even though the request
+    that noticed it fails: the changes are committed, then `error` is raised.
+    """
+
+    def __init__(self, error: FlowFabricError, changes: Changes) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.changes = changes
+
+
+def combine(parts: Iterable[Changes]) -> Changes:
+    """All changes as one, in which each row is written once, with its last version."""
+    inserts: dict[RowKey, Record] = {}
+    updates: dict[RowKey, Record] = {}
+    deletes: dict[RowKey, Record] = {}
+    events: list[Event] = []
+    for part in parts:
+        for record in part.inserts:
+            key = row_key(record)
+            # A row deleted before and inserted again is there all along.
+            (inserts if deletes.pop(key, None) is None else updates)[key] = record
+        for record in part.updates:
+            key = row_key(record)
+            (inserts if key in inserts else updates)[key] = record
+        for record in part.deletes:
+            key = row_key(record)
+            updates.pop(key, None)
+            if inserts.pop(key, None) is None:
+                deletes[key] = record
+        events.extend(part.events)
+    return Changes(
+        inserts=tuple(inserts.values()),
+        updates=tuple(updates.values()),
+        deletes=tuple(deletes.values()),
+        events=tuple(events),
+    )
+
+
+RowKey = tuple[object, ...]
+
+
+def row_key(record: Record) -> RowKey:
+    """What identifies a row among all rows of all tables."""
+    return (record.table, *(getattr(record, name) for name in record.key))
+
+
+Field = str | int | bool | bytes | None
+
+NO_LEASE: dict[str, Field] = {
+    "lease_id": None,
+    "worker_id": None,
+    "worker_instance_id": None,
+    "lease_acquired_at_ms": None,
+    "lease_expires_at_ms": None,
+    "lease_last_renewed_at_ms": None,
+    "lease_renewal_deadline_ms": None,
+    "lease_expired_at_ms": None,
+    "lease_revoked_at_ms": None,
+    "lease_revoke_reason": None,
+    "attempt_deadline_ms": None,
+}
+"""What releasing a lease clears. Epoch and attempt id stay: repeats are recognised by them."""
+
+UNBLOCKED: dict[str, Field] = {**into(Situation.WAITING)}
+"""Nothing but a worker is missing; or its join, see `readiness`."""
+
+
+def final_lease(execution: Execution) -> dict[str, Field]:
+    """The lease an execution holds, as it is remembered when the execution ends."""
+    return {
+        "final_lease_id": execution.lease_id,
+        "final_worker_id": execution.worker_id,
+        "final_worker_instance_id": execution.worker_instance_id,
+    }
+
+
+class Subject(Struct, frozen=True, kw_only=True):
+    execution: Execution
+    attempt: Attempt | None
+    """The row of `current_attempt_index`; none before the first claim."""
+    stepped: bool = False
+    """Whether a step was stored in it; asked only where its worker has died before."""
+    grant: ClaimGrant | None = None
+    suspension: Suspension | None = None
+    """The open one."""
+    waitpoints: tuple[Waitpoint, ...] = ()
+    """The open ones, by id."""
+
+
+def settle(execution: Execution) -> Execution:
+    """The same execution with its derived fields brought up to date."""
+    if falls_to_join(execution):
+        execution = structs.replace(execution, **HELD_BY_JOIN)
+    if execution.next_input is not None and takes_payload(execution):
+        execution = structs.replace(
+            execution,
+            input=execution.next_input,
+            input_encoding=execution.next_input_encoding,
+            next_input=None,
+            next_input_encoding=None,
+        )
+    return structs.replace(
+        execution,
+        public_state=derive_public_state(
+            execution.lifecycle_phase, execution.eligibility_state, execution.terminal_outcome
+        ),
+        ready=is_ready(execution),
+    )
+
+
+def change(execution: Execution, now_ms: int, **fields: Field) -> Execution:
+    """The next version of `execution`."""
+    if fields.get("lifecycle_phase", execution.lifecycle_phase) != execution.lifecycle_phase:
+        fields["last_transition_at_ms"] = now_ms
+    return settle(structs.replace(execution, last_mutation_at_ms=now_ms, **fields))
+
+
+# How long what has ended is kept --------------------------------------------
+#
+# Failures are kept longer than successes: somebody still has to look at them. How long
+# an execution is kept is settled when it is created, from its policy or the engine's
+# settings, and written on its row.
+
+
+class Keep(Struct, frozen=True, kw_only=True):
+    """Keep times from the end on, by how it ended."""
+
+    completed_ms: int = RETENTION_MS
+    failed_ms: int = RETENTION_FAILED_MS
+
+
+DEFAULT_KEEP = Keep()
+
+
+def keep_of(policy: ExecutionPolicy, default: Keep) -> Keep:
+    """What a policy asks for; where it asks for nothing, the default."""
+    asked = policy.retention_policy
+    stream = policy.stream_policy
+    ttl_ms = None if stream is None else stream.retention_ttl_ms
+    completed_ms = None if asked is None else asked.completed_ms
+    failed_ms = None if asked is None else asked.failed_ms
+    return Keep(
+        completed_ms=_first(completed_ms, ttl_ms, default.completed_ms),
+        failed_ms=_first(failed_ms, ttl_ms, default.failed_ms),
+    )
+
+
+def kept_ms(execution: Execution, outcome: TerminalOutcome, retention_ms: int) -> int:
+    """How long an execution is kept that ends with `outcome`.
+
+    `retention_ms` serves for a row that says nothing itself.
+    """
+    completed_ms = retention_ms if execution.retention_ms is None else execution.retention_ms
+    if outcome is TerminalOutcome.SUCCESS or execution.retention_failed_ms is None:
+        return completed_ms
+    return execution.retention_failed_ms
+
+
+def held_until_ms(ended_at_ms: int, now_ms: int) -> int:
+    """When to look again at something past its keep time that somebody still needs.
+
+    After as long as it has been kept already, within limits: what is needed for long
+    costs little, and what is needed briefly goes soon.
+    """
+    return now_ms + min(max(now_ms - ended_at_ms, HELD_MS_MIN), HELD_MS_MAX)
+
+
+def _first(asked: int | None, ttl_ms: int | None, default: int) -> int:
+    if asked is not None:
+        return asked
+    return default if ttl_ms is None else ttl_ms
+
+
+# How executions end ---------------------------------------------------------
+#
+# `finish` is the one terminal transition, whoever causes it: it ends the attempt,
+# frees the lease, closes the suspension and every waitpoint, drops any claim grant,
+# sets the time after which the row may be deleted, and appends the completion event.
+# The end of a flow's member is also queued for its dependents; the flow decides how
+# long to keep it.
+
+NOTHING_MORE: Mapping[str, Field] = MappingProxyType({})
+
+
+def finish(
+    subject: Subject,
+    outcome: TerminalOutcome,
+    now_ms: int,
+    *,
+    retention_ms: int,
+    attempt_end: AttemptLifecycle,
+    reason: str,
+    attempt_failure: str | None = None,
+    attempt_category: str | None = None,
+    attempt_fields: Mapping[str, Field] = NOTHING_MORE,
+    lease_event_type: LeaseEventType = LeaseEventType.REVOKED,
+    fields: Mapping[str, Field] = NOTHING_MORE,
+) -> Changes:
+    """End the execution with `outcome`.
+
+    `retention_ms` is how long to keep it, unless its policy says otherwise.
+    `reason` goes into the lease event when a live lease is released, and onto what
+    is closed; `attempt_failure` onto the attempt. `fields` are further changes to
+    the row, `attempt_fields` to that of the attempt.
+    """
+    before = subject.execution
+    had_attempt = before.total_attempt_count > 0
+    ended_fields: dict[str, Field] = {
+        **NO_LEASE,
+        **final_lease(before),
+        **into(BY_OUTCOME[outcome]),
+        "attempt_state": AttemptState.ATTEMPT_TERMINAL if had_attempt else before.attempt_state,
+        "delay_until_ms": None,
+        "awaits_child": False,
+        "attempt_time_left_ms": None,
+        "current_suspension_id": None,
+        "current_waitpoint_id": None,
+        "open_waitpoint_count": 0,
+        "keeps_signals": before.keeps_signals or got_signals(subject.suspension),
+        "completed_at_ms": now_ms,
+        "retain_until_ms": None
+        if before.flow_id
+        else now_ms + kept_ms(before, outcome, retention_ms),
+    }
+    after = change(before, now_ms, **(ended_fields | dict(fields)))
+    released = (
+        (lease_event(before, lease_event_type, now_ms, reason),)
+        if before.ownership_state is OwnershipState.LEASED
+        else ()
+    )
+    return Changes(
+        inserts=dispatch_of(after, now_ms),
+        updates=(
+            after,
+            *end_attempt(
+                subject.attempt,
+                attempt_end,
+                now_ms,
+                attempt_failure,
+                attempt_category,
+                attempt_fields,
+            ),
+            *close_suspension(subject.suspension, reason, now_ms),
+            *close_waitpoints(subject.waitpoints, reason, now_ms, with_execution=True),
+        ),
+        deletes=() if subject.grant is None else (subject.grant,),
+        events=(*released, completion_event(after, outcome, now_ms)),
+    )
+
+
+def dispatch_of(ended: Execution, now_ms: int) -> tuple[CompletionDispatch, ...]:
+    """What tells the dispatcher that a member of a flow has ended."""
+    if ended.flow_id is None:
+        return ()
+    return (
+        CompletionDispatch(
+            partition_key=ended.partition_key,
+            flow_id=ended.flow_id,
+            execution_id=ended.execution_id,
+            replay_count=ended.replay_count,
+            outcome=ended.terminal_outcome,
+            enqueued_at_ms=now_ms,
+        ),
+    )
+
+
+def end_attempt(
+    attempt: Attempt | None,
+    end: AttemptLifecycle,
+    now_ms: int,
+    failure: str | None = None,
+    category: str | None = None,
+    fields: Mapping[str, Field] = NOTHING_MORE,
+) -> tuple[Attempt, ...]:
+    """The attempt's last version, or nothing when none is open."""
+    if attempt is None or attempt.attempt_state.is_terminal:
+        return ()
+    return (
+        structs.replace(
+            attempt,
+            attempt_state=end,
+            ended_at_ms=now_ms,
+            failure_reason=failure,
+            failure_category=category,
+            **fields,
+        ),
+    )
+
+
+def close_suspension(
+    suspension: Suspension | None, reason: str, now_ms: int
+) -> tuple[Suspension, ...]:
+    """The suspension's last version, or nothing when none is open."""
+    if suspension is None:
+        return ()
+    return (structs.replace(suspension, closed_at_ms=now_ms, close_reason=reason),)
+
+
+def got_signals(suspension: Suspension | None) -> bool:
+    """Whether a pause that ends unmet may have signals to give back to later waits."""
+    return suspension is not None and suspension.last_signal_at_ms is not None
+
+
+def close_waitpoints(
+    waitpoints: Iterable[Waitpoint], reason: str, now_ms: int, *, with_execution: bool = False
+) -> tuple[Waitpoint, ...]:
+    return tuple(
+        structs.replace(
+            waitpoint,
+            state=WaitpointState.CLOSED,
+            closed_at_ms=now_ms,
+            close_reason=reason,
+            ended_with_execution=with_execution,
+        )
+        for waitpoint in waitpoints
+    )
