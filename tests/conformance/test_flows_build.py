@@ -5,7 +5,9 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.flow_policy import JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.flow_records import DependencyState, EdgeState, FlowState
-from flowfabric.core.flow_results import (
+from flowfabric.core.flow_views import EdgeSnapshot
+from flowfabric.core.ids import EdgeId, FlowId
+from flowfabric.core.results import (
     Added,
     AlreadyApplied,
     AlreadyMember,
@@ -16,8 +18,6 @@ from flowfabric.core.flow_results import (
     Set,
     Staged,
 )
-from flowfabric.core.flow_views import EdgeSnapshot
-from flowfabric.core.ids import EdgeId, FlowId
 from flowfabric.errors import (
     CycleDetected,
     DependencyAlreadyExists,

@@ -6,7 +6,7 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.flow_cancel import NoWait, WaitIndefinite, WaitTimeout
 from flowfabric.core.flow_records import CancellationPolicy, FlowState
-from flowfabric.core.flow_results import (
+from flowfabric.core.results import (
     CancellationScheduled,
     FlowAlreadyEnded,
     FlowCancelled,

@@ -9,8 +9,8 @@ from flowfabric import Engine
 from flowfabric.core.flow_build import Dependency, Join
 from flowfabric.core.flow_policy import JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.flow_records import FlowState
-from flowfabric.core.flow_results import DependenciesAdded
 from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX
+from flowfabric.core.results import DependenciesAdded
 from flowfabric.errors import (
     CycleDetected,
     DependencyAlreadyExists,

@@ -5,7 +5,7 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.flow_policy import JoinAny
 from flowfabric.core.flow_records import PendingCancel
-from flowfabric.core.flow_results import SiblingCancelAction
+from flowfabric.core.results import SiblingCancelAction
 from flowfabric.core.states import PublicState
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.unit import execution_key

@@ -6,8 +6,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.flow_policy import JoinAny
-from flowfabric.core.flow_results import CancellationScheduled
-from flowfabric.core.results import Claimed
+from flowfabric.core.results import CancellationScheduled, Claimed
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.reconcilers.supervisor import LONGEST_SLEEP_S, Supervisor
 from tests.conformance.graphs import LEASE_MS, Graph, new_graph

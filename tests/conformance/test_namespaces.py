@@ -3,8 +3,7 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.flow_results import AlreadyMember
-from flowfabric.core.results import Duplicate
+from flowfabric.core.results import AlreadyMember, Duplicate
 from flowfabric.core.states import PublicState
 from flowfabric.engine.unit import new_uuid
 from flowfabric.errors import IdempotencyConflict, InvalidInput, NotFound

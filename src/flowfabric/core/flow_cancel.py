@@ -12,9 +12,9 @@ from flowfabric.core.flow_records import (
     FlowState,
     PendingCancel,
 )
-from flowfabric.core.flow_results import FlowCancelled, PartiallyCancelled, SiblingCancelAction
 from flowfabric.core.ids import ExecutionId, make_execution_id
 from flowfabric.core.limits import CANCEL_WAIT_MS_MAX
+from flowfabric.core.results import FlowCancelled, PartiallyCancelled, SiblingCancelAction
 from flowfabric.errors import InvalidGraceMs, InvalidInput
 
 FLOW_CANCELLED = "flow_cancelled"

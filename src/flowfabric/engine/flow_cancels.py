@@ -29,19 +29,19 @@ from flowfabric.core.flow_cancel import (
 )
 from flowfabric.core.flow_policy import SIBLING_REASONS
 from flowfabric.core.flow_records import CancellationPolicy, EdgeGroup, FlowRecord, PendingCancel
-from flowfabric.core.flow_results import (
-    CancelFlowResult,
-    CancelHeaderResult,
-    CancellationScheduled,
-    FlowAlreadyEnded,
-    FlowCancelled,
-    SiblingCancelAction,
-)
 from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, uuid_of
 from flowfabric.core.limits import BATCH_MAX, CANCEL_BATCH, MEMBERS_SHOWN_MAX
 from flowfabric.core.operator import CancelRequest, decide_cancel
 from flowfabric.core.records import Execution
-from flowfabric.core.results import Cancelled
+from flowfabric.core.results import (
+    CancelFlowResult,
+    CancelHeaderResult,
+    CancellationScheduled,
+    Cancelled,
+    FlowAlreadyEnded,
+    FlowCancelled,
+    SiblingCancelAction,
+)
 from flowfabric.core.states import LifecyclePhase, PublicState
 from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.engine.flow_unit import TROUBLE, FlowOperations

@@ -25,7 +25,16 @@ from flowfabric.core.flow_records import (
     GroupState,
 )
 from flowfabric.core.flow_resolve import Ending, counts, waits_for_worker
-from flowfabric.core.flow_results import (
+from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, partition_of, uuid_of
+from flowfabric.core.limits import (
+    BATCH_MAX,
+    DISPATCH_BATCH,
+    DISPATCH_EDGES_MAX,
+    EDGE_APPLY_AFTER_MS,
+    SWEEP_BATCH,
+)
+from flowfabric.core.records import Execution
+from flowfabric.core.results import (
     AlreadyFired,
     AlreadyResolved,
     CascadeOutcome,
@@ -36,15 +45,6 @@ from flowfabric.core.flow_results import (
     ResolveResult,
     Satisfied,
 )
-from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, partition_of, uuid_of
-from flowfabric.core.limits import (
-    BATCH_MAX,
-    DISPATCH_BATCH,
-    DISPATCH_EDGES_MAX,
-    EDGE_APPLY_AFTER_MS,
-    SWEEP_BATCH,
-)
-from flowfabric.core.records import Execution
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.flow_unit import (

@@ -34,12 +34,11 @@ from flowfabric.core.flow_build import (
 from flowfabric.core.flow_policy import ALL_OF, JoinRule, check_policy
 from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord
 from flowfabric.core.flow_resolve import Ending, block
-from flowfabric.core.flow_results import DependenciesAdded
 from flowfabric.core.flow_views import edge_snapshot
 from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, member_execution_id, uuid_of
 from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX
 from flowfabric.core.records import Execution
-from flowfabric.core.results import Created
+from flowfabric.core.results import Created, DependenciesAdded
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.creation import CreateBody, Creation

@@ -30,7 +30,19 @@ from flowfabric.core.flow_build import (
 from flowfabric.core.flow_policy import EdgeDependencyPolicy, check_policy, resolved_count
 from flowfabric.core.flow_records import Edge, EdgeGroup, EdgeState, FlowRecord
 from flowfabric.core.flow_resolve import block
-from flowfabric.core.flow_results import (
+from flowfabric.core.flow_views import edge_snapshot
+from flowfabric.core.ids import (
+    EdgeId,
+    ExecutionId,
+    FlowId,
+    Namespace,
+    parse_namespace,
+    parse_uuid,
+    uuid_of,
+)
+from flowfabric.core.limits import SWEEP_BATCH
+from flowfabric.core.records import Execution
+from flowfabric.core.results import (
     Added,
     AddResult,
     AlreadyApplied,
@@ -45,18 +57,6 @@ from flowfabric.core.flow_results import (
     SetPolicyResult,
     Staged,
 )
-from flowfabric.core.flow_views import edge_snapshot
-from flowfabric.core.ids import (
-    EdgeId,
-    ExecutionId,
-    FlowId,
-    Namespace,
-    parse_namespace,
-    parse_uuid,
-    uuid_of,
-)
-from flowfabric.core.limits import SWEEP_BATCH
-from flowfabric.core.records import Execution
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.flow_retention import forget
 from flowfabric.engine.flow_unit import FlowOperations, endings_of, forgotten
