@@ -21,8 +21,8 @@ from msgspec import Struct, structs
 from flowfabric.config import EngineConfig
 from flowfabric.core.checks import ENCODED, check_json
 from flowfabric.core.details import ExecutionDetails
-from flowfabric.core.granting import Granted, WorkerIdentity
 from flowfabric.core.handles import Handle
+from flowfabric.core.leases import Granted, WorkerIdentity
 from flowfabric.core.records import Step
 from flowfabric.core.results import Claimed, Completed
 from flowfabric.core.schedules import Schedule, ScheduleDefinition

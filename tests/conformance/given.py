@@ -10,7 +10,7 @@ from flowfabric.core import situations
 from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.lease import Fence
+from flowfabric.core.leases import Fence
 from flowfabric.core.results import Claimed, Created, Marked, Revoked
 from flowfabric.core.situations import Situation
 from flowfabric.core.states import FailureClass

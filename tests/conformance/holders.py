@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from msgspec import structs
 
 from flowfabric import Engine, FlowFabricError
-from flowfabric.core.lease import Fence
+from flowfabric.core.leases import Fence
 from flowfabric.engine.work import Completion, FailureReport
 from tests.conformance.observed import call
 

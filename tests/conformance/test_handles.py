@@ -7,7 +7,7 @@ from msgspec import structs
 
 from flowfabric import Engine, FlowFabricError
 from flowfabric.core.handles import FOREIGN_POSTGRES_TAG, Handle, HandleKind, sign, to_wire
-from flowfabric.core.lease import Fence
+from flowfabric.core.leases import Fence
 from flowfabric.core.results import Completed, TerminalFailed
 from flowfabric.core.states import OwnershipState, PublicState
 from flowfabric.errors import (

@@ -12,7 +12,7 @@ from flowfabric.core.conditions import (
     all_of_waitpoints,
 )
 from flowfabric.core.handouts import PendingWaitpoint
-from flowfabric.core.lease import OPERATOR_OVERRIDE
+from flowfabric.core.leases import OPERATOR_OVERRIDE
 from flowfabric.core.limits import WAITPOINT_TTL_MS_MAX
 from flowfabric.core.records import SignalEffect, Waitpoint, WaitpointState
 from flowfabric.core.results import Claimed

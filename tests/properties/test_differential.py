@@ -18,10 +18,9 @@ from msgspec import structs
 from flowfabric import FlowFabricError
 from flowfabric.core.events import Event
 from flowfabric.core.execution import Timing, decide_complete
-from flowfabric.core.granting import Granted, NewIds, WorkerIdentity, grant_lease
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, LeaseId, WorkerId, WorkerInstanceId
-from flowfabric.core.lease import decide_renew
+from flowfabric.core.leases import Granted, NewIds, WorkerIdentity, decide_renew, grant_lease
 from flowfabric.core.results import Claimed
 from flowfabric.core.transitions import Changes, Refusal, Subject
 from flowfabric.engine.unit import fence_of, lease_columns

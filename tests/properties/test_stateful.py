@@ -26,7 +26,7 @@ from flowfabric.core.creation import NewExecution
 from flowfabric.core.events import Event
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.lease import decide_expire_lease, note_expired
+from flowfabric.core.leases import decide_expire_lease, note_expired
 from flowfabric.core.results import Claimed, Created
 from flowfabric.core.states import FailureClass, LifecyclePhase, OwnershipState, PublicState
 from flowfabric.core.transitions import NO_CHANGES

@@ -16,9 +16,15 @@ from flowfabric.core.execution import (
     decide_promote,
     decide_wait_children,
 )
-from flowfabric.core.granting import NewIds, WorkerIdentity, grant_lease
 from flowfabric.core.ids import AttemptId, LeaseId, PartitionConfig, WorkerId, WorkerInstanceId
-from flowfabric.core.lease import Fence, decide_expire_lease, decide_revoke
+from flowfabric.core.leases import (
+    Fence,
+    NewIds,
+    WorkerIdentity,
+    decide_expire_lease,
+    decide_revoke,
+    grant_lease,
+)
 from flowfabric.core.operator import CancelRequest, decide_cancel, decide_replay
 from flowfabric.core.records import (
     Attempt,

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from flowfabric.core.grants import check_leaseable
+from flowfabric.core.leases import check_leaseable
 from flowfabric.core.records import Execution
 from flowfabric.core.states import (
     AttemptState,

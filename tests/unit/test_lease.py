@@ -5,16 +5,16 @@ from uuid import uuid4
 import pytest
 from msgspec import structs
 
-from flowfabric.core.granting import grant_lease
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import LeaseId
-from flowfabric.core.lease import (
+from flowfabric.core.leases import (
     check_fence,
     check_ttl,
     decide_expire_lease,
     decide_hold,
     decide_renew,
     decide_revoke,
+    grant_lease,
     lease_is_dead,
 )
 from flowfabric.core.limits import OUTAGE_MS_MIN, OUTAGE_SLACK_MS

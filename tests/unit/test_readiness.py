@@ -11,7 +11,7 @@ from flowfabric.core.execution import (
     decide_wait_children,
 )
 from flowfabric.core.hand_back import decide_hand_back
-from flowfabric.core.lease import decide_expire_lease, decide_revoke
+from flowfabric.core.leases import decide_expire_lease, decide_revoke
 from flowfabric.core.operator import decide_replay
 from flowfabric.core.situations import HELD_BY_JOIN, Hold, held_by, is_ready
 from flowfabric.core.states import BlockingReason, EligibilityState, PublicState

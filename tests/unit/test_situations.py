@@ -18,11 +18,16 @@ from flowfabric.core.execution import (
 )
 from flowfabric.core.flow_records import EdgeGroup, ExecutionInput, GroupState
 from flowfabric.core.flow_resolve import block, release
-from flowfabric.core.granting import grant_lease
 from flowfabric.core.hand_back import decide_hand_back
 from flowfabric.core.ids import AttemptId, EdgeId, LeaseId, SignalId, WaitpointId, WaitpointKey
 from flowfabric.core.kept import Mailbox
-from flowfabric.core.lease import Fence, decide_expire_lease, decide_renew, decide_revoke
+from flowfabric.core.leases import (
+    Fence,
+    decide_expire_lease,
+    decide_renew,
+    decide_revoke,
+    grant_lease,
+)
 from flowfabric.core.operator import (
     CancelRequest,
     decide_cancel,

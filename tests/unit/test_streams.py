@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from flowfabric.core.ids import AttemptId, ExecutionId, LeaseId
-from flowfabric.core.lease import Fence
+from flowfabric.core.leases import Fence
 from flowfabric.core.states import LifecyclePhase, OwnershipState
 from flowfabric.core.streams import (
     FRAMES_KEPT,

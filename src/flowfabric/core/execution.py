@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from msgspec import Struct, structs
 
 from flowfabric.core.events import LeaseEventType, lease_event
-from flowfabric.core.lease import Fence, check_fence, check_holder
+from flowfabric.core.leases import Fence, check_fence, check_holder
 from flowfabric.core.policies import (
     ATTEMPT_TIMEOUT,
     EXECUTION_DEADLINE,

@@ -9,7 +9,7 @@ from flowfabric.core.checks import split_kind
 from flowfabric.core.conditions import Progress
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join_facts import JoinFacts
-from flowfabric.core.lease import lease_is_dead
+from flowfabric.core.leases import lease_is_dead
 from flowfabric.core.policies import in_words, span
 from flowfabric.core.records import Execution, FailedStep, Lane
 from flowfabric.core.situations import Hold, held_by

@@ -6,7 +6,7 @@ nobody's fault, so neither retries nor reclaims are counted.
 
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.execution import Timing
-from flowfabric.core.lease import Fence, check_fence
+from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.records import Execution
 from flowfabric.core.results import HandedBack
 from flowfabric.core.situations import Situation, into

@@ -8,7 +8,7 @@ import msgspec
 
 from flowfabric.core.events import operator_event
 from flowfabric.core.execution import Timing, repeats
-from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence, check_fence
+from flowfabric.core.leases import OPERATOR_OVERRIDE, Fence, check_fence
 from flowfabric.core.limits import PRIORITY_MAX, PRIORITY_MIN
 from flowfabric.core.policies import parse_policy
 from flowfabric.core.records import Execution

@@ -17,9 +17,8 @@ from msgspec import Struct, structs
 
 from flowfabric.core.events import operator_event
 from flowfabric.core.execution import Timing
-from flowfabric.core.granting import Granted, NewIds, WorkerIdentity, grant_lease
-from flowfabric.core.grants import check_grant
 from flowfabric.core.ids import SignalId, WaitpointKey
+from flowfabric.core.leases import Granted, NewIds, WorkerIdentity, check_grant, grant_lease
 from flowfabric.core.records import (
     Execution,
     SignalEffect,

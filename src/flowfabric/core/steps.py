@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.execution import WAITING_CHILDREN, Timing, park
 from flowfabric.core.ids import ExecutionId, partition_of
-from flowfabric.core.lease import Fence, check_fence
+from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.records import Execution, Step, StepKind, Waiter
 from flowfabric.core.results import Marked, Moved
 from flowfabric.core.situations import Situation, into

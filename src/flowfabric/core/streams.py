@@ -19,7 +19,7 @@ from typing import ClassVar, Final
 from msgspec import Struct, structs
 
 from flowfabric.core.ids import AttemptId, ExecutionId, partition_of
-from flowfabric.core.lease import Fence
+from flowfabric.core.leases import Fence
 from flowfabric.core.merge_patch import apply_patch
 from flowfabric.core.records import Record
 from flowfabric.core.situations import LOST_LEASE

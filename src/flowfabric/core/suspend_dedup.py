@@ -1,6 +1,6 @@
 """What a suspend was answered, so that a repeat gets the same."""
 
-from flowfabric.core.lease import Fence
+from flowfabric.core.leases import Fence
 from flowfabric.core.limits import SUSPEND_DEDUP_GRACE_MS, SUSPEND_DEDUP_TTL_MS_MAX
 from flowfabric.core.records import Execution, SuspendDedup, Suspension
 from flowfabric.core.suspend_request import SuspendRequest

@@ -29,7 +29,7 @@ from flowfabric.core.execution import Timing, park, repeats
 from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails, details_of, token_of
 from flowfabric.core.ids import WaitpointId
 from flowfabric.core.kept import TakenSignals, take
-from flowfabric.core.lease import Fence, check_fence
+from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.limits import SUSPEND_CLOCK_SKEW_MS, TEXT_BYTES_MAX, TIME_MS_MAX
 from flowfabric.core.policies import parse_policy
 from flowfabric.core.records import (

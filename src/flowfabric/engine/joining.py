@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from flowfabric.core.checks import check_list
 from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.handles import Handle
-from flowfabric.core.lease import decide_hold
+from flowfabric.core.leases import decide_hold
 from flowfabric.core.limits import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN, KEY_WAIT_MS
 from flowfabric.core.records import Execution
 from flowfabric.core.results import CreateResult

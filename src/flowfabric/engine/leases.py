@@ -2,7 +2,7 @@
 
 A claim looks at the ready rows of the routes this worker can serve, best first,
 and takes up to `limit` of them in one round trip. The statement behind it
-(`claim_ready`) stands in for `core.granting.grant_lease`; a differential test
+(`claim_ready`) stands in for `core.leases.grant_lease`; a differential test
 holds the two together.
 """
 
@@ -15,8 +15,6 @@ from msgspec import structs
 
 from flowfabric.core.checks import check_bool, check_int, check_list, check_offered
 from flowfabric.core.execution import Timing
-from flowfabric.core.granting import Granted, WorkerIdentity
-from flowfabric.core.grants import GrantRequest, check_timers, decide_claim_granted, decide_grant
 from flowfabric.core.handles import Handle, HandleKind, sign
 from flowfabric.core.ids import (
     UUID_BYTES,
@@ -36,7 +34,19 @@ from flowfabric.core.ids import (
     uuid_of,
     uuids_from,
 )
-from flowfabric.core.lease import Fence, check_holder, check_ttl, compare_fence, decide_renew
+from flowfabric.core.leases import (
+    Fence,
+    Granted,
+    GrantRequest,
+    WorkerIdentity,
+    check_holder,
+    check_timers,
+    check_ttl,
+    compare_fence,
+    decide_claim_granted,
+    decide_grant,
+    decide_renew,
+)
 from flowfabric.core.limits import BATCH_MAX, GRANT_TTL_MS_MAX
 from flowfabric.core.records import ClaimGrant, Execution
 from flowfabric.core.results import Claimed, Renewed

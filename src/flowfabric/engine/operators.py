@@ -25,7 +25,7 @@ from flowfabric.core.execution import (
     decide_promote,
 )
 from flowfabric.core.ids import ExecutionId, parse_lane_id, parse_uuid
-from flowfabric.core.lease import OPERATOR_OVERRIDE, decide_expire_lease, decide_revoke
+from flowfabric.core.leases import OPERATOR_OVERRIDE, decide_expire_lease, decide_revoke
 from flowfabric.core.limits import BATCH_MAX, EDGE_APPLY_AFTER_MS, SWEEP_BATCH, TEXT_BYTES_MAX
 from flowfabric.core.operator import (
     CancelRequest,

@@ -8,9 +8,8 @@ from msgspec import Struct
 
 from flowfabric.core.checks import check_int
 from flowfabric.core.execution import Timing
-from flowfabric.core.granting import Granted, NewIds
 from flowfabric.core.ids import ExecutionId, LeaseId, SignalId, parse_lane_id, parse_uuid
-from flowfabric.core.lease import check_ttl
+from flowfabric.core.leases import Granted, NewIds, check_ttl
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.records import ClaimGrant

@@ -14,7 +14,7 @@ from flowfabric.core.checks import check_int, check_list, check_optional_text, c
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.journal import STEP_KEY_BYTES_MAX
-from flowfabric.core.lease import Fence
+from flowfabric.core.leases import Fence
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
 from flowfabric.core.streams import (
     APPEND_FRAMES_MAX,

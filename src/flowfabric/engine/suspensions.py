@@ -22,7 +22,7 @@ from flowfabric.core.ids import (
     partition_of,
     uuid_of,
 )
-from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence, check_fence, compare_fence
+from flowfabric.core.leases import OPERATOR_OVERRIDE, Fence, check_fence, compare_fence
 from flowfabric.core.limits import WAITPOINT_TTL_MS_MAX, WAITPOINTS_PER_SUSPENSION_MAX
 from flowfabric.core.records import (
     Attempt,

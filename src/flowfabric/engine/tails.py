@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_bool, check_int
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
-from flowfabric.core.lease import check_attempt_index
+from flowfabric.core.leases import check_attempt_index
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.streams import (
     BLOCK_MS_MAX,

@@ -18,7 +18,6 @@ from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int, check_text
 from flowfabric.core.execution import Timing
 from flowfabric.core.flow_records import CompletionDispatch
-from flowfabric.core.granting import NewIds
 from flowfabric.core.handles import Handle, HandleKind, from_wire, verify
 from flowfabric.core.ids import (
     AttemptId,
@@ -37,7 +36,7 @@ from flowfabric.core.ids import (
     uuid7,
     uuid_of,
 )
-from flowfabric.core.lease import OPERATOR_OVERRIDE, Fence
+from flowfabric.core.leases import OPERATOR_OVERRIDE, Fence, NewIds
 from flowfabric.core.records import (
     Attempt,
     ClaimGrant,

@@ -4,7 +4,7 @@
 -- and those whose lease was lost, so rows this worker cannot run cost nothing. Skip locked: two
 -- workers asking at once get different rows instead of queueing behind each other.
 --
--- One round trip stands in for `core.granting.grant_lease`: an interrupted attempt is
+-- One round trip stands in for `core.leases.grant_lease`: an interrupted attempt is
 -- resumed, a lost lease is reclaimed with a new attempt, all else starts one.
 --
 -- `uuids` holds an id for each of the rows, of its lease and of an attempt that begins: the server may

@@ -4,7 +4,7 @@
 -- and those whose lease was lost, so rows this worker cannot run cost nothing. `claiming` is a
 -- temporary table of the writer's connection that holds the chosen rows as they were.
 --
--- Together these stand in for `core.granting.grant_lease`: an interrupted attempt is
+-- Together these stand in for `core.leases.grant_lease`: an interrupted attempt is
 -- resumed, a lost lease is reclaimed with a new attempt, all else starts one.
 --
 -- `uuids` holds an id for each of the rows, of its lease and of an attempt that begins.

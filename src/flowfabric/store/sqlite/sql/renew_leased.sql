@@ -1,6 +1,6 @@
 -- Renew the given leases that are live; return the positions of those and their new end.
 --
--- Stands in for `core.lease.decide_renew` in the sure case, as `complete_leased` does.
+-- Stands in for `core.leases.decide_renew` in the sure case, as `complete_leased` does.
 delete from temp.renewing;
 -- next
 insert into temp.renewing (execution_rowid, position, lease_ttl_ms)

@@ -15,22 +15,34 @@ next claim continues it with a new attempt, counted against the policy's
 `max_reclaim_count`, and `max_worker_deaths` if it expired and its worker may be dead.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from msgspec import Struct, structs
 
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_int, check_optional_time, missing
 from flowfabric.core.events import LeaseEventType, lease_event
-from flowfabric.core.ids import AttemptId, LeaseId
+from flowfabric.core.handles import HandleKind
+from flowfabric.core.ids import AttemptId, LeaseId, WorkerId, WorkerInstanceId
 from flowfabric.core.limits import (
     LEASE_TTL_MS_MAX,
     LEASE_TTL_MS_MIN,
     OUTAGE_MS_MIN,
     OUTAGE_SLACK_MS,
 )
-from flowfabric.core.policies import in_words, parse_policy, reclaim_limit
-from flowfabric.core.records import Execution
+from flowfabric.core.policies import DURATION_MAX_MS, in_words, parse_policy, reclaim_limit
+from flowfabric.core.records import FIRST_EPOCH, Attempt, ClaimGrant, Execution
 from flowfabric.core.results import AlreadySatisfied, Marked, Renewed, Revoked
 from flowfabric.core.situations import LOST_LEASE, Situation, into
-from flowfabric.core.states import AttemptLifecycle, LifecyclePhase, OwnershipState, TerminalOutcome
+from flowfabric.core.states import (
+    AttemptLifecycle,
+    AttemptState,
+    AttemptType,
+    EligibilityState,
+    LifecyclePhase,
+    OwnershipState,
+    TerminalOutcome,
+)
 from flowfabric.core.transitions import (
     NO_LEASE,
     Changes,
@@ -43,12 +55,20 @@ from flowfabric.core.transitions import (
     finish,
 )
 from flowfabric.errors import (
+    ActiveAttemptExists,
+    CapabilityMismatch,
+    ClaimGrantExpired,
     ExecutionNotActive,
+    ExecutionNotEligible,
+    ExecutionNotLeaseable,
+    GrantAlreadyExists,
+    InvalidClaimGrant,
     InvalidInput,
     LeaseConflict,
     LeaseExpired,
     LeaseRevoked,
     StaleLease,
+    UseClaimResumedExecution,
 )
 
 
@@ -361,3 +381,312 @@ def _too_often(lost: Execution) -> str | None:
         times = "once" if lost.worker_deaths == 1 else f"{lost.worker_deaths} times"
         return f"its worker died {times} in a row without getting on; see max_worker_deaths"
     return None
+
+
+# Giving an execution to a worker --------------------------------------------
+#
+# A grant raises the epoch, so whoever held the execution before is fenced from this moment
+# on. A paused attempt continues; a lost lease, a retry or a replay starts another.
+
+NO_TIMERS: Mapping[str, Field] = MappingProxyType({})
+
+
+class WorkerIdentity(Struct, frozen=True, kw_only=True):
+    worker_id: WorkerId
+    worker_instance_id: WorkerInstanceId
+
+
+class NewIds(Struct, frozen=True, kw_only=True):
+    """Fresh ids for one claim; the core has no source of randomness."""
+
+    lease_id: LeaseId
+    attempt_id: AttemptId
+
+
+class Granted(Struct, frozen=True, kw_only=True):
+    """The outcome of a claim: the execution and attempt as the worker now holds them."""
+
+    kind: HandleKind
+    execution: Execution
+    attempt: Attempt
+
+
+def grant_lease(
+    subject: Subject,
+    worker: WorkerIdentity,
+    lease_ttl_ms: int,
+    ids: NewIds,
+    now_ms: int,
+    *,
+    timers: Mapping[str, Field] = NO_TIMERS,
+) -> Decision[Granted]:
+    """Give a ready execution to `worker`.
+
+    An interrupted attempt (delayed, suspended, waiting for children) continues
+    under the same index; work with a lost lease, a retry or a replay starts a
+    new attempt. `timers` replace those of an attempt that starts.
+    """
+    execution = subject.execution
+    assert execution.ready, "only ready executions are granted"
+    lease = _lease(execution, worker, lease_ttl_ms=lease_ttl_ms, ids=ids, now_ms=now_ms)
+    if execution.lifecycle_phase is LifecyclePhase.ACTIVE:
+        return _reclaim(subject, lease, now_ms=now_ms)
+    if execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED:
+        return _resume(subject, lease, now_ms=now_ms)
+    return _start(subject, {**lease, **timers}, now_ms=now_ms)
+
+
+def _start(subject: Subject, lease: dict[str, Field], *, now_ms: int) -> Decision[Granted]:
+    before = subject.execution
+    leased = change(before, now_ms, **lease, worker_deaths=0)
+    attempt = _new_attempt(before, leased, now_ms)
+    event = lease_event(leased, LeaseEventType.ACQUIRED, now_ms)
+    # The first attempt follows from the execution; see `core.records`.
+    stored = () if leased.lease_epoch == FIRST_EPOCH else (attempt,)
+    return Decision(
+        answer=Granted(kind=HandleKind.FRESH, execution=leased, attempt=attempt),
+        changes=Changes(inserts=stored, updates=(leased,), events=(event,)),
+    )
+
+
+def _reclaim(subject: Subject, lease: dict[str, Field], *, now_ms: int) -> Decision[Granted]:
+    before = subject.execution
+    assert subject.attempt is not None, "an active execution has an attempt"
+    reason = f"lease_{before.ownership_state.removeprefix('lease_')}"
+    ended = structs.replace(
+        subject.attempt,
+        attempt_state=AttemptLifecycle.INTERRUPTED_RECLAIMED,
+        ended_at_ms=now_ms,
+        failure_reason=reason,
+    )
+    reclaims = before.lease_reclaim_count + 1
+    leased = change(before, now_ms, **lease, lease_reclaim_count=reclaims)
+    attempt = structs.replace(
+        _new_attempt(before, leased, now_ms),
+        attempt_type=AttemptType.RECLAIM,
+        reclaim_reason=reason,
+        previous_attempt_index=before.current_attempt_index,
+    )
+    event = lease_event(leased, LeaseEventType.RECLAIMED, now_ms, reason)
+    return Decision(
+        answer=Granted(kind=HandleKind.RECLAIMED, execution=leased, attempt=attempt),
+        changes=Changes(inserts=(attempt,), updates=(leased, ended), events=(event,)),
+    )
+
+
+def _resume(subject: Subject, lease: dict[str, Field], *, now_ms: int) -> Decision[Granted]:
+    before = subject.execution
+    assert subject.attempt is not None, "an interrupted execution has an attempt"
+    same_attempt: dict[str, Field] = {
+        "current_attempt_id": before.current_attempt_id,
+        "current_attempt_index": before.current_attempt_index,
+        "total_attempt_count": before.total_attempt_count,
+        "attempt_deadline_ms": _deadline(now_ms, before.attempt_time_left_ms),
+        "worker_deaths": 0,
+    }
+    leased = change(before, now_ms, **{**lease, **same_attempt})
+    attempt = structs.replace(
+        subject.attempt,
+        attempt_state=AttemptLifecycle.STARTED,
+        resumed_at_ms=now_ms,
+        suspended_at_ms=None,
+        suspension_id=None,
+        lease_id=leased.lease_id,
+        lease_epoch=leased.lease_epoch,
+        worker_id=leased.worker_id,
+        worker_instance_id=leased.worker_instance_id,
+    )
+    event = lease_event(leased, LeaseEventType.ACQUIRED, now_ms, "claim_resumed")
+    return Decision(
+        answer=Granted(kind=HandleKind.RESUMED, execution=leased, attempt=attempt),
+        changes=Changes(updates=(leased, attempt), events=(event,)),
+    )
+
+
+def _deadline(now_ms: int, timeout_ms: int | None) -> int | None:
+    return now_ms + timeout_ms if timeout_ms else None
+
+
+def _lease(
+    before: Execution, worker: WorkerIdentity, *, lease_ttl_ms: int, ids: NewIds, now_ms: int
+) -> dict[str, Field]:
+    """The fields of `before` that a lease changes, and with it the next attempt."""
+    return {
+        **NO_LEASE,
+        **into(Situation.RUNNING),
+        "lease_id": ids.lease_id,
+        "lease_epoch": before.lease_epoch + 1,
+        "worker_id": worker.worker_id,
+        "worker_instance_id": worker.worker_instance_id,
+        "lease_acquired_at_ms": now_ms,
+        "lease_expires_at_ms": now_ms + lease_ttl_ms,
+        "lease_last_renewed_at_ms": now_ms,
+        "lease_renewal_deadline_ms": now_ms + lease_ttl_ms * 2 // 3,
+        "current_attempt_id": ids.attempt_id,
+        "current_attempt_index": before.total_attempt_count,
+        "total_attempt_count": before.total_attempt_count + 1,
+        "attempt_deadline_ms": _deadline(now_ms, before.attempt_timeout_ms),
+        "attempt_time_left_ms": None,
+        "started_at_ms": now_ms if before.started_at_ms is None else before.started_at_ms,
+        "pending_retry_reason": None,
+        "pending_replay_reason": None,
+        "pending_replay_requested_by": None,
+        "pending_previous_attempt_index": None,
+    }
+
+
+def _new_attempt(before: Execution, leased: Execution, now_ms: int) -> Attempt:
+    assert leased.current_attempt_id is not None
+    is_retry = before.attempt_state is AttemptState.PENDING_RETRY_ATTEMPT
+    is_replay = before.attempt_state is AttemptState.PENDING_REPLAY_ATTEMPT
+    previous = before.pending_previous_attempt_index
+    return Attempt(
+        partition_key=leased.partition_key,
+        execution_id=leased.execution_id,
+        attempt_index=leased.current_attempt_index,
+        attempt_id=leased.current_attempt_id,
+        attempt_type=AttemptType.RETRY
+        if is_retry
+        else AttemptType.REPLAY
+        if is_replay
+        else AttemptType.INITIAL,
+        attempt_state=AttemptLifecycle.STARTED,
+        created_at_ms=now_ms,
+        started_at_ms=now_ms,
+        lease_id=leased.lease_id,
+        lease_epoch=leased.lease_epoch,
+        worker_id=leased.worker_id,
+        worker_instance_id=leased.worker_instance_id,
+        retry_reason=before.pending_retry_reason if is_retry else None,
+        previous_attempt_index=previous if is_retry else None,
+        replay_reason=before.pending_replay_reason if is_replay else None,
+        replay_requested_by=before.pending_replay_requested_by if is_replay else None,
+        replayed_from_attempt_index=previous if is_replay else None,
+    )
+
+
+# Claiming one execution by id -----------------------------------------------
+#
+# A scheduler that has picked an execution for a worker issues a grant; the worker
+# turns it into a lease. A grant is a row beside the execution, with an end, and
+# changes nothing about it: an unused one is simply ignored once it has expired.
+
+CLAIM = "claim"
+
+
+class Timers(Struct, frozen=True, kw_only=True):
+    """What a claim may set differently: the timeout of its own attempt, and the deadline."""
+
+    attempt_timeout_ms: int | None = None
+    """Zero: this attempt has none."""
+    deadline_at_ms: int | None = None
+
+    def fields(self, now_ms: int) -> dict[str, Field]:
+        timeout_ms, deadline_ms = self.attempt_timeout_ms, self.deadline_at_ms
+        fields: dict[str, Field] = {}
+        if timeout_ms is not None:
+            fields["attempt_deadline_ms"] = now_ms + timeout_ms if timeout_ms else None
+        if deadline_ms is not None:
+            fields["deadline_at_ms"] = deadline_ms
+        return fields
+
+
+def check_timers(attempt_timeout_ms: object, execution_deadline_at_ms: object) -> Timers:
+    return Timers(
+        attempt_timeout_ms=None
+        if attempt_timeout_ms is None
+        else check_int("attempt_timeout_ms", attempt_timeout_ms, 0, DURATION_MAX_MS),
+        deadline_at_ms=check_optional_time("execution_deadline_at_ms", execution_deadline_at_ms),
+    )
+
+
+class GrantRequest(Struct, frozen=True, kw_only=True):
+    grant_id: str
+    worker: WorkerIdentity
+    offered: frozenset[str]
+    ttl_ms: int
+
+
+def decide_grant(
+    subject: Subject, request: GrantRequest, *, required: tuple[str, ...], now_ms: int
+) -> Decision[ClaimGrant]:
+    """Reserve a waiting execution. A live grant of another worker stands in the way.
+
+    A worker that asks again gets the grant it has. One that lacks a capability is
+    refused, and the time of it kept on the execution.
+    """
+    execution = subject.execution
+    if not execution.ready or execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
+        raise ExecutionNotEligible(
+            f"{execution.called} is {execution.public_state} and waits for no worker"
+        )
+    old = subject.grant
+    if old is not None and old.expires_at_ms >= now_ms:
+        if old.worker_id != request.worker.worker_id:
+            raise GrantAlreadyExists(f"{execution.called} is reserved for {old.worker_id}")
+        return Decision(answer=old)
+    lacking = missing(required, request.offered)
+    if lacking:
+        after = change(execution, now_ms, last_capability_mismatch_at_ms=now_ms)
+        raise Refusal(CapabilityMismatch(lacking), Changes(updates=(after,)))
+    grant = ClaimGrant(
+        partition_key=execution.partition_key,
+        execution_id=execution.execution_id,
+        grant_id=request.grant_id,
+        kind=CLAIM,
+        worker_id=request.worker.worker_id,
+        worker_instance_id=request.worker.worker_instance_id,
+        issued_at_ms=now_ms,
+        expires_at_ms=now_ms + request.ttl_ms,
+    )
+    changes = Changes(inserts=(grant,)) if old is None else Changes(updates=(grant,))
+    return Decision(answer=grant, changes=changes)
+
+
+def decide_claim_granted(
+    subject: Subject,
+    worker: WorkerIdentity,
+    *,
+    lease_ttl_ms: int,
+    ids: NewIds,
+    timers: Timers,
+    now_ms: int,
+) -> Decision[Granted]:
+    """Turn a grant into a lease. The grant is used up; on refusal it stays."""
+    check_leaseable(subject.execution)
+    if subject.execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED:
+        raise UseClaimResumedExecution(
+            f"{subject.execution.called} continues an attempt: claim it as resumed"
+        )
+    grant = check_grant(subject, worker, now_ms)
+    decision = grant_lease(subject, worker, lease_ttl_ms, ids, now_ms, timers=timers.fields(now_ms))
+    return structs.replace(decision, changes=structs.replace(decision.changes, deletes=(grant,)))
+
+
+def check_leaseable(execution: Execution) -> None:
+    """Raise unless the execution waits for a worker."""
+    if execution.lifecycle_phase in (LifecyclePhase.TERMINAL, LifecyclePhase.ACTIVE):
+        raise not_active(execution)
+    if execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
+        raise ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
+    if execution.ownership_state is not OwnershipState.UNOWNED:
+        raise LeaseConflict(f"{execution.called} is owned by {execution.worker_id}")
+    if (
+        execution.eligibility_state is not EligibilityState.ELIGIBLE_NOW
+        or execution.terminal_outcome is not TerminalOutcome.NONE
+        or execution.cancel_requested
+    ):
+        raise ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
+    if execution.attempt_state is AttemptState.RUNNING_ATTEMPT:
+        raise ActiveAttemptExists(f"{execution.called} has a running attempt")
+
+
+def check_grant(subject: Subject, worker: WorkerIdentity, now_ms: int) -> ClaimGrant:
+    grant = subject.grant
+    if grant is None or grant.worker_id != worker.worker_id:
+        raise InvalidClaimGrant(f"{subject.execution.called} is not granted to {worker.worker_id}")
+    if grant.expires_at_ms < now_ms:
+        raise ClaimGrantExpired(
+            f"the grant of {subject.execution.called} expired at {grant.expires_at_ms}"
+        )
+    return grant
