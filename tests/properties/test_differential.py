@@ -17,7 +17,7 @@ from msgspec import structs
 
 from flowfabric import FlowFabricError
 from flowfabric.core.events import Event
-from flowfabric.core.execution import Timing, decide_complete
+from flowfabric.core.executions import Timing, decide_complete
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, LeaseId, WorkerId, WorkerInstanceId
 from flowfabric.core.leases import Granted, NewIds, WorkerIdentity, decide_renew, grant_lease

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from flowfabric.core.execution import Timing
+from flowfabric.core.executions import Timing
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.steps import NewStep, decide_record
 from flowfabric.core.transitions import Changes, Subject

@@ -6,14 +6,17 @@ from msgspec import structs
 
 from flowfabric.core.conditions import ByName, Condition, Single
 from flowfabric.core.creation import NewExecution, check_new, check_terms, new_execution
-from flowfabric.core.execution import (
+from flowfabric.core.executions import (
+    CancelRequest,
     Failure,
     Timing,
+    decide_cancel,
     decide_complete,
     decide_deadline,
     decide_delay,
     decide_fail,
     decide_promote,
+    decide_replay,
     decide_wait_children,
 )
 from flowfabric.core.ids import AttemptId, LeaseId, PartitionConfig, WorkerId, WorkerInstanceId
@@ -25,7 +28,6 @@ from flowfabric.core.leases import (
     decide_revoke,
     grant_lease,
 )
-from flowfabric.core.operator import CancelRequest, decide_cancel, decide_replay
 from flowfabric.core.records import (
     Attempt,
     ClaimGrant,

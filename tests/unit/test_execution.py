@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from flowfabric.core.execution import (
+from flowfabric.core.executions import (
     Failure,
     Timing,
     decide_attempt_timeout,

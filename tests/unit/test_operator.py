@@ -2,7 +2,7 @@
 
 import pytest
 
-from flowfabric.core.operator import (
+from flowfabric.core.executions import (
     CancelRequest,
     clamp_priority,
     decide_cancel,

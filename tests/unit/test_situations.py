@@ -6,19 +6,23 @@ import pytest
 from msgspec import structs
 
 from flowfabric.core.blocking import decide_accept, decide_block
-from flowfabric.core.execution import (
+from flowfabric.core.executions import (
+    CancelRequest,
     Failure,
     Timing,
     decide_attempt_timeout,
+    decide_cancel,
+    decide_change_priority,
     decide_complete,
     decide_deadline,
     decide_delay,
     decide_fail,
+    decide_hand_back,
     decide_promote,
+    decide_replay,
 )
 from flowfabric.core.flow_records import EdgeGroup, ExecutionInput, GroupState
 from flowfabric.core.flow_resolve import block, release
-from flowfabric.core.hand_back import decide_hand_back
 from flowfabric.core.ids import AttemptId, EdgeId, LeaseId, SignalId, WaitpointId, WaitpointKey
 from flowfabric.core.kept import Mailbox
 from flowfabric.core.leases import (
@@ -27,12 +31,6 @@ from flowfabric.core.leases import (
     decide_renew,
     decide_revoke,
     grant_lease,
-)
-from flowfabric.core.operator import (
-    CancelRequest,
-    decide_cancel,
-    decide_change_priority,
-    decide_replay,
 )
 from flowfabric.core.policies import RetryPolicy
 from flowfabric.core.records import SignalEffect, SignalFacts, TimeoutBehavior

@@ -4,10 +4,9 @@ import pytest
 from msgspec import structs
 
 from flowfabric.core.conditions import OperatorOnly, Single
-from flowfabric.core.execution import Timing
+from flowfabric.core.executions import CancelRequest, Timing, decide_cancel
 from flowfabric.core.ids import SignalId, WaitpointId
 from flowfabric.core.limits import SUSPEND_DEDUP_TTL_MS_MAX
-from flowfabric.core.operator import CancelRequest, decide_cancel
 from flowfabric.core.records import (
     SignalDedup,
     SignalEffect,

@@ -12,7 +12,7 @@ from shlex import quote
 from typing import Final
 
 from flowfabric.core.events import operator_event
-from flowfabric.core.execution import Timing, already_parked, park
+from flowfabric.core.executions import Timing, already_parked, park
 from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.records import Attempt, Execution, Step, StepKind
 from flowfabric.core.results import AlreadySatisfied, Changed, Delayed, Marked

@@ -23,6 +23,7 @@ from flowfabric.core.checks import (
     check_tags,
     check_text,
 )
+from flowfabric.core.executions import clamp_priority
 from flowfabric.core.ids import (
     INDEX_MAX,
     ExecutionId,
@@ -42,7 +43,6 @@ from flowfabric.core.ids import (
     uuid_of,
 )
 from flowfabric.core.limits import IDEMPOTENCY_KEY_BYTES_MAX
-from flowfabric.core.operator import clamp_priority
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, encode_policy, parse_policy
 from flowfabric.core.records import Execution, ExecutionTag, IdempotencyGuard
 from flowfabric.core.states import (

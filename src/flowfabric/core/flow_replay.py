@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core.execution import Timing
+from flowfabric.core.executions import Timing, decide_replay
 from flowfabric.core.flow_build import count_endings
 from flowfabric.core.flow_policy import is_spared
 from flowfabric.core.flow_records import (
@@ -22,7 +22,6 @@ from flowfabric.core.flow_records import (
 )
 from flowfabric.core.flow_resolve import Ending, block, release
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.operator import decide_replay
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Replayed
 from flowfabric.core.states import TerminalOutcome

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core.events import operator_event
-from flowfabric.core.execution import Timing
+from flowfabric.core.executions import Timing
 from flowfabric.core.ids import SignalId, WaitpointKey
 from flowfabric.core.leases import Granted, NewIds, WorkerIdentity, check_grant, grant_lease
 from flowfabric.core.records import (

@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.conditions import observe, progress, stored_condition
 from flowfabric.core.events import Event, EventCategory
-from flowfabric.core.execution import Timing
+from flowfabric.core.executions import Timing
 from flowfabric.core.ids import Namespace, SignalId, WaitpointId
 from flowfabric.core.kept import KeptSize, Mailbox, check_mailbox_room, mailbox_id
 from flowfabric.core.policies import parse_policy

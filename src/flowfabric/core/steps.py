@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from flowfabric.core.execution import WAITING_CHILDREN, Timing, park
+from flowfabric.core.executions import WAITING_CHILDREN, Timing, park
 from flowfabric.core.ids import ExecutionId, partition_of
 from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.records import Execution, Step, StepKind, Waiter

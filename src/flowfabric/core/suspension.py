@@ -25,7 +25,7 @@ from flowfabric.core.conditions import (
     required_signal_names,
     stored_condition,
 )
-from flowfabric.core.execution import Timing, park, repeats
+from flowfabric.core.executions import Timing, park, repeats
 from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails, details_of, token_of
 from flowfabric.core.ids import WaitpointId
 from flowfabric.core.kept import TakenSignals, take

@@ -10,7 +10,7 @@ from flowfabric.core.checks import (
     check_optional_time,
     check_text,
 )
-from flowfabric.core.execution import Timing
+from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import parse_execution_kind, parse_namespace
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from flowfabric.core.checks import check_int, check_reason
-from flowfabric.core.execution import Timing
+from flowfabric.core.executions import CancelRequest, Timing, decide_cancel
 from flowfabric.core.flow_cancel import (
     FLOW_CANCELLED,
     SHORT_JOIN,
@@ -31,7 +31,6 @@ from flowfabric.core.flow_policy import SIBLING_REASONS
 from flowfabric.core.flow_records import CancellationPolicy, EdgeGroup, FlowRecord, PendingCancel
 from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, uuid_of
 from flowfabric.core.limits import BATCH_MAX, CANCEL_BATCH, MEMBERS_SHOWN_MAX
-from flowfabric.core.operator import CancelRequest, decide_cancel
 from flowfabric.core.records import Execution
 from flowfabric.core.results import (
     CancelFlowResult,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from flowfabric.core.checks import check_list, check_optional_text
-from flowfabric.core.execution import Timing
+from flowfabric.core.executions import Timing
 from flowfabric.core.flow_records import (
     CompletionDispatch,
     Edge,

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import structs
 
 from flowfabric.core.checks import check_bool, check_int, check_list, check_offered
-from flowfabric.core.execution import Timing
+from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle, HandleKind, sign
 from flowfabric.core.ids import (
     UUID_BYTES,

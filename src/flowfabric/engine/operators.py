@@ -18,22 +18,20 @@ from flowfabric.core.checks import (
     check_reason,
     check_text,
 )
-from flowfabric.core.execution import (
+from flowfabric.core.executions import (
+    CancelRequest,
     Timing,
+    clamp_priority,
     decide_attempt_timeout,
+    decide_cancel,
+    decide_change_priority,
     decide_deadline,
     decide_promote,
+    decide_replay,
 )
 from flowfabric.core.ids import ExecutionId, parse_lane_id, parse_uuid
 from flowfabric.core.leases import OPERATOR_OVERRIDE, decide_expire_lease, decide_revoke
 from flowfabric.core.limits import BATCH_MAX, EDGE_APPLY_AFTER_MS, SWEEP_BATCH, TEXT_BYTES_MAX
-from flowfabric.core.operator import (
-    CancelRequest,
-    clamp_priority,
-    decide_cancel,
-    decide_change_priority,
-    decide_replay,
-)
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, DURATION_MAX_MS, EXECUTION_DEADLINE
 from flowfabric.core.results import (
     AlreadySatisfied,

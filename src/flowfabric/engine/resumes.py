@@ -7,7 +7,7 @@ schedulers that have reserved it with `issue_claim_grant`.
 from msgspec import Struct
 
 from flowfabric.core.checks import check_int
-from flowfabric.core.execution import Timing
+from flowfabric.core.executions import Timing
 from flowfabric.core.ids import ExecutionId, LeaseId, SignalId, parse_lane_id, parse_uuid
 from flowfabric.core.leases import Granted, NewIds, check_ttl
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH

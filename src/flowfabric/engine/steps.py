@@ -13,8 +13,7 @@ from flowfabric.core.checks import (
     check_reason,
     check_text,
 )
-from flowfabric.core.execution import Timing
-from flowfabric.core.hand_back import decide_hand_back
+from flowfabric.core.executions import Timing, decide_hand_back
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX

@@ -6,7 +6,7 @@ hand. Nobody would ever tell them of an end: they are woken, and find out for th
 
 from collections.abc import Callable, Sequence
 
-from flowfabric.core.execution import Timing
+from flowfabric.core.executions import Timing
 from flowfabric.core.ids import parse_execution_id
 from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.steps import decide_wake

@@ -5,7 +5,7 @@ meant, so as not to hit the one that came after it.
 """
 
 from flowfabric.core.checks import check_int, check_optional_text, check_time
-from flowfabric.core.execution import Timing, decide_delay, decide_progress, decide_wait_children
+from flowfabric.core.executions import Timing, decide_delay, decide_progress, decide_wait_children
 from flowfabric.core.leases import Fence, check_attempt_index, check_attempt_meant
 from flowfabric.core.limits import TEXT_BYTES_MAX
 from flowfabric.core.results import Delayed, Moved, Updated

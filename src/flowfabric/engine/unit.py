@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int, check_text
-from flowfabric.core.execution import Timing
+from flowfabric.core.executions import Timing
 from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.handles import Handle, HandleKind, from_wire, verify
 from flowfabric.core.ids import (

@@ -21,7 +21,7 @@ from flowfabric.core.checks import (
     shorten,
     shorten_front,
 )
-from flowfabric.core.execution import (
+from flowfabric.core.executions import (
     Failure,
     Timing,
     decide_complete,
@@ -29,13 +29,13 @@ from flowfabric.core.execution import (
     decide_fail,
     decide_progress,
     decide_wait_children,
+    decide_worker_cancel,
 )
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
 from flowfabric.core.leases import Fence, check_attempt_index, check_attempt_meant
 from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
-from flowfabric.core.operator import decide_worker_cancel
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, RetryPolicy, parse_policy
 from flowfabric.core.records import FailedStep
 from flowfabric.core.results import Cancelled, Completed, Delayed, FailResult, Moved, Updated

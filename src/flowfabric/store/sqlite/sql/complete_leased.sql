@@ -1,6 +1,6 @@
 -- Complete the given executions whose lease is live; return the positions of those.
 --
--- Together these stand in for `core.execution.decide_complete` in the sure case: the
+-- Together these stand in for `core.executions.decide_complete` in the sure case: the
 -- lease is the one given, has not ended, and no waitpoint is left to close. A lease id is
 -- never used twice and is cleared when the lease is released, so the rest of the fence
 -- follows from it. All others are left alone, for the caller to decide one by one.
