@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec import structs
 
-from flowfabric.core.blocking import decide_accept, decide_block
 from flowfabric.core.executions import (
     CancelRequest,
     Failure,
@@ -48,7 +47,7 @@ from flowfabric.core.situations import (
     situation_of,
 )
 from flowfabric.core.states import EligibilityState, FailureClass
-from flowfabric.core.steps import decide_await, decide_wake
+from flowfabric.core.steps import decide_accept, decide_await, decide_block, decide_wake
 from flowfabric.core.suspension import SuspendFindings, decide_suspend
 from flowfabric.core.transitions import Changes, Refusal, Subject, change
 from flowfabric.errors import FlowFabricError

@@ -5,7 +5,6 @@ A stored value that no operation could have written is corruption, and named as 
 
 from msgspec import Struct
 
-from flowfabric.core.blocking import is_blocked
 from flowfabric.core.ids import (
     AttemptId,
     ExecutionId,
@@ -30,6 +29,7 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
+from flowfabric.core.steps import is_blocked
 from flowfabric.errors import Corruption, InvalidInput
 
 

@@ -1,8 +1,7 @@
-"""Executions that the code of their task no longer fits; see `core.blocking`."""
+"""Executions that the code of their task no longer fits; see `core.steps`."""
 
 from collections.abc import Sequence
 
-from flowfabric.core.blocking import accepted_key, decide_accept, decide_block, decide_release
 from flowfabric.core.checks import (
     check_int,
     check_list,
@@ -16,6 +15,7 @@ from flowfabric.core.ids import parse_execution_kind, parse_namespace
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX
 from flowfabric.core.records import Attempt, Execution, Step
 from flowfabric.core.results import Changed, Delayed, Marked
+from flowfabric.core.steps import accepted_key, decide_accept, decide_block, decide_release
 from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import Ask, Operations, execution_key, fence_of, row_execution_id

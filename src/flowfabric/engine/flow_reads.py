@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from flowfabric.core.blocking import blocked_by_code
 from flowfabric.core.checks import check_int, check_tag_key, check_tags
 from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord, FlowState, FlowTag
 from flowfabric.core.flow_views import (
@@ -43,6 +42,7 @@ from flowfabric.core.ids import (
 from flowfabric.core.limits import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX, PAGE_MAX
 from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState
+from flowfabric.core.steps import blocked_by_code
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.flow_unit import FlowOperations, member_counts
 from flowfabric.engine.flows import check_edge_id

@@ -1,11 +1,11 @@
 """Reading what an execution with an open join waits for."""
 
-from flowfabric.core.blocking import blocked_by_code
 from flowfabric.core.flow_records import EdgeGroup
 from flowfabric.core.ids import make_execution_id, uuid_of
 from flowfabric.core.join_facts import JoinFacts, Upstream
 from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState, TerminalOutcome
+from flowfabric.core.steps import blocked_by_code
 from flowfabric.engine.unit import execution_key
 from flowfabric.store.base import Reader
 

@@ -18,7 +18,6 @@ from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
-from flowfabric.core.blocking import accepted_key
 from flowfabric.core.journal import (
     Asked,
     Kept,
@@ -30,7 +29,7 @@ from flowfabric.core.journal import (
     with_parents,
 )
 from flowfabric.core.records import Step, StepKind
-from flowfabric.core.steps import NewStep, StepStored
+from flowfabric.core.steps import NewStep, StepStored, accepted_key
 from flowfabric.engine.outcomes import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
 from flowfabric.worker.emitting import come_further
