@@ -1,4 +1,4 @@
-"""Lets outcomes reach a handler in the order of `core.delivery`.
+"""Lets outcomes reach a handler in the order of `core.journal`.
 
 A handler of which one line alone goes on gets everything at once.
 """
@@ -6,7 +6,7 @@ A handler of which one line alone goes on gets everything at once.
 import asyncio
 from typing import Final
 
-from flowfabric.core.delivery import Order
+from flowfabric.core.journal import Order
 from flowfabric.worker.parking import Parking
 
 PATIENCE_S: Final = 0.2
