@@ -32,7 +32,7 @@ from flowfabric.core.ids import parse_execution_id, parse_uuid
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.records import WaitpointState
 from flowfabric.core.signals import SignalResult, not_awaited
-from flowfabric.core.tokens import INVALID, MISSING, WaitpointToken, check_token
+from flowfabric.core.waitpoints import INVALID, MISSING, WaitpointToken, check_token
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspension_reads import Inbox, WaitpointView
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, MissingToken, NotFound

@@ -8,12 +8,11 @@ from msgspec import Struct
 from flowfabric import Engine
 from flowfabric.core.conditions import ByName, Condition, Single
 from flowfabric.core.handles import Handle
-from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails
 from flowfabric.core.ids import ExecutionId, WaitpointId
 from flowfabric.core.records import SignalEffect, Suspension, Waitpoint
 from flowfabric.core.results import Claimed
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate, SignalResult
-from flowfabric.core.tokens import WaitpointToken
+from flowfabric.core.waitpoints import PendingWaitpoint, SuspensionDetails, WaitpointToken
 from flowfabric.engine.signal_request import SignalOptions
 from flowfabric.engine.suspensions import Suspended, SuspendOptions
 from flowfabric.engine.unit import execution_key

@@ -18,7 +18,7 @@ from flowfabric.core.states import (
     LifecyclePhase,
     PublicState,
 )
-from flowfabric.core.suspend_request import ResumePolicy
+from flowfabric.core.waitpoints import ResumePolicy
 from flowfabric.errors import (
     PayloadTooLarge,
     SignalLimitExceeded,

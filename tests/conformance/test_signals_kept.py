@@ -9,7 +9,7 @@ from flowfabric.core.limits import KEPT_SIGNAL_BYTES_MAX, KEPT_SIGNALS_MAX, SIGN
 from flowfabric.core.records import SignalEffect
 from flowfabric.core.results import Claimed
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate
-from flowfabric.core.suspend_request import FreshWaitpoint
+from flowfabric.core.waitpoints import FreshWaitpoint
 from flowfabric.engine.suspensions import Suspended, SuspendSatisfied
 from flowfabric.errors import (
     InvalidInput,

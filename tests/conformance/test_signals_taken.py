@@ -3,10 +3,10 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.announcing import ANNOUNCED_FOR_MS
 from flowfabric.core.conditions import ByName, Single
 from flowfabric.core.explain import Cause
 from flowfabric.core.records import SignalEffect
+from flowfabric.core.waitpoints import ANNOUNCED_FOR_MS
 from flowfabric.engine.kept_signals import kept_topic
 from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.errors import LeaseConflict, WaitpointClosed, WaitpointNotFound

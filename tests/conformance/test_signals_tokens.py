@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.tokens import EXPIRED, INVALID, MISSING, WaitpointToken
+from flowfabric.core.waitpoints import EXPIRED, INVALID, MISSING, WaitpointToken
 from flowfabric.engine.waitpoint_keys import (
     AlreadySeeded,
     Rotated,

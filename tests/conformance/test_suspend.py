@@ -25,9 +25,14 @@ from flowfabric.core.states import (
     OwnershipState,
     PublicState,
 )
-from flowfabric.core.suspend_request import Binding, FreshWaitpoint, ResumePolicy, UsePending
-from flowfabric.core.tokens import fingerprint
 from flowfabric.core.transitions import NO_LEASE
+from flowfabric.core.waitpoints import (
+    Binding,
+    FreshWaitpoint,
+    ResumePolicy,
+    UsePending,
+    fingerprint,
+)
 from flowfabric.engine.suspensions import Suspended, SuspendSatisfied
 from flowfabric.errors import (
     AlreadySuspended,

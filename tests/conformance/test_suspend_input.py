@@ -16,7 +16,7 @@ from flowfabric.core.conditions import (
     all_of_waitpoints,
 )
 from flowfabric.core.limits import WAITPOINTS_PER_SUSPENSION_MAX
-from flowfabric.core.suspend_request import FreshWaitpoint, ResumePolicy, UsePending
+from flowfabric.core.waitpoints import FreshWaitpoint, ResumePolicy, UsePending
 from flowfabric.errors import AlreadySuspended, InvalidInput
 from tests.conformance.given import Given
 from tests.conformance.observed import (

@@ -18,7 +18,7 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
-from flowfabric.core.suspend_request import ResumePolicy
+from flowfabric.core.waitpoints import ResumePolicy
 from flowfabric.errors import ExecutionNotSuspended, NotFound
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.testing import SettableClock

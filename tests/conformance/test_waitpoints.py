@@ -11,14 +11,12 @@ from flowfabric.core.conditions import (
     Single,
     all_of_waitpoints,
 )
-from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.leases import OPERATOR_OVERRIDE
 from flowfabric.core.limits import WAITPOINT_TTL_MS_MAX
 from flowfabric.core.records import SignalEffect, Waitpoint, WaitpointState
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import LifecyclePhase, OwnershipState, PublicState
-from flowfabric.core.suspend_request import UsePending
-from flowfabric.core.tokens import fingerprint
+from flowfabric.core.waitpoints import PendingWaitpoint, UsePending, fingerprint
 from flowfabric.engine.suspensions import Suspended, SuspendSatisfied
 from flowfabric.errors import (
     ExecutionNotActive,

@@ -4,10 +4,10 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.conditions import all_of_waitpoints
-from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.limits import RETENTION_FAILED_MS
 from flowfabric.core.records import WaitpointState
 from flowfabric.core.results import Claimed, Completed
+from flowfabric.core.waitpoints import PendingWaitpoint
 from flowfabric.engine.work import Completion
 from flowfabric.errors import InvalidToken, NotFound
 from flowfabric.reconcilers.supervisor import run_due

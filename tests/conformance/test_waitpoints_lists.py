@@ -13,11 +13,10 @@ from flowfabric.core.conditions import (
     Single,
     TimeoutOnly,
 )
-from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.records import SignalEffect, WaitpointState
 from flowfabric.core.results import Claimed
-from flowfabric.core.tokens import fingerprint
+from flowfabric.core.waitpoints import PendingWaitpoint, fingerprint
 from flowfabric.engine.suspension_reads import WaitpointView
 from flowfabric.errors import NotFound
 from flowfabric.testing import SettableClock

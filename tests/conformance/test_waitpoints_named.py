@@ -4,9 +4,9 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.conditions import Single, all_of_waitpoints
-from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.ids import WaitpointKey
 from flowfabric.core.leases import OPERATOR_OVERRIDE
+from flowfabric.core.waitpoints import PendingWaitpoint
 from flowfabric.engine.suspension_reads import Inbox, InboxEntry
 from flowfabric.engine.suspensions import Suspended, SuspendOutcome
 from flowfabric.errors import InvalidWaitpointKey, LeaseExpired, WaitpointClosed

@@ -2,11 +2,10 @@
 
 from flowfabric import Engine
 from flowfabric.core.conditions import Condition, Count, CountKind, all_of_waitpoints
-from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.records import SignalEffect, WaitpointState
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import PublicState
-from flowfabric.core.suspend_request import Binding, FreshWaitpoint, UsePending
+from flowfabric.core.waitpoints import Binding, FreshWaitpoint, PendingWaitpoint, UsePending
 from flowfabric.engine.suspensions import Suspended, SuspendSatisfied
 from flowfabric.errors import (
     InvalidInput,

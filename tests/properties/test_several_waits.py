@@ -17,11 +17,11 @@ from msgspec import Struct
 from flowfabric import Engine
 from flowfabric.core.conditions import AllConditions, Condition, Count, CountKind, Single
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.ids import SignalId
 from flowfabric.core.policies import ExecutionPolicy
 from flowfabric.core.results import Claimed
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate
+from flowfabric.core.waitpoints import PendingWaitpoint
 from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.errors import WaitpointClosed
 from flowfabric.testing import SettableClock

@@ -32,8 +32,7 @@ from flowfabric.core.ids import WaitpointId
 from flowfabric.core.results import Claimed
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate
 from flowfabric.core.states import PublicState
-from flowfabric.core.suspend_request import FreshWaitpoint, UsePending
-from flowfabric.core.tokens import WaitpointToken
+from flowfabric.core.waitpoints import FreshWaitpoint, UsePending, WaitpointToken
 from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.errors import WaitpointClosed
 from flowfabric.testing import SettableClock

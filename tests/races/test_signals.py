@@ -18,8 +18,7 @@ from flowfabric.core.ids import ExecutionId, WaitpointId
 from flowfabric.core.results import Claimed
 from flowfabric.core.signals import SignalAccepted
 from flowfabric.core.states import PublicState
-from flowfabric.core.suspend_request import UsePending
-from flowfabric.core.tokens import WaitpointToken
+from flowfabric.core.waitpoints import UsePending, WaitpointToken
 from tests.races.given import claim, running
 from tests.races.rival import DEADLOCKS, Rival
 

@@ -10,7 +10,7 @@ from flowfabric import Context, SignalToken, all_of, testing
 from flowfabric.core.limits import SIGNAL_PAYLOAD_BYTES_MAX
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate
 from flowfabric.core.states import PublicState
-from flowfabric.core.tokens import INVALID
+from flowfabric.core.waitpoints import INVALID
 from flowfabric.errors import (
     FlowFabricError,
     InvalidInput,

@@ -9,7 +9,7 @@ import pytest
 from flowfabric import Engine, connect
 from flowfabric.core.conditions import ByName, Single
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.tokens import WaitpointToken
+from flowfabric.core.waitpoints import WaitpointToken
 
 
 @pytest.fixture

@@ -34,7 +34,6 @@ from flowfabric.core.signals import (
     decide_deliver,
 )
 from flowfabric.core.suspend_dedup import dedup_ttl_ms, may_repeat
-from flowfabric.core.suspend_request import NORMAL, BoundWaitpoint, UsePending
 from flowfabric.core.suspension import (
     SuspendFindings,
     decide_create_waitpoint,
@@ -42,6 +41,7 @@ from flowfabric.core.suspension import (
     with_default_timeout,
 )
 from flowfabric.core.transitions import NO_CHANGES, Refusal, Subject
+from flowfabric.core.waitpoints import NORMAL, BoundWaitpoint, UsePending
 from flowfabric.errors import (
     AlreadySuspended,
     ExecutionNotActive,

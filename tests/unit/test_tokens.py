@@ -6,7 +6,7 @@ import pytest
 
 from flowfabric.core.ids import WaitpointId, parse_execution_id
 from flowfabric.core.records import HmacKey
-from flowfabric.core.tokens import (
+from flowfabric.core.waitpoints import (
     EXPIRED,
     INVALID,
     MISSING,

@@ -3,8 +3,8 @@
 from flowfabric.core.leases import Fence
 from flowfabric.core.limits import SUSPEND_DEDUP_GRACE_MS, SUSPEND_DEDUP_TTL_MS_MAX
 from flowfabric.core.records import Execution, SuspendDedup, Suspension
-from flowfabric.core.suspend_request import SuspendRequest
 from flowfabric.core.transitions import Subject
+from flowfabric.core.waitpoints import SuspendRequest
 
 
 def remember(

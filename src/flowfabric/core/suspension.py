@@ -14,8 +14,7 @@ from typing import Final, Self
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import tokens
-from flowfabric.core.announcing import announce, check_waitpoint_room, new_waitpoint, unannounced
+from flowfabric.core import waitpoints
 from flowfabric.core.checks import shorten
 from flowfabric.core.conditions import (
     Single,
@@ -26,7 +25,6 @@ from flowfabric.core.conditions import (
     stored_condition,
 )
 from flowfabric.core.executions import Timing, park, repeats
-from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails, details_of, token_of
 from flowfabric.core.ids import WaitpointId
 from flowfabric.core.kept import TakenSignals, take
 from flowfabric.core.leases import Fence, check_fence
@@ -46,16 +44,24 @@ from flowfabric.core.records import (
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import BlockingReason, LifecyclePhase
 from flowfabric.core.suspend_dedup import remember
-from flowfabric.core.suspend_request import (
+from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Subject, change
+from flowfabric.core.waitpoints import (
     BoundWaitpoint,
+    PendingWaitpoint,
     ResumePolicy,
     SuspendRequest,
+    SuspensionDetails,
     UsePending,
+    announce,
     check_keys,
     check_same_key,
+    check_waitpoint_room,
+    details_of,
+    new_waitpoint,
+    signing_key,
+    token_of,
+    unannounced,
 )
-from flowfabric.core.tokens import signing_key
-from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Subject, change
 from flowfabric.errors import (
     AlreadySuspended,
     Corruption,
@@ -126,7 +132,7 @@ def decide_create_waitpoint(
     answer = PendingWaitpoint(
         waitpoint_id=bound.waitpoint_id,
         waitpoint_key=bound.waitpoint_key,
-        waitpoint_token=tokens.sign(key, execution.execution_id, bound.waitpoint_id),
+        waitpoint_token=waitpoints.sign(key, execution.execution_id, bound.waitpoint_id),
         expires_at_ms=expires_at_ms,
     )
     return Decision(answer=answer, changes=Changes(inserts=(waitpoint,), updates=(after,)))

@@ -11,9 +11,9 @@ from flowfabric.core.conditions import Condition, referenced_waitpoint_keys, tak
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import SuspensionId, parse_uuid
 from flowfabric.core.records import Execution, Suspension
-from flowfabric.core.suspend_request import BoundWaitpoint, SuspendRequest
 from flowfabric.core.suspension import RESUMED, decide_take, with_pending
 from flowfabric.core.transitions import Decision, Subject
+from flowfabric.core.waitpoints import BoundWaitpoint, SuspendRequest
 from flowfabric.engine.suspension_reads import SuspensionView, Waitpoints
 from flowfabric.engine.suspensions import (
     SuspendOptions,

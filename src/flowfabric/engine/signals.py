@@ -44,8 +44,8 @@ from flowfabric.core.signals import (
     decide_deliver,
 )
 from flowfabric.core.states import OwnershipState
-from flowfabric.core.tokens import WaitpointToken, check_accepted, check_token, matching_key
 from flowfabric.core.transitions import Decision, Subject
+from flowfabric.core.waitpoints import WaitpointToken, check_accepted, check_token, matching_key
 from flowfabric.engine.kept_signals import kept_topic
 from flowfabric.engine.signal_request import REFUSALS, SignalOptions, check_signal
 from flowfabric.engine.suspensions import find_waitpoint

@@ -6,10 +6,9 @@ from typing import Self
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import tokens
+from flowfabric.core import waitpoints
 from flowfabric.core.checks import check_int
 from flowfabric.core.handles import Handle
-from flowfabric.core.handouts import token_of
 from flowfabric.core.ids import (
     ExecutionId,
     SignalId,
@@ -34,8 +33,8 @@ from flowfabric.core.records import (
     WaitpointState,
 )
 from flowfabric.core.resuming import OBSERVABLE
-from flowfabric.core.tokens import WaitpointToken
 from flowfabric.core.transitions import Changes
+from flowfabric.core.waitpoints import WaitpointToken, token_of
 from flowfabric.engine.reads import condition_progress, find
 from flowfabric.engine.suspensions import find_waitpoint
 from flowfabric.engine.unit import Operations, execution_key, load_subjects, row_execution_id
@@ -322,7 +321,7 @@ class Waitpoints(Operations):
         waitpoint, keys, now_ms = await self.store.read(body)
         if waitpoint is None or waitpoint.state is WaitpointState.CLOSED:
             return None
-        if tokens.usable_key(keys, waitpoint.token_kid, now_ms).kid != waitpoint.token_kid:
+        if waitpoints.usable_key(keys, waitpoint.token_kid, now_ms).kid != waitpoint.token_kid:
             return await self._sign_again(asked, named)
         return token_of(waitpoint, keys, now_ms)
 
@@ -341,8 +340,8 @@ class Waitpoints(Operations):
             token = token_of(waitpoint, keys, now_ms)
             signed = structs.replace(
                 waitpoint,
-                token_kid=tokens.usable_key(keys, waitpoint.token_kid, now_ms).kid,
-                token_fingerprint=tokens.fingerprint(token),
+                token_kid=waitpoints.usable_key(keys, waitpoint.token_kid, now_ms).kid,
+                token_fingerprint=waitpoints.fingerprint(token),
             )
             await tx.save(Changes(updates=(signed,)))
             return token

@@ -13,7 +13,6 @@ from msgspec import Struct, structs
 from flowfabric.core.checks import check_bool, check_int, check_name, check_text
 from flowfabric.core.conditions import Condition
 from flowfabric.core.handles import Handle, HandleKind, sign
-from flowfabric.core.handouts import PendingWaitpoint, SuspensionDetails, details_of
 from flowfabric.core.ids import (
     ExecutionId,
     WaitpointId,
@@ -36,13 +35,6 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.resuming import WaitpointsClosed, decide_close_waitpoint
 from flowfabric.core.suspend_dedup import lease_ttl_of, may_repeat
-from flowfabric.core.suspend_request import (
-    Binding,
-    BoundWaitpoint,
-    ResumePolicy,
-    SuspendRequest,
-    check_suspend,
-)
 from flowfabric.core.suspension import (
     Parked,
     SuspendFindings,
@@ -51,8 +43,18 @@ from flowfabric.core.suspension import (
     decide_suspend,
     with_pending,
 )
-from flowfabric.core.tokens import signing_key
 from flowfabric.core.transitions import Decision, Subject
+from flowfabric.core.waitpoints import (
+    Binding,
+    BoundWaitpoint,
+    PendingWaitpoint,
+    ResumePolicy,
+    SuspendRequest,
+    SuspensionDetails,
+    check_suspend,
+    details_of,
+    signing_key,
+)
 from flowfabric.engine.reads import load_kept
 from flowfabric.engine.unit import (
     Operations,

@@ -4,7 +4,7 @@ There is one set of keys per database. The first token makes the first key, so
 nothing has to be set up; a deployment that brings its own secret seeds it before
 that. After a rotation the old key is accepted until its grace is over, every old
 key for its own time; the next rotation wipes the secrets of those past it. An id is
-never used for a second key. Secrets go into the store and into `core.tokens`,
+never used for a second key. Secrets go into the store and into `core.waitpoints`,
 nowhere else.
 """
 
@@ -16,7 +16,8 @@ from msgspec import Struct, structs
 
 from flowfabric.core.limits import ROTATION_GRACE_MS
 from flowfabric.core.records import HmacKey
-from flowfabric.core.tokens import (
+from flowfabric.core.transitions import Changes
+from flowfabric.core.waitpoints import (
     FIRST_KID,
     SECRET_BYTES,
     SECRET_BYTES_MAX,
@@ -27,7 +28,6 @@ from flowfabric.core.tokens import (
     check_secret,
     current_key,
 )
-from flowfabric.core.transitions import Changes
 from flowfabric.engine.unit import Operations
 from flowfabric.errors import FlowFabricError, InvalidInput, RotationConflict
 from flowfabric.store.base import Reader, Transaction

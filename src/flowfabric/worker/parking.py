@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from flowfabric.core.conditions import Condition
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.suspend_request import FreshWaitpoint
+from flowfabric.core.waitpoints import FreshWaitpoint
 from flowfabric.errors import CodeMismatch, InvalidInput
 from flowfabric.worker.rest import Rest
 

@@ -10,12 +10,12 @@ from typing import Final, TypeVar
 
 from msgspec import structs
 
-from flowfabric.core.handouts import PendingWaitpoint
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.records import Step
 from flowfabric.core.results import CreateResult
 from flowfabric.core.steps import NewStep, StepStored
+from flowfabric.core.waitpoints import PendingWaitpoint
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.kept_signals import kept_topic
 from flowfabric.engine.outcomes import Outcome

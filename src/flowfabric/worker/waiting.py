@@ -17,7 +17,6 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Raw, Struct, structs
 
-from flowfabric.core.announcing import ANNOUNCED_FOR_MS
 from flowfabric.core.conditions import (
     Condition,
     ranks_of,
@@ -26,7 +25,7 @@ from flowfabric.core.conditions import (
 )
 from flowfabric.core.ids import ExecutionId, uuid4_from
 from flowfabric.core.records import Step
-from flowfabric.core.suspend_request import FreshWaitpoint
+from flowfabric.core.waitpoints import ANNOUNCED_FOR_MS, FreshWaitpoint
 from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
 from flowfabric.errors import (
     CodecFailed,

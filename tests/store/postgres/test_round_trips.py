@@ -9,7 +9,7 @@ from flowfabric import Engine, connect
 from flowfabric.core.conditions import ByName, Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Claimed
-from flowfabric.core.suspend_request import FreshWaitpoint
+from flowfabric.core.waitpoints import FreshWaitpoint
 from flowfabric.engine.suspensions import SuspendOutcome
 
 SUSPENSION_ID = "00000000-0000-4000-8000-00000000000a"

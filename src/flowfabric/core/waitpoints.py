@@ -1,0 +1,632 @@
+"""Waitpoints: where a paused execution can be reached, how they are asked for, made and signed."""
+
+import hmac
+import re
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import Final, Literal, TypeAlias, TypeVar
+
+from msgspec import Struct, structs
+
+from flowfabric.core.checks import (
+    check_bool,
+    check_int,
+    check_name,
+    check_optional_text,
+    check_time,
+)
+from flowfabric.core.conditions import (
+    Condition,
+    Single,
+    TimeoutOnly,
+    check_condition,
+    referenced_waitpoint_keys,
+)
+from flowfabric.core.ids import (
+    ExecutionId,
+    SuspensionId,
+    WaitpointId,
+    WaitpointKey,
+    parse_uuid,
+    redact_token,
+)
+from flowfabric.core.limits import (
+    IDEMPOTENCY_KEY_BYTES_MAX,
+    OPEN_WAITPOINTS_MAX,
+    TEXT_BYTES_MAX,
+    TIME_MS_MAX,
+    WAITPOINTS_PER_SUSPENSION_MAX,
+)
+from flowfabric.core.policies import DURATION_MAX_MS
+from flowfabric.core.records import (
+    Execution,
+    HmacKey,
+    Requester,
+    Suspension,
+    SuspensionReason,
+    TimeoutBehavior,
+    Waitpoint,
+    WaitpointState,
+)
+from flowfabric.core.transitions import Changes, Subject, change
+from flowfabric.errors import (
+    InvalidGraceMs,
+    InvalidInput,
+    InvalidKid,
+    InvalidSecretHex,
+    InvalidToken,
+    MissingToken,
+    SignalLimitExceeded,
+    TokenExpired,
+)
+
+# A suspension as it is asked for, and what can be refused without looking at the execution
+
+Word = TypeVar("Word", SuspensionReason, Requester, TimeoutBehavior)
+
+
+class FreshWaitpoint(Struct, frozen=True, kw_only=True):
+    """A waitpoint made by the suspension itself. Ids left out are made up."""
+
+    waitpoint_key: str | None = None
+    """`wpk:<waitpoint_id>` when left out."""
+    waitpoint_id: str | None = None
+    own_name_only: bool = False
+    """Refuse signals whose name is not the key."""
+
+
+class UsePending(Struct, frozen=True, kw_only=True):
+    """A waitpoint made beforehand; its key and token stay."""
+
+    waitpoint_id: str
+    any_attempt: bool = False
+    """Take over what an earlier attempt of the same execution made, too."""
+
+
+Binding: TypeAlias = FreshWaitpoint | UsePending
+
+
+class ResumePolicy(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """How the execution comes back. Only the delay is acted upon; the rest is kept for readers."""
+
+    resume_target: Literal["runnable"] = "runnable"
+    consume_matched_signals: bool = True
+    retain_signal_buffer_until_closed: bool = False
+    resume_delay_ms: int | None = None
+    close_waitpoint_on_resume: bool = True
+
+
+NORMAL: Final = ResumePolicy()
+RESUME_TARGET: Final = NORMAL.resume_target
+RESUME_FLAGS: Final = (
+    "consume_matched_signals",
+    "retain_signal_buffer_until_closed",
+    "close_waitpoint_on_resume",
+)
+
+
+class BoundWaitpoint(Struct, frozen=True, kw_only=True):
+    """A fresh binding with its ids."""
+
+    waitpoint_id: WaitpointId
+    waitpoint_key: WaitpointKey
+    own_name_only: bool = False
+
+
+class SuspendRequest(Struct, frozen=True, kw_only=True):
+    """A suspension as it was asked for, checked."""
+
+    suspension_id: SuspensionId
+    bindings: tuple[BoundWaitpoint | UsePending, ...]
+    """The first is the primary one."""
+    condition: Condition
+    resume_policy: ResumePolicy
+    reason_code: SuspensionReason
+    requested_by: Requester
+    timeout_at_ms: int | None
+    timeout_behavior: TimeoutBehavior | None
+    timeout_in_ms: int | None = None
+    """The timeout counted from when the execution suspends, by the store's clock."""
+    continuation_metadata_pointer: str | None
+    idempotency_key: str | None
+    take_pending: bool = False
+    """Take over every pending waitpoint of the condition's names in place of fresh ones."""
+
+    @property
+    def fresh(self) -> tuple[BoundWaitpoint, ...]:
+        return tuple(each for each in self.bindings if isinstance(each, BoundWaitpoint))
+
+    @property
+    def pending(self) -> tuple[UsePending, ...]:
+        return tuple(each for each in self.bindings if isinstance(each, UsePending))
+
+
+# Checking -------------------------------------------------------------------------
+
+
+def check_bindings(
+    waitpoints: Sequence[Binding],
+    condition: Condition,
+    new_ids: Sequence[str],
+    *,
+    take_pending: bool = False,
+) -> tuple[BoundWaitpoint | UsePending, ...]:
+    """Fill in the ids, and refuse bindings that do not fit the condition.
+
+    The keys of waitpoints made beforehand are not known here; `check_keys` looks at all.
+    """
+    if not waitpoints:
+        raise InvalidInput(
+            "waitpoints", "waitpoints_empty: leave it out to get one for each key of the condition"
+        )
+    if len(waitpoints) > WAITPOINTS_PER_SUSPENSION_MAX:
+        raise InvalidInput(
+            "waitpoints", f"must be at most {WAITPOINTS_PER_SUSPENSION_MAX}", len(waitpoints)
+        )
+    primary = waitpoints[0]
+    if isinstance(primary, FreshWaitpoint) and isinstance(condition, Single):
+        check_same_key(primary.waitpoint_key, condition)
+    for index, extra in enumerate(waitpoints[1:], start=1):
+        _check_extra(extra, index)
+    bound = tuple(
+        _bind(binding, new_id) for binding, new_id in zip(waitpoints, new_ids, strict=False)
+    )
+    if len({each.waitpoint_id for each in bound}) != len(bound):
+        raise InvalidInput("waitpoints", "duplicate_waitpoint_id: each must occur once")
+    keys = [each.waitpoint_key for each in bound if isinstance(each, BoundWaitpoint)]
+    if len(set(keys)) != len(keys):
+        raise InvalidInput(
+            "waitpoints", "duplicate_waitpoint_key: only waitpoints made beforehand share a key"
+        )
+    if len(keys) == len(bound) and not take_pending:
+        check_keys(keys, condition)
+    return bound
+
+
+def check_same_key(key: str | None, condition: Single) -> None:
+    if key is not None and key != condition.waitpoint_key:
+        waits_at = condition.waitpoint_key
+        raise InvalidInput(
+            "waitpoints", f"waitpoint_key_mismatch: the condition waits at {waits_at!r}", key
+        )
+
+
+def _check_extra(extra: object, index: int) -> None:
+    if isinstance(extra, FreshWaitpoint) and extra.waitpoint_key == "":
+        raise InvalidInput(
+            "waitpoints", f"additional_waitpoint_binding_empty_key at waitpoints[{index}]: name it"
+        )
+
+
+def _bind(binding: object, new_id: str) -> BoundWaitpoint | UsePending:
+    if isinstance(binding, UsePending):
+        parse_uuid("waitpoint_id", binding.waitpoint_id)
+        check_bool("any_attempt", binding.any_attempt)
+        return binding
+    if not isinstance(binding, FreshWaitpoint):
+        raise InvalidInput("waitpoints", "must be FreshWaitpoint or UsePending", binding)
+    waitpoint_id = new_id if binding.waitpoint_id is None else binding.waitpoint_id
+    key = binding.waitpoint_key
+    return BoundWaitpoint(
+        waitpoint_id=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
+        waitpoint_key=WaitpointKey(
+            f"wpk:{waitpoint_id}" if key is None else check_name("waitpoint_key", key)
+        ),
+        own_name_only=check_bool("own_name_only", binding.own_name_only),
+    )
+
+
+def check_keys(bound: Sequence[str], condition: Condition) -> None:
+    """Every key the condition mentions is bound, and the other way round."""
+    mentioned = referenced_waitpoint_keys(condition)
+    for missing in mentioned:
+        if missing not in bound:
+            raise InvalidInput("waitpoints", f"referenced_waitpoint_key_missing_binding: {missing}")
+    # A condition that no signal meets mentions nothing, and has a waitpoint all the same.
+    spare = bound if mentioned else bound[1:]
+    for extra in spare:
+        if extra not in mentioned:
+            raise InvalidInput("waitpoints", f"extra_binding_not_referenced_by_condition: {extra}")
+
+
+def default_bindings(condition: Condition) -> tuple[Binding, ...]:
+    """One fresh waitpoint for each key the condition mentions."""
+    keys = referenced_waitpoint_keys(condition)
+    return tuple(FreshWaitpoint(waitpoint_key=key) for key in keys) or (FreshWaitpoint(),)
+
+
+def check_sequence(waitpoints: object) -> tuple[Binding, ...]:
+    if not isinstance(waitpoints, list | tuple):
+        raise InvalidInput("waitpoints", "must be a list of bindings", waitpoints)
+    return tuple(waitpoints)
+
+
+def check_suspend(
+    *,
+    new_ids: Sequence[str],
+    resume_condition: object,
+    waitpoints: object = None,
+    suspension_id: object = None,
+    resume_policy: object = NORMAL,
+    reason_code: object = SuspensionReason.WAITING_FOR_SIGNAL,
+    requested_by: object = Requester.WORKER,
+    timeout_at_ms: object = None,
+    timeout_in_ms: object = None,
+    timeout_behavior: object = None,
+    continuation_metadata_pointer: object = None,
+    idempotency_key: object = None,
+    take_pending: object = False,
+) -> SuspendRequest:
+    """Everything about a request that can be refused without looking at the execution.
+
+    `new_ids` are for what the caller leaves unnamed: the suspension and each waitpoint.
+    """
+    condition = check_condition(resume_condition)
+    chosen = default_bindings(condition) if waitpoints is None else check_sequence(waitpoints)
+    taking = check_bool("take_pending", take_pending)
+    bindings = check_bindings(chosen, condition, new_ids[1:], take_pending=taking)
+    if timeout_at_ms is not None and timeout_in_ms is not None:
+        raise InvalidInput("timeout_in_ms", "give either timeout_at_ms or timeout_in_ms")
+    if isinstance(condition, TimeoutOnly) and timeout_at_ms is None and timeout_in_ms is None:
+        raise InvalidInput(
+            "timeout_at_ms",
+            "timeout_only_without_deadline: without a timeout nothing would ever end this",
+        )
+    return SuspendRequest(
+        suspension_id=SuspensionId(
+            parse_uuid("suspension_id", new_ids[0] if suspension_id is None else suspension_id)
+        ),
+        bindings=bindings,
+        condition=condition,
+        resume_policy=check_resume_policy(resume_policy),
+        reason_code=_one_of(SuspensionReason, "reason_code", reason_code),
+        requested_by=_one_of(Requester, "requested_by", requested_by),
+        timeout_at_ms=None if timeout_at_ms is None else check_time("timeout_at_ms", timeout_at_ms),
+        timeout_behavior=check_behavior(timeout_behavior),
+        timeout_in_ms=None
+        if timeout_in_ms is None
+        else check_int("timeout_in_ms", timeout_in_ms, 0, DURATION_MAX_MS),
+        continuation_metadata_pointer=check_optional_text(
+            "continuation_metadata_pointer",
+            continuation_metadata_pointer,
+            bytes_max=TEXT_BYTES_MAX,
+        ),
+        idempotency_key=check_optional_text(
+            "idempotency_key", idempotency_key, bytes_max=IDEMPOTENCY_KEY_BYTES_MAX
+        )
+        or None,
+        take_pending=taking,
+    )
+
+
+def check_resume_policy(policy: object) -> ResumePolicy:
+    if not isinstance(policy, ResumePolicy):
+        raise InvalidInput("resume_policy", "must be a ResumePolicy", policy)
+    if policy.resume_delay_ms is not None:
+        check_int("resume_policy.resume_delay_ms", policy.resume_delay_ms, 0, DURATION_MAX_MS)
+    if policy.resume_target != RESUME_TARGET:
+        raise InvalidInput(
+            "resume_policy.resume_target", f"must be {RESUME_TARGET}", policy.resume_target
+        )
+    for flag in RESUME_FLAGS:
+        check_bool(f"resume_policy.{flag}", getattr(policy, flag))
+    return policy
+
+
+def check_behavior(behavior: object) -> TimeoutBehavior | None:
+    if behavior is None:
+        return None
+    if behavior == "auto_resume":
+        return TimeoutBehavior.AUTO_RESUME
+    return _one_of(TimeoutBehavior, "timeout_behavior", behavior)
+
+
+def _one_of(words: type[Word], field: str, value: object) -> Word:
+    try:
+        return words(str(value))
+    except ValueError:
+        raise InvalidInput(field, f"must be one of {', '.join(words)}", value) from None
+
+
+# Waitpoint tokens: who holds one may deliver to exactly one waitpoint -------
+#
+# A token is `<kid>:<hex>`, where hex is HMAC-SHA256 over `kid:execution:waitpoint`
+# with the secret that `kid` names. Nothing about a token is stored; it is computed
+# again from its key, so whoever reads the database without the key table learns
+# nothing. Verification looks at the token, the ids it is presented for, and the
+# keys; not at whether such a waitpoint exists. So nobody can find out which ids
+# exist by presenting tokens. Only an empty token, and one that a key of ours did
+# sign, are told apart from all the others.
+#
+# A key id is used once. A key past its grace loses its secret and keeps its id, so
+# that no later key can be mistaken for it.
+
+DIGEST_CHARS: Final = 64
+FINGERPRINT_CHARS: Final = 16
+KID_CHARS_MAX: Final = 64
+TOKEN_CHARS_MAX: Final = KID_CHARS_MAX + 1 + DIGEST_CHARS
+SECRET_BYTES: Final = 32
+SECRET_BYTES_MIN: Final = 16
+SECRET_BYTES_MAX: Final = 1_024
+GRACE_MS_MAX: Final = 2**53 - 1
+FIRST_KID: Final = "k1"
+
+MISSING: Final = "missing_token: this needs a waitpoint token"
+INVALID: Final = "invalid_token: the token does not fit this waitpoint"
+EXPIRED: Final = "token_expired: the key that signed the token is no longer accepted"
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_HEX: Final = re.compile(r"(?:[0-9a-fA-F]{2})+")
+
+
+class WaitpointToken:
+    """A token on its way to whoever may use it. `reveal` is the only way to its text."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return redact_token(self._text)
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WaitpointToken):
+            return NotImplemented
+        return hmac.compare_digest(self._text.encode(), other._text.encode())
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        raise TypeError("a waitpoint token is not pickled; reveal it where it is needed")
+
+
+def digest(kid: str, secret: bytes, execution_id: str, waitpoint_id: str) -> str:
+    message = f"{kid}:{execution_id}:{waitpoint_id}".encode()
+    return hmac.new(secret, message, sha256).hexdigest()
+
+
+def sign(key: HmacKey, execution_id: ExecutionId, waitpoint_id: WaitpointId) -> WaitpointToken:
+    return WaitpointToken(f"{key.kid}:{digest(key.kid, key.secret, execution_id, waitpoint_id)}")
+
+
+def fingerprint(token: WaitpointToken) -> str:
+    """What may be shown of a token: enough to tell two apart, useless to deliver with."""
+    return token.reveal().rpartition(":")[2][:FINGERPRINT_CHARS]
+
+
+def matching_key(
+    token: WaitpointToken,
+    execution_id: ExecutionId,
+    waitpoint_id: WaitpointId,
+    keys: Iterable[HmacKey],
+) -> HmacKey:
+    """The key that made `token` for this waitpoint; raise `InvalidToken` when none did.
+
+    Every token but an empty one is compared with one digest, whatever is wrong with it.
+    """
+    if not token.reveal():
+        raise MissingToken(MISSING)
+    kid, _, _ = token.reveal().partition(":")
+    key = next((each for each in keys if each.kid == kid), _NO_KEY)
+    if _made(key, token, execution_id, waitpoint_id) and key is not _NO_KEY:
+        return key
+    raise InvalidToken(INVALID)
+
+
+_NO_KEY: Final = HmacKey(kid="", secret=b"\0" * SECRET_BYTES, activated_at_ms=0)
+"""What the tokens of unknown keys are compared with."""
+_NO_DIGEST: Final = "-" * DIGEST_CHARS
+
+
+def _made(
+    key: HmacKey, token: WaitpointToken, execution_id: ExecutionId, waitpoint_id: WaitpointId
+) -> bool:
+    """Whether `key` made `token` for this waitpoint.
+
+    Apart from whoever raises: an error keeps the variables of the frames it went
+    through, and the right digest must not be among them.
+    """
+    _, _, given = token.reveal().partition(":")
+    compared = given if _DIGEST.fullmatch(given) else _NO_DIGEST
+    return hmac.compare_digest(digest(key.kid, key.secret, execution_id, waitpoint_id), compared)
+
+
+def check_accepted(key: HmacKey, now_ms: int) -> None:
+    """Raise `TokenExpired` when the key's time is over."""
+    if not accepted(key, now_ms):
+        raise TokenExpired(EXPIRED)
+
+
+def accepted(key: HmacKey, now_ms: int) -> bool:
+    """Whether tokens signed with the key are still taken."""
+    return key.expires_at_ms is None or key.expires_at_ms >= now_ms
+
+
+def current_key(keys: Iterable[HmacKey]) -> HmacKey | None:
+    return next((key for key in keys if key.expires_at_ms is None), None)
+
+
+def signing_key(keys: Iterable[HmacKey]) -> HmacKey:
+    current = current_key(keys)
+    assert current is not None, "a key is made before the first token"
+    return current
+
+
+def usable_key(keys: Sequence[HmacKey], kid: str, now_ms: int) -> HmacKey:
+    """The named key, or the current one when that is no longer accepted."""
+    named = next((key for key in keys if key.kid == kid and accepted(key, now_ms)), None)
+    return named or signing_key(keys)
+
+
+# Input: no refusal repeats what was presented. -----------------------------------
+
+
+def check_token(token: object) -> WaitpointToken:
+    """A token as a caller presents it. One that cannot be a token is refused as invalid."""
+    if isinstance(token, WaitpointToken):
+        return token
+    if not isinstance(token, str):
+        raise InvalidInput("waitpoint_token", "must be a string")
+    if len(token) > TOKEN_CHARS_MAX or not token.isascii():
+        raise InvalidToken(INVALID)
+    return WaitpointToken(token)
+
+
+def check_kid(kid: object) -> str:
+    if not isinstance(kid, str) or not kid:
+        raise InvalidKid("kid: must be a non-empty string")
+    if ":" in kid or not kid.isascii() or not kid.isprintable() or len(kid) > KID_CHARS_MAX:
+        raise InvalidKid(
+            f"kid: must be at most {KID_CHARS_MAX} printable ASCII characters without a colon"
+        )
+    return kid
+
+
+def check_secret(secret_hex: object, *, bytes_min: int, bytes_max: int) -> bytes:
+    if not isinstance(secret_hex, str) or _HEX.fullmatch(secret_hex) is None:
+        raise InvalidSecretHex()
+    secret = bytes.fromhex(secret_hex)
+    if not bytes_min <= len(secret) <= bytes_max:
+        allowed = f"{bytes_min}" if bytes_min == bytes_max else f"{bytes_min} to {bytes_max}"
+        raise InvalidSecretHex(f"secret: must be {allowed} bytes, is {len(secret)}")
+    return secret
+
+
+def check_grace(grace_ms: object) -> int:
+    if not isinstance(grace_ms, int) or isinstance(grace_ms, bool):
+        raise InvalidGraceMs()
+    if not 0 <= grace_ms <= GRACE_MS_MAX:
+        raise InvalidGraceMs(f"grace_ms: must be 0 to {GRACE_MS_MAX}, is {grace_ms}")
+    return grace_ms
+
+
+# Making waitpoints: of a suspension, before one, or to tell of a wait beside work
+
+ANNOUNCED_FOR_MS: Final = 600_000
+"""How long a wait beside work is known; its worker announces it again in half that time."""
+
+
+def new_waitpoint(
+    execution: Execution, bound: BoundWaitpoint, key: HmacKey, now_ms: int
+) -> Waitpoint:
+    token = sign(key, execution.execution_id, bound.waitpoint_id)
+    return Waitpoint(
+        partition_key=execution.partition_key,
+        execution_id=execution.execution_id,
+        waitpoint_id=bound.waitpoint_id,
+        waitpoint_key=bound.waitpoint_key,
+        suspension_id=None,
+        attempt_index=execution.current_attempt_index,
+        state=WaitpointState.PENDING,
+        token_kid=key.kid,
+        token_fingerprint=fingerprint(token),
+        own_name_only=bound.own_name_only,
+        created_at_ms=now_ms,
+    )
+
+
+def check_waitpoint_room(execution: Execution, more: int) -> None:
+    if execution.open_waitpoint_count + more > OPEN_WAITPOINTS_MAX:
+        raise SignalLimitExceeded(
+            f"{execution.called} has {execution.open_waitpoint_count} open waitpoints;"
+            f" at most {OPEN_WAITPOINTS_MAX} are allowed"
+        )
+
+
+def announce(
+    subject: Subject, missing: Sequence[BoundWaitpoint], key: HmacKey, now_ms: int
+) -> Changes:
+    """Make waitpoints that last for a while, beside what the worker does."""
+    execution = subject.execution
+    if not missing:
+        return Changes()
+    check_waitpoint_room(execution, len(missing))
+    made = tuple(
+        structs.replace(
+            new_waitpoint(execution, bound, key, now_ms),
+            expires_at_ms=min(now_ms + ANNOUNCED_FOR_MS, TIME_MS_MAX),
+        )
+        for bound in missing
+    )
+    count = execution.open_waitpoint_count + len(made)
+    return Changes(inserts=made, updates=(change(execution, now_ms, open_waitpoint_count=count),))
+
+
+def unannounced(
+    subject: Subject, announced: Sequence[BoundWaitpoint], now_ms: int
+) -> list[BoundWaitpoint]:
+    """Those of whose name there is none that lasts until the next announcement."""
+    lasting = {
+        each.waitpoint_key
+        for each in subject.waitpoints
+        if each.state is WaitpointState.PENDING
+        and (each.expires_at_ms is None or each.expires_at_ms > now_ms + ANNOUNCED_FOR_MS // 2)
+    }
+    return [each for each in announced if each.waitpoint_key not in lasting]
+
+
+# What a suspender is given: waitpoints, and the tokens to hand out for them
+
+
+class WaitpointHandout(Struct, frozen=True, kw_only=True):
+    """A waitpoint and the token that opens it."""
+
+    waitpoint_id: WaitpointId
+    waitpoint_key: WaitpointKey
+    waitpoint_token: WaitpointToken
+
+
+class SuspensionDetails(Struct, frozen=True, kw_only=True):
+    suspension_id: SuspensionId
+    waitpoint_id: WaitpointId
+    waitpoint_key: WaitpointKey
+    waitpoint_token: WaitpointToken
+    additional_waitpoints: tuple[WaitpointHandout, ...] = ()
+    """In the order they were bound."""
+
+
+class PendingWaitpoint(Struct, frozen=True, kw_only=True):
+    waitpoint_id: WaitpointId
+    waitpoint_key: WaitpointKey
+    waitpoint_token: WaitpointToken
+    expires_at_ms: int
+
+
+def details_of(
+    suspension: Suspension, waitpoints: Sequence[Waitpoint], keys: Sequence[HmacKey], now_ms: int
+) -> SuspensionDetails:
+    """The suspension's waitpoints with their tokens."""
+    handouts = [
+        WaitpointHandout(
+            waitpoint_id=each.waitpoint_id,
+            waitpoint_key=each.waitpoint_key,
+            waitpoint_token=token_of(each, keys, now_ms),
+        )
+        for each in waitpoints
+    ]
+    primary = handouts[0]
+    return SuspensionDetails(
+        suspension_id=suspension.suspension_id,
+        waitpoint_id=primary.waitpoint_id,
+        waitpoint_key=primary.waitpoint_key,
+        waitpoint_token=primary.waitpoint_token,
+        additional_waitpoints=tuple(handouts[1:]),
+    )
+
+
+def token_of(waitpoint: Waitpoint, keys: Sequence[HmacKey], now_ms: int) -> WaitpointToken:
+    """The waitpoint's token; of the current key, when its own is no longer accepted."""
+    key = usable_key(keys, waitpoint.token_kid, now_ms)
+    return sign(key, waitpoint.execution_id, waitpoint.waitpoint_id)
