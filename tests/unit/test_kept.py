@@ -21,7 +21,6 @@ from flowfabric.core.ids import (
     WaitpointKey,
     parse_execution_id,
 )
-from flowfabric.core.kept import TakenSignals, mailbox_id, take
 from flowfabric.core.records import (
     Requester,
     SignalEffect,
@@ -29,6 +28,7 @@ from flowfabric.core.records import (
     Suspension,
     SuspensionReason,
 )
+from flowfabric.core.suspension import TakenSignals, mailbox_id, take
 
 EXECUTION = parse_execution_id("{fp:7}:11111111-1111-4111-8111-111111111111")
 OTHER = parse_execution_id("{fp:7}:11111111-1111-4111-8111-111111111112")

@@ -23,7 +23,6 @@ from flowfabric.core.executions import (
 from flowfabric.core.flow_records import EdgeGroup, ExecutionInput, GroupState
 from flowfabric.core.flow_resolve import block, release
 from flowfabric.core.ids import AttemptId, EdgeId, LeaseId, SignalId, WaitpointId, WaitpointKey
-from flowfabric.core.kept import Mailbox
 from flowfabric.core.leases import (
     Fence,
     decide_expire_lease,
@@ -48,7 +47,7 @@ from flowfabric.core.situations import (
 )
 from flowfabric.core.states import EligibilityState, FailureClass
 from flowfabric.core.steps import decide_accept, decide_await, decide_block, decide_wake
-from flowfabric.core.suspension import SuspendFindings, decide_suspend
+from flowfabric.core.suspension import Mailbox, SuspendFindings, decide_suspend
 from flowfabric.core.transitions import Changes, Refusal, Subject, change
 from flowfabric.errors import FlowFabricError
 from tests.unit.lives import (

@@ -33,11 +33,12 @@ from flowfabric.core.signals import (
     SignalRequest,
     decide_deliver,
 )
-from flowfabric.core.suspend_dedup import dedup_ttl_ms, may_repeat
 from flowfabric.core.suspension import (
     SuspendFindings,
     decide_create_waitpoint,
     decide_suspend,
+    dedup_ttl_ms,
+    may_repeat,
     with_default_timeout,
 )
 from flowfabric.core.transitions import NO_CHANGES, Refusal, Subject

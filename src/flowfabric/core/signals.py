@@ -18,7 +18,6 @@ from flowfabric.core.conditions import observe, progress, stored_condition
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.executions import Timing
 from flowfabric.core.ids import Namespace, SignalId, WaitpointId
-from flowfabric.core.kept import KeptSize, Mailbox, check_mailbox_room, mailbox_id
 from flowfabric.core.policies import parse_policy
 from flowfabric.core.records import (
     Execution,
@@ -32,7 +31,15 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.resuming import resume
 from flowfabric.core.states import LifecyclePhase
-from flowfabric.core.suspension import RESUMED, is_expired, stored_policy
+from flowfabric.core.suspension import (
+    RESUMED,
+    KeptSize,
+    Mailbox,
+    check_mailbox_room,
+    is_expired,
+    mailbox_id,
+    stored_policy,
+)
 from flowfabric.core.transitions import Changes, Decision, Subject, change
 from flowfabric.errors import (
     SignalLimitExceeded,

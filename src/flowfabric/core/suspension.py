@@ -8,6 +8,7 @@ them; the others stay kept. If they meet the condition, the worker keeps its lea
 and goes on: nothing was ever parked.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Final, Self
 
@@ -17,23 +18,34 @@ from msgspec import Struct, structs
 from flowfabric.core import waitpoints
 from flowfabric.core.checks import shorten
 from flowfabric.core.conditions import (
+    Condition,
     Single,
     check_countable,
     encode_condition,
+    observe,
     referenced_waitpoint_keys,
     required_signal_names,
     stored_condition,
 )
 from flowfabric.core.executions import Timing, park, repeats
-from flowfabric.core.ids import WaitpointId
-from flowfabric.core.kept import TakenSignals, take
+from flowfabric.core.ids import ExecutionId, SignalId, WaitpointId, WaitpointKey, uuid4_from
 from flowfabric.core.leases import Fence, check_fence
-from flowfabric.core.limits import SUSPEND_CLOCK_SKEW_MS, TEXT_BYTES_MAX, TIME_MS_MAX
+from flowfabric.core.limits import (
+    KEPT_SIGNAL_BYTES_MAX,
+    KEPT_SIGNALS_MAX,
+    SUSPEND_CLOCK_SKEW_MS,
+    SUSPEND_DEDUP_GRACE_MS,
+    SUSPEND_DEDUP_TTL_MS_MAX,
+    TEXT_BYTES_MAX,
+    TIME_MS_MAX,
+)
 from flowfabric.core.policies import parse_policy
 from flowfabric.core.records import (
     Execution,
     HmacKey,
+    SignalEffect,
     SignalFacts,
+    SignalRecord,
     SuspendDedup,
     Suspension,
     SuspensionReason,
@@ -43,7 +55,6 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import BlockingReason, LifecyclePhase
-from flowfabric.core.suspend_dedup import remember
 from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Subject, change
 from flowfabric.core.waitpoints import (
     BoundWaitpoint,
@@ -69,11 +80,148 @@ from flowfabric.errors import (
     InvalidLeaseForSuspend,
     InvalidWaitpointForExecution,
     InvalidWaitpointKey,
+    KeptSignalsFull,
     PendingWaitpointExpired,
     WaitpointAlreadyExists,
     WaitpointNotFound,
     WaitpointNotPending,
 )
+
+# What a suspend was answered, so that a repeat gets the same ----------------
+
+
+def remember(
+    subject: Subject,
+    request: SuspendRequest,
+    suspension: Suspension,
+    already_satisfied: bool,
+    now_ms: int,
+) -> tuple[SuspendDedup, ...]:
+    """So that a repeat gets this answer, whatever else it asks for."""
+    execution = subject.execution
+    if request.idempotency_key is None:
+        return ()
+    assert execution.lease_id is not None
+    assert execution.current_attempt_id is not None
+    assert execution.worker_instance_id is not None
+    return (
+        SuspendDedup(
+            partition_key=execution.partition_key,
+            execution_id=execution.execution_id,
+            idempotency_key=request.idempotency_key,
+            suspension_id=suspension.suspension_id,
+            already_satisfied=already_satisfied,
+            lease_id=execution.lease_id,
+            lease_epoch=execution.lease_epoch,
+            attempt_id=execution.current_attempt_id,
+            attempt_index=execution.current_attempt_index,
+            worker_instance_id=execution.worker_instance_id,
+            lease_ttl_ms=lease_ttl_of(execution),
+            expires_at_ms=now_ms + dedup_ttl_ms(suspension.timeout_at_ms, now_ms),
+        ),
+    )
+
+
+def lease_ttl_of(execution: Execution) -> int:
+    """How long the live lease was granted or renewed for."""
+    assert execution.lease_expires_at_ms is not None
+    assert execution.lease_last_renewed_at_ms is not None
+    return execution.lease_expires_at_ms - execution.lease_last_renewed_at_ms
+
+
+def dedup_ttl_ms(timeout_at_ms: int | None, now_ms: int) -> int:
+    """As long as the suspension can last, and a little more."""
+    if timeout_at_ms is None:
+        return SUSPEND_DEDUP_TTL_MS_MAX
+    lasts_ms = max(timeout_at_ms - now_ms, 0)
+    return min(lasts_ms + SUSPEND_DEDUP_GRACE_MS, SUSPEND_DEDUP_TTL_MS_MAX)
+
+
+def may_repeat(execution: Execution, dedup: SuspendDedup, fence: Fence) -> bool:
+    """Whether the caller is who was answered, or who holds the execution now."""
+    asked = (fence.lease_id, fence.lease_epoch, fence.attempt_id)
+    return asked in (
+        (dedup.lease_id, dedup.lease_epoch, dedup.attempt_id),
+        (execution.lease_id, execution.lease_epoch, execution.current_attempt_id),
+    )
+
+
+# Signals that no wait has taken yet -----------------------------------------
+#
+# An execution keeps what reaches it before it waits: at a pending waitpoint, or under a
+# name that nothing waits for so far. The next wait of that name takes kept signals in the
+# order they came, those it can use (`conditions.observe`) until it is met. What it cannot
+# use stays for the wait after it, as does what reaches it while it lasts and cannot be used;
+# what it took but was not met by goes back. So a signal counts once, and one that was
+# accepted is never lost.
+
+
+class Mailbox(Struct, frozen=True, kw_only=True):
+    """Where a signal goes."""
+
+    waitpoint_id: WaitpointId
+    waitpoint_key: WaitpointKey
+
+
+class KeptSize(Struct, frozen=True, kw_only=True):
+    """What an execution keeps for waits to come."""
+
+    signals: int = 0
+    bytes: int = 0
+
+
+def mailbox_id(execution_id: ExecutionId, waitpoint_key: str) -> WaitpointId:
+    """Stands for the waitpoint of a signal that met none. Repeats are found by it."""
+    digest = hashlib.sha256(f"mailbox\x00{execution_id}\x00{waitpoint_key}".encode()).digest()
+    return WaitpointId(uuid4_from(digest[:16]))
+
+
+def check_mailbox_room(execution: Execution, kept: KeptSize, signal: SignalRecord) -> None:
+    if kept.signals >= KEPT_SIGNALS_MAX:
+        raise KeptSignalsFull(
+            f"{execution.called} keeps {kept.signals} signals for its next waits;"
+            f" at most {KEPT_SIGNALS_MAX} are kept. Send {signal.signal_name!r} when it waits"
+        )
+    size = kept.bytes + len(signal.payload or b"")
+    if size > KEPT_SIGNAL_BYTES_MAX:
+        raise KeptSignalsFull(
+            f"{execution.called}: with {signal.signal_name!r} the signals kept for its next"
+            f" waits would be {size} bytes; at most {KEPT_SIGNAL_BYTES_MAX} are kept"
+        )
+
+
+class TakenSignals(Struct, frozen=True, kw_only=True):
+    """Kept signals as they count for the suspension."""
+
+    signals: tuple[SignalFacts, ...] = ()
+    """Those it takes."""
+    closer: SignalId | None = None
+    left: int = 0
+    """How many stay kept."""
+
+    def counted(self, waitpoint: Waitpoint) -> Waitpoint:
+        """The waitpoint with those of its signals that count."""
+        own = (each for each in self.signals if each.waitpoint_id == waitpoint.waitpoint_id)
+        return structs.replace(waitpoint, matched_signal_count=sum(each.matched for each in own))
+
+
+def take(condition: Condition, suspension: Suspension, kept: Sequence[SignalFacts]) -> TakenSignals:
+    """Use kept signals, in the order they came, until the condition is met."""
+    taken: list[SignalFacts] = []
+    for signal in kept:
+        seen = observe(condition, taken, signal)
+        if not seen.satisfier:
+            continue
+        taken.append(
+            structs.replace(
+                signal, suspension_id=suspension.suspension_id, matched=True, satisfier=True
+            )
+        )
+        if seen.effect is SignalEffect.SATISFIED:
+            left = len(kept) - len(taken)
+            return TakenSignals(signals=tuple(taken), closer=signal.signal_id, left=left)
+    return TakenSignals(signals=tuple(taken), left=len(kept) - len(taken))
+
 
 RESUMED: Final = "resumed"
 """Why a suspension whose condition was met is closed."""

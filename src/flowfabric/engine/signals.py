@@ -27,7 +27,6 @@ from flowfabric.core.ids import (
     partition_of,
     uuid_of,
 )
-from flowfabric.core.kept import KeptSize, Mailbox, mailbox_id
 from flowfabric.core.records import (
     Execution,
     HmacKey,
@@ -44,6 +43,7 @@ from flowfabric.core.signals import (
     decide_deliver,
 )
 from flowfabric.core.states import OwnershipState
+from flowfabric.core.suspension import KeptSize, Mailbox, mailbox_id
 from flowfabric.core.transitions import Decision, Subject
 from flowfabric.core.waitpoints import WaitpointToken, check_accepted, check_token, matching_key
 from flowfabric.engine.kept_signals import kept_topic

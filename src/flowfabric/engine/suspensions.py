@@ -34,13 +34,14 @@ from flowfabric.core.records import (
     first_attempt,
 )
 from flowfabric.core.resuming import WaitpointsClosed, decide_close_waitpoint
-from flowfabric.core.suspend_dedup import lease_ttl_of, may_repeat
 from flowfabric.core.suspension import (
     Parked,
     SuspendFindings,
     decide_create_waitpoint,
     decide_repeat_waitpoint,
     decide_suspend,
+    lease_ttl_of,
+    may_repeat,
     with_pending,
 )
 from flowfabric.core.transitions import Decision, Subject
