@@ -9,7 +9,7 @@ from flowfabric.core.events import EventCategory
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.records import SignalEffect, SuspensionReason, TimeoutBehavior, WaitpointState
 from flowfabric.core.results import AlreadySatisfied
-from flowfabric.core.resuming import Resumed, SuspensionExpired
+from flowfabric.core.resumption import Resumed, SuspensionExpired
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,

@@ -32,7 +32,7 @@ from flowfabric.core.leases import (
 )
 from flowfabric.core.policies import RetryPolicy
 from flowfabric.core.records import SignalEffect, SignalFacts, TimeoutBehavior
-from flowfabric.core.resuming import decide_expire_suspension, decide_resume
+from flowfabric.core.resumption import decide_expire_suspension, decide_resume
 from flowfabric.core.signals import SignalFindings, SignalRequest, decide_deliver
 from flowfabric.core.situations import (
     ENDED,

@@ -18,7 +18,7 @@ from flowfabric.core.records import (
     WaitpointState,
 )
 from flowfabric.core.results import AlreadySatisfied
-from flowfabric.core.resuming import (
+from flowfabric.core.resumption import (
     ResumeClaim,
     decide_claim_resumed,
     decide_close_waitpoint,

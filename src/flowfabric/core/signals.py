@@ -29,7 +29,7 @@ from flowfabric.core.records import (
     Waitpoint,
     WaitpointState,
 )
-from flowfabric.core.resuming import resume
+from flowfabric.core.resumption import resume
 from flowfabric.core.states import LifecyclePhase
 from flowfabric.core.suspension import (
     RESUMED,

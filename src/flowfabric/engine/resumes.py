@@ -14,7 +14,7 @@ from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.records import ClaimGrant
 from flowfabric.core.results import AlreadySatisfied, Claimed
-from flowfabric.core.resuming import (
+from flowfabric.core.resumption import (
     TRIGGERS,
     ExpireResult,
     ResumeClaim,

@@ -32,7 +32,7 @@ from flowfabric.core.records import (
     Waitpoint,
     WaitpointState,
 )
-from flowfabric.core.resuming import OBSERVABLE
+from flowfabric.core.resumption import OBSERVABLE
 from flowfabric.core.transitions import Changes
 from flowfabric.core.waitpoints import WaitpointToken, token_of
 from flowfabric.engine.reads import condition_progress, find

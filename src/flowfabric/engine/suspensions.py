@@ -33,7 +33,7 @@ from flowfabric.core.records import (
     Waitpoint,
     first_attempt,
 )
-from flowfabric.core.resuming import WaitpointsClosed, decide_close_waitpoint
+from flowfabric.core.resumption import WaitpointsClosed, decide_close_waitpoint
 from flowfabric.core.suspension import (
     Parked,
     SuspendFindings,
