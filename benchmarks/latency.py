@@ -17,7 +17,7 @@ from benchmarks.meter import Cost, Meter
 from benchmarks.report import compared, figures, median, percentile
 from benchmarks.sdk import CONCURRENCY, worker
 from flowfabric import App, Context, connect
-from flowfabric.core.flow_build import Dependency, Join
+from flowfabric.core.flow_joins import Dependency, Join
 from flowfabric.reconcilers.supervisor import Supervisor
 
 SAMPLES = 150

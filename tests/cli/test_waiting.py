@@ -5,7 +5,7 @@ import re
 from flowfabric import Engine, connect
 from flowfabric.core.conditions import all_of_waitpoints
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.flow_build import Dependency, Join
+from flowfabric.core.flow_joins import Dependency, Join
 from flowfabric.engine.unit import new_uuid
 from flowfabric.testing import SettableClock
 from tests.cli.command import run

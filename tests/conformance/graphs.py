@@ -8,8 +8,7 @@ from msgspec import structs
 from flowfabric import Engine
 from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.flow_build import Dependency, Join
-from flowfabric.core.flow_policy import EdgeDependencyPolicy
+from flowfabric.core.flow_joins import Dependency, EdgeDependencyPolicy, Join
 from flowfabric.core.flow_records import EdgeGroup
 from flowfabric.core.flow_views import EdgeGroupSnapshot, FlowSnapshot
 from flowfabric.core.ids import ExecutionId, FlowId

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.audit import Complaint, Wrong
-from flowfabric.core.flow_policy import JoinQuorum
+from flowfabric.core.flow_joins import JoinQuorum
 from flowfabric.core.flow_records import CompletionDispatch, FlowRecord
 from flowfabric.core.ids import FIRST_UUID, parse_execution_id
 from flowfabric.core.limits import AUDIT_EVERY_MS

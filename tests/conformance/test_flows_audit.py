@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.flow_policy import JoinQuorum
+from flowfabric.core.flow_joins import JoinQuorum
 from flowfabric.core.flow_records import CompletionDispatch, EdgeGroup, FlowState, GroupState
 from flowfabric.core.ids import FIRST_UUID, LAST_UUID, make_execution_id, partition_of
 from flowfabric.core.limits import AUDIT_BATCH, AUDIT_EVERY_MS

@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.flow_policy import JoinAll, JoinAny, JoinQuorum
+from flowfabric.core.flow_joins import JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.flow_records import DependencyState, EdgeState, FlowState
 from flowfabric.core.flow_views import EdgeSnapshot
 from flowfabric.core.ids import EdgeId, FlowId

@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import Engine, EngineConfig
-from flowfabric.core.flow_policy import JoinAny, JoinQuorum
+from flowfabric.core.flow_joins import JoinAny, JoinQuorum
 from flowfabric.core.flow_records import OnSatisfied
 from flowfabric.core.flow_views import EligibilityStatus
 from flowfabric.core.states import FailureClass, TerminalOutcome

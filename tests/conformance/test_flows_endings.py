@@ -8,7 +8,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.conditions import Single
-from flowfabric.core.flow_policy import JoinAll, JoinAny, JoinQuorum
+from flowfabric.core.flow_joins import JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.flow_records import DependencyState, EdgeState, FlowState, GroupState
 from flowfabric.core.results import Added, AlreadyResolved, FlowCancelled, Impossible, Satisfied
 from flowfabric.core.states import (

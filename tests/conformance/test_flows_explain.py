@@ -6,7 +6,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.explain import Cause
-from flowfabric.core.flow_policy import JoinQuorum
+from flowfabric.core.flow_joins import JoinQuorum
 from flowfabric.core.limits import CANCEL_BATCH
 from flowfabric.flows.drawing import draw
 from flowfabric.flows.graph import read_graph

@@ -6,9 +6,8 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.flow_build import Dependency, Join
 from flowfabric.core.flow_cancel import WaitTimeout
-from flowfabric.core.flow_policy import JoinAll, JoinAny, JoinQuorum
+from flowfabric.core.flow_joins import Dependency, Join, JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.limits import BATCH_MAX, NAME_BYTES_MAX, PAGE_MAX
 from flowfabric.engine.flow_reads import Incoming, Outgoing
 from flowfabric.errors import InvalidDependency, InvalidInput, NotFound

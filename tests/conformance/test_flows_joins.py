@@ -6,8 +6,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.flow_build import Dependency, Join
-from flowfabric.core.flow_policy import JoinAll, JoinAny, JoinQuorum
+from flowfabric.core.flow_joins import Dependency, Join, JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.flow_records import FlowState
 from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX
 from flowfabric.core.results import DependenciesAdded

@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.flow_policy import JoinQuorum
+from flowfabric.core.flow_joins import JoinQuorum
 from flowfabric.core.flow_records import DependencyState, OnSatisfied
 from flowfabric.core.results import (
     AlreadyFired,

@@ -9,7 +9,7 @@ import pytest
 
 from flowfabric import Engine, EngineConfig
 from flowfabric.core.conditions import Single
-from flowfabric.core.flow_policy import JoinQuorum
+from flowfabric.core.flow_joins import JoinQuorum
 from flowfabric.core.flow_records import OnSatisfied
 from flowfabric.core.flow_views import EligibilityStatus
 from flowfabric.core.limits import AUDIT_EVERY_MS

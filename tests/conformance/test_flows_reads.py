@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.flow_policy import JoinAll, JoinQuorum
+from flowfabric.core.flow_joins import JoinAll, JoinQuorum
 from flowfabric.core.flow_records import DependencyState, EdgeState, FlowState, GroupState
 from flowfabric.core.flow_views import (
     EdgeGroupSnapshot,

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.flow_policy import JoinAny, JoinQuorum
+from flowfabric.core.flow_joins import JoinAny, JoinQuorum
 from flowfabric.core.flow_records import FlowState, GroupState, OnSatisfied
 from flowfabric.core.results import Replayed
 from flowfabric.core.states import AttemptState, AttemptType, BlockingReason, PublicState

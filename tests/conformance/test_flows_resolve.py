@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.flow_policy import EdgeDependencyPolicy, JoinAll, JoinAny, JoinQuorum
+from flowfabric.core.flow_joins import EdgeDependencyPolicy, JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.flow_records import FlowState, GroupState, OnSatisfied
 from flowfabric.core.states import AttemptLifecycle
 from flowfabric.testing import SettableClock

@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import Engine, EngineConfig
-from flowfabric.core.flow_policy import JoinAny
+from flowfabric.core.flow_joins import JoinAny
 from flowfabric.core.results import FlowCreated, FlowExists
 from flowfabric.errors import NotFound
 from flowfabric.reconcilers.supervisor import run_due

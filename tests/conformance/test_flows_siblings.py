@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.flow_policy import JoinAny
+from flowfabric.core.flow_joins import JoinAny
 from flowfabric.core.flow_records import PendingCancel
 from flowfabric.core.results import SiblingCancelAction
 from flowfabric.core.states import PublicState

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.flow_policy import JoinAny
+from flowfabric.core.flow_joins import JoinAny
 from flowfabric.core.results import CancellationScheduled, Claimed
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.reconcilers.supervisor import LONGEST_SLEEP_S, Supervisor

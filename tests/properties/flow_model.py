@@ -2,7 +2,7 @@
 
 import random
 
-from flowfabric.core.flow_policy import EdgeDependencyPolicy, JoinAll, JoinAny, JoinQuorum
+from flowfabric.core.flow_joins import EdgeDependencyPolicy, JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.flow_records import OnSatisfied
 
 SUCCESS, FAILED, CANCELLED, SKIPPED = "completed", "failed", "cancelled", "skipped"

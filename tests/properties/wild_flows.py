@@ -20,8 +20,14 @@ from flowfabric.config import EngineConfig
 from flowfabric.core.audit import Complaint
 from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.flow_build import Dependency, Join
-from flowfabric.core.flow_policy import EdgeDependencyPolicy, JoinAll, JoinAny, JoinQuorum
+from flowfabric.core.flow_joins import (
+    Dependency,
+    EdgeDependencyPolicy,
+    Join,
+    JoinAll,
+    JoinAny,
+    JoinQuorum,
+)
 from flowfabric.core.flow_records import Edge, EdgeGroup, EdgeState, GroupState, OnSatisfied
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import (

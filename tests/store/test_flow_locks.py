@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from flowfabric import Engine, connect
-from flowfabric.core.flow_policy import JoinAny
+from flowfabric.core.flow_joins import JoinAny
 from flowfabric.reconcilers.supervisor import Supervisor
 from tests.conformance.graphs import Graph, new_graph
 

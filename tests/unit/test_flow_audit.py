@@ -4,8 +4,8 @@ import pytest
 from msgspec import structs
 
 from flowfabric.core.flow_audit import next_audit, overlooked, requeued
-from flowfabric.core.flow_build import NewEdge, new_edge, new_flow, new_group
 from flowfabric.core.flow_cancel import postponed
+from flowfabric.core.flow_joins import NewEdge, new_edge, new_flow, new_group
 from flowfabric.core.flow_records import (
     DependencyState,
     EdgeGroup,

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import json, structs
 
-from flowfabric.core.flow_policy import (
+from flowfabric.core.flow_joins import (
     ALL_OF,
     EdgeDependencyPolicy,
     JoinAll,

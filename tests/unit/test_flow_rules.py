@@ -6,17 +6,6 @@ from collections import Counter
 import pytest
 from msgspec import structs
 
-from flowfabric.core.flow_build import (
-    check_acyclic,
-    count_endings,
-    derived_edge_id,
-    new_flow,
-    new_group,
-    settle_flow,
-    with_edges,
-    with_last_end,
-    with_members,
-)
 from flowfabric.core.flow_cancel import (
     NoWait,
     WaitIndefinite,
@@ -27,6 +16,17 @@ from flowfabric.core.flow_cancel import (
     reconciled,
     repeats_cancel,
     wait_ms,
+)
+from flowfabric.core.flow_joins import (
+    check_acyclic,
+    count_endings,
+    derived_edge_id,
+    new_flow,
+    new_group,
+    settle_flow,
+    with_edges,
+    with_last_end,
+    with_members,
 )
 from flowfabric.core.flow_records import CancellationPolicy, FlowRecord, FlowState
 from flowfabric.core.flow_views import MemberCounts, derive_flow_state

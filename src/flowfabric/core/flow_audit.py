@@ -7,8 +7,8 @@ finds executions that would otherwise wait for ever.
 
 from msgspec import structs
 
-from flowfabric.core.flow_build import new_group
 from flowfabric.core.flow_cancel import FLOW_CANCELLED
+from flowfabric.core.flow_joins import new_group
 from flowfabric.core.flow_records import EdgeGroup, FlowAudit, FlowRecord, GroupState, PendingCancel
 from flowfabric.core.flow_resolve import holds_back
 from flowfabric.core.ids import FIRST_UUID, next_uuid

@@ -8,8 +8,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core.executions import Timing, decide_replay
-from flowfabric.core.flow_build import count_endings
-from flowfabric.core.flow_policy import is_spared
+from flowfabric.core.flow_joins import count_endings, is_spared
 from flowfabric.core.flow_records import (
     CompletionDispatch,
     DependencyState,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct, structs
 
 from flowfabric.core.executions import Timing
-from flowfabric.core.flow_policy import count_outcome
+from flowfabric.core.flow_joins import count_outcome
 from flowfabric.core.flow_records import (
     DependencyState,
     Edge,

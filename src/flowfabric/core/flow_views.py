@@ -5,8 +5,12 @@ from enum import StrEnum
 
 from msgspec import Struct, structs
 
-from flowfabric.core.flow_build import with_last_end
-from flowfabric.core.flow_policy import EdgeDependencyPolicy, policy_of, resolved_count
+from flowfabric.core.flow_joins import (
+    EdgeDependencyPolicy,
+    policy_of,
+    resolved_count,
+    with_last_end,
+)
 from flowfabric.core.flow_records import (
     CancellationPolicy,
     DependencyState,

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from flowfabric.core.flow_policy import needed_count, resolved_count
+from flowfabric.core.flow_joins import needed_count, resolved_count
 from flowfabric.core.flow_records import EdgeGroup
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import PublicState

@@ -27,7 +27,7 @@ from flowfabric.core.flow_cancel import (
     repeats_cancel,
     wait_ms,
 )
-from flowfabric.core.flow_policy import SIBLING_REASONS
+from flowfabric.core.flow_joins import SIBLING_REASONS
 from flowfabric.core.flow_records import CancellationPolicy, EdgeGroup, FlowRecord, PendingCancel
 from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, uuid_of
 from flowfabric.core.limits import BATCH_MAX, CANCEL_BATCH, MEMBERS_SHOWN_MAX

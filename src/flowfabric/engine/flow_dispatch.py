@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int
-from flowfabric.core.flow_build import count_endings, with_last_end
-from flowfabric.core.flow_policy import is_spared
+from flowfabric.core.flow_joins import count_endings, is_spared, with_last_end
 from flowfabric.core.flow_records import (
     CompletionDispatch,
     DependencyState,

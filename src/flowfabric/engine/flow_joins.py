@@ -11,9 +11,11 @@ from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_bool, check_int, check_list
 from flowfabric.core.creation import Checked, NewExecution
-from flowfabric.core.flow_build import (
+from flowfabric.core.flow_joins import (
+    ALL_OF,
     Dependency,
     Join,
+    JoinRule,
     NewEdge,
     check_acyclic,
     check_can_wait,
@@ -22,6 +24,7 @@ from flowfabric.core.flow_build import (
     check_member,
     check_new_member,
     check_open,
+    check_policy,
     derived_edge_id,
     join_flow,
     new_edge,
@@ -31,7 +34,6 @@ from flowfabric.core.flow_build import (
     with_rule,
     with_staged,
 )
-from flowfabric.core.flow_policy import ALL_OF, JoinRule, check_policy
 from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord
 from flowfabric.core.flow_resolve import Ending, block
 from flowfabric.core.flow_views import edge_snapshot

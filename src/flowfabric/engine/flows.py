@@ -7,8 +7,9 @@ makes the edge count. To fix a whole join at once use `add_dependencies`.
 from msgspec import structs
 
 from flowfabric.core.checks import check_int, check_name
-from flowfabric.core.flow_build import (
+from flowfabric.core.flow_joins import (
     SUCCESS_ONLY,
+    EdgeDependencyPolicy,
     NewEdge,
     check_can_wait,
     check_dependency_kind,
@@ -16,18 +17,19 @@ from flowfabric.core.flow_build import (
     check_joinable,
     check_member,
     check_open,
+    check_policy,
     check_revision,
     check_same_namespace,
     join_flow,
     new_edge,
     new_flow,
     new_group,
+    resolved_count,
     with_edges,
     with_members,
     with_rule,
     with_staged,
 )
-from flowfabric.core.flow_policy import EdgeDependencyPolicy, check_policy, resolved_count
 from flowfabric.core.flow_records import Edge, EdgeGroup, EdgeState, FlowRecord
 from flowfabric.core.flow_resolve import block
 from flowfabric.core.flow_views import edge_snapshot

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from flowfabric.core.checks import check_depth, check_int, check_name, check_tags
 from flowfabric.core.creation import Checked, NewExecution, check_terms
-from flowfabric.core.flow_build import Dependency, Join
+from flowfabric.core.flow_joins import Dependency, Join
 from flowfabric.core.ids import (
     ExecutionId,
     Namespace,

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flowfabric.core.checks import visible
-from flowfabric.core.flow_policy import EdgeDependencyPolicy, JoinAll, JoinAny, JoinQuorum
+from flowfabric.core.flow_joins import EdgeDependencyPolicy, JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.flow_records import FlowState, OnSatisfied
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import TERMINAL_STATES, PublicState

@@ -4,7 +4,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from flowfabric.core.flow_policy import EdgeDependencyPolicy
+from flowfabric.core.flow_joins import EdgeDependencyPolicy
 from flowfabric.core.flow_records import DependencyState
 from flowfabric.core.flow_views import EdgeSnapshot, FlowMember, FlowSnapshot
 from flowfabric.core.ids import ExecutionId

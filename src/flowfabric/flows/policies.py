@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from flowfabric.core import flow_policy
+from flowfabric.core import flow_joins
 from flowfabric.core.flow_records import OnSatisfied
 
 
@@ -11,8 +11,8 @@ class AllOf:
     """Every one must succeed."""
 
     @property
-    def policy(self) -> flow_policy.EdgeDependencyPolicy:
-        return flow_policy.JoinAll()
+    def policy(self) -> flow_joins.EdgeDependencyPolicy:
+        return flow_joins.JoinAll()
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class AnyOf:
     cancel_remaining: bool = False
 
     @property
-    def policy(self) -> flow_policy.EdgeDependencyPolicy:
-        return flow_policy.JoinAny(_on_satisfied(self.cancel_remaining))
+    def policy(self) -> flow_joins.EdgeDependencyPolicy:
+        return flow_joins.JoinAny(_on_satisfied(self.cancel_remaining))
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Quorum:
     cancel_remaining: bool = False
 
     @property
-    def policy(self) -> flow_policy.EdgeDependencyPolicy:
-        return flow_policy.JoinQuorum(self.k, _on_satisfied(self.cancel_remaining))
+    def policy(self) -> flow_joins.EdgeDependencyPolicy:
+        return flow_joins.JoinQuorum(self.k, _on_satisfied(self.cancel_remaining))
 
 
 When = AllOf | AnyOf | Quorum
