@@ -9,7 +9,7 @@ from benchmarks.bench import Bench
 from benchmarks.report import figures
 from flowfabric import Engine, connect
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.flow_cancel import WaitIndefinite
+from flowfabric.core.flow_endings import WaitIndefinite
 from flowfabric.core.flow_joins import Dependency, Join
 from flowfabric.core.ids import ExecutionId
 from flowfabric.engine.work import Completion

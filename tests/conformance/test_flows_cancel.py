@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.flow_cancel import NoWait, WaitIndefinite, WaitTimeout
+from flowfabric.core.flow_endings import NoWait, WaitIndefinite, WaitTimeout
 from flowfabric.core.flow_records import CancellationPolicy, FlowState
 from flowfabric.core.results import (
     CancellationScheduled,

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.flow_cancel import WaitTimeout
+from flowfabric.core.flow_endings import WaitTimeout
 from flowfabric.core.flow_joins import Dependency, Join, JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.limits import BATCH_MAX, NAME_BYTES_MAX, PAGE_MAX
 from flowfabric.engine.flow_reads import Incoming, Outgoing

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from flowfabric import Engine
 from flowfabric.config import EngineConfig
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.flow_cancel import WaitIndefinite
+from flowfabric.core.flow_endings import WaitIndefinite
 from flowfabric.core.flow_joins import Dependency, Join
 from flowfabric.core.flow_records import FlowState, OnSatisfied
 from flowfabric.core.ids import ExecutionId, FlowId, flow_execution_id, uuid4_from

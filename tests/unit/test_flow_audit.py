@@ -3,8 +3,15 @@
 import pytest
 from msgspec import structs
 
-from flowfabric.core.flow_audit import next_audit, overlooked, requeued
-from flowfabric.core.flow_cancel import postponed
+from flowfabric.core.flow_endings import (
+    Ending,
+    counts,
+    holds_back,
+    next_audit,
+    overlooked,
+    postponed,
+    requeued,
+)
 from flowfabric.core.flow_joins import NewEdge, new_edge, new_flow, new_group
 from flowfabric.core.flow_records import (
     DependencyState,
@@ -13,7 +20,6 @@ from flowfabric.core.flow_records import (
     GroupState,
     PendingCancel,
 )
-from flowfabric.core.flow_resolve import Ending, counts, holds_back
 from flowfabric.core.flow_views import EligibilityStatus, eligibility
 from flowfabric.core.ids import FIRST_UUID, LAST_UUID, EdgeId, FlowId, Namespace
 from flowfabric.core.records import Execution

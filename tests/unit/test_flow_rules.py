@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from msgspec import structs
 
-from flowfabric.core.flow_cancel import (
+from flowfabric.core.flow_endings import (
     NoWait,
     WaitIndefinite,
     WaitTimeout,

@@ -20,8 +20,8 @@ from flowfabric.core.executions import (
     decide_promote,
     decide_replay,
 )
+from flowfabric.core.flow_endings import block, release
 from flowfabric.core.flow_records import EdgeGroup, ExecutionInput, GroupState
-from flowfabric.core.flow_resolve import block, release
 from flowfabric.core.ids import AttemptId, EdgeId, LeaseId, SignalId, WaitpointId, WaitpointKey
 from flowfabric.core.leases import (
     Fence,

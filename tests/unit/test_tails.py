@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from flowfabric.core.flow_resolve import DEPENDENCY_IMPOSSIBLE
+from flowfabric.core.flow_endings import DEPENDENCY_IMPOSSIBLE
 from flowfabric.core.states import AttemptLifecycle, LifecyclePhase, OwnershipState, TerminalOutcome
 from flowfabric.core.streams import Encoding, ModeName, next_id, show_id
 from flowfabric.core.tails import (

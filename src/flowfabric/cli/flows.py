@@ -15,7 +15,7 @@ from flowfabric.cli.target import (
     target_options,
     with_engine,
 )
-from flowfabric.core.flow_cancel import CancelWait, NoWait, WaitTimeout
+from flowfabric.core.flow_endings import CancelWait, NoWait, WaitTimeout
 from flowfabric.core.flow_records import CancellationPolicy, FlowState
 from flowfabric.core.flow_views import FlowListItem, FlowStatus
 from flowfabric.core.ids import parse_own_id

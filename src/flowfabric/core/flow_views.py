@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from msgspec import Struct, structs
 
+from flowfabric.core.flow_endings import holds_back
 from flowfabric.core.flow_joins import (
     EdgeDependencyPolicy,
     policy_of,
@@ -21,7 +22,6 @@ from flowfabric.core.flow_records import (
     FlowState,
     GroupState,
 )
-from flowfabric.core.flow_resolve import holds_back
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace
 from flowfabric.core.records import Execution
 from flowfabric.core.situations import Hold, held_by

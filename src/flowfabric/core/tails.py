@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import ENCODED, check_int
-from flowfabric.core.flow_resolve import DEPENDENCY_IMPOSSIBLE
+from flowfabric.core.flow_endings import DEPENDENCY_IMPOSSIBLE
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, EXECUTION_DEADLINE
 from flowfabric.core.states import (
     AttemptLifecycle,

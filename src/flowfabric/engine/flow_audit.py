@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from flowfabric.core.checks import check_int
-from flowfabric.core.flow_audit import next_audit, overlooked, requeued
+from flowfabric.core.flow_endings import Ending, next_audit, overlooked, requeued
 from flowfabric.core.flow_records import EdgeGroup, FlowAudit, FlowRecord
-from flowfabric.core.flow_resolve import Ending
 from flowfabric.core.flow_views import recounted
 from flowfabric.core.ids import ExecutionId, FlowId
 from flowfabric.core.limits import AUDIT_BATCH

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from flowfabric.core.checks import check_int, check_reason
 from flowfabric.core.executions import CancelRequest, Timing, decide_cancel
-from flowfabric.core.flow_cancel import (
+from flowfabric.core.flow_endings import (
     FLOW_CANCELLED,
     SHORT_JOIN,
     CancelWait,

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int
+from flowfabric.core.flow_endings import Ending, counts, waits_for_worker
 from flowfabric.core.flow_joins import count_endings, is_spared, with_last_end
 from flowfabric.core.flow_records import (
     CompletionDispatch,
@@ -23,7 +24,6 @@ from flowfabric.core.flow_records import (
     FlowRecord,
     GroupState,
 )
-from flowfabric.core.flow_resolve import Ending, counts, waits_for_worker
 from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, partition_of, uuid_of
 from flowfabric.core.limits import (
     BATCH_MAX,

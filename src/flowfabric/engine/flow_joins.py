@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_bool, check_int, check_list
 from flowfabric.core.creation import Checked, NewExecution
+from flowfabric.core.flow_endings import Ending, block
 from flowfabric.core.flow_joins import (
     ALL_OF,
     Dependency,
@@ -35,7 +36,6 @@ from flowfabric.core.flow_joins import (
     with_staged,
 )
 from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord
-from flowfabric.core.flow_resolve import Ending, block
 from flowfabric.core.flow_views import edge_snapshot
 from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, member_execution_id, uuid_of
 from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX

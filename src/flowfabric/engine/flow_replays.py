@@ -11,6 +11,15 @@ from msgspec import Struct
 
 from flowfabric.core.checks import check_list, check_optional_text
 from flowfabric.core.executions import Timing
+from flowfabric.core.flow_endings import (
+    Ending,
+    MemberJoin,
+    check_replayable,
+    decide_member_replay,
+    holds_back,
+    reopen,
+    uncount,
+)
 from flowfabric.core.flow_records import (
     CompletionDispatch,
     Edge,
@@ -19,14 +28,6 @@ from flowfabric.core.flow_records import (
     FlowRecord,
     PendingCancel,
 )
-from flowfabric.core.flow_replay import (
-    MemberJoin,
-    check_replayable,
-    decide_member_replay,
-    reopen,
-    uncount,
-)
-from flowfabric.core.flow_resolve import Ending, holds_back
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX
 from flowfabric.core.records import Execution

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from flowfabric.core.flow_endings import Ending, Resolution, release, resolve_edges
 from flowfabric.core.flow_joins import SIBLING_REASONS, settle_flow
 from flowfabric.core.flow_records import Edge, EdgeGroup, ExecutionInput, FlowRecord, GroupState
-from flowfabric.core.flow_resolve import Ending, Resolution, release, resolve_edges
 from flowfabric.core.flow_views import MemberCounts
 from flowfabric.core.ids import (
     ExecutionId,

@@ -7,6 +7,7 @@ makes the edge count. To fix a whole join at once use `add_dependencies`.
 from msgspec import structs
 
 from flowfabric.core.checks import check_int, check_name
+from flowfabric.core.flow_endings import block
 from flowfabric.core.flow_joins import (
     SUCCESS_ONLY,
     EdgeDependencyPolicy,
@@ -31,7 +32,6 @@ from flowfabric.core.flow_joins import (
     with_staged,
 )
 from flowfabric.core.flow_records import Edge, EdgeGroup, EdgeState, FlowRecord
-from flowfabric.core.flow_resolve import block
 from flowfabric.core.flow_views import edge_snapshot
 from flowfabric.core.ids import (
     EdgeId,

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeVar
 
 from rich.console import Console
 
-from flowfabric.core.flow_cancel import NoWait, WaitTimeout
+from flowfabric.core.flow_endings import NoWait, WaitTimeout
 from flowfabric.core.flow_records import FlowState
 from flowfabric.core.flow_views import FlowSummary
 from flowfabric.core.ids import FlowId

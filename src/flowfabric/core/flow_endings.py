@@ -1,0 +1,611 @@
+"""What the end, the cancellation or the replay of one flow member does to others.
+
+`resolve_edges` counts endings into the groups of the executions that wait for
+them; `release` lets an execution go whose group has fired: it becomes ready, or is
+skipped because what it waits for can no longer happen.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric.core.checks import check_int
+from flowfabric.core.events import Event, EventCategory
+from flowfabric.core.executions import Timing, decide_replay
+from flowfabric.core.flow_joins import count_endings, count_outcome, is_spared, new_group
+from flowfabric.core.flow_records import (
+    CancellationPolicy,
+    CompletionDispatch,
+    DependencyState,
+    Edge,
+    EdgeGroup,
+    ExecutionInput,
+    FlowAudit,
+    FlowRecord,
+    FlowState,
+    GroupState,
+    PendingCancel,
+)
+from flowfabric.core.ids import FIRST_UUID, ExecutionId, make_execution_id, next_uuid
+from flowfabric.core.limits import AUDIT_EVERY_MS, CANCEL_WAIT_MS_MAX
+from flowfabric.core.records import Execution
+from flowfabric.core.results import FlowCancelled, PartiallyCancelled, Replayed, SiblingCancelAction
+from flowfabric.core.situations import HELD_BY_JOIN, Hold, held_by
+from flowfabric.core.states import (
+    AttemptLifecycle,
+    EligibilityState,
+    LifecyclePhase,
+    OwnershipState,
+    TerminalOutcome,
+)
+from flowfabric.core.transitions import (
+    NO_CHANGES,
+    UNBLOCKED,
+    Changes,
+    Decision,
+    Field,
+    Subject,
+    change,
+    combine,
+    finish,
+)
+from flowfabric.errors import FlowAlreadyTerminal, InvalidGraceMs, InvalidInput
+
+DEPENDENCY_IMPOSSIBLE = "dependency_impossible"
+INPUTS_TOO_LARGE = "inputs_too_large"
+
+
+class Ending(Struct, frozen=True, kw_only=True):
+    """How an upstream ended, and what it left."""
+
+    outcome: TerminalOutcome
+    replay_count: int = 0
+    """Which life of the upstream ended."""
+    result: bytes | None = None
+    result_encoding: str | None = None
+
+
+def counts(edge: Edge, ending: Ending) -> bool:
+    """Whether an ending is news to an open edge, and not from before its downstream's replay."""
+    return (
+        edge.dep_state is DependencyState.UNSATISFIED
+        and ending.replay_count >= edge.counts_from_replay
+    )
+
+
+class Resolution(Struct, frozen=True, kw_only=True):
+    edges: tuple[Edge, ...]
+    groups: tuple[EdgeGroup, ...]
+    fired: tuple[EdgeGroup, ...]
+    """Those of `groups` that fired now."""
+    inputs: tuple[ExecutionInput, ...]
+
+
+def resolve_edges(
+    edges: Iterable[Edge],
+    groups: Mapping[ExecutionId, EdgeGroup],
+    endings: Mapping[ExecutionId, Ending],
+    now_ms: int,
+) -> Resolution:
+    """Resolve applied edges whose upstream is among `endings`; each edge resolves once.
+
+    An ending from before the downstream's replay resolves nothing.
+    """
+    current = dict(groups)
+    resolved: list[Edge] = []
+    inputs: list[ExecutionInput] = []
+    for edge in edges:
+        ending = endings[edge.upstream_id]
+        if not counts(edge, ending):
+            continue
+        before = current[edge.downstream_id]
+        current[edge.downstream_id] = count_outcome(before, ending.outcome, now_ms)
+        after = _resolved(edge, ending.outcome, now_ms)
+        resolved.append(after)
+        # Kept for a join that can no longer hold, too: a replay may open it again.
+        if (
+            after.dep_state is DependencyState.SATISFIED
+            and before.group_state is not GroupState.SATISFIED
+        ):
+            inputs += _input(after, ending)
+    changed = tuple(group for key, group in current.items() if group is not groups[key])
+    return Resolution(
+        edges=tuple(resolved),
+        groups=changed,
+        fired=tuple(
+            group
+            for group in changed
+            if group.fired_at_ms is not None and groups[group.downstream_id].fired_at_ms is None
+        ),
+        inputs=tuple(inputs),
+    )
+
+
+def _resolved(edge: Edge, outcome: TerminalOutcome, now_ms: int) -> Edge:
+    satisfied = outcome is TerminalOutcome.SUCCESS
+    return structs.replace(
+        edge,
+        dep_state=DependencyState.SATISFIED if satisfied else DependencyState.IMPOSSIBLE,
+        resolved_at_ms=now_ms,
+        resolved_outcome=outcome,
+    )
+
+
+def _input(edge: Edge, ending: Ending) -> tuple[ExecutionInput, ...]:
+    if not edge.data_passing_ref:
+        return ()
+    assert edge.resolved_at_ms is not None
+    return (
+        ExecutionInput(
+            partition_key=edge.partition_key,
+            execution_id=edge.downstream_id,
+            edge_id=edge.edge_id,
+            name=edge.data_passing_ref,
+            value=ending.result,
+            value_encoding=ending.result_encoding,
+            replaces_payload=edge.replaces_payload,
+            resolved_at_ms=edge.resolved_at_ms,
+        ),
+    )
+
+
+# Blocking and releasing ------------------------------------------------------
+
+
+def waits_for_worker(execution: Execution) -> bool:
+    """Runnable and held by nobody: only then may dependencies hold it back or let it go."""
+    return (
+        execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+        and execution.ownership_state is OwnershipState.UNOWNED
+    )
+
+
+def holds_back(group: EdgeGroup | None) -> bool:
+    """Whether a join keeps its downstream from running. One without edges does not."""
+    return group is not None and group.staged > 0 and group.group_state is not GroupState.SATISFIED
+
+
+def block(execution: Execution, group: EdgeGroup, now_ms: int) -> tuple[Execution, EdgeGroup]:
+    """Have the execution wait for its join, from now on or once it waits for a worker again.
+
+    What holds it back until then is kept in the group, unless it is a child it awaits.
+    """
+    if (
+        waits_for_worker(execution)
+        and not execution.awaits_child
+        and execution.eligibility_state is not EligibilityState.BLOCKED_BY_DEPENDENCIES
+    ):
+        group = structs.replace(
+            group,
+            prior_eligibility=execution.eligibility_state,
+            prior_blocking_reason=execution.blocking_reason,
+            prior_blocking_detail=execution.blocking_detail,
+        )
+        return change(execution, now_ms, **HELD_BY_JOIN, join_pending=True), group
+    return change(execution, now_ms, join_pending=True), group
+
+
+def release(
+    subject: Subject,
+    group: EdgeGroup,
+    inputs: Sequence[ExecutionInput],
+    timing: Timing,
+    inputs_bytes_max: int,
+) -> Changes:
+    """What a fired group does to its downstream.
+
+    One that has ended, or is about to be cancelled, is left alone. Any other gets its
+    inputs now, or when the attempt that goes on is over, whichever way it becomes ready.
+    """
+    execution = subject.execution
+    if execution.lifecycle_phase is LifecyclePhase.TERMINAL or execution.cancel_requested:
+        return NO_CHANGES
+    if group.group_state is GroupState.IMPOSSIBLE:
+        return _skip(subject, timing)
+    size = sum(len(each.value or b"") for each in inputs)
+    if size > inputs_bytes_max:
+        return _refuse_inputs(subject, size, inputs_bytes_max, timing)
+    fields = _unblocked(execution, group, timing.now_ms) | _payload(inputs)
+    return Changes(updates=(change(execution, timing.now_ms, **fields, join_pending=False),))
+
+
+def _unblocked(execution: Execution, group: EdgeGroup, now_ms: int) -> dict[str, Field]:
+    """What becomes of the block by the join: what held the execution back before, or nothing."""
+    if not waits_for_worker(execution) or held_by(execution) is not Hold.JOIN:
+        return {}
+    prior = group.prior_eligibility
+    delayed = prior is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME
+    due = execution.delay_until_ms is None or execution.delay_until_ms <= now_ms
+    if prior in (None, EligibilityState.ELIGIBLE_NOW) or (delayed and due):
+        return {**UNBLOCKED, "delay_until_ms": None}
+    return {
+        "eligibility_state": prior,
+        "blocking_reason": group.prior_blocking_reason,
+        "blocking_detail": group.prior_blocking_detail or "",
+    }
+
+
+def _payload(inputs: Sequence[ExecutionInput]) -> dict[str, Field]:
+    """The newest result that is meant to, as the new input payload."""
+    passed = [each for each in inputs if each.replaces_payload and each.value is not None]
+    if not passed:
+        return {}
+    newest = max(passed, key=lambda each: (each.resolved_at_ms, each.edge_id))
+    return {"next_input": newest.value, "next_input_encoding": newest.value_encoding}
+
+
+def _skip(subject: Subject, timing: Timing) -> Changes:
+    return finish(
+        subject,
+        TerminalOutcome.SKIPPED,
+        timing.now_ms,
+        retention_ms=timing.retention_ms,
+        attempt_end=AttemptLifecycle.ENDED_CANCELLED,
+        reason=DEPENDENCY_IMPOSSIBLE,
+        attempt_failure=DEPENDENCY_IMPOSSIBLE,
+        fields=_fenced(subject),
+    )
+
+
+def _fenced(subject: Subject) -> dict[str, Field]:
+    """Whoever runs it is fenced at once."""
+    return {"lease_epoch": subject.execution.lease_epoch + 1}
+
+
+def _refuse_inputs(subject: Subject, size: int, bytes_max: int, timing: Timing) -> Changes:
+    return finish(
+        subject,
+        TerminalOutcome.FAILED,
+        timing.now_ms,
+        retention_ms=timing.retention_ms,
+        attempt_end=AttemptLifecycle.ENDED_FAILURE,
+        reason=INPUTS_TOO_LARGE,
+        attempt_failure=INPUTS_TOO_LARGE,
+        fields={
+            **_fenced(subject),
+            "failure_reason": f"{INPUTS_TOO_LARGE}: the results of its dependencies are {size}"
+            f" bytes together, at most {bytes_max} are passed on; have them keep it elsewhere and"
+            " return where",
+        },
+    )
+
+
+# Cancelling a flow: which members go with it, and what the flow remembers of it
+
+FLOW_CANCELLED = "flow_cancelled"
+"""The reason members are given when the flow's cancellation named none."""
+
+SHORT_JOIN = "quorum_lacks_edges"
+"""The reason for those whose quorum had too few edges when the flow was closed."""
+
+RETRY_MS_MIN = 1_000
+RETRY_MS_MAX = 60_000
+RETRY_DOUBLINGS_MAX = 6
+"""How long to leave a member alone whose cancellation failed: twice as long each time."""
+
+_ALIASES = {"cancel_flow_only": CancellationPolicy.FLOW_ONLY}
+
+_REACH = {
+    CancellationPolicy.FLOW_ONLY: 0,
+    CancellationPolicy.CANCEL_PENDING: 1,
+    CancellationPolicy.CANCEL_ALL: 2,
+}
+
+
+class NoWait(Struct, frozen=True, tag=True):
+    """Return as soon as the cancellation is recorded."""
+
+
+class WaitTimeout(Struct, frozen=True, tag=True):
+    """Wait this long for the members to be cancelled."""
+
+    timeout_ms: int
+
+
+class WaitIndefinite(Struct, frozen=True, tag=True):
+    """Wait until the members are cancelled, within the engine's own limit."""
+
+
+CancelWait = NoWait | WaitTimeout | WaitIndefinite
+
+
+def check_cancellation_policy(policy: object) -> CancellationPolicy:
+    try:
+        return _ALIASES.get(str(policy)) or CancellationPolicy(str(policy))
+    except ValueError as error:
+        choices = ", ".join(CancellationPolicy)
+        raise InvalidInput("cancellation_policy", f"must be one of {choices}", policy) from error
+
+
+def check_grace(grace_ms: object) -> None:
+    """Cancelling waits for no grace period; a malformed one is refused all the same."""
+    if grace_ms is None:
+        return
+    if not isinstance(grace_ms, int) or isinstance(grace_ms, bool) or not 0 <= grace_ms < 2**53:
+        raise InvalidGraceMs("grace_ms: must be an integer from 0 to 2^53-1")
+
+
+def wait_ms(wait: object) -> int | None:
+    """How long to wait; none for not at all."""
+    match wait:
+        case NoWait():
+            return None
+        case WaitTimeout(timeout_ms=timeout_ms):
+            return check_int("wait.timeout_ms", timeout_ms, 0, CANCEL_WAIT_MS_MAX)
+        case WaitIndefinite():
+            return CANCEL_WAIT_MS_MAX
+        case _:
+            raise InvalidInput("wait", "must be NoWait, WaitTimeout or WaitIndefinite", wait)
+
+
+def repeats_cancel(flow: FlowRecord, policy: CancellationPolicy) -> bool:
+    """Whether the flow was cancelled before, and its members at least as far as `policy` goes."""
+    decided = flow.cancellation_policy
+    return decided is not None and _REACH[policy] <= _REACH[decided]
+
+
+def cancelled_flow(
+    flow: FlowRecord, policy: CancellationPolicy, reason: str, now_ms: int
+) -> FlowRecord:
+    """The flow closed. One that is closed stays so since then, and is cancelled further."""
+    first = flow.cancelled_at_ms is None
+    return structs.replace(
+        flow,
+        public_flow_state=FlowState.CANCELLED,
+        cancelled_at_ms=now_ms if first else flow.cancelled_at_ms,
+        cancel_reason=reason or flow.cancel_reason or "",
+        cancellation_policy=policy,
+        last_mutation_at_ms=now_ms,
+        # A flow whose members had all ended ends anew, as cancelled.
+        ended_at_ms=None if first else flow.ended_at_ms,
+    )
+
+
+def flow_cancel_event(flow: FlowRecord, member_count: int, now_ms: int) -> Event:
+    """Operators' log. An event about a whole flow carries the flow's uuid as its subject."""
+    details: dict[str, str | int | None] = {
+        "flow_id": flow.flow_id,
+        "cancellation_policy": flow.cancellation_policy,
+        "reason": flow.cancel_reason,
+        "member_count": member_count,
+    }
+    return Event(
+        category=EventCategory.OPERATOR,
+        event_type="flow_cancel_requested",
+        partition_key=flow.partition_key,
+        execution_id=make_execution_id(flow.partition_key, flow.flow_id),
+        flow_id=flow.flow_id,
+        namespace=flow.namespace,
+        details=msgspec.json.encode(details).decode(),
+        occurred_at_ms=now_ms,
+    )
+
+
+def postponed(row: PendingCancel, now_ms: int) -> PendingCancel:
+    """The row after cancelling its member failed; it waits longer each time."""
+    pause_ms = min(RETRY_MS_MAX, RETRY_MS_MIN << min(row.attempts, RETRY_DOUBLINGS_MAX))
+    return structs.replace(row, attempts=row.attempts + 1, due_at_ms=now_ms + pause_ms)
+
+
+def reconciled(group: EdgeGroup | None, queued: int, unended: int) -> SiblingCancelAction:
+    """What is to become of the upstreams queued because a join no longer needs them."""
+    if not queued:
+        return SiblingCancelAction.NO_OP
+    if group is None or group.cancel_reason is None:
+        return SiblingCancelAction.SREMMED_STALE
+    return SiblingCancelAction.NO_OP if unended else SiblingCancelAction.COMPLETED_DRAIN
+
+
+def all_but(
+    header: FlowCancelled, failed: tuple[ExecutionId, ...]
+) -> FlowCancelled | PartiallyCancelled:
+    """The answer when some members could not be cancelled yet; they stay queued."""
+    if not failed:
+        return header
+    lost = set(failed)
+    return PartiallyCancelled(
+        cancellation_policy=header.cancellation_policy,
+        member_execution_ids=tuple(i for i in header.member_execution_ids if i not in lost),
+        failed_member_execution_ids=failed,
+    )
+
+
+# Running ended flow members again -------------------------------------------
+
+NO_PRIOR: Final[Mapping[str, None]] = MappingProxyType(
+    {"prior_eligibility": None, "prior_blocking_reason": None, "prior_blocking_detail": None}
+)
+"""A replayed execution was held back by nothing before."""
+
+
+class Reopened(Struct, frozen=True, kw_only=True):
+    """A join as it waits again."""
+
+    group: EdgeGroup
+    edges: tuple[Edge, ...]
+    """Edges that wait again; those that were satisfied stay so."""
+
+
+def check_replayable(flow: FlowRecord) -> None:
+    if flow.public_flow_state is FlowState.CANCELLED:
+        raise FlowAlreadyTerminal(f"flow {flow.flow_id} is cancelled: its members stay as they are")
+
+
+def reopen(
+    group: EdgeGroup, edges: Sequence[Edge], endings: Mapping[ExecutionId, Ending]
+) -> Reopened:
+    """Forget the failures of the join's upstreams, told or not; what they do next counts."""
+    satisfied = sum(edge.dep_state is DependencyState.SATISFIED for edge in edges)
+    return Reopened(
+        group=structs.replace(
+            group,
+            succeeded=satisfied,
+            failed=0,
+            skipped=0,
+            group_state=GroupState.PENDING,
+            fired_at_ms=None,
+            cancel_reason=None,
+            **NO_PRIOR,
+        ),
+        edges=tuple(
+            _reopened(edge, endings.get(edge.upstream_id))
+            for edge in edges
+            if edge.dep_state is not DependencyState.SATISFIED
+        ),
+    )
+
+
+def _reopened(edge: Edge, ending: Ending | None) -> Edge:
+    """The edge as it waits for the upstream's next life, or for this one if that may succeed."""
+    counts_from_replay = edge.counts_from_replay
+    if ending is not None and ending.outcome is not TerminalOutcome.SUCCESS:
+        counts_from_replay = ending.replay_count + 1
+    return structs.replace(
+        edge,
+        dep_state=DependencyState.UNSATISFIED,
+        resolved_at_ms=None,
+        resolved_outcome=None,
+        counts_from_replay=counts_from_replay,
+    )
+
+
+def uncount(
+    flow: FlowRecord, execution: Execution, untold: CompletionDispatch | None
+) -> FlowRecord:
+    """The flow after an ended member came back; one nobody was told of was never counted."""
+    if untold is not None or execution.terminal_outcome is TerminalOutcome.NONE:
+        return flow
+    outcome = execution.terminal_outcome
+    spared = is_spared(outcome, execution.cancellation_reason)
+    return count_endings(flow, [outcome], by=-1, spared=int(spared))
+
+
+class MemberJoin(Struct, frozen=True, kw_only=True):
+    """What a member's edges mean to its replay."""
+
+    group: EdgeGroup
+    reopened: Reopened | None
+    """None when the join was satisfied: it stays so, and its inputs are passed on again."""
+    inputs: tuple[ExecutionInput, ...] = ()
+    inputs_bytes_max: int
+
+
+def decide_member_replay(
+    subject: Subject,
+    joined: MemberJoin | None,
+    reason: str | None,
+    requested_by: str | None,
+    timing: Timing,
+) -> Decision[Replayed]:
+    """Like any replay, but a member with dependencies goes through its join again."""
+    decision = decide_replay(subject, reason, requested_by, timing)
+    if joined is None:
+        return decision
+    after = decision.changes.updates[0]
+    assert isinstance(after, Execution)
+    if joined.reopened is not None:
+        return _wait_again(subject, after, joined.reopened, decision, timing)
+    group = structs.replace(joined.group, **NO_PRIOR)
+    held, group = block(after, group, timing.now_ms)
+    released = release(
+        structs.replace(subject, execution=held),
+        group,
+        joined.inputs,
+        timing,
+        joined.inputs_bytes_max,
+    )
+    free = released.updates[0]
+    assert isinstance(free, Execution)
+    return Decision(
+        answer=Replayed(public_state=free.public_state),
+        changes=combine([decision.changes, released]),
+    )
+
+
+def _wait_again(
+    subject: Subject,
+    after: Execution,
+    reopened: Reopened,
+    decision: Decision[Replayed],
+    timing: Timing,
+) -> Decision[Replayed]:
+    waiting, group = block(after, reopened.group, timing.now_ms)
+    (event,) = decision.changes.events
+    skipped = subject.execution.terminal_outcome is TerminalOutcome.SKIPPED
+    details = {"branch": "skipped_flow_member" if skipped else "normal", "groups_reset": 1}
+    told = structs.replace(event, details=msgspec.json.encode(details).decode())
+    return Decision(
+        answer=Replayed(public_state=waiting.public_state),
+        changes=Changes(
+            updates=(waiting, *decision.changes.updates[1:], group, *reopened.edges),
+            events=(told,),
+        ),
+    )
+
+
+# What may have been left behind in a flow, and whether it really was --------
+#
+# Endings and what follows from them are written together, so nothing is ever left behind;
+# unless somebody mended the database by hand, or a rule here was wrong once. The audit
+# finds executions that would otherwise wait for ever.
+
+
+def next_audit(
+    audit: FlowAudit, last: tuple[str, str] | None, last_waiter: str | None, now_ms: int
+) -> FlowAudit:
+    """The audit after it has looked at members up to `last`; none when there are no more.
+
+    Likewise for those who wait.
+    """
+    flow_id, execution_id = (FIRST_UUID, FIRST_UUID) if last is None else _following(*last)
+    return structs.replace(
+        audit,
+        next_flow_id=flow_id,
+        next_execution_id=execution_id,
+        after_waiter=last_waiter or "",
+        due_at_ms=now_ms + AUDIT_EVERY_MS,
+    )
+
+
+def _following(flow_id: str, execution_id: str) -> tuple[str, str]:
+    """The first member there could be after one; the first of all after the last."""
+    following = next_uuid(execution_id)
+    if following is not None:
+        return flow_id, following
+    return next_uuid(flow_id) or FIRST_UUID, FIRST_UUID
+
+
+def overlooked(flow: FlowRecord, execution: Execution, group: EdgeGroup | None) -> EdgeGroup | None:
+    """The fired group of an execution that waits although nothing holds it back; none if it does.
+
+    An execution without a group, or with one that has no edges, waits for nothing. One that
+    waits for the end of a child has somebody who wakes it.
+    """
+    if held_by(execution) in (Hold.ENDED, Hold.CANCELLATION):
+        return None
+    if not execution.join_pending and held_by(execution) is not Hold.JOIN:
+        return None
+    if group is not None and group.group_state is GroupState.IMPOSSIBLE:
+        return group
+    if holds_back(group):
+        return None
+    return structs.replace(
+        group or new_group(flow, execution.execution_id), group_state=GroupState.SATISFIED
+    )
+
+
+def requeued(flow: FlowRecord, execution: Execution, now_ms: int) -> PendingCancel | None:
+    """What has a member cancelled that is marked for it; none for one that is not."""
+    if held_by(execution) is not Hold.CANCELLATION:
+        return None
+    return PendingCancel(
+        partition_key=execution.partition_key,
+        execution_id=execution.execution_id,
+        flow_id=flow.flow_id,
+        reason=flow.cancel_reason or FLOW_CANCELLED,
+        enqueued_at_ms=now_ms,
+        due_at_ms=now_ms,
+    )
