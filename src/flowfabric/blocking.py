@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Generic, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from flowfabric.connection import Opened
-from flowfabric.core.details import ExecutionDetails, StepView
 from flowfabric.core.explain import Explanation
 from flowfabric.core.policies import Duration
 from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState
+from flowfabric.core.views import ExecutionDetails, StepView
 from flowfabric.declaring import check_calls, check_task
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspension_reads import Inbox

@@ -20,7 +20,6 @@ from msgspec import Struct, structs
 
 from flowfabric.config import EngineConfig
 from flowfabric.core.checks import ENCODED, check_json
-from flowfabric.core.details import ExecutionDetails
 from flowfabric.core.handles import Handle
 from flowfabric.core.leases import Granted, WorkerIdentity
 from flowfabric.core.records import Step
@@ -30,7 +29,7 @@ from flowfabric.core.signals import SignalRequest
 from flowfabric.core.steps import StepStored
 from flowfabric.core.streams import Append, Appended, Coding
 from flowfabric.core.tails import ExecutionFrames, StreamFrame, StreamFrames, SummaryDocument
-from flowfabric.core.views import ExecutionContext
+from flowfabric.core.views import ExecutionContext, ExecutionDetails
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.leases import ClaimQuery
 from flowfabric.engine.outcomes import Found

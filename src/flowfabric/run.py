@@ -12,13 +12,13 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from flowfabric.core.details import ExecutionDetails, StepView
 from flowfabric.core.explain import Explanation
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState
+from flowfabric.core.views import ExecutionDetails, StepView
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.outcomes import Outcome
 from flowfabric.engine.unit import COMPLETION_TOPIC

@@ -4,11 +4,11 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.details import ChildView, StepView
 from flowfabric.core.limits import TRACEBACK_BYTES_MAX
 from flowfabric.core.records import FailedStep, StepKind, failed_step
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.steps import NewStep
+from flowfabric.core.views import ChildView, StepView
 from flowfabric.engine.steps import StepReport
 from flowfabric.errors import InvalidInput
 from flowfabric.testing import SettableClock

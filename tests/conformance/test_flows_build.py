@@ -5,7 +5,6 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.flow_joins import JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.flow_records import DependencyState, EdgeState, FlowState
-from flowfabric.core.flow_views import EdgeSnapshot
 from flowfabric.core.ids import EdgeId, FlowId
 from flowfabric.core.results import (
     Added,
@@ -18,6 +17,7 @@ from flowfabric.core.results import (
     Set,
     Staged,
 )
+from flowfabric.core.views import EdgeSnapshot
 from flowfabric.errors import (
     CycleDetected,
     DependencyAlreadyExists,

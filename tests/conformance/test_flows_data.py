@@ -5,8 +5,8 @@ import pytest
 from flowfabric import Engine, EngineConfig
 from flowfabric.core.flow_joins import JoinAny, JoinQuorum
 from flowfabric.core.flow_records import OnSatisfied
-from flowfabric.core.flow_views import EligibilityStatus
 from flowfabric.core.states import FailureClass, TerminalOutcome
+from flowfabric.core.views import EligibilityStatus
 from flowfabric.errors import LeaseConflict
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given

@@ -11,10 +11,10 @@ from flowfabric import Engine, EngineConfig
 from flowfabric.core.conditions import Single
 from flowfabric.core.flow_joins import JoinQuorum
 from flowfabric.core.flow_records import OnSatisfied
-from flowfabric.core.flow_views import EligibilityStatus
 from flowfabric.core.limits import AUDIT_EVERY_MS
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import FailureClass, PublicState
+from flowfabric.core.views import EligibilityStatus
 from flowfabric.errors import ExecutionNotTerminal, FlowFabricError
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.testing import SettableClock

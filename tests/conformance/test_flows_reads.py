@@ -6,16 +6,16 @@ from msgspec import structs
 from flowfabric import Engine
 from flowfabric.core.flow_joins import JoinAll, JoinQuorum
 from flowfabric.core.flow_records import DependencyState, EdgeState, FlowState, GroupState
-from flowfabric.core.flow_views import (
+from flowfabric.core.ids import EdgeId, FlowId, flow_execution_id
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.states import PublicState
+from flowfabric.core.views import (
     EdgeGroupSnapshot,
     EdgeSnapshot,
     FlowMember,
     FlowStatus,
     FlowSummary,
 )
-from flowfabric.core.ids import EdgeId, FlowId, flow_execution_id
-from flowfabric.core.limits import PAGE_MAX
-from flowfabric.core.states import PublicState
 from flowfabric.engine.flow_reads import Incoming, Outgoing
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.testing import SettableClock

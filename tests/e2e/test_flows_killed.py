@@ -13,9 +13,9 @@ import pytest
 
 from flowfabric import App, Engine, FlowRun
 from flowfabric.core.events import START
-from flowfabric.core.flow_views import FlowStatus
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import PublicState
+from flowfabric.core.views import FlowStatus
 from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.flows.node import Node

@@ -20,10 +20,10 @@ from flowfabric.core.flow_records import (
     GroupState,
     PendingCancel,
 )
-from flowfabric.core.flow_views import EligibilityStatus, eligibility
 from flowfabric.core.ids import FIRST_UUID, LAST_UUID, EdgeId, FlowId, Namespace
 from flowfabric.core.records import Execution
 from flowfabric.core.states import EligibilityState, LifecyclePhase, OwnershipState, TerminalOutcome
+from flowfabric.core.views import EligibilityStatus, eligibility
 from tests.store.records import an_execution
 
 FLOW_ID = FlowId("00000000-0000-4000-8000-000000000002")

@@ -29,11 +29,11 @@ from flowfabric.core.flow_joins import (
     with_members,
 )
 from flowfabric.core.flow_records import CancellationPolicy, FlowRecord, FlowState
-from flowfabric.core.flow_views import MemberCounts, derive_flow_state
 from flowfabric.core.ids import FlowId, Namespace, make_execution_id, parse_uuid
 from flowfabric.core.limits import CANCEL_WAIT_MS_MAX, FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
 from flowfabric.core.results import FlowCancelled, PartiallyCancelled, SiblingCancelAction
 from flowfabric.core.states import PublicState, TerminalOutcome
+from flowfabric.core.views import MemberCounts, derive_flow_state
 from flowfabric.errors import CycleDetected, InvalidGraceMs, InvalidInput
 from tests.store.records import an_execution
 

@@ -6,8 +6,8 @@ from rich.text import Text
 
 from flowfabric.cli import documents, screen
 from flowfabric.cli.tables import REMARK, ScreenColumn, fixed, flexible, right
-from flowfabric.core.details import ExecutionDetails, StepView
 from flowfabric.core.policies import span
+from flowfabric.core.views import ExecutionDetails, StepView
 from flowfabric.terminal import Indented
 
 STEP_CHARS_MAX: Final = 200

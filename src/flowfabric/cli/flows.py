@@ -17,12 +17,12 @@ from flowfabric.cli.target import (
 )
 from flowfabric.core.flow_endings import CancelWait, NoWait, WaitTimeout
 from flowfabric.core.flow_records import CancellationPolicy, FlowState
-from flowfabric.core.flow_views import FlowListItem, FlowStatus
 from flowfabric.core.ids import parse_own_id
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.policies import duration_ms, span
 from flowfabric.core.results import CancellationScheduled, PartiallyCancelled
 from flowfabric.core.states import PublicState
+from flowfabric.core.views import FlowListItem, FlowStatus
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.flows.drawing import flow_state, print_graph

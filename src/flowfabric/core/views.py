@@ -1,12 +1,34 @@
-"""What readers see of an execution: pure views over its record.
+"""What readers see of executions and flows: pure views over their records.
 
 A stored value that no operation could have written is corruption, and named as such.
 """
 
-from msgspec import Struct
+from collections.abc import Mapping
+from enum import StrEnum
 
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric.core.flow_endings import holds_back
+from flowfabric.core.flow_joins import (
+    EdgeDependencyPolicy,
+    policy_of,
+    resolved_count,
+    with_last_end,
+)
+from flowfabric.core.flow_records import (
+    CancellationPolicy,
+    DependencyState,
+    Edge,
+    EdgeGroup,
+    EdgeState,
+    FlowRecord,
+    FlowState,
+    GroupState,
+)
 from flowfabric.core.ids import (
     AttemptId,
+    EdgeId,
     ExecutionId,
     FlowId,
     LaneId,
@@ -18,8 +40,10 @@ from flowfabric.core.ids import (
     parse_lane_id,
     parse_uuid,
 )
+from flowfabric.core.journal import branch_name
 from flowfabric.core.policies import parse_policy
-from flowfabric.core.records import Execution, SignalRecord
+from flowfabric.core.records import Attempt, Execution, SignalRecord, Step, StepKind, failed_step
+from flowfabric.core.situations import Hold, held_by
 from flowfabric.core.states import (
     AttemptState,
     BlockingReason,
@@ -282,3 +306,361 @@ def core_fields(
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
+
+
+# One execution with all that belongs to it: its steps, its attempts, its children
+
+
+class StepView(Struct, frozen=True, kw_only=True):
+    """What a handler has done: a step with its result, or the error it ended with."""
+
+    step_key: str
+    name: str
+    branch: str
+    """Which of the handler's parallel branches it belongs to; empty for the handler itself."""
+    kind: StepKind
+    result: bytes | None
+    """As stored: JSON, unless the app's codec says otherwise."""
+    error: str | None
+    recorded_at_ms: int
+    duration_ms: int | None
+    """How long its function ran; None where there is none, as for a sleep."""
+    wake_at_ms: int | None
+    attempt_index: int
+
+
+class ChildView(Struct, frozen=True, kw_only=True):
+    execution_id: ExecutionId
+    execution_kind: str
+    public_state: PublicState
+    created_at_ms: int
+
+
+class ExecutionDetails(ExecutionSnapshot, frozen=True, kw_only=True):
+    """A snapshot, and all that belongs to the execution."""
+
+    steps: tuple[StepView, ...]
+    """In the order they were made in. The one whose failure ended the last attempt comes last: it
+    is not stored, and the next attempt tries it again."""
+    attempts: tuple[Attempt, ...]
+    """Oldest first; a failed one has its traceback."""
+    children: tuple[ChildView, ...]
+    """What it submitted and is still stored, oldest first."""
+
+
+def step_view(step: Step) -> StepView:
+    return StepView(
+        step_key=step.step_key,
+        name=step.name or step.step_key,
+        branch=branch_name(step.line),
+        kind=step.kind,
+        result=step.result,
+        error=_error(step.failure),
+        recorded_at_ms=step.recorded_at_ms,
+        duration_ms=step.duration_ms,
+        wake_at_ms=step.wake_at_ms,
+        attempt_index=step.attempt_index,
+    )
+
+
+def failed_view(attempt: Attempt) -> StepView | None:
+    """The step whose failure ended an attempt, as it would look if it were stored."""
+    failed = failed_step(attempt)
+    if failed is None:
+        return None
+    return StepView(
+        step_key=failed.step_key,
+        name=failed.name or failed.step_key,
+        branch=branch_name(failed.line),
+        kind=StepKind.CALL,
+        result=None,
+        error=failed.error,
+        recorded_at_ms=attempt.ended_at_ms or attempt.created_at_ms,
+        duration_ms=failed.duration_ms,
+        wake_at_ms=None,
+        attempt_index=attempt.attempt_index,
+    )
+
+
+def _error(failure: bytes | None) -> str | None:
+    """What was stored of a failure, in a line; each kind of step has its own form."""
+    if failure is None:
+        return None
+    try:
+        meaning: object = msgspec.json.decode(failure)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return failure.decode(errors="replace")
+    if not isinstance(meaning, dict):
+        return str(meaning)
+    what = meaning.get("name") or meaning.get("public_state") or "failed"
+    why = meaning.get("message") or meaning.get("reason") or ""
+    return f"{what}: {why}"
+
+
+def details(
+    execution: Execution,
+    tags: dict[str, str],
+    *,
+    steps: tuple[Step, ...],
+    attempts: tuple[Attempt, ...],
+    children: tuple[ChildView, ...],
+) -> ExecutionDetails:
+    seen = snapshot(execution, tags)
+    failed = failed_view(attempts[-1]) if attempts else None
+    stored = {step.step_key for step in steps}
+    shared = {name: getattr(seen, name) for name in ExecutionSnapshot.__struct_fields__}
+    return ExecutionDetails(
+        **shared,
+        steps=(
+            *(step_view(step) for step in steps),
+            *([failed] if failed is not None and failed.step_key not in stored else ()),
+        ),
+        attempts=attempts,
+        children=children,
+    )
+
+
+# What readers see of flows: pure views over their records -------------------
+
+ALL_REQUIRED = "all_required"
+CREATED_BY = "engine"
+
+
+class EdgeSnapshot(Struct, frozen=True, kw_only=True):
+    edge_id: EdgeId
+    flow_id: FlowId
+    upstream_execution_id: ExecutionId
+    downstream_execution_id: ExecutionId
+    dependency_kind: str
+    satisfaction_condition: str
+    data_passing_ref: str | None
+    edge_state: EdgeState
+    dep_state: DependencyState
+    resolved_outcome: TerminalOutcome | None
+    resolved_at_ms: int | None
+    created_at_ms: int
+    created_by: str
+
+
+class EdgeGroupSnapshot(Struct, frozen=True, kw_only=True):
+    downstream_execution_id: ExecutionId
+    policy: EdgeDependencyPolicy
+    total_deps: int
+    satisfied_count: int
+    failed_count: int
+    skipped_count: int
+    running_count: int
+    group_state: GroupState
+    fired_at_ms: int | None
+    cancel_reason: str | None
+
+
+class FlowSnapshot(Struct, frozen=True, kw_only=True):
+    flow_id: FlowId
+    flow_kind: str
+    namespace: Namespace
+    public_flow_state: FlowState
+    """`open` or `cancelled`: whether the graph may change."""
+    state: FlowState
+    """How the flow is doing, derived from its members."""
+    graph_revision: int
+    node_count: int
+    edge_count: int
+    created_at_ms: int
+    last_mutation_at_ms: int
+    cancelled_at_ms: int | None
+    cancel_reason: str | None
+    cancellation_policy: CancellationPolicy | None
+    ended_at_ms: int | None
+    tags: dict[str, str]
+    edge_groups: tuple[EdgeGroupSnapshot, ...]
+    """All of them, by ascending downstream id."""
+
+
+class FlowStatus(StrEnum):
+    ACTIVE = "active"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class FlowListItem(Struct, frozen=True, kw_only=True):
+    flow_id: FlowId
+    flow_kind: str
+    namespace: Namespace
+    created_at_ms: int
+    status: FlowStatus
+
+
+class FlowSummary(Struct, frozen=True, kw_only=True):
+    """How many members are in which state, counted now."""
+
+    flow_id: FlowId
+    total_members: int
+    sampled_members: int
+    """How many of them were looked at: all."""
+    members_completed: int = 0
+    members_failed: int = 0
+    members_cancelled: int = 0
+    members_expired: int = 0
+    members_skipped: int = 0
+    members_active: int = 0
+    members_suspended: int = 0
+    members_waiting: int = 0
+    members_delayed: int = 0
+    members_rate_limited: int = 0
+    members_waiting_children: int = 0
+    members_spared: int = 0
+    """Of the cancelled ones: those that a join no longer needed."""
+    public_flow_state: FlowState
+    last_summary_update_at_ms: int
+    """When they were counted."""
+
+
+class FlowMember(Struct, frozen=True, kw_only=True):
+    execution_id: ExecutionId
+    execution_kind: str
+    public_state: PublicState
+    blocked: bool = False
+    """Whether changed code has stopped it: delayed, until somebody does something about it."""
+    tags: dict[str, str] = {}
+
+
+class EligibilityStatus(StrEnum):
+    NOT_FOUND = "not_found"
+    NOT_RUNNABLE = "not_runnable"
+    OWNED = "owned"
+    TERMINAL = "terminal"
+    IMPOSSIBLE = "impossible"
+    BLOCKED_BY_DEPENDENCIES = "blocked_by_dependencies"
+    ELIGIBLE = "eligible"
+
+
+def edge_snapshot(edge: Edge) -> EdgeSnapshot:
+    return EdgeSnapshot(
+        edge_id=edge.edge_id,
+        flow_id=edge.flow_id,
+        upstream_execution_id=edge.upstream_id,
+        downstream_execution_id=edge.downstream_id,
+        dependency_kind=edge.dependency_kind,
+        satisfaction_condition=ALL_REQUIRED,
+        data_passing_ref=edge.data_passing_ref or None,
+        edge_state=edge.edge_state,
+        dep_state=edge.dep_state,
+        resolved_outcome=edge.resolved_outcome,
+        resolved_at_ms=edge.resolved_at_ms,
+        created_at_ms=edge.created_at_ms,
+        created_by=CREATED_BY,
+    )
+
+
+def group_snapshot(group: EdgeGroup) -> EdgeGroupSnapshot:
+    return EdgeGroupSnapshot(
+        downstream_execution_id=group.downstream_id,
+        policy=policy_of(group),
+        total_deps=group.staged,
+        satisfied_count=group.succeeded,
+        failed_count=group.failed,
+        skipped_count=group.skipped,
+        running_count=group.staged - resolved_count(group),
+        group_state=group.group_state,
+        fired_at_ms=group.fired_at_ms,
+        cancel_reason=group.cancel_reason,
+    )
+
+
+def closing(flow: FlowRecord) -> bool:
+    """Whether the flow was cancelled, and the ends of its members are not all counted yet."""
+    cancelled = flow.public_flow_state is FlowState.CANCELLED
+    return cancelled and flow.derived_state is FlowState.OPEN
+
+
+def status_of(flow: FlowRecord, *, going: bool) -> FlowStatus:
+    """Whether it has ended, and how. `going` tells of a closing flow whether members go on."""
+    if closing(flow):
+        return FlowStatus.ACTIVE if going else FlowStatus.CANCELLED
+    if flow.derived_state is FlowState.OPEN:
+        return FlowStatus.ACTIVE
+    return FlowStatus(flow.derived_state)
+
+
+ENDED_BADLY = (PublicState.FAILED, PublicState.EXPIRED)
+HELD_UP = (
+    PublicState.SUSPENDED,
+    PublicState.DELAYED,
+    PublicState.RATE_LIMITED,
+    PublicState.WAITING_CHILDREN,
+)
+ENDED = (*ENDED_BADLY, PublicState.CANCELLED, PublicState.COMPLETED, PublicState.SKIPPED)
+
+
+class MemberCounts(Struct, frozen=True):
+    """How many members are in which state."""
+
+    by_state: Mapping[PublicState, int]
+    spared: int = 0
+    """Of the cancelled ones: those that a join no longer needed."""
+    ends_ms: tuple[int, ...] = ()
+    """When the last in each state ended, if that was asked for."""
+
+
+def derive_flow_state(members: MemberCounts, *, cancelled: bool) -> FlowState:
+    """What the members' states make of the flow. An empty flow is open."""
+    counts = members.by_state
+
+    def any_in(*states: PublicState) -> bool:
+        return any(counts.get(state) for state in states)
+
+    total = sum(counts.values())
+    if total == sum(counts.get(state, 0) for state in ENDED) and (total or cancelled):
+        if cancelled:
+            return FlowState.CANCELLED
+        unwanted = counts.get(PublicState.CANCELLED, 0) - members.spared
+        bad = unwanted or any_in(*ENDED_BADLY)
+        return FlowState.FAILED if bad else FlowState.COMPLETED
+    if any_in(PublicState.ACTIVE):
+        return FlowState.RUNNING
+    return FlowState.BLOCKED if any_in(*HELD_UP) else FlowState.OPEN
+
+
+def flow_summary(flow: FlowRecord, members: MemberCounts, now_ms: int) -> FlowSummary:
+    counts = members.by_state
+    shown = {f"members_{state}": count for state, count in counts.items()}
+    # Understood but never derived; it counts as what it would be.
+    waiting = shown.pop(f"members_{PublicState.RESUMABLE}", 0)
+    shown["members_waiting"] = shown.get("members_waiting", 0) + waiting
+    return FlowSummary(
+        flow_id=flow.flow_id,
+        total_members=sum(counts.values()),
+        sampled_members=sum(counts.values()),
+        last_summary_update_at_ms=now_ms,
+        public_flow_state=derive_flow_state(
+            members, cancelled=flow.public_flow_state is FlowState.CANCELLED
+        ),
+        members_spared=members.spared,
+        **shown,
+    )
+
+
+def recounted(flow: FlowRecord, ended: MemberCounts) -> FlowRecord:
+    """The flow with its counters, and the time of the last end, set to what was found."""
+    counts = {f"members_{state}": ended.by_state.get(state, 0) for state in ENDED}
+    counted = structs.replace(flow, members_spared=ended.spared, **counts)
+    return with_last_end(counted, ended.ends_ms)
+
+
+def eligibility(execution: Execution | None, group: EdgeGroup | None) -> EligibilityStatus:
+    """Whether dependencies let the execution run; the first reason against it counts."""
+    if execution is None:
+        return EligibilityStatus.NOT_FOUND
+    if execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
+        return EligibilityStatus.NOT_RUNNABLE
+    if execution.ownership_state is not OwnershipState.UNOWNED:
+        return EligibilityStatus.OWNED
+    if execution.terminal_outcome is not TerminalOutcome.NONE:
+        return EligibilityStatus.TERMINAL
+    if group is not None and group.group_state is GroupState.IMPOSSIBLE:
+        return EligibilityStatus.IMPOSSIBLE
+    if holds_back(group) or held_by(execution) is Hold.CHILD:
+        return EligibilityStatus.BLOCKED_BY_DEPENDENCIES
+    return EligibilityStatus.ELIGIBLE

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import structs
 
-from flowfabric.core.details import ChildView, ExecutionDetails, details
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.records import Step
 from flowfabric.core.steps import in_order
+from flowfabric.core.views import ChildView, ExecutionDetails, details
 from flowfabric.engine.reads import attempts_of, find, kept_signals, tags_of
 from flowfabric.engine.unit import Operations, row_execution_id
 from flowfabric.store.base import Reader, Row

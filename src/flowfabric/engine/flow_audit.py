@@ -12,12 +12,12 @@ from msgspec import Struct
 from flowfabric.core.checks import check_int
 from flowfabric.core.flow_endings import Ending, next_audit, overlooked, requeued
 from flowfabric.core.flow_records import EdgeGroup, FlowAudit, FlowRecord
-from flowfabric.core.flow_views import recounted
 from flowfabric.core.ids import ExecutionId, FlowId
 from flowfabric.core.limits import AUDIT_BATCH
 from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.states import LifecyclePhase
 from flowfabric.core.transitions import NO_CHANGES, Changes
+from flowfabric.core.views import recounted
 from flowfabric.engine.flow_dispatch import open_edges
 from flowfabric.engine.flow_unit import FlowOperations, member_counts
 from flowfabric.engine.operators import Swept

@@ -36,13 +36,13 @@ from flowfabric.core.flow_joins import (
     with_staged,
 )
 from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord
-from flowfabric.core.flow_views import edge_snapshot
 from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, member_execution_id, uuid_of
 from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Created, DependenciesAdded
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.core.transitions import Changes
+from flowfabric.core.views import edge_snapshot
 from flowfabric.engine.creation import CreateBody, Creation
 from flowfabric.engine.flow_unit import FlowOperations, endings_of
 from flowfabric.engine.unit import execution_key, new_uuid

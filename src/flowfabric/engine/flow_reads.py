@@ -6,23 +6,6 @@ from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int, check_tag_key, check_tags
 from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord, FlowState, FlowTag
-from flowfabric.core.flow_views import (
-    EdgeGroupSnapshot,
-    EdgeSnapshot,
-    EligibilityStatus,
-    FlowListItem,
-    FlowMember,
-    FlowSnapshot,
-    FlowSummary,
-    closing,
-    derive_flow_state,
-    edge_snapshot,
-    eligibility,
-    flow_summary,
-    group_snapshot,
-    recounted,
-    status_of,
-)
 from flowfabric.core.ids import (
     EdgeId,
     ExecutionId,
@@ -44,6 +27,23 @@ from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import blocked_by_code
 from flowfabric.core.transitions import Changes
+from flowfabric.core.views import (
+    EdgeGroupSnapshot,
+    EdgeSnapshot,
+    EligibilityStatus,
+    FlowListItem,
+    FlowMember,
+    FlowSnapshot,
+    FlowSummary,
+    closing,
+    derive_flow_state,
+    edge_snapshot,
+    eligibility,
+    flow_summary,
+    group_snapshot,
+    recounted,
+    status_of,
+)
 from flowfabric.engine.flow_unit import FlowOperations, member_counts
 from flowfabric.engine.flows import check_edge_id
 from flowfabric.engine.reads import tags_of_many

@@ -11,7 +11,6 @@ from msgspec import Struct
 from flowfabric.core.flow_endings import Ending, Resolution, release, resolve_edges
 from flowfabric.core.flow_joins import SIBLING_REASONS, settle_flow
 from flowfabric.core.flow_records import Edge, EdgeGroup, ExecutionInput, FlowRecord, GroupState
-from flowfabric.core.flow_views import MemberCounts
 from flowfabric.core.ids import (
     ExecutionId,
     FlowId,
@@ -24,6 +23,7 @@ from flowfabric.core.ids import (
 from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes, Subject, combine
+from flowfabric.core.views import MemberCounts
 from flowfabric.engine.unit import (
     MEMBER_CANCEL_TOPIC,
     Operations,

@@ -32,7 +32,6 @@ from flowfabric.core.flow_joins import (
     with_staged,
 )
 from flowfabric.core.flow_records import Edge, EdgeGroup, EdgeState, FlowRecord
-from flowfabric.core.flow_views import edge_snapshot
 from flowfabric.core.ids import (
     EdgeId,
     ExecutionId,
@@ -60,6 +59,7 @@ from flowfabric.core.results import (
     Staged,
 )
 from flowfabric.core.transitions import Changes
+from flowfabric.core.views import edge_snapshot
 from flowfabric.engine.flow_retention import forget
 from flowfabric.engine.flow_unit import FlowOperations, endings_of, forgotten
 from flowfabric.engine.unit import execution_key

@@ -6,11 +6,10 @@ from msgspec import Struct
 
 from flowfabric.core.flow_joins import EdgeDependencyPolicy
 from flowfabric.core.flow_records import DependencyState
-from flowfabric.core.flow_views import EdgeSnapshot, FlowMember, FlowSnapshot
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.states import PublicState, TerminalOutcome
-from flowfabric.core.views import ExecutionSnapshot
+from flowfabric.core.views import EdgeSnapshot, ExecutionSnapshot, FlowMember, FlowSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow_reads import Incoming
 from flowfabric.flows.node import NAME_TAG, NodeNames

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from flowfabric.core.flow_endings import NoWait, WaitTimeout
 from flowfabric.core.flow_records import FlowState
-from flowfabric.core.flow_views import FlowSummary
 from flowfabric.core.ids import FlowId
 from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.core.results import CancelFlowResult
+from flowfabric.core.views import FlowSummary
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.errors import (
     ExecutionNotTerminal,
