@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from flowfabric import App, Run, WorkerSettings
-from flowfabric.core.explain import Cause
+from flowfabric.core.diagnosis import Cause
 from flowfabric.core.policies import Duration
 from flowfabric.core.states import PublicState
 from flowfabric.worker.lanes import LaneWeights

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Generic, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from flowfabric.connection import Opened
-from flowfabric.core.explain import Explanation
+from flowfabric.core.diagnosis import Explanation
 from flowfabric.core.policies import Duration
 from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState

@@ -12,7 +12,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from flowfabric.core.explain import Explanation
+from flowfabric.core.diagnosis import Explanation
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.policies import Duration, duration_ms

@@ -15,7 +15,7 @@ from flowfabric.app import DEFAULT_NAMESPACE, MEMORY_URL, App
 from flowfabric.blocking import Blocking
 from flowfabric.connection import Opened
 from flowfabric.core.checks import check_int, check_time
-from flowfabric.core.explain import Cause
+from flowfabric.core.diagnosis import Cause
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.declaring import check_task

@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.explain import Cause, Explanation
+from flowfabric.core.diagnosis import Cause, Explanation
 from flowfabric.core.ids import uuid_of
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.results import Changed, Claimed, Delayed, Marked

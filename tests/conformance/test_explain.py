@@ -1,7 +1,7 @@
 """Why an execution is not running."""
 
 from flowfabric import Engine
-from flowfabric.core.explain import Cause, Explanation
+from flowfabric.core.diagnosis import Cause, Explanation
 from flowfabric.core.ids import WorkerId, WorkerInstanceId
 from flowfabric.core.records import WorkerPresence
 from flowfabric.core.states import PublicState

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.explain import Cause
+from flowfabric.core.diagnosis import Cause
 from flowfabric.core.flow_joins import JoinQuorum
 from flowfabric.core.limits import CANCEL_BATCH
 from flowfabric.flows.drawing import draw

@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.conditions import ByName, Count, CountKind, Single, all_of_waitpoints
-from flowfabric.core.explain import Cause
+from flowfabric.core.diagnosis import Cause
 from flowfabric.core.limits import KEPT_SIGNAL_BYTES_MAX, KEPT_SIGNALS_MAX, SIGNAL_PAYLOAD_BYTES_MAX
 from flowfabric.core.records import SignalEffect
 from flowfabric.core.results import Claimed

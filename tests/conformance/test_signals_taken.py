@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.conditions import ByName, Single
-from flowfabric.core.explain import Cause
+from flowfabric.core.diagnosis import Cause
 from flowfabric.core.records import SignalEffect
 from flowfabric.core.waitpoints import ANNOUNCED_FOR_MS
 from flowfabric.engine.kept_signals import kept_topic

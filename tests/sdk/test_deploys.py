@@ -11,7 +11,7 @@ import asyncio
 import pytest
 
 from flowfabric import App, Context
-from flowfabric.core.explain import Cause
+from flowfabric.core.diagnosis import Cause
 from flowfabric.core.states import PublicState
 from flowfabric.errors import ExecutionCancelled, ExecutionNotEligible
 from tests.apps import blocked, reached, working

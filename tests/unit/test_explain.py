@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric.core.conditions import Progress
-from flowfabric.core.explain import Cause, Surroundings, explain
+from flowfabric.core.diagnosis import Cause, Surroundings, explain
 from flowfabric.core.ids import LaneId
 from flowfabric.core.records import FailedStep, Lane
 from flowfabric.core.states import BlockingReason, EligibilityState, LaneState, LifecyclePhase

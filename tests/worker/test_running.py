@@ -12,7 +12,7 @@ from typing import TypedDict
 import pytest
 
 from flowfabric import App, Context, DoNotRetry, Retry, WorkerSettings
-from flowfabric.core.explain import Cause
+from flowfabric.core.diagnosis import Cause
 from flowfabric.core.results import Completed
 from flowfabric.core.states import PublicState
 from flowfabric.engine.work import Completion

@@ -14,7 +14,7 @@ from rich.text import Text
 from flowfabric.cli import documents, exits, screen
 from flowfabric.cli.target import Target, check_file, target_options
 from flowfabric.connection import connect, migrate
-from flowfabric.core.audit import Complaint, Wrong
+from flowfabric.core.diagnosis import Complaint, Wrong
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.policies import span
 from flowfabric.core.states import LaneState

@@ -1,4 +1,4 @@
-"""Looking for what must not be; see `core.audit`. Reads only, a page at a time.
+"""Looking for what must not be; see `core.diagnosis`. Reads only, a page at a time.
 
 The executions come first, in the order of their ids, then the counts of flows, then the
 rows that belong to executions and flows, a few partitions at a time, and at last the
@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from flowfabric.core.audit import (
+from flowfabric.core.checks import check_int, check_optional_text
+from flowfabric.core.diagnosis import (
     AuditPage,
     Circumstances,
     Complaint,
@@ -20,7 +21,6 @@ from flowfabric.core.audit import (
     rings,
     wrongs,
 )
-from flowfabric.core.checks import check_int, check_optional_text
 from flowfabric.core.ids import (
     FIRST_UUID,
     ExecutionId,

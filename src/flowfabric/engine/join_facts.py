@@ -1,8 +1,8 @@
 """Reading what an execution with an open join waits for."""
 
+from flowfabric.core.diagnosis import JoinFacts, Upstream
 from flowfabric.core.flow_records import EdgeGroup
 from flowfabric.core.ids import make_execution_id, uuid_of
-from flowfabric.core.join_facts import JoinFacts, Upstream
 from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState, TerminalOutcome
 from flowfabric.core.steps import blocked_by_code

@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int, check_list, check_optional_time, check_text
 from flowfabric.core.conditions import Progress, progress, stored_condition
-from flowfabric.core.explain import Explanation, Surroundings, explain
+from flowfabric.core.diagnosis import Explanation, Surroundings, explain
 from flowfabric.core.ids import (
     FIRST_UUID,
     ExecutionId,

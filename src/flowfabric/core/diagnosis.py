@@ -1,14 +1,24 @@
-"""Why an execution is not running: one sentence, and the same as data."""
+"""Why an execution is not running, and whether anything will ever move it.
 
-from collections.abc import Mapping
+Such an execution is ready, leased, or waits for exactly one thing that is sure to come
+or can be sent: a time, a waitpoint, a join, a child, a queued cancellation, or a gate
+that an operator opens. One that has none of these would wait for ever, and so would
+those that wait for each other in a ring. A ready one's join holds, and claims find it
+by its route. A row goes with what it belongs to.
+
+Operations keep it so; the audit looks whether they did, on any database.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
 
 from flowfabric.core.checks import split_kind
 from flowfabric.core.conditions import Progress
+from flowfabric.core.flow_joins import needed_count, resolved_count
+from flowfabric.core.flow_records import EdgeGroup, GroupState
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.join_facts import JoinFacts
 from flowfabric.core.leases import lease_is_dead
 from flowfabric.core.policies import in_words, span
 from flowfabric.core.records import Execution, FailedStep, Lane
@@ -21,6 +31,73 @@ from flowfabric.core.states import (
     OwnershipState,
     PublicState,
 )
+
+# What an execution with an open join waits for, in words and as data, at the time of reading
+
+
+class Upstream(Struct, frozen=True, kw_only=True):
+    """An upstream whose ending has not been counted."""
+
+    execution_id: ExecutionId
+    name: str
+    """What people call it: the name of its node, or of its task."""
+    public_state: PublicState
+    blocked: bool = False
+    """Changed code has stopped it."""
+    over: bool = False
+    """It ended before its downstream was replayed: only a replay of its own can count."""
+
+
+class JoinFacts(Struct, frozen=True, kw_only=True):
+    group: EdgeGroup
+    upstreams: tuple[Upstream, ...]
+    """The first few of the unresolved ones."""
+
+    @property
+    def unresolved(self) -> int:
+        return self.group.staged - resolved_count(self.group)
+
+    def sentence(self) -> str:
+        group, needed = self.group, needed_count(self.group)
+        if group.staged < needed:
+            return (
+                f"It waits for {needed} dependencies to succeed and has only {group.staged}: add"
+                f" {needed - group.staged} more, or cancel it."
+            )
+        some = f"{needed} of its {group.staged} dependencies"
+        every = "its only dependency" if needed == 1 else f"all of its {needed} dependencies"
+        what = every if needed == group.staged else some
+        left = f"; {self.unresolved} not resolved: {self._named()}" if self.upstreams else ""
+        return f"It waits for {what} to succeed, {group.succeeded} so far{left}."
+
+    def detail(self) -> dict[str, str | int | None]:
+        return {
+            "dependencies": self.group.staged,
+            "needed": needed_count(self.group),
+            "succeeded": self.group.succeeded,
+            "unresolved": self.unresolved,
+            "upstreams": ",".join(each.execution_id for each in self.upstreams),
+        }
+
+    def remark(self) -> str:
+        """For lists: who has not ended yet."""
+        more = self.unresolved - len(self.upstreams)
+        named = ", ".join(each.name for each in self.upstreams)
+        rest = f" and {more} more" if more > 0 else ""
+        return f"{self.group.succeeded} of {needed_count(self.group)}: still {named}{rest}"
+
+    def _named(self) -> str:
+        named = ", ".join(
+            f"{each.name} {each.execution_id}"
+            f" ({'blocked by changed code' if each.blocked else each.public_state}"
+            f"{': replay it too' if each.over else ''})"
+            for each in self.upstreams
+        )
+        more = self.unresolved - len(self.upstreams)
+        return named + (f" and {more} more" if more > 0 else "")
+
+
+# Why an execution is not running: one sentence, and the same as data --------
 
 
 class Cause(StrEnum):
@@ -283,3 +360,204 @@ def _after(ahead: int | None) -> str:
             return " after 1 other of its kind"
         case _:
             return f" after {ahead} others of its kind"
+
+
+RING_NAMED_MAX = 3
+"""How many of those that wait for each other a complaint names."""
+
+
+class Circumstances(Struct, frozen=True, kw_only=True):
+    """An execution, as far as it tells what will move it. Columns of `audit_executions.sql`."""
+
+    lifecycle_phase: LifecyclePhase
+    ownership_state: OwnershipState
+    eligibility_state: EligibilityState
+    ready: bool
+    cancel_requested: bool
+    in_flow: bool
+    flow_exists: bool
+    route_exists: bool = True
+    """Claims find it: they go by routes."""
+    delay_until_ms: int | None = None
+    lease_expires_at_ms: int | None = None
+    retain_until_ms: int | None = None
+    suspended: bool = False
+    """It has an open suspension."""
+    suspension_due_ms: int | None = None
+    open_waitpoints: int = 0
+    group_state: GroupState | None = None
+    group_staged: int = 0
+    join_pending: bool = False
+    """What the execution itself knows about its join."""
+    join_moves: bool = False
+    """Something will resolve one of the edges into it, or it waits for more of them."""
+    awaits_child: bool = False
+    """It waits for an execution that has not ended, or whose end is about to be told."""
+    cancel_queued: bool = False
+
+
+class Mover(StrEnum):
+    """What will move an execution on."""
+
+    READY = "ready"
+    LEASE = "lease"
+    DUE_TIME = "due_time"
+    WAITPOINT = "waitpoint"
+    JOIN = "join"
+    CHILD = "child"
+    CANCELLATION = "cancellation"
+    GATE = "gate"
+
+
+class Wrong(StrEnum):
+    """What an audit can find."""
+
+    UNOWNED = "unowned"
+    JOIN_OPEN = "join_open"
+    JOIN_MISREAD = "join_misread"
+    MISCOUNTED = "miscounted"
+    FLOW_GONE = "flow_gone"
+    ROUTE_GONE = "route_gone"
+    KEPT_FOR_EVER = "kept_for_ever"
+    STRAY = "stray"
+    RING = "ring"
+
+
+ADVICE = {
+    Wrong.UNOWNED: "nothing will move it: cancel it, and replay it if it is still wanted",
+    Wrong.JOIN_OPEN: "a worker may run it before what it waits for: pause its lane, and cancel it",
+    Wrong.JOIN_MISREAD: "it does not know how its join stands: cancel it, and replay it if wanted",
+    Wrong.MISCOUNTED: "counts of its flow or join are wrong: see project_flow_summary",
+    Wrong.FLOW_GONE: "its flow is gone: cancel it if it has not ended",
+    Wrong.ROUTE_GONE: "no worker finds it, nor after a replay: cancel it and submit it anew",
+    Wrong.KEPT_FOR_EVER: "it has ended and will never be deleted: replay and cancel it",
+    Wrong.STRAY: "it belongs to an execution that is gone, and can be deleted",
+    Wrong.RING: "nothing will move it: cancel one of those that wait for each other",
+}
+
+
+class Complaint(Struct, frozen=True, kw_only=True):
+    """One thing that must not be."""
+
+    wrong: Wrong
+    execution_id: ExecutionId
+    detail: str
+
+    @property
+    def advice(self) -> str:
+        return ADVICE[self.wrong]
+
+
+class AuditPage(Struct, frozen=True, kw_only=True):
+    complaints: tuple[Complaint, ...]
+    cursor: str | None
+    """Where the next page begins; none after the last."""
+
+
+_GATES = (
+    EligibilityState.BLOCKED_BY_BUDGET,
+    EligibilityState.BLOCKED_BY_QUOTA,
+    EligibilityState.BLOCKED_BY_ROUTE,
+    EligibilityState.BLOCKED_BY_LANE_STATE,
+    EligibilityState.BLOCKED_BY_OPERATOR,
+)
+
+
+def mover(about: Circumstances) -> Mover | None:
+    """What will move an execution that has not ended; None if nothing will."""
+    if about.cancel_requested:
+        return Mover.CANCELLATION if about.cancel_queued else None
+    if about.ready:
+        return Mover.READY
+    match about.lifecycle_phase:
+        case LifecyclePhase.ACTIVE if about.ownership_state is OwnershipState.LEASED:
+            return None if about.lease_expires_at_ms is None else Mover.LEASE
+        case LifecyclePhase.ACTIVE:
+            return Mover.JOIN if join_is_open(about) and about.join_moves else None
+        case LifecyclePhase.SUSPENDED:
+            awaited = about.suspension_due_ms is not None or about.open_waitpoints > 0
+            return Mover.WAITPOINT if about.suspended and awaited else None
+        case LifecyclePhase.RUNNABLE:
+            return _blocked_mover(about)
+        case _:
+            return None
+
+
+def _blocked_mover(about: Circumstances) -> Mover | None:
+    state = about.eligibility_state
+    if state is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME:
+        return None if about.delay_until_ms is None else Mover.DUE_TIME
+    if state is EligibilityState.BLOCKED_BY_DEPENDENCIES:
+        if about.awaits_child:
+            return Mover.CHILD
+        return Mover.JOIN if join_is_open(about) and about.join_moves else None
+    return Mover.GATE if state in _GATES else None
+
+
+Waits = Mapping[ExecutionId, Collection[ExecutionId]]
+"""What executions wait for, of those that nothing but an end of these will move."""
+
+
+def rings(waits: Waits) -> dict[ExecutionId, tuple[ExecutionId, ...]]:
+    """Those that wait for themselves by way of others, and the shortest way there.
+
+    An execution is woken by the first end among those it waits for. So it is stuck only if
+    all of them are; one that is not in `waits` goes on by itself.
+    """
+    stuck = dict(waits)
+    while free := [each for each in stuck if not all(other in stuck for other in stuck[each])]:
+        for each in free:
+            del stuck[each]
+    ways = {each: _way_back(each, stuck) for each in sorted(stuck)}
+    return {each: way for each, way in ways.items() if way}
+
+
+def _way_back(start: ExecutionId, waits: Waits) -> tuple[ExecutionId, ...]:
+    """From what `start` waits for up to itself; empty if there is no way."""
+    came_from: dict[ExecutionId, ExecutionId] = {}
+    frontier = [start]
+    while frontier and start not in came_from:
+        following: list[ExecutionId] = []
+        for each in frontier:
+            for other in sorted(waits[each]):
+                if other not in came_from:
+                    came_from[other] = each
+                    following.append(other)
+        frontier = following
+    if start not in came_from:
+        return ()
+    way = [start]
+    while (before := came_from[way[-1]]) != start:
+        way.append(before)
+    return tuple(reversed(way))
+
+
+def ring_complaint(execution_id: ExecutionId, way: Sequence[ExecutionId]) -> Complaint:
+    others = way[:-1]
+    named = ", ".join(others[:RING_NAMED_MAX])
+    more = f" and {len(others) - RING_NAMED_MAX} more" if len(others) > RING_NAMED_MAX else ""
+    by = f" by way of {named}{more}" if others else ""
+    return Complaint(wrong=Wrong.RING, execution_id=execution_id, detail=f"it waits for itself{by}")
+
+
+def join_is_open(about: Circumstances) -> bool:
+    """Whether a join with edges still waits for one of its upstreams."""
+    return about.group_staged > 0 and about.group_state is GroupState.PENDING
+
+
+def wrongs(about: Circumstances) -> list[Wrong]:
+    """Everything that must not be about one execution."""
+    found: list[Wrong] = [] if about.route_exists else [Wrong.ROUTE_GONE]
+    if about.lifecycle_phase is LifecyclePhase.TERMINAL:
+        kept = about.retain_until_ms is None and not (about.in_flow and about.flow_exists)
+        return [*found, Wrong.KEPT_FOR_EVER] if kept else found
+    if about.in_flow and not about.flow_exists:
+        found.append(Wrong.FLOW_GONE)
+    if mover(about) is None:
+        found.append(Wrong.UNOWNED)
+    if about.ready and join_is_open(about):
+        found.append(Wrong.JOIN_OPEN)
+    # One about to be cancelled is not told any more how its join went.
+    if about.join_pending != join_is_open(about) and not about.cancel_requested:
+        found.append(Wrong.JOIN_MISREAD)
+    return found
