@@ -7,7 +7,7 @@ from flowfabric.core.checks import TAG_KEY_MAX_BYTES
 from flowfabric.core.limits import PRIORITY_MAX
 from flowfabric.core.results import Delayed, Moved, Updated
 from flowfabric.core.states import PublicState
-from flowfabric.engine.unimplemented import NAMES
+from flowfabric.engine.engine import NAMES
 from flowfabric.errors import InvalidInput, StaleLease, Unavailable
 from flowfabric.testing import SettableClock
 from tests.conformance.given import Given, fence_of

@@ -6,8 +6,8 @@ in the modules beside this one; each locks, lets the core decide, and saves.
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable
-from typing import Self
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Final, NoReturn, Self
 
 from msgspec import Struct
 
@@ -42,14 +42,60 @@ from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tags import Tags
 from flowfabric.engine.tails import Tails
 from flowfabric.engine.typed import Typed
-from flowfabric.engine.unimplemented import Unimplemented
 from flowfabric.engine.unit import Deployment
 from flowfabric.engine.waitpoint_keys import WaitpointKeys
 from flowfabric.engine.work import Work
-from flowfabric.errors import OperationTimeout
+from flowfabric.errors import OperationTimeout, Unavailable
 from flowfabric.store.base import Reader, Store
 from flowfabric.store.on_connection import OnConnection
 from flowfabric.version import __version__
+
+# Operations of the specification that this engine does not have yet ---------
+#
+# Each exists under its name and says so, whatever it is given.
+
+NAMES: Final = (
+    "block_execution_for_admission",
+    "check_admission",
+    "claim_for_worker",
+    "create_budget",
+    "create_quota_policy",
+    "get_budget_status",
+    "heartbeat_worker",
+    "issue_grant_and_claim",
+    "issue_reclaim_grant",
+    "list_workers",
+    "mark_worker_dead",
+    "read_budget_usage_and_limits",
+    "read_quota_policy_limits",
+    "reclaim_execution",
+    "record_spend",
+    "register_worker",
+    "release_admission",
+    "release_budget",
+    "report_usage",
+    "report_usage_admin",
+    "reset_budget",
+    "subscribe_instance_tags",
+    "unblock_execution",
+)
+
+
+def _unavailable(name: str) -> Callable[..., Coroutine[object, object, NoReturn]]:
+    async def operation(self: object, *args: object, **kwargs: object) -> NoReturn:
+        raise Unavailable(name)
+
+    operation.__name__ = name
+    operation.__doc__ = f"Not there yet: raises `Unavailable({name!r})`."
+    return operation
+
+
+class Unimplemented:
+    """What answers `Unavailable`."""
+
+
+for _name in NAMES:
+    setattr(Unimplemented, _name, _unavailable(_name))
 
 SHUTDOWN_GRACE_MS = 10_000
 
