@@ -25,7 +25,7 @@ from flowfabric.core.records import Attempt, WorkerPresence
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.routes import other_versions, serves
+from flowfabric.engine.unit import other_versions, serves
 from flowfabric.errors import NotFound
 from flowfabric.terminal import Indented
 

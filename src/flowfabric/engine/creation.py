@@ -38,8 +38,16 @@ from flowfabric.core.states import TERMINAL_STATES, LaneState, PublicState
 from flowfabric.core.steps import new_waiter
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.requests import ReadyRows, Requests
-from flowfabric.engine.routes import Registration, Route, hold_routes, route_of, routes_of
-from flowfabric.engine.unit import execution_key, hint_about, row_execution_id
+from flowfabric.engine.unit import (
+    Registration,
+    Route,
+    execution_key,
+    hint_about,
+    hold_routes,
+    route_of,
+    routes_of,
+    row_execution_id,
+)
 from flowfabric.error_kinds import BackendErrorKind
 from flowfabric.errors import (
     IdempotencyConflict,

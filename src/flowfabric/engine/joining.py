@@ -14,8 +14,7 @@ from flowfabric.core.limits import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN, K
 from flowfabric.core.records import Execution
 from flowfabric.core.results import CreateResult
 from flowfabric.engine.creation import CreateBody, Creation, RouteForgotten, saying_who_decides
-from flowfabric.engine.routes import Registration
-from flowfabric.engine.unit import execution_key, fence_of
+from flowfabric.engine.unit import Registration, execution_key, fence_of
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Body, Transaction
 

@@ -15,8 +15,7 @@ from flowfabric.core.records import Lane
 from flowfabric.core.states import LaneState
 from flowfabric.core.transitions import Changes
 from flowfabric.core.views import stored_lane_id
-from flowfabric.engine.routes import register_lanes
-from flowfabric.engine.unit import Operations, ready_topic
+from flowfabric.engine.unit import Operations, ready_topic, register_lanes
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Reader, Transaction
 

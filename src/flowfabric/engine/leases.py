@@ -52,7 +52,6 @@ from flowfabric.core.records import ClaimGrant, Execution
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.states import AttemptType
 from flowfabric.core.transitions import Decision, Refusal, Subject
-from flowfabric.engine.routes import required_capabilities
 from flowfabric.engine.unit import (
     DUE_HINT_WITHIN_MS,
     DUE_TOPIC,
@@ -67,6 +66,7 @@ from flowfabric.engine.unit import (
     new_lease_ids,
     new_random_uuid,
     ready_topic,
+    required_capabilities,
 )
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
 from flowfabric.store.base import Reader, Row, Transaction

@@ -66,8 +66,14 @@ from flowfabric.engine.filters import (
     check_filter,
 )
 from flowfabric.engine.join_facts import read_join_facts
-from flowfabric.engine.routes import other_versions, required_capabilities, serves
-from flowfabric.engine.unit import Operations, execution_key, row_execution_id
+from flowfabric.engine.unit import (
+    Operations,
+    execution_key,
+    other_versions,
+    required_capabilities,
+    row_execution_id,
+    serves,
+)
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Row
 

@@ -18,8 +18,7 @@ from flowfabric.core.creation import (
     shares_terms,
 )
 from flowfabric.core.ids import ExecutionId, new_execution_ids, uuid_of
-from flowfabric.engine.routes import Route, route_of
-from flowfabric.engine.unit import Operations, ready_topic
+from flowfabric.engine.unit import Operations, Route, ready_topic, route_of
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Parameter
 

@@ -28,8 +28,7 @@ from flowfabric.core.schedules import (
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.creation import ACCEPTING, CreateBody, Creation, RouteForgotten
 from flowfabric.engine.operators import Swept
-from flowfabric.engine.routes import Route
-from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC
+from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC, Route
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.schedules.cron import recurrence_of
 from flowfabric.store.base import Key, Reader, Transaction

@@ -9,13 +9,15 @@ the core refuses becomes that item's error; the others go on.
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
+import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.config import EngineConfig
-from flowfabric.core.checks import check_int, check_text
+from flowfabric.core.checks import check_int, check_text, split_kind
+from flowfabric.core.creation import Checked, Terms
 from flowfabric.core.executions import Timing
 from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.handles import Handle, HandleKind, from_wire, verify
@@ -28,6 +30,7 @@ from flowfabric.core.ids import (
     make_execution_id,
     own_execution_id,
     parse_any_id,
+    parse_lane_id,
     parse_namespace,
     parse_own_id,
     parse_uuid,
@@ -37,23 +40,193 @@ from flowfabric.core.ids import (
     uuid_of,
 )
 from flowfabric.core.leases import OPERATOR_OVERRIDE, Fence, NewIds
+from flowfabric.core.limits import ROUTE_CACHE_MS, ROUTE_KEEP_MS, ROUTES_MAX
 from flowfabric.core.records import (
     Attempt,
     ClaimGrant,
     Execution,
+    Lane,
     Suspension,
     Waitpoint,
     WaitpointState,
+    WorkerPresence,
     first_attempt,
     runs_first_attempt,
 )
 from flowfabric.core.situations import LOST_LEASE
-from flowfabric.core.states import LifecyclePhase, TerminalOutcome
+from flowfabric.core.states import LaneState, LifecyclePhase, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Refusal, Subject, combine
-from flowfabric.engine.routes import KnowsRoutes
-from flowfabric.engine.stepped import stepped_in_attempt
+from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
-from flowfabric.store.base import Key, Parameter, Row, Saving, Store, Transaction, Unlocked
+from flowfabric.store.base import Key, Parameter, Reader, Row, Saving, Store, Transaction, Unlocked
+
+# Whether an execution got on in its current attempt -------------------------
+
+
+async def stepped_in_attempt(tx: Transaction, executions: Sequence[Execution]) -> set[ExecutionId]:
+    """Those that have stored a step in their current attempt."""
+    if not executions:
+        return set()
+    rows = await tx.select(
+        "stepped_attempts",
+        partition_keys=[each.partition_key for each in executions],
+        execution_ids=[uuid_of(each.execution_id) for each in executions],
+        attempt_indexes=[each.current_attempt_index for each in executions],
+    )
+    return {
+        make_execution_id(int(str(row["partition_key"])), str(row["execution_id"])) for row in rows
+    }
+
+
+# Routes: who may run what ---------------------------------------------------
+#
+# Each distinct (namespace, lane, kind, required capabilities) is one small row;
+# executions point at it. Claims pick routes first and rows second.
+#
+# A route that no execution uses and nobody has asked for in a day is deleted. Processes
+# remember the ids of those they use and ask for them anew every hour. An id may be out of
+# date all the same, so that whoever creates looks first whether its route is still there,
+# and holds it until the execution that uses it exists.
+
+Route = tuple[str, str, str, tuple[str, ...]]
+"""Namespace, lane, kind and required capabilities: who may run what."""
+
+
+def route_of(terms: Terms) -> Route:
+    return (terms.namespace, terms.lane_id, terms.execution_kind, terms.required_capabilities)
+
+
+def routes_of(checked: Sequence[Checked]) -> set[Route]:
+    shared = {id(each.terms): each.terms for each in checked}
+    return {route_of(terms) for terms in shared.values()}
+
+
+class Registration:
+    """The lanes and routes of requests that are not among the known ones."""
+
+    def __init__(self, checked: Sequence[Checked], known_routes: Container[Route]) -> None:
+        self.unknown = sorted(each for each in routes_of(checked) if each not in known_routes)
+
+    async def run(self, tx: Transaction) -> dict[Route, int]:
+        """Their ids, once they are there."""
+        await register_lanes(tx, sorted({route[1] for route in self.unknown}), "create_execution")
+        rows = await tx.select(
+            "intern_routes",
+            namespaces=[route[0] for route in self.unknown],
+            lane_ids=[route[1] for route in self.unknown],
+            execution_kinds=[route[2] for route in self.unknown],
+            capabilities=[msgspec.json.encode(route[3]).decode() for route in self.unknown],
+            now_ms=await tx.now_ms(),
+            retain_until_ms=await tx.now_ms() + ROUTE_KEEP_MS,
+            count_max=ROUTES_MAX,
+        )
+        if int(str(rows[0]["total"])) > ROUTES_MAX:
+            raise InvalidInput(
+                "execution_kind",
+                f"there may be {ROUTES_MAX} kinds in a database, counted by namespace, lane and"
+                " required capabilities; those that nothing uses are forgotten after a day",
+                self.unknown[0][2],
+            )
+        return {_stored_route(row): int(str(row["route_id"])) for row in rows}
+
+
+async def hold_routes(tx: Transaction, known: Mapping[Route, int]) -> dict[Route, LaneState]:
+    """Those of the known routes that are still there under their ids, and how their lanes are.
+
+    They stay until the transaction ends.
+    """
+    if not known:
+        return {}
+    rows = await tx.select("hold_routes", route_ids=sorted(known.values()))
+    return {
+        _stored_route(row): LaneState(str(row["state"]))
+        for row in rows
+        # An id may have been given to another route since.
+        if known.get(_stored_route(row)) == int(str(row["route_id"]))
+    }
+
+
+class KnowsRoutes:
+    """Remembers the routes met lately."""
+
+    store: Store
+
+    def __init__(self) -> None:
+        self.routes: dict[Route, int] = {}
+        """Their ids: read them after `forget_routes`."""
+        self._routes_since_s = time.monotonic()
+
+    async def know_routes(self, checked: Sequence[Checked]) -> None:
+        """Register lanes and routes that are new here, at once and for good."""
+        self.forget_routes()
+        if not routes_of(checked) <= self.routes.keys():
+            registration = Registration(checked, self.routes)
+            self.routes.update(await self.store.transact(registration.run))
+
+    def forget_routes(self) -> None:
+        """Forget routes that are to be asked for again: unused ones are deleted some day."""
+        if time.monotonic() - self._routes_since_s > ROUTE_CACHE_MS / 1_000:
+            # Whoever is creating right now keeps the one he has.
+            self.routes, self._routes_since_s = {}, time.monotonic()
+
+
+def _stored_route(row: Row) -> Route:
+    needs = tuple(msgspec.json.decode(str(row["capabilities"]), type=list[str]))
+    return (str(row["namespace"]), str(row["lane_id"]), str(row["execution_kind"]), needs)
+
+
+async def register_lanes(tx: Transaction, lane_ids: Sequence[str], registered_by: str) -> None:
+    """Add lanes the registry does not know yet; others stay as they are."""
+    now_ms = await tx.now_ms()
+    await tx.insert_new(
+        [
+            Lane(
+                lane_id=parse_lane_id(lane_id),
+                state=LaneState.ACTIVE,
+                registered_at_ms=now_ms,
+                registered_by=registered_by,
+            )
+            for lane_id in sorted(lane_ids)
+        ]
+    )
+
+
+async def required_capabilities(reader: Reader, route_id: int) -> tuple[str, ...]:
+    (row,) = await reader.select("route_by_id", route_id=route_id)
+    return tuple(msgspec.json.decode(str(row["capabilities"]), type=list[str]))
+
+
+def serves(
+    presence: WorkerPresence, execution: Execution | ExecutionSnapshot, required: tuple[str, ...]
+) -> bool:
+    """Whether the worker would claim the execution, which needs the required capabilities."""
+    kinds = None if presence.kinds is None else _names(presence.kinds)
+    return (
+        presence.namespace in (None, execution.namespace)
+        and execution.lane_id in _names(presence.lanes)
+        and (kinds is None or execution.execution_kind in kinds)
+        and set(required) <= set(_names(presence.capabilities))
+    )
+
+
+def other_versions(
+    present: Sequence[WorkerPresence], execution: Execution | ExecutionSnapshot
+) -> tuple[int, ...]:
+    """Which other versions of the task the workers that are there serve in its lane."""
+    name, version = split_kind(execution.execution_kind)
+    served = {
+        split_kind(kind)
+        for presence in present
+        if presence.namespace in (None, execution.namespace)
+        and execution.lane_id in _names(presence.lanes)
+        for kind in _names(presence.kinds or "[]")
+    }
+    return tuple(sorted(other for found, other in served if found == name and other != version))
+
+
+def _names(text: str) -> list[str]:
+    return msgspec.json.decode(text, type=list[str])
+
 
 T = TypeVar("T")
 V = TypeVar("V")
