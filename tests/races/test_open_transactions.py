@@ -177,7 +177,7 @@ async def test_a_second_transaction_with_the_key_is_told_so_and_stays_sound(
     monkeypatch: pytest.MonkeyPatch,
     driver: str,
 ) -> None:
-    monkeypatch.setattr("flowfabric.engine.joining.KEY_WAIT_MS", 200)
+    monkeypatch.setattr("flowfabric.engine.creation.KEY_WAIT_MS", 200)
     async with theirs.transaction():
         await engine.create_executions_on(theirs, [new(key="order-1")])
         if driver == "asyncpg":

@@ -13,37 +13,57 @@ A key or id that is new belongs to whoever inserts it first, and that is known
 when his transaction ends. Others wait for it, within limits.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Final, Self
 
-from flowfabric.core.checks import check_list
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric.core.checks import check_json, check_list
 from flowfabric.core.creation import (
     Checked,
     NewExecution,
+    Terms,
     check_id_agrees,
     check_key_agrees,
+    check_new,
     check_parent,
     check_repeat,
     check_strict,
+    check_terms,
     like_new,
     new_execution,
     new_guard,
     new_tags,
+    shares_terms,
 )
-from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
-from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
+from flowfabric.core.handles import Handle
+from flowfabric.core.ids import (
+    ExecutionId,
+    new_execution_ids,
+    parse_execution_id,
+    partition_of,
+    uuid_of,
+)
+from flowfabric.core.leases import decide_hold
+from flowfabric.core.limits import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN, KEY_WAIT_MS
 from flowfabric.core.records import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import TERMINAL_STATES, LaneState, PublicState
 from flowfabric.core.steps import new_waiter
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.requests import ReadyRows, Requests
 from flowfabric.engine.unit import (
+    Operations,
     Registration,
     Route,
     execution_key,
+    fence_of,
     hint_about,
     hold_routes,
+    ready_topic,
     route_of,
     routes_of,
     row_execution_id,
@@ -51,80 +71,59 @@ from flowfabric.engine.unit import (
 from flowfabric.error_kinds import BackendErrorKind
 from flowfabric.errors import (
     IdempotencyConflict,
+    InvalidInput,
     KeyUndecided,
     LaneNotAccepting,
     LockTimeout,
+    NotFound,
     RetryExhausted,
     Transport,
 )
-from flowfabric.store.base import Key, Transaction
+from flowfabric.store.base import Body, Key, Parameter, Transaction
+
+TERMS_MAX: Final = 10
+"""How many different terms the requests of one statement may have: each is known by a digit."""
+
+
+class ReadyRows(Struct, frozen=True):
+    """Requests as `create_ready.sql` takes them: for executions that are ready at once.
+
+    Most submissions ask for nothing else. What they share travels once, as a JSON document.
+    """
+
+    parameters: dict[str, Parameter]
+    topics: set[str]
+    """Whom to wake for them."""
+
+    @classmethod
+    def of(cls, checked: Sequence[Checked], routes: Mapping[Route, int]) -> Self | None:
+        """None unless it can take all of them."""
+        terms = {id(each.terms): each.terms for each in checked}
+        if len(terms) > TERMS_MAX or not all(
+            each.is_ready and route_of(each) in routes for each in terms.values()
+        ):
+            return None
+        for each in checked:
+            if not each.id_is_new or each.idempotency_key or each.parent_execution_id:
+                return None
+        places = {key: str(place) for place, key in enumerate(terms)}
+        shared = [
+            {"place": place, "route_id": routes[route_of(each)], **structs.asdict(each)}
+            for place, each in enumerate(terms.values())
+        ]
+        parameters: dict[str, Parameter] = {
+            "terms": msgspec.json.encode(shared).decode(),
+            "places": "".join([places[id(each.terms)] for each in checked]).encode(),
+            "execution_ids": [each.execution_id for each in checked],
+            "payloads": [each.payload for each in checked],
+        }
+        return cls(parameters, {ready_topic(each.lane_id) for each in terms.values()})
+
 
 GUARD_TRIES_MAX = 5
 """How often a key that vanishes while it is looked at is tried."""
 KEYS_SHOWN_MAX = 3
 ACCEPTING = (LaneState.ACTIVE, LaneState.PAUSED)
-
-
-class Creation(Requests):
-    creates_alone = True
-    """Whether what is created is committed at once."""
-
-    async def create_execution(self, request: NewExecution) -> CreateResult:
-        """Create one execution, or find the one the id or idempotency key already names."""
-        (result,) = await self.create_executions([request])
-        return result
-
-    async def create_executions(self, requests: Sequence[NewExecution]) -> list[CreateResult]:
-        """Create many in one transaction; answers in the order of the requests.
-
-        One bad request refuses the whole batch and nothing is written.
-        """
-        check_list("requests", requests, 0, BATCH_MAX)
-        return await self.create_checked(self.check_requests(requests))
-
-    async def create_checked(
-        self, checked: Sequence[Checked], *, key_wait_ms: int = KEY_WAIT_MS
-    ) -> list[CreateResult]:
-        """The same for requests that `check_request` has passed.
-
-        Raises `KeyUndecided` when another transaction has been deciding one of their keys or
-        ids for `key_wait_ms`.
-        """
-        if not checked:
-            return []
-        await self.know_routes(checked)
-        ready = ReadyRows.of(checked, self.routes) if self.creates_alone else None
-        if ready is None:
-            return await self._create(checked, key_wait_ms)
-        try:
-            (row,) = await self.store.execute_alone(
-                "create_ready", ready.topics, **ready.parameters
-            )
-        except Transport as lost:
-            if lost.kind is not BackendErrorKind.TRANSPORT:
-                raise
-            return await self._create_again(checked, lost)
-        if not row["made"]:
-            return await self._create(checked, key_wait_ms)
-        return _all_created(checked)
-
-    async def _create(self, checked: Sequence[Checked], key_wait_ms: int) -> list[CreateResult]:
-        body = CreateBody(checked, self.routes, plain=self.plain)
-        with saying_who_decides(checked):
-            return await self.store.transact(body.run, lock_wait_ms=key_wait_ms)
-
-    async def _create_again(
-        self, checked: Sequence[Checked], lost: Transport
-    ) -> list[CreateResult]:
-        """After a connection has gone: what has their ids was created before the answer was lost.
-
-        A connection may have died while nobody used it, and then nothing was created.
-        """
-        try:
-            await self._create(checked, KEY_WAIT_MS)
-        except Transport:
-            raise lost from None
-        return _all_created(checked)
 
 
 def _all_created(checked: Sequence[Checked]) -> list[CreateResult]:
@@ -436,3 +435,260 @@ def _losers(
         if winner.execution != checked.execution_id:
             losers[place] = parse_execution_id(winner.execution)
     return losers
+
+
+BrokenBy = Callable[[BaseException], bool]
+"""Whether an error means that the database went away before a transaction could commit."""
+
+
+class Creation(Operations):
+    # Requests for executions: checked before anything is written, and as rows of a statement
+
+    def check_request(self, request: object, terms: Terms | None = None) -> Checked:
+        """Check a request; `terms` are those that have been checked for it before."""
+        return self._check(request, terms, *self._new_ids(1))
+
+    def check_requests(self, requests: Sequence[object]) -> list[Checked]:
+        """Check each. What requests in a row share is checked once."""
+        checked: list[Checked] = []
+        before: object = None
+        for request, made in zip(requests, self._new_ids(len(requests)), strict=True):
+            terms = checked[-1].terms if shares_terms(request, before) else None
+            checked.append(self._check(request, terms, made))
+            before = request
+        return checked
+
+    def _check(self, request: object, terms: Terms | None, made: ExecutionId) -> Checked:
+        if not isinstance(request, NewExecution):
+            raise InvalidInput("request", "must be a NewExecution", request)
+        shared = self.check_terms(request) if terms is None else terms
+        return check_new(
+            request,
+            shared,
+            self.check_payload(request.input_payload, shared.payload_encoding),
+            asked=self.asked(request.input_payload),
+            new_uuid=uuid_of(made),
+            partitions=self.deployment.partitions,
+        )
+
+    def check_terms(self, request: NewExecution) -> Terms:
+        return check_terms(request, self.config.kept)
+
+    def check_payloads(self, asked: Sequence[tuple[Terms, bytes]]) -> list[Checked]:
+        """Requests that name neither id nor key."""
+        return [
+            Checked(
+                terms=terms,
+                execution_id=made,
+                id_is_new=True,
+                payload=self.check_payload(payload, terms.payload_encoding),
+            )
+            for (terms, payload), made in zip(asked, self._new_ids(len(asked)), strict=True)
+        ]
+
+    def _new_ids(self, count: int) -> list[ExecutionId]:
+        now_ms = time.time_ns() // 1_000_000
+        return new_execution_ids(now_ms, os.urandom(8 * count), self.deployment.partitions)
+
+    def check_payload(self, payload: object, encoding: str | None) -> bytes:
+        """A payload as it is stored."""
+        limit = self.config.payload_bytes_max
+        return check_json("input_payload", payload, limit, encoding=encoding)
+
+    def asked(self, payload: bytes) -> bytes:
+        """What a payload is compared by, of the one in a request."""
+        return payload
+
+    def plain(self, payload: bytes) -> bytes:
+        """The same, of a payload as it is stored."""
+        return payload
+
+    creates_alone = True
+    """Whether what is created is committed at once."""
+
+    async def create_execution(self, request: NewExecution) -> CreateResult:
+        """Create one execution, or find the one the id or idempotency key already names."""
+        (result,) = await self.create_executions([request])
+        return result
+
+    async def create_executions(self, requests: Sequence[NewExecution]) -> list[CreateResult]:
+        """Create many in one transaction; answers in the order of the requests.
+
+        One bad request refuses the whole batch and nothing is written.
+        """
+        check_list("requests", requests, 0, BATCH_MAX)
+        return await self.create_checked(self.check_requests(requests))
+
+    async def create_checked(
+        self, checked: Sequence[Checked], *, key_wait_ms: int = KEY_WAIT_MS
+    ) -> list[CreateResult]:
+        """The same for requests that `check_request` has passed.
+
+        Raises `KeyUndecided` when another transaction has been deciding one of their keys or
+        ids for `key_wait_ms`.
+        """
+        if not checked:
+            return []
+        await self.know_routes(checked)
+        ready = ReadyRows.of(checked, self.routes) if self.creates_alone else None
+        if ready is None:
+            return await self._create(checked, key_wait_ms)
+        try:
+            (row,) = await self.store.execute_alone(
+                "create_ready", ready.topics, **ready.parameters
+            )
+        except Transport as lost:
+            if lost.kind is not BackendErrorKind.TRANSPORT:
+                raise
+            return await self._create_again(checked, lost)
+        if not row["made"]:
+            return await self._create(checked, key_wait_ms)
+        return _all_created(checked)
+
+    async def _create(self, checked: Sequence[Checked], key_wait_ms: int) -> list[CreateResult]:
+        body = CreateBody(checked, self.routes, plain=self.plain)
+        with saying_who_decides(checked):
+            return await self.store.transact(body.run, lock_wait_ms=key_wait_ms)
+
+    async def _create_again(
+        self, checked: Sequence[Checked], lost: Transport
+    ) -> list[CreateResult]:
+        """After a connection has gone: what has their ids was created before the answer was lost.
+
+        A connection may have died while nobody used it, and then nothing was created.
+        """
+        try:
+            await self._create(checked, KEY_WAIT_MS)
+        except Transport:
+            raise lost from None
+        return _all_created(checked)
+
+    # Taking part in the caller's own database transaction -------------------
+    #
+    # The same units of work run over the caller's connection. Nothing is committed
+    # here: what was written exists if and when the caller commits.
+
+    async def create_executions_on(
+        self, connection: object, requests: Sequence[NewExecution]
+    ) -> list[CreateResult]:
+        """Create executions inside the transaction of `connection`.
+
+        An asyncpg or psycopg connection, a SQLAlchemy connection or session (sync or
+        async) on Postgres; a `sqlite3.Connection` to the same file on SQLite.
+        """
+        return await self.create_checked_on(connection, self._check_all(requests))
+
+    async def create_checked_on(
+        self, connection: object, checked: Sequence[Checked]
+    ) -> list[CreateResult]:
+        """The same for requests that `check_request` has passed."""
+        check_list("requests", checked, 0, BATCH_MAX)
+        if not self.store.writes_beside:
+            return await self._create_on(connection, checked, registers=True)
+        await self.know_routes(checked)
+        try:
+            return await self._create_on(connection, checked, registers=False)
+        except RouteForgotten:
+            await self.know_routes(checked)
+            return await self._create_on(connection, checked, registers=True)
+
+    async def _create_on(
+        self, connection: object, checked: Sequence[Checked], *, registers: bool
+    ) -> list[CreateResult]:
+        body = CreateBody(checked, self.routes, registers=registers, plain=self.plain)
+        with saying_who_decides(checked):
+            return await self.store.transact_on(
+                connection, body.run, lock_wait_ms=_patience(checked)
+            )
+
+    def create_executions_on_sync(
+        self, connection: object, requests: Sequence[NewExecution]
+    ) -> list[CreateResult]:
+        """The same for a connection that is not async, on the calling thread."""
+        return self.create_checked_on_sync(connection, self._check_all(requests))
+
+    def create_checked_on_sync(
+        self, connection: object, checked: Sequence[Checked]
+    ) -> list[CreateResult]:
+        check_list("requests", checked, 0, BATCH_MAX)
+        if not self.store.writes_beside:
+            self.forget_routes()
+            return self._create_on_sync(connection, checked, registers=True)
+        self._know_routes_sync(checked)
+        try:
+            return self._create_on_sync(connection, checked, registers=False)
+        except RouteForgotten:
+            self._know_routes_sync(checked)
+            return self._create_on_sync(connection, checked, registers=True)
+
+    def _know_routes_sync(self, checked: Sequence[Checked]) -> None:
+        self.forget_routes()
+        registration = Registration(checked, self.routes)
+        if registration.unknown:
+            self.routes.update(self.store.transact_apart(registration.run))
+
+    def _create_on_sync(
+        self, connection: object, checked: Sequence[Checked], *, registers: bool
+    ) -> list[CreateResult]:
+        body = CreateBody(checked, self.routes, registers=registers, plain=self.plain)
+        with saying_who_decides(checked):
+            return self.store.transact_on_sync(
+                connection, body.run, lock_wait_ms=_patience(checked)
+            )
+
+    def _check_all(self, requests: Sequence[NewExecution]) -> list[Checked]:
+        check_list("requests", requests, 0, BATCH_MAX)
+        return self.check_requests(requests)
+
+    async def enter_fence_on(self, connection: object, handle: Handle) -> BrokenBy:
+        """Raise unless the handle's lease is live, and keep it so until `connection` commits.
+
+        Its row stays locked until then, and the lease lasts for `FENCE_MS_MAX` in there;
+        `leave_fence_on`, just before the commit, gives it its usual time again. Raises
+        `LockTimeout`, with their transaction still sound, when others keep the row locked for
+        longer than a sixth of the lease; ask again then.
+
+        Returns what tells of an error whether it means that the database went away before
+        that commit.
+        """
+        body = self._holding(handle, FENCE_MS_MAX)
+        return await self.store.transact_on(connection, body, lock_wait_ms=_fence_wait_ms(handle))
+
+    async def leave_fence_on(self, connection: object, handle: Handle) -> None:
+        """Raise if the transaction has taken longer than a fence may last."""
+        body = self._holding(handle, handle.lease_ttl_ms)
+        await self.store.transact_on(connection, body, lock_wait_ms=_fence_wait_ms(handle))
+
+    def enter_fence_on_sync(self, connection: object, handle: Handle) -> BrokenBy:
+        """`enter_fence_on` for a connection that is not async, on the calling thread."""
+        body = self._holding(handle, FENCE_MS_MAX)
+        return self.store.transact_on_sync(connection, body, lock_wait_ms=_fence_wait_ms(handle))
+
+    def leave_fence_on_sync(self, connection: object, handle: Handle) -> None:
+        """`leave_fence_on` for a connection that is not async, on the calling thread."""
+        body = self._holding(handle, handle.lease_ttl_ms)
+        self.store.transact_on_sync(connection, body, lock_wait_ms=_fence_wait_ms(handle))
+
+    def _holding(self, handle: Handle, lease_ttl_ms: int) -> Body[BrokenBy]:
+        opened = self.open_handle(handle)
+        key = execution_key(opened.execution_id)
+        lasts_ms = max(lease_ttl_ms, opened.lease_ttl_ms)
+
+        async def body(tx: Transaction) -> BrokenBy:
+            execution = (await tx.lock(Execution, [key])).get(key)
+            if execution is None:
+                raise NotFound("execution", opened.execution_id)
+            decision = decide_hold(execution, fence_of(opened), lasts_ms, await tx.now_ms())
+            await tx.save(decision.changes)
+            return tx.broken_by
+
+        return body
+
+
+def _patience(checked: Sequence[Checked]) -> int | None:
+    """How long to wait for others, if there may be others who decide the same."""
+    return KEY_WAIT_MS if any(each.idempotency_key or each.own_id for each in checked) else None
+
+
+def _fence_wait_ms(handle: Handle) -> int:
+    return max(handle.lease_ttl_ms // 6, FENCE_WAIT_MS_MIN)

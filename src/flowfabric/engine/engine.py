@@ -24,7 +24,6 @@ from flowfabric.engine.flow_dispatch import FlowEndings
 from flowfabric.engine.flow_joins import FlowMembers
 from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.flow_retention import FlowRetention
-from flowfabric.engine.joining import Joining
 from flowfabric.engine.kept_signals import KeptSignals
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.lookup import Lookup
@@ -161,7 +160,6 @@ FLAGS = {
 
 
 class Engine(
-    Joining,
     Resumes,
     Schedules,
     Work,

@@ -10,7 +10,7 @@ verb of the same branch would wait for itself, and is refused at once.
 from contextvars import ContextVar
 
 from flowfabric.core.ids import LeaseId
-from flowfabric.engine.joining import BrokenBy
+from flowfabric.engine.creation import BrokenBy
 from flowfabric.errors import InvalidInput
 from flowfabric.worker.held import HeldLease, clock_s
 

@@ -14,7 +14,7 @@ from typing import Final
 from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.limits import FENCE_MS_MAX
 from flowfabric.core.results import Claimed
-from flowfabric.engine.joining import BrokenBy
+from flowfabric.engine.creation import BrokenBy
 from flowfabric.errors import LeaseExpired
 
 UNSETTLED_S: Final = 1.0
