@@ -19,7 +19,6 @@ from flowfabric.engine.blocked import Blocked
 from flowfabric.engine.bulk import Bulk
 from flowfabric.engine.creation import Creation
 from flowfabric.engine.details import Details
-from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.leases import Leases
 from flowfabric.engine.lookup import Lookup
 from flowfabric.engine.operators import Operators
@@ -36,7 +35,7 @@ from tests.conformance.given import WORKER, Given
 from tests.conformance.observed import call, unchanged
 
 GROUPS = (
-    Creation, Leases, Work, Blocked, Operators, Reads, Details, Lookup, Tags, Lanes,
+    Creation, Leases, Work, Blocked, Operators, Reads, Details, Lookup, Tags, Leases,
     Retention, Bulk, Typed, Streams, Tails,
 )  # fmt: skip
 INTERNAL = {"create_checked", "from_store", "to_store", "wait_for"}

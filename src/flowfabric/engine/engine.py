@@ -25,10 +25,8 @@ from flowfabric.engine.flow_joins import FlowMembers
 from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.flow_retention import FlowRetention
 from flowfabric.engine.kept_signals import KeptSignals
-from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.lookup import Lookup
 from flowfabric.engine.outcomes import Outcomes
-from flowfabric.engine.presence import Presence
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.resumes import Resumes
 from flowfabric.engine.retention import Retention
@@ -169,14 +167,12 @@ class Engine(
     Tails,
     Blocked,
     Outcomes,
-    Presence,
     Bulk,
     Reads,
     Subscriptions,
     Details,
     Lookup,
     Tags,
-    Lanes,
     Retention,
     Audits,
     Suspensions,

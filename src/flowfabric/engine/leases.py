@@ -1,4 +1,4 @@
-"""Claiming work and keeping it.
+"""Claiming work and keeping it; the workers that do, and the lanes they serve.
 
 A claim looks at the ready rows of the routes this worker can serve, best first,
 and takes up to `limit` of them in one round trip. The statement behind it
@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 
-from flowfabric.core.checks import check_bool, check_int, check_list, check_offered
+from flowfabric.core.checks import check_bool, check_int, check_list, check_offered, check_text
 from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle, HandleKind, sign
 from flowfabric.core.ids import (
@@ -47,11 +47,12 @@ from flowfabric.core.leases import (
     decide_grant,
     decide_renew,
 )
-from flowfabric.core.limits import BATCH_MAX, GRANT_TTL_MS_MAX
-from flowfabric.core.records import ClaimGrant, Execution
+from flowfabric.core.limits import BATCH_MAX, GRANT_TTL_MS_MAX, PAGE_MAX
+from flowfabric.core.records import ClaimGrant, Execution, Lane, WorkerPresence
 from flowfabric.core.results import Claimed, Renewed
-from flowfabric.core.states import AttemptType
-from flowfabric.core.transitions import Decision, Refusal, Subject
+from flowfabric.core.states import AttemptType, LaneState
+from flowfabric.core.transitions import Changes, Decision, Refusal, Subject
+from flowfabric.core.views import stored_lane_id
 from flowfabric.engine.unit import (
     DUE_HINT_WITHIN_MS,
     DUE_TOPIC,
@@ -66,6 +67,7 @@ from flowfabric.engine.unit import (
     new_lease_ids,
     new_random_uuid,
     ready_topic,
+    register_lanes,
     required_capabilities,
 )
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
@@ -115,6 +117,67 @@ class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             return lease_ttl_ms
         claimed_at_ms = self.lease_expires_at_ms - lease_ttl_ms
         return min(lease_ttl_ms, self.attempt_deadline_ms - claimed_at_ms)
+
+
+def _held_up(handle: Handle, execution: Execution, now_ms: int) -> FlowFabricError:
+    """Why the lease of an execution that somebody else has locked is not renewed."""
+    fence = fence_of(handle)
+    try:
+        check_holder(execution, fence, now_ms)
+    except LeaseExpired:
+        # Whoever has it locked may be its holder, who keeps the lease in a fence.
+        try:
+            compare_fence(execution, fence)
+        except FlowFabricError as error:
+            return error
+    except FlowFabricError as error:
+        return error
+    return RetryExhausted(f"{handle.execution_id} is locked by another transaction")
+
+
+def _handle_ask(handle: Handle) -> Ask[Renewed]:
+    return _renew_ask(handle.execution_id, fence_of(handle), handle.lease_ttl_ms)
+
+
+def _renew_ask(execution_id: ExecutionId, fence: Fence, lease_ttl_ms: int) -> Ask[Renewed]:
+    def decide(subject: Subject, timing: Timing) -> Decision[Renewed]:
+        return decide_renew(subject, fence, lease_ttl_ms, timing.now_ms, timing.retention_ms)
+
+    return Ask(execution_id, decide)
+
+
+def check_worker(worker_id: object, worker_instance_id: object) -> WorkerIdentity:
+    return WorkerIdentity(
+        worker_id=WorkerId(parse_worker_id("worker_id", worker_id)),
+        worker_instance_id=WorkerInstanceId(
+            parse_worker_id("worker_instance_id", worker_instance_id)
+        ),
+    )
+
+
+def check_query(
+    lane_ids: Sequence[str],
+    kinds: Sequence[str] | None,
+    capabilities: Sequence[str],
+    namespace: str | None,
+) -> ClaimQuery:
+    lanes = check_list("lane_ids", lane_ids, 1, BATCH_MAX)
+    wanted = None if kinds is None else check_list("kinds", kinds, 0, BATCH_MAX)
+    return ClaimQuery(
+        namespace=None if namespace is None else parse_namespace(namespace),
+        lanes=tuple(parse_lane_id(lane_id) for lane_id in lanes),
+        kinds=None if wanted is None else tuple(parse_execution_kind(kind) for kind in wanted),
+        capabilities=tuple(sorted(check_offered(capabilities))),
+    )
+
+
+def _names(names: Sequence[str]) -> str:
+    return msgspec.json.encode(names).decode()
+
+
+class LanePage(Struct, frozen=True, kw_only=True):
+    lanes: tuple[Lane, ...]
+    next_cursor: LaneId | None
 
 
 class Leases(Operations):
@@ -419,54 +482,113 @@ class Leases(Operations):
             attempt_deadline_ms=row.attempt_deadline_ms,
         )
 
+    # Which workers are there and what they can run --------------------------
+    #
+    # Claims need none of this. It answers "why does nobody take this": an execution
+    # whose route no present worker serves says so.
 
-def _held_up(handle: Handle, execution: Execution, now_ms: int) -> FlowFabricError:
-    """Why the lease of an execution that somebody else has locked is not renewed."""
-    fence = fence_of(handle)
-    try:
-        check_holder(execution, fence, now_ms)
-    except LeaseExpired:
-        # Whoever has it locked may be its holder, who keeps the lease in a fence.
-        try:
-            compare_fence(execution, fence)
-        except FlowFabricError as error:
-            return error
-    except FlowFabricError as error:
-        return error
-    return RetryExhausted(f"{handle.execution_id} is locked by another transaction")
+    async def report_presence(
+        self,
+        lane_ids: Sequence[str],
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Sequence[str] = (),
+        kinds: Sequence[str] | None = None,
+        namespace: str | None = None,
+    ) -> None:
+        """Say that a worker is there, what it serves, and that it was seen just now."""
+        worker = check_worker(worker_id, worker_instance_id)
+        query = check_query(lane_ids, kinds, capabilities, namespace)
+        await self.store.execute_alone(
+            "report_presence",
+            worker_instance_id=worker.worker_instance_id,
+            worker_id=worker.worker_id,
+            namespace=query.namespace,
+            lanes=_names(query.lanes),
+            kinds=None if query.kinds is None else _names(query.kinds),
+            capabilities=_names(query.capabilities),
+        )
 
+    async def withdraw_presence(self, worker_instance_id: str) -> None:
+        """Say that a worker is gone. Safe to repeat."""
+        asked = WorkerInstanceId(parse_worker_id("worker_instance_id", worker_instance_id))
 
-def _handle_ask(handle: Handle) -> Ask[Renewed]:
-    return _renew_ask(handle.execution_id, fence_of(handle), handle.lease_ttl_ms)
+        async def body(tx: Transaction) -> None:
+            found = await tx.lock(WorkerPresence, [(asked,)])
+            await tx.save(Changes(deletes=tuple(found.values())))
 
+        await self.store.transact(body)
 
-def _renew_ask(execution_id: ExecutionId, fence: Fence, lease_ttl_ms: int) -> Ask[Renewed]:
-    def decide(subject: Subject, timing: Timing) -> Decision[Renewed]:
-        return decide_renew(subject, fence, lease_ttl_ms, timing.now_ms, timing.retention_ms)
+    # Lanes: named queues that can be paused, resumed and drained ------------
+    #
+    # A lane's state is looked at when work is created and when it is claimed; the
+    # executions in it stay untouched, so pausing a million of them costs one row.
 
-    return Ask(execution_id, decide)
+    async def register_lane(self, lane_id: str, *, registered_by: str = "operator") -> Lane:
+        """Make a lane known before its first execution. Safe to repeat."""
+        parsed = parse_lane_id(lane_id)
+        check_text("registered_by", registered_by)
 
+        async def body(tx: Transaction) -> Lane:
+            await register_lanes(tx, [parsed], registered_by)
+            return (await tx.get(Lane, [(parsed,)]))[(parsed,)]
 
-def check_worker(worker_id: object, worker_instance_id: object) -> WorkerIdentity:
-    return WorkerIdentity(
-        worker_id=WorkerId(parse_worker_id("worker_id", worker_id)),
-        worker_instance_id=WorkerInstanceId(
-            parse_worker_id("worker_instance_id", worker_instance_id)
-        ),
-    )
+        return await self.store.transact(body)
 
+    async def register_configured_lanes(self) -> None:
+        """Make the lanes of the settings known."""
+        if not self.config.lanes:
+            return
 
-def check_query(
-    lane_ids: Sequence[str],
-    kinds: Sequence[str] | None,
-    capabilities: Sequence[str],
-    namespace: str | None,
-) -> ClaimQuery:
-    lanes = check_list("lane_ids", lane_ids, 1, BATCH_MAX)
-    wanted = None if kinds is None else check_list("kinds", kinds, 0, BATCH_MAX)
-    return ClaimQuery(
-        namespace=None if namespace is None else parse_namespace(namespace),
-        lanes=tuple(parse_lane_id(lane_id) for lane_id in lanes),
-        kinds=None if wanted is None else tuple(parse_execution_kind(kind) for kind in wanted),
-        capabilities=tuple(sorted(check_offered(capabilities))),
-    )
+        async def body(tx: Transaction) -> None:
+            await register_lanes(tx, self.config.lanes, "configuration")
+
+        await self.store.transact(body)
+
+    async def list_lanes(self, *, cursor: str | None = None, limit: int = 100) -> LanePage:
+        """Lanes by name, after `cursor`."""
+        check_int("limit", limit, 0, PAGE_MAX)
+        after = "" if cursor is None else parse_lane_id(cursor, "cursor")
+
+        async def body(reader: Reader) -> Sequence[Lane]:
+            return await reader.select_records(Lane, "list_lanes", after=after, limit=limit + 1)
+
+        found = await self.store.read(body) if limit else []
+        page = tuple(found[:limit])
+        for lane in page:
+            stored_lane_id(lane.lane_id)
+        more = len(found) > limit
+        return LanePage(lanes=page, next_cursor=page[-1].lane_id if more else None)
+
+    async def pause_lane(self, lane_id: str) -> Lane:
+        """Stop handing out its work; submissions are still taken, running work goes on."""
+        return await self._set_state(lane_id, LaneState.PAUSED)
+
+    async def resume_lane(self, lane_id: str) -> Lane:
+        """Take and hand out work again."""
+        return await self._set_state(lane_id, LaneState.ACTIVE)
+
+    async def drain_lane(self, lane_id: str) -> Lane:
+        """Refuse new submissions; what is there is worked off."""
+        return await self._set_state(lane_id, LaneState.DRAINING)
+
+    async def disable_lane(self, lane_id: str) -> Lane:
+        """Refuse new submissions and hand out nothing."""
+        return await self._set_state(lane_id, LaneState.DISABLED)
+
+    async def _set_state(self, lane_id: str, state: LaneState) -> Lane:
+        key = (parse_lane_id(lane_id),)
+
+        async def body(tx: Transaction) -> Lane:
+            lane = (await tx.lock(Lane, [key])).get(key)
+            if lane is None:
+                raise NotFound("lane", lane_id)
+            if lane.state is state:
+                return lane
+            changed = structs.replace(lane, state=state, state_changed_at_ms=await tx.now_ms())
+            await tx.save(Changes(updates=(changed,)))
+            tx.hint(ready_topic(lane.lane_id))
+            return changed
+
+        return await self.store.transact(body)
