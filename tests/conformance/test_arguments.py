@@ -15,7 +15,6 @@ import pytest
 from msgspec import Struct, structs
 
 from flowfabric import Engine, FlowFabricError
-from flowfabric.engine.blocked import Blocked
 from flowfabric.engine.bulk import Bulk
 from flowfabric.engine.creation import Creation
 from flowfabric.engine.details import Details
@@ -27,7 +26,6 @@ from flowfabric.engine.retention import Retention
 from flowfabric.engine.streams import Streams
 from flowfabric.engine.tags import Tags
 from flowfabric.engine.tails import Tails
-from flowfabric.engine.typed import Typed
 from flowfabric.engine.work import Work
 from flowfabric.errors import Validation
 from tests.conformance.calls import Arguments, valid_calls
@@ -35,8 +33,8 @@ from tests.conformance.given import WORKER, Given
 from tests.conformance.observed import call, unchanged
 
 GROUPS = (
-    Creation, Leases, Work, Blocked, Operators, Reads, Details, Lookup, Tags, Leases,
-    Retention, Bulk, Typed, Streams, Tails,
+    Creation, Leases, Work, Work, Operators, Reads, Details, Lookup, Tags, Leases,
+    Retention, Bulk, Work, Streams, Tails,
 )  # fmt: skip
 INTERNAL = {"create_checked", "from_store", "to_store", "wait_for"}
 """They take what has been checked before."""

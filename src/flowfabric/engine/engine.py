@@ -15,7 +15,6 @@ from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int
 from flowfabric.core.ids import PartitionConfig
 from flowfabric.engine.audit import Audits
-from flowfabric.engine.blocked import Blocked
 from flowfabric.engine.bulk import Bulk
 from flowfabric.engine.details import Details
 from flowfabric.engine.flow_audit import FlowAudits
@@ -38,7 +37,6 @@ from flowfabric.engine.subscriptions import Subscriptions
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tags import Tags
 from flowfabric.engine.tails import Tails
-from flowfabric.engine.typed import Typed
 from flowfabric.engine.unit import Deployment
 from flowfabric.engine.waitpoint_keys import WaitpointKeys
 from flowfabric.engine.work import Work
@@ -161,11 +159,9 @@ class Engine(
     Resumes,
     Schedules,
     Work,
-    Typed,
     Steps,
     Streams,
     Tails,
-    Blocked,
     Outcomes,
     Bulk,
     Reads,

@@ -15,6 +15,7 @@ from flowfabric.core.checks import (
     check_json,
     check_list,
     check_optional_text,
+    check_optional_time,
     check_reason,
     check_text,
     check_time,
@@ -32,15 +33,26 @@ from flowfabric.core.executions import (
     decide_worker_cancel,
 )
 from flowfabric.core.handles import Handle
-from flowfabric.core.ids import ExecutionId
+from flowfabric.core.ids import ExecutionId, parse_execution_kind, parse_namespace
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
 from flowfabric.core.leases import Fence, check_attempt_index, check_attempt_meant
-from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
+from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, RetryPolicy, parse_policy
-from flowfabric.core.records import FailedStep
-from flowfabric.core.results import Cancelled, Completed, Delayed, FailResult, Moved, Updated
+from flowfabric.core.records import Attempt, Execution, FailedStep, Step
+from flowfabric.core.results import (
+    Cancelled,
+    Changed,
+    Completed,
+    Delayed,
+    FailResult,
+    Marked,
+    Moved,
+    Updated,
+)
 from flowfabric.core.states import FailureClass, PublicState
+from flowfabric.core.steps import accepted_key, decide_accept, decide_block, decide_release
 from flowfabric.core.transitions import Decision, Subject
+from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import (
     COMPLETION_TOPIC,
     DISPATCH_TOPIC,
@@ -49,10 +61,13 @@ from flowfabric.engine.unit import (
     Operations,
     attempt,
     check_fence_given,
+    execution_key,
     fence_of,
     lease_columns,
+    row_execution_id,
 )
 from flowfabric.errors import FlowFabricError, InvalidInput
+from flowfabric.store.base import Transaction
 
 
 class Completion(Struct, frozen=True, kw_only=True, gc=False):
@@ -88,6 +103,74 @@ class FailureReport(Struct, frozen=True, kw_only=True):
     """Shortened to its last `TRACEBACK_BYTES_MAX` bytes."""
     step: FailedStep | None = None
     """The step whose failure it is, if it is one."""
+
+
+def _completion_ask(completion: OpenCompletion) -> Ask[Completed]:
+    fence = fence_of(completion.handle)
+
+    def decide(subject: Subject, timing: Timing) -> Decision[Completed]:
+        return decide_complete(
+            subject, fence, completion.result, completion.result_encoding, timing
+        )
+
+    return Ask(completion.handle.execution_id, decide)
+
+
+def _fail_ask(
+    execution_id: ExecutionId,
+    fence: Fence | None,
+    failure: Failure,
+    retry_policy: RetryPolicy | None,
+) -> Ask[FailResult]:
+    def decide(subject: Subject, timing: Timing) -> Decision[FailResult]:
+        return decide_fail(subject, fence, failure, timing, retry_policy)
+
+    return Ask(execution_id, decide)
+
+
+def check_failure(
+    reason: object, failure_class: object, category: object, traceback: object = None
+) -> Failure:
+    """A failure to record. Reason and traceback may have any length and are shortened."""
+    if not isinstance(reason, str):
+        raise InvalidInput("reason", "must be a string", reason)
+    if not isinstance(traceback, str | None):
+        raise InvalidInput("traceback", "must be a string", traceback)
+    try:
+        known = FailureClass(str(failure_class))
+    except ValueError as error:
+        classes = ", ".join(FailureClass)
+        raise InvalidInput("failure_class", f"must be one of {classes}", failure_class) from error
+    return Failure(
+        reason=shorten(reason, TEXT_BYTES_MAX),
+        failure_class=known,
+        category=check_text("category", category),
+        traceback=None if not traceback else shorten_front(traceback, TRACEBACK_BYTES_MAX),
+    )
+
+
+def check_failed_step(step: object) -> FailedStep | None:
+    """The step that failed. Its error may have any length and is shortened."""
+    if step is None:
+        return None
+    if not isinstance(step, FailedStep):
+        raise InvalidInput("step", "must be a FailedStep", step)
+    check_text("step_key", step.step_key, bytes_max=STEP_KEY_BYTES_MAX, empty=False)
+    check_text("name", step.name, bytes_max=STEP_NAME_BYTES_MAX)
+    check_text("line", step.line, bytes_max=LINE_BYTES_MAX)
+    if not isinstance(step.error, str):
+        raise InvalidInput("error", "must be a string", step.error)
+    if step.duration_ms is not None:
+        check_int("duration_ms", step.duration_ms, 0, DURATION_MAX_MS)
+    return structs.replace(step, error=shorten(step.error, TEXT_BYTES_MAX))
+
+
+def check_retry_policy(retry_policy: object) -> RetryPolicy | None:
+    if retry_policy is None:
+        return None
+    if not isinstance(retry_policy, RetryPolicy):
+        raise InvalidInput("retry_policy", "must be a RetryPolicy", retry_policy)
+    return parse_policy(ExecutionPolicy(retry_policy=retry_policy)).retry_policy
 
 
 class Work(Operations):
@@ -310,70 +393,154 @@ class Work(Operations):
 
         return await self.decide(Ask(opened.execution_id, decide))
 
+    # Parking and progress for callers that name an execution and a fence instead of a handle
+    #
+    # An operator may act for the worker without a fence, and then names the attempt that is
+    # meant, so as not to hit the one that came after it.
 
-def _completion_ask(completion: OpenCompletion) -> Ask[Completed]:
-    fence = fence_of(completion.handle)
+    async def delay_execution(
+        self,
+        execution_id: str,
+        *,
+        delay_until_ms: int,
+        fence: Fence | None = None,
+        attempt_index: int | None = None,
+        source: str = "worker",
+    ) -> Delayed:
+        """`delay` by id and fence, or by an operator without one."""
+        check_time("delay_until_ms", delay_until_ms)
+        given = check_fence_given(fence, source)
+        check_attempt_index(attempt_index)
 
-    def decide(subject: Subject, timing: Timing) -> Decision[Completed]:
-        return decide_complete(
-            subject, fence, completion.result, completion.result_encoding, timing
-        )
+        def decide(subject: Subject, timing: Timing) -> Decision[Delayed]:
+            check_attempt_meant(subject.execution, attempt_index)
+            return decide_delay(subject, given, delay_until_ms, timing)
 
-    return Ask(completion.handle.execution_id, decide)
+        return await self.decide(Ask(self.check_execution_id(execution_id), decide))
 
+    async def move_to_waiting_children(
+        self,
+        execution_id: str,
+        *,
+        fence: Fence | None = None,
+        attempt_index: int | None = None,
+        source: str = "worker",
+    ) -> Moved:
+        """`wait_children` by id and fence, or by an operator without one."""
+        given = check_fence_given(fence, source)
+        check_attempt_index(attempt_index)
 
-def _fail_ask(
-    execution_id: ExecutionId,
-    fence: Fence | None,
-    failure: Failure,
-    retry_policy: RetryPolicy | None,
-) -> Ask[FailResult]:
-    def decide(subject: Subject, timing: Timing) -> Decision[FailResult]:
-        return decide_fail(subject, fence, failure, timing, retry_policy)
+        def decide(subject: Subject, timing: Timing) -> Decision[Moved]:
+            check_attempt_meant(subject.execution, attempt_index)
+            return decide_wait_children(subject, given, timing)
 
-    return Ask(execution_id, decide)
+        return await self.decide(Ask(self.check_execution_id(execution_id), decide))
 
+    async def update_progress(
+        self,
+        execution_id: str,
+        *,
+        fence: Fence,
+        percent: int | None = None,
+        message: str | None = None,
+    ) -> Updated:
+        """`progress` by id and fence."""
+        given = check_fence_given(fence, "worker")
+        if given is None:
+            raise InvalidInput("fence", "must be given")
+        if percent is not None:
+            check_int("percent", percent, 0, 100)
+        check_optional_text("message", message, bytes_max=TEXT_BYTES_MAX)
 
-def check_failure(
-    reason: object, failure_class: object, category: object, traceback: object = None
-) -> Failure:
-    """A failure to record. Reason and traceback may have any length and are shortened."""
-    if not isinstance(reason, str):
-        raise InvalidInput("reason", "must be a string", reason)
-    if not isinstance(traceback, str | None):
-        raise InvalidInput("traceback", "must be a string", traceback)
-    try:
-        known = FailureClass(str(failure_class))
-    except ValueError as error:
-        classes = ", ".join(FailureClass)
-        raise InvalidInput("failure_class", f"must be one of {classes}", failure_class) from error
-    return Failure(
-        reason=shorten(reason, TEXT_BYTES_MAX),
-        failure_class=known,
-        category=check_text("category", category),
-        traceback=None if not traceback else shorten_front(traceback, TRACEBACK_BYTES_MAX),
-    )
+        def decide(subject: Subject, timing: Timing) -> Decision[Updated]:
+            return decide_progress(subject, given, percent, message, timing)
 
+        return await self.decide(Ask(self.check_execution_id(execution_id), decide))
 
-def check_failed_step(step: object) -> FailedStep | None:
-    """The step that failed. Its error may have any length and is shortened."""
-    if step is None:
-        return None
-    if not isinstance(step, FailedStep):
-        raise InvalidInput("step", "must be a FailedStep", step)
-    check_text("step_key", step.step_key, bytes_max=STEP_KEY_BYTES_MAX, empty=False)
-    check_text("name", step.name, bytes_max=STEP_NAME_BYTES_MAX)
-    check_text("line", step.line, bytes_max=LINE_BYTES_MAX)
-    if not isinstance(step.error, str):
-        raise InvalidInput("error", "must be a string", step.error)
-    if step.duration_ms is not None:
-        check_int("duration_ms", step.duration_ms, 0, DURATION_MAX_MS)
-    return structs.replace(step, error=shorten(step.error, TEXT_BYTES_MAX))
+    # Executions that the code of their task no longer fits; see `core.steps`
 
+    async def block_on_code(
+        self, handle: Handle | bytes, step_key: str | None, detail: str
+    ) -> Delayed:
+        """Release the worker because the code does not fit what is stored. Safe to repeat.
 
-def check_retry_policy(retry_policy: object) -> RetryPolicy | None:
-    if retry_policy is None:
-        return None
-    if not isinstance(retry_policy, RetryPolicy):
-        raise InvalidInput("retry_policy", "must be a RetryPolicy", retry_policy)
-    return parse_policy(ExecutionPolicy(retry_policy=retry_policy)).retry_policy
+        `detail` says in words what does not fit; `step_key` names the step that must not
+        run, if it is one, so that an operator can allow it.
+        """
+        opened = self.open_handle(handle)
+        check_optional_text("step_key", step_key)
+        check_text("detail", detail, bytes_max=TEXT_BYTES_MAX, empty=False)
+
+        def decide(subject: Subject, timing: Timing) -> Decision[Delayed]:
+            return decide_block(subject, fence_of(opened), step_key, detail, timing)
+
+        return await self.decide(Ask(opened.execution_id, decide))
+
+    async def release_blocked(
+        self,
+        kinds: Sequence[str],
+        *,
+        namespace: str | None = None,
+        blocked_before_ms: int | None = None,
+        limit: int = SWEEP_BATCH,
+    ) -> Swept:
+        """Let blocked executions of some kinds look at the code again at once.
+
+        Without a `namespace`, those of every one. Those blocked after `blocked_before_ms` are
+        left alone; without it, none are.
+        """
+        if namespace is not None:
+            parse_namespace(namespace)
+        check_int("limit", limit, 1, BATCH_MAX)
+        check_optional_time("blocked_before_ms", blocked_before_ms)
+        wanted = [parse_execution_kind(kind) for kind in check_list("kinds", kinds, 0, BATCH_MAX)]
+
+        async def body(tx: Transaction) -> Swept:
+            before_ms = await tx.now_ms() if blocked_before_ms is None else blocked_before_ms
+            rows = await tx.select(
+                "blocked_by_code",
+                kinds=wanted,
+                namespace=namespace,
+                blocked_before_ms=before_ms,
+                limit=limit,
+            )
+            asks = [Ask(row_execution_id(row), decide_release) for row in rows]
+            outcomes = await self.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
+            acted = sum(isinstance(outcome, Marked) for outcome in outcomes)
+            return Swept(acted=acted, full=len(rows) == limit)
+
+        return await self.store.transact(body)
+
+    async def accept_changes(self, execution_id: str) -> Changed:
+        """Allow the step at which changed code stopped an execution; it runs at once.
+
+        Stored steps that the code has not asked for by then no longer count. Safe to repeat.
+        """
+        asked = self.check_execution_id(execution_id)
+        key = execution_key(asked)
+
+        async def body(tx: Transaction) -> Changed | FlowFabricError:
+            accepted = await self._accepted(tx, (await tx.lock(Execution, [key])).get(key))
+
+            def decide(subject: Subject, timing: Timing) -> Decision[Changed]:
+                return decide_accept(subject, accepted, timing)
+
+            (outcome,) = await self.decide_in(tx, [Ask(asked, decide)], [0.0])
+            return outcome
+
+        outcome = await self.store.transact(body)
+        if isinstance(outcome, FlowFabricError):
+            raise outcome
+        return outcome
+
+    async def _accepted(self, tx: Transaction, execution: Execution | None) -> Step | None:
+        """What an earlier acceptance of the same change has stored."""
+        if execution is None:
+            return None
+        key = execution_key(execution.execution_id)
+        attempt_key = (*key, execution.current_attempt_index)
+        attempt = (await tx.get(Attempt, [attempt_key])).get(attempt_key)
+        if attempt is None or attempt.blocked_on is None:
+            return None
+        step_key = (*key, accepted_key(attempt.blocked_on))
+        return (await tx.get(Step, [step_key])).get(step_key)
