@@ -21,7 +21,7 @@ from flowfabric.core.views import recounted
 from flowfabric.engine.flow_dispatch import open_edges
 from flowfabric.engine.flow_unit import FlowOperations, member_counts
 from flowfabric.engine.operators import Swept
-from flowfabric.engine.stranded import find_stranded, wake_stranded
+from flowfabric.engine.steps import find_stranded, wake_stranded
 from flowfabric.engine.unit import MEMBER_CANCEL_TOPIC, execution_key, row_execution_id
 from flowfabric.store.base import Row, Transaction
 
