@@ -22,7 +22,6 @@ from flowfabric.engine.leases import Leases
 from flowfabric.engine.lookup import Lookup
 from flowfabric.engine.operators import Operators
 from flowfabric.engine.reads import Reads
-from flowfabric.engine.retention import Retention
 from flowfabric.engine.streams import Streams
 from flowfabric.engine.tags import Tags
 from flowfabric.engine.tails import Tails
@@ -34,7 +33,7 @@ from tests.conformance.observed import call, unchanged
 
 GROUPS = (
     Creation, Leases, Work, Work, Operators, Reads, Details, Lookup, Tags, Leases,
-    Retention, Bulk, Work, Streams, Tails,
+    Operators, Bulk, Work, Streams, Tails,
 )  # fmt: skip
 INTERNAL = {"create_checked", "from_store", "to_store", "wait_for"}
 """They take what has been checked before."""

@@ -7,7 +7,7 @@ from flowfabric.core.conditions import OperatorOnly
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.records import SuspensionReason
 from flowfabric.core.states import EligibilityState
-from flowfabric.engine.resumes import ResumeToken
+from flowfabric.engine.operators import ResumeToken
 from flowfabric.engine.suspension_reads import SuspendedExecution
 from flowfabric.errors import (
     ClaimGrantExpired,

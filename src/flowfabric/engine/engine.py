@@ -27,8 +27,6 @@ from flowfabric.engine.kept_signals import KeptSignals
 from flowfabric.engine.lookup import Lookup
 from flowfabric.engine.outcomes import Outcomes
 from flowfabric.engine.reads import Reads
-from flowfabric.engine.resumes import Resumes
-from flowfabric.engine.retention import Retention
 from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.signals import SignalOperations
 from flowfabric.engine.steps import Steps
@@ -156,7 +154,6 @@ FLAGS = {
 
 
 class Engine(
-    Resumes,
     Schedules,
     Work,
     Steps,
@@ -169,7 +166,6 @@ class Engine(
     Details,
     Lookup,
     Tags,
-    Retention,
     Audits,
     Suspensions,
     SignalOperations,

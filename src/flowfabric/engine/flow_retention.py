@@ -16,8 +16,7 @@ from flowfabric.core.flow_records import FlowRecord
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
 from flowfabric.core.transitions import Changes, held_until_ms
 from flowfabric.engine.flow_unit import FlowOperations
-from flowfabric.engine.operators import Swept
-from flowfabric.engine.retention import trim_executions
+from flowfabric.engine.operators import Swept, trim_executions
 from flowfabric.store.base import Parameter, Transaction
 
 FLOWS_PER_TRIM = 50

@@ -1,4 +1,4 @@
-"""What people and time do: cancel, revoke, reprioritise, replay; expire and promote.
+"""What people and time do: cancel, revoke, reprioritise, resume; expire, promote and forget.
 
 Every operation works on one execution by id. The timed ones decide again under
 the lock, so calling one too early, twice, or from many processes does no harm.
@@ -29,21 +29,52 @@ from flowfabric.core.executions import (
     decide_promote,
     decide_replay,
 )
-from flowfabric.core.ids import ExecutionId, parse_lane_id, parse_uuid
-from flowfabric.core.leases import OPERATOR_OVERRIDE, decide_expire_lease, decide_revoke
-from flowfabric.core.limits import BATCH_MAX, EDGE_APPLY_AFTER_MS, SWEEP_BATCH, TEXT_BYTES_MAX
+from flowfabric.core.ids import ExecutionId, LeaseId, SignalId, parse_lane_id, parse_uuid
+from flowfabric.core.leases import (
+    OPERATOR_OVERRIDE,
+    Granted,
+    NewIds,
+    check_ttl,
+    decide_expire_lease,
+    decide_revoke,
+)
+from flowfabric.core.limits import (
+    BATCH_MAX,
+    EDGE_APPLY_AFTER_MS,
+    HELD_MS_MAX,
+    HELD_MS_MIN,
+    ROUTE_KEEP_MS,
+    SWEEP_BATCH,
+    TEXT_BYTES_MAX,
+)
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, DURATION_MAX_MS, EXECUTION_DEADLINE
+from flowfabric.core.records import ClaimGrant
 from flowfabric.core.results import (
     AlreadySatisfied,
     Cancelled,
     Changed,
+    Claimed,
     Marked,
     Replayed,
     RevokeResult,
     TimerResult,
 )
+from flowfabric.core.resumption import (
+    TRIGGERS,
+    ExpireResult,
+    ResumeClaim,
+    Resumed,
+    SuspensionExpired,
+    WaitpointsClosed,
+    decide_claim_resumed,
+    decide_expire_suspension,
+    decide_expire_waitpoints,
+    decide_resume,
+)
+from flowfabric.core.states import LifecyclePhase
 from flowfabric.core.transitions import Decision, Subject
-from flowfabric.engine.unit import Ask, Operations, row_execution_id
+from flowfabric.engine.leases import LEASE_TTL_MS, Leases, check_worker
+from flowfabric.engine.unit import Ask, new_lease_ids, new_uuid, row_execution_id
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
@@ -68,7 +99,94 @@ class Swept(Struct, frozen=True, kw_only=True):
     """What could not be done, and why; it is tried again later."""
 
 
-class Operators(Operations):
+def _expire_lease(subject: Subject, timing: Timing) -> Decision[TimerResult]:
+    return decide_expire_lease(subject, timing.now_ms, timing.retention_ms)
+
+
+def _promote(subject: Subject, timing: Timing) -> Decision[TimerResult]:
+    return decide_promote(subject, timing.now_ms)
+
+
+def check_phase(phase: object) -> TimerDecision:
+    decide = TIMER_DECISIONS.get(str(phase))
+    if decide is None:
+        raise InvalidInput("phase", f"must be one of {', '.join(TIMER_DECISIONS)}", phase)
+    return decide
+
+
+def check_cancel(
+    reason: object,
+    *,
+    source: object = OPERATOR_OVERRIDE,
+    lease_id: object = None,
+    lease_epoch: object = None,
+    attempt_id: object = None,
+) -> CancelRequest:
+    return CancelRequest(
+        reason=check_reason(reason),
+        source=check_text("source", source),
+        lease_id=_optional_uuid("lease_id", lease_id),
+        lease_epoch=None
+        if lease_epoch is None
+        else check_int("lease_epoch", lease_epoch, 0, 2**62),
+        attempt_id=_optional_uuid("attempt_id", attempt_id),
+    )
+
+
+def _optional_uuid(field: str, value: object) -> str | None:
+    return None if value in (None, "") else parse_uuid(field, value)
+
+
+def _cancel_ask(execution_id: ExecutionId, request: CancelRequest) -> Ask[Cancelled]:
+    def decide(subject: Subject, timing: Timing) -> Decision[Cancelled]:
+        return decide_cancel(subject, request, timing)
+
+    return Ask(execution_id, decide)
+
+
+class ResumeToken(Struct, frozen=True, kw_only=True):
+    """A grant, and what the worker wants done with it."""
+
+    execution_id: ExecutionId
+    grant_id: str
+    worker_id: str
+    worker_instance_id: str
+    lease_ttl_ms: int = LEASE_TTL_MS
+
+    @classmethod
+    def of(cls, grant: ClaimGrant, *, lease_ttl_ms: int = LEASE_TTL_MS) -> "ResumeToken":
+        return cls(
+            execution_id=grant.execution_id,
+            grant_id=grant.grant_id,
+            worker_id=grant.worker_id,
+            worker_instance_id=grant.worker_instance_id,
+            lease_ttl_ms=lease_ttl_ms,
+        )
+
+
+def _expire_ask(execution_id: ExecutionId, signal_id: str | None = None) -> Ask[ExpireResult]:
+    named = SignalId(signal_id or new_uuid())
+
+    def decide(subject: Subject, timing: Timing) -> Decision[ExpireResult]:
+        return decide_expire_suspension(subject, named, timing)
+
+    return Ask(execution_id, decide)
+
+
+def _claim_ask(
+    execution_id: ExecutionId, claim: ResumeClaim, *, none_when_ended: bool = False
+) -> Ask[Granted | None]:
+    def decide(subject: Subject, timing: Timing) -> Decision[Granted | None]:
+        ended = subject.execution.lifecycle_phase is LifecyclePhase.TERMINAL
+        if ended and none_when_ended:
+            return Decision(answer=None)
+        decision = decide_claim_resumed(subject, claim, timing)
+        return Decision(answer=decision.answer, changes=decision.changes)
+
+    return Ask(execution_id, decide)
+
+
+class Operators(Leases):
     async def cancel_execution(
         self,
         execution_id: str,
@@ -245,47 +363,184 @@ class Operators(Operations):
 
         return await self.store.transact(body)
 
+    # Bringing suspended executions back: by an operator, by time, and onto a worker
+    #
+    # Resumed work is claimed like any other; the operations here claim it by id, for
+    # schedulers that have reserved it with `issue_claim_grant`.
 
-def _expire_lease(subject: Subject, timing: Timing) -> Decision[TimerResult]:
-    return decide_expire_lease(subject, timing.now_ms, timing.retention_ms)
+    async def resume_execution(
+        self, execution_id: str, *, trigger_type: str = "signal", resume_delay_ms: int = 0
+    ) -> Resumed:
+        """Resume a suspended execution whatever its condition says."""
+        if trigger_type not in TRIGGERS:
+            raise InvalidInput(
+                "trigger_type", f"must be one of {', '.join(TRIGGERS)}", trigger_type
+            )
+        check_int("resume_delay_ms", resume_delay_ms, 0, DURATION_MAX_MS)
+
+        def decide(subject: Subject, timing: Timing) -> Decision[Resumed]:
+            return decide_resume(subject, trigger_type, resume_delay_ms, timing)
+
+        return await self.decide(Ask(self.check_execution_id(execution_id), decide))
+
+    async def claim_resumed_execution(
+        self,
+        execution_id: str,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        lane_id: str | None = None,
+        lease_id: str | None = None,
+        lease_ttl_ms: int = LEASE_TTL_MS,
+        current_attempt_index: int | None = None,
+        remaining_attempt_timeout_ms: int | None = None,
+    ) -> Claimed:
+        """Continue an interrupted attempt, with a grant issued to this worker before.
+
+        The attempt gets the time it had left when it was parked, unless
+        `remaining_attempt_timeout_ms` says otherwise; 0 is without end.
+        """
+        ids = new_lease_ids()
+        if lease_id is not None:
+            ids = NewIds(
+                lease_id=LeaseId(parse_uuid("lease_id", lease_id)), attempt_id=ids.attempt_id
+            )
+        claim = ResumeClaim(
+            worker=check_worker(worker_id, worker_instance_id),
+            ids=ids,
+            lease_ttl_ms=check_ttl(lease_ttl_ms),
+            lane_id=None if lane_id is None else parse_lane_id(lane_id),
+            attempt_index=None
+            if current_attempt_index is None
+            else check_int("current_attempt_index", current_attempt_index, 0, 2**31),
+            attempt_time_left_ms=None
+            if remaining_attempt_timeout_ms is None
+            else check_int(
+                "remaining_attempt_timeout_ms", remaining_attempt_timeout_ms, 0, DURATION_MAX_MS
+            ),
+        )
+        granted = await self.decide(_claim_ask(self.check_execution_id(execution_id), claim))
+        assert granted is not None
+        return await self._claimed(granted, lease_ttl_ms)
+
+    async def claim_from_resume_grant(self, token: ResumeToken) -> Claimed | None:
+        """The same from a grant alone; None when the execution has ended meanwhile."""
+        if not isinstance(token, ResumeToken):
+            raise InvalidInput("token", "must be a ResumeToken", token)
+        claim = ResumeClaim(
+            worker=check_worker(token.worker_id, token.worker_instance_id),
+            ids=new_lease_ids(),
+            lease_ttl_ms=check_ttl(token.lease_ttl_ms),
+            grant_id=parse_uuid("grant_id", token.grant_id),
+        )
+        ask = _claim_ask(self.check_execution_id(token.execution_id), claim, none_when_ended=True)
+        granted = await self.decide(ask)
+        return None if granted is None else await self._claimed(granted, token.lease_ttl_ms)
+
+    # Time
+
+    async def expire_suspension(self, execution_id: str) -> ExpireResult:
+        """Apply a suspension's timeout, if it has passed."""
+        try:
+            return await self.decide(_expire_ask(self.check_execution_id(execution_id)))
+        except NotFound:
+            return AlreadySatisfied(reason="not_found_cleaned")
+
+    async def expire_due_suspensions(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Apply the timeouts of suspensions that last too long."""
+        check_int("limit", limit, 1, BATCH_MAX)
+        signal_ids = [new_uuid() for _ in range(limit)]
+
+        async def body(tx: Transaction) -> Swept:
+            rows = await tx.select("due_suspensions", now_ms=await tx.now_ms(), limit=limit)
+            asks = [
+                _expire_ask(row_execution_id(row), signal_id)
+                for row, signal_id in zip(rows, signal_ids, strict=False)
+            ]
+            outcomes = await self.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
+            acted = sum(isinstance(outcome, SuspensionExpired) for outcome in outcomes)
+            return Swept(acted=acted, full=len(rows) == limit)
+
+        return await self.store.transact(body)
+
+    async def expire_due_waitpoints(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Close pending waitpoints that no suspension took over in time."""
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def body(tx: Transaction) -> Swept:
+            rows = await tx.select("due_waitpoints", now_ms=await tx.now_ms(), limit=limit)
+            asks = [
+                Ask(execution_id, decide_expire_waitpoints)
+                for execution_id in dict.fromkeys(row_execution_id(row) for row in rows)
+            ]
+            outcomes = await self.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
+            closed = [o.closed for o in outcomes if isinstance(o, WaitpointsClosed)]
+            return Swept(acted=sum(closed), full=len(rows) == limit)
+
+        return await self.store.transact(body)
+
+    # Forgetting: ended executions after their keep time, old events, used-up guards, unused kinds
+    #
+    # When an execution ends it gets the time after which it may go, so that the scan
+    # for it is one index and a policy's own retention needs no special case. What somebody
+    # waits for, and what a parent that has not ended may still ask for, is kept beyond it.
+
+    async def trim_retention(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Delete ended executions past their keep time, with all that belongs to them."""
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def body(tx: Transaction) -> Swept:
+            trimmed, looked_at = await trim_executions(tx, await tx.now_ms(), limit)
+            return Swept(acted=trimmed, full=looked_at == limit)
+
+        return await self.store.transact(body)
+
+    async def trim_events(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Delete events as old as the event log reaches back."""
+        return await self._trim("trim_events", self.config.event_retention_ms, limit)
+
+    async def trim_guards(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Delete idempotency guards that have expired."""
+        return await self._trim("trim_guards", 0, limit)
+
+    async def trim_routes(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Forget kinds that no execution has and nobody has submitted lately."""
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def body(tx: Transaction) -> Swept:
+            now_ms = await tx.now_ms()
+            due = await tx.select("due_routes", now_ms=now_ms, limit=limit)
+            if not due:
+                return Swept(acted=0, full=False)
+            (row,) = await tx.select(
+                "trim_routes",
+                route_ids=[int(str(each["route_id"])) for each in due],
+                retain_until_ms=now_ms + ROUTE_KEEP_MS,
+            )
+            return Swept(acted=int(str(row["trimmed"])), full=len(due) == limit)
+
+        return await self.store.transact(body)
+
+    async def _trim(self, name: str, age_ms: int, limit: int) -> Swept:
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def body(tx: Transaction) -> Swept:
+            before_ms = await tx.now_ms() - age_ms
+            (row,) = await tx.select(name, before_ms=before_ms, limit=limit)
+            trimmed = int(str(row["trimmed"]))
+            # Events go as they were stored, several in a row: there may be more of them.
+            return Swept(acted=trimmed, full=trimmed >= limit)
+
+        return await self.store.transact(body)
 
 
-def _promote(subject: Subject, timing: Timing) -> Decision[TimerResult]:
-    return decide_promote(subject, timing.now_ms)
-
-
-def check_phase(phase: object) -> TimerDecision:
-    decide = TIMER_DECISIONS.get(str(phase))
-    if decide is None:
-        raise InvalidInput("phase", f"must be one of {', '.join(TIMER_DECISIONS)}", phase)
-    return decide
-
-
-def check_cancel(
-    reason: object,
-    *,
-    source: object = OPERATOR_OVERRIDE,
-    lease_id: object = None,
-    lease_epoch: object = None,
-    attempt_id: object = None,
-) -> CancelRequest:
-    return CancelRequest(
-        reason=check_reason(reason),
-        source=check_text("source", source),
-        lease_id=_optional_uuid("lease_id", lease_id),
-        lease_epoch=None
-        if lease_epoch is None
-        else check_int("lease_epoch", lease_epoch, 0, 2**62),
-        attempt_id=_optional_uuid("attempt_id", attempt_id),
+async def trim_executions(tx: Transaction, before_ms: int, limit: int) -> tuple[int, int]:
+    """Delete what is past its keep time and needed by nobody; tell how many of how many."""
+    (row,) = await tx.select(
+        "trim_executions",
+        before_ms=before_ms,
+        limit=limit,
+        held_ms_min=HELD_MS_MIN,
+        held_ms_max=HELD_MS_MAX,
     )
-
-
-def _optional_uuid(field: str, value: object) -> str | None:
-    return None if value in (None, "") else parse_uuid(field, value)
-
-
-def _cancel_ask(execution_id: ExecutionId, request: CancelRequest) -> Ask[Cancelled]:
-    def decide(subject: Subject, timing: Timing) -> Decision[Cancelled]:
-        return decide_cancel(subject, request, timing)
-
-    return Ask(execution_id, decide)
+    return int(str(row["trimmed"])), int(str(row["looked_at"]))
