@@ -36,7 +36,6 @@ from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tags import Tags
 from flowfabric.engine.tails import Tails
 from flowfabric.engine.unit import Deployment
-from flowfabric.engine.waitpoint_keys import WaitpointKeys
 from flowfabric.engine.work import Work
 from flowfabric.errors import OperationTimeout, Unavailable
 from flowfabric.store.base import Reader, Store
@@ -170,7 +169,6 @@ class Engine(
     Suspensions,
     SignalOperations,
     KeptSignals,
-    WaitpointKeys,
     FlowMembers,
     FlowEndings,
     FlowAudits,

@@ -48,9 +48,8 @@ from flowfabric.core.transitions import Decision, Subject
 from flowfabric.core.waitpoints import WaitpointToken, check_accepted, check_token, matching_key
 from flowfabric.engine.kept_signals import kept_topic
 from flowfabric.engine.signal_request import REFUSALS, SignalOptions, check_signal
-from flowfabric.engine.suspensions import find_waitpoint
+from flowfabric.engine.suspensions import find_waitpoint, load_keys
 from flowfabric.engine.unit import Operations, execution_key, load_open, settle_in, settle_unlocked
-from flowfabric.engine.waitpoint_keys import load_keys
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, NotFound
 from flowfabric.store.base import Body, Reader, Saving, Transaction, Unlocked, UnlockedBody
 

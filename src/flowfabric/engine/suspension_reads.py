@@ -36,9 +36,8 @@ from flowfabric.core.resumption import OBSERVABLE
 from flowfabric.core.transitions import Changes
 from flowfabric.core.waitpoints import WaitpointToken, token_of
 from flowfabric.engine.reads import condition_progress, find
-from flowfabric.engine.suspensions import find_waitpoint
+from flowfabric.engine.suspensions import find_waitpoint, load_keys
 from flowfabric.engine.unit import Operations, execution_key, load_subjects, row_execution_id
-from flowfabric.engine.waitpoint_keys import load_keys
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Row, Transaction
 
