@@ -19,7 +19,7 @@ from flowfabric.core.states import PublicState
 from flowfabric.core.views import ExecutionDetails, StepView
 from flowfabric.declaring import check_calls, check_task
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.suspension_reads import Inbox
+from flowfabric.engine.waitpoints import Inbox
 from flowfabric.run import Run
 from flowfabric.signals import SignalToken, deliver, send, token_for
 from flowfabric.store.drive import drive

@@ -36,8 +36,8 @@ from flowfabric.engine.outcomes import Found
 from flowfabric.engine.schedules import SchedulePage, Upserted
 from flowfabric.engine.signal_request import SignalOptions
 from flowfabric.engine.steps import StepReport
-from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
 from flowfabric.engine.tails import Slice, TailPlace
+from flowfabric.engine.waitpoints import ResumeSignal, SuspensionView
 from flowfabric.engine.work import Completion
 from flowfabric.errors import CodecFailed, FlowFabricError, InvalidInput
 from flowfabric.store.base import Store

@@ -34,7 +34,7 @@ from flowfabric.core.records import WaitpointState
 from flowfabric.core.signals import SignalResult, not_awaited
 from flowfabric.core.waitpoints import INVALID, MISSING, WaitpointToken, check_token
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.suspension_reads import Inbox, WaitpointView
+from flowfabric.engine.waitpoints import Inbox, WaitpointView
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, MissingToken, NotFound
 from flowfabric.json_values import encode_value
 from flowfabric.patience import everything_within

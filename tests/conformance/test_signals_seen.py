@@ -8,7 +8,7 @@ from flowfabric.core.conditions import AllConditions, ByName, Count, CountKind, 
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalAccepted
-from flowfabric.engine.suspension_reads import ResumeSignal
+from flowfabric.engine.waitpoints import ResumeSignal
 from flowfabric.errors import InvalidInput, InvalidToken, NotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given

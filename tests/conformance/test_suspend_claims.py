@@ -8,7 +8,7 @@ from flowfabric.core.handles import HandleKind
 from flowfabric.core.records import SuspensionReason
 from flowfabric.core.states import EligibilityState
 from flowfabric.engine.operators import ResumeToken
-from flowfabric.engine.suspension_reads import SuspendedExecution
+from flowfabric.engine.waitpoints import SuspendedExecution
 from flowfabric.errors import (
     ClaimGrantExpired,
     ExecutionNotLeaseable,

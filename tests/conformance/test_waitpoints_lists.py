@@ -17,7 +17,7 @@ from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.records import SignalEffect, WaitpointState
 from flowfabric.core.results import Claimed
 from flowfabric.core.waitpoints import PendingWaitpoint, fingerprint
-from flowfabric.engine.suspension_reads import WaitpointView
+from flowfabric.engine.waitpoints import WaitpointView
 from flowfabric.errors import NotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, WORKER, Given

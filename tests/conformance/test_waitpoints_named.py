@@ -7,8 +7,8 @@ from flowfabric.core.conditions import Single, all_of_waitpoints
 from flowfabric.core.ids import WaitpointKey
 from flowfabric.core.leases import OPERATOR_OVERRIDE
 from flowfabric.core.waitpoints import PendingWaitpoint
-from flowfabric.engine.suspension_reads import Inbox, InboxEntry
 from flowfabric.engine.suspensions import Suspended, SuspendOutcome
+from flowfabric.engine.waitpoints import Inbox, InboxEntry
 from flowfabric.errors import InvalidWaitpointKey, LeaseExpired, WaitpointClosed
 from flowfabric.testing import SettableClock
 from tests.conformance.given import Given

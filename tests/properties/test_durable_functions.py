@@ -34,8 +34,8 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.outcomes import Outcome
 from flowfabric.engine.steps import StepReport
-from flowfabric.engine.suspension_reads import SuspensionView
 from flowfabric.engine.suspensions import SuspendOptions, SuspendOutcome
+from flowfabric.engine.waitpoints import SuspensionView
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.error_kinds import BackendErrorKind
 from flowfabric.errors import FlowFabricError, LeaseExpired, Transport

@@ -21,7 +21,7 @@ from flowfabric.core.conditions import Condition
 from flowfabric.core.handles import Handle
 from flowfabric.core.records import StepKind
 from flowfabric.core.states import PublicState
-from flowfabric.engine.suspension_reads import SuspensionView
+from flowfabric.engine.waitpoints import SuspensionView
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.submission import Submissions
 from flowfabric.testing import LocalApp

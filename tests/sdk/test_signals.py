@@ -24,7 +24,7 @@ from flowfabric.core.journal import ROOT, Asked, identity
 from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalAccepted
 from flowfabric.core.states import PublicState
-from flowfabric.engine.suspension_reads import SuspensionView
+from flowfabric.engine.waitpoints import SuspensionView
 from flowfabric.errors import ExecutionFailed, FlowFabricError, InvalidInput
 from flowfabric.testing import SettableClock
 from flowfabric.worker.waiting import named_id

@@ -15,7 +15,7 @@ from flowfabric.core.policies import span
 from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalDuplicate
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.suspension_reads import InboxEntry
+from flowfabric.engine.waitpoints import InboxEntry
 from flowfabric.signals import send
 
 TOKEN_VARIABLE: Final = "FLOWFABRIC_SIGNAL_TOKEN"

@@ -23,7 +23,6 @@ from flowfabric.engine.flow_dispatch import FlowEndings
 from flowfabric.engine.flow_joins import FlowMembers
 from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.flow_retention import FlowRetention
-from flowfabric.engine.kept_signals import KeptSignals
 from flowfabric.engine.lookup import Lookup
 from flowfabric.engine.outcomes import Outcomes
 from flowfabric.engine.reads import Reads
@@ -36,6 +35,7 @@ from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tags import Tags
 from flowfabric.engine.tails import Tails
 from flowfabric.engine.unit import Deployment
+from flowfabric.engine.waitpoints import KeptSignals
 from flowfabric.engine.work import Work
 from flowfabric.errors import OperationTimeout, Unavailable
 from flowfabric.store.base import Reader, Store

@@ -46,10 +46,10 @@ from flowfabric.core.states import OwnershipState
 from flowfabric.core.suspension import KeptSize, Mailbox, mailbox_id
 from flowfabric.core.transitions import Decision, Subject
 from flowfabric.core.waitpoints import WaitpointToken, check_accepted, check_token, matching_key
-from flowfabric.engine.kept_signals import kept_topic
 from flowfabric.engine.signal_request import REFUSALS, SignalOptions, check_signal
 from flowfabric.engine.suspensions import find_waitpoint, load_keys
 from flowfabric.engine.unit import Operations, execution_key, load_open, settle_in, settle_unlocked
+from flowfabric.engine.waitpoints import kept_topic
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, NotFound
 from flowfabric.store.base import Body, Reader, Saving, Transaction, Unlocked, UnlockedBody
 

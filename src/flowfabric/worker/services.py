@@ -17,10 +17,9 @@ from flowfabric.core.results import CreateResult
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.core.waitpoints import PendingWaitpoint
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.kept_signals import kept_topic
 from flowfabric.engine.outcomes import Outcome
 from flowfabric.engine.steps import StepReport
-from flowfabric.engine.suspension_reads import SuspensionView
+from flowfabric.engine.waitpoints import SuspensionView, kept_topic
 from flowfabric.errors import (
     ExecutionNotActive,
     FlowFabricError,

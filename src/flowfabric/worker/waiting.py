@@ -26,7 +26,7 @@ from flowfabric.core.conditions import (
 from flowfabric.core.ids import ExecutionId, uuid4_from
 from flowfabric.core.records import Step
 from flowfabric.core.waitpoints import ANNOUNCED_FOR_MS, FreshWaitpoint
-from flowfabric.engine.suspension_reads import ResumeSignal, SuspensionView
+from flowfabric.engine.waitpoints import ResumeSignal, SuspensionView
 from flowfabric.errors import (
     CodecFailed,
     CodeMismatch,
