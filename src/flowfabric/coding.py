@@ -34,7 +34,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.leases import ClaimQuery
 from flowfabric.engine.outcomes import Found
 from flowfabric.engine.schedules import SchedulePage, Upserted
-from flowfabric.engine.signal_request import SignalOptions
+from flowfabric.engine.signals import SignalOptions
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.tails import Slice, TailPlace
 from flowfabric.engine.waitpoints import ResumeSignal, SuspensionView

@@ -13,7 +13,7 @@ from flowfabric.core.records import SignalEffect, Suspension, Waitpoint
 from flowfabric.core.results import Claimed
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate, SignalResult
 from flowfabric.core.waitpoints import PendingWaitpoint, SuspensionDetails, WaitpointToken
-from flowfabric.engine.signal_request import SignalOptions
+from flowfabric.engine.signals import SignalOptions
 from flowfabric.engine.suspensions import Suspended, SuspendOptions
 from flowfabric.engine.unit import execution_key
 from flowfabric.store.base import Reader
