@@ -22,7 +22,6 @@ from flowfabric.engine.flow_cancels import FlowOperators
 from flowfabric.engine.flow_dispatch import FlowEndings
 from flowfabric.engine.flow_joins import FlowMembers
 from flowfabric.engine.flow_reads import FlowReads
-from flowfabric.engine.flow_retention import FlowRetention
 from flowfabric.engine.lookup import Lookup
 from flowfabric.engine.outcomes import Outcomes
 from flowfabric.engine.reads import Reads
@@ -174,7 +173,6 @@ class Engine(
     FlowAudits,
     FlowOperators,
     FlowReads,
-    FlowRetention,
     Unimplemented,
 ):
     """Every operation of FlowFabric. Use as an async context, or `close` it."""

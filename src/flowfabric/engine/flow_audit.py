@@ -19,7 +19,7 @@ from flowfabric.core.states import LifecyclePhase
 from flowfabric.core.transitions import NO_CHANGES, Changes
 from flowfabric.core.views import recounted
 from flowfabric.engine.flow_dispatch import open_edges
-from flowfabric.engine.flow_unit import FlowOperations, member_counts
+from flowfabric.engine.flows import Flows, member_counts
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.steps import find_stranded, wake_stranded
 from flowfabric.engine.unit import MEMBER_CANCEL_TOPIC, execution_key, row_execution_id
@@ -36,7 +36,7 @@ class Suspects(Struct, frozen=True):
     """For executions that are gone."""
 
 
-class FlowAudits(FlowOperations):
+class FlowAudits(Flows):
     async def audit_flows(self, *, limit: int = AUDIT_BATCH) -> Swept:
         """Look at the next members of all flows, if it is time, and free those left behind.
 

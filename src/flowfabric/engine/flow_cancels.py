@@ -43,7 +43,7 @@ from flowfabric.core.results import (
 )
 from flowfabric.core.states import LifecyclePhase, PublicState
 from flowfabric.core.transitions import Changes, Decision, Subject
-from flowfabric.engine.flow_unit import TROUBLE, FlowOperations
+from flowfabric.engine.flows import TROUBLE, Flows
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import MEMBER_CANCEL_TOPIC, Ask
 from flowfabric.errors import OperationTimeout
@@ -54,7 +54,7 @@ BUSY_PAUSE_S = 0.05
 DRAIN_ROUNDS_MAX = 100_000
 
 
-class FlowOperators(FlowOperations):
+class FlowOperators(Flows):
     async def cancel_flow(
         self,
         flow_id: str,

@@ -46,15 +46,18 @@ from flowfabric.core.results import (
 )
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.flow_unit import (
+from flowfabric.engine.flows import (
     TROUBLE,
+    Flows,
     Settled,
+    check_edge_id,
     ending_of,
     endings_of,
     inputs_of,
+    lock_edge,
+    lock_group,
     skipped_among,
 )
-from flowfabric.engine.flows import Flows, check_edge_id, lock_edge, lock_group
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import DISPATCH_TOPIC, execution_key
 from flowfabric.errors import ExecutionNotTerminal, InvalidDependency, InvalidInput

@@ -44,7 +44,7 @@ from flowfabric.core.states import TerminalOutcome
 from flowfabric.core.transitions import Changes
 from flowfabric.core.views import edge_snapshot
 from flowfabric.engine.creation import CreateBody, Creation
-from flowfabric.engine.flow_unit import FlowOperations, endings_of
+from flowfabric.engine.flows import Flows, endings_of
 from flowfabric.engine.unit import execution_key, new_uuid
 from flowfabric.errors import DependencyAlreadyExists, InvalidInput, NotFound
 from flowfabric.store.base import Transaction
@@ -67,7 +67,7 @@ class JoinPlan(Struct, frozen=True, kw_only=True):
     joins: dict[ExecutionId, CheckedJoin]
 
 
-class FlowMembers(FlowOperations, Creation):
+class FlowMembers(Flows, Creation):
     def new_member_id(self, flow_id: str) -> ExecutionId:
         """A fresh id for an execution that is to become a member of the flow."""
         return member_execution_id(

@@ -44,8 +44,7 @@ from flowfabric.core.views import (
     recounted,
     status_of,
 )
-from flowfabric.engine.flow_unit import FlowOperations, member_counts
-from flowfabric.engine.flows import check_edge_id
+from flowfabric.engine.flows import Flows, check_edge_id, member_counts
 from flowfabric.engine.reads import tags_of_many
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import InvalidInput
@@ -74,7 +73,7 @@ class FlowMemberPage(Struct, frozen=True, kw_only=True):
     next_cursor: ExecutionId | None
 
 
-class FlowReads(FlowOperations):
+class FlowReads(Flows):
     async def describe_flow(self, flow_id: str) -> FlowSnapshot | None:
         asked = self.check_flow_id(flow_id)
 

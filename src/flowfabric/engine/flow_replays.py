@@ -34,7 +34,7 @@ from flowfabric.core.records import Execution
 from flowfabric.core.results import Replayed
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.core.transitions import Changes, Subject, combine
-from flowfabric.engine.flow_unit import FlowOperations, endings_of, forgotten, inputs_of
+from flowfabric.engine.flows import Flows, endings_of, forgotten, inputs_of
 from flowfabric.engine.operators import Operators
 from flowfabric.engine.unit import execution_key, hint_about, load_subjects
 from flowfabric.errors import FlowFabricError, NotFound, RetryExhausted
@@ -45,7 +45,7 @@ TRIES_MAX = 3
 Answers = list[Replayed | FlowFabricError]
 
 
-class FlowReplays(FlowOperations, Operators):
+class FlowReplays(Flows, Operators):
     async def replay_execution(
         self, execution_id: str, *, reason: str | None = None, requested_by: str | None = None
     ) -> Replayed:

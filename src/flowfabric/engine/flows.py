@@ -1,14 +1,20 @@
-"""Building a flow step by step: the flow, its members, edges one by one, join policies.
+"""Flows: finding and locking one, building it step by step, and forgetting it.
+
+The lock of a flow's row guards its edges and groups, so operations on one flow take
+turns and those on different flows do not meet. Members are locked after their flow.
 
 `stage_dependency_edge` already holds the downstream back; `apply_dependency_to_child`
 makes the edge count. To fix a whole join at once use `add_dependencies`.
 """
 
-from msgspec import structs
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct, structs
 
 from flowfabric.core.checks import check_int, check_name
-from flowfabric.core.flow_endings import block
+from flowfabric.core.flow_endings import Ending, Resolution, block, release, resolve_edges
 from flowfabric.core.flow_joins import (
+    SIBLING_REASONS,
     SUCCESS_ONLY,
     EdgeDependencyPolicy,
     NewEdge,
@@ -26,22 +32,33 @@ from flowfabric.core.flow_joins import (
     new_flow,
     new_group,
     resolved_count,
+    settle_flow,
     with_edges,
     with_members,
     with_rule,
     with_staged,
 )
-from flowfabric.core.flow_records import Edge, EdgeGroup, EdgeState, FlowRecord
+from flowfabric.core.flow_records import (
+    Edge,
+    EdgeGroup,
+    EdgeState,
+    ExecutionInput,
+    FlowRecord,
+    GroupState,
+)
 from flowfabric.core.ids import (
     EdgeId,
     ExecutionId,
     FlowId,
     Namespace,
+    flow_partition,
+    make_execution_id,
     parse_namespace,
     parse_uuid,
+    partition_of,
     uuid_of,
 )
-from flowfabric.core.limits import SWEEP_BATCH
+from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
 from flowfabric.core.records import Execution
 from flowfabric.core.results import (
     Added,
@@ -58,26 +75,342 @@ from flowfabric.core.results import (
     SetPolicyResult,
     Staged,
 )
-from flowfabric.core.transitions import Changes
-from flowfabric.core.views import edge_snapshot
-from flowfabric.engine.flow_retention import forget
-from flowfabric.engine.flow_unit import FlowOperations, endings_of, forgotten
-from flowfabric.engine.unit import execution_key
+from flowfabric.core.states import PublicState, TerminalOutcome
+from flowfabric.core.transitions import NO_CHANGES, Changes, Subject, combine, held_until_ms
+from flowfabric.core.views import MemberCounts, edge_snapshot
+from flowfabric.engine.operators import Swept, trim_executions
+from flowfabric.engine.unit import (
+    MEMBER_CANCEL_TOPIC,
+    Operations,
+    execution_key,
+    hint_about,
+    load_subjects,
+)
 from flowfabric.errors import (
+    Bug,
+    Corruption,
     CycleDetected,
     DependencyAlreadyExists,
     ExecutionAlreadyInFlow,
     InvalidDependency,
+    InvalidInput,
     NotFound,
     RetryExhausted,
 )
-from flowfabric.store.base import Transaction
+from flowfabric.store.base import Parameter, Reader, Row, Transaction
+
+TROUBLE = (Corruption, Bug, RetryExhausted)
+"""What the rows of one member, or whoever holds them, can do to a whole batch."""
+
+CANCELLED = PublicState.CANCELLED.value
+
+
+class Settled(Struct, frozen=True, kw_only=True):
+    """What resolving some edges did."""
+
+    resolution: Resolution
+    children: Changes
+    """What became of the executions whose groups fired."""
+
+
+async def enqueue_siblings(tx: Transaction, fired: Sequence[EdgeGroup]) -> None:
+    await tx.select(
+        "enqueue_siblings",
+        partition_keys=[group.partition_key for group in fired],
+        downstream_ids=[uuid_of(group.downstream_id) for group in fired],
+        reasons=[group.cancel_reason or "" for group in fired],
+        now_ms=await tx.now_ms(),
+    )
+    tx.hint(MEMBER_CANCEL_TOPIC)
+
+
+def forgotten(flow: FlowRecord, now_ms: int) -> bool:
+    """Whether the flow is past its keep time: it is gone for everybody, deleted or not."""
+    return flow.retain_until_ms is not None and flow.retain_until_ms <= now_ms
+
+
+async def member_counts(
+    reader: Reader, flow_id: FlowId, statement: str = "count_flow_members"
+) -> MemberCounts:
+    """How many members of a flow are in which state."""
+    satisfied, impossible = SIBLING_REASONS
+    rows = await reader.select(
+        statement, flow_id=flow_id, satisfied=satisfied, impossible=impossible
+    )
+    return MemberCounts(
+        {PublicState(str(row["public_state"])): int(str(row["members"])) for row in rows},
+        sum(int(str(row["spared"])) for row in rows if row["public_state"] == CANCELLED),
+        tuple(int(str(end)) for row in rows if (end := row.get("last_ended_at_ms")) is not None),
+    )
+
+
+async def inputs_of(
+    reader: Reader, execution_ids: Sequence[ExecutionId]
+) -> dict[ExecutionId, dict[str, ExecutionInput]]:
+    """What upstreams passed to executions, by edge, in the order in which it arrived."""
+    if not execution_ids:
+        return {}
+    found = await reader.select_records(
+        ExecutionInput,
+        "inputs_of_executions",
+        partition_keys=[partition_of(each) for each in execution_ids],
+        execution_ids=[uuid_of(each) for each in execution_ids],
+    )
+    inputs: dict[ExecutionId, dict[str, ExecutionInput]] = {}
+    for each in found:
+        inputs.setdefault(each.execution_id, {})[each.edge_id] = each
+    return inputs
+
+
+async def endings_of(
+    reader: Reader, partition_key: int, execution_ids: Sequence[ExecutionId]
+) -> dict[ExecutionId, Ending]:
+    """How executions ended, those that have."""
+    if not execution_ids:
+        return {}
+    rows = await reader.select(
+        "results_of_executions",
+        partition_key=partition_key,
+        execution_ids=[uuid_of(each) for each in execution_ids],
+    )
+    return {
+        make_execution_id(partition_key, str(row["execution_id"])): ending_of(
+            row, TerminalOutcome(str(row["terminal_outcome"]))
+        )
+        for row in rows
+    }
+
+
+def ending_of(row: Row, outcome: TerminalOutcome) -> Ending:
+    result, encoding = row["result"], row["result_encoding"]
+    assert result is None or isinstance(result, bytes)
+    return Ending(
+        outcome=outcome,
+        replay_count=int(str(row["replay_count"])),
+        result=result,
+        result_encoding=None if encoding is None else str(encoding),
+    )
+
+
+def skipped_among(changes: Changes) -> list[ExecutionId]:
+    return [
+        record.execution_id
+        for record in changes.updates
+        if isinstance(record, Execution) and record.terminal_outcome is TerminalOutcome.SKIPPED
+    ]
+
 
 FORGET_STEPS_MAX = 2_000
 """More than the largest flow takes to go."""
 
 
-class Flows(FlowOperations):
+def _still_going(flow_id: FlowId) -> RetryExhausted:
+    return RetryExhausted(
+        f"flow {flow_id} is past its keep time and is being deleted: try again, or use another id"
+    )
+
+
+async def lock_execution(tx: Transaction, execution_id: ExecutionId) -> Execution:
+    key = execution_key(execution_id)
+    execution = (await tx.lock(Execution, [key])).get(key)
+    if execution is None:
+        raise NotFound("execution", execution_id)
+    return execution
+
+
+async def find_execution(tx: Transaction, execution_id: ExecutionId) -> Execution:
+    key = execution_key(execution_id)
+    execution = (await tx.get(Execution, [key])).get(key)
+    if execution is None:
+        raise NotFound("execution", execution_id)
+    return execution
+
+
+async def lock_group(tx: Transaction, downstream_id: ExecutionId) -> EdgeGroup | None:
+    key = execution_key(downstream_id)
+    return (await tx.lock(EdgeGroup, [key])).get(key)
+
+
+async def lock_edge(tx: Transaction, flow: FlowRecord, edge_id: EdgeId) -> Edge | None:
+    key = (flow.partition_key, flow.flow_id, edge_id)
+    return (await tx.lock(Edge, [key])).get(key)
+
+
+async def refuse_existing(tx: Transaction, flow: FlowRecord, edge_id: EdgeId) -> None:
+    """Looked at before the revision, so that a repeat after a lost answer is told apart."""
+    edge = await lock_edge(tx, flow, edge_id)
+    if edge is not None:
+        raise DependencyAlreadyExists(
+            f"flow {flow.flow_id} has edge {edge_id} already", existing=edge_snapshot(edge)
+        )
+
+
+async def refuse_pair(tx: Transaction, flow: FlowRecord, wanted: NewEdge) -> None:
+    found = await tx.select_records(
+        Edge,
+        "edges_between",
+        partition_key=flow.partition_key,
+        upstream_ids=[uuid_of(wanted.upstream_id)],
+        downstream_ids=[uuid_of(wanted.downstream_id)],
+    )
+    for edge in found:
+        raise DependencyAlreadyExists(
+            f"{edge.downstream_id} depends on {edge.upstream_id} already",
+            existing=edge_snapshot(edge),
+        )
+
+
+async def refuse_cycle(tx: Transaction, flow: FlowRecord, wanted: NewEdge) -> None:
+    found = await tx.select(
+        "reaches",
+        partition_key=flow.partition_key,
+        start=uuid_of(wanted.downstream_id),
+        target=uuid_of(wanted.upstream_id),
+    )
+    if found:
+        raise CycleDetected(f"{wanted.upstream_id} depends on {wanted.downstream_id} already")
+
+
+def check_same(edge: Edge, wanted: NewEdge) -> None:
+    same_ends = (edge.upstream_id, edge.downstream_id) == wanted.pair
+    if not same_ends or wanted.data_passing_ref not in ("", edge.data_passing_ref):
+        raise InvalidDependency(
+            f"edge {edge.edge_id} leads from {edge.upstream_id} to {edge.downstream_id}"
+            f" and passes {edge.data_passing_ref!r}"
+        )
+
+
+def check_edge_id(edge_id: object) -> EdgeId:
+    return EdgeId(parse_uuid("edge_id", edge_id))
+
+
+FLOWS_PER_TRIM = 50
+
+
+class Flows(Operations):
+    # Input
+
+    def check_flow_id(self, flow_id: object) -> FlowId:
+        return FlowId(parse_uuid("flow_id", flow_id))
+
+    def flow_key(self, flow_id: FlowId) -> tuple[int, FlowId]:
+        return flow_partition(flow_id, self.deployment.partitions), flow_id
+
+    def check_member_id(
+        self, flow_id: FlowId, execution_id: object, field: str = "execution_id"
+    ) -> ExecutionId:
+        """An execution id that can belong to the flow: both live in one partition."""
+        asked = self.check_execution_id(execution_id, field)
+        partition_key, _ = self.flow_key(flow_id)
+        if partition_of(asked) != partition_key:
+            raise InvalidInput(
+                field,
+                f"is in another partition than flow {flow_id}, whose members are"
+                f" in {{fp:{partition_key}}}",
+                asked,
+            )
+        return asked
+
+    def check_ends(
+        self, flow_id: FlowId, upstream_id: object, downstream_id: object
+    ) -> tuple[ExecutionId, ExecutionId]:
+        """The two ends of an edge."""
+        return (
+            self.check_member_id(flow_id, upstream_id, "upstream_execution_id"),
+            self.check_member_id(flow_id, downstream_id, "downstream_execution_id"),
+        )
+
+    # Rows
+
+    async def lock_flow(self, tx: Transaction, flow_id: FlowId) -> FlowRecord:
+        flow = await self.find_to_lock(tx, flow_id)
+        if flow is None:
+            raise NotFound("flow", flow_id)
+        return flow
+
+    async def find_to_lock(self, tx: Transaction, flow_id: FlowId) -> FlowRecord | None:
+        key = self.flow_key(flow_id)
+        flow = (await tx.lock(FlowRecord, [key])).get(key)
+        return None if flow is None or forgotten(flow, await tx.now_ms()) else flow
+
+    async def find_flow(self, reader: Reader, flow_id: FlowId) -> FlowRecord | None:
+        key = self.flow_key(flow_id)
+        flow = (await reader.get(FlowRecord, [key])).get(key)
+        return None if flow is None or forgotten(flow, await reader.now_ms()) else flow
+
+    def settled_flow(self, flow: FlowRecord, now_ms: int) -> FlowRecord:
+        return settle_flow(flow, now_ms, self.config.retention_ms)
+
+    # Joins
+
+    async def settle_edges(
+        self,
+        tx: Transaction,
+        edges: Iterable[Edge],
+        groups: Mapping[ExecutionId, EdgeGroup],
+        endings: Mapping[ExecutionId, Ending],
+        also: Changes = NO_CHANGES,
+    ) -> Settled:
+        """Resolve edges and let go whoever need not wait any longer; `also` is saved with it."""
+        resolution = resolve_edges(edges, groups, endings, await tx.now_ms())
+        own = Changes(inserts=resolution.inputs, updates=resolution.edges + resolution.groups)
+        children = await self.fire(tx, resolution.fired, resolution.inputs, combine([own, also]))
+        return Settled(resolution=resolution, children=children)
+
+    async def fire(
+        self,
+        tx: Transaction,
+        fired: Sequence[EdgeGroup],
+        new_inputs: Sequence[ExecutionInput],
+        also: Changes,
+    ) -> Changes:
+        """Let go the downstreams of groups that fired, and have what they spare cancelled."""
+        sparing = [group for group in fired if group.cancel_reason is not None]
+        if sparing:
+            # Before any member is locked: whoever cancels them locks in this order too.
+            await tx.save(also)
+            also = NO_CHANGES
+            await enqueue_siblings(tx, sparing)
+        children = await self._release(tx, fired, new_inputs) if fired else NO_CHANGES
+        await tx.save(combine([also, children]))
+        hint_about(tx, children, await tx.now_ms())
+        return children
+
+    async def _release(
+        self, tx: Transaction, fired: Sequence[EdgeGroup], new_inputs: Sequence[ExecutionInput]
+    ) -> Changes:
+        passing = [
+            group.downstream_id
+            for group in fired
+            if group.named_inputs and group.group_state is GroupState.SATISFIED
+        ]
+        inputs = await inputs_of(tx, passing)
+        for each in new_inputs:
+            inputs.setdefault(each.execution_id, {})[each.edge_id] = each
+        subjects = await self._waiting(tx, fired, ending=bool(passing))
+        timing = self.timing(await tx.now_ms())
+        return combine(
+            release(
+                subjects[group.downstream_id],
+                group,
+                list(inputs.get(group.downstream_id, {}).values()),
+                timing,
+                self.config.payload_bytes_max,
+            )
+            for group in fired
+            if group.downstream_id in subjects
+        )
+
+    async def _waiting(
+        self, tx: Transaction, fired: Sequence[EdgeGroup], *, ending: bool
+    ) -> dict[ExecutionId, Subject]:
+        """Lock downstreams; their attempts and grants too where one may end."""
+        ids = [group.downstream_id for group in fired]
+        if ending or any(group.group_state is GroupState.IMPOSSIBLE for group in fired):
+            return await load_subjects(tx, ids)
+        found = await tx.lock(Execution, [execution_key(each) for each in sorted(ids)])
+        return {each.execution_id: Subject(execution=each, attempt=None) for each in found.values()}
+
     async def create_flow(
         self, flow_id: str, *, flow_kind: str, namespace: str = "default"
     ) -> CreateFlowResult:
@@ -281,82 +614,79 @@ class Flows(FlowOperations):
 
         return await self.store.transact(body)
 
+    # Forgetting flows. A flow goes as a whole, once all its members have ended
+    #
+    # Members carry no keep time of their own, so none is deleted while others may still
+    # ask how it ended; when the flow's time is over they are given it, and go like any
+    # execution. A flow with a member that somebody outside still needs stays as a whole.
+    # Past its keep time a flow is gone for every operation, also while a large one is still
+    # being deleted batch by batch.
 
-def _still_going(flow_id: FlowId) -> RetryExhausted:
-    return RetryExhausted(
-        f"flow {flow_id} is past its keep time and is being deleted: try again, or use another id"
-    )
+    async def trim_flows(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Delete ended flows past their keep time, with all that belongs to them."""
+        check_int("limit", limit, 1, BATCH_MAX)
 
+        async def body(tx: Transaction) -> Swept:
+            now_ms = await tx.now_ms()
+            flows = await tx.select_records(
+                FlowRecord, "due_flows", before_ms=now_ms, limit=FLOWS_PER_TRIM
+            )
+            forgot = await forget(tx, flows, limit)
+            more = len(flows) == FLOWS_PER_TRIM and forgot.complete
+            return Swept(acted=forgot.acted, full=forgot.more or more)
 
-async def lock_execution(tx: Transaction, execution_id: ExecutionId) -> Execution:
-    key = execution_key(execution_id)
-    execution = (await tx.lock(Execution, [key])).get(key)
-    if execution is None:
-        raise NotFound("execution", execution_id)
-    return execution
-
-
-async def find_execution(tx: Transaction, execution_id: ExecutionId) -> Execution:
-    key = execution_key(execution_id)
-    execution = (await tx.get(Execution, [key])).get(key)
-    if execution is None:
-        raise NotFound("execution", execution_id)
-    return execution
-
-
-async def lock_group(tx: Transaction, downstream_id: ExecutionId) -> EdgeGroup | None:
-    key = execution_key(downstream_id)
-    return (await tx.lock(EdgeGroup, [key])).get(key)
+        return await self.store.transact(body)
 
 
-async def lock_edge(tx: Transaction, flow: FlowRecord, edge_id: EdgeId) -> Edge | None:
-    key = (flow.partition_key, flow.flow_id, edge_id)
-    return (await tx.lock(Edge, [key])).get(key)
+class Forgot(Struct, frozen=True, kw_only=True):
+    """What a step of deleting flows did."""
+
+    acted: int
+    more: bool = False
+    """Whether the next step will do more."""
+    complete: bool = False
+    """Whether of all flows there is nothing left that may go."""
 
 
-async def refuse_existing(tx: Transaction, flow: FlowRecord, edge_id: EdgeId) -> None:
-    """Looked at before the revision, so that a repeat after a lost answer is told apart."""
-    edge = await lock_edge(tx, flow, edge_id)
-    if edge is not None:
-        raise DependencyAlreadyExists(
-            f"flow {flow.flow_id} has edge {edge_id} already", existing=edge_snapshot(edge)
+async def forget(tx: Transaction, due: Sequence[FlowRecord], limit: int) -> Forgot:
+    """Delete the next rows of flows past their keep time; the caller has locked them."""
+    now_ms = await tx.now_ms()
+    flows = await _let_go(tx, due, now_ms)
+    if not flows:
+        return Forgot(acted=0, complete=True)
+    which = _which(flows)
+    (row,) = await tx.select("release_flow_members", now_ms=now_ms, limit=limit, **which)
+    released = int(str(row["released"]))
+    if released or await tx.select("any_flow_member", **which):
+        trimmed, _ = await trim_executions(tx, now_ms, limit)
+        return Forgot(acted=max(released, trimmed), more=bool(released or trimmed))
+    (row,) = await tx.select("trim_flow_edges", limit=limit, **which)
+    trimmed = int(str(row["trimmed"]))
+    if trimmed == limit:
+        return Forgot(acted=trimmed, more=True)
+    await tx.select("delete_flows", **which)
+    return Forgot(acted=trimmed + len(flows), complete=True)
+
+
+async def _let_go(tx: Transaction, flows: Sequence[FlowRecord], now_ms: int) -> list[FlowRecord]:
+    """The flows that may go. One with a member that somebody still needs stays as a whole."""
+    fresh = [flow for flow in flows if not flow.going]
+    rows = await tx.select("needed_flows", **_which(fresh)) if fresh else []
+    needed = {str(row["flow_id"]) for row in rows}
+    held = tuple(
+        structs.replace(
+            flow, retain_until_ms=held_until_ms(flow.ended_at_ms or flow.created_at_ms, now_ms)
         )
-
-
-async def refuse_pair(tx: Transaction, flow: FlowRecord, wanted: NewEdge) -> None:
-    found = await tx.select_records(
-        Edge,
-        "edges_between",
-        partition_key=flow.partition_key,
-        upstream_ids=[uuid_of(wanted.upstream_id)],
-        downstream_ids=[uuid_of(wanted.downstream_id)],
+        for flow in fresh
+        if flow.flow_id in needed
     )
-    for edge in found:
-        raise DependencyAlreadyExists(
-            f"{edge.downstream_id} depends on {edge.upstream_id} already",
-            existing=edge_snapshot(edge),
-        )
+    going = tuple(structs.replace(flow, going=True) for flow in fresh if flow.flow_id not in needed)
+    await tx.save(Changes(updates=(*held, *going)))
+    return [flow for flow in flows if flow.flow_id not in needed]
 
 
-async def refuse_cycle(tx: Transaction, flow: FlowRecord, wanted: NewEdge) -> None:
-    found = await tx.select(
-        "reaches",
-        partition_key=flow.partition_key,
-        start=uuid_of(wanted.downstream_id),
-        target=uuid_of(wanted.upstream_id),
-    )
-    if found:
-        raise CycleDetected(f"{wanted.upstream_id} depends on {wanted.downstream_id} already")
-
-
-def check_same(edge: Edge, wanted: NewEdge) -> None:
-    same_ends = (edge.upstream_id, edge.downstream_id) == wanted.pair
-    if not same_ends or wanted.data_passing_ref not in ("", edge.data_passing_ref):
-        raise InvalidDependency(
-            f"edge {edge.edge_id} leads from {edge.upstream_id} to {edge.downstream_id}"
-            f" and passes {edge.data_passing_ref!r}"
-        )
-
-
-def check_edge_id(edge_id: object) -> EdgeId:
-    return EdgeId(parse_uuid("edge_id", edge_id))
+def _which(flows: Sequence[FlowRecord]) -> dict[str, Parameter]:
+    return {
+        "partition_keys": [flow.partition_key for flow in flows],
+        "flow_ids": [flow.flow_id for flow in flows],
+    }
