@@ -20,7 +20,7 @@ from flowfabric.engine.details import Details
 from flowfabric.engine.flow_audit import FlowAudits
 from flowfabric.engine.flow_cancels import FlowOperators
 from flowfabric.engine.flow_dispatch import FlowEndings
-from flowfabric.engine.flow_joins import FlowMembers
+from flowfabric.engine.flow_members import FlowMembers
 from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.lookup import Lookup
 from flowfabric.engine.outcomes import Outcomes
