@@ -17,9 +17,8 @@ from flowfabric.core.ids import PartitionConfig
 from flowfabric.engine.audit import Audits
 from flowfabric.engine.bulk import Bulk
 from flowfabric.engine.details import Details
-from flowfabric.engine.flow_audit import FlowAudits
 from flowfabric.engine.flow_cancels import FlowOperators
-from flowfabric.engine.flow_dispatch import FlowEndings
+from flowfabric.engine.flow_endings import FlowAudits, FlowEndings
 from flowfabric.engine.flow_members import FlowMembers
 from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.lookup import Lookup
