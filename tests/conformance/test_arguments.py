@@ -15,9 +15,9 @@ import pytest
 from msgspec import Struct, structs
 
 from flowfabric import Engine, FlowFabricError
-from flowfabric.engine.bulk import Bulk
 from flowfabric.engine.creation import Creation
 from flowfabric.engine.details import Details
+from flowfabric.engine.flow_operators import FlowReplays
 from flowfabric.engine.leases import Leases
 from flowfabric.engine.lookup import Lookup
 from flowfabric.engine.operators import Operators
@@ -33,7 +33,7 @@ from tests.conformance.observed import call, unchanged
 
 GROUPS = (
     Creation, Leases, Work, Work, Operators, Reads, Details, Lookup, Tags, Leases,
-    Operators, Bulk, Work, Streams, Tails,
+    Operators, FlowReplays, Work, Streams, Tails,
 )  # fmt: skip
 INTERNAL = {"create_checked", "from_store", "to_store", "wait_for"}
 """They take what has been checked before."""

@@ -17,9 +17,9 @@ from flowfabric.core.limits import PAGE_MAX, PRIORITY_MAX, PRIORITY_MIN, SWEEP_B
 from flowfabric.core.results import Revoked
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
-from flowfabric.engine.bulk import BULK_MAX
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.filters import ExecutionFilter
+from flowfabric.engine.flow_operators import BULK_MAX
 from flowfabric.errors import FlowFabricError, NoActiveLease, NotFound
 
 REFUSALS_SHOWN_MAX: Final = 10

@@ -15,11 +15,10 @@ from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int
 from flowfabric.core.ids import PartitionConfig
 from flowfabric.engine.audit import Audits
-from flowfabric.engine.bulk import Bulk
 from flowfabric.engine.details import Details
-from flowfabric.engine.flow_cancels import FlowOperators
 from flowfabric.engine.flow_endings import FlowAudits, FlowEndings
 from flowfabric.engine.flow_members import FlowMembers
+from flowfabric.engine.flow_operators import FlowOperators, FlowReplays
 from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.lookup import Lookup
 from flowfabric.engine.outcomes import Outcomes
@@ -157,7 +156,7 @@ class Engine(
     Streams,
     Tails,
     Outcomes,
-    Bulk,
+    FlowReplays,
     Reads,
     Subscriptions,
     Details,
