@@ -7,7 +7,7 @@ from flowfabric.core.records import FailedStep
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.streams import NewFrame
-from flowfabric.engine.filters import EVERYTHING, ExecutionFilter
+from flowfabric.engine.reads import EVERYTHING, ExecutionFilter
 from flowfabric.engine.streams import FrameAppend
 from flowfabric.engine.work import Completion, FailureReport
 from tests.conformance.given import WORKER, Given, fence_of, new

@@ -13,7 +13,7 @@ from flowfabric.core.ids import FIRST_UUID, parse_execution_id
 from flowfabric.core.limits import AUDIT_EVERY_MS
 from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase
-from flowfabric.engine.filters import ExecutionFilter
+from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.engine.unit import execution_key
 from flowfabric.testing import SettableClock
 from tests.conformance.auditing import complaints_of, delete, spoil

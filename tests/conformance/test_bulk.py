@@ -5,8 +5,8 @@ import asyncio
 from flowfabric import Engine
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
 from flowfabric.core.states import PublicState
-from flowfabric.engine.filters import EVERYTHING, ExecutionFilter
 from flowfabric.engine.flow_operators import BULK_MAX, BulkResult
+from flowfabric.engine.reads import EVERYTHING, ExecutionFilter
 from flowfabric.testing import SettableClock
 from tests.conformance.given import ENDED, EVERY_STATE, Given, new
 from tests.conformance.observed import execution_of, refuses, state_of, unchanged

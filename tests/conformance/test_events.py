@@ -9,7 +9,7 @@ from flowfabric import Engine
 from flowfabric.core.events import START, EventCategory
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.engine.event_reads import EventLogPage
-from flowfabric.engine.filters import EVERYTHING
+from flowfabric.engine.reads import EVERYTHING
 from flowfabric.errors import HistoryChanged, InvalidInput
 from flowfabric.testing import SettableClock
 from tests.conformance.given import TAGGED, WORKER, Given, new

@@ -9,8 +9,8 @@ from flowfabric.core.checks import CSV_MAX_BYTES, TAG_VALUE_MAX_BYTES
 from flowfabric.core.limits import IDEMPOTENCY_KEY_BYTES_MAX, NAME_BYTES_MAX, ROUTE_KEEP_MS
 from flowfabric.core.results import Created
 from flowfabric.core.schedules import ScheduleDefinition
-from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.operators import Swept
+from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.errors import InvalidInput
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.testing import SettableClock

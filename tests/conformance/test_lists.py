@@ -9,8 +9,14 @@ from flowfabric.core.ids import ExecutionId, LaneId, LeaseId, Namespace, WorkerI
 from flowfabric.core.limits import EXPIRED_LEASES_PAGE_MAX, PAGE_MAX
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import PublicState
-from flowfabric.engine.filters import EVERYTHING, ExecutionFilter
-from flowfabric.engine.reads import ExecutionPage, ExpiredLease, ExpiredLeasePage, SnapshotPage
+from flowfabric.engine.reads import (
+    EVERYTHING,
+    ExecutionFilter,
+    ExecutionPage,
+    ExpiredLease,
+    ExpiredLeasePage,
+    SnapshotPage,
+)
 from flowfabric.testing import SettableClock
 from tests.conformance.given import Given, new
 from tests.conformance.observed import refuses, unchanged

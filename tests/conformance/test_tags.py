@@ -3,7 +3,7 @@
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.engine.filters import ExecutionFilter
+from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.errors import NotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given

@@ -16,7 +16,7 @@ from flowfabric.core.events import START
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import PublicState
 from flowfabric.core.views import FlowStatus
-from flowfabric.engine.filters import ExecutionFilter
+from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.flows.node import Node
 from tests.e2e.conftest import ROOT

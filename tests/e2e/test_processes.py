@@ -4,7 +4,7 @@ from pathlib import Path
 
 from flowfabric import App
 from flowfabric.core.states import PublicState
-from flowfabric.engine.filters import ExecutionFilter
+from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.task import Task, TaskSettings
 from tests.e2e.conftest import steps_run, worker_process
 

@@ -14,7 +14,7 @@ import pytest
 
 from flowfabric import Engine, connect
 from flowfabric.core.schedules import ScheduleDefinition
-from flowfabric.engine.filters import ExecutionFilter
+from flowfabric.engine.reads import ExecutionFilter
 from tests.e2e.conftest import ROOT
 from tests.e2e.schedule_process import FileClock
 from tests.properties.slow_cron import slow_truth

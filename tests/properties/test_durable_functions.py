@@ -31,8 +31,8 @@ from flowfabric.core.results import Completed, CreateResult, Delayed, FailResult
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import StepStored
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.outcomes import Outcome
+from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspensions import SuspendOptions, SuspendOutcome
 from flowfabric.engine.waitpoints import SuspensionView

@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric import App, Context
 from flowfabric.core.states import PublicState
-from flowfabric.engine.filters import ExecutionFilter
+from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.errors import Terminal
 from tests.apps import reached, working
 

@@ -13,7 +13,7 @@ from flowfabric.core.policies import duration_ms
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.filters import EVERYTHING, ExecutionFilter
+from flowfabric.engine.reads import EVERYTHING, ExecutionFilter
 from flowfabric.errors import InvalidInput
 
 P = ParamSpec("P")

@@ -18,8 +18,8 @@ from flowfabric.core.results import Revoked
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.filters import ExecutionFilter
 from flowfabric.engine.flow_operators import BULK_MAX
+from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.errors import FlowFabricError, NoActiveLease, NotFound
 
 REFUSALS_SHOWN_MAX: Final = 10

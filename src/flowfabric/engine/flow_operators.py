@@ -67,10 +67,9 @@ from flowfabric.core.results import (
 )
 from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState, TerminalOutcome
 from flowfabric.core.transitions import Changes, Decision, Subject, combine
-from flowfabric.engine.filters import ExecutionFilter, ListCursor, check_filter
 from flowfabric.engine.flows import TROUBLE, Flows, endings_of, forgotten, inputs_of
 from flowfabric.engine.operators import Operators, Swept
-from flowfabric.engine.reads import select_matching
+from flowfabric.engine.reads import ExecutionFilter, ListCursor, check_filter, select_matching
 from flowfabric.engine.unit import (
     MEMBER_CANCEL_TOPIC,
     Ask,

@@ -1,17 +1,31 @@
 """Reading executions: one by id, or lists page by page. Nothing here locks."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core.checks import check_int, check_list, check_optional_time, check_text
+from flowfabric.core.checks import (
+    SEPARATOR,
+    check_int,
+    check_list,
+    check_optional_time,
+    check_tag_key,
+    check_tag_value,
+    check_text,
+    kind_of,
+    names_version,
+    split_kind,
+)
 from flowfabric.core.conditions import Progress, progress, stored_condition
-from flowfabric.core.diagnosis import Explanation, Surroundings, explain
+from flowfabric.core.diagnosis import Explanation, JoinFacts, Surroundings, Upstream, explain
+from flowfabric.core.flow_records import EdgeGroup
 from flowfabric.core.ids import (
     FIRST_UUID,
+    INDEX_MAX,
+    LAST_UUID,
     ExecutionId,
     FlowId,
     LaneId,
@@ -21,7 +35,9 @@ from flowfabric.core.ids import (
     check_partition,
     make_execution_id,
     parse_execution_id,
+    parse_execution_kind,
     parse_flow_partition,
+    parse_lane_id,
     parse_namespace,
     partition_of,
     uuid_after,
@@ -32,6 +48,7 @@ from flowfabric.core.limits import (
     KEPT_SIGNALS_READ_MAX,
     KEPT_SIGNALS_SHOWN_MAX,
     PAGE_MAX,
+    TIME_MS_MAX,
 )
 from flowfabric.core.records import (
     Attempt,
@@ -46,7 +63,8 @@ from flowfabric.core.records import (
     failed_step,
     first_attempt,
 )
-from flowfabric.core.states import AttemptState, PublicState
+from flowfabric.core.states import AttemptState, PublicState, TerminalOutcome
+from flowfabric.core.steps import blocked_by_code
 from flowfabric.core.views import (
     ExecutionContext,
     ExecutionInfo,
@@ -58,14 +76,6 @@ from flowfabric.core.views import (
     snapshot,
     stored_flow_id,
 )
-from flowfabric.engine.filters import (
-    EVERYTHING,
-    ExecutionFilter,
-    LeaseCursor,
-    ListCursor,
-    check_filter,
-)
-from flowfabric.engine.join_facts import read_join_facts
 from flowfabric.engine.unit import (
     Operations,
     execution_key,
@@ -75,7 +85,159 @@ from flowfabric.engine.unit import (
     serves,
 )
 from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.store.base import Reader, Row
+from flowfabric.store.base import Parameter, Reader, Row
+
+# Which executions a list, a bulk cancel or a bulk replay is about -----------
+
+TIME_DIGITS_MAX = 15
+"""A time of the year 9999 has no more."""
+
+
+class ExecutionFilter(Struct, frozen=True, kw_only=True):
+    """Everything given must match; nothing given matches everything."""
+
+    states: tuple[PublicState, ...] = ()
+    lane_id: str | None = None
+    execution_kind: str | None = None
+    """A task's name, for all its versions, or one of them: `publish@1`, `publish@2`."""
+    namespace: str | None = None
+    tag: tuple[str, str] | None = None
+    created_after_ms: int | None = None
+    created_before_ms: int | None = None
+
+    def with_states(self, states: tuple[PublicState, ...]) -> Self:
+        return structs.replace(self, states=states)
+
+    def _kinds(self) -> tuple[str | None, str | None]:
+        """The kind that matches, and how those begin that match besides."""
+        given = self.execution_kind
+        if given is None or names_version(given):
+            return None if given is None else kind_of(*split_kind(given)), None
+        return given, f"{given}{SEPARATOR}"
+
+    def statement(self) -> tuple[str, Mapping[str, Parameter]]:
+        """The statement whose index fits, and its parameters."""
+        kind, versions_of = self._kinds()
+        parameters: dict[str, Parameter] = {
+            # Once each: a state named twice would list its executions twice.
+            "states": tuple(dict.fromkeys(self.states or PublicState)),
+            "namespace": self.namespace,
+            "lane_id": self.lane_id,
+            "execution_kind": kind,
+            "versions_of": versions_of,
+            "created_after_ms": -1 if self.created_after_ms is None else self.created_after_ms,
+            "created_before_ms": TIME_MS_MAX
+            if self.created_before_ms is None
+            else self.created_before_ms,
+        }
+        if self.tag is not None:
+            tag_key, tag_value = self.tag
+            tag: dict[str, Parameter] = {"tag_key": tag_key, "tag_value": tag_value}
+            return "list_by_tag", parameters | tag
+        return "list_by_route", parameters
+
+
+EVERYTHING = ExecutionFilter()
+
+
+def check_filter(matching: object) -> ExecutionFilter:
+    if not isinstance(matching, ExecutionFilter):
+        raise InvalidInput("matching", "must be an ExecutionFilter", matching)
+    if matching.lane_id is not None:
+        parse_lane_id(matching.lane_id)
+    if matching.execution_kind is not None:
+        parse_execution_kind(matching.execution_kind)
+    if matching.namespace is not None:
+        parse_namespace(matching.namespace)
+    if matching.tag is not None:
+        key, value = check_list("tag", matching.tag, 2, 2)
+        check_tag_value(check_tag_key(key), value)
+    for state in check_list("states", matching.states, 0, len(PublicState)):
+        if state not in list(PublicState):
+            raise InvalidInput("states", f"must be among {', '.join(PublicState)}", state)
+    check_optional_time("created_after_ms", matching.created_after_ms)
+    check_optional_time("created_before_ms", matching.created_before_ms)
+    return matching
+
+
+class ListCursor(Struct, frozen=True):
+    """Where a newest-first page ended."""
+
+    created_at_ms: int = TIME_MS_MAX
+    execution_id: ExecutionId = make_execution_id(INDEX_MAX, LAST_UUID)
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        if text is None:
+            return cls()
+        time_ms, execution_id = split_cursor(text)
+        return cls(time_ms, parse_execution_id(execution_id, "cursor"))
+
+    @classmethod
+    def after(cls, execution: Execution) -> Self:
+        return cls(execution.created_at_ms, execution.execution_id)
+
+    def text(self) -> str:
+        return f"{self.created_at_ms}-{self.execution_id}"
+
+
+class LeaseCursor(Struct, frozen=True):
+    """Where a page of expired leases ended."""
+
+    expires_at_ms: int = -1
+    execution_id: ExecutionId = make_execution_id(0, FIRST_UUID)
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        if text is None:
+            return cls()
+        time_ms, execution_id = split_cursor(text)
+        return cls(time_ms, parse_execution_id(execution_id, "cursor"))
+
+    def text(self) -> str:
+        return f"{self.expires_at_ms}-{self.execution_id}"
+
+
+def split_cursor(text: object) -> tuple[int, str]:
+    """The time and the rest of a cursor."""
+    time, _, rest = text.partition("-") if isinstance(text, str) else ("", "", "")
+    if not (time.isascii() and time.isdigit()) or len(time) > TIME_DIGITS_MAX:
+        raise InvalidInput("cursor", "must be a next_cursor of an earlier page", text)
+    return int(time), rest
+
+
+# Reading what an execution with an open join waits for ----------------------
+
+UPSTREAMS_SHOWN_MAX = 3
+
+
+async def read_join_facts(reader: Reader, execution: Execution) -> JoinFacts | None:
+    """None for an execution that no join holds back."""
+    key = execution_key(execution.execution_id)
+    group = (await reader.get(EdgeGroup, [key])).get(key) if execution.join_pending else None
+    if group is None:
+        return None
+    rows = await reader.select(
+        "unresolved_upstreams",
+        partition_key=execution.partition_key,
+        downstream_id=uuid_of(execution.execution_id),
+        limit=UPSTREAMS_SHOWN_MAX,
+    )
+    return JoinFacts(
+        group=group,
+        upstreams=tuple(
+            Upstream(
+                execution_id=make_execution_id(execution.partition_key, str(row["execution_id"])),
+                name=str(row["node_name"] or row["execution_kind"]),
+                public_state=PublicState(str(row["public_state"])),
+                blocked=blocked_by_code(row["lifecycle_phase"], row["blocking_reason"]),
+                over=row["terminal_outcome"] != TerminalOutcome.NONE
+                and int(str(row["replay_count"])) < int(str(row["counts_from_replay"])),
+            )
+            for row in rows
+        ),
+    )
+
 
 T = TypeVar("T")
 
