@@ -30,9 +30,9 @@ from flowfabric.core.steps import StepStored
 from flowfabric.core.streams import Append, Appended, Coding
 from flowfabric.core.tails import ExecutionFrames, StreamFrame, StreamFrames, SummaryDocument
 from flowfabric.core.views import ExecutionContext, ExecutionDetails
+from flowfabric.engine.details import Found
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.leases import ClaimQuery
-from flowfabric.engine.outcomes import Found
 from flowfabric.engine.schedules import SchedulePage, Upserted
 from flowfabric.engine.signals import SignalOptions
 from flowfabric.engine.steps import StepReport

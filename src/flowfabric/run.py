@@ -19,8 +19,8 @@ from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState
 from flowfabric.core.views import ExecutionDetails, StepView
+from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.outcomes import Outcome
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.errors import (
     ExecutionCancelled,

@@ -19,11 +19,9 @@ from flowfabric.engine.creation import Creation
 from flowfabric.engine.details import Details
 from flowfabric.engine.flow_operators import FlowReplays
 from flowfabric.engine.leases import Leases
-from flowfabric.engine.lookup import Lookup
 from flowfabric.engine.operators import Operators
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.streams import Streams
-from flowfabric.engine.tags import Tags
 from flowfabric.engine.tails import Tails
 from flowfabric.engine.work import Work
 from flowfabric.errors import Validation
@@ -32,7 +30,7 @@ from tests.conformance.given import WORKER, Given
 from tests.conformance.observed import call, unchanged
 
 GROUPS = (
-    Creation, Leases, Work, Work, Operators, Reads, Details, Lookup, Tags, Leases,
+    Creation, Leases, Work, Work, Operators, Reads, Details, Details, Details, Leases,
     Operators, FlowReplays, Work, Streams, Tails,
 )  # fmt: skip
 INTERNAL = {"create_checked", "from_store", "to_store", "wait_for"}

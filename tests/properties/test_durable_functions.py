@@ -30,8 +30,8 @@ from flowfabric.core.records import Step
 from flowfabric.core.results import Completed, CreateResult, Delayed, FailResult, Moved
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import StepStored
+from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.outcomes import Outcome
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspensions import SuspendOptions, SuspendOutcome

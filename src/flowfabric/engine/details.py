@@ -1,21 +1,104 @@
-"""Reading one execution with its steps, attempts and children."""
+"""Reading one execution closely: its steps, attempts and children, its end, its tags."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 
-from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
-from flowfabric.core.limits import PAGE_MAX
-from flowfabric.core.records import Step
+from flowfabric.core.checks import (
+    INSTANCE_TAG_KEY,
+    check_int,
+    check_list,
+    check_tag_key,
+    check_tags,
+    check_text,
+)
+from flowfabric.core.creation import new_tags
+from flowfabric.core.events import check_category
+from flowfabric.core.ids import (
+    FIRST_UUID,
+    LAST_UUID,
+    ExecutionId,
+    Namespace,
+    parse_namespace,
+    parse_own_id,
+    partition_of,
+    uuid_of,
+)
+from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
+from flowfabric.core.policies import in_words
+from flowfabric.core.records import Execution, ExecutionTag, Step, WorkerPresence
+from flowfabric.core.states import PublicState
 from flowfabric.core.steps import in_order
+from flowfabric.core.transitions import Changes, change
 from flowfabric.core.views import ChildView, ExecutionDetails, details
-from flowfabric.engine.reads import attempts_of, find, kept_signals, tags_of
-from flowfabric.engine.unit import Operations, row_execution_id
-from flowfabric.store.base import Reader, Row
+from flowfabric.engine.reads import PRESENCE_MS, attempts_of, find, kept_signals, tags_of
+from flowfabric.engine.unit import Operations, execution_key, row_execution_id
+from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.store.base import Reader, Row, Transaction
+
+
+async def steps_of(reader: Reader, execution_id: ExecutionId) -> tuple[Step, ...]:
+    found = await reader.select_records(
+        Step,
+        "list_steps",
+        partition_key=partition_of(execution_id),
+        execution_id=uuid_of(execution_id),
+    )
+    return tuple(in_order(found))
+
+
+async def children_of(reader: Reader, execution_id: ExecutionId) -> tuple[ChildView, ...]:
+    """At most `PAGE_MAX` of them."""
+    rows: Sequence[Row] = await reader.select("list_children", parent=execution_id, limit=PAGE_MAX)
+    return tuple(
+        msgspec.convert({**row, "execution_id": row_execution_id(row)}, ChildView) for row in rows
+    )
+
+
+UUID_PART_CHARS_MIN: Final = 4
+MATCHES_SHOWN_MAX: Final = 5
+EVENTS_BACK_MAX: Final = 1_000_000
+
+_HEXADECIMAL: Final = re.compile(r"[0-9a-f-]+")
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """The end of one execution."""
+
+    execution_id: ExecutionId
+    public_state: PublicState
+    result: bytes | None
+    reason: str
+    """Why it failed, expired or was cancelled, in words; empty otherwise."""
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """What is known of the ends of some executions; the others have not ended."""
+
+    ended: dict[ExecutionId, Outcome]
+    missing: frozenset[ExecutionId]
+    """There is no such execution, or no longer."""
+
+
+def _outcome(row: Row) -> Outcome:
+    result = row["result"]
+    assert result is None or isinstance(result, bytes)
+    policy = row["expired_policy"]
+    reason = str(row["cancellation_reason"] or row["failure_reason"] or "")
+    return Outcome(
+        execution_id=row_execution_id(row),
+        public_state=PublicState(str(row["public_state"])),
+        result=result,
+        reason=reason if policy is None else in_words(reason, str(policy)),
+    )
 
 
 class Details(Operations):
+    # Reading one execution with its steps, attempts and children ------------
+
     async def inspect_execution(self, execution_id: str) -> ExecutionDetails | None:
         """An execution with its steps, attempts and children; None if there is none."""
         asked = self.check_execution_id(execution_id)
@@ -35,20 +118,211 @@ class Details(Operations):
 
         return await self.store.read(body)
 
+    # What people at a terminal need: ids by a part of them, and a look at the whole
 
-async def steps_of(reader: Reader, execution_id: ExecutionId) -> tuple[Step, ...]:
-    found = await reader.select_records(
-        Step,
-        "list_steps",
-        partition_key=partition_of(execution_id),
-        execution_id=uuid_of(execution_id),
-    )
-    return tuple(in_order(found))
+    async def resolve_execution_id(
+        self, text: str, *, namespace: str | None = "default"
+    ) -> ExecutionId:
+        """The execution that text stands for.
 
+        A full id, somebody's own id in `namespace` or, with None, in the only one that has
+        it, a uuid, or the beginning or end of a uuid, which must fit one execution alone.
+        Parts are looked for in the index of all ids: for people, not for programs.
+        """
+        if namespace is not None:
+            parse_namespace(namespace)
+        if check_text("execution_id", text).startswith("{"):
+            return self.check_execution_id(text)
+        if parse_own_id(text) is not None:
+            named = await self._find_named(text, namespace)
+            if len(named) > 1:
+                places = ", ".join(named)
+                problem = f"is used in several namespaces: {places}; say which (--namespace)"
+                raise InvalidInput("execution_id", problem, text)
+            if named:
+                return next(iter(named.values()))
+        part = text.lower()
+        if len(part) < UUID_PART_CHARS_MIN or _HEXADECIMAL.fullmatch(part) is None:
+            raise NotFound("execution", text)
+        found = await self._find_by_uuid(part)
+        if not found:
+            raise NotFound("execution", text)
+        if len(found) > 1:
+            # Two may differ in their partition alone.
+            alike = len({each[-36:] for each in found}) < len(found)
+            shown = ", ".join(e if alike else e[-36:] for e in found[:MATCHES_SHOWN_MAX])
+            more = " and more" if len(found) > MATCHES_SHOWN_MAX else ""
+            raise InvalidInput("execution_id", f"fits several executions: {shown}{more}", text)
+        return found[0]
 
-async def children_of(reader: Reader, execution_id: ExecutionId) -> tuple[ChildView, ...]:
-    """At most `PAGE_MAX` of them."""
-    rows: Sequence[Row] = await reader.select("list_children", parent=execution_id, limit=PAGE_MAX)
-    return tuple(
-        msgspec.convert({**row, "execution_id": row_execution_id(row)}, ChildView) for row in rows
-    )
+    async def list_presences(self) -> tuple[WorkerPresence, ...]:
+        """Workers that have asked for work within the last minute."""
+
+        async def body(reader: Reader) -> tuple[WorkerPresence, ...]:
+            seen_after_ms = await reader.now_ms() - PRESENCE_MS
+            found = await reader.select_records(
+                WorkerPresence, "list_presences", seen_after_ms=seen_after_ms
+            )
+            return tuple(sorted(found, key=lambda each: each.worker_instance_id))
+
+        return await self.store.read(body)
+
+    async def last_event_id(self) -> int:
+        """The latest event there is; 0 when there is none."""
+
+        async def body(reader: Reader) -> int:
+            (row,) = await reader.select("last_event")
+            return int(str(row["event_id"] or 0))
+
+        return await self.store.read(body)
+
+    async def before_latest_events(
+        self, count: int, *, namespace: str | None = None, category: str | None = None
+    ) -> int:
+        """The `after` that reads the latest `count` events; 0 when there are no events."""
+        check_int("count", count, 1, EVENTS_BACK_MAX)
+        if namespace is not None:
+            parse_namespace(namespace)
+        wanted = check_category(category)
+
+        async def body(reader: Reader) -> int:
+            rows = await reader.select(
+                "before_latest_events", namespace=namespace, category=wanted, limit=count
+            )
+            return int(str(rows[0]["event_id"] or 0)) if rows else 0
+
+        return await self.store.read(body)
+
+    async def own_ids(self, execution_ids: Sequence[str]) -> dict[ExecutionId, str]:
+        """What people call those of these executions that have an id of somebody's own."""
+        given = check_list("execution_ids", execution_ids, 0, EVENTS_BACK_MAX)
+        asked = [execution_key(each) for each in dict.fromkeys(map(self.check_execution_id, given))]
+
+        async def body(reader: Reader) -> dict[ExecutionId, str]:
+            found = await reader.get(Execution, asked) if asked else {}
+            return {each.execution_id: each.own_id for each in found.values() if each.own_id}
+
+        return await self.store.read(body)
+
+    async def called(self, execution_id: str) -> str:
+        """What people call an execution: the id they chose, else its uuid."""
+        asked = self.check_execution_id(execution_id)
+        return (await self.own_ids([asked])).get(asked) or uuid_of(asked)
+
+    async def _find_named(self, own_id: str, namespace: str | None) -> dict[str, ExecutionId]:
+        """By namespace, the executions that somebody gave this id."""
+
+        async def body(reader: Reader) -> dict[str, ExecutionId]:
+            places = [namespace]
+            if namespace is None:
+                places = [str(row["namespace"]) for row in await reader.select("list_namespaces")]
+            named = {each: self.named_execution_id(own_id, each) for each in places if each}
+            found = await reader.get(Execution, [execution_key(each) for each in named.values()])
+            return {place: each for place, each in named.items() if execution_key(each) in found}
+
+        return await self.store.read(body)
+
+    async def _find_by_uuid(self, part: str) -> list[ExecutionId]:
+        async def body(reader: Reader) -> Sequence[Row]:
+            rows: Sequence[Row] = []
+            if FIRST_UUID.startswith(re.sub("[0-9a-f]", "0", part)):
+                rows = await reader.select(
+                    "find_by_uuid",
+                    low=part + FIRST_UUID[len(part) :],
+                    high=part + LAST_UUID[len(part) :],
+                    pattern=f"{part}%",
+                    limit=MATCHES_SHOWN_MAX + 1,
+                )
+            if not rows:
+                rows = await reader.select(
+                    "find_by_uuid",
+                    low=FIRST_UUID,
+                    high=LAST_UUID,
+                    pattern=f"%{part}",
+                    limit=MATCHES_SHOWN_MAX + 1,
+                )
+            return rows
+
+        return [row_execution_id(row) for row in await self.store.read(body)]
+
+    # How executions ended, read for whoever waits for them ------------------
+
+    async def read_outcomes(self, execution_ids: Sequence[str]) -> dict[ExecutionId, Outcome]:
+        """How the given executions ended; those that have not, or do not exist, are left out."""
+        return (await self.find_outcomes(execution_ids)).ended
+
+    async def find_outcomes(self, execution_ids: Sequence[str]) -> Found:
+        """How the given executions ended, and which of them do not exist."""
+        check_list("execution_ids", execution_ids, 0, BATCH_MAX)
+        asked = [self.check_execution_id(each) for each in execution_ids]
+        if not asked:
+            return Found(ended={}, missing=frozenset())
+
+        async def body(reader: Reader) -> Sequence[Row]:
+            return await reader.select(
+                "read_outcomes",
+                partition_keys=[partition_of(each) for each in asked],
+                execution_ids=[uuid_of(each) for each in asked],
+            )
+
+        rows = {row_execution_id(row): row for row in await self.store.read(body)}
+        ended = {each: row for each, row in rows.items() if row["public_state"] is not None}
+        return Found(
+            ended={each: _outcome(row) for each, row in ended.items()},
+            missing=frozenset(rows.keys() - ended.keys()),
+        )
+
+    # Tags and namespace of an execution -------------------------------------
+
+    async def set_execution_tag(self, execution_id: str, key: str, value: str) -> None:
+        """Set one tag, replacing its value."""
+        await self.set_execution_tags(execution_id, {check_tag_key(key): value})
+
+    async def set_execution_tags(self, execution_id: str, tags: Mapping[str, str]) -> int:
+        """Set several tags, all or none; return how many."""
+        checked = check_tags(tags)
+        if not checked:
+            raise InvalidInput("tags", "must not be empty")
+        asked = self.check_execution_id(execution_id)
+
+        async def body(tx: Transaction) -> int:
+            key = execution_key(asked)
+            execution = (await tx.lock(Execution, [key])).get(key)
+            if execution is None:
+                raise NotFound("execution", asked)
+            now_ms = await tx.now_ms()
+            wanted = new_tags(execution, checked)
+            added = await tx.insert_new(wanted)
+            kept = tuple(tag for tag in wanted if (*key, tag.tag_key) not in added)
+            after = change(
+                execution,
+                now_ms,
+                instance_tag=checked.get(INSTANCE_TAG_KEY, execution.instance_tag),
+            )
+            await tx.save(Changes(updates=(after, *kept)))
+            return len(checked)
+
+        return await self.store.transact(body)
+
+    async def get_execution_tag(self, execution_id: str, key: str) -> str | None:
+        """The tag's value, or None when the tag or the execution is missing."""
+        check_tag_key(key)
+        asked = self.check_execution_id(execution_id)
+        tag_key = (partition_of(asked), asked, key)
+
+        async def body(reader: Reader) -> str | None:
+            tag = (await reader.get(ExecutionTag, [tag_key])).get(tag_key)
+            return None if tag is None else tag.tag_value
+
+        return await self.store.read(body)
+
+    async def get_execution_namespace(self, execution_id: str) -> Namespace | None:
+        asked = self.check_execution_id(execution_id)
+
+        async def body(reader: Reader) -> Namespace | None:
+            execution = (await reader.get(Execution, [execution_key(asked)])).get(
+                execution_key(asked)
+            )
+            return None if execution is None else execution.namespace
+
+        return await self.store.read(body)

@@ -20,8 +20,6 @@ from flowfabric.engine.flow_endings import FlowAudits, FlowEndings
 from flowfabric.engine.flow_members import FlowMembers
 from flowfabric.engine.flow_operators import FlowOperators, FlowReplays
 from flowfabric.engine.flow_reads import FlowReads
-from flowfabric.engine.lookup import Lookup
-from flowfabric.engine.outcomes import Outcomes
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.signals import SignalOperations
@@ -29,7 +27,6 @@ from flowfabric.engine.steps import Steps
 from flowfabric.engine.streams import Streams
 from flowfabric.engine.subscriptions import Subscriptions
 from flowfabric.engine.suspensions import Suspensions
-from flowfabric.engine.tags import Tags
 from flowfabric.engine.tails import Tails
 from flowfabric.engine.unit import Deployment
 from flowfabric.engine.waitpoints import KeptSignals
@@ -155,13 +152,10 @@ class Engine(
     Steps,
     Streams,
     Tails,
-    Outcomes,
+    Details,
     FlowReplays,
     Reads,
     Subscriptions,
-    Details,
-    Lookup,
-    Tags,
     Audits,
     Suspensions,
     SignalOperations,

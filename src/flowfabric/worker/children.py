@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import StepKind
-from flowfabric.engine.outcomes import Outcome
+from flowfabric.engine.details import Outcome
 from flowfabric.run import result_of
 from flowfabric.task import Task
 from flowfabric.worker.blame import Blaming

@@ -9,7 +9,7 @@ from msgspec import Struct
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.states import PublicState
-from flowfabric.engine.outcomes import Outcome
+from flowfabric.engine.details import Outcome
 
 RESULT_OF: Final = "result of "
 """Before the id of the child, in the name of the step."""

@@ -16,8 +16,8 @@ from flowfabric.core.records import Step
 from flowfabric.core.results import CreateResult
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.core.waitpoints import PendingWaitpoint
+from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.outcomes import Outcome
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.waitpoints import SuspensionView, kept_topic
 from flowfabric.errors import (

@@ -30,7 +30,7 @@ from flowfabric.core.journal import (
 )
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.steps import NewStep, StepStored, accepted_key
-from flowfabric.engine.outcomes import Outcome
+from flowfabric.engine.details import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
 from flowfabric.worker.emitting import come_further
 from flowfabric.worker.ends import ends_in, is_end
