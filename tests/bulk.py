@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from flowfabric.core.records import Record
 from flowfabric.core.states import LifecyclePhase
-from flowfabric.store.mapping import table_of
-from flowfabric.store.phases import BLANKS, STATES, AskedRow, EndingRow, Live
+from flowfabric.store.mapping import BLANKS, STATES, AskedRow, EndingRow, Live, table_of
 
 POSTGRES_ID = (
     "(lpad(to_hex({salt}), 8, '0') || '-0000-4000-8000-' || lpad(to_hex(n), 12, '0'))::uuid"

@@ -28,7 +28,7 @@ from flowfabric.core.states import (
 )
 from flowfabric.core.transitions import Changes
 from flowfabric.store.base import Key, Store, Transaction
-from flowfabric.store.phases import AFTER_THE_END
+from flowfabric.store.mapping import AFTER_THE_END
 
 PARTITION = 7
 NOW_MS = 1_700_000_000_000

@@ -13,16 +13,18 @@ from flowfabric.core.transitions import Changes
 from flowfabric.errors import Corruption
 from flowfabric.store.base import Key, Reader, Store, Transaction
 from flowfabric.store.mapping import (
+    AFTER_THE_END,
+    BEFORE_THE_END,
     Kind,
     changed_columns,
     from_row,
     from_values,
     key_of,
+    parts_of,
     stored_key,
     table_of,
     to_values,
 )
-from flowfabric.store.phases import AFTER_THE_END, BEFORE_THE_END, parts_of
 from tests.store.records import (
     ENDED,
     NOW_MS,

@@ -11,7 +11,7 @@ import pytest
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.transitions import Changes
 from flowfabric.store.base import EventPage, Transaction
-from flowfabric.store.event_pages import WINDOW
+from flowfabric.store.mapping import WINDOW
 from flowfabric.store.postgres.events import WRITERS, EventLog
 from flowfabric.store.postgres.generated import EVENT_ROWS_MAX, EVENTS_PER_ROW
 from flowfabric.store.postgres.store import PostgresStore

@@ -15,8 +15,7 @@ from flowfabric.core.events import Event
 from flowfabric.core.flow_records import Edge, EdgeGroup, ExecutionInput
 from flowfabric.core.records import Attempt, ClaimGrant, Execution, Record, Suspension, Waitpoint
 from flowfabric.core.transitions import Changes
-from flowfabric.store.mapping import table_of
-from flowfabric.store.phases import AskedRow, EndingRow, Live
+from flowfabric.store.mapping import AskedRow, EndingRow, Live, table_of
 from flowfabric.store.postgres.driver import Connection
 from flowfabric.store.postgres.generated import Part, get_text, lock_text, save_text
 from flowfabric.store.postgres.pool import Connections

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from flowfabric.patience import patience_s, statements_within
 from flowfabric.store.base import EventPage, Parameter, Row
-from flowfabric.store.event_pages import EVENTS_MAX, WINDOW, page, window_of
+from flowfabric.store.mapping import EVENTS_MAX, WINDOW, page, window_of
 from flowfabric.store.postgres.generated import SCHEMA
 
 LOOK_FIRST_S: Final = 0.002

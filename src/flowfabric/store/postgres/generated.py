@@ -22,8 +22,7 @@ from flowfabric.core.events import Event
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Execution
 from flowfabric.store.base import Value
-from flowfabric.store.mapping import Kind, Table, table_of, to_values
-from flowfabric.store.phases import (
+from flowfabric.store.mapping import (
     AFTER_THE_END,
     BEFORE_THE_END,
     BLANKS,
@@ -31,7 +30,11 @@ from flowfabric.store.phases import (
     STATES,
     AskedRow,
     EndingRow,
+    Kind,
     Live,
+    Table,
+    table_of,
+    to_values,
 )
 
 SCHEMA: Final = "flowfabric"

@@ -10,17 +10,24 @@ from flowfabric.core.records import Execution, Record
 from flowfabric.core.transitions import Changes
 from flowfabric.errors import Corruption
 from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
-from flowfabric.store.changes import Place, by_type, columns_to_write, place_of, settle
 from flowfabric.store.mapping import (
+    IMPLIED,
+    Place,
+    by_type,
+    columns_to_write,
     from_joined,
     from_row,
     from_values,
     key_of,
+    parts_of,
+    phase_table,
+    place_of,
+    rows_of,
+    settle,
     stored_key,
     table_of,
     to_values,
 )
-from flowfabric.store.phases import IMPLIED, parts_of, phase_table, rows_of
 from flowfabric.store.postgres.driver import UUID, DriverRow, Fetching
 from flowfabric.store.postgres.generated import (
     CLOCK_MS,

@@ -28,9 +28,9 @@ from flowfabric.store.base import (
     UnlockedBody,
 )
 from flowfabric.store.drive import drive
-from flowfabric.store.event_pages import EVENTS_MAX, WINDOW, page, window_of
 from flowfabric.store.foreign import comes_from, unwrap, unwrap_sync
 from flowfabric.store.hints import HintBoard, Listener
+from flowfabric.store.mapping import EVENTS_MAX, WINDOW, page, window_of
 from flowfabric.store.sqlite.clock import MachineClock
 from flowfabric.store.sqlite.connection import BUSY_TIMEOUT_MS, MEMORY, Synchronous, connect
 from flowfabric.store.sqlite.failures import translate, translate_opening

@@ -16,17 +16,21 @@ from flowfabric.core.records import Record
 from flowfabric.core.transitions import Changes
 from flowfabric.errors import Corruption
 from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
-from flowfabric.store.changes import Place, columns_to_write, place_of, settle
 from flowfabric.store.mapping import (
+    Place,
+    columns_to_write,
     from_joined,
     from_row,
     from_values,
     key_of,
+    parts_of,
+    place_of,
+    rows_of,
+    settle,
     stored_key,
     table_of,
     to_values,
 )
-from flowfabric.store.phases import parts_of, rows_of
 from flowfabric.store.sqlite.clock import MachineClock
 from flowfabric.store.sqlite.failures import in_trouble
 from flowfabric.store.sqlite.generated import (
