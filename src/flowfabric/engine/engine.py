@@ -33,7 +33,7 @@ from flowfabric.engine.waitpoints import KeptSignals
 from flowfabric.engine.work import Work
 from flowfabric.errors import OperationTimeout, Unavailable
 from flowfabric.store.base import Reader, Store
-from flowfabric.store.on_connection import OnConnection
+from flowfabric.store.foreign import OnConnection
 from flowfabric.version import __version__
 
 # Operations of the specification that this engine does not have yet ---------
