@@ -9,7 +9,9 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
-from flowfabric.store.base import Value
+from flowfabric.error_kinds import BackendErrorKind
+from flowfabric.errors import LockTimeout, NotStorable, Transport
+from flowfabric.store.base import UniqueViolation, Value
 
 _ASYNCPG: Final = importlib.import_module("asyncpg")
 
@@ -153,3 +155,129 @@ def give_up_early(connection: Connection) -> None:
         option = getattr(socket, name, None)
         if option is not None:
             found.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+# What the driver's errors mean to us ----------------------------------------
+
+BACKEND: Final = "postgres"
+
+_UNIQUE_VIOLATION: Final = "23505"
+_DIVISION_BY_ZERO: Final = "22012"
+_STARTING_OR_STOPPING: Final = "57P03"
+_READ_ONLY: Final = "25006"
+# Whatever is asked: the server has no room, memory or connection left, or its disk fails.
+_IN_TROUBLE: Final = ("53", "58")
+_LOCK_TIMEOUT: Final = "55P03"
+_WORDS: Final = {
+    "53100": "the disk of the server is full; make room there",
+    "53200": "the server is out of memory",
+    "53300": "the server has no connection left; raise its max_connections, or lower pool_max or"
+    " the number of processes",
+    "57P01": "the server is being stopped, or somebody ended the connection",
+    "57P03": "the server is starting or stopping",
+    _LOCK_TIMEOUT: "somebody else keeps locked what this needs, a fence or another transaction that"
+    " is still open; try again once it has ended",
+    _READ_ONLY: "the server only reads: it is a standby, or a failover made it one",
+}
+"""What people should know beside the server's own message."""
+_INVALID_PLAN: Final = "0A000"
+_PROTOCOL_VIOLATION: Final = "08P01"
+"""What poolers say of all they refuse, be it for now or for good."""
+# Cardinality, data, integrity, check option, and limits of the database such as the size of an
+# index row: about what was to be stored, so that asking again gets the same answer.
+_ABOUT_DATA: Final = ("21", "22", "23", "44", "54")
+
+# Serialization failure, deadlock; and a prepared statement that a migration made
+# stale, which the driver prepares anew the next time.
+COLLISIONS: Final = frozenset({"40001", "40P01", _INVALID_PLAN})
+
+_UNANSWERED: Final = "it was sent, and no answer came"
+
+DRIVER_ERRORS: Final = (
+    PostgresError,
+    InterfaceError,
+    InternalClientError,
+    OSError,
+    TimeoutError,
+)
+"""Everything asyncpg raises when something is wrong with the database or the way to it."""
+
+
+def collided(error: BaseException) -> bool:
+    """Whether running the transaction again may help at once."""
+    return isinstance(error, PostgresError) and sqlstate(error) in COLLISIONS
+
+
+def connection_lost(error: BaseException) -> bool:
+    if isinstance(error, PostgresError):
+        return sqlstate(error).startswith(("08", "57P")) and not setting_refused(error)
+    if isinstance(error, TimeoutError):
+        return False
+    return isinstance(error, InterfaceError | InternalClientError | OSError)
+
+
+def setting_refused(error: BaseException) -> bool:
+    """Whether a pooler refused to connect because of a setting that was to be made."""
+    return sqlstate(error) == _PROTOCOL_VIOLATION and "startup parameter" in str(error)
+
+
+def in_trouble(error: BaseException) -> bool:
+    """Whether the server refuses whatever it is asked, for now."""
+    return sqlstate(error).startswith(_IN_TROUBLE) or sqlstate(error) == _READ_ONLY
+
+
+def divided_by_zero(error: BaseException) -> bool:
+    return sqlstate(error) == _DIVISION_BY_ZERO
+
+
+def note_unanswered(error: Exception) -> None:
+    """Note on the error of a statement that takes effect at once whether its answer was lost."""
+    if isinstance(error, TimeoutError) or connection_lost(error):
+        error.add_note(_UNANSWERED)
+
+
+def demoted(error: BaseException) -> bool:
+    """Whether the server became a standby, so that connections should be made anew."""
+    return sqlstate(error) == _READ_ONLY
+
+
+def lock_timed_out(error: BaseException) -> bool:
+    """Whether a lock did not come in time."""
+    return sqlstate(error) == _LOCK_TIMEOUT
+
+
+def in_words(error: BaseException) -> str:
+    """What a driver's error says, after what it means."""
+    said = f"{type(error).__name__}: {error}"
+    meaning = _WORDS.get(sqlstate(error))
+    return said if meaning is None else f"{meaning} ({said})"
+
+
+def translate(error: Exception) -> Exception:
+    """The error of ours that a driver's error stands for."""
+    state = sqlstate(error)
+    detail = in_words(error)
+    if state == _UNIQUE_VIOLATION:
+        return UniqueViolation(table_name(error), str(error))
+    if state == _LOCK_TIMEOUT:
+        # Long enough: meanwhile everything else that the transaction locked was held up.
+        return LockTimeout(in_words(error))
+    if state == _STARTING_OR_STOPPING or state.startswith(_IN_TROUBLE):
+        return Transport(BACKEND, detail, kind=BackendErrorKind.BUSY_LOADING)
+    if state == _READ_ONLY:
+        return Transport(BACKEND, detail, kind=BackendErrorKind.CLUSTER)
+    if state.startswith(_ABOUT_DATA):
+        return NotStorable(BACKEND, detail)
+    if state.startswith("28"):
+        return Transport(BACKEND, detail, kind=BackendErrorKind.AUTH)
+    if setting_refused(error):
+        return Transport(BACKEND, detail, kind=BackendErrorKind.PROTOCOL)
+    unsure = _UNANSWERED in getattr(error, "__notes__", ())
+    if isinstance(error, TimeoutError):
+        timed_out = "no answer in time" if unsure else "no answer in time; nothing was changed"
+        kind = BackendErrorKind.TIMEOUT
+        return Transport(BACKEND, timed_out, kind=kind, may_have_happened=unsure)
+    if connection_lost(error):
+        kind = BackendErrorKind.TRANSPORT
+        return Transport(BACKEND, detail, kind=kind, may_have_happened=unsure)
+    return Transport(BACKEND, detail, kind=BackendErrorKind.OTHER)

@@ -21,8 +21,7 @@ from typing import Final
 from flowfabric.errors import FlowFabricError
 from flowfabric.first_of import first_of
 from flowfabric.store.hints import EVERY_TOPIC, HintBoard
-from flowfabric.store.postgres.driver import Connection
-from flowfabric.store.postgres.failures import DRIVER_ERRORS
+from flowfabric.store.postgres.driver import DRIVER_ERRORS, Connection
 from flowfabric.store.postgres.pool import Connections
 
 CHANNEL: Final = "flowfabric"

@@ -14,13 +14,15 @@ from flowfabric.errors import FlowFabricError, InvalidInput, LockTimeout, Transp
 from flowfabric.patience import patience_s
 from flowfabric.store.base import Value
 from flowfabric.store.foreign import comes_from, unknown
-from flowfabric.store.postgres.driver import DriverRow, Fetching, sqlstate
-from flowfabric.store.postgres.failures import (
+from flowfabric.store.postgres.driver import (
     BACKEND,
+    DriverRow,
+    Fetching,
     connection_lost,
     in_trouble,
     in_words,
     lock_timed_out,
+    sqlstate,
 )
 from flowfabric.store.postgres.hints import CHANNEL, hint_payloads
 from flowfabric.store.postgres.pool import COMMAND_TIMEOUT_S, SEARCH_PATH

@@ -23,16 +23,18 @@ from msgspec import Struct
 from flowfabric.errors import InvalidInput, ResourceExhausted, Unavailable
 from flowfabric.patience import patience_s
 from flowfabric.store.postgres.driver import (
+    DRIVER_ERRORS,
     Connection,
     DriverRow,
     InterfaceError,
     PostgresError,
     Usable,
     connect,
+    divided_by_zero,
     give_up_early,
     know_arrays,
+    setting_refused,
 )
-from flowfabric.store.postgres.failures import DRIVER_ERRORS, divided_by_zero, setting_refused
 from flowfabric.store.postgres.generated import SCHEMA
 
 ACQUIRE_TIMEOUT_S: Final = 30.0

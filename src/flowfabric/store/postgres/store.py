@@ -29,16 +29,18 @@ from flowfabric.store.drive import drive
 from flowfabric.store.foreign import unwrap, unwrap_sync
 from flowfabric.store.hints import HintBoard, Listener
 from flowfabric.store.migrate import check, load
-from flowfabric.store.postgres.driver import Fetching, InterfaceError, Usable
-from flowfabric.store.postgres.events import WRITERS, EventLog
-from flowfabric.store.postgres.failures import (
+from flowfabric.store.postgres.driver import (
     DRIVER_ERRORS,
+    Fetching,
+    InterfaceError,
+    Usable,
     collided,
     connection_lost,
     demoted,
     note_unanswered,
     translate,
 )
+from flowfabric.store.postgres.events import WRITERS, EventLog
 from flowfabric.store.postgres.hints import HINT, HintExchange
 from flowfabric.store.postgres.joined import (
     answering,
