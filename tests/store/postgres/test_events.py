@@ -13,7 +13,7 @@ from flowfabric.core.transitions import Changes
 from flowfabric.store.base import EventPage, Transaction
 from flowfabric.store.mapping import WINDOW
 from flowfabric.store.postgres.events import WRITERS, EventLog
-from flowfabric.store.postgres.generated import EVENT_ROWS_MAX, EVENTS_PER_ROW
+from flowfabric.store.postgres.statements import EVENT_ROWS_MAX, EVENTS_PER_ROW
 from flowfabric.store.postgres.store import PostgresStore
 from flowfabric.store.postgres.transaction import STATEMENTS
 from flowfabric.store.statements import load

@@ -17,8 +17,8 @@ from flowfabric.core.records import Attempt, ClaimGrant, Execution, Record, Susp
 from flowfabric.core.transitions import Changes
 from flowfabric.store.mapping import AskedRow, EndingRow, Live, table_of
 from flowfabric.store.postgres.driver import Connection
-from flowfabric.store.postgres.generated import Part, get_text, lock_text, save_text
 from flowfabric.store.postgres.pool import Connections
+from flowfabric.store.postgres.statements import Part, get_text, lock_text, save_text
 from flowfabric.store.postgres.store import PostgresStore
 from flowfabric.store.postgres.transaction import STATEMENTS
 from flowfabric.store.statements import numbered

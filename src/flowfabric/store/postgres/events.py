@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from flowfabric.patience import patience_s, statements_within
 from flowfabric.store.base import EventPage, Parameter, Row
 from flowfabric.store.mapping import EVENTS_MAX, WINDOW, page, window_of
-from flowfabric.store.postgres.generated import SCHEMA
+from flowfabric.store.postgres.statements import SCHEMA
 
 LOOK_FIRST_S: Final = 0.002
 LOOK_MAX_S: Final = 0.05

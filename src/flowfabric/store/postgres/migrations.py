@@ -6,7 +6,7 @@ from typing import Final
 from flowfabric.errors import Unavailable
 from flowfabric.store.migrate import AppliedMigration, Migration, load, pending
 from flowfabric.store.postgres.driver import Connection, Usable
-from flowfabric.store.postgres.generated import CLOCK_MS, SCHEMA
+from flowfabric.store.postgres.statements import CLOCK_MS, SCHEMA
 
 ENCODING: Final = "UTF8"
 MIGRATIONS: Final = Path(__file__).parent / "migrations"

@@ -35,7 +35,7 @@ from flowfabric.store.postgres.driver import (
     know_arrays,
     setting_refused,
 )
-from flowfabric.store.postgres.generated import SCHEMA
+from flowfabric.store.postgres.statements import SCHEMA
 
 ACQUIRE_TIMEOUT_S: Final = 30.0
 """How long to wait for a connection while others get answers on theirs."""

@@ -29,7 +29,8 @@ from flowfabric.store.mapping import (
     to_values,
 )
 from flowfabric.store.postgres.driver import UUID, DriverRow, Fetching
-from flowfabric.store.postgres.generated import (
+from flowfabric.store.postgres.joined import lost_in_transaction, tells_of_outage
+from flowfabric.store.postgres.statements import (
     CLOCK_MS,
     EVENT_ROWS_MAX,
     Batch,
@@ -42,7 +43,6 @@ from flowfabric.store.postgres.generated import (
     rows_of_events,
     save_text,
 )
-from flowfabric.store.postgres.joined import lost_in_transaction, tells_of_outage
 from flowfabric.store.statements import numbered, ordered
 
 R = TypeVar("R", bound=Record)
