@@ -41,8 +41,7 @@ from flowfabric.store.postgres.driver import (
     translate,
 )
 from flowfabric.store.postgres.events import WRITERS, EventLog
-from flowfabric.store.postgres.hints import HINT, HintExchange
-from flowfabric.store.postgres.joined import (
+from flowfabric.store.postgres.foreign import (
     answering,
     enter,
     joined,
@@ -51,6 +50,7 @@ from flowfabric.store.postgres.joined import (
     outage_told,
     whole,
 )
+from flowfabric.store.postgres.hints import HINT, HintExchange
 from flowfabric.store.postgres.migrations import MIGRATIONS, apply_pending, read_ledger
 from flowfabric.store.postgres.pool import (
     ACQUIRE_TIMEOUT_S,

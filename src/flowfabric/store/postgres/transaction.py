@@ -29,7 +29,7 @@ from flowfabric.store.mapping import (
     to_values,
 )
 from flowfabric.store.postgres.driver import UUID, DriverRow, Fetching
-from flowfabric.store.postgres.joined import lost_in_transaction, tells_of_outage
+from flowfabric.store.postgres.foreign import lost_in_transaction, tells_of_outage
 from flowfabric.store.postgres.statements import (
     CLOCK_MS,
     EVENT_ROWS_MAX,
