@@ -10,8 +10,7 @@ from flowfabric import connect
 from flowfabric.errors import FlowFabricError, SchemaTooNew, SchemaTooOld, Unavailable
 from flowfabric.store.migrate import AppliedMigration, Migration, check, load, pending
 from flowfabric.store.postgres import pool
-from flowfabric.store.postgres.migrations import LOCK_KEY
-from flowfabric.store.postgres.store import PostgresStore
+from flowfabric.store.postgres.store import LOCK_KEY, PostgresStore
 from flowfabric.store.sqlite.store import SqliteStore
 from tests.store.records import change_postgres, change_sqlite
 
