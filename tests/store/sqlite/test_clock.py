@@ -10,7 +10,7 @@ from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Claimed
 from flowfabric.engine.operators import Swept
 from flowfabric.errors import LeaseExpired
-from flowfabric.store.sqlite.clock import Machine, MachineClock
+from flowfabric.store.sqlite.connection import Machine, MachineClock
 from flowfabric.store.sqlite.store import SqliteStore
 
 TTL_MS = 30_000

@@ -1,13 +1,111 @@
-"""Opening a database file the way we want it."""
+"""A database file: opened the way we want it, its clock, and what SQLite's errors mean to us."""
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from flowfabric.core.clock import Anchor, decide_anchor
 from flowfabric.core.ids import UUID_BYTES, uuid_text
-from flowfabric.store.sqlite.failures import busy
+from flowfabric.error_kinds import BackendErrorKind
+from flowfabric.errors import DatabaseGone, NotStorable, RetryExhausted, Transport, Unavailable
+from flowfabric.store.base import UniqueViolation
+
+# What SQLite's errors mean to us --------------------------------------------
+
+BACKEND: Final = "sqlite"
+
+_UNIQUE: Final = frozenset(
+    {
+        sqlite3.SQLITE_CONSTRAINT_UNIQUE,
+        sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY,
+        sqlite3.SQLITE_CONSTRAINT_ROWID,
+    }
+)
+_PRIMARY_CODE: Final = 0xFF
+_BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_TROUBLE: Final = _BUSY | {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+_ABOUT_DATA: Final = frozenset(
+    {sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH}
+)
+_BROKEN: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+
+def busy(error: sqlite3.Error) -> bool:
+    return _code(error) & _PRIMARY_CODE in _BUSY
+
+
+def in_trouble(error: BaseException) -> bool:
+    """Whether the file cannot be written for now: its disk is full or fails, others lock it."""
+    return isinstance(error, sqlite3.Error) and _code(error) & _PRIMARY_CODE in _TROUBLE
+
+
+def translate(error: BaseException) -> BaseException:
+    """The error of ours that an SQLite error stands for; any other error as it is."""
+    if not isinstance(error, sqlite3.Error):
+        return error
+    if _code(error) in _UNIQUE:
+        columns = str(error).rpartition(": ")[2]
+        return UniqueViolation(columns.partition(".")[0], str(error))
+    if _code(error) == sqlite3.SQLITE_BUSY_SNAPSHOT:
+        return RetryExhausted(
+            "another process wrote after your transaction had read: roll it back and run it"
+            " again, or begin it with BEGIN IMMEDIATE"
+        )
+    if busy(error):
+        return RetryExhausted(f"the database file stayed locked: {error}")
+    if _code(error) & _PRIMARY_CODE in _ABOUT_DATA or isinstance(error, sqlite3.DataError):
+        return NotStorable(BACKEND, f"{type(error).__name__}: {error}")
+    kind = BackendErrorKind.TRANSPORT
+    if _code(error) & _PRIMARY_CODE in _BROKEN or not isinstance(error, sqlite3.OperationalError):
+        kind = BackendErrorKind.OTHER
+    return Transport(BACKEND, f"{type(error).__name__}: {error}", kind=kind)
+
+
+_NOT_OPENED: Final = frozenset(
+    {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
+)
+
+
+def translate_opening(error: sqlite3.Error, path: str) -> BaseException:
+    """The same for a file that could not be opened: which file, and why, if that can be told.
+
+    What somebody has to mend first is no outage that passes by itself.
+    """
+    if _code(error) & _PRIMARY_CODE in _NOT_OPENED:
+        reason = _why_not(Path(path).absolute())
+        if reason is not None:
+            return Unavailable(BACKEND, f"{path} cannot be opened: {reason}")
+    ours = translate(error)
+    if isinstance(ours, Transport):
+        return Transport(BACKEND, f"{path}: {type(error).__name__}: {error}", kind=ours.kind)
+    return ours
+
+
+def _why_not(path: Path) -> str | None:
+    folder = path.parent
+    if not folder.is_dir():
+        return f"there is no directory {folder}; create it"
+    if path.is_dir():
+        return "it is a directory; name a file"
+    # SQLite keeps a log beside the file, so that even a reader has to write there.
+    for each in (folder, path):
+        if each.exists() and not os.access(each, os.W_OK):
+            if os.statvfs(each).f_flag & os.ST_RDONLY:
+                return f"{folder} is on a read-only file system; make it writable"
+            return f"this process may not write to {each}; give it permission"
+    return None
+
+
+def _code(error: sqlite3.Error) -> int:
+    # Errors the Python module raises by itself carry no code.
+    return getattr(error, "sqlite_errorcode", 0)
+
+
+# Opening a database file the way we want it ---------------------------------
 
 Synchronous = Literal["off", "normal", "full", "extra"]
 
@@ -120,3 +218,131 @@ def _uuid_at(uuids: bytes, place: int) -> str:
 
 def _unhex(text: str | None) -> bytes | None:
     return None if text is None else bytes.fromhex(text)
+
+
+# Whether a path still names the file that was opened, and the files that SQLite keeps beside it
+#
+# A file that is deleted, or replaced by another, stays open where it was opened: writing to
+# it succeeds, and what was written is gone with the last process that has it open. The same
+# goes for the log of the latest commits, `-wal`, and for `-shm`, through which processes
+# share it: SQLite deletes neither while we have them open. So the paths are looked up again
+# before every read, and before and after every commit.
+
+_NOBODY: Final = (0, 0)
+_BESIDE: Final = ("", "-wal", "-shm")
+
+
+class FileIdentity:
+    """The files that a path named when this was made."""
+
+    def __init__(self, path: str) -> None:
+        # The process may change its directory.
+        path = path if path == MEMORY else os.path.abspath(path)
+        self._log = f"{path}-wal"
+        paths = () if path == MEMORY else tuple(f"{path}{ending}" for ending in _BESIDE)
+        opened = {each: _look_up(each) for each in paths}
+        self._opened = {each: found for each, found in opened.items() if found != _NOBODY}
+
+    def check(self) -> None:
+        """Raise unless the paths still name those files."""
+        for path, opened in self._opened.items():
+            if _look_up(path) != opened:
+                what = "replaced" if os.path.exists(path) else "deleted"
+                raise DatabaseGone(
+                    "sqlite",
+                    f"{path} was {what} while it was in use, so nothing can be read from or"
+                    " stored in it any more; put the file back, or start this process again",
+                )
+
+    def log_state(self) -> tuple[int, int]:
+        """Something that changes when a commit writes to the file."""
+        try:
+            found = os.stat(self._log)
+        except OSError:
+            return _NOBODY
+        return found.st_size, found.st_mtime_ns
+
+
+def _look_up(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return _NOBODY
+    return found.st_dev, found.st_ino
+
+
+# The clock of a machine, as all its processes on one file read it -----------
+#
+# Its anchor lies in the file. Whoever writes there and finds that the wall clock was set
+# moves the anchor, and with it the ends of leases and attempts, in the same transaction.
+# Who only reads counts from the anchor as it is. Where the machine does not tell its
+# starts apart, which only Linux does, the wall clock is all there is.
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_FIND: Final = "select boot_id, started_at_ms from clock"
+_PUT: Final = "insert or replace into clock (singleton, boot_id, started_at_ms) values (1, ?, ?)"
+_MOVE: Final = """
+update live
+   set lease_expires_at_ms = lease_expires_at_ms + :moved_ms,
+       lease_renewal_deadline_ms = lease_renewal_deadline_ms + :moved_ms,
+       attempt_deadline_ms = attempt_deadline_ms + :moved_ms
+ where ownership_state = 'leased'
+   and lifecycle_phase = 'active'
+"""
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _uptime_ms() -> int:
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", 0)) // 1_000_000
+
+
+def _boot_id() -> str | None:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a machine knows of time."""
+
+    boot_id: str | None
+    wall_ms: Callable[[], int] = _wall_ms
+    uptime_ms: Callable[[], int] = _uptime_ms
+
+
+THIS_MACHINE: Final = Machine(_boot_id())
+
+
+class MachineClock:
+    """A clock that goes on evenly while the wall clock is set."""
+
+    def __init__(self, machine: Machine = THIS_MACHINE) -> None:
+        self._machine = machine
+
+    def now_ms(self) -> int:
+        return self._machine.wall_ms()
+
+    def now_on(self, connection: sqlite3.Connection, *, writes: bool) -> int:
+        """The time in the file of `connection`; `writes` says whether it may be written to."""
+        machine = self._machine
+        if machine.boot_id is None:
+            return machine.wall_ms()
+        row = connection.execute(_FIND).fetchone()
+        known = None if row is None else Anchor(boot_id=row[0], started_at_ms=row[1])
+        uptime_ms = machine.uptime_ms()
+        decided = decide_anchor(
+            known, boot_id=machine.boot_id, wall_ms=machine.wall_ms(), uptime_ms=uptime_ms
+        )
+        anchor = decided.anchor
+        if anchor != known:
+            if writes:
+                connection.execute(_PUT, (anchor.boot_id, anchor.started_at_ms))
+                connection.execute(_MOVE, {"moved_ms": decided.moved_ms})
+            elif known is not None and known.boot_id == anchor.boot_id:
+                anchor = known
+        return anchor.started_at_ms + uptime_ms

@@ -31,10 +31,16 @@ from flowfabric.store.drive import drive
 from flowfabric.store.foreign import comes_from, unwrap, unwrap_sync
 from flowfabric.store.hints import HintBoard, Listener
 from flowfabric.store.mapping import EVENTS_MAX, WINDOW, page, window_of
-from flowfabric.store.sqlite.clock import MachineClock
-from flowfabric.store.sqlite.connection import BUSY_TIMEOUT_MS, MEMORY, Synchronous, connect
-from flowfabric.store.sqlite.failures import translate, translate_opening
-from flowfabric.store.sqlite.identity import FileIdentity
+from flowfabric.store.sqlite.connection import (
+    BUSY_TIMEOUT_MS,
+    MEMORY,
+    FileIdentity,
+    MachineClock,
+    Synchronous,
+    connect,
+    translate,
+    translate_opening,
+)
 from flowfabric.store.sqlite.joined import joined, on_its_thread
 from flowfabric.store.sqlite.migrations import apply_pending, check_schema
 from flowfabric.store.sqlite.transaction import SqliteReader, SqliteTransaction

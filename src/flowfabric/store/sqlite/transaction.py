@@ -31,8 +31,7 @@ from flowfabric.store.mapping import (
     table_of,
     to_values,
 )
-from flowfabric.store.sqlite.clock import MachineClock
-from flowfabric.store.sqlite.failures import in_trouble
+from flowfabric.store.sqlite.connection import MachineClock, in_trouble
 from flowfabric.store.sqlite.generated import (
     delete_text,
     get_text,

@@ -17,8 +17,7 @@ from flowfabric.errors import DatabaseGone
 from flowfabric.outages import OutageWatch
 from flowfabric.store.base import Clock
 from flowfabric.store.drive import drive
-from flowfabric.store.sqlite.failures import translate
-from flowfabric.store.sqlite.identity import FileIdentity
+from flowfabric.store.sqlite.connection import FileIdentity, translate
 from flowfabric.store.sqlite.transaction import SqliteTransaction
 
 T = TypeVar("T")
