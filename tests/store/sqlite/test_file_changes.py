@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from flowfabric.core.transitions import Changes
-from flowfabric.store.sqlite.file_changes import FileChanges
 from flowfabric.store.sqlite.store import SqliteStore
+from flowfabric.store.sqlite.watcher import FileChanges
 from tests.store.records import a_lane, save
 
 PATIENCE_S = 30.0

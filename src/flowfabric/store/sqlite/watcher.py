@@ -9,13 +9,110 @@ listener is woken.
 """
 
 import asyncio
+import ctypes
+import os
+import struct
+import sys
 from contextlib import suppress
-from typing import Final
+from typing import Final, Self
 
 from flowfabric.errors import RetryExhausted, Transport
 from flowfabric.store.hints import EVERY_TOPIC, HintBoard
-from flowfabric.store.sqlite.file_changes import FileChanges
 from flowfabric.store.sqlite.writer import Writer
+
+# Being told when a file is written to, where the system can tell ------------
+#
+# Linux can (inotify). Elsewhere, when its watches are used up, or once the file was
+# deleted, nothing is told and whoever waits here waits for the time it gave.
+
+_MODIFIED: Final = 0x2
+_IGNORED: Final = 0x8000
+"""The watch has ended, with the file."""
+_EVENT: Final = struct.Struct("iIII")
+"""Which watch, what happened, a cookie, and the length of a name, which a file's event lacks."""
+_OPEN_FLAGS: Final = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
+_READ_BYTES: Final = 4096
+
+
+class FileChanges:
+    """Waits for writes to a file by anybody. Use as a context, on a running event loop.
+
+    Writes before a wait are kept for it by the system: a process that writes a lot itself is not
+    interrupted by each of its writes.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._written = asyncio.Event()
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        self._descriptor = _watch(self._path)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._close()
+
+    @property
+    def told(self) -> bool:
+        """Whether writes are noticed at all."""
+        return self._descriptor >= 0
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for a write since the last call; tell whether there was one."""
+        self._written.clear()
+        self._listen()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._written.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._stop()
+        return True
+
+    def _listen(self) -> None:
+        if self.told:
+            try:
+                asyncio.get_running_loop().add_reader(self._descriptor, self._read)
+            except (NotImplementedError, OSError):
+                self._close()
+
+    def _read(self) -> None:
+        told = b""
+        with suppress(BlockingIOError):
+            told = os.read(self._descriptor, _READ_BYTES)
+        self._written.set()
+        self._stop()
+        if any(mask & _IGNORED for _, mask, _, _ in _EVENT.iter_unpack(told)):
+            self._close()
+
+    def _stop(self) -> None:
+        if self.told:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+
+    def _close(self) -> None:
+        if self.told:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _watch(path: str) -> int:
+    """A descriptor that becomes readable when the file is written to, or -1."""
+    if not sys.platform.startswith("linux"):
+        return -1
+    try:
+        library = ctypes.CDLL(None)
+        descriptor = int(library.inotify_init1(_OPEN_FLAGS))
+        if descriptor < 0:
+            return -1
+        if int(library.inotify_add_watch(descriptor, os.fsencode(path), _MODIFIED)) < 0:
+            os.close(descriptor)
+            return -1
+    except (OSError, AttributeError):
+        return -1
+    return descriptor
+
 
 LOOK_FIRST_S: Final = 0.001
 LOOK_MAX_S: Final = 0.25
