@@ -6,10 +6,12 @@ writer's transaction holds the only write lock there is, so locking is reading.
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeGuard, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from flowfabric.core.events import Event
 from flowfabric.core.records import Record
@@ -18,6 +20,7 @@ from flowfabric.errors import Corruption
 from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
 from flowfabric.store.mapping import (
     Place,
+    Table,
     columns_to_write,
     from_joined,
     from_row,
@@ -32,14 +35,46 @@ from flowfabric.store.mapping import (
     to_values,
 )
 from flowfabric.store.sqlite.connection import MachineClock, in_trouble
-from flowfabric.store.sqlite.generated import (
-    delete_text,
-    get_text,
-    insert_new_text,
-    insert_text,
-    update_text,
-)
 from flowfabric.store.statements import CLOCK, named, taking
+
+# Statements that follow from a record type, for one row at a time -----------
+
+
+@lru_cache(maxsize=256)
+def get_text(record: type[Struct]) -> str:
+    table = table_of(record)
+    return f"select {', '.join(table.names)} from {table.name} where {_same_key(table)}"
+
+
+@lru_cache(maxsize=256)
+def insert_text(record: type[Struct]) -> str:
+    table = table_of(record)
+    places = ", ".join("?" * len(table.names))
+    return f"insert into {table.name} ({', '.join(table.names)}) values ({places})"
+
+
+@lru_cache(maxsize=256)
+def insert_new_text(record: type[Struct]) -> str:
+    key = ", ".join(table_of(record).key)
+    return f"{insert_text(record)} on conflict ({key}) do nothing"
+
+
+@lru_cache(maxsize=1024)
+def update_text(record: type[Struct], columns: tuple[str, ...]) -> str:
+    table = table_of(record)
+    changes = ", ".join(f"{name} = ?" for name in columns)
+    return f"update {table.name} set {changes} where {_same_key(table)}"
+
+
+@lru_cache(maxsize=256)
+def delete_text(record: type[Struct]) -> str:
+    table = table_of(record)
+    return f"delete from {table.name} where {_same_key(table)}"
+
+
+def _same_key(table: Table) -> str:
+    return " and ".join(f"{name} = ?" for name in table.key)
+
 
 R = TypeVar("R", bound=Record)
 
