@@ -41,7 +41,7 @@ from flowfabric.store.sqlite.connection import (
     translate,
     translate_opening,
 )
-from flowfabric.store.sqlite.joined import joined, on_its_thread
+from flowfabric.store.sqlite.foreign import joined, on_its_thread
 from flowfabric.store.sqlite.migrations import apply_pending, check_schema
 from flowfabric.store.sqlite.transaction import SqliteReader, SqliteTransaction
 from flowfabric.store.sqlite.watcher import watch
