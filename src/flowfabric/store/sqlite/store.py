@@ -8,8 +8,10 @@ is private to its Store object and disappears with it.
 import asyncio
 import queue
 import sqlite3
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Final, TypeVar
 
 from flowfabric.core.handles import SQLITE_TAG
@@ -31,6 +33,7 @@ from flowfabric.store.drive import drive
 from flowfabric.store.foreign import comes_from, unwrap, unwrap_sync
 from flowfabric.store.hints import HintBoard, Listener
 from flowfabric.store.mapping import EVENTS_MAX, WINDOW, page, window_of
+from flowfabric.store.migrate import AppliedMigration, Migration, check, load, pending
 from flowfabric.store.sqlite.connection import (
     BUSY_TIMEOUT_MS,
     MEMORY,
@@ -42,10 +45,103 @@ from flowfabric.store.sqlite.connection import (
     translate_opening,
 )
 from flowfabric.store.sqlite.foreign import joined, on_its_thread
-from flowfabric.store.sqlite.migrations import apply_pending, check_schema
 from flowfabric.store.sqlite.transaction import SqliteReader, SqliteTransaction
 from flowfabric.store.sqlite.watcher import watch
 from flowfabric.store.sqlite.writer import Committer, Writer
+
+# Bringing an SQLite schema up to date, by one process at a time -------------
+
+MIGRATIONS: Final = Path(__file__).parent / "migrations"
+
+_LEDGER: Final = """
+create table if not exists schema_migration (
+    version              integer primary key,
+    name                 text not null,
+    checksum             text not null,
+    backward_compatible  integer not null,
+    applied_at_ms        integer not null
+) strict
+"""
+
+
+def apply_pending(connection: sqlite3.Connection) -> list[str]:
+    """Apply what is missing, all or nothing, and check the result; return the names."""
+    if _up_to_date(connection):
+        return []
+    connection.execute("begin exclusive")
+    try:
+        connection.execute(_LEDGER)
+        migrations = pending(load(MIGRATIONS), read_ledger(connection))
+        for migration in migrations:
+            _apply(connection, migration)
+        check(load(MIGRATIONS), read_ledger(connection))
+    except BaseException:
+        connection.execute("rollback")
+        raise
+    connection.execute("commit")
+    return [migration.name for migration in migrations]
+
+
+def check_schema(connection: sqlite3.Connection) -> None:
+    """Refuse a file that does not have our schema, or another version of it. Changes nothing."""
+    applied = read_ledger(connection) if _has_ledger(connection) else []
+    check(load(MIGRATIONS), applied)
+
+
+def _has_ledger(connection: sqlite3.Connection) -> bool:
+    known = "select 1 from sqlite_master where type = 'table' and name = 'schema_migration'"
+    return connection.execute(known).fetchone() is not None
+
+
+def _up_to_date(connection: sqlite3.Connection) -> bool:
+    """Whether there is nothing to apply: then opening the file needs no lock on it.
+
+    Somebody may open it for the first time while their own transaction holds the lock.
+    """
+    if not _has_ledger(connection):
+        return False
+    applied = read_ledger(connection)
+    if pending(load(MIGRATIONS), applied):
+        return False
+    check(load(MIGRATIONS), applied)
+    return True
+
+
+def read_ledger(connection: sqlite3.Connection) -> list[AppliedMigration]:
+    rows = connection.execute(
+        "select version, name, checksum, backward_compatible from schema_migration order by version"
+    )
+    return [
+        AppliedMigration(version, name, checksum, bool(compatible))
+        for version, name, checksum, compatible in rows
+    ]
+
+
+def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
+    for statement in _statements(migration.text):
+        connection.execute(statement)
+    connection.execute(
+        "insert into schema_migration values (?, ?, ?, ?, ?)",
+        (
+            migration.version,
+            migration.name,
+            migration.checksum,
+            migration.backward_compatible,
+            time.time_ns() // 1_000_000,
+        ),
+    )
+
+
+def _statements(text: str) -> Iterator[str]:
+    """The statements of a script. `executescript` would commit the transaction around it."""
+    statement = ""
+    for line in text.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    assert not statement.strip(), f"a statement without end: {statement!r}"
+
 
 T = TypeVar("T")
 
