@@ -18,7 +18,7 @@ from flowfabric.streams import Frame
 from flowfabric.task import Task
 from flowfabric.version import __version__
 from flowfabric.worker.context import Context
-from flowfabric.worker.settings import WorkerSettings
+from flowfabric.worker.worker import WorkerSettings
 
 __all__ = [
     "AllOf",

@@ -44,11 +44,15 @@ from flowfabric.task import Call, Executor, SubmitOptions, Task, TaskSettings
 from flowfabric.worker.attempt import Middleware
 from flowfabric.worker.context import Context
 from flowfabric.worker.heartbeat import Connect
-from flowfabric.worker.lanes import LaneWeights, lanes_of
 from flowfabric.worker.resources import Factory, Resources
-from flowfabric.worker.settings import WorkerSettings, check_worker_settings
-from flowfabric.worker.stopping import Stopping
-from flowfabric.worker.worker import Worker
+from flowfabric.worker.worker import (
+    LaneWeights,
+    Stopping,
+    Worker,
+    WorkerSettings,
+    check_worker_settings,
+    lanes_of,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")

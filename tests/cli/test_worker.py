@@ -15,7 +15,7 @@ import pytest
 from flowfabric import App, connect
 from flowfabric.cli import screen
 from flowfabric.cli.worker import greet
-from flowfabric.worker.settings import WorkerSettings
+from flowfabric.worker.worker import WorkerSettings
 from tests.cli.command import COMMAND, Ran, environment, run
 from tests.silence import Network
 

@@ -8,7 +8,7 @@ import pytest
 from flowfabric import WorkerSettings
 from flowfabric.core.policies import Duration
 from flowfabric.errors import FlowFabricError
-from flowfabric.worker.lanes import LaneShares, LaneWeights
+from flowfabric.worker.worker import LaneShares, LaneWeights
 
 
 def test_every_few_turns_each_lane_gets_its_share() -> None:

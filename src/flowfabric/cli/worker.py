@@ -21,7 +21,7 @@ from flowfabric.connection import migrate
 from flowfabric.errors import InvalidInput
 from flowfabric.outages import waited_out
 from flowfabric.store.urls import redact
-from flowfabric.worker.settings import WorkerSettings
+from flowfabric.worker.worker import WorkerSettings
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 DEV_DRAIN_TIMEOUT: Final = "3s"

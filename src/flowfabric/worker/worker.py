@@ -10,19 +10,27 @@ is gone for good: a file that was deleted or replaced. Nothing can be handed bac
 """
 
 import asyncio
+import os
 import random
+import signal
+import socket
+import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from flowfabric.core.ids import ExecutionId, uuid_of
+from flowfabric.core.checks import check_bool, check_int, check_offered
+from flowfabric.core.ids import ExecutionId, parse_lane_id, parse_worker_id, uuid_of
 from flowfabric.core.limits import BATCH_MAX
-from flowfabric.core.policies import duration_ms
+from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import LOST_TOPIC, ready_topic
-from flowfabric.errors import DatabaseGone, FlowFabricError
+from flowfabric.errors import DatabaseGone, FlowFabricError, InvalidInput
 from flowfabric.first_of import first_of
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of
@@ -32,18 +40,206 @@ from flowfabric.store.base import HintListener
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
 from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop
+from flowfabric.worker.context import IN_PROCESS_SLEEP_MS
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.heartbeat import BEATS_PER_LEASE, Connect, Heartbeat
 from flowfabric.worker.held import HeldLease, clock_s
-from flowfabric.worker.lanes import LaneShares, lanes_of
-from flowfabric.worker.presence import announce, release_blocked
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared
-from flowfabric.worker.settings import QUICK_S, WorkerSettings
 from flowfabric.worker.watching import watch_tasks
 
+# Which lane gets the next slots when a worker serves several with different weights
+
+WEIGHT_MAX = 1_000
+
+LaneWeights = Sequence[str] | Mapping[str, int]
+
+
+def lanes_of(tasks: Mapping[str, Task[..., object]]) -> list[str]:
+    """The lanes that tasks are submitted to."""
+    return sorted({task.settings.lane for task in tasks.values()}) or ["default"]
+
+
+class LaneShares:
+    """Smooth weighted round robin: of any few turns in a row each lane gets its share."""
+
+    def __init__(self, lanes: LaneWeights) -> None:
+        if isinstance(lanes, str) or not lanes:
+            raise InvalidInput("lanes", "must be a non-empty list of lanes", lanes)
+        weights = lanes if isinstance(lanes, Mapping) else dict.fromkeys(lanes, 1)
+        self.weights = {
+            parse_lane_id(lane): check_int(f"lanes[{lane!r}]", weight, 1, WEIGHT_MAX)
+            for lane, weight in weights.items()
+        }
+        self.names = tuple(self.weights)
+        self.alike = len(set(self.weights.values())) == 1
+        self._credit = dict.fromkeys(self.names, 0)
+
+    def next(self) -> str:
+        """The lane whose turn it is."""
+        for lane, weight in self.weights.items():
+            self._credit[lane] += weight
+        chosen = max(self.names, key=lambda lane: self._credit[lane])
+        self._credit[chosen] -= sum(self.weights.values())
+        return chosen
+
+
+# How a worker runs, checked once --------------------------------------------
+
+CONCURRENCY_MAX = 100_000
+LEASE_TTL_MS_MIN = 1_000
+QUICK_S = 0.5
+VERY_QUICK_S = 0.05
+
+
+def _name() -> str:
+    return socket.gethostname().replace(" ", "-") or "worker"
+
+
+def _instance() -> str:
+    return f"{_name()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """How a worker runs."""
+
+    lanes: LaneWeights | None = None
+    """A list, or a mapping to weights: a lane of weight 3 gets thrice the turns. Those of the
+    worker's tasks unless given."""
+    capabilities: Sequence[str] = ()
+    concurrency: int = 100
+    """Handlers that run at the same time."""
+    prefetch: int | None = None
+    """Claimed ahead while handlers take less than half a second on average. Unless told, a quarter
+    of `concurrency`; as many again while they take less than a twentieth, so that worker and
+    database work at the same time."""
+    worker_id: str = field(default_factory=_name)
+    worker_instance_id: str = field(default_factory=_instance)
+    lease_ttl: Duration = "30s"
+    drain_timeout: Duration = "25s"
+    """How long running handlers may go on once the worker is told to stop."""
+    cancel_grace: Duration = "10s"
+    """How long a handler may take to stop before its slot is given to another."""
+    in_process_sleep: Duration = IN_PROCESS_SLEEP_MS / 1_000
+    """Longer sleeps of handlers release the worker."""
+    threads: int | None = None
+    processes: int | None = None
+    reconcile: bool = True
+    """Run the reconcilers in this process too: timers, retries and expired leases."""
+
+    def __post_init__(self) -> None:
+        if self.lanes is not None:
+            LaneShares(self.lanes)
+        check_offered(self.capabilities)
+        check_int("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
+        if self.prefetch is not None:
+            check_int("prefetch", self.prefetch, 0, BATCH_MAX)
+        parse_worker_id("worker_id", self.worker_id)
+        parse_worker_id("worker_instance_id", self.worker_instance_id)
+        check_int("lease_ttl", self.lease_ttl_ms, LEASE_TTL_MS_MIN, 24 * 60 * 60 * 1_000)
+        for name in ("drain_timeout", "cancel_grace", "in_process_sleep"):
+            duration_ms(name, getattr(self, name))
+        for name in ("threads", "processes"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), 1, CONCURRENCY_MAX)
+        check_bool("reconcile", self.reconcile)
+
+    def with_given(
+        self, lanes: LaneWeights | None, capabilities: Sequence[str], concurrency: int | None
+    ) -> "WorkerSettings":
+        """The same, but for what is given."""
+        return replace(
+            self,
+            lanes=lanes or self.lanes,
+            capabilities=capabilities or self.capabilities,
+            concurrency=self.concurrency if concurrency is None else concurrency,
+        )
+
+    @property
+    def lease_ttl_ms(self) -> int:
+        return duration_ms("lease_ttl", self.lease_ttl)
+
+    def ahead(self, average_s: float) -> int:
+        """How many executions may be claimed ahead of a free slot, by how long handlers take."""
+        if average_s >= QUICK_S:
+            return 0
+        if self.prefetch is not None:
+            return self.prefetch
+        if average_s < VERY_QUICK_S:
+            return min(self.concurrency, BATCH_MAX)
+        return min(self.concurrency // 4, 50)
+
+
+def check_worker_settings(given: object) -> None:
+    if not isinstance(given, WorkerSettings | None):
+        raise InvalidInput("settings", "must be WorkerSettings, such as WorkerSettings(threads=8)")
+
+
+# Saying which worker is there and what it serves, and that it has gone ------
+#
+# A worker that starts may bring code that blocked executions have been waiting for.
+
 log = open_log(__name__)
+
+INTERVAL_S: Final = 15.0
+RELEASES_MAX: Final = 1_000
+"""Batches of blocked executions a starting worker releases; the rest look again by themselves."""
+REPORT_TIMEOUT_S: Final = 5.0
+WITHDRAW_TIMEOUT_S: Final = 5.0
+
+
+async def announce(
+    engine: Engine,
+    settings: WorkerSettings,
+    lanes: Sequence[str],
+    tasks: Mapping[str, Task[..., object]],
+    namespace: str | None,
+) -> None:
+    """Report presence now and then until cancelled, then withdraw it."""
+    try:
+        while True:
+            try:
+                with statements_within(REPORT_TIMEOUT_S):
+                    await engine.report_presence(
+                        lanes,
+                        worker_id=settings.worker_id,
+                        worker_instance_id=settings.worker_instance_id,
+                        capabilities=settings.capabilities,
+                        kinds=list(tasks),
+                        namespace=namespace,
+                    )
+            except FlowFabricError as error:
+                log.log(level_of(error), "could not report presence: %s", error)
+            await asyncio.sleep(INTERVAL_S)
+    finally:
+        with suppress(FlowFabricError, TimeoutError):
+            async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
+                await engine.withdraw_presence(settings.worker_instance_id)
+
+
+async def release_blocked(
+    engine: Engine, tasks: Mapping[str, Task[..., object]], namespace: str | None
+) -> None:
+    """Let executions that other code has blocked look at the code of this worker."""
+    if not tasks:
+        return
+    try:
+        started_ms = await engine.server_time_ms()
+        for _ in range(RELEASES_MAX):
+            swept = await engine.release_blocked(
+                list(tasks), namespace=namespace, blocked_before_ms=started_ms
+            )
+            if not swept.full:
+                return
+    except FlowFabricError as error:
+        log.log(
+            level_of(error),
+            "could not release blocked executions; they look again later: %s",
+            error,
+        )
+
 
 NAMED_MAX: Final = 5
 OWN_IDS_S: Final = 1.0
@@ -385,3 +581,35 @@ def _named(running: Collection[RunningAttempt], own_ids: Mapping[ExecutionId, st
     ]
     more = f" and {len(claimed) - NAMED_MAX} more" if len(claimed) > NAMED_MAX else ""
     return ", ".join(shown) + more
+
+
+# When a worker stops: an event or a signal of the operating system says so
+
+
+class Stopping:
+    """Tells a worker to stop when an event is set or a signal arrives. Use as a context."""
+
+    def __init__(self, worker: Worker, stop: asyncio.Event | None, signals: bool) -> None:
+        self._worker = worker
+        self._stop = stop
+        self._signals = signals and threading.current_thread() is threading.main_thread()
+        self._watching: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._signals:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._worker.stop)
+        if self._stop is not None:
+            self._watching = asyncio.create_task(self._watch(self._stop))
+
+    async def _watch(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._worker.stop()
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._signals:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().remove_signal_handler(number)
