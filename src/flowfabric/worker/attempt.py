@@ -7,21 +7,29 @@ ends the worker.
 """
 
 import asyncio
+import contextvars
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import nullcontext
 from enum import StrEnum
 from functools import partial
-from typing import Protocol
+from pathlib import Path
+from types import CodeType
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from flowfabric.core.checks import ENCODED
-from flowfabric.core.records import FailedStep, Step
-from flowfabric.core.results import Completed
+from flowfabric.core.checks import ENCODED, shorten
+from flowfabric.core.limits import TEXT_BYTES_MAX
+from flowfabric.core.policies import ATTEMPT_TIMEOUT
+from flowfabric.core.records import FailedStep, Step, TimeoutBehavior
+from flowfabric.core.results import AlreadySatisfied, Completed
 from flowfabric.core.states import FailureClass
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import (
     CodecFailed,
@@ -29,6 +37,7 @@ from flowfabric.errors import (
     DoNotRetry,
     FlowFabricError,
     InvalidInput,
+    NotFound,
     Validation,
 )
 from flowfabric.logs import open_log
@@ -39,12 +48,82 @@ from flowfabric.worker.blame import blamed
 from flowfabric.worker.context import Context
 from flowfabric.worker.describing import category, classify, describe, elsewhere, text_of
 from flowfabric.worker.held import HeldLease
-from flowfabric.worker.leaving import TIMEOUT_GRACE_S, block, expire, park, rest
-from flowfabric.worker.parking import Parking
+from flowfabric.worker.lines import Line, current_line, inside_step
+from flowfabric.worker.parking import Parking, Pause
 from flowfabric.worker.services import Services, Shared, fenced
 from flowfabric.worker.tracebacks import theirs, traceback_text
 
+# How an execution leaves its worker before it has ended: parked, blocked, expired, or to rest
+#
+# Each of these is safe to repeat.
+
 log = open_log(__name__)
+
+TIMEOUT_GRACE_S: Final = 0.05
+"""Waited after the deadline: the store, whose clock decides, should agree that it has passed."""
+TIMEOUT_TRIES: Final = 20
+OUTAGE_PAUSE_MS: Final = 1_000
+"""How long a handler rests that met an outage where no verb of its context waits it out."""
+
+
+async def park(engine: Engine, lease: HeldLease, parking: Parking) -> None:
+    """Release the worker until what the branches of the handler wait for has come."""
+    handle, until_ms = lease.handle, min(parking.until_ms, default=None)
+    if parking.mismatch is not None:
+        await block(engine, lease, parking.mismatch)
+    elif parking.pause is not None:
+        await _suspend(engine, lease, parking.pause)
+    elif parking.executions:
+        try:
+            awaited = sorted(set(parking.executions))
+            await engine.await_executions(handle, awaited, until_ms=until_ms)
+        except NotFound as error:
+            if error.id == handle.execution_id:
+                raise
+            # The handler runs again at once, and is told where it asks for the result.
+            await engine.delay(handle, lease.store_now_ms())
+    else:
+        assert until_ms is not None
+        await engine.delay(handle, until_ms)
+
+
+async def _suspend(engine: Engine, lease: HeldLease, pause: Pause) -> None:
+    outcome = await engine.suspend(
+        lease.handle,
+        resume_condition=pause.condition,
+        waitpoints=pause.fresh,
+        # An earlier attempt may have made some: their tokens are handed out already.
+        take_pending=True,
+        suspension_id=pause.suspension_id,
+        timeout_in_ms=pause.timeout_in_ms,
+        timeout_behavior=None if pause.timeout_in_ms is None else TimeoutBehavior.AUTO_RESUME,
+        idempotency_key=pause.suspension_id,
+    )
+    if isinstance(outcome, SuspendSatisfied):
+        # The handler is unwound already: it runs again at once, and finds the signals.
+        await engine.delay(lease.handle, 0)
+
+
+async def block(engine: Engine, lease: HeldLease, mismatch: CodeMismatch) -> None:
+    """Wait for other code: a deploy brings it, or a person accepts this one."""
+    detail = shorten(str(mismatch), TEXT_BYTES_MAX)
+    log.warning("blocked by changed code: %s", detail, extra=lease.log_fields)
+    await engine.block_on_code(lease.handle, mismatch.step_key, detail)
+
+
+async def expire(engine: Engine, lease: HeldLease) -> None:
+    """Let the store decide about the timeout, by its clock."""
+    for _ in range(TIMEOUT_TRIES):
+        answer = await engine.expire_execution(lease.handle.execution_id, ATTEMPT_TIMEOUT)
+        if not (isinstance(answer, AlreadySatisfied) and answer.reason == "not_yet_due"):
+            return
+        await asyncio.sleep(TIMEOUT_GRACE_S)
+
+
+async def rest(engine: Engine, lease: HeldLease) -> None:
+    """Run again in a moment: no trouble of the database counts against a run."""
+    await engine.delay(lease.handle, lease.store_now_ms() + OUTAGE_PAUSE_MS)
+
 
 Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
 """Runs around a handler: gets its context and the call to make, returns what that returned."""
@@ -488,3 +567,115 @@ def names_fit(arguments: Arguments, payload: bytes) -> bool:
         # What a codec has written may be read by code that has it.
         return not payload.startswith(ENCODED)
     return set(arguments.required) <= given.keys() and all(map(arguments.takes, given))
+
+
+# Watching which tasks a handler starts --------------------------------------
+#
+# The worker sees every task from the moment it is created: that is the order of the code,
+# whereas the order in which tasks arrive somewhere is chance. Outside handlers, and for
+# tasks of our own, watching costs a lookup.
+
+OURS: Final = str(Path(__file__).parent.parent)
+DEMO: Final = str(Path(OURS, "demo"))
+
+T = TypeVar("T")
+
+
+class TaskFactory(Protocol):
+    """As `asyncio` calls it."""
+
+    def __call__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[object, object, T]
+        | Generator["asyncio.Future[object] | None", None, T],
+        /,
+    ) -> "asyncio.Future[T]": ...
+
+
+_ours: dict[CodeType, bool] = {}
+_watching: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Watch]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class _Watch:
+    def __init__(self, before: TaskFactory | None) -> None:
+        self.before = before
+        self.uses = 0
+
+    def factory(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[object, object, T]
+        | Generator["asyncio.Future[object] | None", None, T],
+        /,
+        *,
+        context: contextvars.Context | None = None,
+        **given: object,
+    ) -> "asyncio.Future[T]":
+        """Create a task; inside a handler, with a line of its own."""
+        line = _line_in(context)
+        if line is None or line.journal.closed or inside_step.get() or _is_ours(coroutine):
+            return self._create(loop, coroutine, context)
+        branch = line.fork(coroutine)
+        # A copy of a context that was given too: tasks that share one are lines of their own.
+        own = contextvars.copy_context() if context is None else context.copy()
+        own.run(current_line.set, branch)
+        task = self._create(loop, coroutine, own)
+        branch.work.running = task
+        task.add_done_callback(branch.ended)
+        return task
+
+    def _create(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[object, object, T]
+        | Generator["asyncio.Future[object] | None", None, T],
+        context: contextvars.Context | None,
+    ) -> "asyncio.Future[T]":
+        if self.before is None:
+            return asyncio.Task(coroutine, loop=loop, context=context)
+        if context is None:
+            return self.before(loop, coroutine)
+        # It copies the context it is called in, whether or not it can be given one.
+        return context.run(self.before, loop, coroutine)
+
+
+def _line_in(context: contextvars.Context | None) -> Line | None:
+    """The line that starts a task: that of the context it is given, or of who creates it."""
+    own = current_line.get()
+    return own if context is None else context.get(current_line) or own
+
+
+def watch_tasks(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+    """See every task that handlers start on a loop, until the function returned is called."""
+    watch = _watching.get(loop)
+    if watch is None or loop.get_task_factory() != watch.factory:
+        watch = _watching[loop] = _Watch(loop.get_task_factory())
+        loop.set_task_factory(watch.factory)
+    watch.uses += 1
+    return partial(_unwatch, weakref.ref(loop), watch)
+
+
+def _unwatch(loop: "weakref.ref[asyncio.AbstractEventLoop]", watch: _Watch) -> None:
+    watch.uses -= 1
+    watched = loop()
+    if watched is None or watch.uses > 0:
+        return
+    # Whoever has put another one in place meanwhile keeps it.
+    if watched.get_task_factory() == watch.factory:
+        watched.set_task_factory(watch.before)
+        _watching.pop(watched, None)
+
+
+def _is_ours(coroutine: object) -> bool:
+    """Whether a coroutine is part of the engine: it makes no calls of its own."""
+    if not inspect.iscoroutine(coroutine):
+        return False
+    code = coroutine.cr_code
+    known = _ours.get(code)
+    if known is None:
+        filename = code.co_filename
+        known = _ours[code] = filename.startswith(OURS) and not filename.startswith(DEMO)
+    return known

@@ -12,13 +12,12 @@ from flowfabric.errors import OperationTimeout
 from flowfabric.first_of import first_of
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
-from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop
+from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop, watch_tasks
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.held import HeldLease
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared
-from flowfabric.worker.watching import watch_tasks
 
 BATCH: Final = 100
 THREADS: Final = 8

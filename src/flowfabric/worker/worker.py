@@ -39,7 +39,7 @@ from flowfabric.reconcilers.supervisor import Supervisor
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
-from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop
+from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop, watch_tasks
 from flowfabric.worker.context import IN_PROCESS_SLEEP_MS
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.heartbeat import BEATS_PER_LEASE, Connect, Heartbeat
@@ -47,7 +47,6 @@ from flowfabric.worker.held import HeldLease, clock_s
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared
-from flowfabric.worker.watching import watch_tasks
 
 # Which lane gets the next slots when a worker serves several with different weights
 
