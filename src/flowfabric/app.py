@@ -43,7 +43,7 @@ from flowfabric.submission import check_options, read_submission
 from flowfabric.task import Call, Executor, SubmitOptions, Task, TaskSettings
 from flowfabric.worker.attempt import Middleware
 from flowfabric.worker.context import Context
-from flowfabric.worker.heartbeat import Connect
+from flowfabric.worker.leases import Connect
 from flowfabric.worker.resources import Factory, Resources
 from flowfabric.worker.worker import (
     LaneWeights,

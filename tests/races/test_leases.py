@@ -14,8 +14,7 @@ from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.results import Renewed
 from flowfabric.errors import ExecutionNotActive, LeaseExpired, NotFound, RetryExhausted
-from flowfabric.worker.heartbeat import BEATS_PER_LEASE, Heartbeat
-from flowfabric.worker.held import HeldLease, clock_s
+from flowfabric.worker.leases import BEATS_PER_LEASE, Heartbeat, HeldLease, clock_s
 from tests.races.given import claim, create, running
 from tests.races.rival import DEADLOCKS, Rival
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from flowfabric import App, Context
-from flowfabric.worker.heartbeat import Heartbeat
+from flowfabric.worker.leases import Heartbeat
 from tests.apps import PATIENCE_S, working
 
 # Its third is longer than any test has patience: no renewal is due.

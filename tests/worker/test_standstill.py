@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from flowfabric.worker.standstill import watch_loop
+from flowfabric.worker.leases import watch_loop
 
 AFTER_S = 0.2
 EVERY_S = 0.02
@@ -41,7 +41,7 @@ async def handler(block: Callable[[], object]) -> None:
 
 async def watched(heard: Heard, work: Coroutine[object, object, None]) -> None:
     """Do some work on this loop while another thread watches it."""
-    logger = logging.getLogger("flowfabric.worker.standstill")
+    logger = logging.getLogger("flowfabric.worker.leases")
     logger.addHandler(heard)
     loop, me, stop = asyncio.get_running_loop(), threading.get_ident(), threading.Event()
 

@@ -47,7 +47,7 @@ from flowfabric.task import JSON, Arguments, Bound, Task
 from flowfabric.worker.blame import blamed
 from flowfabric.worker.context import Context
 from flowfabric.worker.describing import category, classify, describe, elsewhere, text_of
-from flowfabric.worker.held import HeldLease
+from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.lines import Line, current_line, inside_step
 from flowfabric.worker.parking import Parking, Pause
 from flowfabric.worker.services import Services, Shared, fenced

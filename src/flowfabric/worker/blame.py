@@ -12,7 +12,7 @@ from flowfabric.core.records import FailedStep
 from flowfabric.worker.describing import text_of
 from flowfabric.worker.failures import MARK
 from flowfabric.worker.functions import is_cancelled
-from flowfabric.worker.held import HeldLease
+from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.lines import DurableCall
 
 CHAIN_MAX: Final = 100

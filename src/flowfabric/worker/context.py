@@ -37,7 +37,7 @@ from flowfabric.worker.emitting import emitting_step
 from flowfabric.worker.facts import BlockingFacts, Facts
 from flowfabric.worker.fitting import fitting
 from flowfabric.worker.functions import is_cancelled
-from flowfabric.worker.held import clock_s
+from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall, inside_step
 from flowfabric.worker.patching import BlockingPatchVerbs, PatchVerbs
 from flowfabric.worker.services import FencedTransaction, Services

@@ -43,7 +43,7 @@ from flowfabric.errors import (
 )
 from flowfabric.json_values import encode_value
 from flowfabric.worker.describing import why_lost
-from flowfabric.worker.held import HeldLease
+from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.lines import DurableCall, current_line
 from flowfabric.worker.reports import Reports
 

@@ -14,7 +14,7 @@ from flowfabric.submission import Submissions
 from flowfabric.task import Task
 from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop, watch_tasks
 from flowfabric.worker.functions import Functions
-from flowfabric.worker.held import HeldLease
+from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared

@@ -23,7 +23,7 @@ from flowfabric.group_commit import OUTAGE, GroupCommit
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
-from flowfabric.worker.held import HeldLease
+from flowfabric.worker.leases import HeldLease
 
 log = open_log(__name__)
 

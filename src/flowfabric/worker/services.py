@@ -38,9 +38,8 @@ from flowfabric.submission import Options, Submissions, child_id
 from flowfabric.task import Call as Submission
 from flowfabric.worker.describing import why_lost
 from flowfabric.worker.emitting import Emitter
-from flowfabric.worker.fence import Inside, check_outside
 from flowfabric.worker.functions import Functions
-from flowfabric.worker.held import HeldLease
+from flowfabric.worker.leases import HeldLease, Inside, check_outside
 from flowfabric.worker.parking import Parking, Pause
 from flowfabric.worker.promises import Promises
 from flowfabric.worker.reports import Reports

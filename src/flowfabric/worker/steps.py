@@ -36,7 +36,7 @@ from flowfabric.worker.emitting import come_further
 from flowfabric.worker.ends import ends_in, is_end
 from flowfabric.worker.failures import GIVEN_UP, encode_failure, rebuilt
 from flowfabric.worker.functions import is_cancelled
-from flowfabric.worker.held import clock_s
+from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import (
     DurableCall,
     Line,

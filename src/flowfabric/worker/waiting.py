@@ -38,7 +38,7 @@ from flowfabric.json_values import read_as
 from flowfabric.signals import Signal, SignalToken
 from flowfabric.worker.blame import Blaming
 from flowfabric.worker.fitting import fitting
-from flowfabric.worker.held import clock_s
+from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall
 from flowfabric.worker.parking import Pause
 from flowfabric.worker.services import Services

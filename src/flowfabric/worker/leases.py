@@ -1,0 +1,455 @@
+"""Leases as their worker knows and keeps them: the heartbeat, and the fence inside a transaction.
+
+The worker's own clock never decides who owns what; the database does. It only
+bounds how long the worker may believe: a lease that was last confirmed longer
+ago than it lasts may belong to somebody else by now. That is counted from before
+the question was sent, by a clock that nobody sets and that goes on while the
+process or the whole machine stands still.
+"""
+
+import asyncio
+import random
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from typing import Final
+
+from flowfabric.core.handles import Handle, HandleKind
+from flowfabric.core.ids import LeaseId
+from flowfabric.core.limits import BATCH_MAX, FENCE_MS_MAX
+from flowfabric.core.results import Claimed, Renewed
+from flowfabric.engine.creation import BrokenBy
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import (
+    DatabaseGone,
+    FlowFabricError,
+    InvalidInput,
+    LeaseExpired,
+    RetryExhausted,
+)
+from flowfabric.logs import open_log
+from flowfabric.outages import level_of
+from flowfabric.patience import statements_within
+from flowfabric.worker.describing import why_lost
+from flowfabric.worker.tracebacks import place_of
+
+UNSETTLED_S: Final = 1.0
+"""How long a worker goes on after a fence without knowing whether its transaction committed."""
+ENDED: Final = "its time is over and it was not renewed"
+
+# The monotonic clock of Linux stands still while the machine is suspended; leases do not.
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def clock_s() -> float:
+    """Seconds since some moment, suspended or not."""
+    return time.clock_gettime(_CLOCK)
+
+
+class HeldLease:
+    """What a worker holds, when that was last confirmed, and whom to tell when it is gone."""
+
+    def __init__(self, claimed: Claimed, asked_at_s: float) -> None:
+        """`asked_at_s` is the time by `clock_s` just before the claim was sent."""
+        self.claimed = claimed
+        self.ttl_s = claimed.handle.lease_ttl_ms / 1_000
+        self.valid_until_s = asked_at_s + self.ttl_s
+        self.on_lost: Callable[[str], None] | None = None
+        self.lost: str | None = None
+        """Why the lease is gone; None while it is believed to be held."""
+        self.fenced = 0
+        """How many transactions of the handler hold the execution's row: it needs, and gets,
+        no renewal while one does, since nobody can take the lease before that one ends."""
+        self.unsettled = False
+        """Whether such a transaction may still be about to commit, and with it a longer lease."""
+        self.renew_soon: Callable[[], None] | None = None
+        self.broken_by: BrokenBy | None = None
+        """Tells whether an outage ended the transaction of the latest fence."""
+        self._fenced_until_s = 0.0
+        self.settled = False
+        """Set when the end has been reported: losing the lease means nothing any more."""
+        self._store_ms_at_zero = claimed.lease_expires_at_ms - claimed.handle.lease_ttl_ms
+        self._zero_s = clock_s()
+
+    @property
+    def handle(self) -> Handle:
+        return self.claimed.handle
+
+    @property
+    def first_run(self) -> bool:
+        """Whether no run of the handler came before this one, and has left something behind."""
+        return self.handle.kind is HandleKind.FRESH and self.handle.attempt_index == 0
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """What every log record about it carries."""
+        claimed = self.claimed
+        return {
+            "execution_id": claimed.execution_id,
+            "attempt_index": claimed.attempt_index,
+            "worker_instance_id": claimed.handle.worker_instance_id,
+            "task": claimed.execution_kind,
+        }
+
+    def confirm(self, asked_at_s: float) -> None:
+        self.unsettled = False
+        self.valid_until_s = max(self.valid_until_s, asked_at_s + self.ttl_s)
+
+    @property
+    def left_s(self) -> float:
+        """How long the lease may still be live."""
+        ends_at_s = self._fenced_until_s if self.fenced else self.valid_until_s
+        return ends_at_s - clock_s()
+
+    def may_be_live(self) -> bool:
+        return self.lost is None and self.left_s > 0
+
+    def check(self) -> None:
+        """Give it up if its time is over: the process may have stood still since it was renewed."""
+        if self.left_s <= 0:
+            self.lose(ENDED)
+
+    def require(self) -> None:
+        """Raise unless it may be live."""
+        self.check()
+        if self.lost is not None:
+            raise LeaseExpired(f"the lease of {self.handle.execution_id} is gone: {self.lost}")
+
+    def enter_fence(self, asked_at_s: float, broken_by: BrokenBy) -> None:
+        self.fenced += 1
+        self.broken_by = broken_by
+        self._fenced_until_s = asked_at_s + max(FENCE_MS_MAX / 1_000, self.ttl_s)
+
+    def leave_fence(self) -> None:
+        """From here on it is up to the transaction, which commits a longer lease or none."""
+        self.fenced -= 1
+        self.unsettled = True
+        self.still_locked(clock_s())
+        if self.renew_soon is not None:
+            self.renew_soon()
+
+    def still_locked(self, asked_at_s: float) -> None:
+        """Somebody has the row locked, maybe the fence: nobody could take the lease so far."""
+        if self.unsettled:
+            until_s = min(asked_at_s + UNSETTLED_S, self._fenced_until_s)
+            self.valid_until_s = max(self.valid_until_s, until_s)
+
+    def lose(self, reason: str) -> None:
+        """Tell the handler, once."""
+        if self.settled or self.lost is not None:
+            return
+        self.lost = reason
+        if self.on_lost is not None:
+            self.on_lost(reason)
+
+    def store_now_ms(self) -> int:
+        """About what the store's clock shows now."""
+        return self._store_ms_at_zero + round((clock_s() - self._zero_s) * 1_000)
+
+
+# The lease, kept inside the handler's own database transaction --------------
+#
+# While that transaction lasts it has the execution's row locked: nobody can take the
+# lease, nor renew it. So the lease is extended in there, for as long as a fence may last;
+# and given its usual time again just before the commit, where a transaction that took
+# longer than that is refused. Whatever else would need the row waits for the commit. A
+# verb of the same branch would wait for itself, and is refused at once.
+
+_inside: ContextVar[LeaseId | None] = ContextVar("flowfabric_fence", default=None)
+
+
+def check_outside(lease: HeldLease) -> None:
+    """Refuse what would wait for the row that this branch itself keeps locked."""
+    if _inside.get() == lease.handle.lease_id:
+        raise InvalidInput(
+            "ctx",
+            "inside a fence none of its verbs can be used: they would wait for your transaction,"
+            " and it for them. Leave `with ctx.fence(…)` first; what belongs into the"
+            " transaction is submitted with app.submit(…, connection=…)",
+        )
+
+
+class Inside:
+    """What a fence does to the branch it is in."""
+
+    def __init__(self, lease: HeldLease) -> None:
+        self._lease = lease
+        self._asked_at_s = 0.0
+
+    def approach(self) -> None:
+        """Before the store is asked."""
+        self._lease.require()
+        if _inside.get() == self._lease.handle.lease_id:
+            raise InvalidInput("fence", "is open already; one transaction at a time")
+        self._asked_at_s = clock_s()
+
+    def enter(self, broken_by: BrokenBy) -> None:
+        self._lease.enter_fence(self._asked_at_s, broken_by)
+        _inside.set(self._lease.handle.lease_id)
+
+    def leave(self) -> None:
+        _inside.set(None)
+        self._lease.leave_fence()
+
+
+# Noticing that the worker's event loop stands still, and which line holds it up
+
+log = open_log(__name__)
+
+BLOCKED_AFTER_S: Final = 5.0
+LOOK_S: Final = 0.5
+
+
+async def watch_loop(
+    loop: asyncio.AbstractEventLoop,
+    thread_id: int,
+    *,
+    after_s: float = BLOCKED_AFTER_S,
+    every_s: float = LOOK_S,
+) -> None:
+    """Log an error when a loop, which runs in the given thread, does nothing for `after_s`.
+
+    Once for each standstill. Runs on another loop, in another thread.
+    """
+    while not loop.is_closed():
+        answered = threading.Event()
+        loop.call_soon_threadsafe(answered.set)
+        # Looks are counted, not time: the whole process may have stood still.
+        looks = 0
+        await asyncio.sleep(every_s)
+        while not answered.is_set() and not loop.is_closed():
+            looks += 1
+            if looks == round(after_s / every_s):
+                _tell(thread_id, after_s)
+            await asyncio.sleep(every_s)
+
+
+def _tell(thread_id: int, after_s: float) -> None:
+    frame = sys._current_frames().get(thread_id)
+    log.error(
+        "a handler blocks the event loop for more than %s s; its leases are kept, but nothing else"
+        " runs meanwhile. Make it a plain function, which runs in a thread. It is here: %s",
+        after_s,
+        "nowhere any more" if frame is None else place_of(frame),
+    )
+
+
+# One heartbeat for all leases of a process ----------------------------------
+#
+# It runs on a thread of its own, with its own event loop and database connection,
+# so that neither a handler that blocks the worker's loop nor an exhausted pool
+# costs a lease. While it is at it, it notices when the worker's loop stands still
+# and logs where. A database in memory belongs to the worker's loop alone; there
+# the heartbeat runs on that loop.
+#
+# A renewal may hang for as long as it likes: beside it, a watch tells each handler
+# when its lease ends.
+
+Connect = Callable[[], Awaitable[Engine]]
+
+BEATS_PER_LEASE: Final = 3
+JITTER: Final = 0.1
+RETRY_S: Final = 0.5
+WATCH_S: Final = 0.25
+"""How often the ends of leases are looked at, at least: timers stand still with the machine."""
+LOST_CHECK_GAP_S: Final = 0.2
+"""Hints that leases were taken away are answered at most this often."""
+
+
+class Heartbeat:
+    """Renews what the worker holds until it is stopped."""
+
+    def __init__(self, lease_ttl_s: float, connect: Connect | None, engine: Engine) -> None:
+        """Without `connect` it shares `engine` and its loop."""
+        self.on_gone: Callable[[DatabaseGone], None] | None = None
+        """Called on the worker's loop when the database is gone for good."""
+        self._interval_s = lease_ttl_s / BEATS_PER_LEASE
+        self._connect = connect
+        self._engine = engine
+        self._held: dict[str, HeldLease] = {}
+        self._lock = threading.Lock()
+        self._worker_loop = asyncio.get_running_loop()
+        self._worker_thread = threading.get_ident()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake: asyncio.Event | None = None
+        self._renew_at_once = False
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._connect is None:
+            self._task = asyncio.create_task(self._live(), name="flowfabric-heartbeat")
+        else:
+            self._thread = threading.Thread(
+                target=self._run_thread, name="flowfabric-heartbeat", daemon=True
+            )
+            self._thread.start()
+
+    async def stop(self) -> None:
+        self._stopping = True
+        self.check_now()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    def add(self, lease: HeldLease) -> None:
+        lease.renew_soon = self._renew_now
+        with self._lock:
+            self._held[lease.handle.lease_id] = lease
+
+    def remove(self, lease: HeldLease) -> None:
+        with self._lock:
+            self._held.pop(lease.handle.lease_id, None)
+
+    def check_now(self) -> None:
+        """Look at once whether leases were taken away: somebody says so, or may have.
+
+        Only looking is free of echoes: on SQLite every commit of another connection comes as
+        a hint, and the heartbeat's renewals are such commits.
+        """
+        if self._loop is not None and self._wake is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    def _renew_now(self) -> None:
+        self._renew_at_once = True
+        self.check_now()
+
+    # On the heartbeat's own loop
+
+    def _run_thread(self) -> None:
+        while not self._stopping:
+            try:
+                asyncio.run(self._live())
+            except Exception:
+                log.exception("the heartbeat failed; it starts again in %s s", RETRY_S)
+                time.sleep(RETRY_S)
+
+    async def _live(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        watches = [asyncio.create_task(self._watch_ends())]
+        if self._connect is not None:
+            standstill = watch_loop(self._worker_loop, self._worker_thread)
+            watches.append(asyncio.create_task(standstill))
+        try:
+            if self._connect is None:
+                await self._beat_forever()
+            else:
+                await self._beat_with_own_engine(self._connect)
+        finally:
+            for watch in watches:
+                watch.cancel()
+
+    async def _beat_with_own_engine(self, connect: Connect) -> None:
+        while not self._stopping:
+            try:
+                with statements_within(self._interval_s):
+                    engine = await connect()
+            except FlowFabricError as error:
+                log.log(level_of(error), "the heartbeat is not connected; trying again: %s", error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            async with engine:
+                self._engine = engine
+                await self._beat_forever()
+
+    async def _beat_forever(self) -> None:
+        while not self._stopping:
+            self._renew_at_once = False
+            pause_s = self._interval_s * random.uniform(1 - JITTER, 1)
+            if not await self._beat():
+                pause_s = min(RETRY_S, pause_s)
+            await self._rest(pause_s)
+
+    async def _rest(self, pause_s: float) -> None:
+        """Until the next renewal is due; look meanwhile, when told to, for leases taken away."""
+        assert self._wake is not None
+        due_s = clock_s() + pause_s
+        while not self._renew_at_once and (left_s := due_s - clock_s()) > 0:
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+            self._wake.clear()
+            if self._stopping:
+                return
+            await asyncio.sleep(min(LOST_CHECK_GAP_S, self._interval_s))
+            if not self._renew_at_once:
+                await self._look_for_lost()
+
+    async def _beat(self) -> bool:
+        """Renew everything once; tell whether there was an answer for each."""
+        with self._lock:
+            held = [lease for lease in self._held.values() if not lease.fenced]
+        answered = True
+        for start in range(0, len(held), BATCH_MAX):
+            answered &= await self._renew(held[start : start + BATCH_MAX])
+        return answered
+
+    async def _look_for_lost(self) -> None:
+        """Renew what seems to be taken away, and nothing else: the answer says what became of it.
+
+        A look that fails is made up for by the next renewal.
+        """
+        with self._lock:
+            held = {lease.handle: lease for lease in self._held.values() if not lease.fenced}
+        handles = list(held)
+        for start in range(0, len(handles), BATCH_MAX):
+            try:
+                with statements_within(self._interval_s):
+                    lost = await self._engine.find_lost_leases(handles[start : start + BATCH_MAX])
+            except FlowFabricError as error:
+                log.log(level_of(error), "could not look for lost leases: %s", error)
+                return
+            if lost:
+                await self._renew([held[handle] for handle in lost])
+
+    async def _renew(self, held: Sequence[HeldLease]) -> bool:
+        asked_at_s = clock_s()
+        try:
+            # A row that somebody has locked costs its own lease at most.
+            with statements_within(self._interval_s):
+                outcomes = await self._engine.renew_many(
+                    [lease.handle for lease in held], waits=False
+                )
+        except FlowFabricError as error:
+            log.log(level_of(error), "leases could not be renewed; trying again: %s", error)
+            if isinstance(error, DatabaseGone) and self.on_gone is not None:
+                self._worker_loop.call_soon_threadsafe(self.on_gone, error)
+            return False
+        answered = True
+        for lease, outcome in zip(held, outcomes, strict=True):
+            if isinstance(outcome, Renewed):
+                lease.confirm(asked_at_s)
+            elif isinstance(outcome, RetryExhausted):
+                lease.still_locked(asked_at_s)
+                answered = False
+            else:
+                self._tell(lease, why_lost(outcome))
+        return answered
+
+    async def _watch_ends(self) -> None:
+        """Tell handlers when their leases end, whatever the database or the way to it does."""
+        while not self._stopping:
+            with self._lock:
+                held = list(self._held.values())
+            soonest_s = WATCH_S
+            for lease in held:
+                left_s = lease.left_s
+                if left_s <= 0:
+                    self._tell(lease, ENDED)
+                else:
+                    soonest_s = min(soonest_s, left_s)
+            await asyncio.sleep(soonest_s)
+
+    def _tell(self, lease: HeldLease, reason: str) -> None:
+        with self._lock:
+            known = self._held.pop(lease.handle.lease_id, None)
+        if known is not None and not self._worker_loop.is_closed():
+            self._worker_loop.call_soon_threadsafe(lease.lose, reason)
