@@ -46,12 +46,19 @@ from flowfabric.passing import JSON_WITH_INPUTS, complete
 from flowfabric.task import JSON, Arguments, Bound, Task
 from flowfabric.worker.blame import blamed
 from flowfabric.worker.context import Context
-from flowfabric.worker.describing import category, classify, describe, elsewhere, text_of
+from flowfabric.worker.failures import (
+    category,
+    classify,
+    describe,
+    elsewhere,
+    text_of,
+    theirs,
+    traceback_text,
+)
 from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.lines import Line, current_line, inside_step
 from flowfabric.worker.parking import Parking, Pause
 from flowfabric.worker.services import Services, Shared, fenced
-from flowfabric.worker.tracebacks import theirs, traceback_text
 
 # How an execution leaves its worker before it has ended: parked, blocked, expired, or to rest
 #

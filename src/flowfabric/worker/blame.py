@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 
 from flowfabric.core.ids import AttemptId
 from flowfabric.core.records import FailedStep
-from flowfabric.worker.describing import text_of
-from flowfabric.worker.failures import MARK
+from flowfabric.worker.failures import MARK, text_of
 from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.lines import DurableCall

@@ -42,7 +42,7 @@ from flowfabric.errors import (
     StreamClosed,
 )
 from flowfabric.json_values import encode_value
-from flowfabric.worker.describing import why_lost
+from flowfabric.worker.failures import why_lost
 from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.lines import DurableCall, current_line
 from flowfabric.worker.reports import Reports

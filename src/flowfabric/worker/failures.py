@@ -1,4 +1,4 @@
-"""How a step failed, stored so that later runs of the handler see the same.
+"""Failures: how a handler's exception is reported, stored, and made again for later runs.
 
 1. What comes back is the same exception: of the same class, with the same arguments, text
    and attributes. Whether it can be made again is tried when it is stored.
@@ -11,22 +11,267 @@
 So `except ValueError` works in every run. Nothing here raises, whatever the exception does.
 """
 
+import ast
+import asyncio
+import concurrent.futures
 import importlib
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final, Literal
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Final, Literal, NoReturn
 
 import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import shorten
 from flowfabric.core.limits import FAILURE_BYTES_MAX, NAME_BYTES_MAX
-from flowfabric.errors import StepFailed
-from flowfabric.worker.describing import text_of
-from flowfabric.worker.literals import literal, read_literal, read_tuple
-from flowfabric.worker.standing import STOOD_IN_FOR, Lost, derived
+from flowfabric.core.states import FailureClass, TerminalOutcome
+from flowfabric.errors import (
+    DoNotRetry,
+    ExecutionNotActive,
+    FlowFabricError,
+    InvalidInput,
+    StepFailed,
+    StepsChanged,
+    Validation,
+)
+from flowfabric.retrying import Retry
+from flowfabric.task import Task
+
+# What a failure is reported as: how grave it is, in which words, and from where
+
+
+class ReportedFailure(Struct, frozen=True, array_like=True):
+    """What became of a task in another process: a result, or a failure."""
+
+    result: bytes | None = None
+    reason: str = ""
+    failure_class: FailureClass = FailureClass.TRANSIENT
+    category: str = ""
+    trace: str = ""
+    pickled: bytes | None = None
+    """The exception, where it can be rebuilt."""
+
+
+class ProcessDied(Exception):
+    """The process of a task ended before the task did."""
+
+
+class RaisedElsewhere(Exception):
+    """What a task raised in its process: the exception's text and where it came from."""
+
+    def __init__(self, told: ReportedFailure) -> None:
+        super().__init__(told.reason)
+        self.told = told
+
+    def __str__(self) -> str:
+        return f"{self.told.reason}\n{self.told.trace}".rstrip()
+
+
+def elsewhere(error: BaseException) -> RaisedElsewhere | None:
+    """How the exception looked where it was raised, if that was in another process."""
+    origin = error if isinstance(error, RaisedElsewhere) else error.__cause__
+    return origin if isinstance(origin, RaisedElsewhere) else None
+
+
+def classify(error: BaseException, task: Task[..., object] | None) -> FailureClass:
+    """Whether trying again may help."""
+    origin = elsewhere(error)
+    if origin is not None:
+        return origin.told.failure_class
+    retry = (None if task is None else task.settings.retry) or Retry()
+    if isinstance(error, (DoNotRetry, StepsChanged, Validation, *retry.final)):
+        return FailureClass.PERMANENT
+    if isinstance(error, ProcessDied):
+        return FailureClass.INFRA_CRASH
+    return FailureClass.TRANSIENT
+
+
+def category(error: BaseException) -> str:
+    origin = elsewhere(error)
+    if origin is not None:
+        return origin.told.category
+    named = error.code if isinstance(error, FlowFabricError) else type(error).__name__
+    return shorten(named, NAME_BYTES_MAX)
+
+
+def describe(error: BaseException) -> str:
+    """The exception in one line, and where the handler raised it."""
+    origin = elsewhere(error)
+    if origin is not None:
+        return origin.told.reason
+    if isinstance(error, FlowFabricError | ProcessDied):
+        return text_of(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" (in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text_of(error)}{where}"
+
+
+def why_lost(error: FlowFabricError) -> str:
+    """Why a handler is to stop: how its execution ended, if that is why."""
+    if not isinstance(error, ExecutionNotActive) or error.terminal_outcome == TerminalOutcome.NONE:
+        return str(error)
+    return f"{error.terminal_outcome}: {error.reason}" if error.reason else error.terminal_outcome
+
+
+def text_of(error: BaseException) -> str:
+    """What the exception says of itself; its `__str__` is the user's and may fail as well."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"<its text cannot be had: {type(failure).__name__}>"
+
+
+# What is kept of a handler's exception beside its message: where in the program it happened
+
+OURS: Final = (str(Path(__file__).parent.parent), str(Path(concurrent.futures.__file__).parent))
+"""Files between the worker and a handler, of no interest to whoever wrote that one."""
+LOOP: Final = str(Path(asyncio.__file__).parent)
+FRAMES_MAX: Final = 5
+CHAIN_MAX: Final = 20
+"""Exceptions of a chain of causes that are told."""
+
+
+def theirs(error: BaseException) -> TracebackType | None:
+    """The traceback from the first line of the program on; None if it never came to one."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(OURS):
+        frame = frame.tb_next
+    return frame
+
+
+def traceback_text(error: BaseException) -> str | None:
+    """The traceback as Python prints it, without our own frames before the program's."""
+    origin = elsewhere(error)
+    if origin is not None:
+        return origin.told.trace or None
+    where = theirs(error)
+    if where is None:
+        return None
+    told = traceback.TracebackException(type(error), error, where)
+    each, count = told, 1
+    while (cause := each.__cause__ or each.__context__) is not None:
+        if count == CHAIN_MAX:
+            each.__cause__ = each.__context__ = None
+            break
+        each, count = cause, count + 1
+    return "".join(told.format()).rstrip()
+
+
+def place_of(frame: FrameType) -> str:
+    """What the program is doing on an event loop: its own calls, in one line, and the last one's.
+
+    What runs the loop, and what is ours, is left out.
+    """
+    stack = traceback.extract_stack(frame)
+    begin = max((n for n, each in enumerate(stack) if each.filename.startswith(LOOP)), default=-1)
+    own = [each for each in stack[begin + 1 :] if not each.filename.startswith(OURS)] or stack[-1:]
+    shown = [f"{each.name}, {each.filename}:{each.lineno}" for each in own]
+    if len(shown) > FRAMES_MAX:
+        shown = [*shown[:2], "…", *shown[2 - FRAMES_MAX :]]
+    return " → ".join(shown) + (f": {own[-1].line}" if own[-1].line else "")
+
+
+# Classes of exceptions that stand in for one that cannot be made again ------
+
+STOOD_IN_FOR: Final = "__flowfabric_failure__"
+"""What a stand-in is made from, should it be stored itself."""
+_TEXT: Final = "__flowfabric_text__"
+
+
+class StandIn:
+    """What a stand-in has before all that its class has: no code of that runs."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **_: object) -> None:
+        """The class may keep a list of those derived from it. This is none of them."""
+
+    def __str__(self) -> str:
+        return str(getattr(type(self), _TEXT))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """The class may look elsewhere for what it does not have: in what is not stored."""
+        raise AttributeError(
+            f"this {type(self).__name__} has no {name}: it comes from an earlier run, of which only"
+            " plain values are stored. Use it inside the step, and raise what you need of it"
+        )
+
+
+class Lost:
+    """Stands for an attribute that is not stored: the stand-in says so."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, error: object, kind: type) -> NoReturn:
+        raise AttributeError(self._name)
+
+
+def derived(
+    kind: type[BaseException], text: str, attributes: Mapping[str, object]
+) -> type[BaseException]:
+    """A class of the same name, whose instances have this text and these attributes."""
+    body = {
+        **attributes,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        _TEXT: text,
+    }
+    made = types.new_class(kind.__name__, (StandIn, kind), exec_body=lambda own: own.update(body))
+    assert issubclass(made, BaseException)
+    return made
+
+
+# Plain values as text, from which exactly the same can be read again --------
+
+LITERAL_BYTES_MAX: Final = 8 * 1024
+_SCALARS: Final = (type(None), bool, int, float, str, bytes)
+
+
+def literal(value: object) -> str | None:
+    """None for what is no plain value, or too long."""
+    try:
+        if not _is_plain(value):
+            return None
+        text = ascii(value)
+        # Numbers can be too long to be read, or be none.
+        if len(text) > LITERAL_BYTES_MAX or ast.literal_eval(text) != value:
+            return None
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return text
+
+
+def read_literal(text: str) -> object:
+    value: object = ast.literal_eval(text)
+    return value
+
+
+def read_tuple(text: str) -> tuple[object, ...]:
+    value = read_literal(text)
+    if not isinstance(value, tuple):
+        raise InvalidInput("arguments", "must be a tuple", value)
+    return value
+
+
+def _is_plain(value: object) -> bool:
+    """Exactly of these types: an enum is text too, but would not come back as an enum."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return True
+    if isinstance(value, list | tuple) and kind in (list, tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict) and kind is dict:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    return False
+
 
 GIVEN_UP: Final = b'"given up"'
 """Stored for a call the handler cancelled: later runs wait there until they cancel it too."""

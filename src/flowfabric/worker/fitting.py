@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from flowfabric.errors import CodeMismatch, Unsuccessful
-from flowfabric.worker.describing import text_of
+from flowfabric.worker.failures import text_of
 from flowfabric.worker.parking import Parking
 
 T = TypeVar("T")

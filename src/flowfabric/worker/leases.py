@@ -32,8 +32,7 @@ from flowfabric.errors import (
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
-from flowfabric.worker.describing import why_lost
-from flowfabric.worker.tracebacks import place_of
+from flowfabric.worker.failures import place_of, why_lost
 
 UNSETTLED_S: Final = 1.0
 """How long a worker goes on after a fence without knowing whether its transaction committed."""

@@ -26,15 +26,15 @@ from msgspec import Struct
 
 from flowfabric.errors import InvalidInput
 from flowfabric.task import Task
-from flowfabric.worker.describing import (
+from flowfabric.worker.failures import (
     ProcessDied,
     RaisedElsewhere,
     ReportedFailure,
     category,
     classify,
     describe,
+    traceback_text,
 )
-from flowfabric.worker.tracebacks import traceback_text
 
 PROCESSES_MAX: Final = 61
 """The most Windows lets us wait for; far more than useful elsewhere."""

@@ -36,8 +36,8 @@ from flowfabric.patience import statements_within
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Options, Submissions, child_id
 from flowfabric.task import Call as Submission
-from flowfabric.worker.describing import why_lost
 from flowfabric.worker.emitting import Emitter
+from flowfabric.worker.failures import why_lost
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.leases import HeldLease, Inside, check_outside
 from flowfabric.worker.parking import Parking, Pause
