@@ -43,8 +43,8 @@ from flowfabric.submission import check_options, read_submission
 from flowfabric.task import Call, Executor, SubmitOptions, Task, TaskSettings
 from flowfabric.worker.attempt import Middleware
 from flowfabric.worker.context import Context
+from flowfabric.worker.functions import Factory, Resources
 from flowfabric.worker.leases import Connect
-from flowfabric.worker.resources import Factory, Resources
 from flowfabric.worker.worker import (
     LaneWeights,
     Stopping,

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from flowfabric.core.journal import firm
-from flowfabric.worker.digests import coroutine_arguments, digest_of, function_digest, opaque_in
+from flowfabric.worker.functions import coroutine_arguments, digest_of, function_digest, opaque_in
 
 
 class Colour(enum.Enum):

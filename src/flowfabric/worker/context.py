@@ -32,11 +32,10 @@ from flowfabric.task import Call as Submission
 from flowfabric.task import SubmitOptions, Task, result_codec
 from flowfabric.worker.blame import Blaming
 from flowfabric.worker.children import BlockingChild, Child
-from flowfabric.worker.digests import digest_of, function_digest, opaque_in
 from flowfabric.worker.emitting import emitting_step
 from flowfabric.worker.facts import BlockingFacts, Facts
 from flowfabric.worker.fitting import fitting
-from flowfabric.worker.functions import is_cancelled
+from flowfabric.worker.functions import digest_of, function_digest, is_cancelled, opaque_in
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall, inside_step
 from flowfabric.worker.patching import BlockingPatchVerbs, PatchVerbs

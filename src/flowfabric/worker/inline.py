@@ -13,10 +13,9 @@ from flowfabric.first_of import first_of
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
 from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop, watch_tasks
-from flowfabric.worker.functions import Functions
+from flowfabric.worker.functions import Functions, Resources
 from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.reports import Reports
-from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared
 
 BATCH: Final = 100

@@ -35,7 +35,7 @@ from flowfabric.core.journal import (
 )
 from flowfabric.core.records import Step, StepKind
 from flowfabric.worker.at_work import TaskActivity
-from flowfabric.worker.digests import coroutine_arguments, digest_of
+from flowfabric.worker.functions import coroutine_arguments, digest_of
 
 T = TypeVar("T")
 

@@ -41,10 +41,9 @@ from flowfabric.submission import Submissions
 from flowfabric.task import Task
 from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop, watch_tasks
 from flowfabric.worker.context import IN_PROCESS_SLEEP_MS
-from flowfabric.worker.functions import Functions
+from flowfabric.worker.functions import Functions, Resources
 from flowfabric.worker.leases import BEATS_PER_LEASE, Connect, Heartbeat, HeldLease, clock_s
 from flowfabric.worker.reports import Reports
-from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared
 
 # Which lane gets the next slots when a worker serves several with different weights
