@@ -11,8 +11,8 @@ import pytest
 from flowfabric import App, Context, Retry
 from flowfabric.core.states import PublicState
 from flowfabric.worker.attempt import RunningAttempt
+from flowfabric.worker.journal import Journal
 from flowfabric.worker.services import Services
-from flowfabric.worker.steps import Journal
 from tests.apps import PATIENCE_S, reached, working
 
 

@@ -44,7 +44,6 @@ from flowfabric.logs import open_log
 from flowfabric.outages import level_of, outage_behind
 from flowfabric.passing import JSON_WITH_INPUTS, complete
 from flowfabric.task import JSON, Arguments, Bound, Task
-from flowfabric.worker.blame import blamed
 from flowfabric.worker.context import Context
 from flowfabric.worker.failures import (
     category,
@@ -55,6 +54,7 @@ from flowfabric.worker.failures import (
     theirs,
     traceback_text,
 )
+from flowfabric.worker.journal import blamed
 from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.lines import Line, current_line, inside_step
 from flowfabric.worker.parking import Parking, Pause

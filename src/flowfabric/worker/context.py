@@ -5,7 +5,7 @@
 
 Finished steps are stored and returned by later runs of the handler: after a crash,
 a retry, a long sleep, an operator's replay. Each verb takes its place when it is
-called, and does its work when it is awaited; see `worker.steps`.
+called, and does its work when it is awaited; see `worker.journal`.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from flowfabric.retrying import Retry
 from flowfabric.submission import Options, read_submission
 from flowfabric.task import Call as Submission
 from flowfabric.task import SubmitOptions, Task, result_codec
-from flowfabric.worker.blame import Blaming
 from flowfabric.worker.children import BlockingChild, Child
 from flowfabric.worker.emitting import emitting_step
 from flowfabric.worker.facts import BlockingFacts, Facts
 from flowfabric.worker.fitting import fitting
 from flowfabric.worker.functions import digest_of, function_digest, is_cancelled, opaque_in
+from flowfabric.worker.journal import Blaming
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall, inside_step
 from flowfabric.worker.patching import BlockingPatchVerbs, PatchVerbs

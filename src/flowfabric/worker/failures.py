@@ -276,7 +276,7 @@ def _is_plain(value: object) -> bool:
 GIVEN_UP: Final = b'"given up"'
 """Stored for a call the handler cancelled: later runs wait there until they cancel it too."""
 MARK: Final = "__flowfabric_step__"
-"""The attribute of an exception that names the step it came out of; see `worker.blame`."""
+"""The attribute of an exception that names the step it came out of; see `worker.journal`."""
 MESSAGE_BYTES_MAX: Final = 8 * 1024
 TRACEBACK_BYTES_MAX: Final = 16 * 1024
 ATTRIBUTES_MAX: Final = 50

@@ -4,9 +4,9 @@ from collections.abc import Coroutine
 from typing import Final
 
 from flowfabric.core.checks import check_text
+from flowfabric.worker.journal import Patch
 from flowfabric.worker.services import Services
 from flowfabric.worker.signalling import SignalVerbs
-from flowfabric.worker.steps import Patch
 from flowfabric.worker.verbs import Verbs, on_loop
 
 PATCH_NAME_BYTES_MAX: Final = 100

@@ -39,11 +39,11 @@ from flowfabric.task import Call as Submission
 from flowfabric.worker.emitting import Emitter
 from flowfabric.worker.failures import why_lost
 from flowfabric.worker.functions import Functions, Resources
+from flowfabric.worker.journal import Journal
 from flowfabric.worker.leases import HeldLease, Inside, check_outside
 from flowfabric.worker.parking import Parking, Pause
 from flowfabric.worker.promises import Promises
 from flowfabric.worker.reports import Reports
-from flowfabric.worker.steps import Journal
 
 log = open_log(__name__)
 

@@ -36,8 +36,8 @@ from flowfabric.errors import (
 )
 from flowfabric.json_values import read_as
 from flowfabric.signals import Signal, SignalToken
-from flowfabric.worker.blame import Blaming
 from flowfabric.worker.fitting import fitting
+from flowfabric.worker.journal import Blaming
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall
 from flowfabric.worker.parking import Pause

@@ -12,12 +12,15 @@ stored, so that a retry tries the call again.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple, NoReturn
 
 import msgspec
+from msgspec import Struct
 
+from flowfabric.core.ids import AttemptId, ExecutionId
 from flowfabric.core.journal import (
     Asked,
     Kept,
@@ -28,15 +31,15 @@ from flowfabric.core.journal import (
     step_key,
     with_parents,
 )
-from flowfabric.core.records import Step, StepKind
+from flowfabric.core.records import FailedStep, Step, StepKind
+from flowfabric.core.states import PublicState
 from flowfabric.core.steps import NewStep, StepStored, accepted_key
 from flowfabric.engine.details import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
 from flowfabric.worker.emitting import come_further
-from flowfabric.worker.ends import ends_in, is_end
-from flowfabric.worker.failures import GIVEN_UP, encode_failure, rebuilt
+from flowfabric.worker.failures import GIVEN_UP, MARK, encode_failure, rebuilt, text_of
 from flowfabric.worker.functions import is_cancelled
-from flowfabric.worker.leases import clock_s
+from flowfabric.worker.leases import HeldLease, clock_s
 from flowfabric.worker.lines import (
     DurableCall,
     Line,
@@ -47,13 +50,104 @@ from flowfabric.worker.lines import (
 )
 from flowfabric.worker.moves import Moves
 from flowfabric.worker.parking import Parking
-from flowfabric.worker.records import kept_of, new_step, positions_of
 from flowfabric.worker.turns import Turns
+
+# Calls as they are stored, and stored steps as a run meets them -------------
+
+
+def positions_of(steps: Sequence[Step]) -> dict[str, int]:
+    """The order in which stored outcomes reach the handler: a number of its own for each."""
+    delivered = [step for step in steps if step.position is not None and step.failure != GIVEN_UP]
+    found: dict[str, int] = {}
+    last = 0
+    for step in sorted(delivered, key=lambda step: (step.position or 0, step.step_key)):
+        last = found[step.step_key] = max(last + 1, step.position or 0)
+    return found
+
+
+def kept_of(step: Step) -> Kept:
+    return Kept(step.step_key, step.kind, step.name, step.digest, step.number, step.parallel)
+
+
+def new_step(
+    call: DurableCall,
+    *,
+    result: bytes | None = None,
+    failure: bytes | None = None,
+    sleep_ms: int | None = None,
+    position: int | None = None,
+) -> NewStep:
+    asked = call.asked
+    return NewStep(
+        step_key=call.key,
+        after_key=call.after_key,
+        kind=call.kind,
+        line=call.line.known_as,
+        name=asked.name,
+        digest=asked.digest,
+        number=asked.number,
+        parallel=asked.parallel,
+        position=position,
+        result=result,
+        failure=failure,
+        sleep_ms=sleep_ms,
+        duration_ms=call.took_ms,
+    )
+
+
+# How a child ended, as its parent has seen it and stores it -----------------
+
+RESULT_OF: Final = "result of "
+"""Before the id of the child, in the name of the step."""
+
+
+class ChildEnd(Struct, frozen=True):
+    """How it ended without a result."""
+
+    public_state: PublicState
+    reason: str
+
+
+def failure_of(outcome: Outcome) -> bytes | None:
+    """What is stored beside the result."""
+    if outcome.public_state is PublicState.COMPLETED:
+        return None
+    return msgspec.json.encode(ChildEnd(outcome.public_state, outcome.reason))
+
+
+def is_end(failure: bytes) -> bool:
+    """Whether a child ended so; else its parent was refused to ask."""
+    try:
+        msgspec.json.decode(failure, type=ChildEnd)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def stored_outcome(execution_id: ExecutionId, stored: Step) -> Outcome:
+    end = ChildEnd(PublicState.COMPLETED, "")
+    if stored.failure is not None:
+        end = msgspec.json.decode(stored.failure, type=ChildEnd)
+    return Outcome(
+        execution_id=execution_id,
+        public_state=end.public_state,
+        result=stored.result,
+        reason=end.reason,
+    )
+
+
+def ends_in(steps: Iterable[Step]) -> dict[str, Outcome]:
+    """How the children ended that a run has seen the end of, by the names of their steps."""
+    found: dict[str, Outcome] = {}
+    for step in steps:
+        if step.kind is StepKind.CHILD and (step.failure is None or is_end(step.failure)):
+            execution_id = ExecutionId(step.name.removeprefix(RESULT_OF))
+            found.setdefault(step.name, stored_outcome(execution_id, step))
+    return found
+
 
 StoreStep = Callable[[NewStep], Awaitable[StepStored]]
 StoreLater = Callable[[NewStep], None]
-
-__all__ = ["DurableCall", "Journal", "Patch"]
 
 NOTHING: Final = Shelf(())
 SWALLOWED_MAX: Final = 100
@@ -474,3 +568,72 @@ async def _gone(step: NewStep) -> StepStored:
 
 def _gone_too(step: NewStep) -> None:
     raise asyncio.CancelledError("the handler has ended")
+
+
+# Which call of a handler an exception came out of ---------------------------
+#
+# An exception that leaves a call takes the call's name with it. So a failed attempt names the
+# step it failed in, also where the handler raised something else in the exception's place.
+
+CHAIN_MAX: Final = 100
+"""How many exceptions behind the last one are looked at."""
+
+
+class Mark(NamedTuple):
+    """Left on an exception. Programs may raise one object again and again, in many attempts."""
+
+    attempt_id: AttemptId
+    step: FailedStep
+
+
+class Blaming:
+    """Whatever is raised inside is the failure of this call. Use as a context."""
+
+    __slots__ = ("_call", "_lease")
+
+    def __init__(self, lease: HeldLease, call: DurableCall) -> None:
+        self._lease = lease
+        self._call = call
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and self._call.key and not is_cancelled(error):
+            mark = Mark(self._lease.handle.attempt_id, _failed(self._call, error))
+            _attributes(error)[MARK] = mark
+
+
+def _failed(call: DurableCall, error: BaseException) -> FailedStep:
+    return FailedStep(
+        step_key=call.key,
+        name=call.name,
+        line=call.line.known_as,
+        error=f"{type(error).__name__}: {text_of(error)}",
+        duration_ms=call.took_ms,
+    )
+
+
+def blamed(lease: HeldLease, error: BaseException) -> FailedStep | None:
+    """The step whose failure has left the handler: as it was raised, in a group, or behind it."""
+    waiting, seen = deque([error]), set[int]()
+    while waiting and len(seen) < CHAIN_MAX:
+        each = waiting.popleft()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        mark = _attributes(each).get(MARK)
+        if isinstance(mark, Mark) and mark.attempt_id == lease.handle.attempt_id:
+            return mark.step
+        if isinstance(each, BaseExceptionGroup):
+            waiting.extend(each.exceptions)
+        waiting.extend(other for other in (each.__cause__, each.__context__) if other is not None)
+    return None
+
+
+def _attributes(error: BaseException) -> dict[str, object]:
+    """Those of the exception, whose class is the user's and may keep them to itself."""
+    try:
+        return vars(error)
+    except Exception:
+        return {}
