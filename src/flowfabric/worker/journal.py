@@ -43,12 +43,12 @@ from flowfabric.worker.leases import HeldLease, clock_s
 from flowfabric.worker.lines import (
     DurableCall,
     Line,
+    Moves,
     SeenFailure,
     current_line,
     inside_step,
     root_line,
 )
-from flowfabric.worker.moves import Moves
 from flowfabric.worker.parking import Parking
 from flowfabric.worker.turns import Turns
 

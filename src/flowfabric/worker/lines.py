@@ -14,16 +14,19 @@
 """
 
 import asyncio
+import asyncio.queues
+import inspect
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator, Mapping
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from flowfabric.core.journal import (
     BRANCH,
     ROOT,
     Asked,
+    Going,
     Kept,
     Shelf,
     alike,
@@ -31,11 +34,68 @@ from flowfabric.core.journal import (
     indistinct,
     label_of,
     line_group,
+    may_ask_yet,
+    moved,
     named_line,
 )
 from flowfabric.core.records import Step, StepKind
-from flowfabric.worker.at_work import TaskActivity
 from flowfabric.worker.functions import coroutine_arguments, digest_of
+
+# Whether a task of a handler works, or waits for another one of the same handler
+#
+# There is no asking a task what it waits for. One that is at a lock, an event or a queue of
+# asyncio, or awaits another task of the handler, waits for its like; whatever else a task
+# waits for, a request or a timer, is work.
+
+_MEETING: Final = (
+    asyncio.locks.Event.wait.__code__.co_filename,
+    asyncio.queues.Queue.get.__code__.co_filename,
+)
+"""Where the code is by which tasks wait for each other."""
+
+
+class TaskActivity:
+    """What a task of a handler is about."""
+
+    __slots__ = ("branches", "calls", "running", "starter")
+
+    def __init__(self, starter: "TaskActivity | None" = None) -> None:
+        self.starter = starter
+        self.running: object = None
+        """The task itself, as long as it runs; none for the handler's own."""
+        self.calls = 0
+        """Durable calls of it that are awaited."""
+        self.branches = 0
+        """Tasks it has started that have not ended."""
+        if starter is not None:
+            starter.branches += 1
+
+    @property
+    def is_outside_calls(self) -> bool:
+        """Whether it waits neither in a durable call nor for branches of its own."""
+        return self.calls == 0 and self.branches == 0
+
+    def end(self) -> None:
+        if self.starter is not None:
+            self.starter.branches -= 1
+        self.starter = self.running = None
+
+
+def at_work(running: object, others: Container[object]) -> bool:
+    """Whether a task that makes no durable call goes on by itself, not by one of `others`."""
+    if not isinstance(running, asyncio.Task):
+        return True
+    awaited: object = getattr(running, "_fut_waiter", None)
+    if isinstance(awaited, asyncio.Task):
+        return awaited not in others
+    inner: object = running.get_coro()
+    while inspect.iscoroutine(inner):
+        deeper: object = inner.cr_await
+        if not inspect.iscoroutine(deeper):
+            return inner.cr_code.co_filename not in _MEETING
+        inner = deeper
+    return True
+
 
 T = TypeVar("T")
 
@@ -497,3 +557,103 @@ def root_line(journal: Watched) -> Line:
     line = Line(journal, None, Asked(BRANCH, ROOT, "", 1))
     line.id = ROOT
     return line
+
+
+# Notices calls that changed code has moved from one line to another; see docs/deploys.md
+#
+# When a call that is not stored is about to run, every call the handler makes without a new
+# result has been made, unless it does something outside of steps first. If one like it is
+# stored in a line where nobody asks for it, and nobody will, the code has moved it, and its
+# effect would happen again.
+
+
+class Moves:
+    """Which lines a run has started, and what is stored where nobody asks for it."""
+
+    def __init__(
+        self,
+        untaken: Collection[str],
+        named: Mapping[str, Line],
+        entered: Collection[str],
+    ) -> None:
+        """The keys of stored steps that were not asked for; lines with names, and those in use."""
+        self._untaken = untaken
+        self._named = named
+        self._entered = entered
+        self._alike: dict[tuple[str, ...], list[Step]] = {}
+        self._tasks: set[Line] = set()
+        self._cut_off: set[str] = set()
+        """Lines that were cancelled or have failed."""
+        self._unknown: set[str] = set()
+        """Labels of those of them that had made no call."""
+        self._forgiven: set[str] = set()
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks the handler has started that have not ended."""
+        return len(self._tasks)
+
+    def at_work(self) -> bool:
+        """Whether a task of the handler works outside of durable calls.
+
+        One with branches of its own waits for them, as the handler itself does.
+        """
+        leaves = [line.work for line in self._tasks if line.work.is_outside_calls]
+        tasks = {line.work.running for line in self._tasks} if leaves else set()
+        return any(at_work(leaf.running, tasks) for leaf in leaves)
+
+    def take_in(self, step: Step) -> None:
+        """Know a stored step that has an outcome."""
+        self._alike.setdefault(alike(step.kind, step.name, step.digest), []).append(step)
+
+    def task_began(self, line: Line) -> None:
+        self._tasks.add(line)
+
+    def task_ended(self, line: Line) -> None:
+        self._tasks.discard(line)
+
+    def cut_off(self, line: Line) -> None:
+        """A line ends because it was cancelled, or has failed."""
+        if line.id is None:
+            self._unknown.add(line.asked.name)
+        else:
+            self._cut_off.add(line.id)
+
+    def forgive(self, keys: Collection[str]) -> None:
+        self._forgiven.update(keys)
+
+    def refusal(self, call: DurableCall) -> str:
+        """Why a call that is not stored must not run; empty if it may."""
+        asked = call.asked
+        lines = {
+            step.line
+            for step in self._alike.get(alike(asked.kind, asked.name, asked.digest), ())
+            if step.step_key in self._untaken and step.step_key not in self._forgiven
+        }
+        lines.discard(call.line.known_as)
+        if lines:
+            going = self._going(call.line)
+            for line in sorted(lines):
+                if not may_ask_yet(line, going):
+                    return moved(asked, line)
+        return ""
+
+    def _going(self, line: Line) -> Going:
+        waiting = list(line.and_above())
+        for each in waiting:
+            each.identify()
+        others = self._tasks.difference(waiting) if self.at_work() else set[Line]()
+        known = [each for each in others if each.id is not None]
+        named = {each for each in self._entered if self._named[each] not in waiting}
+        # A line with a name is known by that alone, wherever it is started.
+        places = () if line.is_named else (each.whereabouts for each in known)
+        return Going(
+            alive={each.known_as for each in known} | (named if others else set()),
+            places={place for place in places if place is not None},
+            unknown=self._unknown | {each.asked.name for each in others if each.id is None},
+            cut_off=self._cut_off,
+        )
+
+    def let_go(self) -> None:
+        """Of the lines, which point back to the attempt."""
+        self._tasks.clear()
