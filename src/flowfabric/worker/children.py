@@ -9,9 +9,9 @@ from flowfabric.core.records import StepKind
 from flowfabric.engine.details import Outcome
 from flowfabric.run import result_of
 from flowfabric.task import Task
-from flowfabric.worker.fitting import fitting
 from flowfabric.worker.journal import RESULT_OF, Blaming, failure_of, stored_outcome
 from flowfabric.worker.lines import DurableCall
+from flowfabric.worker.parking import fitting
 from flowfabric.worker.services import Services
 
 R_co = TypeVar("R_co", covariant=True)

@@ -33,11 +33,11 @@ from flowfabric.task import SubmitOptions, Task, result_codec
 from flowfabric.worker.children import BlockingChild, Child
 from flowfabric.worker.emitting import emitting_step
 from flowfabric.worker.facts import BlockingFacts, Facts
-from flowfabric.worker.fitting import fitting
 from flowfabric.worker.functions import digest_of, function_digest, is_cancelled, opaque_in
 from flowfabric.worker.journal import Blaming
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall, inside_step
+from flowfabric.worker.parking import fitting
 from flowfabric.worker.patching import BlockingPatchVerbs, PatchVerbs
 from flowfabric.worker.services import FencedTransaction, Services
 from flowfabric.worker.signalling import BlockingSignalVerbs, SignalVerbs

@@ -49,8 +49,7 @@ from flowfabric.worker.lines import (
     inside_step,
     root_line,
 )
-from flowfabric.worker.parking import Parking
-from flowfabric.worker.turns import Turns
+from flowfabric.worker.parking import Parking, Turns
 
 # Calls as they are stored, and stored steps as a run meets them -------------
 

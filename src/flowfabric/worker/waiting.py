@@ -36,11 +36,10 @@ from flowfabric.errors import (
 )
 from flowfabric.json_values import read_as
 from flowfabric.signals import Signal, SignalToken
-from flowfabric.worker.fitting import fitting
 from flowfabric.worker.journal import Blaming
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall
-from flowfabric.worker.parking import Pause
+from flowfabric.worker.parking import Pause, fitting
 from flowfabric.worker.services import Services
 
 PAUSES_MAX: Final = 1_000
