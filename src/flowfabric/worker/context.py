@@ -39,10 +39,16 @@ from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall, inside_step
 from flowfabric.worker.parking import fitting
 from flowfabric.worker.patching import BlockingPatchVerbs, PatchVerbs
-from flowfabric.worker.services import FencedTransaction, Services
+from flowfabric.worker.services import (
+    FencedTransaction,
+    Services,
+    check_step,
+    decode_step,
+    encode_step,
+    on_loop,
+)
 from flowfabric.worker.signalling import BlockingSignalVerbs, SignalVerbs
 from flowfabric.worker.speaking import BlockingStreamVerbs, StreamVerbs
-from flowfabric.worker.verbs import check_step, decode_step, encode_step, on_loop
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from flowfabric.core.ids import AttemptId
 from flowfabric.core.schedules import DUE_TAG
-from flowfabric.worker.verbs import Verbs, on_loop
+from flowfabric.worker.services import Verbs, on_loop
 
 
 class Facts(Verbs):

@@ -5,9 +5,8 @@ from typing import Final
 
 from flowfabric.core.checks import check_text
 from flowfabric.worker.journal import Patch
-from flowfabric.worker.services import Services
+from flowfabric.worker.services import Services, Verbs, on_loop
 from flowfabric.worker.signalling import SignalVerbs
-from flowfabric.worker.verbs import Verbs, on_loop
 
 PATCH_NAME_BYTES_MAX: Final = 100
 

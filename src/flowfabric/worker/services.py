@@ -1,16 +1,21 @@
-"""What stands behind a handler's context: its lease, its steps, and the way to the engine."""
+"""What stands behind a handler's context: lease, steps, reports, and the way to the engine."""
 
 import asyncio
 import concurrent.futures
 import contextvars
+import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final, TypeVar
+from functools import wraps
+from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
+import msgspec
 from msgspec import structs
 
+from flowfabric.core.checks import check_text
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.journal import STEP_NAME_BYTES_MAX
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.records import Step
 from flowfabric.core.results import CreateResult
@@ -28,22 +33,77 @@ from flowfabric.errors import (
     LeaseExpired,
     LeaseRevoked,
     LockTimeout,
+    NotAwaited,
     NotFound,
     StaleLease,
 )
+from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
 from flowfabric.patience import statements_within
+from flowfabric.retrying import Retry
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Options, Submissions, child_id
+from flowfabric.task import Call, HandlerContext, Task
 from flowfabric.task import Call as Submission
 from flowfabric.worker.emitting import Emitter
 from flowfabric.worker.failures import why_lost
 from flowfabric.worker.functions import Functions, Resources
 from flowfabric.worker.journal import Journal
 from flowfabric.worker.leases import HeldLease, Inside, check_outside
+from flowfabric.worker.lines import inside_step
 from flowfabric.worker.parking import Parking, Pause
-from flowfabric.worker.promises import Promises
 from flowfabric.worker.reports import Reports
+
+# Noticing that a handler has called a verb and not awaited it ---------------
+#
+# Such a call does nothing, and a handler that returns without it looks as if it had done its
+# work. So what verbs return is remembered, and looked at when the handler has ended.
+
+LOOK_AT: Final = 64
+"""How many are remembered before those that were awaited are forgotten."""
+
+
+class Promise(NamedTuple):
+    """What a verb has returned, and the call as the code has it."""
+
+    called: str
+    coroutine: Coroutine[object, object, object]
+
+    @property
+    def is_kept(self) -> bool:
+        return inspect.getcoroutinestate(self.coroutine) != inspect.CORO_CREATED
+
+
+class Promises:
+    """What the verbs of one handler have returned."""
+
+    def __init__(self) -> None:
+        self._made: list[Promise] = []
+        self._look_at = LOOK_AT
+
+    def add(self, called: str, coroutine: Coroutine[object, object, object]) -> None:
+        self._made.append(Promise(called, coroutine))
+        if len(self._made) > self._look_at:
+            self._made = self._open()
+            self._look_at = max(LOOK_AT, 2 * len(self._made))
+
+    def check(self) -> None:
+        """Raise if some were never awaited: by the handler, or by a task that has begun."""
+        found = self._open()
+        for promise in found:
+            promise.coroutine.close()
+        if found:
+            raise NotAwaited([promise.called for promise in found])
+
+    def let_go(self) -> None:
+        """Of all that points back to the attempt."""
+        self._made.clear()
+
+    def _open(self) -> list[Promise]:
+        return [promise for promise in self._made if not promise.is_kept]
+
+
+# What stands behind a handler's context: its lease, its steps, and the way to the engine
 
 log = open_log(__name__)
 
@@ -449,3 +509,102 @@ def _hand_over(task: "asyncio.Task[T]", done: "concurrent.futures.Future[T]") ->
         done.set_exception(error)
     else:
         done.set_result(task.result())
+
+
+# What the verbs of a context have in common, and what they refuse before they do anything
+
+P = ParamSpec("P")
+V = TypeVar("V", bound="Verbs")
+
+IN_STEPS: Final = ("progress", "emit", "summary")
+"""What the function of a step may call; everything else is refused there for that reason."""
+
+
+class Verbs(HandlerContext):
+    """Some of the verbs of a context."""
+
+    _services: Services
+    _waits: bool = False
+    """Whether somebody waits in a thread for what the verbs return: `ctx.blocking` does."""
+
+
+def on_loop(
+    verb: Callable[Concatenate[V, P], Coroutine[object, object, T]],
+) -> Callable[Concatenate[V, P], Coroutine[object, object, T]]:
+    """Refuse a verb at once where nobody can await it, in a plain function, say; and see to it
+    that somebody does."""
+
+    @wraps(verb)
+    def checked(self: V, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, object, T]:
+        check_awaitable(self, verb.__name__)
+        return promised(self, verb.__name__, args, verb(self, *args, **kwargs))
+
+    return checked
+
+
+def promised(
+    verbs: Verbs, name: str, args: Sequence[object], made: Coroutine[object, object, T]
+) -> Coroutine[object, object, T]:
+    """What a verb returns: the handler has to await it."""
+    if not verbs._waits:
+        verbs._services.promises.add(_shown(name, args), made)
+    return made
+
+
+def _shown(verb: str, args: Sequence[object]) -> str:
+    """A call as the code has it, about."""
+    about = args[0] if args else ""
+    if isinstance(about, Task | Call):
+        about = about.name if isinstance(about, Task) else about.task.name
+        return f"ctx.{verb}({about}, …)"
+    return f"ctx.{verb}({about!r}, …)" if isinstance(about, str) and about else f"ctx.{verb}(…)"
+
+
+def check_awaitable(verbs: Verbs, name: str) -> None:
+    if verbs._waits or verbs._services.is_here():
+        return
+    if inside_step.get() is None or name in IN_STEPS:
+        raise InvalidInput(
+            f"ctx.{name}",
+            "has to be awaited on the event loop of the worker; a plain function, which runs in a"
+            f" thread, writes ctx.blocking.{name}(…)",
+        )
+
+
+def check_step(name: object, function: object, retry: object) -> None:
+    """What `ctx.step` is called with."""
+    if callable(name) and not isinstance(name, str):
+        raise InvalidInput("name", 'comes first, as in ctx.step("fetch", fetch, url)', name)
+    check_text("name", name, bytes_max=STEP_NAME_BYTES_MAX, empty=False)
+    if not isinstance(retry, Retry | None):
+        raise InvalidInput("retry", "must be a Retry", retry)
+    step = f"the function of step {name}"
+    if isinstance(function, Task | Call):
+        task = function if isinstance(function, Task) else function.task
+        raise InvalidInput(
+            step,
+            f"is a task; `await ctx.submit({task.name}, …)` runs it as an execution of its own, and"
+            f" {task.name}.function is its function",
+        )
+    if callable(function):
+        return
+    if inspect.iscoroutine(function):
+        function.close()
+    raise InvalidInput(
+        step,
+        f"has been called already; pass it and its arguments, as in ctx.step({name!r}, fetch, url)",
+        function,
+    )
+
+
+def encode_step(key: str, value: object) -> bytes:
+    return encode_value(f"the result of step {key}", value)
+
+
+def decode_step(key: str, decode: Callable[[bytes], object], data: bytes) -> object:
+    try:
+        return decode(data)
+    except msgspec.DecodeError as error:
+        raise InvalidInput(
+            f"the result of step {key}", f"does not fit its return annotation: {error}"
+        ) from error

@@ -9,7 +9,7 @@ from flowfabric.core.records import StepKind
 from flowfabric.errors import InvalidInput, SignalTimeout
 from flowfabric.signals import Signal, SignalToken, check_name, condition_of
 from flowfabric.worker.functions import digest_of
-from flowfabric.worker.verbs import Verbs, check_awaitable, on_loop, promised
+from flowfabric.worker.services import Verbs, check_awaitable, on_loop, promised
 from flowfabric.worker.waiting import Wait, make_waitpoint, received
 
 T = TypeVar("T")

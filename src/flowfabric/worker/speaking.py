@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from flowfabric.core.policies import Duration
 from flowfabric.core.streams import NewFrame
 from flowfabric.worker.emitting import frames_of, patch_of
-from flowfabric.worker.verbs import Verbs, on_loop
+from flowfabric.worker.services import Verbs, on_loop
 
 
 class StreamVerbs(Verbs):
