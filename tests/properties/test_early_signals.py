@@ -25,9 +25,9 @@ from flowfabric.engine.waitpoints import SuspensionView
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.submission import Submissions
 from flowfabric.testing import LocalApp
-from flowfabric.worker import reports, waiting
+from flowfabric.worker import reports, signals
 from flowfabric.worker.inline import InlineWorker
-from flowfabric.worker.waiting import StoredWait
+from flowfabric.worker.signals import StoredWait
 from tests.properties.test_durable_functions import Fault, FaultyEngine
 from tests.properties.test_several_waits import Ledger
 from tests.properties.test_suspensions import Sent
@@ -140,7 +140,7 @@ async def test_a_fault_at_any_word_loses_no_early_signal(
     fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reports, "BACKOFF_FIRST_S", 0.0)
-    monkeypatch.setattr(waiting, "BESIDE_AFTER_S", 0.0)
+    monkeypatch.setattr(signals, "BESIDE_AFTER_S", 0.0)
     undisturbed = await play({})
     assert undisturbed.taken > 0, "some are taken beside work"
     assert undisturbed.words <= WORDS

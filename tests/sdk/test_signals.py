@@ -27,7 +27,7 @@ from flowfabric.core.states import PublicState
 from flowfabric.engine.waitpoints import SuspensionView
 from flowfabric.errors import ExecutionFailed, FlowFabricError, InvalidInput
 from flowfabric.testing import SettableClock
-from flowfabric.worker.waiting import named_id
+from flowfabric.worker.signals import named_id
 from tests.apps import reached, working
 from tests.sdk.gates import gate_of
 

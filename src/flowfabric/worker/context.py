@@ -47,7 +47,7 @@ from flowfabric.worker.services import (
     encode_step,
     on_loop,
 )
-from flowfabric.worker.signalling import BlockingSignalVerbs, SignalVerbs
+from flowfabric.worker.signals import BlockingSignalVerbs, SignalVerbs
 from flowfabric.worker.speaking import BlockingStreamVerbs, StreamVerbs
 
 P = ParamSpec("P")

@@ -6,7 +6,7 @@ from typing import Final
 from flowfabric.core.checks import check_text
 from flowfabric.worker.journal import Patch
 from flowfabric.worker.services import Services, Verbs, on_loop
-from flowfabric.worker.signalling import SignalVerbs
+from flowfabric.worker.signals import SignalVerbs
 
 PATCH_NAME_BYTES_MAX: Final = 100
 
