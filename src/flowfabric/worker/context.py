@@ -10,49 +10,267 @@ called, and does its work when it is awaited; see `worker.journal`.
 
 import asyncio
 import logging
+import math
 import random as randomness
 import uuid as uuids
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
-from typing import Final, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
+from typing import Final, Generic, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
 
 import msgspec
 
 from flowfabric.core.checks import check_text, split_kind, visible
-from flowfabric.core.ids import ExecutionId
+from flowfabric.core.ids import AttemptId, ExecutionId
 from flowfabric.core.policies import Duration, decide_retry, duration_ms
 from flowfabric.core.records import StepKind
+from flowfabric.core.schedules import DUE_TAG
 from flowfabric.core.states import FailureClass
+from flowfabric.core.streams import NewFrame
+from flowfabric.engine.details import Outcome
 from flowfabric.errors import DoNotRetry, InvalidInput, NotInAStep
 from flowfabric.retrying import Retry
+from flowfabric.run import result_of
 from flowfabric.submission import Options, read_submission
 from flowfabric.task import Call as Submission
 from flowfabric.task import SubmitOptions, Task, result_codec
-from flowfabric.worker.children import BlockingChild, Child
-from flowfabric.worker.emitting import emitting_step
-from flowfabric.worker.facts import BlockingFacts, Facts
+from flowfabric.worker.emitting import emitting_step, frames_of, patch_of
 from flowfabric.worker.functions import digest_of, function_digest, is_cancelled, opaque_in
-from flowfabric.worker.journal import Blaming
+from flowfabric.worker.journal import RESULT_OF, Blaming, Patch, failure_of, stored_outcome
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall, inside_step
 from flowfabric.worker.parking import fitting
-from flowfabric.worker.patching import BlockingPatchVerbs, PatchVerbs
 from flowfabric.worker.services import (
     FencedTransaction,
     Services,
+    Verbs,
     check_step,
     decode_step,
     encode_step,
     on_loop,
 )
 from flowfabric.worker.signals import BlockingSignalVerbs, SignalVerbs
-from flowfabric.worker.speaking import BlockingStreamVerbs, StreamVerbs
+
+# What a handler may ask about its own execution -----------------------------
+
+
+class Facts(Verbs):
+    """The part of a context that only tells."""
+
+    @property
+    def attempt_id(self) -> AttemptId:
+        """Another one in every attempt; the same after a sleep or a wait."""
+        return self._services.lease.claimed.attempt_id
+
+    @property
+    def lease_remaining(self) -> timedelta:
+        """How long the lease is known to last. It is renewed all the time: a number that shrinks
+        towards zero means that the database does not answer."""
+        left_s = self._services.lease.left_s
+        return timedelta.max if math.isinf(left_s) else timedelta(seconds=max(0.0, left_s))
+
+    @on_loop
+    async def tags(self) -> Mapping[str, str]:
+        """The tags of the execution as they are now."""
+        return await self._services.tags()
+
+    @on_loop
+    async def scheduled_for(self) -> datetime | None:
+        """The due time it was created for, if a schedule has created it."""
+        due_ms = (await self._services.tags()).get(DUE_TAG)
+        return None if due_ms is None else datetime.fromtimestamp(int(due_ms) / 1_000, UTC)
+
+
+class BlockingFacts:
+    """The same for plain functions, which run in a thread."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+
+    def tags(self) -> Mapping[str, str]:
+        return self._facts._services.wait(self._facts.tags())
+
+    def scheduled_for(self) -> datetime | None:
+        return self._facts._services.wait(self._facts.scheduled_for())
+
+
+# The verb by which a handler asks whether a change of its code is on; see docs/deploys.md
+
+PATCH_NAME_BYTES_MAX: Final = 100
+
+
+class PatchVerbs(Verbs):
+    """What a context can do about code that changes on purpose."""
+
+    @on_loop
+    def patched(self, name: str) -> Coroutine[object, object, bool]:
+        """Whether a change of the code is on for this run: `if await ctx.patched("…"):`.
+
+        True for a run that comes here for the first time, and from then on; false for one
+        that passed this place with the old code. Each place in the code decides for itself.
+        """
+        return answer(self._services, ask(self._services, name))
+
+
+class BlockingPatchVerbs:
+    """The same for plain functions, which run in a thread."""
+
+    _verbs: SignalVerbs
+
+    def patched(self, name: str) -> bool:
+        """Whether a change of the code is on for this run; see `Context.patched`."""
+        services = self._verbs._services
+        return services.wait(answer(services, ask(services, name)))
+
+
+def ask(services: Services, name: str) -> Patch:
+    check_text("name", name, bytes_max=PATCH_NAME_BYTES_MAX, empty=False)
+    return services.steps.ask_patch(name)
+
+
+async def answer(services: Services, patch: Patch) -> bool:
+    services.check()
+    with services.parking.working():
+        return await services.steps.patched(patch)
+
+
+# Executions that a handler has submitted, and how it waits for them ---------
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Child(Generic[R_co]):
+    """An execution submitted by a handler."""
+
+    def __init__(
+        self, services: Services, task: Task[..., R_co], execution_id: ExecutionId
+    ) -> None:
+        self._services = services
+        self.task = task
+        self.execution_id = execution_id
+
+    def result(self) -> Coroutine[object, object, R_co]:
+        """Wait for its end without holding a worker, and return what it returned.
+
+        While it runs, the handler is parked; when it has ended, the handler runs again
+        and comes by here with the result. Raises as `Run.result` does. How it ended is
+        stored, and the same in every later run.
+        """
+        services = self._services
+        name = f"{RESULT_OF}{self.execution_id}"
+        made = self._result(services.steps.ask(StepKind.CHILD, name, ""))
+        services.promises.add(f"result() of a child of task {self.task.name}", made)
+        return made
+
+    async def _result(self, call: DurableCall) -> R_co:
+        services = self._services
+        with Blaming(services.lease, call):
+            async with call:
+                stored = await services.steps.find(call)
+                if stored is None:
+                    outcome = await self._ended(call)
+                else:
+                    outcome = stored_outcome(self.execution_id, stored)
+                return await fitting(services.parking, partial(result_of, self.task, outcome))
+
+    async def _ended(self, call: DurableCall) -> Outcome:
+        """How it ended, stored before the handler sees it."""
+        services, ends = self._services, self._services.steps.ends
+        while True:
+            services.check()
+            with services.parking.working():
+                outcome = ends.get(call.name) or await services.outcome_of(self.execution_id)
+                if outcome is not None:
+                    # It may have been replayed since the handler saw how it ended.
+                    outcome = ends.setdefault(call.name, outcome)
+                    failure = failure_of(outcome)
+                    await services.steps.store(call, result=outcome.result, failure=failure)
+                    return outcome
+            await services.parking.until_ended(self.execution_id)
+
+
+class BlockingChild(Generic[R_co]):
+    """An execution submitted by a plain handler."""
+
+    def __init__(self, child: Child[R_co]) -> None:
+        self._child = child
+        self.execution_id = child.execution_id
+
+    def result(self) -> R_co:
+        return self._child._services.wait(self._child.result())
+
+
+# The verbs with which a handler speaks to whoever watches its run -----------
+
+
+class StreamVerbs(Verbs):
+    """The verbs of a context that speak to whoever watches the run."""
+
+    @on_loop
+    async def emit(
+        self,
+        content: object,
+        *,
+        kind: str = "",
+        live: Duration | None = None,
+        correlation_id: str | None = None,
+    ) -> None:
+        """Say something to whoever follows the run: text, bytes, or anything that is JSON.
+
+        It is on its way when this returns, and stored before the attempt ends. `kind` is a
+        label of yours. With `live="10s"` it is only for whoever watches, and soon forgotten.
+        Emitted in a step, it counts as long as that step; outside of steps, as long as its
+        attempt, and what was emitted before a pause is not emitted again.
+        """
+        self._services.check()
+        await self._say(frames_of(content, kind, live, correlation_id))
+
+    @on_loop
+    async def summary(self, patch: Mapping[str, object]) -> None:
+        """Change the run's summary: members replace those of their name, None deletes them.
+
+        Objects are merged, lists replaced. Every attempt has a summary of its own.
+        """
+        self._services.check()
+        await self._say([patch_of(patch)])
+
+    async def _say(self, frames: Sequence[NewFrame]) -> None:
+        emitter = self._services.emitter
+        if emitter.is_new and not emitter.is_full:
+            emitter.add(frames)
+            return
+        with self._services.parking.working():
+            if emitter.is_new or not await emitter.repeats():
+                emitter.add(frames)
+                await emitter.room()
+
+
+class BlockingStreamVerbs:
+    """The same for plain functions."""
+
+    def __init__(self, context: StreamVerbs) -> None:
+        self._streaming = context
+
+    def emit(
+        self,
+        content: object,
+        *,
+        kind: str = "",
+        live: Duration | None = None,
+        correlation_id: str | None = None,
+    ) -> None:
+        """Say something to whoever follows the run; see `Context.emit`."""
+        verb = self._streaming.emit(content, kind=kind, live=live, correlation_id=correlation_id)
+        self._streaming._services.wait(verb)
+
+    def summary(self, patch: Mapping[str, object]) -> None:
+        """Change the run's summary; see `Context.summary`."""
+        self._streaming._services.wait(self._streaming.summary(patch))
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
