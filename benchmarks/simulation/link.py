@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from flowfabric.error_kinds import BackendErrorKind
-from flowfabric.errors import Transport
+from flowfabric.errors import BackendErrorKind, Transport
 from flowfabric.store.base import (
     Body,
     EventPage,

@@ -15,8 +15,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from flowfabric.error_kinds import BackendErrorKind
 from flowfabric.errors import (
+    BackendErrorKind,
     FlowFabricError,
     OperationTimeout,
     ResourceExhausted,

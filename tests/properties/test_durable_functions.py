@@ -37,8 +37,7 @@ from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspensions import SuspendOptions, SuspendOutcome
 from flowfabric.engine.waitpoints import SuspensionView
 from flowfabric.engine.work import Completion, FailureReport
-from flowfabric.error_kinds import BackendErrorKind
-from flowfabric.errors import FlowFabricError, LeaseExpired, Transport
+from flowfabric.errors import BackendErrorKind, FlowFabricError, LeaseExpired, Transport
 from flowfabric.reconcilers.supervisor import run_due
 from flowfabric.run import Run
 from flowfabric.submission import Submissions

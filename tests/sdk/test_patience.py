@@ -7,8 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from flowfabric import App, signals, submission
-from flowfabric.error_kinds import BackendErrorKind
-from flowfabric.errors import Transport
+from flowfabric.errors import BackendErrorKind, Transport
 from flowfabric.flows import builder
 from flowfabric.store.postgres import pool
 from tests.apps import PATIENCE_S

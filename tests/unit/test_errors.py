@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 import flowfabric
 from flowfabric import errors
-from flowfabric.error_kinds import BackendErrorKind, ErrorClass
 from flowfabric.errors import (
+    BackendErrorKind,
     Bug,
     CapabilityMismatch,
     Conflict,
     Contention,
     DependencyAlreadyExists,
+    ErrorClass,
     ExecutionNotActive,
     FlowFabricError,
     InvalidInput,
@@ -110,7 +111,7 @@ def test_every_error_of_the_package_is_on_the_one_page() -> None:
         f"{error.__module__}.{error.__name__}"
         for error in defined
         if error.__module__.startswith("flowfabric.")
-        and error.__module__ not in ("flowfabric.errors", "flowfabric.error_kinds")
+        and error.__module__ not in ("flowfabric.errors", "flowfabric.errors")
     }
     assert elsewhere == set()
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flowfabric.error_kinds import BackendErrorKind
-from flowfabric.errors import Transport
+from flowfabric.errors import BackendErrorKind, Transport
 from flowfabric.logs import open_log
 from flowfabric.outages import Outages
 

@@ -68,8 +68,8 @@ from flowfabric.engine.unit import (
     routes_of,
     row_execution_id,
 )
-from flowfabric.error_kinds import BackendErrorKind
 from flowfabric.errors import (
+    BackendErrorKind,
     IdempotencyConflict,
     InvalidInput,
     KeyUndecided,

@@ -12,8 +12,7 @@ from flowfabric import Engine, EngineConfig
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Created
 from flowfabric.core.states import PublicState
-from flowfabric.error_kinds import BackendErrorKind
-from flowfabric.errors import Transport
+from flowfabric.errors import BackendErrorKind, Transport
 from flowfabric.store.base import Parameter, Row
 from flowfabric.store.postgres.store import PostgresStore
 

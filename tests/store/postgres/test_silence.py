@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from flowfabric.error_kinds import BackendErrorKind
-from flowfabric.errors import ResourceExhausted, Transport
+from flowfabric.errors import BackendErrorKind, ResourceExhausted, Transport
 from flowfabric.patience import everything_within, statements_within
 from flowfabric.store.base import Reader, Store
 from flowfabric.store.postgres import pool

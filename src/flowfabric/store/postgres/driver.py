@@ -9,8 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
-from flowfabric.error_kinds import BackendErrorKind
-from flowfabric.errors import LockTimeout, NotStorable, Transport
+from flowfabric.errors import BackendErrorKind, LockTimeout, NotStorable, Transport
 from flowfabric.store.base import UniqueViolation, Value
 
 _ASYNCPG: Final = importlib.import_module("asyncpg")

@@ -9,8 +9,13 @@ from typing import Final, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from flowfabric.error_kinds import BackendErrorKind
-from flowfabric.errors import FlowFabricError, InvalidInput, LockTimeout, Transport
+from flowfabric.errors import (
+    BackendErrorKind,
+    FlowFabricError,
+    InvalidInput,
+    LockTimeout,
+    Transport,
+)
 from flowfabric.patience import patience_s
 from flowfabric.store.base import Value
 from flowfabric.store.foreign import comes_from, unknown

@@ -10,8 +10,14 @@ from typing import Final, Literal
 
 from flowfabric.core.clock import Anchor, decide_anchor
 from flowfabric.core.ids import UUID_BYTES, uuid_text
-from flowfabric.error_kinds import BackendErrorKind
-from flowfabric.errors import DatabaseGone, NotStorable, RetryExhausted, Transport, Unavailable
+from flowfabric.errors import (
+    BackendErrorKind,
+    DatabaseGone,
+    NotStorable,
+    RetryExhausted,
+    Transport,
+    Unavailable,
+)
 from flowfabric.store.base import UniqueViolation
 
 # What SQLite's errors mean to us --------------------------------------------
