@@ -7,17 +7,159 @@ JSON has no NaN and no infinities, and the encoder writes null for them. Nothing
 is stored as something else than it was, so they are refused, with their place.
 """
 
+import copy
+import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import lru_cache
 from typing import Final, Protocol, Self, TypeVar, runtime_checkable
+from uuid import UUID
 
 import msgspec
-from msgspec import inspect
+from msgspec import Raw, Struct, inspect, structs
 
 from flowfabric.core.checks import check_depth
 from flowfabric.errors import InvalidInput
-from flowfabric.hidden_fields import hidden_field
-from flowfabric.private_fields import with_private_fields
+
+# Fields of Pydantic models that are not written as they are: secrets --------
+#
+# Pydantic writes asterisks for them, unless the program says how to write them: by a
+# serializer of the field, of the model or of the type. What it does is read from the model's
+# schema.
+
+_NO_PARTS: Final = ("metadata", "serialization", "config")
+SECRET: Final = "get_secret_value"
+"""What tells a type of secrets from others."""
+
+
+def hidden_field(model: type) -> str | None:
+    """A field, here or in a model inside, that would not come back as it was."""
+    # One that names classes which are not defined yet is looked at again.
+    return _hidden_field(model, getattr(model, "__pydantic_complete__", True) is True)
+
+
+@lru_cache(maxsize=1024)
+def _hidden_field(model: type, complete: bool) -> str | None:
+    schema: object = getattr(model, "__pydantic_core_schema__", None)
+    return _search(schema, model.__name__) if complete else None
+
+
+def _search(node: object, place: str) -> str | None:
+    if isinstance(node, Mapping):
+        return _search_in(node, place)
+    if isinstance(node, Sequence) and not isinstance(node, str | bytes):
+        return _first(_search(each, place) for each in node)
+    return place if isinstance(node, type) and hasattr(node, SECRET) else None
+
+
+def _search_in(node: Mapping[str, object], place: str) -> str | None:
+    writer = _serializer(node)
+    if writer is not None and not _is_pydantics(writer):
+        # The program says how it is written.
+        return None
+    if writer is not None and "secret" in str(getattr(writer, "__qualname__", "")):
+        return place
+    match node:
+        case {"type": "model", "cls": type() as kind, "schema": inner}:
+            return _search(inner, kind.__name__)
+        case {"type": "dataclass-field", "name": name, "schema": inner}:
+            return _search(inner, f"{place}.{name}")
+        case {"fields": Mapping() as fields}:
+            return _first(_search(each, f"{place}.{name}") for name, each in fields.items())
+        case _:
+            parts = (each for key, each in node.items() if key not in _NO_PARTS)
+            return _first(_search(each, place) for each in parts)
+
+
+def _serializer(node: Mapping[str, object]) -> object:
+    how = node.get("serialization")
+    function: object = how.get("function") if isinstance(how, Mapping) else None
+    return function
+
+
+def _is_pydantics(function: object) -> bool:
+    return str(getattr(function, "__module__", "")).partition(".")[0] == "pydantic"
+
+
+def _first(found: Iterable[str | None]) -> str | None:
+    return next((each for each in found if each is not None), None)
+
+
+# Fields of attrs classes whose names begin with an underscore ---------------
+#
+# The encoder leaves them out, and reads them all the same: the object would come back with
+# their defaults. So such objects are written as dictionaries, wherever in a value they are.
+
+_WHOLE: Final = frozenset(
+    {str, int, float, bool, type(None), bytes, datetime, date, time, timedelta, Decimal, UUID, Raw}
+)
+"""Types of values that hold no others."""
+
+
+def with_private_fields(value: object) -> object:
+    """The value itself; a copy, if there are such objects in it."""
+    # Nobody can have made a class with a package that is not there.
+    return _shown(value) if "attr" in sys.modules else value
+
+
+def _shown(value: object) -> object:
+    if type(value) in _WHOLE:
+        return value
+    if isinstance(value, dict):
+        return _shown_dict(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        if _WHOLE.issuperset(map(type, value)):
+            return value
+        items = [_shown(each) for each in value]
+        return value if all(map(_is, items, value)) else items
+    return _shown_object(value)
+
+
+def _shown_dict(value: dict[object, object]) -> object:
+    if _WHOLE.issuperset(map(type, value.values())):
+        return value
+    items = {key: _shown(each) for key, each in value.items()}
+    return value if all(map(_is, items.values(), value.values())) else items
+
+
+def _shown_object(value: object) -> object:
+    kind: type = type(value)
+    names, private = _fields(kind)
+    found = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    shown = {name: _shown(each) for name, each in found.items()}
+    if private:
+        return shown
+    changed = {name: each for name, each in shown.items() if each is not found[name]}
+    if not changed:
+        return value
+    made = copy.copy(value)
+    for name, each in changed.items():
+        if isinstance(made, Struct):
+            structs.force_setattr(made, name, each)
+        else:
+            object.__setattr__(made, name, each)
+    return made
+
+
+@lru_cache(maxsize=1024)
+def _fields(kind: type) -> tuple[tuple[str, ...], bool]:
+    """The fields of a class, and whether the encoder would leave some out."""
+    if issubclass(kind, Struct):
+        return kind.__struct_fields__, False
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind)), False
+    listed: object = getattr(kind, "__attrs_attrs__", ())
+    assert isinstance(listed, tuple)
+    names = tuple(str(field.name) for field in listed)
+    return names, any(name.startswith("_") for name in names)
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
 
 T = TypeVar("T")
 

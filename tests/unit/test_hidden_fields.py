@@ -9,8 +9,7 @@ from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 from typing_extensions import TypedDict
 
 from flowfabric.errors import InvalidInput
-from flowfabric.hidden_fields import hidden_field
-from flowfabric.json_values import check_storable, encode_value, read_as
+from flowfabric.json_values import check_storable, encode_value, hidden_field, read_as
 
 T = TypeVar("T")
 

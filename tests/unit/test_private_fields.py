@@ -6,8 +6,7 @@ import attrs
 import pytest
 from msgspec import Struct
 
-from flowfabric.json_values import encode_value, read_as
-from flowfabric.private_fields import with_private_fields
+from flowfabric.json_values import encode_value, read_as, with_private_fields
 
 
 @attrs.define
