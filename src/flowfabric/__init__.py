@@ -1,7 +1,7 @@
 """Durable execution for Python: functions that survive crashes, on SQLite or Postgres."""
 
 from flowfabric.app import App
-from flowfabric.coding import Codec
+from flowfabric.codec import Codec
 from flowfabric.config import EngineConfig
 from flowfabric.connection import connect, migrate
 from flowfabric.engine.engine import Engine

@@ -22,7 +22,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, 
 from msgspec import structs
 
 from flowfabric.blocking import Blocking
-from flowfabric.coding import Codec, check_codec
+from flowfabric.codec import Codec, check_codec
 from flowfabric.config import EngineConfig
 from flowfabric.connection import Opened, connect, migrate
 from flowfabric.core.ids import named_flow_id

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Self, TypeVar
 
-from flowfabric.coding import Codec, CodedEngine
+from flowfabric.codec import Codec, CodedEngine
 from flowfabric.config import EngineConfig
 from flowfabric.core.results import Created, CreateResult
 from flowfabric.engine.engine import Engine
