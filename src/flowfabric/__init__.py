@@ -10,12 +10,10 @@ from flowfabric.flows.builder import Flow
 from flowfabric.flows.node import Node
 from flowfabric.flows.policies import AllOf, AnyOf, Quorum
 from flowfabric.flows.run import FlowRun
-from flowfabric.providing import provided
-from flowfabric.retrying import Retry
 from flowfabric.run import Run
 from flowfabric.signals import Signal, SignalToken, all_of, any_of, count
 from flowfabric.streams import Frame
-from flowfabric.task import Task
+from flowfabric.task import Retry, Task, provided
 from flowfabric.version import __version__
 from flowfabric.worker.context import Context
 from flowfabric.worker.worker import WorkerSettings

@@ -34,13 +34,12 @@ from flowfabric.feed import Feed
 from flowfabric.flows.builder import Flow
 from flowfabric.flows.run import FlowRun
 from flowfabric.outages import waited_out
-from flowfabric.retrying import Retry
 from flowfabric.run import Run
 from flowfabric.signals import Signals
 from flowfabric.standing_in import Replaceable
 from flowfabric.store.base import Clock
 from flowfabric.submission import check_options, read_submission
-from flowfabric.task import Call, Executor, SubmitOptions, Task, TaskSettings
+from flowfabric.task import Call, Executor, Retry, SubmitOptions, Task, TaskSettings
 from flowfabric.worker.attempt import Middleware
 from flowfabric.worker.context import Context
 from flowfabric.worker.functions import Factory, Resources

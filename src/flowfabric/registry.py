@@ -26,9 +26,8 @@ from flowfabric.core.schedules import (
 from flowfabric.declaring import check_call, check_cron, check_function
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput
-from flowfabric.retrying import Retry
 from flowfabric.schedules.cron import recurrence_of
-from flowfabric.task import JSON, Call, Task, TaskSettings
+from flowfabric.task import JSON, Call, Retry, Task, TaskSettings
 from flowfabric.worker.context import Context
 
 R = TypeVar("R")

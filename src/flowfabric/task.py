@@ -7,10 +7,11 @@ submitted and when it is run.
 """
 
 import inspect
+import math
 import operator
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -20,6 +21,8 @@ import msgspec
 
 from flowfabric.core.checks import (
     ENCODED,
+    check_bool,
+    check_int,
     check_names,
     check_priority,
     check_required,
@@ -29,18 +32,150 @@ from flowfabric.core.checks import (
 from flowfabric.core.ids import parse_execution_kind, parse_lane_id
 from flowfabric.core.limits import WORKER_DEATHS_MAX
 from flowfabric.core.policies import (
+    COUNT_MAX,
+    MULTIPLIER_MAX,
     Duration,
     ExecutionPolicy,
+    ExponentialBackoff,
     RetentionPolicy,
+    RetryPolicy,
     RoutingRequirements,
     TimeoutPolicy,
+    duration_ms,
     optional_duration_ms,
     parse_policy,
 )
 from flowfabric.errors import InvalidInput
 from flowfabric.json_values import UNREADABLE, check_storable, decoder_of, encode_value, typed
-from flowfabric.providing import names_are_known, resources_of
-from flowfabric.retrying import Retry
+
+# Parameters that the worker fills in: what `app.provide` has been told to make
+#
+#     app.provide(Database, open_database)
+#
+#     @app.task
+#     async def publish(ctx: Context, article_id: int, db: Database) -> None: ...
+#
+# A parameter is filled in when its annotation is exactly a class that was provided before the
+# task was declared, or when its default is `provided(Class)`, which type checkers like
+# better: to them such a parameter may be left out. All others are arguments.
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Provided:
+    """A default that stands for a resource."""
+
+    kind: type
+
+
+@dataclass(frozen=True)
+class _ResourceHolder:
+    value: object
+
+
+def provided(kind: type[T]) -> T:
+    """As a default, `db: Database = provided(Database)`: filled in by the worker."""
+    # A marker that is typed as what will be in its place.
+    marker: T = getattr(_ResourceHolder(Provided(kind)), "value")  # noqa: B009
+    return marker
+
+
+def resources_of(
+    name: str,
+    parameters: Sequence[inspect.Parameter],
+    hints: Mapping[str, object],
+    kinds: AbstractSet[type],
+) -> dict[str, type]:
+    """The parameters that are filled in, with what by."""
+    found: dict[str, type] = {}
+    for parameter in parameters:
+        hint = hints.get(parameter.name)
+        if isinstance(parameter.default, Provided):
+            found[parameter.name] = parameter.default.kind
+        elif isinstance(hint, type) and hint in kinds:
+            found[parameter.name] = hint
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL and found:
+            raise InvalidInput(
+                f"argument *{parameter.name} of {name}",
+                f"comes after {next(iter(found))}, which is filled in; put that behind it",
+            )
+    for each in parameters:
+        if each.name in found and each.kind is inspect.Parameter.POSITIONAL_ONLY:
+            raise InvalidInput(
+                f"argument {each.name} of {name}", "is filled in by name; put it behind the `/`"
+            )
+    return found
+
+
+def names_are_known(function: Callable[..., object]) -> bool:
+    """Whether all that its annotations name exists already; the module may be half-way through."""
+    try:
+        typing.get_type_hints(function)
+    except NameError:
+        return False
+    except TypeError:
+        return True
+    return True
+
+
+# What a program says about trying again, checked where it is written --------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retry:
+    """How often to try again after a failure, and how long to wait before.
+
+    The wait starts at `delay` and grows by `multiplier` up to `max_delay`; with
+    `jitter` each wait is half to all of that. Exceptions of the class, or one of the
+    classes, in `never_on` fail for good, as does `DoNotRetry`.
+    """
+
+    max_retries: int = 3
+    delay: Duration = 1
+    max_delay: Duration = 60
+    multiplier: float = 2.0
+    jitter: bool = True
+    never_on: type[BaseException] | Iterable[type[BaseException]] = ()
+
+    def __post_init__(self) -> None:
+        """A mistake that only a failure brings to light would hide that failure."""
+        check_int("retry.max_retries", self.max_retries, 0, COUNT_MAX)
+        check_bool("retry.jitter", self.jitter)
+        multiplier: object = self.multiplier
+        if not isinstance(multiplier, int | float) or isinstance(multiplier, bool):
+            raise InvalidInput("retry.multiplier", "must be a number", multiplier)
+        if not (math.isfinite(multiplier) and 1 <= multiplier <= MULTIPLIER_MAX):
+            problem = f"must be 1 to {MULTIPLIER_MAX:.0f}"
+            raise InvalidInput("retry.multiplier", problem, multiplier)
+        _ = self.policy, self.final
+
+    @cached_property
+    def policy(self) -> RetryPolicy:
+        return RetryPolicy(
+            max_retries=self.max_retries,
+            backoff=ExponentialBackoff(
+                initial_delay_ms=duration_ms("retry.delay", self.delay),
+                max_delay_ms=duration_ms("retry.max_delay", self.max_delay),
+                multiplier=self.multiplier,
+                jitter=self.jitter,
+            ),
+        )
+
+    @cached_property
+    def final(self) -> tuple[type[BaseException], ...]:
+        """The exceptions after which nothing is tried again."""
+        given: object = self.never_on
+        classes: list[object] = [given]
+        if isinstance(given, Iterable) and not isinstance(given, type):
+            classes = list(given)
+        for each in classes:
+            if not (isinstance(each, type) and issubclass(each, BaseException)):
+                raise InvalidInput(
+                    "retry.never_on", "must be exception classes, such as ValueError", given
+                )
+        return tuple(each for each in classes if isinstance(each, type))
+
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -240,7 +375,7 @@ class Arguments:
     def __init__(
         self, name: str, function: Callable[..., object], kinds: AbstractSet[type] = frozenset()
     ) -> None:
-        """`kinds` are those of the resources there are; see `flowfabric.providing`."""
+        """`kinds` are those of the resources there are; see `flowfabric.task`."""
         self._name = name
         parameters = list(inspect.signature(function).parameters.values())
         hints = resolve_hints(function)

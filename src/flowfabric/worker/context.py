@@ -30,11 +30,10 @@ from flowfabric.core.states import FailureClass
 from flowfabric.core.streams import NewFrame
 from flowfabric.engine.details import Outcome
 from flowfabric.errors import DoNotRetry, InvalidInput, NotInAStep
-from flowfabric.retrying import Retry
 from flowfabric.run import result_of
 from flowfabric.submission import Options, read_submission
 from flowfabric.task import Call as Submission
-from flowfabric.task import SubmitOptions, Task, result_codec
+from flowfabric.task import Retry, SubmitOptions, Task, result_codec
 from flowfabric.worker.emitting import emitting_step, frames_of, patch_of
 from flowfabric.worker.functions import digest_of, function_digest, is_cancelled, opaque_in
 from flowfabric.worker.journal import RESULT_OF, Blaming, Patch, failure_of, stored_outcome

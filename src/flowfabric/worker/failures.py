@@ -38,8 +38,7 @@ from flowfabric.errors import (
     StepsChanged,
     Validation,
 )
-from flowfabric.retrying import Retry
-from flowfabric.task import Task
+from flowfabric.task import Retry, Task
 
 # What a failure is reported as: how grave it is, in which words, and from where
 

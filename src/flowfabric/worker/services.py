@@ -40,10 +40,9 @@ from flowfabric.errors import (
 from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
 from flowfabric.patience import statements_within
-from flowfabric.retrying import Retry
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Options, Submissions, child_id
-from flowfabric.task import Call, HandlerContext, Task
+from flowfabric.task import Call, HandlerContext, Retry, Task
 from flowfabric.task import Call as Submission
 from flowfabric.worker.emitting import Emitter
 from flowfabric.worker.failures import why_lost
