@@ -27,16 +27,15 @@ from flowfabric.config import EngineConfig
 from flowfabric.connection import Opened, connect, migrate
 from flowfabric.core.ids import named_flow_id
 from flowfabric.core.policies import Duration
-from flowfabric.declaring import check_app, check_calls, check_middleware, check_task
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import Unavailable
 from flowfabric.feed import Feed
 from flowfabric.flows.builder import Flow
 from flowfabric.flows.run import FlowRun
 from flowfabric.outages import waited_out
+from flowfabric.registry import Replaceable, check_app, check_calls, check_middleware, check_task
 from flowfabric.run import Run
 from flowfabric.signals import Signals
-from flowfabric.standing_in import Replaceable
 from flowfabric.store.base import Clock
 from flowfabric.submission import check_options, read_submission
 from flowfabric.task import Call, Executor, Retry, SubmitOptions, Task, TaskSettings

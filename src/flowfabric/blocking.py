@@ -17,9 +17,9 @@ from flowfabric.core.policies import Duration
 from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState
 from flowfabric.core.views import ExecutionDetails, StepView
-from flowfabric.declaring import check_calls, check_task
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.waitpoints import Inbox
+from flowfabric.registry import check_calls, check_task
 from flowfabric.run import Run
 from flowfabric.signals import SignalToken, deliver, send, token_for
 from flowfabric.store.drive import drive

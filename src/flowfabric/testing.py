@@ -18,12 +18,12 @@ from flowfabric.core.checks import check_int, check_time
 from flowfabric.core.diagnosis import Cause
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.policies import Duration, duration_ms
-from flowfabric.declaring import check_task
 from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.errors import Bug, ExecutionNotTerminal, InvalidInput, NotFound, OperationTimeout
 from flowfabric.reconcilers.supervisor import URGENT, run_due
+from flowfabric.registry import check_task
 from flowfabric.run import Endings
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
