@@ -9,13 +9,16 @@ a connection.
 
 import asyncio
 import hashlib
+import math
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Final
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from flowfabric.core.checks import check_priority
 from flowfabric.core.creation import Checked, NewExecution, Terms
@@ -24,10 +27,159 @@ from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.policies import ExecutionPolicy, TimeoutPolicy, optional_duration_ms
 from flowfabric.core.results import CreateResult
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import FlowFabricError, InvalidInput, KeyUndecided
-from flowfabric.group_commit import GroupCommit
+from flowfabric.errors import (
+    BackendErrorKind,
+    FlowFabricError,
+    InvalidInput,
+    KeyUndecided,
+    OperationTimeout,
+    ResourceExhausted,
+    Transport,
+    Unavailable,
+)
 from flowfabric.patience import everything_within, statements_within
-from flowfabric.task import JSON, OPTION_NAMES, Call, Task
+from flowfabric.task import JSON, OPTION_NAMES, Arguments, Call, Source, Task
+
+# Concurrent single calls, made together -------------------------------------
+#
+# Many coroutines that each report one thing at nearly the same time cost one round
+# trip instead of many. While a batch is under way the next one gathers, so batches
+# grow with the load and a lone call waits for nothing. Both the size of a batch
+# and the time it may gather are bounded.
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+COUNT_MAX = 500
+PARALLEL = 2
+SPLIT_PARALLEL = 4
+"""How many items of a refused batch are tried at once, each alone."""
+
+Commit = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | FlowFabricError]]]
+
+OUTAGE = (Transport, Unavailable, ResourceExhausted, OperationTimeout)
+"""What is nobody's fault: it concerns a whole batch, and asking one by one cannot help."""
+
+
+class Entry(NamedTuple, Generic[Item, Answer]):
+    item: Item
+    tell: Callable[[Answer | Exception], None]
+    since_s: float
+
+
+class GroupCommit(Generic[Item, Answer]):
+    """Answers each `add` with its own answer or error. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        commit: Commit[Item, Answer],
+        *,
+        count_max: int = COUNT_MAX,
+        delay_s: float = 0.0,
+        parallel: int = PARALLEL,
+        patience_s: float = math.inf,
+    ) -> None:
+        """An item that has waited for `patience_s` when an outage is met is not tried."""
+        self._commit = commit
+        self._count_max = count_max
+        self._delay_s = delay_s
+        self._parallel = parallel
+        self._patience_s = patience_s
+        self._waiting: deque[Entry[Item, Answer]] = deque()
+        self._flushes: set[asyncio.Task[None]] = set()
+
+    async def add(self, item: Item) -> Answer:
+        """Hand in one item and wait for its answer."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        entry = self.hand_in(item, partial(_settle, future))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # Nobody wants it any more, unless it is on its way.
+            with suppress(ValueError):
+                self._waiting.remove(entry)
+            raise
+
+    def hand_in(
+        self, item: Item, tell: Callable[[Answer | Exception], None]
+    ) -> Entry[Item, Answer]:
+        """Hand in one item; `tell` is called with its answer, and must not raise."""
+        entry: Entry[Item, Answer] = Entry(item, tell, time.monotonic())
+        self._waiting.append(entry)
+        if len(self._flushes) < self._parallel:
+            self._flushes.add(asyncio.create_task(self._flush()))
+        return entry
+
+    async def close(self) -> None:
+        """Wait until everything handed in has been answered."""
+        while self._flushes:
+            await asyncio.wait(self._flushes)
+
+    async def _flush(self) -> None:
+        """Commit batches until nothing waits.
+
+        It counts as ended the moment it finds nothing: an item that comes between that
+        and the end of the task would otherwise wait for a flush that never looks again.
+        """
+        try:
+            await self._flush_waiting()
+        finally:
+            self._flushes = {task for task in self._flushes if task is not asyncio.current_task()}
+
+    async def _flush_waiting(self) -> None:
+        # Even without a delay: whoever is about to run joins in.
+        await asyncio.sleep(self._delay_s)
+        while batch := self._take():
+            items = [entry.item for entry in batch]
+            try:
+                answers = await self._commit(items)
+            except Exception as error:
+                await self._split(batch, error)
+            else:
+                for entry, answer in zip(batch, answers, strict=True):
+                    entry.tell(answer)
+
+    def _take(self) -> list[Entry[Item, Answer]]:
+        count = min(len(self._waiting), self._count_max)
+        return [self._waiting.popleft() for _ in range(count)]
+
+    async def _split(self, batch: list[Entry[Item, Answer]], error: Exception) -> None:
+        """One item that is refused does not spoil its batch: each is tried alone."""
+        if isinstance(error, OUTAGE):
+            self._refuse_late(error)
+        if len(batch) == 1 or isinstance(error, OUTAGE):
+            for entry in batch:
+                entry.tell(error)
+            return
+        left = iter(batch)
+        # A few at once, so that one which has to wait holds up no other.
+        await asyncio.gather(*(self._commit_alone(left) for _ in range(SPLIT_PARALLEL)))
+
+    def _refuse_late(self, outage: FlowFabricError) -> None:
+        """Those who have waited long enough hear of the outage without a try of their own."""
+        late_s = time.monotonic() - self._patience_s
+        while self._waiting and self._waiting[0].since_s <= late_s:
+            detail = f"waited for others, who failed: {outage}"
+            entry = self._waiting.popleft()
+            entry.tell(Transport("queue", detail, kind=BackendErrorKind.TIMEOUT))
+
+    async def _commit_alone(self, entries: Iterator[Entry[Item, Answer]]) -> None:
+        for item, tell, _ in entries:
+            try:
+                (answer,) = await self._commit([item])
+            except Exception as own:
+                tell(own)
+            else:
+                tell(answer)
+
+
+def _settle(future: "asyncio.Future[Answer]", answer: Answer | Exception) -> None:
+    if future.done():
+        return
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -251,3 +403,121 @@ def child_id(engine: Engine, parent: ExecutionId, call: str) -> ExecutionId:
     """The id of what a handler submits by one of its calls: the same in every run."""
     digest = hashlib.sha256(f"{parent}\x00{call}".encode()).digest()
     return solo_execution_id(uuid4_from(digest[:16]), engine.deployment.partitions)
+
+
+# Results of other executions as arguments -----------------------------------
+#
+# A task in a flow may have arguments that nobody knows when it is stored: results of
+# other tasks. Its payload then says which parameter gets the result of which of them,
+# and the worker puts them in when it runs the task.
+
+JSON_WITH_INPUTS: Final = "json+inputs"
+"""The encoding of a payload that has to be completed."""
+
+
+class Incomplete(Struct, frozen=True):
+    """A payload some of whose arguments are still to come."""
+
+    arguments: dict[str, msgspec.Raw]
+    inputs: dict[str, str | list[str]]
+    """By parameter: the name of a result, or those of several, which come as a list."""
+
+
+class Composed(Struct, frozen=True):
+    payload: bytes
+    payload_encoding: str
+    passed: tuple[Source, ...]
+    """Whose results are to be passed on."""
+
+
+_DECODER: Final = msgspec.json.Decoder(Incomplete)
+
+
+def compose(
+    task: Task[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    join: Sequence[Source] | None = None,
+    *,
+    some_may_be_missing: bool = False,
+) -> Composed:
+    """A payload of arguments some of which are sources.
+
+    The results of `join` go as a list to the first required parameter that has no
+    argument, or to `*args`; without such a parameter they are not passed on.
+    """
+    arguments = task.arguments
+    given = arguments.bind_some(args, kwargs)
+    if join is not None:
+        taker = _taker(arguments, given)
+        if taker is not None:
+            given[taker] = list(join)
+    for name in arguments.required:
+        if name not in given:
+            raise InvalidInput(f"argument {name} of {task.name}", "is missing")
+    sources = {name: found for name, value in given.items() if (found := _sources(name, value))}
+    if not sources:
+        return Composed(arguments.encode_some(given), JSON, ())
+    if some_may_be_missing:
+        _check_may_miss(task, sources)
+    plain = arguments.encode_some({n: value for n, value in given.items() if n not in sources})
+    payload = Incomplete(
+        arguments=msgspec.json.decode(plain, type=dict[str, msgspec.Raw]),
+        inputs={
+            name: found.name if isinstance(found, Source) else [each.name for each in found]
+            for name, found in sources.items()
+        },
+    )
+    passed: dict[str, Source] = {}
+    for found in sources.values():
+        passed |= {each.name: each for each in ([found] if isinstance(found, Source) else found)}
+    return Composed(msgspec.json.encode(payload), JSON_WITH_INPUTS, tuple(passed.values()))
+
+
+def _taker(arguments: Arguments, given: Mapping[str, object]) -> str | None:
+    for name in (*arguments.required, arguments.rest()):
+        if name is not None and name not in given:
+            return name
+    return None
+
+
+def _sources(name: str, value: object) -> Source | list[Source] | None:
+    if isinstance(value, Source):
+        return value
+    if not isinstance(value, list | tuple):
+        return None
+    found = [each for each in value if isinstance(each, Source)]
+    if found and len(found) < len(value):
+        raise InvalidInput(
+            f"argument {name}",
+            "mixes nodes with other values; give the other values as an argument of their own",
+        )
+    return found or None
+
+
+def _check_may_miss(task: Task[..., object], sources: Mapping[str, Source | list[Source]]) -> None:
+    for name, found in sources.items():
+        if isinstance(found, Source) and not task.arguments.takes_none(name):
+            raise InvalidInput(
+                f"argument {name} of {task.name}",
+                f"may have no value, for the task may run without {found.name}; let it be"
+                " None or have a default, or use `join`",
+            )
+
+
+def complete(task: Task[..., object], payload: bytes, results: Mapping[str, bytes | None]) -> bytes:
+    """The payload with results put in. One that did not come is left out, or null."""
+    try:
+        incomplete = _DECODER.decode(payload)
+    except msgspec.DecodeError as error:
+        raise InvalidInput(
+            f"payload of {task.name}", f"is not {JSON_WITH_INPUTS}: {error}"
+        ) from None
+    values = dict(incomplete.arguments)
+    for parameter, source in incomplete.inputs.items():
+        if isinstance(source, list):
+            came = [results[name] or b"null" for name in source if name in results]
+            values[parameter] = msgspec.Raw(b"[" + b",".join(came) + b"]")
+        elif source in results or parameter in task.arguments.required:
+            values[parameter] = msgspec.Raw(results.get(source) or b"null")
+    return msgspec.json.encode(values)

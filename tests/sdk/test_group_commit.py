@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from flowfabric.errors import FlowFabricError, InvalidInput, NotStorable, Transport
-from flowfabric.group_commit import GroupCommit
+from flowfabric.submission import GroupCommit
 
 
 async def test_calls_of_one_moment_share_a_batch_of_bounded_size() -> None:

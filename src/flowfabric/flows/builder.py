@@ -35,10 +35,16 @@ from flowfabric.errors import IdempotencyConflict, InvalidInput, Validation
 from flowfabric.flows.node import NAME_TAG, Node, NodeNames
 from flowfabric.flows.policies import AllOf, AnyOf, Quorum, When
 from flowfabric.flows.run import FlowRun
-from flowfabric.passing import Composed, compose
 from flowfabric.patience import statements_within
 from flowfabric.run import OpenedApp
-from flowfabric.submission import MANY_PATIENCE_S, Options, check_options, request_of
+from flowfabric.submission import (
+    MANY_PATIENCE_S,
+    Composed,
+    Options,
+    check_options,
+    compose,
+    request_of,
+)
 from flowfabric.task import JSON, Call, Task
 
 P = ParamSpec("P")

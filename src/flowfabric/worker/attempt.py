@@ -42,7 +42,7 @@ from flowfabric.errors import (
 )
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of, outage_behind
-from flowfabric.passing import JSON_WITH_INPUTS, complete
+from flowfabric.submission import JSON_WITH_INPUTS, complete
 from flowfabric.task import JSON, Arguments, Bound, Task
 from flowfabric.worker.context import Context
 from flowfabric.worker.failures import (

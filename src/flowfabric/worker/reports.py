@@ -19,10 +19,10 @@ from flowfabric.engine.steps import StepReport
 from flowfabric.engine.streams import FrameAppend
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import DatabaseGone, FlowFabricError, RetryExhausted
-from flowfabric.group_commit import OUTAGE, GroupCommit
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of
 from flowfabric.patience import statements_within
+from flowfabric.submission import OUTAGE, GroupCommit
 from flowfabric.worker.leases import HeldLease
 
 log = open_log(__name__)
