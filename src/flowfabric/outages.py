@@ -1,4 +1,4 @@
-"""One line when a database goes away and one when it is back, however many notice.
+"""Outages and patience: one line when a database goes away, and how long a statement may take.
 
 Claims, renewals, reports, reconcilers and readers all meet the same outage, again and
 again. The stores say here what they see; whoever waits an outage out says nothing more.
@@ -13,7 +13,9 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final, Self, TypeVar
 
 from msgspec import Struct
@@ -25,8 +27,24 @@ from flowfabric.errors import (
     RetryExhausted,
     Transport,
 )
-from flowfabric.first_of import first_of
 from flowfabric.logs import open_log
+
+# Waiting for whichever of several things comes first ------------------------
+
+
+async def first_of(*awaited: Awaitable[object], timeout_s: float | None = None) -> None:
+    """Return when one of `awaited` is done or the time is over; the others are cancelled.
+
+    What one of them returns or raises is dropped: the caller looks for itself.
+    """
+    waits = [asyncio.ensure_future(each) for each in awaited]
+    try:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
 
 log = open_log(__name__)
 
@@ -175,3 +193,70 @@ class OutageWatch:
             self._outages.answered(self._database, wrote=self.wrote)
         else:
             self._outages.failed(self._database, error, self._asked_at_s, writing=self._writing)
+
+
+# How long a statement may take, as whoever asks for it says -----------------
+#
+# A network can swallow a statement or its answer without a word. Whoever must know in
+# time, as a worker about its leases, says how long it can wait; everybody else waits
+# for as long as the store allows. A statement that takes longer has timed out, and its
+# connection is given up.
+
+LEFT_MIN_S: Final = 0.001
+
+
+class _Whole:
+    """What everything within a block may take together.
+
+    Tasks that the block starts and leaves behind are not held to it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.is_over = False
+        self._until_s = time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float | None:
+        return None if self.is_over else max(self._until_s - time.monotonic(), LEFT_MIN_S)
+
+
+_patience_s: ContextVar[float | None] = ContextVar("flowfabric_patience_s", default=None)
+_whole: ContextVar[_Whole | None] = ContextVar("flowfabric_whole_patience", default=None)
+
+
+def patience_s(at_most_s: float | None = None) -> float | None:
+    """How long a statement may take here; None leaves it to the store."""
+    whole = _whole.get()
+    left_s = None if whole is None else whole.left_s
+    said = [each for each in (_patience_s.get(), left_s, at_most_s) if each is not None]
+    return min(said, default=None)
+
+
+def statements_within(seconds: float) -> "_Each":
+    """Each statement of this block, and each connection made for it, in so many seconds."""
+    return _Each(seconds)
+
+
+class _Each:
+    __slots__ = ("_before", "_seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        self._before = _patience_s.set(self._seconds)
+
+    def __exit__(self, *exc_info: object) -> None:
+        _patience_s.reset(self._before)
+
+
+@contextmanager
+def everything_within(seconds: float) -> Iterator[None]:
+    """All statements of this block and the wait for their connection, together."""
+    whole = _Whole(seconds)
+    before = _whole.set(whole)
+    try:
+        yield
+    finally:
+        whole.is_over = True
+        _whole.reset(before)

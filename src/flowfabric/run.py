@@ -36,8 +36,7 @@ from flowfabric.errors import (
     Unsuccessful,
 )
 from flowfabric.logs import open_log
-from flowfabric.outages import level_of
-from flowfabric.patience import statements_within
+from flowfabric.outages import level_of, statements_within
 from flowfabric.signals import SignalToken, check_namespace, engine_on, send
 from flowfabric.store.base import HintListener
 from flowfabric.streams import Follower, Frame, check_after

@@ -37,7 +37,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.waitpoints import Inbox, WaitpointView
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, MissingToken, NotFound
 from flowfabric.json_values import encode_value
-from flowfabric.patience import everything_within
+from flowfabric.outages import everything_within
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -37,7 +37,7 @@ from flowfabric.errors import (
     Transport,
     Unavailable,
 )
-from flowfabric.patience import everything_within, statements_within
+from flowfabric.outages import everything_within, statements_within
 from flowfabric.task import JSON, OPTION_NAMES, Arguments, Call, Source, Task
 
 # Concurrent single calls, made together -------------------------------------

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from flowfabric.first_of import first_of
+from flowfabric.outages import first_of
 
 
 async def test_the_first_one_ends_the_wait_and_the_others_are_cancelled() -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from flowfabric.patience import LEFT_MIN_S, everything_within, patience_s, statements_within
+from flowfabric.outages import LEFT_MIN_S, everything_within, patience_s, statements_within
 
 
 def test_who_says_nothing_leaves_it_to_the_store() -> None:

@@ -20,7 +20,7 @@ from flowfabric.core.policies import span
 from flowfabric.core.states import LaneState
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError, SchemaTooOld
-from flowfabric.patience import statements_within
+from flowfabric.outages import statements_within
 from flowfabric.store.urls import redact
 from flowfabric.version import __version__
 

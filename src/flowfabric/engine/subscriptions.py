@@ -47,8 +47,7 @@ from flowfabric.errors import (
     Transport,
 )
 from flowfabric.logs import open_log
-from flowfabric.outages import level_of
-from flowfabric.patience import statements_within
+from flowfabric.outages import level_of, statements_within
 from flowfabric.store.base import HintListener, Reader, Store
 
 log = open_log(__name__)

@@ -58,8 +58,7 @@ from flowfabric.engine.unit import (
 )
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, ResourceExhausted
 from flowfabric.logs import open_log
-from flowfabric.outages import level_of
-from flowfabric.patience import statements_within
+from flowfabric.outages import level_of, statements_within
 from flowfabric.store.base import HintListener, Reader, Row, Store
 
 log = open_log(__name__)

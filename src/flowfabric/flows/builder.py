@@ -35,7 +35,7 @@ from flowfabric.errors import IdempotencyConflict, InvalidInput, Validation
 from flowfabric.flows.node import NAME_TAG, Node, NodeNames
 from flowfabric.flows.policies import AllOf, AnyOf, Quorum, When
 from flowfabric.flows.run import FlowRun
-from flowfabric.patience import statements_within
+from flowfabric.outages import statements_within
 from flowfabric.run import OpenedApp
 from flowfabric.submission import (
     MANY_PATIENCE_S,

@@ -28,8 +28,7 @@ from flowfabric.engine.unit import (
     MEMBER_CANCEL_TOPIC,
 )
 from flowfabric.logs import open_log
-from flowfabric.outages import level_of
-from flowfabric.patience import statements_within
+from flowfabric.outages import level_of, statements_within
 
 log = open_log(__name__)
 

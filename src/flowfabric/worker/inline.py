@@ -9,7 +9,7 @@ from typing import Final
 from flowfabric.core.limits import LEASE_TTL_MS_MAX
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import OperationTimeout
-from flowfabric.first_of import first_of
+from flowfabric.outages import first_of
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
 from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop, watch_tasks

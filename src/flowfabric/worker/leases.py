@@ -30,8 +30,7 @@ from flowfabric.errors import (
     RetryExhausted,
 )
 from flowfabric.logs import open_log
-from flowfabric.outages import level_of
-from flowfabric.patience import statements_within
+from flowfabric.outages import level_of, statements_within
 from flowfabric.worker.failures import place_of, why_lost
 
 UNSETTLED_S: Final = 1.0

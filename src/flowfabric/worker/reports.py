@@ -20,8 +20,7 @@ from flowfabric.engine.streams import FrameAppend
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import DatabaseGone, FlowFabricError, RetryExhausted
 from flowfabric.logs import open_log
-from flowfabric.outages import level_of
-from flowfabric.patience import statements_within
+from flowfabric.outages import level_of, statements_within
 from flowfabric.submission import OUTAGE, GroupCommit
 from flowfabric.worker.leases import HeldLease
 

@@ -39,7 +39,7 @@ from flowfabric.errors import (
 )
 from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
-from flowfabric.patience import statements_within
+from flowfabric.outages import statements_within
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Options, Submissions, child_id
 from flowfabric.task import Call, HandlerContext, Retry, Task

@@ -31,10 +31,8 @@ from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import LOST_TOPIC, ready_topic
 from flowfabric.errors import DatabaseGone, FlowFabricError, InvalidInput
-from flowfabric.first_of import first_of
 from flowfabric.logs import open_log
-from flowfabric.outages import level_of
-from flowfabric.patience import statements_within
+from flowfabric.outages import first_of, level_of, statements_within
 from flowfabric.reconcilers.supervisor import Supervisor
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Submissions

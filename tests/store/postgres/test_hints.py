@@ -11,7 +11,7 @@ from flowfabric import connect
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.transitions import Changes
 from flowfabric.errors import Transport
-from flowfabric.patience import statements_within
+from flowfabric.outages import statements_within
 from flowfabric.store.base import HintListener, Store, Transaction
 from flowfabric.store.hints import EVERY_TOPIC, POLL_MAX_S
 from flowfabric.store.postgres import hints

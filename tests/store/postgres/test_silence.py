@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from flowfabric.errors import BackendErrorKind, ResourceExhausted, Transport
-from flowfabric.patience import everything_within, statements_within
+from flowfabric.outages import everything_within, statements_within
 from flowfabric.store.base import Reader, Store
 from flowfabric.store.postgres import pool
 from flowfabric.store.postgres.pool import ROLLBACK_TIMEOUT_S

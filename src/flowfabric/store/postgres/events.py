@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
-from flowfabric.patience import patience_s, statements_within
+from flowfabric.outages import patience_s, statements_within
 from flowfabric.store.base import EventPage, Parameter, Row
 from flowfabric.store.mapping import EVENTS_MAX, WINDOW, page, window_of
 from flowfabric.store.postgres.statements import SCHEMA

@@ -16,7 +16,7 @@ from flowfabric.errors import (
     LockTimeout,
     Transport,
 )
-from flowfabric.patience import patience_s
+from flowfabric.outages import patience_s
 from flowfabric.store.base import Value
 from flowfabric.store.foreign import comes_from, unknown
 from flowfabric.store.postgres.driver import (

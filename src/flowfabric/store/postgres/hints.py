@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Final
 
 from flowfabric.errors import FlowFabricError
-from flowfabric.first_of import first_of
+from flowfabric.outages import first_of
 from flowfabric.store.hints import EVERY_TOPIC, HintBoard
 from flowfabric.store.postgres.driver import DRIVER_ERRORS, Connection
 from flowfabric.store.postgres.pool import Connections

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from flowfabric.errors import InvalidInput, ResourceExhausted, Unavailable
-from flowfabric.patience import patience_s
+from flowfabric.outages import patience_s
 from flowfabric.store.postgres.driver import (
     DRIVER_ERRORS,
     Connection,
