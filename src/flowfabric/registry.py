@@ -32,9 +32,9 @@ from flowfabric.core.schedules import (
     ScheduleDefinition,
     check_definition,
 )
+from flowfabric.cron import recurrence_of
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput
-from flowfabric.schedules.cron import recurrence_of
 from flowfabric.store.urls import POSTGRES, check_url
 from flowfabric.task import JSON, Call, Retry, Task, TaskSettings
 from flowfabric.worker.context import Context

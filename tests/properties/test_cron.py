@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import integers, lists, sampled_from
 
 from flowfabric.core.schedules import between, latest_due
-from flowfabric.schedules.cron import cron
+from flowfabric.cron import cron
 from tests.properties.slow_cron import slow_truth
 
 ZONES = ["Europe/Rome", "America/New_York", "Australia/Lord_Howe", "Africa/Cairo", "UTC"]

@@ -7,8 +7,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from flowfabric.core.schedules import between
+from flowfabric.cron import cron
 from flowfabric.errors import InvalidInput
-from flowfabric.schedules.cron import cron
 
 
 def ms(text: str) -> int:

@@ -26,11 +26,11 @@ from flowfabric.core.schedules import (
     check_schedule_id,
 )
 from flowfabric.core.transitions import Changes
+from flowfabric.cron import recurrence_of
 from flowfabric.engine.creation import ACCEPTING, CreateBody, Creation, RouteForgotten
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC, Route
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
-from flowfabric.schedules.cron import recurrence_of
 from flowfabric.store.base import Key, Reader, Transaction
 
 SCHEDULES_SWEEP = 10

@@ -1,1 +1,0 @@
-"""Calendars and the schedules that programs declare."""
