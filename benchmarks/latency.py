@@ -18,7 +18,7 @@ from benchmarks.report import compared, figures, median, percentile
 from benchmarks.sdk import CONCURRENCY, worker
 from flowfabric import App, Context, connect
 from flowfabric.core.flow_joins import Dependency, Join
-from flowfabric.reconcilers.supervisor import Supervisor
+from flowfabric.reconcilers import Supervisor
 
 SAMPLES = 150
 WARM_UPS = 10

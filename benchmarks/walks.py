@@ -22,7 +22,7 @@ from rich.table import Table
 import flowfabric
 from flowfabric import App, Context
 from flowfabric.core.states import PublicState
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 from flowfabric.testing import LocalApp
 from flowfabric.worker.inline import InlineWorker
 

@@ -22,7 +22,7 @@ from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.errors import Bug, ExecutionNotTerminal, InvalidInput, NotFound, OperationTimeout
-from flowfabric.reconcilers.supervisor import URGENT, run_due
+from flowfabric.reconcilers import URGENT, run_due
 from flowfabric.registry import check_task
 from flowfabric.run import Endings
 from flowfabric.submission import Submissions

@@ -15,7 +15,7 @@ from flowfabric.core.transitions import Changes, change
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import FlowFabricError, InvalidInput
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock
 from tests.conformance.graphs import Graph, new_graph, overwrite

@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.records import TimeoutBehavior
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.graphs import Graph, new_graph
 from tests.conformance.pausing import APPROVED

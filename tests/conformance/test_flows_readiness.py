@@ -16,7 +16,7 @@ from flowfabric.core.results import Claimed
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.views import EligibilityStatus
 from flowfabric.errors import ExecutionNotTerminal, FlowFabricError
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.auditing import complaints_of
 from tests.conformance.given import RETRYING, Given

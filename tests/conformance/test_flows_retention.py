@@ -6,7 +6,7 @@ from flowfabric import Engine, EngineConfig
 from flowfabric.core.flow_joins import JoinAny
 from flowfabric.core.results import FlowCreated, FlowExists
 from flowfabric.errors import NotFound
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.graphs import Graph, new_graph
 

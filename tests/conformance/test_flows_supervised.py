@@ -8,7 +8,7 @@ from flowfabric import Engine
 from flowfabric.core.flow_joins import JoinAny
 from flowfabric.core.results import CancellationScheduled, Claimed
 from flowfabric.engine.unit import COMPLETION_TOPIC
-from flowfabric.reconcilers.supervisor import LONGEST_SLEEP_S, Supervisor
+from flowfabric.reconcilers import LONGEST_SLEEP_S, Supervisor
 from tests.conformance.graphs import LEASE_MS, Graph, new_graph
 
 WAIT_MS = 4_000

@@ -12,7 +12,7 @@ from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.errors import InvalidInput
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.auditing import complaints_of
 from tests.conformance.given import WORKER, Given, new

@@ -19,7 +19,7 @@ from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.errors import InvalidInput, InvalidPolicyJson, NotFound, PayloadTooLarge
-from flowfabric.reconcilers.supervisor import due_among, run_due
+from flowfabric.reconcilers import due_among, run_due
 from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock
 

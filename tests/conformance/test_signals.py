@@ -25,7 +25,7 @@ from flowfabric.errors import (
     TargetNotSignalable,
     WaitpointClosed,
 )
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.given import WORKER, Given
 from tests.conformance.observed import (

@@ -10,7 +10,7 @@ from flowfabric.core.states import AttemptLifecycle, AttemptType, BlockingReason
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.engine.steps import StepReport
 from flowfabric.errors import LeaseConflict, LeaseExpired, LeaseRevoked
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.given import TTL_MS, Given
 from tests.conformance.observed import execution_of

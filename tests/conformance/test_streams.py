@@ -29,7 +29,7 @@ from flowfabric.errors import (
     StaleOwnerCannotAppend,
     StreamClosed,
 )
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 from flowfabric.store.base import Reader
 from flowfabric.testing import SettableClock
 from tests.conformance.given import Given

@@ -20,7 +20,7 @@ from flowfabric.core.states import (
 )
 from flowfabric.core.waitpoints import ResumePolicy
 from flowfabric.errors import ExecutionNotSuspended, NotFound
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
 from tests.conformance.observed import (

@@ -18,7 +18,7 @@ from flowfabric.core.states import (
 )
 from flowfabric.engine.operators import Swept
 from flowfabric.errors import NotFound
-from flowfabric.reconcilers.supervisor import SWEEPS, run_due
+from flowfabric.reconcilers import SWEEPS, run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.expected import (
     attempt_ended,

@@ -30,7 +30,7 @@ from flowfabric.errors import (
     WaitpointNotFound,
     WaitpointNotPending,
 )
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given, fence_of
 from tests.conformance.observed import (

@@ -10,7 +10,7 @@ from flowfabric.core.results import Claimed, Completed
 from flowfabric.core.waitpoints import PendingWaitpoint
 from flowfabric.engine.work import Completion
 from flowfabric.errors import InvalidToken, NotFound
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.given import Given
 from tests.conformance.observed import (

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 import asyncpg
 
 from flowfabric import App, Context, WorkerSettings, connect
-from flowfabric.reconcilers.supervisor import Supervisor
+from flowfabric.reconcilers import Supervisor
 
 LEASE_TTL = "2s"
 WORK_S = 0.02

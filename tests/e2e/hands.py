@@ -11,7 +11,7 @@ import sys
 
 from flowfabric import connect
 from flowfabric.core.handles import to_wire
-from flowfabric.reconcilers.supervisor import Supervisor
+from flowfabric.reconcilers import Supervisor
 
 PATIENCE_MS = 60_000
 

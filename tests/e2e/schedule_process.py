@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from flowfabric import connect
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 
 
 class FileClock:

@@ -38,7 +38,7 @@ from flowfabric.engine.suspensions import SuspendOptions, SuspendOutcome
 from flowfabric.engine.waitpoints import SuspensionView
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import BackendErrorKind, FlowFabricError, LeaseExpired, Transport
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 from flowfabric.run import Run
 from flowfabric.submission import Submissions
 from flowfabric.testing import LocalApp, SettableClock

@@ -22,7 +22,7 @@ from flowfabric.core.handles import Handle
 from flowfabric.core.records import StepKind
 from flowfabric.core.states import PublicState
 from flowfabric.engine.waitpoints import SuspensionView
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 from flowfabric.submission import Submissions
 from flowfabric.testing import LocalApp
 from flowfabric.worker import reports, signals

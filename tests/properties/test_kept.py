@@ -18,7 +18,7 @@ from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import TERMINAL_STATES
 from flowfabric.errors import FlowFabricError
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 from tests.conformance.auditing import complaints_of
 from tests.conformance.given import new
 from tests.properties.test_differential import SHRINKING_TAKES_S, tuned

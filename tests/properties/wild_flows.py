@@ -44,7 +44,7 @@ from flowfabric.core.states import FailureClass, LifecyclePhase, TerminalOutcome
 from flowfabric.engine.flows import inputs_of
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import Bug, Corruption, FlowFabricError, NotFound
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 from flowfabric.store.base import Reader, Store
 from flowfabric.testing import SettableClock
 from tests.properties.crashes import Crash, Crashes

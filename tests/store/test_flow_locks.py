@@ -7,7 +7,7 @@ import pytest
 
 from flowfabric import Engine, connect
 from flowfabric.core.flow_joins import JoinAny
-from flowfabric.reconcilers.supervisor import Supervisor
+from flowfabric.reconcilers import Supervisor
 from tests.conformance.graphs import Graph, new_graph
 
 HELD = "select 1 from flowfabric.flow where flow_id = $1 for update"

@@ -33,7 +33,7 @@ from flowfabric.engine.unit import LOST_TOPIC, ready_topic
 from flowfabric.errors import DatabaseGone, FlowFabricError, InvalidInput
 from flowfabric.logs import open_log
 from flowfabric.outages import first_of, level_of, statements_within
-from flowfabric.reconcilers.supervisor import Supervisor
+from flowfabric.reconcilers import Supervisor
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Submissions
 from flowfabric.task import Task

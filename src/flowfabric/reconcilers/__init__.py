@@ -1,1 +1,0 @@
-"""What the passing of time does to the system."""
