@@ -8,8 +8,7 @@ from flowfabric import Engine
 from flowfabric.core.diagnosis import Cause
 from flowfabric.core.flow_joins import JoinQuorum
 from flowfabric.core.limits import CANCEL_BATCH
-from flowfabric.flows.drawing import draw
-from flowfabric.flows.graph import read_graph
+from flowfabric.flows.graph import draw, read_graph
 from tests.conformance.graphs import Graph, new_graph
 
 

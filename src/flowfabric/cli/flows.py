@@ -25,8 +25,7 @@ from flowfabric.core.states import PublicState
 from flowfabric.core.views import FlowListItem, FlowStatus
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.flows.drawing import flow_state, print_graph
-from flowfabric.flows.graph import FlowGraph, read_graph
+from flowfabric.flows.graph import FlowGraph, flow_state, print_graph, read_graph
 
 ID_PART_CHARS_MIN: Final = 4
 REASONS_SHOWN_MAX: Final = 5

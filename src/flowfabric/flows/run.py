@@ -22,8 +22,7 @@ from flowfabric.errors import (
     NotFound,
     OperationTimeout,
 )
-from flowfabric.flows.drawing import print_graph
-from flowfabric.flows.graph import FlowGraph, read_graph, why_skipped
+from flowfabric.flows.graph import FlowGraph, print_graph, read_graph, why_skipped
 from flowfabric.flows.node import Node
 from flowfabric.run import OpenedApp, Run
 from flowfabric.terminal import open_console
