@@ -7,8 +7,7 @@ from flowfabric.connection import connect, migrate
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import DoNotRetry, FlowFabricError, SignalTimeout
 from flowfabric.flows.builder import Flow
-from flowfabric.flows.node import Node
-from flowfabric.flows.policies import AllOf, AnyOf, Quorum
+from flowfabric.flows.nodes import AllOf, AnyOf, Node, Quorum
 from flowfabric.flows.run import FlowRun
 from flowfabric.run import Run
 from flowfabric.signals import Signal, SignalToken, all_of, any_of, count

@@ -17,7 +17,7 @@ from flowfabric.errors import (
     PayloadTooLarge,
 )
 from flowfabric.flows.builder import Flow
-from flowfabric.flows.node import Node
+from flowfabric.flows.nodes import Node
 from flowfabric.testing import LocalApp
 
 shop = App("sqlite:///never-opened.db")

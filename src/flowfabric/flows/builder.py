@@ -32,8 +32,7 @@ from flowfabric.core.policies import Duration
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import new_uuid
 from flowfabric.errors import IdempotencyConflict, InvalidInput, Validation
-from flowfabric.flows.node import NAME_TAG, Node, NodeNames
-from flowfabric.flows.policies import AllOf, AnyOf, Quorum, When
+from flowfabric.flows.nodes import NAME_TAG, AllOf, AnyOf, Node, NodeNames, Quorum, When
 from flowfabric.flows.run import FlowRun
 from flowfabric.outages import statements_within
 from flowfabric.run import OpenedApp

@@ -18,7 +18,7 @@ from flowfabric.core.states import TERMINAL_STATES, PublicState, TerminalOutcome
 from flowfabric.core.views import EdgeSnapshot, ExecutionSnapshot, FlowMember, FlowSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow_reads import Incoming
-from flowfabric.flows.node import NAME_TAG, NodeNames
+from flowfabric.flows.nodes import NAME_TAG, NodeNames
 
 STEPS_UP_MAX: Final = 1_000
 """How far up a skipped node's reason is looked for."""

@@ -23,7 +23,7 @@ from flowfabric.errors import (
     OperationTimeout,
 )
 from flowfabric.flows.graph import FlowGraph, print_graph, read_graph, why_skipped
-from flowfabric.flows.node import Node
+from flowfabric.flows.nodes import Node
 from flowfabric.run import OpenedApp, Run
 from flowfabric.terminal import open_console
 

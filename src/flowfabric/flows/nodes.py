@@ -1,8 +1,11 @@
 """Nodes: tasks with arguments inside a flow, before and while it runs."""
 
 import hashlib
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+from flowfabric.core import flow_joins
+from flowfabric.core.flow_records import OnSatisfied
 from flowfabric.core.ids import ExecutionId, FlowId, PartitionConfig, member_execution_id
 from flowfabric.errors import InvalidInput
 from flowfabric.task import Source, Task
@@ -63,3 +66,45 @@ class NodeNames:
             if name not in self.taken:
                 self.taken.add(name)
                 return name
+
+
+# When a node of a flow may run, by how those it waits for ended -------------
+
+
+@dataclass(frozen=True)
+class AllOf:
+    """Every one must succeed."""
+
+    @property
+    def policy(self) -> flow_joins.EdgeDependencyPolicy:
+        return flow_joins.JoinAll()
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """One must succeed. The others run on unless `cancel_remaining`."""
+
+    cancel_remaining: bool = False
+
+    @property
+    def policy(self) -> flow_joins.EdgeDependencyPolicy:
+        return flow_joins.JoinAny(_on_satisfied(self.cancel_remaining))
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """`k` must succeed. The others run on unless `cancel_remaining`."""
+
+    k: int
+    cancel_remaining: bool = False
+
+    @property
+    def policy(self) -> flow_joins.EdgeDependencyPolicy:
+        return flow_joins.JoinQuorum(self.k, _on_satisfied(self.cancel_remaining))
+
+
+When = AllOf | AnyOf | Quorum
+
+
+def _on_satisfied(cancel_remaining: bool) -> OnSatisfied:
+    return OnSatisfied.CANCEL_REMAINING if cancel_remaining else OnSatisfied.LET_RUN
