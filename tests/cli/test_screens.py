@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.cli.tables import REMARK, ScreenColumn, fit, fixed, flexible, right
+from flowfabric.cli.screen import REMARK, ScreenColumn, fit, fixed, flexible, right
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.core.states import FailureClass

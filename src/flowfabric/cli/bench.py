@@ -12,8 +12,8 @@ import click
 from msgspec import Struct
 from rich.text import Text
 
-from flowfabric.cli import documents, screen
-from flowfabric.cli.tables import fixed, right
+from flowfabric.cli import screen
+from flowfabric.cli.screen import fixed, right
 from flowfabric.cli.target import Target, target_options
 from flowfabric.connection import connect
 from flowfabric.core.creation import NewExecution
@@ -54,7 +54,7 @@ def bench(target: Target, count: int, batch: int) -> None:
             {"what": m.what, "count": m.count, "seconds": m.seconds, "per_second": m.per_second}
             for m in measured
         ]
-        documents.emit({"batch": batch, "measured": rows})
+        screen.emit({"batch": batch, "measured": rows})
         return
     rows_shown = [
         (m.what, f"{m.count}", f"{m.seconds:.2f}s", f"{m.per_second:,.0f}/s") for m in measured

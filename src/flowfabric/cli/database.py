@@ -11,7 +11,7 @@ import click
 from msgspec import Struct
 from rich.text import Text
 
-from flowfabric.cli import documents, exits, screen
+from flowfabric.cli import exits, screen
 from flowfabric.cli.target import Target, check_file, target_options
 from flowfabric.connection import connect, migrate
 from flowfabric.core.diagnosis import Complaint, Wrong
@@ -51,7 +51,7 @@ def migrate_command(target: Target, check: bool) -> int:
         return asyncio.run(_check(target, url))
     applied = asyncio.run(migrate(url))
     if target.json:
-        documents.emit({"applied": applied})
+        screen.emit({"applied": applied})
     elif applied:
         for name in applied:
             screen.out().print(Text.assemble(("applied ", "green"), name))
@@ -66,12 +66,12 @@ async def _check(target: Target, url: str) -> int:
         await (await connect(url, set_up=False)).close()
     except SchemaTooOld as error:
         if target.json:
-            documents.emit({"found": error.found, "expected": error.expected})
+            screen.emit({"found": error.found, "expected": error.expected})
         else:
             screen.out().print(Text(str(error)))
         return exits.REFUSED
     if target.json:
-        documents.emit({"up_to_date": True})
+        screen.emit({"up_to_date": True})
     else:
         screen.out().print("The schema is up to date.")
     return exits.OK
@@ -106,7 +106,7 @@ def doctor(target: Target) -> int:
     """
     findings = asyncio.run(_examine(target))
     if target.json:
-        documents.emit({"version": __version__, "findings": findings})
+        screen.emit({"version": __version__, "findings": findings})
     problems = [finding for finding in findings if finding.verdict is Verdict.PROBLEM]
     if any(finding.check == "database" for finding in problems):
         return exits.UNAVAILABLE

@@ -4,8 +4,8 @@ from typing import Final
 
 from rich.text import Text
 
-from flowfabric.cli import documents, screen
-from flowfabric.cli.tables import REMARK, ScreenColumn, fixed, flexible, right
+from flowfabric.cli import screen
+from flowfabric.cli.screen import REMARK, ScreenColumn, fixed, flexible, right
 from flowfabric.core.policies import span
 from flowfabric.core.views import ExecutionDetails, StepView
 from flowfabric.terminal import Indented
@@ -61,7 +61,7 @@ def _outcome(step: StepView, now_ms: int) -> Text | str:
         return Text(screen.one_line(step.error), style="red")
     if step.wake_at_ms is not None:
         return f"wakes {screen.ago(step.wake_at_ms, now_ms)}" if step.wake_at_ms > now_ms else ""
-    return screen.one_line(documents.shown(step.result, STEP_CHARS_MAX))
+    return screen.one_line(screen.shown(step.result, STEP_CHARS_MAX))
 
 
 def print_children(execution: ExecutionDetails, now_ms: int) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 import click
 from rich.text import Text
 
-from flowfabric.cli import documents, screen
+from flowfabric.cli import screen
 from flowfabric.cli.target import (
     Target,
     limit_option,
@@ -106,7 +106,7 @@ async def _next(subscription: Subscription[Told]) -> list[StoredEvent]:
 async def _print(engine: Engine, target: Target, events: Sequence[StoredEvent]) -> None:
     if target.json:
         for event in events:
-            documents.emit(event)
+            screen.emit(event)
         return
     own_ids = await engine.own_ids([each.execution_id for each in events])
     for event in events:

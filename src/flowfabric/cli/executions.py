@@ -8,9 +8,9 @@ from typing import Final
 import click
 from rich.text import Text
 
-from flowfabric.cli import documents, filters, screen
+from flowfabric.cli import filters, screen
 from flowfabric.cli.details import print_children, print_steps, print_tracebacks
-from flowfabric.cli.tables import REMARK, fixed, flexible, right
+from flowfabric.cli.screen import REMARK, fixed, flexible, right
 from flowfabric.cli.target import (
     Target,
     limit_option,
@@ -67,7 +67,7 @@ async def ls(engine: Engine, target: Target, chosen: filters.Chosen, limit: int)
         fitting = [each for each in page.executions if chosen.fits(each)]
         if target.json:
             for execution in fitting:
-                documents.emit(execution)
+                screen.emit(execution)
         found.extend(fitting)
         cursor = page.next_cursor
         if cursor is None:
@@ -243,9 +243,9 @@ async def show(engine: Engine, target: Target, execution_id: str) -> None:
     result = await engine.get_execution_result(found)
     explanation = await engine.explain_execution(found)
     if target.json:
-        document = documents.plain(execution)
+        document = screen.plain(execution)
         assert isinstance(document, dict)
-        documents.emit(
+        screen.emit(
             document
             | {
                 "explanation": explanation.sentence,
@@ -262,7 +262,7 @@ async def show(engine: Engine, target: Target, execution_id: str) -> None:
     console.print()
     console.print(screen.facts(_facts(execution, now_ms)))
     for name, data in (("payload", context.input_payload), ("result", result)):
-        if text := documents.shown(data, DATA_CHARS_MAX):
+        if text := screen.shown(data, DATA_CHARS_MAX):
             console.print()
             console.print(Text(name, style="dim"))
             console.print(Indented(text))
@@ -355,6 +355,6 @@ async def why(engine: Engine, target: Target, execution_id: str) -> None:
     found = await target.find(engine, execution_id)
     explanation = await engine.explain_execution(found)
     if target.json:
-        documents.emit(explanation)
+        screen.emit(explanation)
     else:
         screen.out().print(Text(explanation.sentence))

@@ -6,8 +6,8 @@ from typing import Final
 import click
 from rich.text import Text
 
-from flowfabric.cli import documents, exits, screen
-from flowfabric.cli.tables import fixed, flexible, right
+from flowfabric.cli import exits, screen
+from flowfabric.cli.screen import fixed, flexible, right
 from flowfabric.cli.target import (
     Target,
     limit_option,
@@ -62,7 +62,7 @@ async def list_flows(engine: Engine, target: Target, states: tuple[str, ...], li
     found, more = await _newest(engine, target.scope(), states, limit)
     if target.json:
         for each in found:
-            documents.emit(each)
+            screen.emit(each)
         return
     if not found:
         screen.err().print("[dim]No flows match.[/]")
@@ -151,9 +151,9 @@ async def show_flow(engine: Engine, target: Target, flow_id: str, every_node: bo
     if graph is None:
         raise NotFound("flow", flow_id)
     if target.json:
-        document = documents.plain(graph.flow)
+        document = screen.plain(graph.flow)
         assert isinstance(document, dict)
-        documents.emit(document | {"nodes": graph.nodes, "edges": graph.edges})
+        screen.emit(document | {"nodes": graph.nodes, "edges": graph.edges})
         return
     console = screen.out()
     print_graph(console, graph, every_node=every_node)
@@ -212,7 +212,7 @@ async def cancel_flow(
         count = answer.member_count
     underway = isinstance(answer, CancellationScheduled)
     if target.json:
-        documents.emit(
+        screen.emit(
             {
                 "flow_id": found,
                 "cancellation_policy": answer.cancellation_policy,

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 import click
 from rich.text import Text
 
-from flowfabric.cli import documents, screen
-from flowfabric.cli.tables import fixed, flexible, right
+from flowfabric.cli import screen
+from flowfabric.cli.screen import fixed, flexible, right
 from flowfabric.cli.target import Target, target_options, with_engine
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.records import Lane
@@ -33,7 +33,7 @@ async def list_lanes(engine: Engine, target: Target) -> None:
             break
     if target.json:
         for lane in found:
-            documents.emit(lane)
+            screen.emit(lane)
         return
     if not found:
         screen.err().print("[dim]No lanes yet: the first execution in a lane creates it.[/]")
@@ -63,7 +63,7 @@ def _steer_lane(
     async def command(engine: Engine, target: Target, lane: str) -> None:
         changed = await operation(engine, lane)
         if target.json:
-            documents.emit(changed)
+            screen.emit(changed)
         else:
             screen.out().print(Text(f"lane {changed.lane_id} is {changed.state}"))
 

@@ -11,7 +11,7 @@ import click
 import msgspec
 from rich.text import Text
 
-from flowfabric.cli import documents, exits, screen
+from flowfabric.cli import exits, screen
 from flowfabric.cli.bench import bench
 from flowfabric.cli.database import doctor, migrate_command
 from flowfabric.cli.events import events
@@ -86,7 +86,7 @@ def completion(shell: str, as_json: bool) -> None:
     """Say how to switch on completion in a SHELL: add the line printed to its start-up file."""
     place, line = SHELLS[shell]
     if as_json:
-        documents.emit({"file": place, "line": line})
+        screen.emit({"file": place, "line": line})
         return
     click.echo(f"# add to {place}", err=True)
     click.echo(line)

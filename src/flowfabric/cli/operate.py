@@ -10,7 +10,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from flowfabric.cli import documents, exits, filters, screen
+from flowfabric.cli import exits, filters, screen
 from flowfabric.cli.target import Target, namespace_option, target_options, with_engine
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.limits import PAGE_MAX, PRIORITY_MAX, PRIORITY_MIN, SWEEP_BATCH
@@ -142,7 +142,7 @@ async def priority(engine: Engine, target: Target, execution_id: str, priority: 
     execution = await engine.describe_execution(found)
     assert execution is not None
     if target.json:
-        documents.emit({"execution_id": found, "priority": execution.priority})
+        screen.emit({"execution_id": found, "priority": execution.priority})
     else:
         shown = execution.own_id or uuid_of(found)
         screen.out().print(Text(f"{shown} now has priority {execution.priority}"))
@@ -245,7 +245,7 @@ async def _act_on(
     touched = len(ids) - len(refused)
     if target.json:
         reasons = {each: {"code": e.code, "message": str(e)} for each, e in refused.items()}
-        documents.emit({done: touched, "refused": reasons})
+        screen.emit({done: touched, "refused": reasons})
     else:
         screen.out().print(f"{touched} {done}")
         _print_refused(refused, await engine.own_ids([*refused][:REFUSALS_SHOWN_MAX]))

@@ -7,8 +7,8 @@ import click
 from rich.text import Text
 
 from flowfabric.app import DEFAULT_NAMESPACE
-from flowfabric.cli import documents, screen
-from flowfabric.cli.tables import REMARK, flexible, right
+from flowfabric.cli import screen
+from flowfabric.cli.screen import REMARK, flexible, right
 from flowfabric.cli.target import (
     Target,
     namespace_option,
@@ -54,7 +54,7 @@ async def list_schedules(engine: Engine, target: Target) -> None:
             break
     if target.json:
         for schedule in found:
-            documents.emit(schedule)
+            screen.emit(schedule)
         return
     if not found:
         screen.err().print("[dim]No schedules.[/]")
@@ -106,7 +106,7 @@ def _steer_schedule(name: str, done: str, operation: ScheduleAct, help_text: str
     async def command(engine: Engine, target: Target, schedule: str) -> None:
         changed = await operation(engine, schedule, target.scope() or DEFAULT_NAMESPACE)
         if target.json:
-            documents.emit(changed)
+            screen.emit(changed)
         else:
             next_due = ""
             if changed.next_due_at_ms is not None and name == "resume":
@@ -141,6 +141,6 @@ async def run(engine: Engine, target: Target, schedule: str) -> None:
     namespace = target.scope() or DEFAULT_NAMESPACE
     created = await engine.trigger_schedule(schedule, namespace=namespace)
     if target.json:
-        documents.emit({"execution_id": created.execution_id})
+        screen.emit({"execution_id": created.execution_id})
     else:
         screen.out().print(Text(uuid_of(created.execution_id)))

@@ -1,5 +1,6 @@
 """How things look on a terminal: tables that fit it, times people can read, states in colour."""
 
+import base64
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -7,17 +8,141 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Final
 
+import msgspec
+from msgspec import Struct
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from flowfabric.cli import tables
-from flowfabric.cli.tables import ScreenColumn
-from flowfabric.core.checks import visible
+from flowfabric.core.checks import visible, visible_json
 from flowfabric.core.ids import UUID_CHARS
 from flowfabric.core.policies import span
 from flowfabric.core.states import LaneState, PublicState
 from flowfabric.terminal import Console, open_console, safe
+
+# Tables with one line per row that always fit the terminal ------------------
+#
+# Columns that hold what one copies or compares (states, ages) are never cut, and ids no
+# shorter than those we make; longer ones that people chose are cut in the middle.
+# When room is short, first the remark at the end gives way, then the widest of the
+# other columns down to what each needs, then the remark again, until it is left out.
+
+GAP: Final = "  "
+FLEXIBLE_MIN: Final = 5
+REMARK_MIN: Final = 20
+REMARK_LEAST: Final = 6
+"""A remark with less room than this is left out."""
+
+
+class ScreenColumn(Struct, frozen=True):
+    title: str
+    right: bool = False
+    fixed: bool = False
+    """Never cut."""
+    remark: bool = False
+    """The last column: dim, and the first to give way."""
+    at_least: int = FLEXIBLE_MIN
+    """How much room it needs if it has so much to show."""
+    both_ends: bool = False
+    """Cut in the middle, and never to less than it needs."""
+
+    @property
+    def least(self) -> int:
+        return self.at_least if self.both_ends else min(self.at_least, FLEXIBLE_MIN)
+
+
+def right(title: str) -> ScreenColumn:
+    return ScreenColumn(title, right=True, fixed=True)
+
+
+def fixed(title: str) -> ScreenColumn:
+    return ScreenColumn(title, fixed=True)
+
+
+def flexible(title: str, *, at_least: int = FLEXIBLE_MIN) -> ScreenColumn:
+    return ScreenColumn(title, at_least=at_least)
+
+
+def both_ends(title: str, *, at_least: int) -> ScreenColumn:
+    return ScreenColumn(title, at_least=at_least, both_ends=True)
+
+
+REMARK: Final = ScreenColumn("", remark=True)
+
+
+def fitted_table(
+    columns: Sequence[ScreenColumn], rows: Iterable[Sequence[Text | str]], *, width: int
+) -> Group:
+    cells = [[_cell(cell, c) for cell, c in zip(row, columns, strict=True)] for row in rows]
+    widths = fit(
+        columns,
+        [
+            max([len(column.title), *(row[i].cell_len for row in cells)])
+            for i, column in enumerate(columns)
+        ],
+        width,
+    )
+    header = [Text(column.title, style="dim") for column in columns]
+    return Group(*(_line(row, columns, widths) for row in (header, *cells)))
+
+
+def fit(columns: Sequence[ScreenColumn], natural: Sequence[int], width: int) -> list[int]:
+    """The width of each column; 0 leaves it out."""
+    widths = list(natural)
+
+    def excess() -> int:
+        shown = [each for each in widths if each]
+        return sum(shown) + len(GAP) * (len(shown) - 1) - width
+
+    for i, column in enumerate(columns):
+        if column.remark:
+            widths[i] = min(widths[i], max(REMARK_MIN, widths[i] - excess()))
+    flexible_columns = [i for i, c in enumerate(columns) if not c.fixed and not c.remark]
+    while excess() > 0:
+        longer = [i for i in flexible_columns if widths[i] > columns[i].at_least]
+        if not longer:
+            break
+        widths[max(longer, key=lambda i: widths[i])] -= 1
+    for i, column in enumerate(columns):
+        if column.remark and excess() > 0:
+            left = widths[i] - excess()
+            widths[i] = left if left >= REMARK_LEAST else 0
+    while excess() > 0:
+        longer = [i for i in flexible_columns if widths[i] > columns[i].least]
+        if not longer:
+            break
+        widths[max(longer, key=lambda i: widths[i])] -= 1
+    return widths
+
+
+def _cell(cell: Text | str, column: ScreenColumn) -> Text:
+    return safe(cell, style="dim" if column.remark else "")
+
+
+def _line(row: Sequence[Text], columns: Sequence[ScreenColumn], widths: Sequence[int]) -> Text:
+    line = Text(no_wrap=True, overflow="crop")
+    for cell, column, width in zip(row, columns, widths, strict=True):
+        if not width:
+            continue
+        shown = _without_middle(cell, width) if column.both_ends else cell.copy()
+        shown.truncate(width, overflow="ellipsis")
+        shown.align("right" if column.right else "left", width)
+        line.append(GAP if line else "")
+        line.append_text(shown)
+    line.rstrip()
+    return line
+
+
+def _without_middle(cell: Text, width: int) -> Text:
+    """Both ends of a text that is too wide: the end is what tells one id from the next."""
+    if cell.cell_len <= width:
+        return cell.copy()
+    head, tail = cell.copy(), cell.copy()
+    head.truncate((width - 1) // 2)
+    while head.cell_len + 1 + tail.cell_len > width:
+        tail = tail[1:]
+    return Text.assemble(head, "…", tail)
+
 
 PIPED_COLUMNS: Final = 160
 """The width of a table that goes into a pipe or file, unless COLUMNS says otherwise."""
@@ -66,7 +191,7 @@ def _console(*, stderr: bool) -> Console:
 
 def table(columns: Sequence[ScreenColumn], rows: Iterable[Sequence[Text | str]]) -> Group:
     """One line per row, as wide as the output."""
-    return tables.fitted_table(columns, rows, width=out().width)
+    return fitted_table(columns, rows, width=out().width)
 
 
 def facts(pairs: Iterable[tuple[str, Text | str | None]]) -> Table:
@@ -97,7 +222,7 @@ def short_id(execution_id: str) -> str:
 def id_column() -> ScreenColumn:
     """For ids as `short_id` shows them, and for those that people chose."""
     at_least = UUID_CHARS if out().width >= WIDE_COLUMNS else SHORT_ID_CHARS
-    return tables.both_ends("ID", at_least=at_least)
+    return both_ends("ID", at_least=at_least)
 
 
 def one_line(text: str | None) -> str:
@@ -123,3 +248,49 @@ def moment(at_ms: int | None, now_ms: int | None = None) -> str | None:
     at = datetime.fromtimestamp(at_ms / 1_000, UTC).astimezone()
     text = at.isoformat(sep=" ", timespec="milliseconds")
     return text if now_ms is None else f"{text}  ({ago(at_ms, now_ms)})"
+
+
+# What `--json` prints: one document per line, keys as in the engine's own records
+
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=str)
+
+
+def emit(document: object) -> None:
+    """Print one line of JSON."""
+    sys.stdout.write(visible_json(_ENCODER.encode(plain(document)).decode()) + "\n")
+
+
+def plain(value: object) -> object:
+    """A value as JSON can hold it; bytes that are JSON themselves become what they mean."""
+    if isinstance(value, Struct):
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, bytes):
+        return readable(value)
+    return value
+
+
+def readable(data: bytes) -> object:
+    """Stored bytes: as JSON, else as text, else in base64 under that name."""
+    if not data:
+        return None
+    try:
+        meaning: object = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(data).decode()}
+    return meaning
+
+
+def shown(data: bytes | None, chars_max: int) -> str | None:
+    """Stored bytes for people, shortened."""
+    if not data:
+        return None
+    meaning = readable(data)
+    text = meaning if isinstance(meaning, str) else _ENCODER.encode(meaning).decode()
+    return text if len(text) <= chars_max else text[: chars_max - 1] + "…"

@@ -7,8 +7,8 @@ import click
 import msgspec
 from rich.text import Text
 
-from flowfabric.cli import documents, screen
-from flowfabric.cli.tables import flexible, right
+from flowfabric.cli import screen
+from flowfabric.cli.screen import flexible, right
 from flowfabric.cli.target import Target, namespace_option, target_options, with_engine
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.policies import span
@@ -80,7 +80,7 @@ async def signal(
         left = answer.kept and answer.effect not in (SignalEffect.KEPT, SignalEffect.BUFFERED)
         sentence = _LEFT if left else _EFFECTS[answer.effect]
     if target.json:
-        documents.emit({"execution_id": found, "signal_id": signal_id, "effect": effect})
+        screen.emit({"execution_id": found, "signal_id": signal_id, "effect": effect})
     else:
         screen.out().print(Text(f"{name} to {await engine.called(found)}: {sentence}"))
 
@@ -95,7 +95,7 @@ async def waitpoints(engine: Engine, target: Target, limit: int) -> None:
     entries = (await engine.list_inbox(namespace=target.scope(), limit=limit)).entries
     if target.json:
         for entry in entries:
-            documents.emit(entry)
+            screen.emit(entry)
         return
     if not entries:
         screen.err().print("[dim]Nothing waits for a signal.[/]")

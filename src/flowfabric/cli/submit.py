@@ -11,7 +11,7 @@ import msgspec
 from rich.text import Text
 
 from flowfabric.app import DEFAULT_NAMESPACE
-from flowfabric.cli import documents, exits, screen
+from flowfabric.cli import exits, screen
 from flowfabric.cli.target import (
     Target,
     find_app,
@@ -104,7 +104,7 @@ async def submit(
         return await _await_end(engine, target, created.execution_id, called, wait_ms)
     new = isinstance(created, Created)
     if target.json:
-        documents.emit({"execution_id": created.execution_id, "created": new})
+        screen.emit({"execution_id": created.execution_id, "created": new})
     else:
         screen.out().print(Text(called))
         if not new:
@@ -195,7 +195,7 @@ async def _await_end(
     assert state is not None
     result = await engine.get_execution_result(execution_id)
     if target.json:
-        documents.emit(
+        screen.emit(
             {
                 "execution_id": execution_id,
                 "public_state": state,
@@ -204,7 +204,7 @@ async def _await_end(
             }
         )
     elif state is PublicState.COMPLETED:
-        screen.out().print(block(documents.shown(result, 10**9) or ""))
+        screen.out().print(block(screen.shown(result, 10**9) or ""))
     else:
         why = execution.failure_reason or execution.cancellation_reason or ""
         screen.err().print(Text(f"{called} is {state}: {why}", style="red"))

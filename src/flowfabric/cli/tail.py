@@ -6,7 +6,7 @@ from typing import Final
 import click
 from rich.text import Text
 
-from flowfabric.cli import documents, screen
+from flowfabric.cli import screen
 from flowfabric.cli.target import Target, namespace_option, target_options, with_engine
 from flowfabric.core.checks import visible, visible_lines
 from flowfabric.core.streams import Encoding
@@ -84,7 +84,7 @@ class Printer:
 
     def _print(self, frame: Frame) -> None:
         if self._as_json:
-            documents.emit(_document(frame))
+            screen.emit(_document(frame))
         elif frame.is_turn:
             self.end()
             self._in_line = False
