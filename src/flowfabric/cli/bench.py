@@ -13,8 +13,8 @@ from msgspec import Struct
 from rich.text import Text
 
 from flowfabric.cli import screen
+from flowfabric.cli.options import Target, target_options
 from flowfabric.cli.screen import fixed, right
-from flowfabric.cli.target import Target, target_options
 from flowfabric.connection import connect
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.limits import BATCH_MAX

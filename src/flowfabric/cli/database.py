@@ -11,8 +11,8 @@ import click
 from msgspec import Struct
 from rich.text import Text
 
-from flowfabric.cli import exits, screen
-from flowfabric.cli.target import Target, check_file, target_options
+from flowfabric.cli import options, screen
+from flowfabric.cli.options import Target, check_file, target_options
 from flowfabric.connection import connect, migrate
 from flowfabric.core.diagnosis import Complaint, Wrong
 from flowfabric.core.limits import PAGE_MAX
@@ -57,7 +57,7 @@ def migrate_command(target: Target, check: bool) -> int:
             screen.out().print(Text.assemble(("applied ", "green"), name))
     else:
         screen.out().print("The schema is up to date.")
-    return exits.OK
+    return options.OK
 
 
 async def _check(target: Target, url: str) -> int:
@@ -69,12 +69,12 @@ async def _check(target: Target, url: str) -> int:
             screen.emit({"found": error.found, "expected": error.expected})
         else:
             screen.out().print(Text(str(error)))
-        return exits.REFUSED
+        return options.REFUSED
     if target.json:
         screen.emit({"up_to_date": True})
     else:
         screen.out().print("The schema is up to date.")
-    return exits.OK
+    return options.OK
 
 
 class Verdict(StrEnum):
@@ -109,8 +109,8 @@ def doctor(target: Target) -> int:
         screen.emit({"version": __version__, "findings": findings})
     problems = [finding for finding in findings if finding.verdict is Verdict.PROBLEM]
     if any(finding.check == "database" for finding in problems):
-        return exits.UNAVAILABLE
-    return exits.FAILED if problems else exits.OK
+        return options.UNAVAILABLE
+    return options.FAILED if problems else options.OK
 
 
 async def _examine(target: Target) -> list[Finding]:

@@ -8,7 +8,7 @@ import click
 from rich.text import Text
 
 from flowfabric.cli import screen
-from flowfabric.cli.target import (
+from flowfabric.cli.options import (
     Target,
     limit_option,
     namespace_option,

@@ -8,16 +8,16 @@ from typing import Final
 import click
 from rich.text import Text
 
-from flowfabric.cli import filters, screen
+from flowfabric.cli import options, screen
 from flowfabric.cli.details import print_children, print_steps, print_tracebacks
-from flowfabric.cli.screen import REMARK, fixed, flexible, right
-from flowfabric.cli.target import (
+from flowfabric.cli.options import (
     Target,
     limit_option,
     namespace_option,
     target_options,
     with_engine,
 )
+from flowfabric.cli.screen import REMARK, fixed, flexible, right
 from flowfabric.core.checks import split_kind
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.policies import span
@@ -47,12 +47,12 @@ ATTEMPT_COLUMNS: Final = (
 
 
 @click.command("ls")
-@filters.filter_options
+@options.filter_options
 @limit_option
 @namespace_option
 @target_options
 @with_engine
-async def ls(engine: Engine, target: Target, chosen: filters.Chosen, limit: int) -> None:
+async def ls(engine: Engine, target: Target, chosen: options.Chosen, limit: int) -> None:
     """List executions, newest first.
 
     With --json: one execution per line.

@@ -6,15 +6,15 @@ from typing import Final
 import click
 from rich.text import Text
 
-from flowfabric.cli import exits, screen
-from flowfabric.cli.screen import fixed, flexible, right
-from flowfabric.cli.target import (
+from flowfabric.cli import options, screen
+from flowfabric.cli.options import (
     Target,
     limit_option,
     namespace_option,
     target_options,
     with_engine,
 )
+from flowfabric.cli.screen import fixed, flexible, right
 from flowfabric.core.flow_endings import CancelWait, NoWait, WaitTimeout
 from flowfabric.core.flow_records import CancellationPolicy, FlowState
 from flowfabric.core.ids import parse_own_id
@@ -226,4 +226,4 @@ async def cancel_flow(
         screen.out().print(Text(f"flow {found} closed, {count} members {how}"))
         for each in refused:
             screen.err().print(Text(f"  {screen.short_id(each)} was not cancelled", style="red"))
-    return exits.REFUSED if refused else exits.OK
+    return options.REFUSED if refused else options.OK

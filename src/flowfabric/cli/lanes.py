@@ -6,8 +6,8 @@ import click
 from rich.text import Text
 
 from flowfabric.cli import screen
+from flowfabric.cli.options import Target, target_options, with_engine
 from flowfabric.cli.screen import fixed, flexible, right
-from flowfabric.cli.target import Target, target_options, with_engine
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.records import Lane
 from flowfabric.engine.engine import Engine

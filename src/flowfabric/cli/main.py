@@ -11,7 +11,7 @@ import click
 import msgspec
 from rich.text import Text
 
-from flowfabric.cli import exits, screen
+from flowfabric.cli import options, screen
 from flowfabric.cli.bench import bench
 from flowfabric.cli.database import doctor, migrate_command
 from flowfabric.cli.events import events
@@ -19,11 +19,11 @@ from flowfabric.cli.executions import ls, show, why
 from flowfabric.cli.flows import flow
 from flowfabric.cli.lanes import lanes
 from flowfabric.cli.operate import accept, cancel, priority, replay, revoke
+from flowfabric.cli.options import BrokenProgram, json_option
 from flowfabric.cli.schedules import schedules
 from flowfabric.cli.signals import signal, waitpoints
 from flowfabric.cli.submit import submit
 from flowfabric.cli.tail import tail
-from flowfabric.cli.target import BrokenProgram, json_option
 from flowfabric.cli.worker import dev, worker
 from flowfabric.core.checks import visible
 from flowfabric.errors import FlowFabricError
@@ -114,31 +114,31 @@ def run(arguments: Sequence[str]) -> int:
         answer = cli.main(list(arguments), prog_name="flowfabric", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.Abort:
-        return exits.INTERRUPTED
+        return options.INTERRUPTED
     except click.ClickException as error:
         if as_json:
             _report("usage", error.format_message(), as_json=True)
         else:
             error.show()
-        return exits.USAGE
+        return options.USAGE
     except FlowFabricError as error:
         _report(error.code, str(error), as_json=as_json)
-        return exits.status_of(error)
+        return options.status_of(error)
     except KeyboardInterrupt:
-        return exits.INTERRUPTED
+        return options.INTERRUPTED
     except (SystemExit, BrokenPipeError):
         # Whoever read our output has seen enough, as `head` does. Click turns a broken
         # pipe, and in this mode nothing else, into an exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exits.OK
+        return options.OK
     except BrokenProgram as error:
         if not as_json:
             screen.err().print(block(error.where), soft_wrap=True)
         _report("import_failed", str(error), as_json=as_json)
-        return exits.FAILED
+        return options.FAILED
     except Exception as error:
         return _unexpected(error, as_json=as_json)
-    return answer if isinstance(answer, int) else exits.OK
+    return answer if isinstance(answer, int) else options.OK
 
 
 def _unexpected(error: Exception, *, as_json: bool) -> int:
@@ -146,7 +146,7 @@ def _unexpected(error: Exception, *, as_json: bool) -> int:
         screen.err().print(block(traceback.format_exc()), soft_wrap=True)
     hint = f"set {DEBUG_VARIABLE}=1 to see where"
     _report("internal", f"{type(error).__name__}: {error} ({hint})", as_json=as_json)
-    return exits.FAILED
+    return options.FAILED
 
 
 def _report(code: str, message: str, *, as_json: bool) -> None:

@@ -10,8 +10,8 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from flowfabric.cli import exits, filters, screen
-from flowfabric.cli.target import Target, namespace_option, target_options, with_engine
+from flowfabric.cli import options, screen
+from flowfabric.cli.options import Target, namespace_option, target_options, with_engine
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.limits import PAGE_MAX, PRIORITY_MAX, PRIORITY_MIN, SWEEP_BATCH
 from flowfabric.core.results import Revoked
@@ -29,7 +29,7 @@ Action = Callable[[Sequence[str]], Awaitable[Sequence[object]]]
 
 @click.command("cancel", short_help="End executions, by id or by filter.")
 @click.argument("execution_ids", metavar="[ID]...", nargs=-1)
-@filters.filter_options
+@options.filter_options
 @click.option("--reason", default="cancelled from the command line", show_default=True)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @namespace_option
@@ -38,7 +38,7 @@ Action = Callable[[Sequence[str]], Awaitable[Sequence[object]]]
 async def cancel(
     engine: Engine,
     target: Target,
-    chosen: filters.Chosen,
+    chosen: options.Chosen,
     execution_ids: tuple[str, ...],
     reason: str,
     yes: bool,
@@ -55,7 +55,7 @@ async def cancel(
 
 @click.command("replay", short_help="Run ended executions again, by id or by filter.")
 @click.argument("execution_ids", metavar="[ID]...", nargs=-1)
-@filters.filter_options
+@options.filter_options
 @click.option("--reason", default="replayed from the command line", show_default=True)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @namespace_option
@@ -64,7 +64,7 @@ async def cancel(
 async def replay(
     engine: Engine,
     target: Target,
-    chosen: filters.Chosen,
+    chosen: options.Chosen,
     execution_ids: tuple[str, ...],
     reason: str,
     yes: bool,
@@ -85,7 +85,7 @@ async def replay(
 
 @click.command("accept", short_help="Let blocked executions run with the code as it is now.")
 @click.argument("execution_ids", metavar="[ID]...", nargs=-1)
-@filters.filter_options
+@options.filter_options
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @namespace_option
 @target_options
@@ -93,7 +93,7 @@ async def replay(
 async def accept(
     engine: Engine,
     target: Target,
-    chosen: filters.Chosen,
+    chosen: options.Chosen,
     execution_ids: tuple[str, ...],
     yes: bool,
 ) -> int:
@@ -180,7 +180,7 @@ async def _choose(
     target: Target,
     verb: str,
     given: tuple[str, ...],
-    chosen: filters.Chosen,
+    chosen: options.Chosen,
     possible: set[PublicState],
     yes: bool,
     *,
@@ -250,9 +250,9 @@ async def _act_on(
         screen.out().print(f"{touched} {done}")
         _print_refused(refused, await engine.own_ids([*refused][:REFUSALS_SHOWN_MAX]))
     if not refused:
-        return exits.OK
+        return options.OK
     missing = all(isinstance(error, NotFound) for error in refused.values())
-    return exits.NOT_FOUND if missing else exits.REFUSED
+    return options.NOT_FOUND if missing else options.REFUSED
 
 
 def _print_refused(

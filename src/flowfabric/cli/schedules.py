@@ -8,14 +8,14 @@ from rich.text import Text
 
 from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.cli import screen
-from flowfabric.cli.screen import REMARK, flexible, right
-from flowfabric.cli.target import (
+from flowfabric.cli.options import (
     Target,
     namespace_option,
     own_namespace_option,
     target_options,
     with_engine,
 )
+from flowfabric.cli.screen import REMARK, flexible, right
 from flowfabric.core.ids import uuid_of
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.policies import span

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from flowfabric.cli import exits
+from flowfabric.cli import options
 from flowfabric.logs import open_log
 
 log = open_log(__name__)
@@ -38,7 +38,7 @@ class _Several:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
         statuses = await asyncio.gather(*(self._keep_one() for _ in range(count)))
-        return next((status for status in statuses if status != exits.OK), exits.OK)
+        return next((status for status in statuses if status != options.OK), options.OK)
 
     async def _keep_one(self) -> int:
         """A process, and another whenever it is killed; the status of the last."""
@@ -51,7 +51,7 @@ class _Several:
             status = await process.wait()
             self._running.discard(process)
             if self._stopping.is_set():
-                return exits.OK if status == -signal.SIGTERM else abs(status)
+                return options.OK if status == -signal.SIGTERM else abs(status)
             if status >= 0:
                 self._stop()
                 return status
@@ -59,7 +59,7 @@ class _Several:
             try:
                 async with asyncio.timeout(REPLACE_AFTER_S):
                     await self._stopping.wait()
-                return exits.OK
+                return options.OK
             except TimeoutError:
                 continue
 

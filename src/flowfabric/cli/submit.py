@@ -11,8 +11,8 @@ import msgspec
 from rich.text import Text
 
 from flowfabric.app import DEFAULT_NAMESPACE
-from flowfabric.cli import exits, screen
-from flowfabric.cli.target import (
+from flowfabric.cli import options, screen
+from flowfabric.cli.options import (
     Target,
     find_app,
     own_namespace_option,
@@ -109,7 +109,7 @@ async def submit(
         screen.out().print(Text(called))
         if not new:
             screen.err().print("[dim]It was there already: the key or id was used before.[/]")
-    return exits.OK
+    return options.OK
 
 
 def _request(
@@ -208,4 +208,4 @@ async def _await_end(
     else:
         why = execution.failure_reason or execution.cancellation_reason or ""
         screen.err().print(Text(f"{called} is {state}: {why}", style="red"))
-    return exits.OK if state is PublicState.COMPLETED else exits.FAILED
+    return options.OK if state is PublicState.COMPLETED else options.FAILED

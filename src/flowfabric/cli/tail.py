@@ -7,7 +7,7 @@ import click
 from rich.text import Text
 
 from flowfabric.cli import screen
-from flowfabric.cli.target import Target, namespace_option, target_options, with_engine
+from flowfabric.cli.options import Target, namespace_option, target_options, with_engine
 from flowfabric.core.checks import visible, visible_lines
 from flowfabric.core.streams import Encoding
 from flowfabric.engine.engine import Engine

@@ -13,10 +13,10 @@ import click
 from rich.text import Text
 
 from flowfabric.app import MEMORY_URL, App
-from flowfabric.cli import exits, logs, screen
+from flowfabric.cli import logs, options, screen
+from flowfabric.cli.options import APP_VARIABLE, find_app, parts_of
 from flowfabric.cli.reload import run_reloading
 from flowfabric.cli.several import PROCESSES_MAX, run_several, stop_with_starter
-from flowfabric.cli.target import APP_VARIABLE, find_app, parts_of
 from flowfabric.connection import migrate
 from flowfabric.errors import InvalidInput
 from flowfabric.outages import waited_out
@@ -113,7 +113,7 @@ def worker(
     gc.collect()
     gc.freeze()
     asyncio.run(_work(app, settings))
-    return exits.OK
+    return options.OK
 
 
 async def _work(app: App, settings: WorkerSettings) -> None:
@@ -134,7 +134,7 @@ async def _leave() -> None:
         if stuck:
             # Returning would wait for it: the event loop for a coroutine, Python for a thread.
             logging.shutdown()
-            os._exit(exits.FAILED)
+            os._exit(options.FAILED)
 
 
 @click.command("dev", short_help="Run a program's tasks, and start again when a file changes.")
@@ -181,7 +181,7 @@ def dev(
     if screen.err().is_terminal and not as_json:
         greet(reference, app, settings)
     asyncio.run(_work(app, settings))
-    return exits.OK
+    return options.OK
 
 
 def _dev_again_and_again() -> int:
