@@ -1,6 +1,7 @@
-"""`ls`, `show`, `why`."""
+"""`ls`, `show`, `why`, `tail` and `events`: looking at executions."""
 
-from collections import Counter
+import sys
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -9,7 +10,6 @@ import click
 from rich.text import Text
 
 from flowfabric.cli import options, screen
-from flowfabric.cli.details import print_children, print_steps, print_tracebacks
 from flowfabric.cli.options import (
     Target,
     limit_option,
@@ -17,17 +17,115 @@ from flowfabric.cli.options import (
     target_options,
     with_engine,
 )
-from flowfabric.cli.screen import REMARK, fixed, flexible, right
-from flowfabric.core.checks import split_kind
+from flowfabric.cli.screen import REMARK, ScreenColumn, fixed, flexible, right
+from flowfabric.core.checks import split_kind, visible, visible_lines
+from flowfabric.core.events import EventCategory, StoredEvent
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.policies import span
 from flowfabric.core.records import Attempt, WorkerPresence
 from flowfabric.core.states import TERMINAL_STATES, PublicState
-from flowfabric.core.views import ExecutionSnapshot
+from flowfabric.core.streams import Encoding
+from flowfabric.core.views import ExecutionDetails, ExecutionSnapshot, StepView
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.subscriptions import Subscription, Told
 from flowfabric.engine.unit import other_versions, serves
-from flowfabric.errors import NotFound
+from flowfabric.errors import HistoryChanged, NotFound
+from flowfabric.streams import Follower, Frame
 from flowfabric.terminal import Indented
+
+# What belongs to an execution, as `show` prints it: steps, children, tracebacks
+
+STEP_CHARS_MAX: Final = 200
+"""How much of a step's result the list shows; `--json` prints all of it."""
+STEPS_SHOWN_MAX: Final = 200
+"""How many steps and children are listed; `--json` prints all of them."""
+
+STEP_COLUMNS: Final = (
+    flexible("STEP"),
+    flexible("BRANCH"),
+    fixed("KIND"),
+    right("ENDED"),
+    right("TOOK"),
+    REMARK,
+)
+CHILD_COLUMNS: Final[tuple[ScreenColumn, ...]] = (
+    fixed("CHILD"),
+    fixed("STATE"),
+    flexible("KIND"),
+    right("AGE"),
+)
+
+
+def print_steps(execution: ExecutionDetails, now_ms: int) -> None:
+    if not execution.steps:
+        return
+    shown = execution.steps[-STEPS_SHOWN_MAX:]
+    console = screen.out()
+    console.print()
+    console.print(
+        screen.table(
+            STEP_COLUMNS,
+            [
+                (
+                    step.name,
+                    step.branch,
+                    step.kind,
+                    screen.ago(step.recorded_at_ms, now_ms),
+                    "" if step.duration_ms is None else span(step.duration_ms),
+                    _outcome(step, now_ms),
+                )
+                for step in shown
+            ],
+        )
+    )
+    _print_left_out(len(execution.steps) - len(shown), "earlier steps")
+
+
+def _outcome(step: StepView, now_ms: int) -> Text | str:
+    if step.error is not None:
+        return Text(screen.one_line(step.error), style="red")
+    if step.wake_at_ms is not None:
+        return f"wakes {screen.ago(step.wake_at_ms, now_ms)}" if step.wake_at_ms > now_ms else ""
+    return screen.one_line(screen.shown(step.result, STEP_CHARS_MAX))
+
+
+def print_children(execution: ExecutionDetails, now_ms: int) -> None:
+    if not execution.children:
+        return
+    shown = execution.children[:STEPS_SHOWN_MAX]
+    screen.out().print()
+    screen.out().print(
+        screen.table(
+            CHILD_COLUMNS,
+            [
+                (
+                    screen.short_id(child.execution_id),
+                    screen.state(child.public_state),
+                    child.execution_kind,
+                    span(now_ms - child.created_at_ms),
+                )
+                for child in shown
+            ],
+        )
+    )
+    _print_left_out(len(execution.children) - len(shown), "later children")
+
+
+def print_tracebacks(execution: ExecutionDetails) -> None:
+    """Where each failed attempt failed."""
+    for attempt in execution.attempts:
+        if attempt.failure_traceback:
+            screen.out().print()
+            screen.out().print(Text(f"try {attempt.attempt_index + 1}", style="dim"))
+            screen.out().print(Indented(attempt.failure_traceback.rstrip()))
+
+
+def _print_left_out(count: int, what: str) -> None:
+    if count > 0:
+        screen.err().print(Text(f"{count} {what} left out: --json", style="dim"))
+
+
+# `ls`, `show`, `why` --------------------------------------------------------
 
 WAITING_FOR_OTHERS: Final = (PublicState.SUSPENDED, PublicState.WAITING_CHILDREN)
 EXPLAINED_MAX: Final = 200
@@ -358,3 +456,220 @@ async def why(engine: Engine, target: Target, execution_id: str) -> None:
         screen.emit(explanation)
     else:
         screen.out().print(Text(explanation.sentence))
+
+
+# `tail`: what a run says, as it says it -------------------------------------
+
+BINARY: Final = "[{} bytes]"
+
+
+class LiveDatabase:
+    """A database in which things happen by themselves."""
+
+    happens = True
+
+    async def is_idle(self) -> bool:
+        return False
+
+
+@click.command("tail", short_help="See what an execution says, as it says it.")
+@click.argument("execution_id", metavar="ID")
+@click.option(
+    "--after", default="start", metavar="CURSOR", help="Begin after this one; `now` is another."
+)
+@click.option("--all", "everything", is_flag=True, help="Show what no longer counts, too.")
+@click.option(
+    "--follow/--no-follow", default=True, help="Go on until the execution ends.  [default: follow]"
+)
+@namespace_option
+@target_options
+@with_engine
+async def tail(
+    engine: Engine,
+    target: Target,
+    execution_id: str,
+    after: str,
+    everything: bool,
+    follow: bool,
+) -> None:
+    """Print what the execution ID emits: text as it is, all else a line each.
+
+    Ends when the execution has ended. With --json: a frame per line, with its cursor.
+    """
+    found = await target.find(engine, execution_id)
+
+    async def here() -> tuple[Engine, LiveDatabase]:
+        return engine, LiveDatabase()
+
+    follower = Follower(here, found, after=after, superseded=everything, live=True)
+    printer = Printer(as_json=target.json)
+    if not follow:
+        printer.print_all(await follower.now())
+    else:
+        while (page := await follower.next_page()) is not None:
+            printer.print_all(page)
+    printer.end()
+
+
+class Printer:
+    """Writes frames to the standard output; a turn is told beside it."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._in_line = False
+
+    def print_all(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            self._print(frame)
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """Whatever comes next begins a line."""
+        if self._in_line:
+            sys.stdout.write("\n")
+        sys.stdout.flush()
+
+    def _print(self, frame: Frame) -> None:
+        if self._as_json:
+            screen.emit(_document(frame))
+        elif frame.is_turn:
+            self.end()
+            self._in_line = False
+            told = f"attempt {frame.attempt + 1} starts over; what came before no longer counts"
+            screen.err().print(Text(told, style="yellow"))
+        elif frame.encoding is Encoding.UTF8:
+            shown = "\n".join(visible_lines(frame.text))
+            sys.stdout.write(shown)
+            self._in_line = not shown.endswith("\n") if shown else self._in_line
+        else:
+            self.end()
+            self._in_line = False
+            binary = frame.encoding is Encoding.BASE64
+            line = BINARY.format(len(frame.data)) if binary else frame.text
+            sys.stdout.write(f"{visible(line)}\n")
+
+
+def _document(frame: Frame) -> dict[str, object]:
+    said: object = frame.text if frame.encoding is Encoding.UTF8 else frame.data
+    document: dict[str, object] = {
+        "cursor": frame.cursor,
+        "attempt": frame.attempt,
+        "at_ms": frame.at_ms,
+        "kind": frame.kind,
+        "content": said if frame.data else None,
+        "step": frame.step,
+        "superseded": frame.superseded,
+    }
+    if frame.take_over is not None:
+        document["kept_steps"] = sorted(frame.take_over.kept_steps)
+    return document
+
+
+# `events`: the log of what happened -----------------------------------------
+
+BATCH: Final = 100
+
+
+@click.command("events")
+@click.option("--after", metavar="ID", help="Begin after this event id, or cursor.")
+@limit_option
+@click.option("--category", type=click.Choice([each.value for each in EventCategory]))
+@click.option("--id", "execution_id", metavar="ID", help="Of this execution.")
+@click.option("--kind", help="Of executions of this task, in any version or in one.")
+@click.option("--tag", metavar="KEY=VALUE", help="Of executions with this tag.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on.")
+@namespace_option
+@target_options
+@with_engine
+async def events(
+    engine: Engine,
+    target: Target,
+    after: str | None,
+    limit: int,
+    category: str | None,
+    execution_id: str | None,
+    kind: str | None,
+    tag: str | None,
+    follow: bool,
+) -> None:
+    """Print the latest events, oldest first. With --json: one per line."""
+    scope = target.scope()
+    found = None if execution_id is None else await target.find(engine, execution_id)
+    label = None if tag is None else _tag(tag)
+    # Only a look at every event tells which are the latest of an execution, a kind or a tag.
+    looks = after is None and (found or kind or label) is not None
+    start = after or "0"
+    if after is None and not looks:
+        start = str(await engine.before_latest_events(limit, namespace=scope, category=category))
+
+    async def subscribe(after: str) -> Subscription[Told]:
+        return await engine.subscribe_events(
+            after=after,
+            namespace=scope,
+            category=category,
+            execution_id=found,
+            kind=kind,
+            tag=label,
+        )
+
+    subscription = await subscribe(start)
+    await _print(engine, target, await _latest(subscription, limit, looks=looks))
+    while follow:
+        try:
+            await _print(engine, target, await _next(subscription))
+        except HistoryChanged as error:
+            screen.err().print(Text(str(error), style="yellow"))
+            subscription = await subscribe(error.resume_after)
+
+
+def _tag(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise click.BadParameter("must look like key=value", param_hint="--tag")
+    return key, value
+
+
+async def _latest(
+    subscription: Subscription[Told], limit: int, *, looks: bool
+) -> list[StoredEvent]:
+    """The first so many events there are; if that takes a look at all of them, the last."""
+    latest: deque[StoredEvent] = deque(maxlen=limit)
+    while looks or len(latest) < limit:
+        told = await subscription.next_if_any()
+        if told is None:
+            break
+        latest.append(told.event)
+    return list(latest)
+
+
+async def _next(subscription: Subscription[Told]) -> list[StoredEvent]:
+    """The next event, once it comes, and what came with it."""
+    batch = [(await anext(subscription)).event]
+    while len(batch) < BATCH and (told := await subscription.next_if_any()) is not None:
+        batch.append(told.event)
+    return batch
+
+
+async def _print(engine: Engine, target: Target, events: Sequence[StoredEvent]) -> None:
+    if target.json:
+        for event in events:
+            screen.emit(event)
+        return
+    own_ids = await engine.own_ids([each.execution_id for each in events])
+    for event in events:
+        _print_line(event, own_ids.get(event.execution_id))
+
+
+def _print_line(event: StoredEvent, own_id: str | None) -> None:
+    worker = f"  {event.worker_instance_id}" if event.worker_instance_id else ""
+    reason = f"  {screen.one_line(event.reason or event.details)}"
+    line = Text.assemble(
+        (f"{event.event_id:>8}  ", "dim"),
+        (f"{screen.timestamp(event.occurred_at_ms)}  ", "dim"),
+        (f"{event.category:<10} ", "cyan"),
+        f"{event.event_type:<10} ",
+        own_id or screen.short_id(event.execution_id),
+        worker,
+        (reason.rstrip(), "dim"),
+    )
+    screen.out().print(line, no_wrap=True, overflow="ellipsis")

@@ -14,8 +14,7 @@ from rich.text import Text
 from flowfabric.cli import options, screen
 from flowfabric.cli.bench import bench
 from flowfabric.cli.database import doctor, migrate_command
-from flowfabric.cli.events import events
-from flowfabric.cli.executions import ls, show, why
+from flowfabric.cli.executions import events, ls, show, tail, why
 from flowfabric.cli.flows import flow
 from flowfabric.cli.lanes import lanes
 from flowfabric.cli.operate import accept, cancel, priority, replay, revoke
@@ -23,7 +22,6 @@ from flowfabric.cli.options import BrokenProgram, json_option
 from flowfabric.cli.schedules import schedules
 from flowfabric.cli.signals import signal, waitpoints
 from flowfabric.cli.submit import submit
-from flowfabric.cli.tail import tail
 from flowfabric.cli.worker import dev, worker
 from flowfabric.core.checks import visible
 from flowfabric.errors import FlowFabricError
