@@ -16,10 +16,8 @@ from flowfabric.cli.bench import bench
 from flowfabric.cli.database import doctor, migrate_command
 from flowfabric.cli.executions import events, ls, show, tail, why
 from flowfabric.cli.flows import flow
-from flowfabric.cli.lanes import lanes
-from flowfabric.cli.operate import accept, cancel, priority, replay, revoke
+from flowfabric.cli.operators import accept, cancel, lanes, priority, replay, revoke, schedules
 from flowfabric.cli.options import BrokenProgram, json_option
-from flowfabric.cli.schedules import schedules
 from flowfabric.cli.signals import signal, waitpoints
 from flowfabric.cli.submit import submit
 from flowfabric.cli.worker import dev, worker

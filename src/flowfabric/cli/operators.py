@@ -1,4 +1,4 @@
-"""`cancel`, `replay`, `accept`, `priority`, `revoke`: by id, or on everything a filter matches."""
+"""What operators do: `cancel`, `replay`, `accept`, `priority`, `revoke`, `lanes`, `schedules`."""
 
 import getpass
 import sys
@@ -10,17 +10,30 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.cli import options, screen
-from flowfabric.cli.options import Target, namespace_option, target_options, with_engine
+from flowfabric.cli.options import (
+    Target,
+    namespace_option,
+    own_namespace_option,
+    target_options,
+    with_engine,
+)
+from flowfabric.cli.screen import REMARK, fixed, flexible, right
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.limits import PAGE_MAX, PRIORITY_MAX, PRIORITY_MIN, SWEEP_BATCH
+from flowfabric.core.policies import span
+from flowfabric.core.records import Lane
 from flowfabric.core.results import Revoked
+from flowfabric.core.schedules import Schedule, ScheduleKind
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow_operators import BULK_MAX
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.errors import FlowFabricError, NoActiveLease, NotFound
+
+# `cancel`, `replay`, `accept`, `priority`, `revoke`: by id, or on everything a filter matches
 
 REFUSALS_SHOWN_MAX: Final = 10
 
@@ -285,3 +298,192 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return "cli"
+
+
+# `lanes`: list, pause, resume, drain ----------------------------------------
+
+
+@click.group("lanes")
+def lanes() -> None:
+    """See and steer lanes, the named queues executions wait in."""
+
+
+@lanes.command("list")
+@target_options
+@with_engine
+async def list_lanes(engine: Engine, target: Target) -> None:
+    """List lanes. With --json: one per line."""
+    found: list[Lane] = []
+    cursor: str | None = None
+    while True:
+        page = await engine.list_lanes(cursor=cursor, limit=PAGE_MAX)
+        found += page.lanes
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    if target.json:
+        for lane in found:
+            screen.emit(lane)
+        return
+    if not found:
+        screen.err().print("[dim]No lanes yet: the first execution in a lane creates it.[/]")
+        return
+    now_ms = await engine.server_time_ms()
+    rows = [
+        (lane.lane_id, screen.lane_state(lane.state), screen.ago(_since_ms(lane), now_ms))
+        for lane in found
+    ]
+    screen.out().print(screen.table([flexible("LANE"), fixed("STATE"), right("SINCE")], rows))
+
+
+def _since_ms(lane: Lane) -> int:
+    """Since when it is in its state."""
+    if lane.state_changed_at_ms is None:
+        return lane.registered_at_ms
+    return lane.state_changed_at_ms
+
+
+def _steer_lane(
+    name: str, operation: Callable[[Engine, str], Awaitable[Lane]], help_text: str
+) -> None:
+    @lanes.command(name, help=help_text)
+    @click.argument("lane")
+    @target_options
+    @with_engine
+    async def command(engine: Engine, target: Target, lane: str) -> None:
+        changed = await operation(engine, lane)
+        if target.json:
+            screen.emit(changed)
+        else:
+            screen.out().print(Text(f"lane {changed.lane_id} is {changed.state}"))
+
+
+_steer_lane("pause", Engine.pause_lane, "Hand out no work from LANE; submissions are still taken.")
+_steer_lane("resume", Engine.resume_lane, "Take and hand out work again.")
+_steer_lane("drain", Engine.drain_lane, "Take no new executions; what is there is worked off.")
+
+
+# `schedules`: list, pause, resume, run, remove ------------------------------
+
+COLUMNS: Final = (
+    flexible("SCHEDULE"),
+    flexible("WHEN"),
+    right("NEXT"),
+    right("LAST"),
+    right("FIRED"),
+    flexible("KIND"),
+    REMARK,
+)
+
+
+@click.group("schedules")
+def schedules() -> None:
+    """See and steer what is started by the clock."""
+
+
+@schedules.command("list")
+@namespace_option
+@target_options
+@with_engine
+async def list_schedules(engine: Engine, target: Target) -> None:
+    """List schedules. With --json: one per line."""
+    found: list[Schedule] = []
+    cursor: tuple[str, str] | None = None
+    while True:
+        page = await engine.list_schedules(namespace=target.scope(), cursor=cursor, limit=PAGE_MAX)
+        found += page.schedules
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    if target.json:
+        for schedule in found:
+            screen.emit(schedule)
+        return
+    if not found:
+        screen.err().print("[dim]No schedules.[/]")
+        return
+    now_ms = await engine.server_time_ms()
+    screen.out().print(
+        screen.table(
+            COLUMNS,
+            [_row(schedule, now_ms) for schedule in found],
+        )
+    )
+
+
+def _row(schedule: Schedule, now_ms: int) -> tuple[str | Text, ...]:
+    prefix = "" if schedule.namespace == "default" else f"{schedule.namespace}/"
+    next_due: str | Text = screen.ago(schedule.next_due_at_ms, now_ms)
+    if schedule.paused:
+        next_due = Text("paused", style="yellow")
+    return (
+        f"{prefix}{schedule.schedule_id}",
+        when(schedule),
+        next_due,
+        screen.ago(schedule.last_due_at_ms, now_ms),
+        str(schedule.fired_count),
+        schedule.execution_kind,
+        Text(screen.one_line(schedule.last_error), style="red"),
+    )
+
+
+def when(schedule: Schedule) -> str:
+    match schedule.schedule_kind:
+        case ScheduleKind.INTERVAL:
+            return f"every {span(int(schedule.expression)).replace('.0s', 's')}"
+        case ScheduleKind.CRON if schedule.timezone == "UTC":
+            return schedule.expression
+        case ScheduleKind.CRON:
+            return f"{schedule.expression} {schedule.timezone}"
+
+
+ScheduleAct = Callable[[Engine, str, str], Awaitable[Schedule]]
+
+
+def _steer_schedule(name: str, done: str, operation: ScheduleAct, help_text: str) -> None:
+    @schedules.command(name, help=help_text)
+    @click.argument("schedule")
+    @own_namespace_option
+    @target_options
+    @with_engine
+    async def command(engine: Engine, target: Target, schedule: str) -> None:
+        changed = await operation(engine, schedule, target.scope() or DEFAULT_NAMESPACE)
+        if target.json:
+            screen.emit(changed)
+        else:
+            next_due = ""
+            if changed.next_due_at_ms is not None and name == "resume":
+                next_due = f", next {screen.moment(changed.next_due_at_ms)}"
+            screen.out().print(Text(f"schedule {changed.schedule_id} {done}{next_due}"))
+
+
+async def _pause(engine: Engine, schedule_id: str, namespace: str) -> Schedule:
+    return await engine.pause_schedule(schedule_id, namespace=namespace)
+
+
+async def _resume(engine: Engine, schedule_id: str, namespace: str) -> Schedule:
+    return await engine.resume_schedule(schedule_id, namespace=namespace)
+
+
+async def _remove(engine: Engine, schedule_id: str, namespace: str) -> Schedule:
+    return await engine.remove_schedule(schedule_id, namespace=namespace)
+
+
+_steer_schedule("pause", "is paused", _pause, "Let due times pass without effect.")
+_steer_schedule("resume", "is active", _resume, "Go on with the next due time.")
+_steer_schedule("remove", "is removed", _remove, "Forget it; executions it has created stay.")
+
+
+@schedules.command("run")
+@click.argument("schedule")
+@own_namespace_option
+@target_options
+@with_engine
+async def run(engine: Engine, target: Target, schedule: str) -> None:
+    """Create its execution now, out of turn."""
+    namespace = target.scope() or DEFAULT_NAMESPACE
+    created = await engine.trigger_schedule(schedule, namespace=namespace)
+    if target.json:
+        screen.emit({"execution_id": created.execution_id})
+    else:
+        screen.out().print(Text(uuid_of(created.execution_id)))
