@@ -3,8 +3,7 @@
 import json
 
 from flowfabric import Engine
-from flowfabric.core.merge_patch import NULL
-from flowfabric.core.streams import DurableSummary, NewFrame, Visibility
+from flowfabric.core.streams import NULL, DurableSummary, NewFrame, Visibility
 from flowfabric.engine.streams import FrameAppend
 from flowfabric.errors import InvalidInput
 from flowfabric.testing import SettableClock

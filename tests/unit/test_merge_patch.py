@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.core.merge_patch import (
-    DEPTH_MAX,
-    DOCUMENT_BYTES_MAX,
-    NULL,
-    apply_patch,
-    merge_patch,
-)
+from flowfabric.core.streams import DEPTH_MAX, DOCUMENT_BYTES_MAX, NULL, apply_patch, merge_patch
 from flowfabric.errors import Corruption, InvalidInput, RetentionLimitExceeded
 
 APPENDIX = [
