@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 from flowfabric.connection import Opened
 from flowfabric.core.ids import Namespace
-from flowfabric.engine.subscriptions import Subscription, Told
+from flowfabric.engine.events import Subscription, Told
 from flowfabric.errors import InvalidInput
 from flowfabric.task import Task
 

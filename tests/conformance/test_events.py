@@ -8,7 +8,7 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.events import START, EventCategory
 from flowfabric.core.limits import PAGE_MAX
-from flowfabric.engine.event_reads import EventLogPage
+from flowfabric.engine.events import EventLogPage
 from flowfabric.engine.reads import EVERYTHING
 from flowfabric.errors import HistoryChanged, InvalidInput
 from flowfabric.testing import SettableClock

@@ -10,7 +10,7 @@ from flowfabric import Engine
 from flowfabric.core.conditions import Single
 from flowfabric.core.events import CompletionOutcome, DeliveryEffect, LeaseEventType
 from flowfabric.core.states import FailureClass
-from flowfabric.engine.subscriptions import Subscription, Told
+from flowfabric.engine.events import Subscription, Told
 from flowfabric.errors import InvalidInput
 from flowfabric.testing import SettableClock
 from tests.conformance.given import TTL_MS, Given

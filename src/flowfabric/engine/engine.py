@@ -16,6 +16,7 @@ from flowfabric.core.checks import check_int
 from flowfabric.core.ids import PartitionConfig
 from flowfabric.engine.audit import Audits
 from flowfabric.engine.details import Details
+from flowfabric.engine.events import Subscriptions
 from flowfabric.engine.flow_endings import FlowAudits, FlowEndings
 from flowfabric.engine.flow_members import FlowMembers
 from flowfabric.engine.flow_operators import FlowOperators, FlowReplays
@@ -25,7 +26,6 @@ from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.signals import SignalOperations
 from flowfabric.engine.steps import Steps
 from flowfabric.engine.streams import Streams
-from flowfabric.engine.subscriptions import Subscriptions
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tails import Tails
 from flowfabric.engine.unit import Deployment
