@@ -22,7 +22,7 @@ from flowfabric.engine.waitpoints import Inbox
 from flowfabric.registry import check_calls, check_task
 from flowfabric.run import Run
 from flowfabric.signals import SignalToken, deliver, send, token_for
-from flowfabric.store.drive import drive
+from flowfabric.store.base import drive
 from flowfabric.streams import Frame
 from flowfabric.submission import check_options, read_submission
 from flowfabric.task import Call, SubmitOptions, Task

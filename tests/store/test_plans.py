@@ -18,8 +18,7 @@ import msgspec
 import pytest
 
 from flowfabric import connect
-from flowfabric.store.base import Parameter
-from flowfabric.store.drive import drive
+from flowfabric.store.base import Parameter, drive
 from flowfabric.store.postgres.driver import Connection
 from flowfabric.store.postgres.pool import SEARCH_PATH, Connections
 from flowfabric.store.postgres.statements import EVENTS_PER_ROW

@@ -15,6 +15,7 @@ Locks are taken in one order everywhere: schedule, flow, execution, suspension a
 waitpoint, budget, quota; by key within a kind.
 """
 
+import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol, Self, TypeVar
 
@@ -23,6 +24,7 @@ from msgspec import Struct
 from flowfabric.core.events import StoredEvent
 from flowfabric.core.records import Record
 from flowfabric.core.transitions import Changes
+from flowfabric.errors import Bug
 
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
@@ -293,3 +295,19 @@ class Store(Protocol):
     def hints_are_live(self) -> bool:
         """Whether hints from other processes arrive; if not, waits are short and callers poll."""
         ...
+
+
+# Running a unit of work that never really waits -----------------------------
+
+
+def drive(unit: Awaitable[T]) -> T:
+    """Run to its end a coroutine that never really waits."""
+    steps = unit.__await__()
+    try:
+        next(steps)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    if inspect.iscoroutine(unit):
+        unit.close()
+    raise Bug("a unit of work awaited something other than its transaction")

@@ -25,8 +25,8 @@ from flowfabric.store.base import (
     Row,
     UniqueViolation,
     UnlockedBody,
+    drive,
 )
-from flowfabric.store.drive import drive
 from flowfabric.store.foreign import unwrap, unwrap_sync
 from flowfabric.store.hints import HintBoard, Listener
 from flowfabric.store.migrate import AppliedMigration, Migration, check, load, pending

@@ -28,8 +28,8 @@ from flowfabric.store.base import (
     Transaction,
     UniqueViolation,
     UnlockedBody,
+    drive,
 )
-from flowfabric.store.drive import drive
 from flowfabric.store.foreign import comes_from, unwrap, unwrap_sync
 from flowfabric.store.hints import HintBoard, Listener
 from flowfabric.store.mapping import EVENTS_MAX, WINDOW, page, window_of

@@ -15,8 +15,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from flowfabric.errors import DatabaseGone
 from flowfabric.outages import OutageWatch
-from flowfabric.store.base import Clock
-from flowfabric.store.drive import drive
+from flowfabric.store.base import Clock, drive
 from flowfabric.store.sqlite.connection import FileIdentity, translate
 from flowfabric.store.sqlite.transaction import SqliteTransaction
 
