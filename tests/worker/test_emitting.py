@@ -160,7 +160,7 @@ async def test_a_lost_lease_says_nothing_more(app: App) -> None:
 
 
 async def test_a_handler_that_is_far_ahead_waits(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowfabric.worker.emitting.BACKLOG_FRAMES_MAX", 10)
+    monkeypatch.setattr("flowfabric.worker.reports.BACKLOG_FRAMES_MAX", 10)
     backlogs: list[int] = []
 
     @app.task

@@ -36,7 +36,6 @@ from flowfabric.core.states import PublicState
 from flowfabric.core.steps import NewStep, StepStored, accepted_key
 from flowfabric.engine.details import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
-from flowfabric.worker.emitting import come_further
 from flowfabric.worker.failures import GIVEN_UP, MARK, encode_failure, rebuilt, text_of
 from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.leases import HeldLease, clock_s
@@ -50,6 +49,7 @@ from flowfabric.worker.lines import (
     root_line,
 )
 from flowfabric.worker.parking import Parking, Turns
+from flowfabric.worker.reports import come_further
 
 # Calls as they are stored, and stored steps as a run meets them -------------
 

@@ -1,4 +1,4 @@
-"""Telling the engine what became of the work, until it has heard.
+"""What a worker tells the engine: what became of the work, and what handlers say meanwhile.
 
 Reports of many handlers are grouped. A result in hand is not given up because
 the database is away: it is sent again for as long as the lease may still be
@@ -7,22 +7,51 @@ live, which the heartbeat sees to meanwhile.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
 from typing import Final, TypeVar
 
-from flowfabric.core.handles import Handle
+from msgspec import structs
+
+from flowfabric.core.checks import check_optional_text, check_text
+from flowfabric.core.handles import Handle, HandleKind
+from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.core.results import Completed, FailResult, HandedBack
 from flowfabric.core.steps import StepStored
-from flowfabric.core.streams import Appended
+from flowfabric.core.streams import (
+    APPEND_FRAMES_MAX,
+    FRAME_BYTES_MAX,
+    Appended,
+    BestEffortLive,
+    Durable,
+    DurableSummary,
+    Encoding,
+    NewFrame,
+    StreamMode,
+)
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.streams import FrameAppend
 from flowfabric.engine.work import Completion, FailureReport
-from flowfabric.errors import DatabaseGone, FlowFabricError, RetryExhausted
+from flowfabric.errors import (
+    DatabaseGone,
+    FlowFabricError,
+    InvalidInput,
+    LeaseExpired,
+    RetentionLimitExceeded,
+    RetryExhausted,
+    StaleOwnerCannotAppend,
+    StreamClosed,
+)
+from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of, statements_within
 from flowfabric.submission import OUTAGE, GroupCommit
+from flowfabric.worker.failures import why_lost
 from flowfabric.worker.leases import HeldLease
+from flowfabric.worker.lines import DurableCall, current_line
 
 log = open_log(__name__)
 
@@ -99,3 +128,200 @@ class Reports:
     ) -> Sequence[tuple[Appended, ...] | FlowFabricError]:
         with statements_within(self._patience_s):
             return await self._engine.append_frames(appends)
+
+
+# What handlers say while they run, on its way to the store ------------------
+#
+# A frame is handed over in microseconds and stored behind the handler's back: frames gather
+# while an append is under way, and those of many handlers go together. They are stored before
+# anything else the attempt reports: before the result of the step that emitted them, before a
+# pause, and before the end. A handler that is far ahead of the store waits.
+#
+# A function that runs on after a pause runs from its beginning, and comes again by what it has
+# emitted before. That is not emitted again: everything up to the call at which it paused is
+# passed over, in each of its branches. A new attempt starts over, in a stream of its own.
+
+BACKLOG_FRAMES_MAX: Final = 10_000
+BACKLOG_BYTES_MAX: Final = 4 * 1024 * 1024
+"""What may wait to be stored before the handler waits, too."""
+APPEND_BYTES_MAX: Final = 1024 * 1024
+"""What goes to the store at once, of one attempt."""
+TEXT_CHARS: Final = FRAME_BYTES_MAX // 4
+"""Longer text is sent in several frames."""
+SEQ_BITS: Final = 32
+"""Of a frame's number, counted anew under each lease."""
+
+DURABLE: Final = Durable()
+NEVER_MS: Final = -1
+NEW_MS: Final = 2**62
+
+LOST: Final = (LeaseExpired, StaleOwnerCannotAppend, StreamClosed)
+
+emitting_step: ContextVar[str | None] = ContextVar("flowfabric_emitting_step", default=None)
+"""The key of the step whose function runs."""
+
+
+def come_further(call: DurableCall) -> None:
+    """A call is made that earlier runs have not seen the end of, as far as is stored.
+
+    What its line says from here on is new; after a sleep, which leaves no trace of its end, it
+    is if nothing was said since.
+    """
+    step, line = call.step, call.line
+    since_ms = NEW_MS if step is None or step.wake_at_ms is None else step.wake_at_ms
+    line.news_ms = max(line.news_ms, since_ms)
+    # A branch with a name is part of the same task, which goes on after it.
+    while line.parent is not None and line.parent.work is line.work:
+        line = line.parent
+        line.news_ms = max(line.news_ms, since_ms)
+
+
+class Emitter:
+    """The frames of one attempt."""
+
+    def __init__(self, engine: Engine, reports: Reports, lease: HeldLease) -> None:
+        self._engine = engine
+        self._reports = reports
+        self._lease = lease
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[NewFrame] = deque()
+        self._bytes = 0
+        self._seq = lease.handle.lease_epoch << SEQ_BITS
+        self._sending: asyncio.Task[None] | None = None
+        self._room = asyncio.Event()
+        self._refused: Exception | None = None
+        self._spoke_ms = None if lease.handle.kind is HandleKind.RESUMED else NEVER_MS
+
+    @property
+    def is_new(self) -> bool:
+        """Whether all that is emitted is: this attempt has not spoken before a pause."""
+        return self._spoke_ms == NEVER_MS
+
+    async def repeats(self) -> bool:
+        """Whether what is emitted here has been, before a pause of this attempt."""
+        if emitting_step.get() is not None:
+            return False
+        if self._spoke_ms is None:
+            self._spoke_ms = await self._reports.send(self._lease, self._when_spoke)
+        line = current_line.get()
+        return line is not None and line.news_ms <= self._spoke_ms
+
+    async def _when_spoke(self) -> int:
+        handle = self._lease.handle
+        spoke_ms = await self._engine.last_frame_at(handle.execution_id, handle.attempt_index)
+        return NEVER_MS if spoke_ms is None else spoke_ms
+
+    def add(self, frames: Iterable[NewFrame]) -> None:
+        """Hand frames over; call it on the worker's loop."""
+        if self._refused is not None:
+            raise self._refused
+        for frame in frames:
+            self._waiting.append(frame)
+            self._bytes += len(frame.payload)
+        if self._sending is None and self._waiting:
+            self._sending = self._loop.create_task(self._send())
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._waiting) > BACKLOG_FRAMES_MAX or self._bytes > BACKLOG_BYTES_MAX
+
+    async def room(self) -> None:
+        """Wait while too much waits to be stored."""
+        while self._sending is not None and self.is_full:
+            self._room.clear()
+            await self._room.wait()
+
+    @property
+    def is_idle(self) -> bool:
+        return self._sending is None
+
+    async def flush(self) -> None:
+        """Wait until everything is stored; raises what was refused."""
+        while (sending := self._sending) is not None:
+            if self._lease.lost is not None:
+                sending.cancel()
+            await asyncio.wait([sending])
+        if self._refused is not None:
+            raise self._refused
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting:
+                frames = tuple(self._take())
+                append = FrameAppend(handle=self._lease.handle, frames=frames)
+                await self._reports.send(self._lease, partial(self._reports.frames.add, append))
+                self._room.set()
+        except LOST as error:
+            self._lease.lose(why_lost(error))
+            self._waiting.clear()
+        except Exception as error:
+            self._refused = error
+            self._waiting.clear()
+        finally:
+            self._sending = None
+            self._room.set()
+
+    def _take(self) -> Iterator[NewFrame]:
+        """The next frames, numbered: a repeat is known by its number."""
+        size = 0
+        for _ in range(min(len(self._waiting), APPEND_FRAMES_MAX)):
+            frame = self._waiting.popleft()
+            size += len(frame.payload)
+            self._bytes -= len(frame.payload)
+            self._seq += 1
+            yield structs.replace(frame, seq=self._seq)
+            if size >= APPEND_BYTES_MAX:
+                return
+
+
+def frames_of(
+    content: object, kind: str, live: Duration | None, correlation_id: str | None
+) -> list[NewFrame]:
+    """What was emitted as frames: one, or several if it is a long text."""
+    mode = DURABLE if live is None else BestEffortLive(ttl_ms=duration_ms("live", live))
+    if isinstance(content, str):
+        parts = [content] if len(content) <= TEXT_CHARS else _parts(content)
+        return [
+            _frame(_encoded(part), kind or "text", Encoding.UTF8, mode, correlation_id)
+            for part in parts
+        ]
+    if isinstance(content, bytes | bytearray | memoryview):
+        return [_frame(bytes(content), kind or "bytes", Encoding.BASE64, mode, correlation_id)]
+    data = encode_value("what is emitted", content)
+    return [_frame(data, kind or "json", Encoding.JSON, mode, correlation_id)]
+
+
+def patch_of(patch: object) -> NewFrame:
+    if not isinstance(patch, Mapping):
+        raise InvalidInput("patch", "must be a dict: the members to change, None to delete", patch)
+    data = encode_value("the patch", patch)
+    return _frame(data, "summary", Encoding.JSON, DurableSummary(), None)
+
+
+def _frame(
+    payload: bytes, kind: str, encoding: Encoding, mode: StreamMode, correlation_id: str | None
+) -> NewFrame:
+    if len(payload) > FRAME_BYTES_MAX:
+        raise RetentionLimitExceeded(
+            f"{len(payload)} bytes, at most {FRAME_BYTES_MAX} can be emitted at once; keep it"
+            " elsewhere and emit where"
+        )
+    return NewFrame(
+        payload=payload,
+        frame_type=check_text("kind", kind),
+        encoding=encoding,
+        correlation_id=check_optional_text("correlation_id", correlation_id),
+        step_key=emitting_step.get(),
+        mode=mode,
+    )
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput("what is emitted", f"must be valid Unicode: {error}") from None
+
+
+def _parts(text: str) -> list[str]:
+    return [text[start : start + TEXT_CHARS] for start in range(0, len(text), TEXT_CHARS)]

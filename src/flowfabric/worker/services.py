@@ -44,14 +44,13 @@ from flowfabric.store.base import HintListener
 from flowfabric.submission import Options, Submissions, child_id
 from flowfabric.task import Call, HandlerContext, Retry, Task
 from flowfabric.task import Call as Submission
-from flowfabric.worker.emitting import Emitter
 from flowfabric.worker.failures import why_lost
 from flowfabric.worker.functions import Functions, Resources
 from flowfabric.worker.journal import Journal
 from flowfabric.worker.leases import HeldLease, Inside, check_outside
 from flowfabric.worker.lines import inside_step
 from flowfabric.worker.parking import Parking, Pause
-from flowfabric.worker.reports import Reports
+from flowfabric.worker.reports import Emitter, Reports
 
 # Noticing that a handler has called a verb and not awaited it ---------------
 #
