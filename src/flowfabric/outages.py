@@ -20,13 +20,7 @@ from typing import Final, Self, TypeVar
 
 from msgspec import Struct
 
-from flowfabric.errors import (
-    DatabaseGone,
-    FlowFabricError,
-    ResourceExhausted,
-    RetryExhausted,
-    Transport,
-)
+from flowfabric import errors
 from flowfabric.logs import open_log
 
 # Waiting for whichever of several things comes first ------------------------
@@ -58,9 +52,9 @@ CHAIN_MAX: Final = 20
 
 def is_outage(error: BaseException) -> bool:
     """Whether the database, or the way to it, is away: trying again later may help."""
-    if isinstance(error, Transport):
+    if isinstance(error, errors.Transport):
         return error.kind.retryable
-    return isinstance(error, ResourceExhausted)
+    return isinstance(error, errors.ResourceExhausted)
 
 
 def outage_behind(
@@ -74,7 +68,7 @@ def outage_behind(
     for _ in range(CHAIN_MAX):
         if seen is None:
             return False
-        if isinstance(seen, RetryExhausted) or is_outage(seen):
+        if isinstance(seen, errors.RetryExhausted) or is_outage(seen):
             return True
         if broken_by is not None and broken_by(seen):
             return True
@@ -88,7 +82,7 @@ def level_of(error: BaseException) -> int:
 
 
 def _told_once(error: BaseException) -> bool:
-    return is_outage(error) or isinstance(error, DatabaseGone)
+    return is_outage(error) or isinstance(error, errors.DatabaseGone)
 
 
 async def waited_out(ask: Callable[[], Awaitable[T]], stop: asyncio.Event | None) -> T | None:
@@ -98,7 +92,7 @@ async def waited_out(ask: Callable[[], Awaitable[T]], stop: asyncio.Event | None
     while not stopped.is_set():
         try:
             return await ask()
-        except FlowFabricError as error:
+        except errors.FlowFabricError as error:
             if not is_outage(error):
                 raise
         await first_of(stopped.wait(), timeout_s=pause_s * random.uniform(0.5, 1.0))
@@ -128,7 +122,7 @@ class Outages:
         """It did not answer what was asked at that time by the monotonic clock."""
         if not _told_once(error):
             return
-        gone = isinstance(error, DatabaseGone)
+        gone = isinstance(error, errors.DatabaseGone)
         with self._lock:
             seen = self._seen.setdefault(database, DatabaseHealth())
             # What was asked before it answered others tells nothing new, unless it is gone.

@@ -19,14 +19,9 @@ from typing import Final, Self
 
 from msgspec import structs
 
+from flowfabric.engine import unit
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.operators import Swept
-from flowfabric.engine.unit import (
-    DISPATCH_TOPIC,
-    DUE_HINT_WITHIN_MS,
-    DUE_TOPIC,
-    MEMBER_CANCEL_TOPIC,
-)
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of, statements_within
 
@@ -34,7 +29,7 @@ log = open_log(__name__)
 
 ROUNDS_MAX = 1_000
 """Full batches one reconciler handles before the others get their turn."""
-LONGEST_SLEEP_S = DUE_HINT_WITHIN_MS / 1_000
+LONGEST_SLEEP_S = unit.DUE_HINT_WITHIN_MS / 1_000
 AFTER_ERROR_S = 1.0
 URGENT_SLEEP_S = 60.0
 """How long an urgent sweep waits for its hint: a lost one is made up for by the regular round."""
@@ -75,7 +70,10 @@ SWEEPS: Mapping[str, Sweep] = {
 SLOW: Final = tuple(name for name in SWEEPS if name.endswith("retention"))
 """Those that remove what is old, which may take its time: nobody waits for that."""
 
-URGENT: Mapping[str, str] = {DISPATCH_TOPIC: "dispatch", MEMBER_CANCEL_TOPIC: "member_cancel"}
+URGENT: Mapping[str, str] = {
+    unit.DISPATCH_TOPIC: "dispatch",
+    unit.MEMBER_CANCEL_TOPIC: "member_cancel",
+}
 """Those that also run at once, by the topic of the hint that says so."""
 
 
@@ -128,7 +126,7 @@ class Supervisor:
         assert not self._tasks, "a supervisor starts once"
         self._tasks = [
             asyncio.create_task(
-                self._repeat(DUE_TOPIC, self._round), name="flowfabric-reconcilers"
+                self._repeat(unit.DUE_TOPIC, self._round), name="flowfabric-reconcilers"
             ),
             *(
                 asyncio.create_task(

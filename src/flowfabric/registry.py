@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeVar, overload
 
 from flowfabric.config import EngineConfig
+from flowfabric.core import schedules
 from flowfabric.core.checks import (
     check_bool,
     check_int,
@@ -26,12 +27,6 @@ from flowfabric.core.checks import (
 from flowfabric.core.ids import parse_namespace
 from flowfabric.core.limits import PAYLOAD_BYTES_MAX
 from flowfabric.core.policies import Duration, optional_duration_ms, span
-from flowfabric.core.schedules import (
-    EVERY_MS_MAX,
-    EVERY_MS_MIN,
-    ScheduleDefinition,
-    check_definition,
-)
 from flowfabric.cron import recurrence_of
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput
@@ -160,7 +155,7 @@ class Registry:
         """Where its executions, schedules and flows are."""
         self.tasks: dict[str, Task[..., object]] = {}
         """Tasks by kind: by name, from version 2 on by `name@version`."""
-        self.schedules: list[ScheduleDefinition] = []
+        self.schedules: list[schedules.ScheduleDefinition] = []
         """What runs by the clock."""
 
     def register_task(
@@ -288,11 +283,14 @@ class Registry:
         if (timing.cron is None) is (timing.every is None):
             raise InvalidInput("schedule", 'give either cron, as in "0 6 * * *", or every="10m"')
         every_ms = optional_duration_ms("every", timing.every)
-        if every_ms is not None and not EVERY_MS_MIN <= every_ms <= EVERY_MS_MAX:
-            longest = span(EVERY_MS_MAX)
+        if (
+            every_ms is not None
+            and not schedules.EVERY_MS_MIN <= every_ms <= schedules.EVERY_MS_MAX
+        ):
+            longest = span(schedules.EVERY_MS_MAX)
             raise InvalidInput("every", f'must be "1s" to "{longest}"', timing.every)
         settings = call.task.settings
-        definition = ScheduleDefinition(
+        definition = schedules.ScheduleDefinition(
             schedule_id=name,
             namespace=self.namespace,
             execution_kind=call.task.kind,
@@ -306,7 +304,9 @@ class Registry:
             policy=settings.policy,
             priority=settings.priority,
         )
-        recurrence_of(check_definition(definition, payload_bytes_max=PAYLOAD_BYTES_MAX, now_ms=0))
+        recurrence_of(
+            schedules.check_definition(definition, payload_bytes_max=PAYLOAD_BYTES_MAX, now_ms=0)
+        )
         self.schedules.append(definition)
 
     async def store_schedules(self, engine: Engine) -> None:

@@ -12,6 +12,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
+from flowfabric import errors
 from flowfabric.core.diagnosis import Explanation
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.limits import BATCH_MAX
@@ -22,19 +23,6 @@ from flowfabric.core.views import ExecutionDetails, StepView
 from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import COMPLETION_TOPIC
-from flowfabric.errors import (
-    ExecutionCancelled,
-    ExecutionExpired,
-    ExecutionFailed,
-    ExecutionSkipped,
-    FlowFabricError,
-    InvalidInput,
-    NotFound,
-    OperationTimeout,
-    Terminal,
-    Unavailable,
-    Unsuccessful,
-)
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of, statements_within
 from flowfabric.signals import SignalToken, check_namespace, engine_on, send
@@ -57,11 +45,11 @@ READ_TIMEOUT_S: Final = 5.0
 REASON_TIMEOUT_S: Final = 1.0
 """How long whoever waited in vain waits for the reason."""
 
-_ENDINGS: Final[dict[PublicState, type[Unsuccessful]]] = {
-    PublicState.FAILED: ExecutionFailed,
-    PublicState.CANCELLED: ExecutionCancelled,
-    PublicState.EXPIRED: ExecutionExpired,
-    PublicState.SKIPPED: ExecutionSkipped,
+_ENDINGS: Final[dict[PublicState, type[errors.Unsuccessful]]] = {
+    PublicState.FAILED: errors.ExecutionFailed,
+    PublicState.CANCELLED: errors.ExecutionCancelled,
+    PublicState.EXPIRED: errors.ExecutionExpired,
+    PublicState.SKIPPED: errors.ExecutionSkipped,
 }
 
 
@@ -109,15 +97,17 @@ class Endings:
                 if not waiting:
                     del self._awaited[execution_id]
 
-    async def _timed_out(self, execution_id: ExecutionId, elapsed_ms: int) -> OperationTimeout:
+    async def _timed_out(
+        self, execution_id: ExecutionId, elapsed_ms: int
+    ) -> errors.OperationTimeout:
         """With the reason why it has not ended, if the database tells soon."""
         try:
             with statements_within(REASON_TIMEOUT_S):
                 why = await self._engine.explain_execution(execution_id)
-        except FlowFabricError:
-            return OperationTimeout(f"waiting for {uuid_of(execution_id)}", elapsed_ms)
+        except errors.FlowFabricError:
+            return errors.OperationTimeout(f"waiting for {uuid_of(execution_id)}", elapsed_ms)
         called = why.own_id or uuid_of(execution_id)
-        return OperationTimeout(f"waiting for {called}", elapsed_ms, why.sentence)
+        return errors.OperationTimeout(f"waiting for {called}", elapsed_ms, why.sentence)
 
     happens = True
     """Whether anything happens by itself: not in tests that run work by hand."""
@@ -138,13 +128,13 @@ class Endings:
                 try:
                     with statements_within(READ_TIMEOUT_S):
                         found = await self._look()
-                except Unavailable as error:
+                except errors.Unavailable as error:
                     # No outage: nothing that is asked later is answered otherwise.
                     for future in [each for all_ in self._awaited.values() for each in all_]:
                         if not future.done():
                             future.set_exception(error)
                     return
-                except FlowFabricError as error:
+                except errors.FlowFabricError as error:
                     log.log(level_of(error), "could not read results; trying again: %s", error)
                     await asyncio.sleep(AFTER_ERROR_S)
                     continue
@@ -165,7 +155,7 @@ class Endings:
                     future.set_result(outcome)
             for execution_id in known.missing:
                 for future in self._waiting(execution_id):
-                    future.set_exception(NotFound("execution", execution_id))
+                    future.set_exception(errors.NotFound("execution", execution_id))
         return found
 
     def _waiting(self, execution_id: ExecutionId) -> list[asyncio.Future[Outcome]]:
@@ -227,7 +217,7 @@ class Run(Generic[R_co]):
         opened = await self._here()
         found = await opened.engine.read_execution_state(self.execution_id)
         if found is None:
-            raise NotFound("execution", self._called)
+            raise errors.NotFound("execution", self._called)
         return found
 
     async def snapshot(self) -> ExecutionDetails:
@@ -235,7 +225,7 @@ class Run(Generic[R_co]):
         opened = await self._opened.here()
         found = await opened.engine.inspect_execution(self.execution_id)
         if found is None or self._namespace not in (None, found.namespace):
-            raise NotFound("execution", self._called)
+            raise errors.NotFound("execution", self._called)
         return found
 
     async def steps(self) -> tuple[StepView, ...]:
@@ -288,11 +278,11 @@ class Run(Generic[R_co]):
         opened = await self._here()
         try:
             await opened.engine.cancel_execution(self.execution_id, reason=reason)
-        except InvalidInput as error:
+        except errors.InvalidInput as error:
             # Its id is good, so this can only be about how it ended.
             if error.field != "execution_id":
                 raise
-            raise Terminal(f"{self.execution_id}: {error.problem}") from None
+            raise errors.Terminal(f"{self.execution_id}: {error.problem}") from None
 
     async def signal(
         self,

@@ -16,18 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Generic, Literal, Self, TypeVar
 
-from flowfabric.core import checks
-from flowfabric.core.conditions import (
-    AllConditions,
-    ByName,
-    Condition,
-    Count,
-    CountKind,
-    Matcher,
-    Single,
-    Wildcard,
-    check_condition,
-)
+from flowfabric.core import checks, conditions
 from flowfabric.core.ids import parse_execution_id, parse_uuid
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.records import WaitpointState
@@ -53,10 +42,10 @@ OPERATOR: Final = "operator"
 
 Distinct = Literal["signals", "sources", "waitpoints"]
 
-_KINDS: Final[dict[str, CountKind]] = {
-    "signals": CountKind.DISTINCT_SIGNALS,
-    "sources": CountKind.DISTINCT_SOURCES,
-    "waitpoints": CountKind.DISTINCT_WAITPOINTS,
+_KINDS: Final[dict[str, conditions.CountKind]] = {
+    "signals": conditions.CountKind.DISTINCT_SIGNALS,
+    "sources": conditions.CountKind.DISTINCT_SOURCES,
+    "waitpoints": conditions.CountKind.DISTINCT_WAITPOINTS,
 }
 
 
@@ -81,12 +70,12 @@ def check_name(name: object) -> str:
     return checks.check_name("name", name, bytes_max=NAME_BYTES_MAX)
 
 
-def all_of(*members: str | Condition) -> AllConditions:
+def all_of(*members: str | conditions.Condition) -> conditions.AllConditions:
     """Every one of these: names of signals, or conditions."""
-    return AllConditions(tuple(condition_of(member) for member in members))
+    return conditions.AllConditions(tuple(condition_of(member) for member in members))
 
 
-def count(n: int, *names: str, distinct: Distinct = "signals") -> Count:
+def count(n: int, *names: str, distinct: Distinct = "signals") -> conditions.Count:
     """So many signals, whichever of the names they come by.
 
     `distinct` says which count as different: every signal, those of different
@@ -97,23 +86,27 @@ def count(n: int, *names: str, distinct: Distinct = "signals") -> Count:
     if not names:
         raise InvalidInput("count", "needs the name of at least one signal")
     checked = tuple(check_name(name) for name in names)
-    matcher: Matcher = ByName(checked[0]) if len(checked) == 1 else Wildcard()
-    return Count(n, _KINDS[distinct], checked, matcher)
+    matcher: conditions.Matcher = (
+        conditions.ByName(checked[0]) if len(checked) == 1 else conditions.Wildcard()
+    )
+    return conditions.Count(n, _KINDS[distinct], checked, matcher)
 
 
-def any_of(*names: str) -> Count:
+def any_of(*names: str) -> conditions.Count:
     """The first signal that comes by any of these names."""
     return count(1, *names)
 
 
-def condition_of(*members: object) -> Condition:
+def condition_of(*members: object) -> conditions.Condition:
     """One condition of what a caller gave: names, conditions, or several of them."""
     if len(members) == 1:
         (only,) = members
         if isinstance(only, str):
-            return Single(check_name(only), ByName(only))
-        return check_condition(only)
-    return check_condition(AllConditions(tuple(condition_of(member) for member in members)))
+            return conditions.Single(check_name(only), conditions.ByName(only))
+        return conditions.check_condition(only)
+    return conditions.check_condition(
+        conditions.AllConditions(tuple(condition_of(member) for member in members))
+    )
 
 
 # Tokens ----------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import msgspec
 from msgspec import Struct
 
+from flowfabric import errors
 from flowfabric.core.checks import check_priority
 from flowfabric.core.creation import Checked, NewExecution, Terms
 from flowfabric.core.ids import ExecutionId, solo_execution_id, uuid4_from
@@ -27,16 +28,6 @@ from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.policies import ExecutionPolicy, TimeoutPolicy, optional_duration_ms
 from flowfabric.core.results import CreateResult
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import (
-    BackendErrorKind,
-    FlowFabricError,
-    InvalidInput,
-    KeyUndecided,
-    OperationTimeout,
-    ResourceExhausted,
-    Transport,
-    Unavailable,
-)
 from flowfabric.outages import everything_within, statements_within
 from flowfabric.task import JSON, OPTION_NAMES, Arguments, Call, Source, Task
 
@@ -55,9 +46,9 @@ PARALLEL = 2
 SPLIT_PARALLEL = 4
 """How many items of a refused batch are tried at once, each alone."""
 
-Commit = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | FlowFabricError]]]
+Commit = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | errors.FlowFabricError]]]
 
-OUTAGE = (Transport, Unavailable, ResourceExhausted, OperationTimeout)
+OUTAGE = (errors.Transport, errors.Unavailable, errors.ResourceExhausted, errors.OperationTimeout)
 """What is nobody's fault: it concerns a whole batch, and asking one by one cannot help."""
 
 
@@ -155,13 +146,13 @@ class GroupCommit(Generic[Item, Answer]):
         # A few at once, so that one which has to wait holds up no other.
         await asyncio.gather(*(self._commit_alone(left) for _ in range(SPLIT_PARALLEL)))
 
-    def _refuse_late(self, outage: FlowFabricError) -> None:
+    def _refuse_late(self, outage: errors.FlowFabricError) -> None:
         """Those who have waited long enough hear of the outage without a try of their own."""
         late_s = time.monotonic() - self._patience_s
         while self._waiting and self._waiting[0].since_s <= late_s:
             detail = f"waited for others, who failed: {outage}"
             entry = self._waiting.popleft()
-            entry.tell(Transport("queue", detail, kind=BackendErrorKind.TIMEOUT))
+            entry.tell(errors.Transport("queue", detail, kind=errors.BackendErrorKind.TIMEOUT))
 
     async def _commit_alone(self, entries: Iterator[Entry[Item, Answer]]) -> None:
         for item, tell, _ in entries:
@@ -216,16 +207,16 @@ def read_submission(
     """Tell the task's own arguments from what is said about the submission."""
     if isinstance(what, Call):
         if args:
-            raise InvalidInput("submit", "a call has its arguments already")
+            raise errors.InvalidInput("submit", "a call has its arguments already")
         return what, check_options(given)
     if not isinstance(what, Task):
-        raise InvalidInput("submit", "takes what @app.task made, or a call of it", what)
+        raise errors.InvalidInput("submit", "takes what @app.task made, or a call of it", what)
     if not given:
         return Call(what, what.arguments.encode(args, given)), NO_OPTIONS
     options = {name: value for name, value in given.items() if name in OPTION_NAMES}
     both = sorted(options.keys() & set(what.arguments.names))
     if both:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             both[0],
             f"is both an argument of {what.name} and an option of submit; write"
             f" submit({what.name}(…), …), with the argument inside and the option outside",
@@ -240,12 +231,12 @@ def check_options(given: Mapping[str, object]) -> Options:
     unknown = sorted(given.keys() - OPTION_NAMES)
     if unknown:
         known = ", ".join(sorted(OPTION_NAMES))
-        raise InvalidInput(unknown[0], f"is not an option of submit; those are {known}")
+        raise errors.InvalidInput(unknown[0], f"is not an option of submit; those are {known}")
     try:
         return msgspec.convert(dict(given), Options)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$.")
-        raise InvalidInput(path.rstrip("`") or "options", problem) from None
+        raise errors.InvalidInput(path.rstrip("`") or "options", problem) from None
 
 
 def request_of(call: Call[object], options: Options, namespace: str) -> NewExecution:
@@ -351,7 +342,7 @@ class Submissions:
             return await self._wait_apart(checked)
         try:
             return await self._group.add(checked)
-        except KeyUndecided:
+        except errors.KeyUndecided:
             return await self._wait_apart(checked)
 
     async def _wait_apart(self, checked: Checked) -> CreateResult:
@@ -367,7 +358,7 @@ class Submissions:
                             (result,) = await self._engine.create_checked(
                                 [checked], key_wait_ms=ALONE_KEY_WAIT_MS
                             )
-                except KeyUndecided:
+                except errors.KeyUndecided:
                     if time.monotonic() >= deadline_s:
                         raise
                     await asyncio.sleep(ASK_AGAIN_S)
@@ -389,7 +380,9 @@ class Submissions:
     async def close(self) -> None:
         await self._group.close()
 
-    async def _create(self, checked: Sequence[Checked]) -> Sequence[CreateResult | FlowFabricError]:
+    async def _create(
+        self, checked: Sequence[Checked]
+    ) -> Sequence[CreateResult | errors.FlowFabricError]:
         with everything_within(SUBMIT_PATIENCE_S):
             return await self._engine.create_checked(checked, key_wait_ms=GROUP_KEY_WAIT_MS)
 
@@ -454,7 +447,7 @@ def compose(
             given[taker] = list(join)
     for name in arguments.required:
         if name not in given:
-            raise InvalidInput(f"argument {name} of {task.name}", "is missing")
+            raise errors.InvalidInput(f"argument {name} of {task.name}", "is missing")
     sources = {name: found for name, value in given.items() if (found := _sources(name, value))}
     if not sources:
         return Composed(arguments.encode_some(given), JSON, ())
@@ -488,7 +481,7 @@ def _sources(name: str, value: object) -> Source | list[Source] | None:
         return None
     found = [each for each in value if isinstance(each, Source)]
     if found and len(found) < len(value):
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"argument {name}",
             "mixes nodes with other values; give the other values as an argument of their own",
         )
@@ -498,7 +491,7 @@ def _sources(name: str, value: object) -> Source | list[Source] | None:
 def _check_may_miss(task: Task[..., object], sources: Mapping[str, Source | list[Source]]) -> None:
     for name, found in sources.items():
         if isinstance(found, Source) and not task.arguments.takes_none(name):
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"argument {name} of {task.name}",
                 f"may have no value, for the task may run without {found.name}; let it be"
                 " None or have a default, or use `join`",
@@ -510,7 +503,7 @@ def complete(task: Task[..., object], payload: bytes, results: Mapping[str, byte
     try:
         incomplete = _DECODER.decode(payload)
     except msgspec.DecodeError as error:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"payload of {task.name}", f"is not {JSON_WITH_INPUTS}: {error}"
         ) from None
     values = dict(incomplete.arguments)

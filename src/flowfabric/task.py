@@ -19,6 +19,7 @@ from typing import Final, Generic, Literal, NamedTuple, ParamSpec, TypedDict, Ty
 
 import msgspec
 
+from flowfabric.core import policies
 from flowfabric.core.checks import (
     ENCODED,
     check_bool,
@@ -31,20 +32,6 @@ from flowfabric.core.checks import (
 )
 from flowfabric.core.ids import parse_execution_kind, parse_lane_id
 from flowfabric.core.limits import WORKER_DEATHS_MAX
-from flowfabric.core.policies import (
-    COUNT_MAX,
-    MULTIPLIER_MAX,
-    Duration,
-    ExecutionPolicy,
-    ExponentialBackoff,
-    RetentionPolicy,
-    RetryPolicy,
-    RoutingRequirements,
-    TimeoutPolicy,
-    duration_ms,
-    optional_duration_ms,
-    parse_policy,
-)
 from flowfabric.errors import InvalidInput
 from flowfabric.json_values import UNREADABLE, check_storable, decoder_of, encode_value, typed
 
@@ -132,31 +119,31 @@ class Retry:
     """
 
     max_retries: int = 3
-    delay: Duration = 1
-    max_delay: Duration = 60
+    delay: policies.Duration = 1
+    max_delay: policies.Duration = 60
     multiplier: float = 2.0
     jitter: bool = True
     never_on: type[BaseException] | Iterable[type[BaseException]] = ()
 
     def __post_init__(self) -> None:
         """A mistake that only a failure brings to light would hide that failure."""
-        check_int("retry.max_retries", self.max_retries, 0, COUNT_MAX)
+        check_int("retry.max_retries", self.max_retries, 0, policies.COUNT_MAX)
         check_bool("retry.jitter", self.jitter)
         multiplier: object = self.multiplier
         if not isinstance(multiplier, int | float) or isinstance(multiplier, bool):
             raise InvalidInput("retry.multiplier", "must be a number", multiplier)
-        if not (math.isfinite(multiplier) and 1 <= multiplier <= MULTIPLIER_MAX):
-            problem = f"must be 1 to {MULTIPLIER_MAX:.0f}"
+        if not (math.isfinite(multiplier) and 1 <= multiplier <= policies.MULTIPLIER_MAX):
+            problem = f"must be 1 to {policies.MULTIPLIER_MAX:.0f}"
             raise InvalidInput("retry.multiplier", problem, multiplier)
         _ = self.policy, self.final
 
     @cached_property
-    def policy(self) -> RetryPolicy:
-        return RetryPolicy(
+    def policy(self) -> policies.RetryPolicy:
+        return policies.RetryPolicy(
             max_retries=self.max_retries,
-            backoff=ExponentialBackoff(
-                initial_delay_ms=duration_ms("retry.delay", self.delay),
-                max_delay_ms=duration_ms("retry.max_delay", self.max_delay),
+            backoff=policies.ExponentialBackoff(
+                initial_delay_ms=policies.duration_ms("retry.delay", self.delay),
+                max_delay_ms=policies.duration_ms("retry.max_delay", self.max_delay),
                 multiplier=self.multiplier,
                 jitter=self.jitter,
             ),
@@ -207,9 +194,9 @@ class SubmitOptions(TypedDict, total=False):
     strict: bool
     """Refuse an idempotency key or id that was used with other arguments."""
     tags: Mapping[str, str]
-    delay: Duration
+    delay: policies.Duration
     """Do not start before this long from now."""
-    deadline: Duration
+    deadline: policies.Duration
     """Expire unless it has ended this long from now."""
     execution_id: str
     connection: object
@@ -225,12 +212,12 @@ class TaskSettings:
 
     lane: str = "default"
     retry: Retry | None = None
-    timeout: Duration | None = None
+    timeout: policies.Duration | None = None
     priority: int = 0
     capabilities: Sequence[str] = ()
     executor: Executor = "thread"
-    keep: Duration | None = None
-    keep_failed: Duration | None = None
+    keep: policies.Duration | None = None
+    keep_failed: policies.Duration | None = None
     max_worker_deaths: int | None = None
 
     def __post_init__(self) -> None:
@@ -245,27 +232,27 @@ class TaskSettings:
         check_names("capabilities", self.capabilities)
 
     @cached_property
-    def policy(self) -> ExecutionPolicy | None:
+    def policy(self) -> policies.ExecutionPolicy | None:
         """None when everything is as it would be anyway."""
-        timeout_ms = optional_duration_ms("timeout", self.timeout)
+        timeout_ms = policies.optional_duration_ms("timeout", self.timeout)
         required = check_required(list(self.capabilities))
-        retention = RetentionPolicy(
-            completed_ms=optional_duration_ms("keep", self.keep),
-            failed_ms=optional_duration_ms("keep_failed", self.keep_failed),
+        retention = policies.RetentionPolicy(
+            completed_ms=policies.optional_duration_ms("keep", self.keep),
+            failed_ms=policies.optional_duration_ms("keep_failed", self.keep_failed),
         )
-        kept = retention != RetentionPolicy()
+        kept = retention != policies.RetentionPolicy()
         deaths = self.max_worker_deaths
         plain = self.retry is None and timeout_ms is None and not required and not kept
         if plain and deaths is None:
             return None
-        return parse_policy(
-            ExecutionPolicy(
+        return policies.parse_policy(
+            policies.ExecutionPolicy(
                 max_worker_deaths=WORKER_DEATHS_MAX if deaths is None else deaths,
                 retry_policy=None if self.retry is None else self.retry.policy,
                 timeout_policy=None
                 if timeout_ms is None
-                else TimeoutPolicy(attempt_timeout_ms=timeout_ms),
-                routing_requirements=RoutingRequirements(required_capabilities=required)
+                else policies.TimeoutPolicy(attempt_timeout_ms=timeout_ms),
+                routing_requirements=policies.RoutingRequirements(required_capabilities=required)
                 if required
                 else None,
                 retention_policy=retention if kept else None,

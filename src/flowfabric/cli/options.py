@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 from msgspec import Struct, structs
 
+from flowfabric import errors
 from flowfabric.app import App
 from flowfabric.connection import connect
 from flowfabric.core.ids import ExecutionId
@@ -25,19 +26,6 @@ from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.reads import EVERYTHING, ExecutionFilter
-from flowfabric.errors import (
-    Conflict,
-    Contention,
-    FlowFabricError,
-    InvalidInput,
-    NotFound,
-    OperationTimeout,
-    ResourceExhausted,
-    StateConflict,
-    Transport,
-    Unavailable,
-    Validation,
-)
 from flowfabric.signals import check_namespace
 from flowfabric.store.urls import SQLITE, redact
 
@@ -93,9 +81,9 @@ class Target(Struct, frozen=True, kw_only=True):
         try:
             codec = None if self.app is None else find_app(self.app).codec
             return await connect(url, set_up=False, codec=codec)
-        except Transport as error:
+        except errors.Transport as error:
             problem = error.detail.removeprefix(f"transport ({error.backend}): ")
-            raise Unavailable(redact(url), f"cannot be reached: {problem}") from error
+            raise errors.Unavailable(redact(url), f"cannot be reached: {problem}") from error
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -176,7 +164,7 @@ def check_file(url: str) -> None:
     """A mistyped path would otherwise leave an empty database behind."""
     path = unquote(url.removeprefix(SQLITE))
     if url.startswith(SQLITE) and path != ":memory:" and not Path(path).exists():
-        raise Unavailable(
+        raise errors.Unavailable(
             "sqlite",
             f"there is no database at {path}; to create it, run: flowfabric migrate --url"
             f" {quote(url)}",
@@ -353,7 +341,7 @@ def _time(option: str, text: str | None, now_ms: int) -> int | None:
     except ValueError:
         try:
             return max(0, now_ms - duration_ms(option, text))
-        except InvalidInput:
+        except errors.InvalidInput:
             raise click.BadParameter(
                 f"{text!r} is neither a duration such as 2h nor a time such as 2026-03-29T06:00",
                 param_hint=f"--{option}",
@@ -386,18 +374,18 @@ REFUSED: Final = 4
 UNAVAILABLE: Final = 5
 INTERRUPTED: Final = 130
 
-_BY_CLASS: Final[tuple[tuple[type[FlowFabricError], int], ...]] = (
-    (NotFound, NOT_FOUND),
-    (Validation, USAGE),
-    (Contention, REFUSED),
-    (Conflict, REFUSED),
-    (StateConflict, REFUSED),
-    (Transport, UNAVAILABLE),
-    (Unavailable, UNAVAILABLE),
-    (ResourceExhausted, UNAVAILABLE),
-    (OperationTimeout, UNAVAILABLE),
+_BY_CLASS: Final[tuple[tuple[type[errors.FlowFabricError], int], ...]] = (
+    (errors.NotFound, NOT_FOUND),
+    (errors.Validation, USAGE),
+    (errors.Contention, REFUSED),
+    (errors.Conflict, REFUSED),
+    (errors.StateConflict, REFUSED),
+    (errors.Transport, UNAVAILABLE),
+    (errors.Unavailable, UNAVAILABLE),
+    (errors.ResourceExhausted, UNAVAILABLE),
+    (errors.OperationTimeout, UNAVAILABLE),
 )
 
 
-def status_of(error: FlowFabricError) -> int:
+def status_of(error: errors.FlowFabricError) -> int:
     return next((status for kind, status in _BY_CLASS if isinstance(error, kind)), FAILED)

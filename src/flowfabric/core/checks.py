@@ -10,15 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final
 
-from flowfabric.core.limits import (
-    NAME_BYTES_MAX,
-    PAYLOAD_DEPTH_MAX,
-    PRIORITY_MAX,
-    PRIORITY_MIN,
-    REASON_BYTES_MAX,
-    TEXT_BYTES_MAX,
-    TIME_MS_MAX,
-)
+from flowfabric.core import limits
 from flowfabric.errors import InvalidCapabilities, InvalidInput, PayloadTooLarge
 
 # Text that somebody else wrote, made safe to show ---------------------------
@@ -108,7 +100,7 @@ def check_int(field: str, value: object, low: int, high: int) -> int:
 
 
 def check_priority(value: object) -> int:
-    return check_int("priority", value, PRIORITY_MIN, PRIORITY_MAX)
+    return check_int("priority", value, limits.PRIORITY_MIN, limits.PRIORITY_MAX)
 
 
 def check_names(field: str, value: object) -> None:
@@ -134,7 +126,7 @@ def check_list(field: str, value: object, low: int, high: int) -> Sequence[objec
 
 def check_time(field: str, value: object) -> int:
     """A point in time in milliseconds since the epoch."""
-    return check_int(field, value, 0, TIME_MS_MAX)
+    return check_int(field, value, 0, limits.TIME_MS_MAX)
 
 
 def check_optional_time(field: str, value: object) -> int | None:
@@ -142,7 +134,7 @@ def check_optional_time(field: str, value: object) -> int | None:
 
 
 def check_text(
-    field: str, value: object, *, bytes_max: int = NAME_BYTES_MAX, empty: bool = True
+    field: str, value: object, *, bytes_max: int = limits.NAME_BYTES_MAX, empty: bool = True
 ) -> str:
     if not isinstance(value, str):
         raise InvalidInput(field, "must be a string", value)
@@ -159,7 +151,7 @@ def check_text(
     return value
 
 
-def check_name(field: str, value: object, *, bytes_max: int = NAME_BYTES_MAX) -> str:
+def check_name(field: str, value: object, *, bytes_max: int = limits.NAME_BYTES_MAX) -> str:
     """Text people call something by: not empty, and nothing in it acts unseen."""
     name = check_text(field, value, bytes_max=bytes_max, empty=False)
     if not is_visible(name):
@@ -169,11 +161,13 @@ def check_name(field: str, value: object, *, bytes_max: int = NAME_BYTES_MAX) ->
 
 def check_reason(value: object) -> str:
     """Text of any length, shortened: it is a message to people."""
-    return shorten(check_text("reason", value, bytes_max=REASON_BYTES_MAX), TEXT_BYTES_MAX)
+    return shorten(
+        check_text("reason", value, bytes_max=limits.REASON_BYTES_MAX), limits.TEXT_BYTES_MAX
+    )
 
 
 def check_optional_text(
-    field: str, value: object, *, bytes_max: int = NAME_BYTES_MAX
+    field: str, value: object, *, bytes_max: int = limits.NAME_BYTES_MAX
 ) -> str | None:
     return None if value is None else check_text(field, value, bytes_max=bytes_max)
 
@@ -208,17 +202,17 @@ def check_json(field: str, value: object, bytes_max: int, *, encoding: object) -
 
 def check_depth(field: str, document: bytes) -> None:
     """Refuse JSON with more lists and objects inside each other than can be read back."""
-    if document.count(b"[") + document.count(b"{") <= PAYLOAD_DEPTH_MAX:
+    if document.count(b"[") + document.count(b"{") <= limits.PAYLOAD_DEPTH_MAX:
         return
     brackets = _TEXTS.sub(b"", document).translate(_SAME_BRACKETS, _NOT_BRACKETS)
     # Each pass takes away the innermost level.
-    for _ in range(PAYLOAD_DEPTH_MAX):
+    for _ in range(limits.PAYLOAD_DEPTH_MAX):
         less = brackets.replace(b"[]", b"")
         if len(less) == len(brackets):
             break
         brackets = less
     if b"[]" in brackets:
-        problem = f"must be nested at most {PAYLOAD_DEPTH_MAX} deep, in lists and objects"
+        problem = f"must be nested at most {limits.PAYLOAD_DEPTH_MAX} deep, in lists and objects"
         raise InvalidInput(field, problem)
 
 

@@ -11,32 +11,12 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric import errors
+from flowfabric.core import policies, results, transitions
 from flowfabric.core.events import LeaseEventType, lease_event, operator_event
 from flowfabric.core.leases import OPERATOR_OVERRIDE, Fence, check_fence, check_holder
 from flowfabric.core.limits import PRIORITY_MAX, PRIORITY_MIN
-from flowfabric.core.policies import (
-    ATTEMPT_TIMEOUT,
-    EXECUTION_DEADLINE,
-    RetryPolicy,
-    decide_retry,
-    parse_policy,
-)
 from flowfabric.core.records import Execution, FailedStep
-from flowfabric.core.results import (
-    AlreadySatisfied,
-    Cancelled,
-    Changed,
-    Completed,
-    Delayed,
-    FailResult,
-    HandedBack,
-    Marked,
-    Moved,
-    Replayed,
-    RetryScheduled,
-    TerminalFailed,
-    Updated,
-)
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import (
     AttemptLifecycle,
@@ -47,25 +27,6 @@ from flowfabric.core.states import (
     OwnershipState,
     PublicState,
     TerminalOutcome,
-)
-from flowfabric.core.transitions import (
-    NO_LEASE,
-    UNBLOCKED,
-    Changes,
-    Decision,
-    Field,
-    Subject,
-    change,
-    end_attempt,
-    finish,
-)
-from flowfabric.errors import (
-    ExecutionNotEligible,
-    ExecutionNotTerminal,
-    InvalidInput,
-    LeaseRevoked,
-    MaxReplaysExhausted,
-    StaleLease,
 )
 
 WORKER_DELAY = "worker_delay"
@@ -89,9 +50,9 @@ class Failure(Struct, frozen=True, kw_only=True):
         return self.category or self.failure_class.value
 
     @property
-    def attempt_fields(self) -> Mapping[str, Field]:
+    def attempt_fields(self) -> Mapping[str, transitions.Field]:
         """What is kept of it with the attempt, beside reason and category."""
-        fields: dict[str, Field] = {"failure_traceback": self.traceback}
+        fields: dict[str, transitions.Field] = {"failure_traceback": self.traceback}
         if self.step is not None:
             fields |= {
                 "failed_step_key": self.step.step_key,
@@ -125,19 +86,21 @@ def repeats(execution: Execution, fence: Fence | None) -> bool:
 
 
 def decide_complete(
-    subject: Subject,
+    subject: transitions.Subject,
     fence: Fence | None,
     result: bytes | None,
     result_encoding: str | None,
     timing: Timing,
-) -> Decision[Completed]:
+) -> transitions.Decision[results.Completed]:
     """Finish a running execution successfully."""
     execution = subject.execution
-    answer = Completed(execution_id=execution.execution_id, public_state=PublicState.COMPLETED)
+    answer = results.Completed(
+        execution_id=execution.execution_id, public_state=PublicState.COMPLETED
+    )
     if execution.terminal_outcome is TerminalOutcome.SUCCESS and repeats(execution, fence):
-        return Decision(answer=answer)
+        return transitions.Decision(answer=answer)
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
-    changes = finish(
+    changes = transitions.finish(
         subject,
         TerminalOutcome.SUCCESS,
         timing.now_ms,
@@ -146,16 +109,16 @@ def decide_complete(
         reason="completed",
         fields={"result": result, "result_encoding": result_encoding},
     )
-    return Decision(answer=answer, changes=changes)
+    return transitions.Decision(answer=answer, changes=changes)
 
 
 def decide_fail(
-    subject: Subject,
+    subject: transitions.Subject,
     fence: Fence | None,
     failure: Failure,
     timing: Timing,
-    retry_policy: RetryPolicy | None = None,
-) -> Decision[FailResult]:
+    retry_policy: policies.RetryPolicy | None = None,
+) -> transitions.Decision[results.FailResult]:
     """Record a failed attempt: schedule a retry if policy and class allow, else end.
 
     `retry_policy` stands in for the one the execution was created with.
@@ -163,10 +126,10 @@ def decide_fail(
     execution = subject.execution
     repeated = _repeated_failure(execution, fence)
     if repeated is not None:
-        return Decision(answer=repeated)
+        return transitions.Decision(answer=repeated)
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
-    policy = retry_policy or parse_policy(execution.policy).retry_policy
-    delay_ms = decide_retry(
+    policy = retry_policy or policies.parse_policy(execution.policy).retry_policy
+    delay_ms = policies.decide_retry(
         policy,
         retry_count=execution.retry_count,
         failure_class=failure.failure_class,
@@ -175,7 +138,7 @@ def decide_fail(
     )
     if delay_ms is not None:
         return schedule_retry(subject, failure, timing.now_ms + delay_ms, timing.now_ms)
-    changes = finish(
+    changes = transitions.finish(
         subject,
         TerminalOutcome.FAILED,
         timing.now_ms,
@@ -187,12 +150,14 @@ def decide_fail(
         attempt_fields=failure.attempt_fields,
         fields={"failure_reason": failure.reason},
     )
-    return Decision(answer=TerminalFailed(execution_id=execution.execution_id), changes=changes)
+    return transitions.Decision(
+        answer=results.TerminalFailed(execution_id=execution.execution_id), changes=changes
+    )
 
 
-def _repeated_failure(execution: Execution, fence: Fence | None) -> FailResult | None:
+def _repeated_failure(execution: Execution, fence: Fence | None) -> results.FailResult | None:
     if execution.terminal_outcome is TerminalOutcome.FAILED and repeats(execution, fence):
-        return TerminalFailed(execution_id=execution.execution_id)
+        return results.TerminalFailed(execution_id=execution.execution_id)
     # The retry cleared the attempt id, so the epoch alone tells that it was this holder.
     if (
         fence is not None
@@ -200,7 +165,7 @@ def _repeated_failure(execution: Execution, fence: Fence | None) -> FailResult |
         and execution.attempt_state is AttemptState.PENDING_RETRY_ATTEMPT
         and execution.lease_epoch == fence.lease_epoch
     ):
-        return RetryScheduled(
+        return results.RetryScheduled(
             execution_id=execution.execution_id,
             delay_until_ms=execution.delay_until_ms or execution.last_mutation_at_ms,
             next_attempt_index=execution.total_attempt_count,
@@ -209,12 +174,12 @@ def _repeated_failure(execution: Execution, fence: Fence | None) -> FailResult |
 
 
 def schedule_retry(
-    subject: Subject, failure: Failure, delay_until_ms: int, now_ms: int
-) -> Decision[FailResult]:
+    subject: transitions.Subject, failure: Failure, delay_until_ms: int, now_ms: int
+) -> transitions.Decision[results.FailResult]:
     """End the attempt and wait until `delay_until_ms` for the next one."""
     before = subject.execution
-    fields: dict[str, Field] = {
-        **NO_LEASE,
+    fields: dict[str, transitions.Field] = {
+        **transitions.NO_LEASE,
         **into(Situation.RETRYING, f"retry backoff until {delay_until_ms}"),
         "current_attempt_id": None,
         "retry_count": before.retry_count + 1,
@@ -222,8 +187,8 @@ def schedule_retry(
         "pending_retry_reason": failure.reason,
         "pending_previous_attempt_index": before.current_attempt_index,
     }
-    after = change(before, now_ms, **fields)
-    attempts = end_attempt(
+    after = transitions.change(before, now_ms, **fields)
+    attempts = transitions.end_attempt(
         subject.attempt,
         AttemptLifecycle.ENDED_FAILURE,
         now_ms,
@@ -232,13 +197,13 @@ def schedule_retry(
         failure.attempt_fields,
     )
     event = lease_event(before, LeaseEventType.REVOKED, now_ms, "failed_retry_scheduled")
-    return Decision(
-        answer=RetryScheduled(
+    return transitions.Decision(
+        answer=results.RetryScheduled(
             execution_id=before.execution_id,
             delay_until_ms=delay_until_ms,
             next_attempt_index=before.total_attempt_count,
         ),
-        changes=Changes(updates=(after, *attempts), events=(event,)),
+        changes=transitions.Changes(updates=(after, *attempts), events=(event,)),
     )
 
 
@@ -246,13 +211,13 @@ def schedule_retry(
 
 
 def decide_delay(
-    subject: Subject, fence: Fence | None, delay_until_ms: int, timing: Timing
-) -> Decision[Delayed]:
+    subject: transitions.Subject, fence: Fence | None, delay_until_ms: int, timing: Timing
+) -> transitions.Decision[results.Delayed]:
     """Put the attempt aside until a time. A time in the past is due at once."""
     execution = subject.execution
-    answer = Delayed(execution_id=execution.execution_id, public_state=PublicState.DELAYED)
+    answer = results.Delayed(execution_id=execution.execution_id, public_state=PublicState.DELAYED)
     if already_parked(subject, fence, WORKER_DELAY):
-        return Decision(answer=answer)
+        return transitions.Decision(answer=answer)
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
     changes = park(
         subject,
@@ -261,10 +226,12 @@ def decide_delay(
         into(Situation.PARKED, f"delayed until {delay_until_ms}"),
         delay_until_ms=delay_until_ms,
     )
-    return Decision(answer=answer, changes=changes)
+    return transitions.Decision(answer=answer, changes=changes)
 
 
-def decide_wait_children(subject: Subject, fence: Fence | None, timing: Timing) -> Decision[Moved]:
+def decide_wait_children(
+    subject: transitions.Subject, fence: Fence | None, timing: Timing
+) -> transitions.Decision[results.Moved]:
     """Put the attempt aside until the executions it depends on have ended.
 
     If they have, or if it depends on none, it is ready again at once.
@@ -272,16 +239,18 @@ def decide_wait_children(subject: Subject, fence: Fence | None, timing: Timing) 
     execution = subject.execution
     if already_parked(subject, fence, WAITING_CHILDREN):
         state = execution.public_state
-        return Decision(answer=Moved(execution_id=execution.execution_id, public_state=state))
+        return transitions.Decision(
+            answer=results.Moved(execution_id=execution.execution_id, public_state=state)
+        )
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
     changes = park(subject, WAITING_CHILDREN, timing.now_ms, into(Situation.RESUMABLE))
     parked = changes.updates[0]
     assert isinstance(parked, Execution)
-    answer = Moved(execution_id=execution.execution_id, public_state=parked.public_state)
-    return Decision(answer=answer, changes=changes)
+    answer = results.Moved(execution_id=execution.execution_id, public_state=parked.public_state)
+    return transitions.Decision(answer=answer, changes=changes)
 
 
-def already_parked(subject: Subject, fence: Fence | None, marker: str) -> bool:
+def already_parked(subject: transitions.Subject, fence: Fence | None, marker: str) -> bool:
     """Whether this holder has parked it so before and nobody has claimed it since."""
     return (
         subject.execution.lifecycle_phase is LifecyclePhase.RUNNABLE
@@ -293,7 +262,7 @@ def already_parked(subject: Subject, fence: Fence | None, marker: str) -> bool:
 
 
 def park(
-    subject: Subject,
+    subject: transitions.Subject,
     marker: str,
     now_ms: int,
     aside: Mapping[str, str],
@@ -301,8 +270,8 @@ def park(
     reason: str = "",
     blocked_on: str | None = None,
     blocked_count: int = 0,
-    **fields: Field,
-) -> Changes:
+    **fields: transitions.Field,
+) -> transitions.Changes:
     """Release the lease but keep the attempt open; `marker` says what it waits for.
 
     `aside` is the situation it is put into.
@@ -312,12 +281,12 @@ def park(
     """
     before = subject.execution
     assert subject.attempt is not None, "an active execution has an attempt"
-    parked: dict[str, Field] = {
-        **NO_LEASE,
+    parked: dict[str, transitions.Field] = {
+        **transitions.NO_LEASE,
         **aside,
         "attempt_time_left_ms": time_left(before, now_ms),
     }
-    after = change(before, now_ms, **(parked | fields))
+    after = transitions.change(before, now_ms, **(parked | fields))
     attempt = structs.replace(
         subject.attempt,
         attempt_state=AttemptLifecycle.SUSPENDED,
@@ -327,7 +296,7 @@ def park(
         blocked_count=blocked_count,
     )
     event = lease_event(before, LeaseEventType.REVOKED, now_ms, reason or marker)
-    return Changes(updates=(after, attempt), events=(event,))
+    return transitions.Changes(updates=(after, attempt), events=(event,))
 
 
 def time_left(execution: Execution, now_ms: int) -> int | None:
@@ -341,83 +310,93 @@ def time_left(execution: Execution, now_ms: int) -> int | None:
 
 
 def decide_progress(
-    subject: Subject,
+    subject: transitions.Subject,
     fence: Fence,
     percent: int | None,
     message: str | None,
     timing: Timing,
-) -> Decision[Updated]:
+) -> transitions.Decision[results.Updated]:
     """Overwrite what is given, keep what is not; nothing given writes nothing."""
     execution = subject.execution
     check_holder(execution, fence, timing.now_ms)
-    answer = Updated(execution_id=execution.execution_id)
+    answer = results.Updated(execution_id=execution.execution_id)
     if percent is None and message is None:
-        return Decision(answer=answer)
-    after = change(
+        return transitions.Decision(answer=answer)
+    after = transitions.change(
         execution,
         timing.now_ms,
         progress_pct=execution.progress_pct if percent is None else percent,
         progress_message=execution.progress_message if message is None else message,
         progress_updated_at_ms=timing.now_ms,
     )
-    return Decision(answer=answer, changes=Changes(updates=(after,)))
+    return transitions.Decision(answer=answer, changes=transitions.Changes(updates=(after,)))
 
 
 # Time -------------------------------------------------------------------------
 
 
-def decide_promote(subject: Subject, now_ms: int) -> Decision[Marked | AlreadySatisfied]:
+def decide_promote(
+    subject: transitions.Subject, now_ms: int
+) -> transitions.Decision[results.Marked | results.AlreadySatisfied]:
     """Make a delayed execution ready once its time has come."""
     execution = subject.execution
     if (
         execution.lifecycle_phase is not LifecyclePhase.RUNNABLE
         or execution.eligibility_state is not EligibilityState.NOT_ELIGIBLE_UNTIL_TIME
     ):
-        return Decision(answer=AlreadySatisfied(reason="not_delayed"))
+        return transitions.Decision(answer=results.AlreadySatisfied(reason="not_delayed"))
     if execution.delay_until_ms is not None and execution.delay_until_ms > now_ms:
-        return Decision(answer=AlreadySatisfied(reason="not_yet_due"))
-    after = change(execution, now_ms, **UNBLOCKED, delay_until_ms=None, awaits_child=False)
-    answer = Marked(execution_id=execution.execution_id, public_state=after.public_state)
-    return Decision(answer=answer, changes=Changes(updates=(after,)))
+        return transitions.Decision(answer=results.AlreadySatisfied(reason="not_yet_due"))
+    after = transitions.change(
+        execution, now_ms, **transitions.UNBLOCKED, delay_until_ms=None, awaits_child=False
+    )
+    answer = results.Marked(execution_id=execution.execution_id, public_state=after.public_state)
+    return transitions.Decision(answer=answer, changes=transitions.Changes(updates=(after,)))
 
 
-def decide_attempt_timeout(subject: Subject, timing: Timing) -> Decision[Marked | AlreadySatisfied]:
+def decide_attempt_timeout(
+    subject: transitions.Subject, timing: Timing
+) -> transitions.Decision[results.Marked | results.AlreadySatisfied]:
     """End an attempt that ran too long: a failure of class `timeout`, retried as such.
 
     With no retry left the execution expires.
     """
     execution = subject.execution
     if execution.lifecycle_phase is not LifecyclePhase.ACTIVE:
-        return Decision(answer=AlreadySatisfied(reason="not_active"))
+        return transitions.Decision(answer=results.AlreadySatisfied(reason="not_active"))
     if execution.attempt_deadline_ms is None or execution.attempt_deadline_ms > timing.now_ms:
-        return Decision(answer=AlreadySatisfied(reason="not_yet_due"))
-    delay_ms = decide_retry(
-        parse_policy(execution.policy).retry_policy,
+        return transitions.Decision(answer=results.AlreadySatisfied(reason="not_yet_due"))
+    delay_ms = policies.decide_retry(
+        policies.parse_policy(execution.policy).retry_policy,
         retry_count=execution.retry_count,
         failure_class=FailureClass.TIMEOUT,
         category=FailureClass.TIMEOUT.value,
         chance=timing.chance,
     )
     if delay_ms is None:
-        return expire(subject, ATTEMPT_TIMEOUT, timing)
-    failure = Failure(reason=ATTEMPT_TIMEOUT, failure_class=FailureClass.TIMEOUT)
+        return expire(subject, policies.ATTEMPT_TIMEOUT, timing)
+    failure = Failure(reason=policies.ATTEMPT_TIMEOUT, failure_class=FailureClass.TIMEOUT)
     retry = schedule_retry(subject, failure, timing.now_ms + delay_ms, timing.now_ms)
-    answer = Marked(execution_id=execution.execution_id, public_state=PublicState.DELAYED)
-    return Decision(answer=answer, changes=retry.changes)
+    answer = results.Marked(execution_id=execution.execution_id, public_state=PublicState.DELAYED)
+    return transitions.Decision(answer=answer, changes=retry.changes)
 
 
-def decide_deadline(subject: Subject, timing: Timing) -> Decision[Marked | AlreadySatisfied]:
+def decide_deadline(
+    subject: transitions.Subject, timing: Timing
+) -> transitions.Decision[results.Marked | results.AlreadySatisfied]:
     """End an execution whose deadline passed, whatever it was doing."""
     execution = subject.execution
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
-        return Decision(answer=AlreadySatisfied(reason="already_terminal"))
+        return transitions.Decision(answer=results.AlreadySatisfied(reason="already_terminal"))
     if execution.deadline_at_ms is None or execution.deadline_at_ms > timing.now_ms:
-        return Decision(answer=AlreadySatisfied(reason="not_yet_due"))
-    return expire(subject, EXECUTION_DEADLINE, timing)
+        return transitions.Decision(answer=results.AlreadySatisfied(reason="not_yet_due"))
+    return expire(subject, policies.EXECUTION_DEADLINE, timing)
 
 
-def expire(subject: Subject, reason: str, timing: Timing) -> Decision[Marked | AlreadySatisfied]:
-    changes = finish(
+def expire(
+    subject: transitions.Subject, reason: str, timing: Timing
+) -> transitions.Decision[results.Marked | results.AlreadySatisfied]:
+    changes = transitions.finish(
         subject,
         TerminalOutcome.EXPIRED,
         timing.now_ms,
@@ -429,8 +408,10 @@ def expire(subject: Subject, reason: str, timing: Timing) -> Decision[Marked | A
         lease_event_type=LeaseEventType.EXPIRED,
         fields={"failure_reason": reason},
     )
-    answer = Marked(execution_id=subject.execution.execution_id, public_state=PublicState.EXPIRED)
-    return Decision(answer=answer, changes=changes)
+    answer = results.Marked(
+        execution_id=subject.execution.execution_id, public_state=PublicState.EXPIRED
+    )
+    return transitions.Decision(answer=answer, changes=changes)
 
 
 # What people do to executions: cancel, reprioritise, replay -----------------
@@ -447,14 +428,18 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
     attempt_id: str | None = None
 
 
-def decide_cancel(subject: Subject, request: CancelRequest, timing: Timing) -> Decision[Cancelled]:
+def decide_cancel(
+    subject: transitions.Subject, request: CancelRequest, timing: Timing
+) -> transitions.Decision[results.Cancelled]:
     """End the execution as cancelled, in any phase. Asking twice is safe."""
     execution = subject.execution
-    answer = Cancelled(execution_id=execution.execution_id, public_state=PublicState.CANCELLED)
+    answer = results.Cancelled(
+        execution_id=execution.execution_id, public_state=PublicState.CANCELLED
+    )
     if execution.terminal_outcome is TerminalOutcome.CANCELLED:
-        return Decision(answer=answer)
+        return transitions.Decision(answer=answer)
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             "execution_id",
             f"already terminal in state {execution.public_state}",
             execution.execution_id,
@@ -464,44 +449,46 @@ def decide_cancel(subject: Subject, request: CancelRequest, timing: Timing) -> D
     # The epoch grows so that the holder is fenced at once.
     epoch = execution.lease_epoch + 1
     changes = _cancel(subject, request.reason, request.source, timing, epoch)
-    return Decision(answer=answer, changes=changes)
+    return transitions.Decision(answer=answer, changes=changes)
 
 
 def _check_epoch(execution: Execution, request: CancelRequest) -> None:
     if request.lease_epoch is None:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             "lease_epoch", f"is required to cancel active work as {request.source!r}"
         )
     if execution.ownership_state is OwnershipState.LEASE_REVOKED:
-        raise LeaseRevoked(f"the lease of {execution.called} was revoked")
+        raise errors.LeaseRevoked(f"the lease of {execution.called} was revoked")
     if (
         request.lease_epoch != execution.lease_epoch
         or request.lease_id not in (None, execution.lease_id)
         or request.attempt_id not in (None, execution.current_attempt_id)
     ):
-        raise StaleLease(
+        raise errors.StaleLease(
             f"{execution.called}: lease epoch {request.lease_epoch} is not the current one"
             f" ({execution.lease_epoch})"
         )
 
 
 def decide_worker_cancel(
-    subject: Subject, fence: Fence, reason: str, timing: Timing
-) -> Decision[Cancelled]:
+    subject: transitions.Subject, fence: Fence, reason: str, timing: Timing
+) -> transitions.Decision[results.Cancelled]:
     """Cancel by the lease holder. The epoch stays, so a repeat is recognised."""
     execution = subject.execution
-    answer = Cancelled(execution_id=execution.execution_id, public_state=PublicState.CANCELLED)
+    answer = results.Cancelled(
+        execution_id=execution.execution_id, public_state=PublicState.CANCELLED
+    )
     if execution.terminal_outcome is TerminalOutcome.CANCELLED and repeats(execution, fence):
-        return Decision(answer=answer)
+        return transitions.Decision(answer=answer)
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
     changes = _cancel(subject, reason, "worker", timing, execution.lease_epoch)
-    return Decision(answer=answer, changes=changes)
+    return transitions.Decision(answer=answer, changes=changes)
 
 
 def _cancel(
-    subject: Subject, reason: str, source: str, timing: Timing, lease_epoch: int
-) -> Changes:
-    return finish(
+    subject: transitions.Subject, reason: str, source: str, timing: Timing, lease_epoch: int
+) -> transitions.Changes:
+    return transitions.finish(
         subject,
         TerminalOutcome.CANCELLED,
         timing.now_ms,
@@ -520,61 +507,61 @@ def _cancel(
 
 def clamp_priority(priority: object, field: str = "priority") -> int:
     if not isinstance(priority, int) or isinstance(priority, bool):
-        raise InvalidInput(field, "must be an integer", priority)
+        raise errors.InvalidInput(field, "must be an integer", priority)
     return min(max(priority, PRIORITY_MIN), PRIORITY_MAX)
 
 
 def decide_change_priority(
-    subject: Subject, priority: int, any_runnable: bool, now_ms: int
-) -> Decision[Changed]:
+    subject: transitions.Subject, priority: int, any_runnable: bool, now_ms: int
+) -> transitions.Decision[results.Changed]:
     """Move an execution in its queue. By default only one that is waiting for a worker."""
     execution = subject.execution
     movable = execution.lifecycle_phase is LifecyclePhase.RUNNABLE and (
         any_runnable or execution.eligibility_state is EligibilityState.ELIGIBLE_NOW
     )
     if not movable:
-        raise ExecutionNotEligible(
+        raise errors.ExecutionNotEligible(
             f"{execution.called} is {execution.public_state}: only an execution that waits"
             " for a worker can change its priority"
         )
     new_priority = clamp_priority(priority)
-    after = change(execution, now_ms, priority=new_priority)
+    after = transitions.change(execution, now_ms, priority=new_priority)
     details: dict[str, int | str] = {
         "old_priority": execution.priority,
         "new_priority": new_priority,
     }
     event = operator_event(after, "priority_changed", now_ms, _json(details))
-    return Decision(
-        answer=Changed(execution_id=execution.execution_id),
-        changes=Changes(updates=(after,), events=(event,)),
+    return transitions.Decision(
+        answer=results.Changed(execution_id=execution.execution_id),
+        changes=transitions.Changes(updates=(after,), events=(event,)),
     )
 
 
 def decide_replay(
-    subject: Subject, reason: str | None, requested_by: str | None, timing: Timing
-) -> Decision[Replayed]:
+    subject: transitions.Subject, reason: str | None, requested_by: str | None, timing: Timing
+) -> transitions.Decision[results.Replayed]:
     """Run an ended execution again, as a new attempt; its history stays."""
     execution = subject.execution
     if execution.lifecycle_phase is not LifecyclePhase.TERMINAL:
-        raise ExecutionNotTerminal(
+        raise errors.ExecutionNotTerminal(
             f"{execution.called} is {execution.public_state}: only ended executions replay"
         )
-    policy = parse_policy(execution.policy)
+    policy = policies.parse_policy(execution.policy)
     if execution.replay_count >= policy.max_replay_count:
-        raise MaxReplaysExhausted(
+        raise errors.MaxReplaysExhausted(
             f"{execution.called} was replayed {execution.replay_count} times;"
             f" its policy allows {policy.max_replay_count}"
         )
-    after = change(
+    after = transitions.change(
         execution, timing.now_ms, **_replayed(execution, reason, requested_by, timing.now_ms)
     )
     event = operator_event(
         after, "replayed", timing.now_ms, _json({"branch": "normal", "groups_reset": 0})
     )
-    return Decision(
-        answer=Replayed(public_state=after.public_state),
+    return transitions.Decision(
+        answer=results.Replayed(public_state=after.public_state),
         # The attempt may have had no row so far, and follows from the execution no longer.
-        changes=Changes(
+        changes=transitions.Changes(
             updates=(after,) if subject.attempt is None else (after, subject.attempt),
             events=(event,),
         ),
@@ -583,7 +570,7 @@ def decide_replay(
 
 def _replayed(
     execution: Execution, reason: str | None, requested_by: str | None, now_ms: int
-) -> dict[str, Field]:
+) -> dict[str, transitions.Field]:
     had_attempt = execution.total_attempt_count > 0
     return {
         **into(Situation.WAITING),
@@ -625,7 +612,7 @@ def _replayed(
 
 def _rearmed_deadline(execution: Execution, now_ms: int) -> int | None:
     """A relative deadline starts anew; a fixed one that has passed no longer applies."""
-    timeout = parse_policy(execution.policy).timeout_policy
+    timeout = policies.parse_policy(execution.policy).timeout_policy
     if timeout is not None and timeout.execution_deadline_ms is not None:
         return now_ms + timeout.execution_deadline_ms
     if execution.deadline_at_ms is not None and execution.deadline_at_ms > now_ms:
@@ -646,30 +633,30 @@ HANDED_BACK = "handed_back"
 
 
 def decide_hand_back(
-    subject: Subject, fence: Fence, reason: str, timing: Timing
-) -> Decision[HandedBack]:
+    subject: transitions.Subject, fence: Fence, reason: str, timing: Timing
+) -> transitions.Decision[results.HandedBack]:
     """Release the lease; the next claim starts a new attempt. Safe to repeat."""
     before = subject.execution
     if _repeated(before, fence):
-        return Decision(answer=HandedBack(execution_id=before.execution_id))
+        return transitions.Decision(answer=results.HandedBack(execution_id=before.execution_id))
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
     why = f"{HANDED_BACK}: {reason}"
-    fields: dict[str, Field] = {
-        **NO_LEASE,
+    fields: dict[str, transitions.Field] = {
+        **transitions.NO_LEASE,
         **into(Situation.WAITING),
         "attempt_state": AttemptState.PENDING_RETRY_ATTEMPT,
         "current_attempt_id": None,
         "pending_retry_reason": why,
         "pending_previous_attempt_index": before.current_attempt_index,
     }
-    after = change(before, timing.now_ms, **fields)
-    attempts = end_attempt(
+    after = transitions.change(before, timing.now_ms, **fields)
+    attempts = transitions.end_attempt(
         subject.attempt, AttemptLifecycle.INTERRUPTED_RECLAIMED, timing.now_ms, why
     )
     event = lease_event(before, LeaseEventType.REVOKED, timing.now_ms, HANDED_BACK)
-    return Decision(
-        answer=HandedBack(execution_id=before.execution_id),
-        changes=Changes(updates=(after, *attempts), events=(event,)),
+    return transitions.Decision(
+        answer=results.HandedBack(execution_id=before.execution_id),
+        changes=transitions.Changes(updates=(after, *attempts), events=(event,)),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric.core import transitions
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.executions import Timing, decide_replay
@@ -40,17 +41,6 @@ from flowfabric.core.states import (
     LifecyclePhase,
     OwnershipState,
     TerminalOutcome,
-)
-from flowfabric.core.transitions import (
-    NO_CHANGES,
-    UNBLOCKED,
-    Changes,
-    Decision,
-    Field,
-    Subject,
-    change,
-    combine,
-    finish,
 )
 from flowfabric.errors import FlowAlreadyTerminal, InvalidGraceMs, InvalidInput
 
@@ -184,17 +174,17 @@ def block(execution: Execution, group: EdgeGroup, now_ms: int) -> tuple[Executio
             prior_blocking_reason=execution.blocking_reason,
             prior_blocking_detail=execution.blocking_detail,
         )
-        return change(execution, now_ms, **HELD_BY_JOIN, join_pending=True), group
-    return change(execution, now_ms, join_pending=True), group
+        return transitions.change(execution, now_ms, **HELD_BY_JOIN, join_pending=True), group
+    return transitions.change(execution, now_ms, join_pending=True), group
 
 
 def release(
-    subject: Subject,
+    subject: transitions.Subject,
     group: EdgeGroup,
     inputs: Sequence[ExecutionInput],
     timing: Timing,
     inputs_bytes_max: int,
-) -> Changes:
+) -> transitions.Changes:
     """What a fired group does to its downstream.
 
     One that has ended, or is about to be cancelled, is left alone. Any other gets its
@@ -202,17 +192,19 @@ def release(
     """
     execution = subject.execution
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL or execution.cancel_requested:
-        return NO_CHANGES
+        return transitions.NO_CHANGES
     if group.group_state is GroupState.IMPOSSIBLE:
         return _skip(subject, timing)
     size = sum(len(each.value or b"") for each in inputs)
     if size > inputs_bytes_max:
         return _refuse_inputs(subject, size, inputs_bytes_max, timing)
     fields = _unblocked(execution, group, timing.now_ms) | _payload(inputs)
-    return Changes(updates=(change(execution, timing.now_ms, **fields, join_pending=False),))
+    return transitions.Changes(
+        updates=(transitions.change(execution, timing.now_ms, **fields, join_pending=False),)
+    )
 
 
-def _unblocked(execution: Execution, group: EdgeGroup, now_ms: int) -> dict[str, Field]:
+def _unblocked(execution: Execution, group: EdgeGroup, now_ms: int) -> dict[str, transitions.Field]:
     """What becomes of the block by the join: what held the execution back before, or nothing."""
     if not waits_for_worker(execution) or held_by(execution) is not Hold.JOIN:
         return {}
@@ -220,7 +212,7 @@ def _unblocked(execution: Execution, group: EdgeGroup, now_ms: int) -> dict[str,
     delayed = prior is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME
     due = execution.delay_until_ms is None or execution.delay_until_ms <= now_ms
     if prior in (None, EligibilityState.ELIGIBLE_NOW) or (delayed and due):
-        return {**UNBLOCKED, "delay_until_ms": None}
+        return {**transitions.UNBLOCKED, "delay_until_ms": None}
     return {
         "eligibility_state": prior,
         "blocking_reason": group.prior_blocking_reason,
@@ -228,7 +220,7 @@ def _unblocked(execution: Execution, group: EdgeGroup, now_ms: int) -> dict[str,
     }
 
 
-def _payload(inputs: Sequence[ExecutionInput]) -> dict[str, Field]:
+def _payload(inputs: Sequence[ExecutionInput]) -> dict[str, transitions.Field]:
     """The newest result that is meant to, as the new input payload."""
     passed = [each for each in inputs if each.replaces_payload and each.value is not None]
     if not passed:
@@ -237,8 +229,8 @@ def _payload(inputs: Sequence[ExecutionInput]) -> dict[str, Field]:
     return {"next_input": newest.value, "next_input_encoding": newest.value_encoding}
 
 
-def _skip(subject: Subject, timing: Timing) -> Changes:
-    return finish(
+def _skip(subject: transitions.Subject, timing: Timing) -> transitions.Changes:
+    return transitions.finish(
         subject,
         TerminalOutcome.SKIPPED,
         timing.now_ms,
@@ -250,13 +242,15 @@ def _skip(subject: Subject, timing: Timing) -> Changes:
     )
 
 
-def _fenced(subject: Subject) -> dict[str, Field]:
+def _fenced(subject: transitions.Subject) -> dict[str, transitions.Field]:
     """Whoever runs it is fenced at once."""
     return {"lease_epoch": subject.execution.lease_epoch + 1}
 
 
-def _refuse_inputs(subject: Subject, size: int, bytes_max: int, timing: Timing) -> Changes:
-    return finish(
+def _refuse_inputs(
+    subject: transitions.Subject, size: int, bytes_max: int, timing: Timing
+) -> transitions.Changes:
+    return transitions.finish(
         subject,
         TerminalOutcome.FAILED,
         timing.now_ms,
@@ -494,12 +488,12 @@ class MemberJoin(Struct, frozen=True, kw_only=True):
 
 
 def decide_member_replay(
-    subject: Subject,
+    subject: transitions.Subject,
     joined: MemberJoin | None,
     reason: str | None,
     requested_by: str | None,
     timing: Timing,
-) -> Decision[Replayed]:
+) -> transitions.Decision[Replayed]:
     """Like any replay, but a member with dependencies goes through its join again."""
     decision = decide_replay(subject, reason, requested_by, timing)
     if joined is None:
@@ -519,27 +513,27 @@ def decide_member_replay(
     )
     free = released.updates[0]
     assert isinstance(free, Execution)
-    return Decision(
+    return transitions.Decision(
         answer=Replayed(public_state=free.public_state),
-        changes=combine([decision.changes, released]),
+        changes=transitions.combine([decision.changes, released]),
     )
 
 
 def _wait_again(
-    subject: Subject,
+    subject: transitions.Subject,
     after: Execution,
     reopened: Reopened,
-    decision: Decision[Replayed],
+    decision: transitions.Decision[Replayed],
     timing: Timing,
-) -> Decision[Replayed]:
+) -> transitions.Decision[Replayed]:
     waiting, group = block(after, reopened.group, timing.now_ms)
     (event,) = decision.changes.events
     skipped = subject.execution.terminal_outcome is TerminalOutcome.SKIPPED
     details = {"branch": "skipped_flow_member" if skipped else "normal", "groups_reset": 1}
     told = structs.replace(event, details=msgspec.json.encode(details).decode())
-    return Decision(
+    return transitions.Decision(
         answer=Replayed(public_state=waiting.public_state),
-        changes=Changes(
+        changes=transitions.Changes(
             updates=(waiting, *decision.changes.updates[1:], group, *reopened.edges),
             events=(told,),
         ),

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric import errors
 from flowfabric.core.checks import check_int, check_optional_text, check_text
 from flowfabric.core.flow_records import (
     Edge,
@@ -26,19 +27,6 @@ from flowfabric.core.limits import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
 from flowfabric.core.records import Execution
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.transitions import change
-from flowfabric.errors import (
-    Bug,
-    CycleDetected,
-    ExecutionAlreadyInFlow,
-    ExecutionNotInFlow,
-    FlowAlreadyTerminal,
-    IdempotencyConflict,
-    InvalidInput,
-    NotFound,
-    SelfReferencingEdge,
-    StaleGraphRevision,
-    Terminal,
-)
 
 # Join policies: when an execution that waits for others may run, or never can
 
@@ -99,7 +87,9 @@ def check_policy(policy: object) -> JoinRule:
                 on_satisfied=_check_on_satisfied(on_satisfied),
             )
         case _:
-            raise InvalidInput("policy", f"must be AllOf, AnyOf or Quorum of {__name__}", policy)
+            raise errors.InvalidInput(
+                "policy", f"must be AllOf, AnyOf or Quorum of {__name__}", policy
+            )
 
 
 def _from_mapping(policy: Mapping[object, object]) -> EdgeDependencyPolicy:
@@ -107,7 +97,7 @@ def _from_mapping(policy: Mapping[object, object]) -> EdgeDependencyPolicy:
         converted: EdgeDependencyPolicy = msgspec.convert(dict(policy), EdgeDependencyPolicy)
         return converted
     except msgspec.ValidationError as error:
-        raise InvalidInput("policy", str(error), policy) from error
+        raise errors.InvalidInput("policy", str(error), policy) from error
 
 
 def _check_on_satisfied(value: object) -> OnSatisfied:
@@ -115,7 +105,9 @@ def _check_on_satisfied(value: object) -> OnSatisfied:
         return OnSatisfied(str(value))
     except ValueError as error:
         choices = ", ".join(OnSatisfied)
-        raise InvalidInput("policy.on_satisfied", f"must be one of {choices}", value) from error
+        raise errors.InvalidInput(
+            "policy.on_satisfied", f"must be one of {choices}", value
+        ) from error
 
 
 def is_spared(outcome: TerminalOutcome, cancellation_reason: str | None) -> bool:
@@ -175,7 +167,9 @@ def count_outcome(group: EdgeGroup, outcome: TerminalOutcome, now_ms: int) -> Ed
         case _:
             group = structs.replace(group, failed=group.failed + 1)
     if resolved_count(group) > group.applied:
-        raise Bug(f"the join of {group.downstream_id} counted more endings than it has edges")
+        raise errors.Bug(
+            f"the join of {group.downstream_id} counted more endings than it has edges"
+        )
     return fire_if_decided(group, now_ms)
 
 
@@ -246,7 +240,7 @@ def check_edge(
     replaces_payload: bool = True,
 ) -> NewEdge:
     if upstream_id == downstream_id:
-        raise SelfReferencingEdge(f"{upstream_id} cannot depend on itself")
+        raise errors.SelfReferencingEdge(f"{upstream_id} cannot depend on itself")
     return NewEdge(
         edge_id=EdgeId(parse_uuid("edge_id", edge_id)),
         upstream_id=upstream_id,
@@ -258,7 +252,7 @@ def check_edge(
 
 def check_dependency_kind(kind: object) -> str:
     if check_text("dependency_kind", kind) != SUCCESS_ONLY:
-        raise InvalidInput("dependency_kind", f"must be {SUCCESS_ONLY}", kind)
+        raise errors.InvalidInput("dependency_kind", f"must be {SUCCESS_ONLY}", kind)
     return SUCCESS_ONLY
 
 
@@ -288,7 +282,7 @@ def new_flow(
 
 def check_open(flow: FlowRecord) -> None:
     if flow.public_flow_state is not FlowState.OPEN:
-        raise FlowAlreadyTerminal(
+        raise errors.FlowAlreadyTerminal(
             f"flow {flow.flow_id} is {flow.public_flow_state} and takes nothing new; create another"
         )
 
@@ -296,18 +290,18 @@ def check_open(flow: FlowRecord) -> None:
 def check_same_namespace(flow: FlowRecord, namespace: Namespace) -> None:
     """Raise unless a request to create the flow may be told of it."""
     if namespace != flow.namespace:
-        raise IdempotencyConflict(f"flow id {flow.flow_id} is taken; give another")
+        raise errors.IdempotencyConflict(f"flow id {flow.flow_id} is taken; give another")
 
 
 def check_new_member(flow: FlowRecord, namespace: Namespace) -> None:
     """Raise unless a member to be created is in the namespace of its flow."""
     if namespace != flow.namespace:
-        raise InvalidInput("namespace", "must be that of the flow", namespace)
+        raise errors.InvalidInput("namespace", "must be that of the flow", namespace)
 
 
 def check_revision(flow: FlowRecord, expected: int | None) -> None:
     if expected is not None and expected != flow.graph_revision:
-        raise StaleGraphRevision(
+        raise errors.StaleGraphRevision(
             f"flow {flow.flow_id} is at graph revision {flow.graph_revision}, not {expected}"
         )
 
@@ -315,29 +309,33 @@ def check_revision(flow: FlowRecord, expected: int | None) -> None:
 def check_joinable(execution: Execution, flow: FlowRecord) -> None:
     """Raise unless the execution may become a member: of the same namespace, in no other flow."""
     if execution.namespace != flow.namespace:
-        raise NotFound("execution", execution.execution_id)
+        raise errors.NotFound("execution", execution.execution_id)
     if execution.flow_id not in (None, flow.flow_id):
-        raise ExecutionAlreadyInFlow(f"already_member_of_different_flow:{execution.flow_id}")
+        raise errors.ExecutionAlreadyInFlow(f"already_member_of_different_flow:{execution.flow_id}")
 
 
 def check_member(flow: FlowRecord, execution_id: ExecutionId, flow_id: str | None) -> None:
     if flow_id != flow.flow_id:
-        raise ExecutionNotInFlow(f"{execution_id} is not a member of flow {flow.flow_id}")
+        raise errors.ExecutionNotInFlow(f"{execution_id} is not a member of flow {flow.flow_id}")
 
 
 def check_can_wait(execution: Execution, group: EdgeGroup | None) -> None:
     """An execution that has ended, or whose join has fired, waits for nothing more."""
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
-        raise Terminal(f"{execution.execution_id} has ended as {execution.public_state}")
+        raise errors.Terminal(f"{execution.execution_id} has ended as {execution.public_state}")
     if group is not None and group.group_state is not GroupState.PENDING:
-        raise Terminal(f"the join of {execution.execution_id} is {group.group_state} already")
+        raise errors.Terminal(
+            f"the join of {execution.execution_id} is {group.group_state} already"
+        )
 
 
 def with_members(flow: FlowRecord, members: Sequence[Execution], now_ms: int) -> FlowRecord:
     """The flow with new members; those that had ended before count as ended."""
     count = flow.node_count + len(members)
     if count > FLOW_MEMBERS_MAX:
-        raise InvalidInput("members", f"a flow has at most {FLOW_MEMBERS_MAX} members", count)
+        raise errors.InvalidInput(
+            "members", f"a flow has at most {FLOW_MEMBERS_MAX} members", count
+        )
     counted = count_endings(
         flow,
         (each.terminal_outcome for each in members),
@@ -366,7 +364,7 @@ def join_flow(execution: Execution, flow: FlowRecord, now_ms: int) -> Execution:
 def with_edges(flow: FlowRecord, count: int, now_ms: int) -> FlowRecord:
     total = flow.edge_count + count
     if total > FLOW_EDGES_MAX:
-        raise InvalidInput("edges", f"a flow has at most {FLOW_EDGES_MAX} edges", total)
+        raise errors.InvalidInput("edges", f"a flow has at most {FLOW_EDGES_MAX} edges", total)
     return structs.replace(
         flow,
         edge_count=total,
@@ -464,7 +462,7 @@ def with_rule(group: EdgeGroup, rule: JoinRule) -> EdgeGroup:
     if rule == rule_of(group):
         return group
     if group.staged:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             "policy",
             f"{POLICY_FIXED}: {group.downstream_id} has dependencies; set the policy before them",
         )
@@ -520,4 +518,4 @@ def check_acyclic(pairs: Iterable[Pair]) -> None:
                 free.append(downstream)
     if seen < len(open_count):
         stuck = min(node for node, count in open_count.items() if count)
-        raise CycleDetected(f"the dependencies would lead from {stuck} back to itself")
+        raise errors.CycleDetected(f"the dependencies would lead from {stuck} back to itself")

@@ -20,16 +20,12 @@ from types import MappingProxyType
 
 from msgspec import Struct, structs
 
+from flowfabric import errors
+from flowfabric.core import limits, transitions
 from flowfabric.core.checks import check_int, check_optional_time, missing
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import AttemptId, LeaseId, WorkerId, WorkerInstanceId
-from flowfabric.core.limits import (
-    LEASE_TTL_MS_MAX,
-    LEASE_TTL_MS_MIN,
-    OUTAGE_MS_MIN,
-    OUTAGE_SLACK_MS,
-)
 from flowfabric.core.policies import DURATION_MAX_MS, in_words, parse_policy, reclaim_limit
 from flowfabric.core.records import FIRST_EPOCH, Attempt, ClaimGrant, Execution
 from flowfabric.core.results import AlreadySatisfied, Marked, Renewed, Revoked
@@ -42,33 +38,6 @@ from flowfabric.core.states import (
     LifecyclePhase,
     OwnershipState,
     TerminalOutcome,
-)
-from flowfabric.core.transitions import (
-    NO_LEASE,
-    Changes,
-    Decision,
-    Field,
-    Refusal,
-    Subject,
-    change,
-    final_lease,
-    finish,
-)
-from flowfabric.errors import (
-    ActiveAttemptExists,
-    CapabilityMismatch,
-    ClaimGrantExpired,
-    ExecutionNotActive,
-    ExecutionNotEligible,
-    ExecutionNotLeaseable,
-    GrantAlreadyExists,
-    InvalidClaimGrant,
-    InvalidInput,
-    LeaseConflict,
-    LeaseExpired,
-    LeaseRevoked,
-    StaleLease,
-    UseClaimResumedExecution,
 )
 
 
@@ -89,16 +58,18 @@ OPERATOR_OVERRIDE = "operator_override"
 
 def check_ttl(lease_ttl_ms: object) -> int:
     if not isinstance(lease_ttl_ms, int) or isinstance(lease_ttl_ms, bool):
-        raise InvalidInput("lease_ttl_ms", "must be an integer", lease_ttl_ms)
-    if not LEASE_TTL_MS_MIN <= lease_ttl_ms <= LEASE_TTL_MS_MAX:
-        raise InvalidInput(
-            "lease_ttl_ms", f"must be {LEASE_TTL_MS_MIN} to {LEASE_TTL_MS_MAX}", lease_ttl_ms
+        raise errors.InvalidInput("lease_ttl_ms", "must be an integer", lease_ttl_ms)
+    if not limits.LEASE_TTL_MS_MIN <= lease_ttl_ms <= limits.LEASE_TTL_MS_MAX:
+        raise errors.InvalidInput(
+            "lease_ttl_ms",
+            f"must be {limits.LEASE_TTL_MS_MIN} to {limits.LEASE_TTL_MS_MAX}",
+            lease_ttl_ms,
         )
     return lease_ttl_ms
 
 
-def not_active(execution: Execution) -> ExecutionNotActive:
-    return ExecutionNotActive(
+def not_active(execution: Execution) -> errors.ExecutionNotActive:
+    return errors.ExecutionNotActive(
         execution.execution_id,
         lifecycle_phase=execution.lifecycle_phase,
         terminal_outcome=execution.terminal_outcome,
@@ -109,7 +80,9 @@ def not_active(execution: Execution) -> ExecutionNotActive:
     )
 
 
-def check_fence(subject: Subject, fence: Fence | None, now_ms: int, retention_ms: int) -> None:
+def check_fence(
+    subject: transitions.Subject, fence: Fence | None, now_ms: int, retention_ms: int
+) -> None:
     """Raise unless `fence` is the live lease of an active execution.
 
     Without a fence (an operator acting for the worker) only the comparison is
@@ -117,11 +90,11 @@ def check_fence(subject: Subject, fence: Fence | None, now_ms: int, retention_ms
     """
     try:
         check_holder(subject.execution, fence, now_ms)
-    except LeaseExpired as error:
+    except errors.LeaseExpired as error:
         # A holder that can still ask is alive.
         died = fence is None or fence.lease_id != subject.execution.lease_id
         changes = note_expired(subject, now_ms, retention_ms, died=died)
-        raise Refusal(error, changes) from error
+        raise transitions.Refusal(error, changes) from error
 
 
 def check_holder(execution: Execution, fence: Fence | None, now_ms: int) -> None:
@@ -129,9 +102,9 @@ def check_holder(execution: Execution, fence: Fence | None, now_ms: int) -> None
     if execution.lifecycle_phase is not LifecyclePhase.ACTIVE:
         raise not_active(execution)
     if execution.ownership_state is OwnershipState.LEASE_REVOKED:
-        raise LeaseRevoked(f"the lease of {execution.called} was revoked")
+        raise errors.LeaseRevoked(f"the lease of {execution.called} was revoked")
     if lease_is_dead(execution, now_ms):
-        raise LeaseExpired(
+        raise errors.LeaseExpired(
             f"the lease of {execution.called} expired at {execution.lease_expires_at_ms}"
         )
     if fence is not None:
@@ -146,7 +119,7 @@ def compare_fence(execution: Execution, fence: Fence) -> None:
         and fence.attempt_index in (None, execution.current_attempt_index)
     ):
         return
-    mismatch = LeaseConflict if fence.by_handle else StaleLease
+    mismatch = errors.LeaseConflict if fence.by_handle else errors.StaleLease
     raise mismatch(
         f"{execution.called}: lease epoch {fence.lease_epoch} of attempt"
         f" {fence.attempt_id} is not the current one (epoch {execution.lease_epoch})"
@@ -162,7 +135,7 @@ def check_attempt_meant(execution: Execution, attempt_index: int | None) -> None
     """Refuse to act on a running attempt other than the one that is meant."""
     running = execution.lifecycle_phase is LifecyclePhase.ACTIVE
     if running and attempt_index not in (None, execution.current_attempt_index):
-        raise StaleLease(
+        raise errors.StaleLease(
             f"{execution.called}: attempt {attempt_index} is not the current one"
             f" ({execution.current_attempt_index})"
         )
@@ -182,14 +155,14 @@ def lease_is_dead(execution: Execution, now_ms: int) -> bool:
 
 
 def decide_renew(
-    subject: Subject, fence: Fence, lease_ttl_ms: int, now_ms: int, retention_ms: int
-) -> Decision[Renewed]:
+    subject: transitions.Subject, fence: Fence, lease_ttl_ms: int, now_ms: int, retention_ms: int
+) -> transitions.Decision[Renewed]:
     """Extend the lease to `lease_ttl_ms` from now. The epoch stays."""
     check_fence(subject, fence, now_ms, retention_ms)
     renewed = _extended(subject.execution, lease_ttl_ms, now_ms)
-    return Decision(
+    return transitions.Decision(
         answer=Renewed(expires_at_ms=now_ms + lease_ttl_ms, lease_epoch=renewed.lease_epoch),
-        changes=Changes(
+        changes=transitions.Changes(
             updates=(renewed,), events=(lease_event(renewed, LeaseEventType.RENEWED, now_ms),)
         ),
     )
@@ -197,21 +170,21 @@ def decide_renew(
 
 def decide_hold(
     execution: Execution, fence: Fence, lease_ttl_ms: int, now_ms: int
-) -> Decision[Renewed]:
+) -> transitions.Decision[Renewed]:
     """Extend the lease inside the holder's own transaction, in which nobody else can touch it.
 
     No event tells of it: readers of the log would wait for that transaction, however long.
     """
     check_holder(execution, fence, now_ms)
     held = _extended(execution, lease_ttl_ms, now_ms)
-    return Decision(
+    return transitions.Decision(
         answer=Renewed(expires_at_ms=now_ms + lease_ttl_ms, lease_epoch=held.lease_epoch),
-        changes=Changes(updates=(held,)),
+        changes=transitions.Changes(updates=(held,)),
     )
 
 
 def _extended(execution: Execution, lease_ttl_ms: int, now_ms: int) -> Execution:
-    return change(
+    return transitions.change(
         execution,
         now_ms,
         lease_last_renewed_at_ms=now_ms,
@@ -224,8 +197,8 @@ def _extended(execution: Execution, lease_ttl_ms: int, now_ms: int) -> Execution
 
 
 def decide_expire_lease(
-    subject: Subject, now_ms: int, retention_ms: int, *, waited_ms: int = 0
-) -> Decision[Marked | AlreadySatisfied]:
+    subject: transitions.Subject, now_ms: int, retention_ms: int, *, waited_ms: int = 0
+) -> transitions.Decision[Marked | AlreadySatisfied]:
     """Take the execution back from a worker that went quiet, if it really did.
 
     `waited_ms` is how long the database kept us waiting until now.
@@ -233,12 +206,12 @@ def decide_expire_lease(
     execution = subject.execution
     reason = _why_not_expirable(execution, now_ms)
     if reason is not None:
-        return Decision(answer=AlreadySatisfied(reason=reason))
+        return transitions.Decision(answer=AlreadySatisfied(reason=reason))
     died = not _ended_in_an_outage(execution, now_ms, waited_ms)
     changes = note_expired(subject, now_ms, retention_ms, died=died)
     after = changes.updates[0]
     assert isinstance(after, Execution)
-    return Decision(
+    return transitions.Decision(
         answer=Marked(execution_id=execution.execution_id, public_state=after.public_state),
         changes=changes,
     )
@@ -261,19 +234,21 @@ def _ended_in_an_outage(execution: Execution, now_ms: int, waited_ms: int) -> bo
 
     It tells nothing of its worker then, who may have tried to renew it all the while.
     """
-    if waited_ms < OUTAGE_MS_MIN or execution.lease_expires_at_ms is None:
+    if waited_ms < limits.OUTAGE_MS_MIN or execution.lease_expires_at_ms is None:
         return False
-    return now_ms - waited_ms <= execution.lease_expires_at_ms + OUTAGE_SLACK_MS
+    return now_ms - waited_ms <= execution.lease_expires_at_ms + limits.OUTAGE_SLACK_MS
 
 
-def note_expired(subject: Subject, now_ms: int, retention_ms: int, *, died: bool = True) -> Changes:
+def note_expired(
+    subject: transitions.Subject, now_ms: int, retention_ms: int, *, died: bool = True
+) -> transitions.Changes:
     """Write down that the lease expired; the lease's identity stays on the row for audit."""
     execution = subject.execution
     deaths = 0 if subject.stepped else execution.worker_deaths
     if execution.ownership_state in LOST_LEASE:
-        return Changes()
+        return transitions.Changes()
     event = lease_event(execution, LeaseEventType.EXPIRED, now_ms)
-    lost = change(
+    lost = transitions.change(
         execution,
         now_ms,
         **into(Situation.EXPIRED_LEASE, "lease expired, awaiting reclaim"),
@@ -284,45 +259,45 @@ def note_expired(subject: Subject, now_ms: int, retention_ms: int, *, died: bool
     return _capped(
         subject,
         lost,
-        event_changes=Changes(events=(event,)),
+        event_changes=transitions.Changes(events=(event,)),
         now_ms=now_ms,
         retention_ms=retention_ms,
     )
 
 
 def decide_revoke(
-    subject: Subject,
+    subject: transitions.Subject,
     *,
     expected_lease_id: str,
     worker_instance_id: str,
     reason: str,
     now_ms: int,
     retention_ms: int,
-) -> Decision[Revoked | AlreadySatisfied]:
+) -> transitions.Decision[Revoked | AlreadySatisfied]:
     """Take the lease away. The epoch grows, so the holder is fenced from this moment on."""
     execution = subject.execution
     if execution.lifecycle_phase is not LifecyclePhase.ACTIVE:
-        return Decision(answer=AlreadySatisfied(reason="no_active_lease"))
+        return transitions.Decision(answer=AlreadySatisfied(reason="no_active_lease"))
     if execution.ownership_state is OwnershipState.LEASE_REVOKED:
-        return Decision(answer=AlreadySatisfied(reason="already_revoked"))
+        return transitions.Decision(answer=AlreadySatisfied(reason="already_revoked"))
     if lease_is_dead(execution, now_ms):
-        return Decision(
+        return transitions.Decision(
             answer=AlreadySatisfied(reason="already_expired"),
             changes=note_expired(subject, now_ms, retention_ms),
         )
     assert execution.lease_id is not None
     if worker_instance_id and worker_instance_id != execution.worker_instance_id:
-        return Decision(answer=AlreadySatisfied(reason="different_worker_instance_id"))
+        return transitions.Decision(answer=AlreadySatisfied(reason="different_worker_instance_id"))
     if expected_lease_id and expected_lease_id != execution.lease_id:
-        return Decision(answer=AlreadySatisfied(reason="lease_id_mismatch"))
+        return transitions.Decision(answer=AlreadySatisfied(reason="lease_id_mismatch"))
     lost = _revoked(execution, reason, now_ms)
     event = lease_event(execution, LeaseEventType.REVOKED, now_ms, reason)
-    return Decision(
+    return transitions.Decision(
         answer=Revoked(lease_id=execution.lease_id, lease_epoch=lost.lease_epoch),
         changes=_capped(
             subject,
             lost,
-            event_changes=Changes(events=(event,)),
+            event_changes=transitions.Changes(events=(event,)),
             now_ms=now_ms,
             retention_ms=retention_ms,
         ),
@@ -330,19 +305,24 @@ def decide_revoke(
 
 
 def _revoked(execution: Execution, reason: str, now_ms: int) -> Execution:
-    fields: dict[str, Field] = {
-        **NO_LEASE,
+    fields: dict[str, transitions.Field] = {
+        **transitions.NO_LEASE,
         **into(Situation.REVOKED, f"lease revoked: {reason}"),
         "lease_epoch": execution.lease_epoch + 1,
         "lease_revoked_at_ms": now_ms,
         "lease_revoke_reason": reason,
     }
-    return change(execution, now_ms, **fields)
+    return transitions.change(execution, now_ms, **fields)
 
 
 def _capped(
-    subject: Subject, lost: Execution, *, event_changes: Changes, now_ms: int, retention_ms: int
-) -> Changes:
+    subject: transitions.Subject,
+    lost: Execution,
+    *,
+    event_changes: transitions.Changes,
+    now_ms: int,
+    retention_ms: int,
+) -> transitions.Changes:
     """The lost execution, or its end when it has been reclaimed too often.
 
     Decided here and not at the next claim, so that work which kills its workers
@@ -352,8 +332,8 @@ def _capped(
     if reason is None:
         # The attempt may have had no row so far; what follows must find one.
         attempt = () if subject.attempt is None else (subject.attempt,)
-        return Changes(updates=(lost, *attempt), events=event_changes.events)
-    ended = finish(
+        return transitions.Changes(updates=(lost, *attempt), events=event_changes.events)
+    ended = transitions.finish(
         structs.replace(subject, execution=lost),
         TerminalOutcome.FAILED,
         now_ms,
@@ -361,7 +341,7 @@ def _capped(
         attempt_end=AttemptLifecycle.INTERRUPTED_RECLAIMED,
         reason=reason,
         attempt_failure=reason,
-        fields={"failure_reason": reason, **final_lease(subject.execution)},
+        fields={"failure_reason": reason, **transitions.final_lease(subject.execution)},
     )
     return structs.replace(ended, events=event_changes.events + ended.events)
 
@@ -388,7 +368,7 @@ def _too_often(lost: Execution) -> str | None:
 # A grant raises the epoch, so whoever held the execution before is fenced from this moment
 # on. A paused attempt continues; a lost lease, a retry or a replay starts another.
 
-NO_TIMERS: Mapping[str, Field] = MappingProxyType({})
+NO_TIMERS: Mapping[str, transitions.Field] = MappingProxyType({})
 
 
 class WorkerIdentity(Struct, frozen=True, kw_only=True):
@@ -412,14 +392,14 @@ class Granted(Struct, frozen=True, kw_only=True):
 
 
 def grant_lease(
-    subject: Subject,
+    subject: transitions.Subject,
     worker: WorkerIdentity,
     lease_ttl_ms: int,
     ids: NewIds,
     now_ms: int,
     *,
-    timers: Mapping[str, Field] = NO_TIMERS,
-) -> Decision[Granted]:
+    timers: Mapping[str, transitions.Field] = NO_TIMERS,
+) -> transitions.Decision[Granted]:
     """Give a ready execution to `worker`.
 
     An interrupted attempt (delayed, suspended, waiting for children) continues
@@ -436,20 +416,24 @@ def grant_lease(
     return _start(subject, {**lease, **timers}, now_ms=now_ms)
 
 
-def _start(subject: Subject, lease: dict[str, Field], *, now_ms: int) -> Decision[Granted]:
+def _start(
+    subject: transitions.Subject, lease: dict[str, transitions.Field], *, now_ms: int
+) -> transitions.Decision[Granted]:
     before = subject.execution
-    leased = change(before, now_ms, **lease, worker_deaths=0)
+    leased = transitions.change(before, now_ms, **lease, worker_deaths=0)
     attempt = _new_attempt(before, leased, now_ms)
     event = lease_event(leased, LeaseEventType.ACQUIRED, now_ms)
     # The first attempt follows from the execution; see `core.records`.
     stored = () if leased.lease_epoch == FIRST_EPOCH else (attempt,)
-    return Decision(
+    return transitions.Decision(
         answer=Granted(kind=HandleKind.FRESH, execution=leased, attempt=attempt),
-        changes=Changes(inserts=stored, updates=(leased,), events=(event,)),
+        changes=transitions.Changes(inserts=stored, updates=(leased,), events=(event,)),
     )
 
 
-def _reclaim(subject: Subject, lease: dict[str, Field], *, now_ms: int) -> Decision[Granted]:
+def _reclaim(
+    subject: transitions.Subject, lease: dict[str, transitions.Field], *, now_ms: int
+) -> transitions.Decision[Granted]:
     before = subject.execution
     assert subject.attempt is not None, "an active execution has an attempt"
     reason = f"lease_{before.ownership_state.removeprefix('lease_')}"
@@ -460,7 +444,7 @@ def _reclaim(subject: Subject, lease: dict[str, Field], *, now_ms: int) -> Decis
         failure_reason=reason,
     )
     reclaims = before.lease_reclaim_count + 1
-    leased = change(before, now_ms, **lease, lease_reclaim_count=reclaims)
+    leased = transitions.change(before, now_ms, **lease, lease_reclaim_count=reclaims)
     attempt = structs.replace(
         _new_attempt(before, leased, now_ms),
         attempt_type=AttemptType.RECLAIM,
@@ -468,23 +452,25 @@ def _reclaim(subject: Subject, lease: dict[str, Field], *, now_ms: int) -> Decis
         previous_attempt_index=before.current_attempt_index,
     )
     event = lease_event(leased, LeaseEventType.RECLAIMED, now_ms, reason)
-    return Decision(
+    return transitions.Decision(
         answer=Granted(kind=HandleKind.RECLAIMED, execution=leased, attempt=attempt),
-        changes=Changes(inserts=(attempt,), updates=(leased, ended), events=(event,)),
+        changes=transitions.Changes(inserts=(attempt,), updates=(leased, ended), events=(event,)),
     )
 
 
-def _resume(subject: Subject, lease: dict[str, Field], *, now_ms: int) -> Decision[Granted]:
+def _resume(
+    subject: transitions.Subject, lease: dict[str, transitions.Field], *, now_ms: int
+) -> transitions.Decision[Granted]:
     before = subject.execution
     assert subject.attempt is not None, "an interrupted execution has an attempt"
-    same_attempt: dict[str, Field] = {
+    same_attempt: dict[str, transitions.Field] = {
         "current_attempt_id": before.current_attempt_id,
         "current_attempt_index": before.current_attempt_index,
         "total_attempt_count": before.total_attempt_count,
         "attempt_deadline_ms": _deadline(now_ms, before.attempt_time_left_ms),
         "worker_deaths": 0,
     }
-    leased = change(before, now_ms, **{**lease, **same_attempt})
+    leased = transitions.change(before, now_ms, **{**lease, **same_attempt})
     attempt = structs.replace(
         subject.attempt,
         attempt_state=AttemptLifecycle.STARTED,
@@ -497,9 +483,9 @@ def _resume(subject: Subject, lease: dict[str, Field], *, now_ms: int) -> Decisi
         worker_instance_id=leased.worker_instance_id,
     )
     event = lease_event(leased, LeaseEventType.ACQUIRED, now_ms, "claim_resumed")
-    return Decision(
+    return transitions.Decision(
         answer=Granted(kind=HandleKind.RESUMED, execution=leased, attempt=attempt),
-        changes=Changes(updates=(leased, attempt), events=(event,)),
+        changes=transitions.Changes(updates=(leased, attempt), events=(event,)),
     )
 
 
@@ -509,10 +495,10 @@ def _deadline(now_ms: int, timeout_ms: int | None) -> int | None:
 
 def _lease(
     before: Execution, worker: WorkerIdentity, *, lease_ttl_ms: int, ids: NewIds, now_ms: int
-) -> dict[str, Field]:
+) -> dict[str, transitions.Field]:
     """The fields of `before` that a lease changes, and with it the next attempt."""
     return {
-        **NO_LEASE,
+        **transitions.NO_LEASE,
         **into(Situation.RUNNING),
         "lease_id": ids.lease_id,
         "lease_epoch": before.lease_epoch + 1,
@@ -581,9 +567,9 @@ class Timers(Struct, frozen=True, kw_only=True):
     """Zero: this attempt has none."""
     deadline_at_ms: int | None = None
 
-    def fields(self, now_ms: int) -> dict[str, Field]:
+    def fields(self, now_ms: int) -> dict[str, transitions.Field]:
         timeout_ms, deadline_ms = self.attempt_timeout_ms, self.deadline_at_ms
-        fields: dict[str, Field] = {}
+        fields: dict[str, transitions.Field] = {}
         if timeout_ms is not None:
             fields["attempt_deadline_ms"] = now_ms + timeout_ms if timeout_ms else None
         if deadline_ms is not None:
@@ -608,8 +594,8 @@ class GrantRequest(Struct, frozen=True, kw_only=True):
 
 
 def decide_grant(
-    subject: Subject, request: GrantRequest, *, required: tuple[str, ...], now_ms: int
-) -> Decision[ClaimGrant]:
+    subject: transitions.Subject, request: GrantRequest, *, required: tuple[str, ...], now_ms: int
+) -> transitions.Decision[ClaimGrant]:
     """Reserve a waiting execution. A live grant of another worker stands in the way.
 
     A worker that asks again gets the grant it has. One that lacks a capability is
@@ -617,18 +603,20 @@ def decide_grant(
     """
     execution = subject.execution
     if not execution.ready or execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
-        raise ExecutionNotEligible(
+        raise errors.ExecutionNotEligible(
             f"{execution.called} is {execution.public_state} and waits for no worker"
         )
     old = subject.grant
     if old is not None and old.expires_at_ms >= now_ms:
         if old.worker_id != request.worker.worker_id:
-            raise GrantAlreadyExists(f"{execution.called} is reserved for {old.worker_id}")
-        return Decision(answer=old)
+            raise errors.GrantAlreadyExists(f"{execution.called} is reserved for {old.worker_id}")
+        return transitions.Decision(answer=old)
     lacking = missing(required, request.offered)
     if lacking:
-        after = change(execution, now_ms, last_capability_mismatch_at_ms=now_ms)
-        raise Refusal(CapabilityMismatch(lacking), Changes(updates=(after,)))
+        after = transitions.change(execution, now_ms, last_capability_mismatch_at_ms=now_ms)
+        raise transitions.Refusal(
+            errors.CapabilityMismatch(lacking), transitions.Changes(updates=(after,))
+        )
     grant = ClaimGrant(
         partition_key=execution.partition_key,
         execution_id=execution.execution_id,
@@ -639,23 +627,27 @@ def decide_grant(
         issued_at_ms=now_ms,
         expires_at_ms=now_ms + request.ttl_ms,
     )
-    changes = Changes(inserts=(grant,)) if old is None else Changes(updates=(grant,))
-    return Decision(answer=grant, changes=changes)
+    changes = (
+        transitions.Changes(inserts=(grant,))
+        if old is None
+        else transitions.Changes(updates=(grant,))
+    )
+    return transitions.Decision(answer=grant, changes=changes)
 
 
 def decide_claim_granted(
-    subject: Subject,
+    subject: transitions.Subject,
     worker: WorkerIdentity,
     *,
     lease_ttl_ms: int,
     ids: NewIds,
     timers: Timers,
     now_ms: int,
-) -> Decision[Granted]:
+) -> transitions.Decision[Granted]:
     """Turn a grant into a lease. The grant is used up; on refusal it stays."""
     check_leaseable(subject.execution)
     if subject.execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED:
-        raise UseClaimResumedExecution(
+        raise errors.UseClaimResumedExecution(
             f"{subject.execution.called} continues an attempt: claim it as resumed"
         )
     grant = check_grant(subject, worker, now_ms)
@@ -668,25 +660,27 @@ def check_leaseable(execution: Execution) -> None:
     if execution.lifecycle_phase in (LifecyclePhase.TERMINAL, LifecyclePhase.ACTIVE):
         raise not_active(execution)
     if execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
-        raise ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
+        raise errors.ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
     if execution.ownership_state is not OwnershipState.UNOWNED:
-        raise LeaseConflict(f"{execution.called} is owned by {execution.worker_id}")
+        raise errors.LeaseConflict(f"{execution.called} is owned by {execution.worker_id}")
     if (
         execution.eligibility_state is not EligibilityState.ELIGIBLE_NOW
         or execution.terminal_outcome is not TerminalOutcome.NONE
         or execution.cancel_requested
     ):
-        raise ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
+        raise errors.ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
     if execution.attempt_state is AttemptState.RUNNING_ATTEMPT:
-        raise ActiveAttemptExists(f"{execution.called} has a running attempt")
+        raise errors.ActiveAttemptExists(f"{execution.called} has a running attempt")
 
 
-def check_grant(subject: Subject, worker: WorkerIdentity, now_ms: int) -> ClaimGrant:
+def check_grant(subject: transitions.Subject, worker: WorkerIdentity, now_ms: int) -> ClaimGrant:
     grant = subject.grant
     if grant is None or grant.worker_id != worker.worker_id:
-        raise InvalidClaimGrant(f"{subject.execution.called} is not granted to {worker.worker_id}")
+        raise errors.InvalidClaimGrant(
+            f"{subject.execution.called} is not granted to {worker.worker_id}"
+        )
     if grant.expires_at_ms < now_ms:
-        raise ClaimGrantExpired(
+        raise errors.ClaimGrantExpired(
             f"the grant of {subject.execution.called} expired at {grant.expires_at_ms}"
         )
     return grant

@@ -15,6 +15,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric import errors
+from flowfabric.core import transitions
 from flowfabric.core.events import operator_event
 from flowfabric.core.executions import Timing
 from flowfabric.core.ids import SignalId, WaitpointKey
@@ -40,28 +42,6 @@ from flowfabric.core.states import (
     TerminalOutcome,
 )
 from flowfabric.core.suspension import RESUMED, is_expired
-from flowfabric.core.transitions import (
-    Changes,
-    Decision,
-    Field,
-    Refusal,
-    Subject,
-    change,
-    close_suspension,
-    close_waitpoints,
-    finish,
-    got_signals,
-)
-from flowfabric.errors import (
-    ClaimGrantExpired,
-    ExecutionNotLeaseable,
-    ExecutionNotSuspended,
-    InvalidClaimGrant,
-    InvalidInput,
-    NotAResumedExecution,
-    WaitpointNotFound,
-    WaitpointNotOpen,
-)
 
 TIMED_OUT_RESUME: Final = "timed_out_auto_resume"
 NEVER_COMMITTED: Final = "never_committed"
@@ -86,60 +66,61 @@ class WaitpointsClosed(Struct, frozen=True, kw_only=True, tag="Closed"):
 
 ExpireResult = SuspensionExpired | AlreadySatisfied
 
-_NOTHING: Final[Mapping[str, Field]] = MappingProxyType({})
+_NOTHING: Final[Mapping[str, transitions.Field]] = MappingProxyType({})
 
 
 def resume(
-    subject: Subject,
+    subject: transitions.Subject,
     reason: str,
     now_ms: int,
     *,
     delay_ms: int = 0,
     cause: str = "",
-    suspension_fields: Mapping[str, Field] = _NOTHING,
-) -> Changes:
+    suspension_fields: Mapping[str, transitions.Field] = _NOTHING,
+) -> transitions.Changes:
     """Close the open suspension and make the execution runnable, now or after a delay."""
     before, suspension = subject.execution, subject.suspension
     assert suspension is not None, "only a suspended execution resumes"
     own = tuple(w for w in subject.waitpoints if w.suspension_id == suspension.suspension_id)
     until_ms = now_ms + delay_ms
-    timed: dict[str, Field] = {
+    timed: dict[str, transitions.Field] = {
         **into(Situation.PARKED, f"resumes after {delay_ms} ms{cause}"),
         "blocking_reason": BlockingReason.WAITING_FOR_RESUME_DELAY,
         "delay_until_ms": until_ms,
     }
-    at_once: dict[str, Field] = {**into(Situation.RESUMABLE)}
-    after = change(
+    at_once: dict[str, transitions.Field] = {**into(Situation.RESUMABLE)}
+    after = transitions.change(
         before,
         now_ms,
         current_suspension_id=None,
         current_waitpoint_id=None,
         open_waitpoint_count=before.open_waitpoint_count - len(own),
-        keeps_signals=before.keeps_signals or (reason != RESUMED and got_signals(suspension)),
+        keeps_signals=before.keeps_signals
+        or (reason != RESUMED and transitions.got_signals(suspension)),
         **(timed if delay_ms else at_once),
     )
-    (closed,) = close_suspension(suspension, reason, now_ms)
+    (closed,) = transitions.close_suspension(suspension, reason, now_ms)
     closed = structs.replace(closed, **suspension_fields)
     satisfied_at_ms = now_ms if reason == RESUMED else None
     waitpoints = (
         structs.replace(waitpoint, satisfied_at_ms=satisfied_at_ms)
-        for waitpoint in close_waitpoints(own, reason, now_ms)
+        for waitpoint in transitions.close_waitpoints(own, reason, now_ms)
     )
-    return Changes(updates=(after, closed, *waitpoints))
+    return transitions.Changes(updates=(after, closed, *waitpoints))
 
 
-def check_suspended(subject: Subject) -> Suspension:
+def check_suspended(subject: transitions.Subject) -> Suspension:
     execution = subject.execution
     if execution.lifecycle_phase is not LifecyclePhase.SUSPENDED or subject.suspension is None:
-        raise ExecutionNotSuspended(
+        raise errors.ExecutionNotSuspended(
             f"{execution.called} is {execution.public_state}, not suspended"
         )
     return subject.suspension
 
 
 def decide_resume(
-    subject: Subject, trigger: str, delay_ms: int, timing: Timing
-) -> Decision[Resumed]:
+    subject: transitions.Subject, trigger: str, delay_ms: int, timing: Timing
+) -> transitions.Decision[Resumed]:
     """Resume whatever the condition says."""
     suspension = check_suspended(subject)
     changes = resume(subject, f"resumed_by_{trigger}", timing.now_ms, delay_ms=delay_ms)
@@ -151,7 +132,7 @@ def decide_resume(
         "resume_delay_ms": delay_ms,
     }
     event = operator_event(after, "resumed", timing.now_ms, msgspec.json.encode(details).decode())
-    return Decision(
+    return transitions.Decision(
         answer=Resumed(public_state=after.public_state),
         changes=structs.replace(changes, events=(event,)),
     )
@@ -161,19 +142,19 @@ def decide_resume(
 
 
 def decide_expire_suspension(
-    subject: Subject, signal_id: SignalId, timing: Timing
-) -> Decision[ExpireResult]:
+    subject: transitions.Subject, signal_id: SignalId, timing: Timing
+) -> transitions.Decision[ExpireResult]:
     """Do what the suspension says is to happen when it lasts too long, if it has.
 
     `signal_id` names the signal that tells a resumed worker of the timeout.
     """
     execution, suspension = subject.execution, subject.suspension
     if execution.lifecycle_phase is not LifecyclePhase.SUSPENDED:
-        return Decision(answer=AlreadySatisfied(reason="not_suspended_cleaned"))
+        return transitions.Decision(answer=AlreadySatisfied(reason="not_suspended_cleaned"))
     if suspension is None:
-        return Decision(answer=AlreadySatisfied(reason="no_active_suspension_cleaned"))
+        return transitions.Decision(answer=AlreadySatisfied(reason="no_active_suspension_cleaned"))
     if suspension.timeout_at_ms is None or suspension.timeout_at_ms > timing.now_ms:
-        return Decision(answer=AlreadySatisfied(reason="not_yet_due"))
+        return transitions.Decision(answer=AlreadySatisfied(reason="not_yet_due"))
     behavior = suspension.timeout_behavior or TimeoutBehavior.FAIL
     match behavior:
         case TimeoutBehavior.AUTO_RESUME:
@@ -186,18 +167,23 @@ def decide_expire_suspension(
             changes = _end(subject, behavior, TerminalOutcome.CANCELLED, timing)
         case TimeoutBehavior.EXPIRE:
             changes = _end(subject, behavior, TerminalOutcome.EXPIRED, timing)
-    return Decision(answer=SuspensionExpired(behavior_applied=behavior), changes=changes)
+    return transitions.Decision(
+        answer=SuspensionExpired(behavior_applied=behavior), changes=changes
+    )
 
 
 def _end(
-    subject: Subject, behavior: TimeoutBehavior, outcome: TerminalOutcome, timing: Timing
-) -> Changes:
+    subject: transitions.Subject,
+    behavior: TimeoutBehavior,
+    outcome: TerminalOutcome,
+    timing: Timing,
+) -> transitions.Changes:
     why = f"suspension_timeout:{behavior}"
     cancelled = outcome is TerminalOutcome.CANCELLED
-    fields: dict[str, Field] = {"failure_reason": why}
+    fields: dict[str, transitions.Field] = {"failure_reason": why}
     if cancelled:
         fields |= {"cancellation_reason": why, "cancelled_by": "suspension_timeout"}
-    return finish(
+    return transitions.finish(
         subject,
         outcome,
         timing.now_ms,
@@ -213,8 +199,8 @@ def _end(
 
 
 def _resume_by_timeout(
-    subject: Subject, suspension: Suspension, signal_id: SignalId, now_ms: int
-) -> Changes:
+    subject: transitions.Subject, suspension: Suspension, signal_id: SignalId, now_ms: int
+) -> transitions.Changes:
     before = subject.execution
     primary = next(
         (w for w in subject.waitpoints if w.waitpoint_id == suspension.waitpoint_id), None
@@ -248,9 +234,11 @@ def _resume_by_timeout(
     return structs.replace(changes, inserts=(signal,))
 
 
-def _escalate(subject: Subject, suspension: Suspension, now_ms: int) -> Changes:
+def _escalate(
+    subject: transitions.Subject, suspension: Suspension, now_ms: int
+) -> transitions.Changes:
     """Hand the pause over to people: it stays open, and no longer ends by itself."""
-    after = change(
+    after = transitions.change(
         subject.execution,
         now_ms,
         blocking_reason=BlockingReason.PAUSED_BY_OPERATOR,
@@ -267,29 +255,31 @@ def _escalate(subject: Subject, suspension: Suspension, now_ms: int) -> Changes:
         for waitpoint in subject.waitpoints
         if waitpoint.suspension_id == suspension.suspension_id
     )
-    return Changes(updates=(after, escalated, *kept))
+    return transitions.Changes(updates=(after, escalated, *kept))
 
 
-def decide_expire_waitpoints(subject: Subject, timing: Timing) -> Decision[WaitpointsClosed]:
+def decide_expire_waitpoints(
+    subject: transitions.Subject, timing: Timing
+) -> transitions.Decision[WaitpointsClosed]:
     """Close the pending waitpoints that no suspension took over in time."""
     expired = [w for w in subject.waitpoints if is_expired(w, timing.now_ms)]
     return _close(subject, expired, NEVER_COMMITTED, timing.now_ms)
 
 
 def decide_close_waitpoint(
-    subject: Subject,
+    subject: transitions.Subject,
     waitpoint: Waitpoint | None,
     reason: str,
     administrative: bool,
     now_ms: int,
-) -> Decision[WaitpointsClosed]:
+) -> transitions.Decision[WaitpointsClosed]:
     """Take no more signals at one waitpoint. This never wakes the execution."""
     if waitpoint is None:
-        raise WaitpointNotFound("there is no such waitpoint")
+        raise errors.WaitpointNotFound("there is no such waitpoint")
     if waitpoint.state is WaitpointState.CLOSED:
-        return Decision(answer=WaitpointsClosed(closed=0))
+        return transitions.Decision(answer=WaitpointsClosed(closed=0))
     if waitpoint.state is WaitpointState.ACTIVE and not administrative:
-        raise WaitpointNotOpen(
+        raise errors.WaitpointNotOpen(
             f"waitpoint {waitpoint.waitpoint_id} belongs to an open suspension:"
             " only an operator may close it"
         )
@@ -297,17 +287,19 @@ def decide_close_waitpoint(
 
 
 def _close(
-    subject: Subject, waitpoints: list[Waitpoint], reason: str, now_ms: int
-) -> Decision[WaitpointsClosed]:
+    subject: transitions.Subject, waitpoints: list[Waitpoint], reason: str, now_ms: int
+) -> transitions.Decision[WaitpointsClosed]:
     if not waitpoints:
-        return Decision(answer=WaitpointsClosed(closed=0))
+        return transitions.Decision(answer=WaitpointsClosed(closed=0))
     before = subject.execution
-    after = change(
+    after = transitions.change(
         before, now_ms, open_waitpoint_count=before.open_waitpoint_count - len(waitpoints)
     )
-    return Decision(
+    return transitions.Decision(
         answer=WaitpointsClosed(closed=len(waitpoints)),
-        changes=Changes(updates=(after, *close_waitpoints(waitpoints, reason, now_ms))),
+        changes=transitions.Changes(
+            updates=(after, *transitions.close_waitpoints(waitpoints, reason, now_ms))
+        ),
     )
 
 
@@ -327,7 +319,9 @@ class ResumeClaim(Struct, frozen=True, kw_only=True):
     """Stands in for what the attempt had left when it was parked."""
 
 
-def decide_claim_resumed(subject: Subject, claim: ResumeClaim, timing: Timing) -> Decision[Granted]:
+def decide_claim_resumed(
+    subject: transitions.Subject, claim: ResumeClaim, timing: Timing
+) -> transitions.Decision[Granted]:
     """Turn a grant into a lease that continues the interrupted attempt."""
     execution = subject.execution
     _check_resumable(execution, claim)
@@ -337,13 +331,13 @@ def decide_claim_resumed(subject: Subject, claim: ResumeClaim, timing: Timing) -
         or grant.worker_instance_id != claim.worker.worker_instance_id
         or claim.grant_id not in (None, grant.grant_id)
     ):
-        raise InvalidClaimGrant(
+        raise errors.InvalidClaimGrant(
             f"{execution.called} is not granted to {claim.worker.worker_instance_id}"
         )
     try:
         check_grant(subject, claim.worker, timing.now_ms)
-    except ClaimGrantExpired as error:
-        raise Refusal(error, Changes(deletes=(grant,))) from error
+    except errors.ClaimGrantExpired as error:
+        raise transitions.Refusal(error, transitions.Changes(deletes=(grant,))) from error
     if claim.attempt_time_left_ms is not None:
         execution = structs.replace(
             execution, attempt_time_left_ms=claim.attempt_time_left_ms or None
@@ -360,21 +354,21 @@ def decide_claim_resumed(subject: Subject, claim: ResumeClaim, timing: Timing) -
 
 def _check_resumable(execution: Execution, claim: ResumeClaim) -> None:
     if claim.lane_id not in (None, execution.lane_id):
-        raise InvalidInput(
+        raise errors.InvalidInput(
             "lane_id",
             f"lane_mismatch: the execution is in lane {execution.lane_id!r}",
             claim.lane_id,
         )
     if execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
-        raise ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
+        raise errors.ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
     if execution.attempt_state is not AttemptState.ATTEMPT_INTERRUPTED:
-        raise NotAResumedExecution(
+        raise errors.NotAResumedExecution(
             f"{execution.called} has no attempt to continue: claim it the ordinary way"
         )
     if not execution.ready:
-        raise ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
+        raise errors.ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
     if claim.attempt_index not in (None, execution.current_attempt_index):
-        raise InvalidInput(
+        raise errors.InvalidInput(
             "current_attempt_index",
             f"the attempt to continue is {execution.current_attempt_index}",
             claim.attempt_index,

@@ -15,6 +15,7 @@ from typing import ClassVar, Final, Protocol
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric.core import policies
 from flowfabric.core.checks import (
     TAGS_MAX,
     check_int,
@@ -33,12 +34,6 @@ from flowfabric.core.ids import (
     parse_namespace,
 )
 from flowfabric.core.limits import NAME_BYTES_MAX
-from flowfabric.core.policies import (
-    ASKED_PRIORITY_MAX,
-    ASKED_PRIORITY_MIN,
-    encode_policy,
-    parse_policy,
-)
 from flowfabric.core.records import Record
 from flowfabric.errors import InvalidInput
 
@@ -193,10 +188,15 @@ def check_definition(
             encoding=definition.payload_encoding,
         ),
         payload_encoding=check_optional_text("payload_encoding", definition.payload_encoding),
-        policy="{}" if policy is None else encode_policy(parse_policy(policy)),
+        policy="{}" if policy is None else policies.encode_policy(policies.parse_policy(policy)),
         priority=None
         if definition.priority is None
-        else check_int("priority", definition.priority, ASKED_PRIORITY_MIN, ASKED_PRIORITY_MAX),
+        else check_int(
+            "priority",
+            definition.priority,
+            policies.ASKED_PRIORITY_MIN,
+            policies.ASKED_PRIORITY_MAX,
+        ),
         tags=msgspec.json.encode(dict(sorted(tags.items()))).decode(),
         next_due_at_ms=None,
         created_at_ms=now_ms,

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric import errors
 from flowfabric.core.conditions import observe, progress, stored_condition
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.executions import Timing
@@ -41,13 +42,6 @@ from flowfabric.core.suspension import (
     stored_policy,
 )
 from flowfabric.core.transitions import Changes, Decision, Subject, change
-from flowfabric.errors import (
-    SignalLimitExceeded,
-    TargetNotSignalable,
-    WaitpointClosed,
-    WaitpointNotFound,
-    WrongSignalName,
-)
 
 DEDUPED: Final = "deduped"
 KEEPING: Final = (
@@ -167,10 +161,10 @@ def _turn(waitpoint: Waitpoint) -> tuple[bool, int, int]:
 
 def not_awaited(
     called: str, name: str, awaited: Sequence[str], advice: str = ""
-) -> WaitpointNotFound:
+) -> errors.WaitpointNotFound:
     others = ", ".join(dict.fromkeys(repr(str(each)) for each in awaited))
     told = f"it waits for {others}" if others else "it waits for no signal"
-    return WaitpointNotFound(f"{called} does not wait for {name!r} now: {told}{advice}")
+    return errors.WaitpointNotFound(f"{called} does not wait for {name!r} now: {told}{advice}")
 
 
 def decide_deliver(
@@ -212,7 +206,7 @@ def _check_name(waitpoint: Waitpoint | None, signal_name: str) -> None:
     if waitpoint is None or not waitpoint.own_name_only:
         return
     if signal_name != waitpoint.waitpoint_key:
-        raise WrongSignalName(
+        raise errors.WrongSignalName(
             f"signal_name: the waitpoint takes {waitpoint.waitpoint_key!r} only,"
             f" not {signal_name!r}"
         )
@@ -242,22 +236,22 @@ def _open_suspension(
     """The suspension the signal counts for; none when it is to be kept for a later one."""
     execution, suspension = subject.execution, subject.suspension
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
-        raise TargetNotSignalable(f"{execution.called} is {execution.public_state}")
+        raise errors.TargetNotSignalable(f"{execution.called} is {execution.public_state}")
     if waitpoint is None:
         return None
     if waitpoint.state is WaitpointState.CLOSED or is_expired(waitpoint, now_ms):
-        raise WaitpointClosed(f"waitpoint {waitpoint.waitpoint_id} takes no more signals")
+        raise errors.WaitpointClosed(f"waitpoint {waitpoint.waitpoint_id} takes no more signals")
     if waitpoint.state is WaitpointState.PENDING:
         return None
     if suspension is None or waitpoint.suspension_id != suspension.suspension_id:
-        raise WaitpointClosed(f"waitpoint {waitpoint.waitpoint_id} takes no more signals")
+        raise errors.WaitpointClosed(f"waitpoint {waitpoint.waitpoint_id} takes no more signals")
     return suspension
 
 
 def _check_limit(execution: Execution) -> None:
     limit = parse_policy(execution.policy).max_signals_per_execution
     if limit and execution.signal_count >= limit:
-        raise SignalLimitExceeded(
+        raise errors.SignalLimitExceeded(
             f"{execution.called} has accepted {execution.signal_count} signals;"
             f" its policy allows {limit}"
         )

@@ -18,6 +18,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from flowfabric import errors
 from flowfabric.core.records import Execution
 from flowfabric.core.states import (
     AttemptState,
@@ -26,17 +27,6 @@ from flowfabric.core.states import (
     LifecyclePhase,
     OwnershipState,
     TerminalOutcome,
-)
-from flowfabric.errors import (
-    ExecutionNotActive,
-    ExecutionNotEligible,
-    ExecutionNotSuspended,
-    ExecutionNotTerminal,
-    FlowFabricError,
-    InvalidInput,
-    LeaseExpired,
-    LeaseRevoked,
-    TargetNotSignalable,
 )
 
 
@@ -137,7 +127,7 @@ ENDED: Final = (
 )
 UNFINISHED: Final = (*READY, *SET_ASIDE, *HELD_BY_WORKER)
 
-Error = type[FlowFabricError]
+Error = type[errors.FlowFabricError]
 
 
 class Rule(Struct, frozen=True):
@@ -156,11 +146,11 @@ def _by_holder(*after: Situation) -> Rule:
     """For whoever shows the fence of the lease. An overdue lease is noted on the way."""
     idle = (*READY, *SET_ASIDE, *ENDED)
     lost: dict[Situation, Error] = {
-        Situation.OVERDUE_LEASE: LeaseExpired,
-        Situation.EXPIRED_LEASE: LeaseExpired,
-        Situation.REVOKED: LeaseRevoked,
+        Situation.OVERDUE_LEASE: errors.LeaseExpired,
+        Situation.EXPIRED_LEASE: errors.LeaseExpired,
+        Situation.REVOKED: errors.LeaseRevoked,
     }
-    return Rule({Situation.RUNNING: after}, dict.fromkeys(idle, ExecutionNotActive) | lost)
+    return Rule({Situation.RUNNING: after}, dict.fromkeys(idle, errors.ExecutionNotActive) | lost)
 
 
 _UNABLE: Final = (Situation.SKIPPED, Situation.FAILED)
@@ -179,7 +169,7 @@ RULES: Final[Mapping[Operation, Rule]] = {
     Operation.SIGNAL: Rule(
         {each: (each,) for each in UNFINISHED}
         | {Situation.SUSPENDED: (Situation.RESUMABLE, Situation.SUSPENDED)},
-        dict.fromkeys(ENDED, TargetNotSignalable),
+        dict.fromkeys(ENDED, errors.TargetNotSignalable),
     ),
     Operation.PROMOTE: Rule(
         _from((Situation.DELAYED, Situation.RETRYING), Situation.WAITING)
@@ -222,26 +212,30 @@ RULES: Final[Mapping[Operation, Rule]] = {
     ),
     Operation.RESUME: Rule(
         {Situation.SUSPENDED: (Situation.RESUMABLE, Situation.PARKED)},
-        {each: ExecutionNotSuspended for each in Situation if each is not Situation.SUSPENDED},
+        {
+            each: errors.ExecutionNotSuspended
+            for each in Situation
+            if each is not Situation.SUSPENDED
+        },
     ),
     Operation.ACCEPT: Rule(
         {Situation.BLOCKED: (Situation.RESUMABLE,)},
-        {each: ExecutionNotEligible for each in Situation if each is not Situation.BLOCKED},
+        {each: errors.ExecutionNotEligible for each in Situation if each is not Situation.BLOCKED},
     ),
     Operation.REPRIORITISE: Rule(
         {each: (each,) for each in (Situation.WAITING, Situation.RESUMABLE)},
         {
-            each: ExecutionNotEligible
+            each: errors.ExecutionNotEligible
             for each in Situation
             if each not in (Situation.WAITING, Situation.RESUMABLE)
         },
     ),
     Operation.CANCEL: Rule(
         _from(UNFINISHED, Situation.CANCELLED),
-        {each: InvalidInput for each in ENDED if each is not Situation.CANCELLED},
+        {each: errors.InvalidInput for each in ENDED if each is not Situation.CANCELLED},
     ),
     Operation.REPLAY: Rule(
-        _from(ENDED, Situation.WAITING), dict.fromkeys(UNFINISHED, ExecutionNotTerminal)
+        _from(ENDED, Situation.WAITING), dict.fromkeys(UNFINISHED, errors.ExecutionNotTerminal)
     ),
 }
 

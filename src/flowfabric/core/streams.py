@@ -19,18 +19,12 @@ from typing import ClassVar, Final, NoReturn
 
 from msgspec import Struct, structs
 
+from flowfabric import errors
 from flowfabric.core.ids import AttemptId, ExecutionId, partition_of
 from flowfabric.core.leases import Fence
 from flowfabric.core.records import Record
 from flowfabric.core.situations import LOST_LEASE
 from flowfabric.core.states import LifecyclePhase, OwnershipState
-from flowfabric.errors import (
-    Corruption,
-    InvalidInput,
-    RetentionLimitExceeded,
-    StaleOwnerCannotAppend,
-    StreamClosed,
-)
 
 # JSON Merge Patch: a document changed by another one of the same shape ------
 #
@@ -71,11 +65,11 @@ def apply_patch(document: bytes, patch: bytes) -> bytes:
     try:
         stored = _decode(document)
     except ValueError as error:
-        raise Corruption(f"a stored summary does not decode: {error}") from error
+        raise errors.Corruption(f"a stored summary does not decode: {error}") from error
     _check_depth(asked, DEPTH_MAX)
     merged = _encode(merge_patch(stored, asked))
     if len(merged) > DOCUMENT_BYTES_MAX:
-        raise RetentionLimitExceeded(
+        raise errors.RetentionLimitExceeded(
             f"the summary would be {len(merged)} bytes, at most {DOCUMENT_BYTES_MAX} are kept"
         )
     return merged
@@ -85,17 +79,17 @@ def read_patch(patch: bytes) -> Mapping[str, object]:
     try:
         asked = _decode(patch)
     except RecursionError:
-        raise InvalidInput("payload", "patch_depth_exceeded") from None
+        raise errors.InvalidInput("payload", "patch_depth_exceeded") from None
     except ValueError as error:
-        raise InvalidInput("payload", f"patch payload is not valid JSON: {error}") from None
+        raise errors.InvalidInput("payload", f"patch payload is not valid JSON: {error}") from None
     if not isinstance(asked, dict):
-        raise InvalidInput("payload", "patch must be a JSON object", asked)
+        raise errors.InvalidInput("payload", "patch must be a JSON object", asked)
     return asked
 
 
 def _check_depth(value: Mapping[str, object] | list[object], left: int) -> None:
     if left < 0:
-        raise InvalidInput("payload", f"patch_depth_exceeded: at most {DEPTH_MAX}")
+        raise errors.InvalidInput("payload", f"patch_depth_exceeded: at most {DEPTH_MAX}")
     for child in value.values() if isinstance(value, Mapping) else value:
         if isinstance(child, Mapping | list):
             _check_depth(child, left - 1)
@@ -351,15 +345,19 @@ def check_append(holder: Holder | None, append: Append, now_ms: int) -> None:
     called, fence = append.execution_id, append.fence
     if holder is None or holder.lifecycle_phase is not LifecyclePhase.ACTIVE:
         phase = "missing" if holder is None else holder.lifecycle_phase
-        raise StreamClosed(f"{called} is {phase}: only a running attempt appends to its stream")
+        raise errors.StreamClosed(
+            f"{called} is {phase}: only a running attempt appends to its stream"
+        )
     if holder.ownership_state in LOST_LEASE:
-        raise StaleOwnerCannotAppend(f"the lease of {called} was lost: stop working on it")
+        raise errors.StaleOwnerCannotAppend(f"the lease of {called} was lost: stop working on it")
     if holder.lease_expires_at_ms is None or holder.lease_expires_at_ms <= now_ms:
-        raise StaleOwnerCannotAppend(f"the lease of {called} has expired: stop working on it")
+        raise errors.StaleOwnerCannotAppend(
+            f"the lease of {called} has expired: stop working on it"
+        )
     if fence.attempt_index not in (None, holder.current_attempt_index) or (
         (holder.lease_id, holder.lease_epoch) != (fence.lease_id, fence.lease_epoch)
     ):
-        raise StaleOwnerCannotAppend(
+        raise errors.StaleOwnerCannotAppend(
             f"{called}: lease epoch {fence.lease_epoch} of attempt {fence.attempt_index} is not"
             f" the current one (epoch {holder.lease_epoch} of {holder.current_attempt_index})"
         )
@@ -545,7 +543,7 @@ def patched(
     coding: Coding,
 ) -> StreamSummary:
     if mode.patch_kind not in ("", "json-merge-patch"):
-        raise InvalidInput("mode", "unsupported patch_kind", mode.patch_kind)
+        raise errors.InvalidInput("mode", "unsupported patch_kind", mode.patch_kind)
     before = b"{}" if summary is None else coding.unpack(summary.document)
     document = coding.pack(apply_patch(before, new.payload))
     if summary is not None:

@@ -15,18 +15,9 @@ from typing import Final, Self
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import waitpoints
+from flowfabric import errors
+from flowfabric.core import conditions, waitpoints
 from flowfabric.core.checks import shorten
-from flowfabric.core.conditions import (
-    Condition,
-    Single,
-    check_countable,
-    encode_condition,
-    observe,
-    referenced_waitpoint_keys,
-    required_signal_names,
-    stored_condition,
-)
 from flowfabric.core.executions import Timing, park, repeats
 from flowfabric.core.ids import ExecutionId, SignalId, WaitpointId, WaitpointKey, uuid4_from
 from flowfabric.core.leases import Fence, check_fence
@@ -72,19 +63,6 @@ from flowfabric.core.waitpoints import (
     signing_key,
     token_of,
     unannounced,
-)
-from flowfabric.errors import (
-    AlreadySuspended,
-    Corruption,
-    InvalidInput,
-    InvalidLeaseForSuspend,
-    InvalidWaitpointForExecution,
-    InvalidWaitpointKey,
-    KeptSignalsFull,
-    PendingWaitpointExpired,
-    WaitpointAlreadyExists,
-    WaitpointNotFound,
-    WaitpointNotPending,
 )
 
 # What a suspend was answered, so that a repeat gets the same ----------------
@@ -178,13 +156,13 @@ def mailbox_id(execution_id: ExecutionId, waitpoint_key: str) -> WaitpointId:
 
 def check_mailbox_room(execution: Execution, kept: KeptSize, signal: SignalRecord) -> None:
     if kept.signals >= KEPT_SIGNALS_MAX:
-        raise KeptSignalsFull(
+        raise errors.KeptSignalsFull(
             f"{execution.called} keeps {kept.signals} signals for its next waits;"
             f" at most {KEPT_SIGNALS_MAX} are kept. Send {signal.signal_name!r} when it waits"
         )
     size = kept.bytes + len(signal.payload or b"")
     if size > KEPT_SIGNAL_BYTES_MAX:
-        raise KeptSignalsFull(
+        raise errors.KeptSignalsFull(
             f"{execution.called}: with {signal.signal_name!r} the signals kept for its next"
             f" waits would be {size} bytes; at most {KEPT_SIGNAL_BYTES_MAX} are kept"
         )
@@ -205,11 +183,13 @@ class TakenSignals(Struct, frozen=True, kw_only=True):
         return structs.replace(waitpoint, matched_signal_count=sum(each.matched for each in own))
 
 
-def take(condition: Condition, suspension: Suspension, kept: Sequence[SignalFacts]) -> TakenSignals:
+def take(
+    condition: conditions.Condition, suspension: Suspension, kept: Sequence[SignalFacts]
+) -> TakenSignals:
     """Use kept signals, in the order they came, until the condition is met."""
     taken: list[SignalFacts] = []
     for signal in kept:
-        seen = observe(condition, taken, signal)
+        seen = conditions.observe(condition, taken, signal)
         if not seen.satisfier:
             continue
         taken.append(
@@ -302,7 +282,7 @@ def decide_repeat_waitpoint(
     """
     check_fence(subject, fence, timing.now_ms, timing.retention_ms)
     if made.waitpoint_key != bound.waitpoint_key:
-        raise InvalidWaitpointKey(
+        raise errors.InvalidWaitpointKey(
             f"waitpoint {made.waitpoint_id} was made as {made.waitpoint_key!r}"
         )
     changes = NO_CHANGES
@@ -347,7 +327,7 @@ def decide_suspend(
     _check_may_suspend(subject, fence, timing)
     request = with_default_timeout(request, subject.execution, timing.now_ms)
     if found.suspension_id_taken:
-        raise InvalidInput("suspension_id", "was used before", request.suspension_id)
+        raise errors.InvalidInput("suspension_id", "was used before", request.suspension_id)
     suspension, waitpoints = _opened(subject, request, found, timing.now_ms)
     seen = take(request.condition, suspension, found.kept)
     already = seen.closer is not None
@@ -378,7 +358,7 @@ def decide_take(
     """
     _check_may_suspend(subject, fence, timing)
     if found.suspension_id_taken:
-        raise InvalidInput("suspension_id", "was used before", request.suspension_id)
+        raise errors.InvalidInput("suspension_id", "was used before", request.suspension_id)
     suspension, waitpoints = _opened(subject, request, found, timing.now_ms)
     seen = take(request.condition, suspension, found.kept)
     if seen.closer is None:
@@ -417,13 +397,13 @@ def with_pending(
 def _check_may_suspend(subject: Subject, fence: Fence, timing: Timing) -> None:
     execution = subject.execution
     if execution.lifecycle_phase is LifecyclePhase.SUSPENDED and repeats(execution, fence):
-        raise AlreadySuspended(f"{execution.called} is suspended already")
+        raise errors.AlreadySuspended(f"{execution.called} is suspended already")
     index = fence.attempt_index
     check_fence(
         subject, structs.replace(fence, attempt_index=None), timing.now_ms, timing.retention_ms
     )
     if index not in (None, execution.current_attempt_index):
-        raise InvalidLeaseForSuspend(
+        raise errors.InvalidLeaseForSuspend(
             f"attempt {index} of {execution.called} is not the current one"
         )
     assert subject.suspension is None, "an active execution has no open suspension"
@@ -444,7 +424,7 @@ def with_default_timeout(
             timeout_at_ms = min(now_ms + policy.default_timeout_ms, TIME_MS_MAX)
     earliest_ms = now_ms - SUSPEND_CLOCK_SKEW_MS
     if timeout_at_ms is not None and timeout_at_ms < earliest_ms:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             "timeout_at_ms", f"timeout_at_in_past: must be {earliest_ms} or later", timeout_at_ms
         )
     return structs.replace(request, timeout_at_ms=timeout_at_ms, timeout_behavior=behavior)
@@ -456,17 +436,17 @@ def _opened(
     execution = subject.execution
     for bound in request.fresh:
         if bound.waitpoint_id in found.bound:
-            raise WaitpointAlreadyExists(f"waitpoint {bound.waitpoint_id} exists already")
+            raise errors.WaitpointAlreadyExists(f"waitpoint {bound.waitpoint_id} exists already")
     waitpoints = tuple(
         _taken_over(execution, binding, found, now_ms)
         if isinstance(binding, UsePending)
         else new_waitpoint(execution, binding, signing_key(found.keys), now_ms)
         for binding in request.bindings
     )
-    if isinstance(request.condition, Single):
+    if isinstance(request.condition, conditions.Single):
         check_same_key(waitpoints[0].waitpoint_key, request.condition)
     check_keys([waitpoint.waitpoint_key for waitpoint in waitpoints], request.condition)
-    check_countable(request.condition, waitpoints, found.kept)
+    conditions.check_countable(request.condition, waitpoints, found.kept)
     check_waitpoint_room(execution, len(request.fresh))
     active = tuple(
         structs.replace(
@@ -478,7 +458,7 @@ def _opened(
             activated_at_ms=now_ms,
             expires_at_ms=request.timeout_at_ms,
             required_signal_names=msgspec.json.encode(
-                required_signal_names(request.condition, waitpoint.waitpoint_key)
+                conditions.required_signal_names(request.condition, waitpoint.waitpoint_key)
             ).decode(),
         )
         for ordinal, waitpoint in enumerate(waitpoints)
@@ -491,15 +471,15 @@ def _taken_over(
 ) -> Waitpoint:
     waitpoint = found.bound.get(WaitpointId(pending.waitpoint_id))
     if waitpoint is None:
-        raise WaitpointNotFound(f"waitpoint {pending.waitpoint_id} does not exist")
+        raise errors.WaitpointNotFound(f"waitpoint {pending.waitpoint_id} does not exist")
     if waitpoint.state is not WaitpointState.PENDING:
-        raise WaitpointNotPending(f"waitpoint {waitpoint.waitpoint_id} is {waitpoint.state}")
+        raise errors.WaitpointNotPending(f"waitpoint {waitpoint.waitpoint_id} is {waitpoint.state}")
     if waitpoint.attempt_index != execution.current_attempt_index and not pending.any_attempt:
-        raise InvalidWaitpointForExecution(
+        raise errors.InvalidWaitpointForExecution(
             f"waitpoint {waitpoint.waitpoint_id} was made by attempt {waitpoint.attempt_index}"
         )
     if is_expired(waitpoint, now_ms):
-        raise PendingWaitpointExpired(
+        raise errors.PendingWaitpointExpired(
             f"waitpoint {waitpoint.waitpoint_id} expired at {waitpoint.expires_at_ms}"
         )
     return waitpoint
@@ -525,7 +505,7 @@ def _new_suspension(
         waitpoint_id=primary,
         reason_code=request.reason_code,
         requested_by=request.requested_by,
-        resume_condition=encode_condition(request.condition),
+        resume_condition=conditions.encode_condition(request.condition),
         resume_policy=msgspec.json.encode(request.resume_policy).decode(),
         timeout_at_ms=request.timeout_at_ms,
         timeout_behavior=request.timeout_behavior,
@@ -549,7 +529,9 @@ class _Opened(Struct, frozen=True, kw_only=True):
 
 
 def _waits_for(suspension: Suspension) -> str:
-    names = referenced_waitpoint_keys(stored_condition(suspension.resume_condition))
+    names = conditions.referenced_waitpoint_keys(
+        conditions.stored_condition(suspension.resume_condition)
+    )
     named = f": {', '.join(names)}" if any(names) else ""
     return shorten(f"{suspension.reason_code}{named}", TEXT_BYTES_MAX)
 
@@ -612,4 +594,4 @@ def stored_policy(suspension: Suspension) -> ResumePolicy:
     try:
         return msgspec.json.decode(suspension.resume_policy, type=ResumePolicy)
     except msgspec.DecodeError as error:
-        raise Corruption(f"a stored resume policy does not decode: {error}") from error
+        raise errors.Corruption(f"a stored resume policy does not decode: {error}") from error

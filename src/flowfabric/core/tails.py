@@ -16,6 +16,7 @@ from typing import Final
 
 from msgspec import Struct, structs
 
+from flowfabric.core import streams
 from flowfabric.core.checks import ENCODED, check_int
 from flowfabric.core.flow_endings import DEPENDENCY_IMPOSSIBLE
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, EXECUTION_DEADLINE
@@ -25,18 +26,6 @@ from flowfabric.core.states import (
     LifecyclePhase,
     OwnershipState,
     TerminalOutcome,
-)
-from flowfabric.core.streams import (
-    MS_MAX,
-    READ_FRAMES_MAX,
-    SEQ_BITS,
-    SEQ_MASK,
-    Encoding,
-    FrameRecord,
-    ModeName,
-    StreamSummary,
-    Visibility,
-    show_id,
 )
 from flowfabric.errors import InvalidInput
 
@@ -146,19 +135,25 @@ class FramePosition(Struct, frozen=True):
 
     def at_least(self) -> int:
         """The lowest frame id from here on."""
-        return min(self.ms, MS_MAX + 1) << SEQ_BITS if self.seq is None else self._id()
+        return (
+            min(self.ms, streams.MS_MAX + 1) << streams.SEQ_BITS if self.seq is None else self._id()
+        )
 
     def at_most(self) -> int:
         """The highest frame id up to here."""
-        return min(self.ms, MS_MAX) << SEQ_BITS | SEQ_MASK if self.seq is None else self._id()
+        return (
+            min(self.ms, streams.MS_MAX) << streams.SEQ_BITS | streams.SEQ_MASK
+            if self.seq is None
+            else self._id()
+        )
 
     def _id(self) -> int:
         assert self.seq is not None
-        return min(self.ms, MS_MAX) << SEQ_BITS | min(self.seq, SEQ_MASK)
+        return min(self.ms, streams.MS_MAX) << streams.SEQ_BITS | min(self.seq, streams.SEQ_MASK)
 
 
 START: Final = FramePosition(0)
-END: Final = FramePosition(MS_MAX)
+END: Final = FramePosition(streams.MS_MAX)
 _POSITION: Final = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?", re.ASCII)
 
 
@@ -200,9 +195,9 @@ class StreamFrame(Struct, frozen=True, kw_only=True):
     frame_type: str
     ts: int
     payload: bytes
-    encoding: Encoding
+    encoding: streams.Encoding
     source: str
-    mode: ModeName
+    mode: streams.ModeName
     correlation_id: str | None = None
     step_key: str | None = None
     summary_version: int | None = None
@@ -213,7 +208,7 @@ class StreamFrame(Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The payload as text; base64 where it is none, or not without its codec."""
-        if self.encoding is Encoding.BASE64 or self.payload.startswith(ENCODED):
+        if self.encoding is streams.Encoding.BASE64 or self.payload.startswith(ENCODED):
             return base64.b64encode(self.payload).decode()
         return self.payload.decode()
 
@@ -289,12 +284,12 @@ class SummaryDocument(Struct, frozen=True, kw_only=True):
     first_applied_ms: int
 
 
-def shown(frame: FrameRecord) -> StreamFrame:
+def shown(frame: streams.FrameRecord) -> StreamFrame:
     return StreamFrame(
-        id=show_id(frame.frame_id),
+        id=streams.show_id(frame.frame_id),
         attempt_index=frame.attempt_index,
         frame_type=frame.frame_type,
-        ts=int(show_id(frame.frame_id).partition("-")[0]),
+        ts=int(streams.show_id(frame.frame_id).partition("-")[0]),
         payload=frame.payload,
         encoding=frame.encoding,
         source=frame.source,
@@ -306,7 +301,7 @@ def shown(frame: FrameRecord) -> StreamFrame:
     )
 
 
-def shown_summary(summary: StreamSummary) -> SummaryDocument:
+def shown_summary(summary: streams.StreamSummary) -> SummaryDocument:
     return SummaryDocument(
         document=summary.document,
         version=summary.version,
@@ -323,7 +318,7 @@ class ExecutionCursor(Struct, frozen=True):
     frame_id: int = 0
 
     def __str__(self) -> str:
-        return f"{self.attempt_index}:{show_id(self.frame_id)}"
+        return f"{self.attempt_index}:{streams.show_id(self.frame_id)}"
 
 
 _EXECUTION_CURSOR: Final = re.compile(r"(\d{1,9}):(\d{1,20}-\d{1,20})", re.ASCII)
@@ -350,14 +345,14 @@ def check_count(count_limit: object) -> int:
     if isinstance(count_limit, int) and not isinstance(count_limit, bool):
         if count_limit < 1:
             raise InvalidInput("count_limit", "count_limit must be >= 1", count_limit)
-        if count_limit > READ_FRAMES_MAX:
-            problem = f"count_limit_exceeds_hard_cap: at most {READ_FRAMES_MAX}"
+        if count_limit > streams.READ_FRAMES_MAX:
+            problem = f"count_limit_exceeds_hard_cap: at most {streams.READ_FRAMES_MAX}"
             raise InvalidInput("count_limit", problem, count_limit)
-    return check_int("count_limit", count_limit, 1, READ_FRAMES_MAX)
+    return check_int("count_limit", count_limit, 1, streams.READ_FRAMES_MAX)
 
 
-def check_visibility(visibility: object) -> Visibility:
-    if visibility not in list(Visibility):
-        choices = " or ".join(repr(each.value) for each in Visibility)
+def check_visibility(visibility: object) -> streams.Visibility:
+    if visibility not in list(streams.Visibility):
+        choices = " or ".join(repr(each.value) for each in streams.Visibility)
         raise InvalidInput("visibility", f"must be {choices}", visibility)
-    return Visibility(str(visibility))
+    return streams.Visibility(str(visibility))

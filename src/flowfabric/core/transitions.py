@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct, structs
 
+from flowfabric.core import situations
 from flowfabric.core.events import Event, LeaseEventType, completion_event, lease_event
 from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.limits import HELD_MS_MAX, HELD_MS_MIN, RETENTION_FAILED_MS, RETENTION_MS
@@ -25,15 +26,6 @@ from flowfabric.core.records import (
     Suspension,
     Waitpoint,
     WaitpointState,
-)
-from flowfabric.core.situations import (
-    BY_OUTCOME,
-    HELD_BY_JOIN,
-    Situation,
-    falls_to_join,
-    into,
-    is_ready,
-    takes_payload,
 )
 from flowfabric.core.states import (
     AttemptLifecycle,
@@ -137,7 +129,7 @@ NO_LEASE: dict[str, Field] = {
 }
 """What releasing a lease clears. Epoch and attempt id stay: repeats are recognised by them."""
 
-UNBLOCKED: dict[str, Field] = {**into(Situation.WAITING)}
+UNBLOCKED: dict[str, Field] = {**situations.into(situations.Situation.WAITING)}
 """Nothing but a worker is missing; or its join, see `readiness`."""
 
 
@@ -165,9 +157,9 @@ class Subject(Struct, frozen=True, kw_only=True):
 
 def settle(execution: Execution) -> Execution:
     """The same execution with its derived fields brought up to date."""
-    if falls_to_join(execution):
-        execution = structs.replace(execution, **HELD_BY_JOIN)
-    if execution.next_input is not None and takes_payload(execution):
+    if situations.falls_to_join(execution):
+        execution = structs.replace(execution, **situations.HELD_BY_JOIN)
+    if execution.next_input is not None and situations.takes_payload(execution):
         execution = structs.replace(
             execution,
             input=execution.next_input,
@@ -180,7 +172,7 @@ def settle(execution: Execution) -> Execution:
         public_state=derive_public_state(
             execution.lifecycle_phase, execution.eligibility_state, execution.terminal_outcome
         ),
-        ready=is_ready(execution),
+        ready=situations.is_ready(execution),
     )
 
 
@@ -284,7 +276,7 @@ def finish(
     ended_fields: dict[str, Field] = {
         **NO_LEASE,
         **final_lease(before),
-        **into(BY_OUTCOME[outcome]),
+        **situations.into(situations.BY_OUTCOME[outcome]),
         "attempt_state": AttemptState.ATTEMPT_TERMINAL if had_attempt else before.attempt_state,
         "delay_until_ms": None,
         "awaits_child": False,

@@ -9,13 +9,8 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric.core import flow_joins
 from flowfabric.core.flow_endings import holds_back
-from flowfabric.core.flow_joins import (
-    EdgeDependencyPolicy,
-    policy_of,
-    resolved_count,
-    with_last_end,
-)
 from flowfabric.core.flow_records import (
     CancellationPolicy,
     DependencyState,
@@ -444,7 +439,7 @@ class EdgeSnapshot(Struct, frozen=True, kw_only=True):
 
 class EdgeGroupSnapshot(Struct, frozen=True, kw_only=True):
     downstream_execution_id: ExecutionId
-    policy: EdgeDependencyPolicy
+    policy: flow_joins.EdgeDependencyPolicy
     total_deps: int
     satisfied_count: int
     failed_count: int
@@ -557,12 +552,12 @@ def edge_snapshot(edge: Edge) -> EdgeSnapshot:
 def group_snapshot(group: EdgeGroup) -> EdgeGroupSnapshot:
     return EdgeGroupSnapshot(
         downstream_execution_id=group.downstream_id,
-        policy=policy_of(group),
+        policy=flow_joins.policy_of(group),
         total_deps=group.staged,
         satisfied_count=group.succeeded,
         failed_count=group.failed,
         skipped_count=group.skipped,
-        running_count=group.staged - resolved_count(group),
+        running_count=group.staged - flow_joins.resolved_count(group),
         group_state=group.group_state,
         fired_at_ms=group.fired_at_ms,
         cancel_reason=group.cancel_reason,
@@ -646,7 +641,7 @@ def recounted(flow: FlowRecord, ended: MemberCounts) -> FlowRecord:
     """The flow with its counters, and the time of the last end, set to what was found."""
     counts = {f"members_{state}": ended.by_state.get(state, 0) for state in ENDED}
     counted = structs.replace(flow, members_spared=ended.spared, **counts)
-    return with_last_end(counted, ended.ends_ms)
+    return flow_joins.with_last_end(counted, ended.ends_ms)
 
 
 def eligibility(execution: Execution | None, group: EdgeGroup | None) -> EligibilityStatus:

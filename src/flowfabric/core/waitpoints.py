@@ -8,19 +8,14 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct, structs
 
+from flowfabric import errors
+from flowfabric.core import conditions, limits
 from flowfabric.core.checks import (
     check_bool,
     check_int,
     check_name,
     check_optional_text,
     check_time,
-)
-from flowfabric.core.conditions import (
-    Condition,
-    Single,
-    TimeoutOnly,
-    check_condition,
-    referenced_waitpoint_keys,
 )
 from flowfabric.core.ids import (
     ExecutionId,
@@ -29,13 +24,6 @@ from flowfabric.core.ids import (
     WaitpointKey,
     parse_uuid,
     redact_token,
-)
-from flowfabric.core.limits import (
-    IDEMPOTENCY_KEY_BYTES_MAX,
-    OPEN_WAITPOINTS_MAX,
-    TEXT_BYTES_MAX,
-    TIME_MS_MAX,
-    WAITPOINTS_PER_SUSPENSION_MAX,
 )
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.records import (
@@ -49,16 +37,6 @@ from flowfabric.core.records import (
     WaitpointState,
 )
 from flowfabric.core.transitions import Changes, Subject, change
-from flowfabric.errors import (
-    InvalidGraceMs,
-    InvalidInput,
-    InvalidKid,
-    InvalidSecretHex,
-    InvalidToken,
-    MissingToken,
-    SignalLimitExceeded,
-    TokenExpired,
-)
 
 # A suspension as it is asked for, and what can be refused without looking at the execution
 
@@ -121,7 +99,7 @@ class SuspendRequest(Struct, frozen=True, kw_only=True):
     suspension_id: SuspensionId
     bindings: tuple[BoundWaitpoint | UsePending, ...]
     """The first is the primary one."""
-    condition: Condition
+    condition: conditions.Condition
     resume_policy: ResumePolicy
     reason_code: SuspensionReason
     requested_by: Requester
@@ -148,7 +126,7 @@ class SuspendRequest(Struct, frozen=True, kw_only=True):
 
 def check_bindings(
     waitpoints: Sequence[Binding],
-    condition: Condition,
+    condition: conditions.Condition,
     new_ids: Sequence[str],
     *,
     take_pending: bool = False,
@@ -158,15 +136,15 @@ def check_bindings(
     The keys of waitpoints made beforehand are not known here; `check_keys` looks at all.
     """
     if not waitpoints:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             "waitpoints", "waitpoints_empty: leave it out to get one for each key of the condition"
         )
-    if len(waitpoints) > WAITPOINTS_PER_SUSPENSION_MAX:
-        raise InvalidInput(
-            "waitpoints", f"must be at most {WAITPOINTS_PER_SUSPENSION_MAX}", len(waitpoints)
+    if len(waitpoints) > limits.WAITPOINTS_PER_SUSPENSION_MAX:
+        raise errors.InvalidInput(
+            "waitpoints", f"must be at most {limits.WAITPOINTS_PER_SUSPENSION_MAX}", len(waitpoints)
         )
     primary = waitpoints[0]
-    if isinstance(primary, FreshWaitpoint) and isinstance(condition, Single):
+    if isinstance(primary, FreshWaitpoint) and isinstance(condition, conditions.Single):
         check_same_key(primary.waitpoint_key, condition)
     for index, extra in enumerate(waitpoints[1:], start=1):
         _check_extra(extra, index)
@@ -174,10 +152,10 @@ def check_bindings(
         _bind(binding, new_id) for binding, new_id in zip(waitpoints, new_ids, strict=False)
     )
     if len({each.waitpoint_id for each in bound}) != len(bound):
-        raise InvalidInput("waitpoints", "duplicate_waitpoint_id: each must occur once")
+        raise errors.InvalidInput("waitpoints", "duplicate_waitpoint_id: each must occur once")
     keys = [each.waitpoint_key for each in bound if isinstance(each, BoundWaitpoint)]
     if len(set(keys)) != len(keys):
-        raise InvalidInput(
+        raise errors.InvalidInput(
             "waitpoints", "duplicate_waitpoint_key: only waitpoints made beforehand share a key"
         )
     if len(keys) == len(bound) and not take_pending:
@@ -185,17 +163,17 @@ def check_bindings(
     return bound
 
 
-def check_same_key(key: str | None, condition: Single) -> None:
+def check_same_key(key: str | None, condition: conditions.Single) -> None:
     if key is not None and key != condition.waitpoint_key:
         waits_at = condition.waitpoint_key
-        raise InvalidInput(
+        raise errors.InvalidInput(
             "waitpoints", f"waitpoint_key_mismatch: the condition waits at {waits_at!r}", key
         )
 
 
 def _check_extra(extra: object, index: int) -> None:
     if isinstance(extra, FreshWaitpoint) and extra.waitpoint_key == "":
-        raise InvalidInput(
+        raise errors.InvalidInput(
             "waitpoints", f"additional_waitpoint_binding_empty_key at waitpoints[{index}]: name it"
         )
 
@@ -206,7 +184,7 @@ def _bind(binding: object, new_id: str) -> BoundWaitpoint | UsePending:
         check_bool("any_attempt", binding.any_attempt)
         return binding
     if not isinstance(binding, FreshWaitpoint):
-        raise InvalidInput("waitpoints", "must be FreshWaitpoint or UsePending", binding)
+        raise errors.InvalidInput("waitpoints", "must be FreshWaitpoint or UsePending", binding)
     waitpoint_id = new_id if binding.waitpoint_id is None else binding.waitpoint_id
     key = binding.waitpoint_key
     return BoundWaitpoint(
@@ -218,28 +196,32 @@ def _bind(binding: object, new_id: str) -> BoundWaitpoint | UsePending:
     )
 
 
-def check_keys(bound: Sequence[str], condition: Condition) -> None:
+def check_keys(bound: Sequence[str], condition: conditions.Condition) -> None:
     """Every key the condition mentions is bound, and the other way round."""
-    mentioned = referenced_waitpoint_keys(condition)
+    mentioned = conditions.referenced_waitpoint_keys(condition)
     for missing in mentioned:
         if missing not in bound:
-            raise InvalidInput("waitpoints", f"referenced_waitpoint_key_missing_binding: {missing}")
+            raise errors.InvalidInput(
+                "waitpoints", f"referenced_waitpoint_key_missing_binding: {missing}"
+            )
     # A condition that no signal meets mentions nothing, and has a waitpoint all the same.
     spare = bound if mentioned else bound[1:]
     for extra in spare:
         if extra not in mentioned:
-            raise InvalidInput("waitpoints", f"extra_binding_not_referenced_by_condition: {extra}")
+            raise errors.InvalidInput(
+                "waitpoints", f"extra_binding_not_referenced_by_condition: {extra}"
+            )
 
 
-def default_bindings(condition: Condition) -> tuple[Binding, ...]:
+def default_bindings(condition: conditions.Condition) -> tuple[Binding, ...]:
     """One fresh waitpoint for each key the condition mentions."""
-    keys = referenced_waitpoint_keys(condition)
+    keys = conditions.referenced_waitpoint_keys(condition)
     return tuple(FreshWaitpoint(waitpoint_key=key) for key in keys) or (FreshWaitpoint(),)
 
 
 def check_sequence(waitpoints: object) -> tuple[Binding, ...]:
     if not isinstance(waitpoints, list | tuple):
-        raise InvalidInput("waitpoints", "must be a list of bindings", waitpoints)
+        raise errors.InvalidInput("waitpoints", "must be a list of bindings", waitpoints)
     return tuple(waitpoints)
 
 
@@ -263,14 +245,18 @@ def check_suspend(
 
     `new_ids` are for what the caller leaves unnamed: the suspension and each waitpoint.
     """
-    condition = check_condition(resume_condition)
+    condition = conditions.check_condition(resume_condition)
     chosen = default_bindings(condition) if waitpoints is None else check_sequence(waitpoints)
     taking = check_bool("take_pending", take_pending)
     bindings = check_bindings(chosen, condition, new_ids[1:], take_pending=taking)
     if timeout_at_ms is not None and timeout_in_ms is not None:
-        raise InvalidInput("timeout_in_ms", "give either timeout_at_ms or timeout_in_ms")
-    if isinstance(condition, TimeoutOnly) and timeout_at_ms is None and timeout_in_ms is None:
-        raise InvalidInput(
+        raise errors.InvalidInput("timeout_in_ms", "give either timeout_at_ms or timeout_in_ms")
+    if (
+        isinstance(condition, conditions.TimeoutOnly)
+        and timeout_at_ms is None
+        and timeout_in_ms is None
+    ):
+        raise errors.InvalidInput(
             "timeout_at_ms",
             "timeout_only_without_deadline: without a timeout nothing would ever end this",
         )
@@ -291,10 +277,10 @@ def check_suspend(
         continuation_metadata_pointer=check_optional_text(
             "continuation_metadata_pointer",
             continuation_metadata_pointer,
-            bytes_max=TEXT_BYTES_MAX,
+            bytes_max=limits.TEXT_BYTES_MAX,
         ),
         idempotency_key=check_optional_text(
-            "idempotency_key", idempotency_key, bytes_max=IDEMPOTENCY_KEY_BYTES_MAX
+            "idempotency_key", idempotency_key, bytes_max=limits.IDEMPOTENCY_KEY_BYTES_MAX
         )
         or None,
         take_pending=taking,
@@ -303,11 +289,11 @@ def check_suspend(
 
 def check_resume_policy(policy: object) -> ResumePolicy:
     if not isinstance(policy, ResumePolicy):
-        raise InvalidInput("resume_policy", "must be a ResumePolicy", policy)
+        raise errors.InvalidInput("resume_policy", "must be a ResumePolicy", policy)
     if policy.resume_delay_ms is not None:
         check_int("resume_policy.resume_delay_ms", policy.resume_delay_ms, 0, DURATION_MAX_MS)
     if policy.resume_target != RESUME_TARGET:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             "resume_policy.resume_target", f"must be {RESUME_TARGET}", policy.resume_target
         )
     for flag in RESUME_FLAGS:
@@ -327,7 +313,7 @@ def _one_of(words: type[Word], field: str, value: object) -> Word:
     try:
         return words(str(value))
     except ValueError:
-        raise InvalidInput(field, f"must be one of {', '.join(words)}", value) from None
+        raise errors.InvalidInput(field, f"must be one of {', '.join(words)}", value) from None
 
 
 # Waitpoint tokens: who holds one may deliver to exactly one waitpoint -------
@@ -417,12 +403,12 @@ def matching_key(
     Every token but an empty one is compared with one digest, whatever is wrong with it.
     """
     if not token.reveal():
-        raise MissingToken(MISSING)
+        raise errors.MissingToken(MISSING)
     kid, _, _ = token.reveal().partition(":")
     key = next((each for each in keys if each.kid == kid), _NO_KEY)
     if _made(key, token, execution_id, waitpoint_id) and key is not _NO_KEY:
         return key
-    raise InvalidToken(INVALID)
+    raise errors.InvalidToken(INVALID)
 
 
 _NO_KEY: Final = HmacKey(kid="", secret=b"\0" * SECRET_BYTES, activated_at_ms=0)
@@ -446,7 +432,7 @@ def _made(
 def check_accepted(key: HmacKey, now_ms: int) -> None:
     """Raise `TokenExpired` when the key's time is over."""
     if not accepted(key, now_ms):
-        raise TokenExpired(EXPIRED)
+        raise errors.TokenExpired(EXPIRED)
 
 
 def accepted(key: HmacKey, now_ms: int) -> bool:
@@ -478,17 +464,17 @@ def check_token(token: object) -> WaitpointToken:
     if isinstance(token, WaitpointToken):
         return token
     if not isinstance(token, str):
-        raise InvalidInput("waitpoint_token", "must be a string")
+        raise errors.InvalidInput("waitpoint_token", "must be a string")
     if len(token) > TOKEN_CHARS_MAX or not token.isascii():
-        raise InvalidToken(INVALID)
+        raise errors.InvalidToken(INVALID)
     return WaitpointToken(token)
 
 
 def check_kid(kid: object) -> str:
     if not isinstance(kid, str) or not kid:
-        raise InvalidKid("kid: must be a non-empty string")
+        raise errors.InvalidKid("kid: must be a non-empty string")
     if ":" in kid or not kid.isascii() or not kid.isprintable() or len(kid) > KID_CHARS_MAX:
-        raise InvalidKid(
+        raise errors.InvalidKid(
             f"kid: must be at most {KID_CHARS_MAX} printable ASCII characters without a colon"
         )
     return kid
@@ -496,19 +482,19 @@ def check_kid(kid: object) -> str:
 
 def check_secret(secret_hex: object, *, bytes_min: int, bytes_max: int) -> bytes:
     if not isinstance(secret_hex, str) or _HEX.fullmatch(secret_hex) is None:
-        raise InvalidSecretHex()
+        raise errors.InvalidSecretHex()
     secret = bytes.fromhex(secret_hex)
     if not bytes_min <= len(secret) <= bytes_max:
         allowed = f"{bytes_min}" if bytes_min == bytes_max else f"{bytes_min} to {bytes_max}"
-        raise InvalidSecretHex(f"secret: must be {allowed} bytes, is {len(secret)}")
+        raise errors.InvalidSecretHex(f"secret: must be {allowed} bytes, is {len(secret)}")
     return secret
 
 
 def check_grace(grace_ms: object) -> int:
     if not isinstance(grace_ms, int) or isinstance(grace_ms, bool):
-        raise InvalidGraceMs()
+        raise errors.InvalidGraceMs()
     if not 0 <= grace_ms <= GRACE_MS_MAX:
-        raise InvalidGraceMs(f"grace_ms: must be 0 to {GRACE_MS_MAX}, is {grace_ms}")
+        raise errors.InvalidGraceMs(f"grace_ms: must be 0 to {GRACE_MS_MAX}, is {grace_ms}")
     return grace_ms
 
 
@@ -538,10 +524,10 @@ def new_waitpoint(
 
 
 def check_waitpoint_room(execution: Execution, more: int) -> None:
-    if execution.open_waitpoint_count + more > OPEN_WAITPOINTS_MAX:
-        raise SignalLimitExceeded(
+    if execution.open_waitpoint_count + more > limits.OPEN_WAITPOINTS_MAX:
+        raise errors.SignalLimitExceeded(
             f"{execution.called} has {execution.open_waitpoint_count} open waitpoints;"
-            f" at most {OPEN_WAITPOINTS_MAX} are allowed"
+            f" at most {limits.OPEN_WAITPOINTS_MAX} are allowed"
         )
 
 
@@ -556,7 +542,7 @@ def announce(
     made = tuple(
         structs.replace(
             new_waitpoint(execution, bound, key, now_ms),
-            expires_at_ms=min(now_ms + ANNOUNCED_FOR_MS, TIME_MS_MAX),
+            expires_at_ms=min(now_ms + ANNOUNCED_FOR_MS, limits.TIME_MS_MAX),
         )
         for bound in missing
     )

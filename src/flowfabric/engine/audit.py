@@ -9,18 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from flowfabric.core import diagnosis
 from flowfabric.core.checks import check_int, check_optional_text
-from flowfabric.core.diagnosis import (
-    AuditPage,
-    Circumstances,
-    Complaint,
-    Waits,
-    Wrong,
-    mover,
-    ring_complaint,
-    rings,
-    wrongs,
-)
 from flowfabric.core.ids import (
     FIRST_UUID,
     ExecutionId,
@@ -65,7 +55,9 @@ FLOWS_PER_PAGE = 100
 
 
 class Audits(Operations):
-    async def audit(self, *, cursor: str | None = None, limit: int = PAGE_MAX) -> AuditPage:
+    async def audit(
+        self, *, cursor: str | None = None, limit: int = PAGE_MAX
+    ) -> diagnosis.AuditPage:
         """Complaints about a page of everything there is; go on until there is no cursor.
 
         Each page is one look at the database. What changes between two pages may be missed,
@@ -83,7 +75,9 @@ class Audits(Operations):
             return await self._audit_guards(place, limit)
         return await self._audit_waiting(place, limit)
 
-    async def _audit_executions(self, partition_key: int, uuid: str, limit: int) -> AuditPage:
+    async def _audit_executions(
+        self, partition_key: int, uuid: str, limit: int
+    ) -> diagnosis.AuditPage:
         async def body(reader: Reader) -> Sequence[Row]:
             return await reader.select(
                 "audit_executions",
@@ -94,14 +88,14 @@ class Audits(Operations):
 
         rows = await self.store.read(body)
         last = rows[-1] if rows and int(str(rows[-1]["place"])) == limit else None
-        return AuditPage(
+        return diagnosis.AuditPage(
             complaints=tuple(complaint for row in rows for complaint in _complaints(row)),
             cursor=f"{_FLOWS}/0/{FIRST_UUID}"
             if last is None
             else f"{_EXECUTIONS}/{last['partition_key']!s}/{last['execution_id']!s}",
         )
 
-    async def _audit_flows(self, start: str, limit: int) -> AuditPage:
+    async def _audit_flows(self, start: str, limit: int) -> diagnosis.AuditPage:
         async def body(reader: Reader) -> tuple[Sequence[Row], Sequence[Row]]:
             flows = await reader.select("audit_flow_counts", start=start, limit=limit)
             joins = await reader.select("audit_join_counts", start=start, limit=limit)
@@ -112,19 +106,19 @@ class Audits(Operations):
         following = next_uuid(str(flows[-1]["flow_id"])) if full else None
         found = [_flow_complaint(row) for row in flows if row["miscounted"]]
         found += [
-            Complaint(
-                wrong=Wrong.MISCOUNTED,
+            diagnosis.Complaint(
+                wrong=diagnosis.Wrong.MISCOUNTED,
                 execution_id=row_execution_id(row),
                 detail="its join counts other edges than it has",
             )
             for row in joins
         ]
-        return AuditPage(
+        return diagnosis.AuditPage(
             complaints=tuple(found),
             cursor=f"{_STRAYS}/0" if following is None else f"{_FLOWS}/0/{following}",
         )
 
-    async def _audit_rows(self, first: int, limit: int) -> AuditPage:
+    async def _audit_rows(self, first: int, limit: int) -> diagnosis.AuditPage:
         last = first + PARTITIONS_PER_PAGE - 1
 
         async def body(reader: Reader) -> Sequence[Row]:
@@ -137,12 +131,12 @@ class Audits(Operations):
             for row in await self.store.read(body)
         }
         more = last + 1 < self.deployment.partitions.num_flow
-        return AuditPage(
+        return diagnosis.AuditPage(
             complaints=_sorted(found),
             cursor=f"{_STRAYS}/{last + 1}" if more else f"{_GUARDS}/0/",
         )
 
-    async def _audit_guards(self, after: str, limit: int) -> AuditPage:
+    async def _audit_guards(self, after: str, limit: int) -> diagnosis.AuditPage:
         namespace, key = _parse_key(after)
 
         async def body(reader: Reader) -> tuple[Sequence[Row], set[ExecutionId]]:
@@ -156,21 +150,25 @@ class Audits(Operations):
         if len(rows) == limit:
             last = (str(rows[-1]["namespace"]), str(rows[-1]["idempotency_key"]))
             following = msgspec.json.encode(last).decode()
-        return AuditPage(
+        return diagnosis.AuditPage(
             complaints=_sorted({_stray(each, "idempotency_guard") for each in gone}),
             cursor=f"{_WAITING}/0/" if following is None else f"{_GUARDS}/0/{following}",
         )
 
-    async def _audit_waiting(self, after: str, limit: int) -> AuditPage:
-        async def body(reader: Reader) -> tuple[Sequence[Row], set[ExecutionId], Waits]:
+    async def _audit_waiting(self, after: str, limit: int) -> diagnosis.AuditPage:
+        async def body(reader: Reader) -> tuple[Sequence[Row], set[ExecutionId], diagnosis.Waits]:
             rows = await reader.select("list_waiting", after=after, limit=limit)
             waiting = [str(row["waiting"]) for row in rows]
             return rows, await _gone(reader, waiting), await _waits(reader, waiting)
 
         rows, gone, waits = await self.store.read(body)
         listed = {str(row["waiting"]) for row in rows}
-        ringed = {ring_complaint(each, way) for each, way in rings(waits).items() if each in listed}
-        return AuditPage(
+        ringed = {
+            diagnosis.ring_complaint(each, way)
+            for each, way in diagnosis.rings(waits).items()
+            if each in listed
+        }
+        return diagnosis.AuditPage(
             complaints=_sorted({_stray(each, "waiter") for each in gone} | ringed),
             cursor=f"{_WAITING}/0/{rows[-1]['waiting']!s}" if len(rows) == limit else None,
         )
@@ -187,7 +185,7 @@ async def _gone(reader: Reader, named: Sequence[str]) -> set[ExecutionId]:
     return asked - {row_execution_id(row) for row in there}
 
 
-async def _waits(reader: Reader, waiting: Sequence[str]) -> Waits:
+async def _waits(reader: Reader, waiting: Sequence[str]) -> diagnosis.Waits:
     """What these wait for, and those in turn, as far as nothing else moves them."""
     waits: dict[ExecutionId, set[ExecutionId]] = {}
     asked = [parse_execution_id(each) for each in waiting]
@@ -217,43 +215,47 @@ def _awaited(row: Row) -> ExecutionId:
     )
 
 
-def _stray(execution_id: ExecutionId, belongings: str) -> Complaint:
-    return Complaint(
-        wrong=Wrong.STRAY,
+def _stray(execution_id: ExecutionId, belongings: str) -> diagnosis.Complaint:
+    return diagnosis.Complaint(
+        wrong=diagnosis.Wrong.STRAY,
         execution_id=execution_id,
         detail=f"a row of {belongings} is left of it",
     )
 
 
-def _sorted(found: set[Complaint]) -> tuple[Complaint, ...]:
+def _sorted(found: set[diagnosis.Complaint]) -> tuple[diagnosis.Complaint, ...]:
     return tuple(sorted(found, key=lambda each: (each.execution_id, each.detail)))
 
 
-def _flow_complaint(row: Row) -> Complaint:
+def _flow_complaint(row: Row) -> diagnosis.Complaint:
     """About a whole flow: it carries the flow's uuid as its subject."""
     counts, found = (
         ", ".join(str(row[name]) for name in names)
         for names in (("node_count", "edge_count", "ended_count"), ("members", "edges", "told"))
     )
-    return Complaint(
-        wrong=Wrong.MISCOUNTED,
+    return diagnosis.Complaint(
+        wrong=diagnosis.Wrong.MISCOUNTED,
         execution_id=make_execution_id(int(str(row["partition_key"])), str(row["flow_id"])),
         detail=f"a flow that counts {counts} members, edges and endings, and has {found}",
     )
 
 
-def _complaints(row: Row) -> list[Complaint]:
+def _complaints(row: Row) -> list[diagnosis.Complaint]:
     columns = {name: value for name, value in row.items() if value is not None}
     flags = {name: bool(columns[name]) for name in _FLAGS}
-    about = msgspec.convert(columns | flags, Circumstances, strict=False)
-    by = "" if wrongs(about) == [Wrong.UNOWNED] else f", moved by {mover(about)}"
+    about = msgspec.convert(columns | flags, diagnosis.Circumstances, strict=False)
+    by = (
+        ""
+        if diagnosis.wrongs(about) == [diagnosis.Wrong.UNOWNED]
+        else f", moved by {diagnosis.mover(about)}"
+    )
     return [
-        Complaint(
+        diagnosis.Complaint(
             wrong=wrong,
             execution_id=row_execution_id(row),
             detail=f"{about.lifecycle_phase}, {about.eligibility_state}{by}",
         )
-        for wrong in wrongs(about)
+        for wrong in diagnosis.wrongs(about)
     ]
 
 

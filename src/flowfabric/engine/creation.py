@@ -22,24 +22,9 @@ from typing import Final, Self
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric import errors
+from flowfabric.core import creation
 from flowfabric.core.checks import check_json, check_list
-from flowfabric.core.creation import (
-    Checked,
-    NewExecution,
-    Terms,
-    check_id_agrees,
-    check_key_agrees,
-    check_new,
-    check_parent,
-    check_repeat,
-    check_strict,
-    check_terms,
-    like_new,
-    new_execution,
-    new_guard,
-    new_tags,
-    shares_terms,
-)
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import (
     ExecutionId,
@@ -55,30 +40,7 @@ from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import TERMINAL_STATES, LaneState, PublicState
 from flowfabric.core.steps import new_waiter
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.unit import (
-    Operations,
-    Registration,
-    Route,
-    execution_key,
-    fence_of,
-    hint_about,
-    hold_routes,
-    ready_topic,
-    route_of,
-    routes_of,
-    row_execution_id,
-)
-from flowfabric.errors import (
-    BackendErrorKind,
-    IdempotencyConflict,
-    InvalidInput,
-    KeyUndecided,
-    LaneNotAccepting,
-    LockTimeout,
-    NotFound,
-    RetryExhausted,
-    Transport,
-)
+from flowfabric.engine import unit
 from flowfabric.store.base import Body, Key, Parameter, Transaction
 
 TERMS_MAX: Final = 10
@@ -96,11 +58,13 @@ class ReadyRows(Struct, frozen=True):
     """Whom to wake for them."""
 
     @classmethod
-    def of(cls, checked: Sequence[Checked], routes: Mapping[Route, int]) -> Self | None:
+    def of(
+        cls, checked: Sequence[creation.Checked], routes: Mapping[unit.Route, int]
+    ) -> Self | None:
         """None unless it can take all of them."""
         terms = {id(each.terms): each.terms for each in checked}
         if len(terms) > TERMS_MAX or not all(
-            each.is_ready and route_of(each) in routes for each in terms.values()
+            each.is_ready and unit.route_of(each) in routes for each in terms.values()
         ):
             return None
         for each in checked:
@@ -108,7 +72,7 @@ class ReadyRows(Struct, frozen=True):
                 return None
         places = {key: str(place) for place, key in enumerate(terms)}
         shared = [
-            {"place": place, "route_id": routes[route_of(each)], **structs.asdict(each)}
+            {"place": place, "route_id": routes[unit.route_of(each)], **structs.asdict(each)}
             for place, each in enumerate(terms.values())
         ]
         parameters: dict[str, Parameter] = {
@@ -117,7 +81,7 @@ class ReadyRows(Struct, frozen=True):
             "execution_ids": [each.execution_id for each in checked],
             "payloads": [each.payload for each in checked],
         }
-        return cls(parameters, {ready_topic(each.lane_id) for each in terms.values()})
+        return cls(parameters, {unit.ready_topic(each.lane_id) for each in terms.values()})
 
 
 GUARD_TRIES_MAX = 5
@@ -126,21 +90,21 @@ KEYS_SHOWN_MAX = 3
 ACCEPTING = (LaneState.ACTIVE, LaneState.PAUSED)
 
 
-def _all_created(checked: Sequence[Checked]) -> list[CreateResult]:
+def _all_created(checked: Sequence[creation.Checked]) -> list[CreateResult]:
     waiting = PublicState.WAITING
     return [Created(execution_id=each.execution_id, public_state=waiting) for each in checked]
 
 
 @contextmanager
-def saying_who_decides(checked: Sequence[Checked]) -> Iterator[None]:
+def saying_who_decides(checked: Sequence[creation.Checked]) -> Iterator[None]:
     """Say what a creating transaction has waited for in vain."""
     try:
         yield
-    except LockTimeout as error:
+    except errors.LockTimeout as error:
         keys = [repr(each.idempotency_key or each.own_id or each.execution_id) for each in checked]
         shown = ", ".join(keys[:KEYS_SHOWN_MAX])
         more = f" and {len(keys) - KEYS_SHOWN_MAX} more" if len(keys) > KEYS_SHOWN_MAX else ""
-        raise KeyUndecided(
+        raise errors.KeyUndecided(
             f"another open transaction is deciding the same idempotency key or id ({shown}{more});"
             " it has to commit or roll back before this can be answered"
         ) from error
@@ -149,7 +113,7 @@ def saying_who_decides(checked: Sequence[Checked]) -> Iterator[None]:
 class RouteForgotten(Exception):
     """The database has forgotten a route that this process knew. Never reaches users."""
 
-    def __init__(self, checked: Sequence[Checked]) -> None:
+    def __init__(self, checked: Sequence[creation.Checked]) -> None:
         super().__init__("a route has yet to be registered")
         self.checked = checked
 
@@ -164,8 +128,8 @@ class CreateBody:
 
     def __init__(
         self,
-        checked: Sequence[Checked],
-        known_routes: dict[Route, int],
+        checked: Sequence[creation.Checked],
+        known_routes: dict[unit.Route, int],
         shape: Callable[[Execution], Execution] | None = None,
         *,
         registers: bool = True,
@@ -176,9 +140,9 @@ class CreateBody:
         self.shape = shape
         self.registers = registers
         self.plain = plain
-        self.interned: dict[Route, int] = {}
+        self.interned: dict[unit.Route, int] = {}
         """Routes registered here, which exist if this commits."""
-        self.route_ids: dict[Route, int] = {}
+        self.route_ids: dict[unit.Route, int] = {}
         """All that are used here."""
         self.guards: dict[Key, IdempotencyGuard] = {}
         """Guards written here."""
@@ -204,20 +168,20 @@ class CreateBody:
         await self._finish(tx, fresh, created, now_ms)
         return self._answers(taken, created)
 
-    def _fresh(self, taken: dict[int, ExecutionId]) -> dict[ExecutionId, Checked]:
+    def _fresh(self, taken: dict[int, ExecutionId]) -> dict[ExecutionId, creation.Checked]:
         """The requests that may create their execution: the first of each id."""
-        fresh: dict[ExecutionId, Checked] = {}
+        fresh: dict[ExecutionId, creation.Checked] = {}
         for place, checked in enumerate(self.checked):
             if place not in taken:
                 fresh.setdefault(checked.execution_id, checked)
         return fresh
 
-    async def _check_parents(self, tx: Transaction, new: Sequence[Checked]) -> None:
+    async def _check_parents(self, tx: Transaction, new: Sequence[creation.Checked]) -> None:
         children = [each for each in new if each.parent_execution_id is not None]
         parents = {each.parent_execution_id for each in children if each.parent_execution_id}
         namespaces = await _namespaces(tx, sorted(parents))
         for checked in children:
-            check_parent(checked, namespaces)
+            creation.check_parent(checked, namespaces)
 
     async def _check_repeats(
         self, tx: Transaction, taken: dict[int, ExecutionId], created: dict[ExecutionId, Execution]
@@ -231,17 +195,19 @@ class CreateBody:
         namespaces = await _namespaces(tx, sorted({each.execution_id for each in repeats}))
         for checked in repeats:
             # What retention has deleted meanwhile is told of as before.
-            check_repeat(checked, namespaces.get(checked.execution_id, checked.terms.namespace))
+            creation.check_repeat(
+                checked, namespaces.get(checked.execution_id, checked.terms.namespace)
+            )
         compared = [each for each in repeats if each.strict or each.idempotency_key]
-        keys = sorted({execution_key(each.execution_id) for each in compared})
+        keys = sorted({unit.execution_key(each.execution_id) for each in compared})
         known = await tx.get(Execution, keys) if keys else {}
         for checked in compared:
-            existing = known.get(execution_key(checked.execution_id))
+            existing = known.get(unit.execution_key(checked.execution_id))
             if existing is None:
                 continue
-            check_id_agrees(checked, existing)
+            creation.check_id_agrees(checked, existing)
             if checked.strict:
-                check_strict(checked, existing, self.plain)
+                creation.check_strict(checked, existing, self.plain)
 
     async def _hold_found(
         self, tx: Transaction, taken: dict[int, ExecutionId], created: dict[ExecutionId, Execution]
@@ -257,12 +223,12 @@ class CreateBody:
         )
         if not wanted:
             return
-        keys = sorted({execution_key(each) for pair in wanted for each in pair})
+        keys = sorted({unit.execution_key(each) for pair in wanted for each in pair})
         known = (await tx.get(Execution, keys)).values()
         going_on = {e.execution_id for e in known if e.public_state not in TERMINAL_STATES}
         # Nobody deletes one that is locked. One that goes on is not about to be deleted, and
         # may be locked for long.
-        ended = sorted({execution_key(child) for child, _ in wanted if child not in going_on})
+        ended = sorted({unit.execution_key(child) for child, _ in wanted if child not in going_on})
         there = going_on | {
             each.execution_id for each in (await tx.lock(Execution, ended)).values()
         }
@@ -276,14 +242,14 @@ class CreateBody:
 
     async def _admit(self, tx: Transaction) -> None:
         """Hold the routes, registering those not there; refuse lanes that take no more work."""
-        asked = routes_of(self.checked)
+        asked = unit.routes_of(self.checked)
         known = {route: self.known_routes[route] for route in asked & self.known_routes.keys()}
-        held = await hold_routes(tx, known)
+        held = await unit.hold_routes(tx, known)
         for route in known.keys() - held.keys():
             self.known_routes.pop(route, None)
         self.route_ids = {route: known[route] for route in held}
         lanes = {route[1]: state for route, state in held.items()}
-        registration = Registration(self.checked, held)
+        registration = unit.Registration(self.checked, held)
         if registration.unknown and not self.registers:
             raise RouteForgotten(self.checked)
         if registration.unknown:
@@ -304,25 +270,25 @@ class CreateBody:
         now_ms = await tx.now_ms()
         guards = await tx.get(IdempotencyGuard, sorted(keys))
         held = {key for key, guard in guards.items() if guard.holds(now_ms)}
-        known = await tx.get(Execution, [execution_key(each.execution_id) for each in asked])
+        known = await tx.get(Execution, [unit.execution_key(each.execution_id) for each in asked])
         for checked in asked:
-            repeats = execution_key(checked.execution_id) in known
+            repeats = unit.execution_key(checked.execution_id) in known
             if not repeats and (not checked.idempotency_key or _key_of(checked) not in held):
                 lane_id = checked.terms.lane_id
-                raise LaneNotAccepting(
+                raise errors.LaneNotAccepting(
                     f"lane {lane_id!r} is {closed[lane_id]} and takes no new executions;"
                     " resume it or submit to another lane"
                 )
 
-    def _new(self, fresh: Sequence[Checked], now_ms: int) -> Iterator[Execution]:
+    def _new(self, fresh: Sequence[creation.Checked], now_ms: int) -> Iterator[Execution]:
         """What each request asks for. Those that share their terms differ in little."""
         alike: dict[int, Execution] = {}
         for checked in fresh:
             known = alike.get(id(checked.terms))
             if known is None:
-                route_id = self.route_ids[route_of(checked.terms)]
-                known = alike[id(checked.terms)] = new_execution(checked, route_id, now_ms)
-            execution = like_new(known, checked)
+                route_id = self.route_ids[unit.route_of(checked.terms)]
+                known = alike[id(checked.terms)] = creation.new_execution(checked, route_id, now_ms)
+            execution = creation.like_new(known, checked)
             yield execution if self.shape is None else self.shape(execution)
 
     async def _take_guards(self, tx: Transaction) -> dict[int, ExecutionId]:
@@ -337,7 +303,7 @@ class CreateBody:
         now_ms = await tx.now_ms()
         guards: dict[Key, IdempotencyGuard] = {}
         for checked in keyed.values():
-            guard = new_guard(checked, now_ms)
+            guard = creation.new_guard(checked, now_ms)
             guards.setdefault((guard.namespace, guard.idempotency_key), guard)
         held = await _insert_or_lock(tx, guards)
         live = {key: guard for key, guard in held.items() if guard.holds(now_ms)}
@@ -349,21 +315,21 @@ class CreateBody:
     async def _finish(
         self,
         tx: Transaction,
-        fresh: dict[ExecutionId, Checked],
+        fresh: dict[ExecutionId, creation.Checked],
         created: dict[ExecutionId, Execution],
         now_ms: int,
     ) -> None:
         tags = tuple(
             tag
             for execution_id, execution in created.items()
-            for tag in new_tags(execution, fresh[execution_id].terms.tags)
+            for tag in creation.new_tags(execution, fresh[execution_id].terms.tags)
         )
         own = {(each.namespace, each.idempotency_key) for each in created.values()}
         # A guard goes with its execution, which has to know of it: another key for something
         # that exists already is not remembered.
         strays = tuple(guard for key, guard in sorted(self.guards.items()) if key not in own)
         await tx.save(Changes(inserts=tags, deletes=strays))
-        hint_about(tx, Changes(inserts=tuple(created.values())), now_ms)
+        unit.hint_about(tx, Changes(inserts=tuple(created.values())), now_ms)
 
     def _answers(
         self, taken: dict[int, ExecutionId], created: dict[ExecutionId, Execution]
@@ -392,7 +358,7 @@ async def _namespaces(
         partition_keys=[partition_of(each) for each in execution_ids],
         execution_ids=[uuid_of(each) for each in execution_ids],
     )
-    return {row_execution_id(row): str(row["namespace"]) for row in rows}
+    return {unit.row_execution_id(row): str(row["namespace"]) for row in rows}
 
 
 async def _insert_or_lock(
@@ -411,24 +377,26 @@ async def _insert_or_lock(
         left -= held.keys()
         if not left:
             return held
-    raise RetryExhausted(f"idempotency keys were set and deleted {GUARD_TRIES_MAX} times over")
+    raise errors.RetryExhausted(
+        f"idempotency keys were set and deleted {GUARD_TRIES_MAX} times over"
+    )
 
 
-def _key_of(checked: Checked) -> Key:
+def _key_of(checked: creation.Checked) -> Key:
     """What its guard is found by."""
     assert checked.idempotency_key is not None
     return (checked.terms.namespace, checked.idempotency_key)
 
 
 def _losers(
-    keyed: dict[int, Checked], winners: dict[Key, IdempotencyGuard]
+    keyed: dict[int, creation.Checked], winners: dict[Key, IdempotencyGuard]
 ) -> dict[int, ExecutionId]:
     losers: dict[int, ExecutionId] = {}
     for place, checked in keyed.items():
         winner = winners[_key_of(checked)]
-        check_key_agrees(checked, winner.execution)
+        creation.check_key_agrees(checked, winner.execution)
         if checked.strict and winner.fingerprint != checked.fingerprint:
-            raise IdempotencyConflict(
+            raise errors.IdempotencyConflict(
                 f"idempotency key {checked.idempotency_key!r} already created"
                 f" {winner.execution} with another lane, kind or payload"
             )
@@ -441,28 +409,32 @@ BrokenBy = Callable[[BaseException], bool]
 """Whether an error means that the database went away before a transaction could commit."""
 
 
-class Creation(Operations):
+class Creation(unit.Operations):
     # Requests for executions: checked before anything is written, and as rows of a statement
 
-    def check_request(self, request: object, terms: Terms | None = None) -> Checked:
+    def check_request(
+        self, request: object, terms: creation.Terms | None = None
+    ) -> creation.Checked:
         """Check a request; `terms` are those that have been checked for it before."""
         return self._check(request, terms, *self._new_ids(1))
 
-    def check_requests(self, requests: Sequence[object]) -> list[Checked]:
+    def check_requests(self, requests: Sequence[object]) -> list[creation.Checked]:
         """Check each. What requests in a row share is checked once."""
-        checked: list[Checked] = []
+        checked: list[creation.Checked] = []
         before: object = None
         for request, made in zip(requests, self._new_ids(len(requests)), strict=True):
-            terms = checked[-1].terms if shares_terms(request, before) else None
+            terms = checked[-1].terms if creation.shares_terms(request, before) else None
             checked.append(self._check(request, terms, made))
             before = request
         return checked
 
-    def _check(self, request: object, terms: Terms | None, made: ExecutionId) -> Checked:
-        if not isinstance(request, NewExecution):
-            raise InvalidInput("request", "must be a NewExecution", request)
+    def _check(
+        self, request: object, terms: creation.Terms | None, made: ExecutionId
+    ) -> creation.Checked:
+        if not isinstance(request, creation.NewExecution):
+            raise errors.InvalidInput("request", "must be a NewExecution", request)
         shared = self.check_terms(request) if terms is None else terms
-        return check_new(
+        return creation.check_new(
             request,
             shared,
             self.check_payload(request.input_payload, shared.payload_encoding),
@@ -471,13 +443,15 @@ class Creation(Operations):
             partitions=self.deployment.partitions,
         )
 
-    def check_terms(self, request: NewExecution) -> Terms:
-        return check_terms(request, self.config.kept)
+    def check_terms(self, request: creation.NewExecution) -> creation.Terms:
+        return creation.check_terms(request, self.config.kept)
 
-    def check_payloads(self, asked: Sequence[tuple[Terms, bytes]]) -> list[Checked]:
+    def check_payloads(
+        self, asked: Sequence[tuple[creation.Terms, bytes]]
+    ) -> list[creation.Checked]:
         """Requests that name neither id nor key."""
         return [
-            Checked(
+            creation.Checked(
                 terms=terms,
                 execution_id=made,
                 id_is_new=True,
@@ -506,12 +480,14 @@ class Creation(Operations):
     creates_alone = True
     """Whether what is created is committed at once."""
 
-    async def create_execution(self, request: NewExecution) -> CreateResult:
+    async def create_execution(self, request: creation.NewExecution) -> CreateResult:
         """Create one execution, or find the one the id or idempotency key already names."""
         (result,) = await self.create_executions([request])
         return result
 
-    async def create_executions(self, requests: Sequence[NewExecution]) -> list[CreateResult]:
+    async def create_executions(
+        self, requests: Sequence[creation.NewExecution]
+    ) -> list[CreateResult]:
         """Create many in one transaction; answers in the order of the requests.
 
         One bad request refuses the whole batch and nothing is written.
@@ -520,7 +496,7 @@ class Creation(Operations):
         return await self.create_checked(self.check_requests(requests))
 
     async def create_checked(
-        self, checked: Sequence[Checked], *, key_wait_ms: int = KEY_WAIT_MS
+        self, checked: Sequence[creation.Checked], *, key_wait_ms: int = KEY_WAIT_MS
     ) -> list[CreateResult]:
         """The same for requests that `check_request` has passed.
 
@@ -537,21 +513,23 @@ class Creation(Operations):
             (row,) = await self.store.execute_alone(
                 "create_ready", ready.topics, **ready.parameters
             )
-        except Transport as lost:
-            if lost.kind is not BackendErrorKind.TRANSPORT:
+        except errors.Transport as lost:
+            if lost.kind is not errors.BackendErrorKind.TRANSPORT:
                 raise
             return await self._create_again(checked, lost)
         if not row["made"]:
             return await self._create(checked, key_wait_ms)
         return _all_created(checked)
 
-    async def _create(self, checked: Sequence[Checked], key_wait_ms: int) -> list[CreateResult]:
+    async def _create(
+        self, checked: Sequence[creation.Checked], key_wait_ms: int
+    ) -> list[CreateResult]:
         body = CreateBody(checked, self.routes, plain=self.plain)
         with saying_who_decides(checked):
             return await self.store.transact(body.run, lock_wait_ms=key_wait_ms)
 
     async def _create_again(
-        self, checked: Sequence[Checked], lost: Transport
+        self, checked: Sequence[creation.Checked], lost: errors.Transport
     ) -> list[CreateResult]:
         """After a connection has gone: what has their ids was created before the answer was lost.
 
@@ -559,7 +537,7 @@ class Creation(Operations):
         """
         try:
             await self._create(checked, KEY_WAIT_MS)
-        except Transport:
+        except errors.Transport:
             raise lost from None
         return _all_created(checked)
 
@@ -569,7 +547,7 @@ class Creation(Operations):
     # here: what was written exists if and when the caller commits.
 
     async def create_executions_on(
-        self, connection: object, requests: Sequence[NewExecution]
+        self, connection: object, requests: Sequence[creation.NewExecution]
     ) -> list[CreateResult]:
         """Create executions inside the transaction of `connection`.
 
@@ -579,7 +557,7 @@ class Creation(Operations):
         return await self.create_checked_on(connection, self._check_all(requests))
 
     async def create_checked_on(
-        self, connection: object, checked: Sequence[Checked]
+        self, connection: object, checked: Sequence[creation.Checked]
     ) -> list[CreateResult]:
         """The same for requests that `check_request` has passed."""
         check_list("requests", checked, 0, BATCH_MAX)
@@ -593,7 +571,7 @@ class Creation(Operations):
             return await self._create_on(connection, checked, registers=True)
 
     async def _create_on(
-        self, connection: object, checked: Sequence[Checked], *, registers: bool
+        self, connection: object, checked: Sequence[creation.Checked], *, registers: bool
     ) -> list[CreateResult]:
         body = CreateBody(checked, self.routes, registers=registers, plain=self.plain)
         with saying_who_decides(checked):
@@ -602,13 +580,13 @@ class Creation(Operations):
             )
 
     def create_executions_on_sync(
-        self, connection: object, requests: Sequence[NewExecution]
+        self, connection: object, requests: Sequence[creation.NewExecution]
     ) -> list[CreateResult]:
         """The same for a connection that is not async, on the calling thread."""
         return self.create_checked_on_sync(connection, self._check_all(requests))
 
     def create_checked_on_sync(
-        self, connection: object, checked: Sequence[Checked]
+        self, connection: object, checked: Sequence[creation.Checked]
     ) -> list[CreateResult]:
         check_list("requests", checked, 0, BATCH_MAX)
         if not self.store.writes_beside:
@@ -621,14 +599,14 @@ class Creation(Operations):
             self._know_routes_sync(checked)
             return self._create_on_sync(connection, checked, registers=True)
 
-    def _know_routes_sync(self, checked: Sequence[Checked]) -> None:
+    def _know_routes_sync(self, checked: Sequence[creation.Checked]) -> None:
         self.forget_routes()
-        registration = Registration(checked, self.routes)
+        registration = unit.Registration(checked, self.routes)
         if registration.unknown:
             self.routes.update(self.store.transact_apart(registration.run))
 
     def _create_on_sync(
-        self, connection: object, checked: Sequence[Checked], *, registers: bool
+        self, connection: object, checked: Sequence[creation.Checked], *, registers: bool
     ) -> list[CreateResult]:
         body = CreateBody(checked, self.routes, registers=registers, plain=self.plain)
         with saying_who_decides(checked):
@@ -636,7 +614,7 @@ class Creation(Operations):
                 connection, body.run, lock_wait_ms=_patience(checked)
             )
 
-    def _check_all(self, requests: Sequence[NewExecution]) -> list[Checked]:
+    def _check_all(self, requests: Sequence[creation.NewExecution]) -> list[creation.Checked]:
         check_list("requests", requests, 0, BATCH_MAX)
         return self.check_requests(requests)
 
@@ -671,21 +649,21 @@ class Creation(Operations):
 
     def _holding(self, handle: Handle, lease_ttl_ms: int) -> Body[BrokenBy]:
         opened = self.open_handle(handle)
-        key = execution_key(opened.execution_id)
+        key = unit.execution_key(opened.execution_id)
         lasts_ms = max(lease_ttl_ms, opened.lease_ttl_ms)
 
         async def body(tx: Transaction) -> BrokenBy:
             execution = (await tx.lock(Execution, [key])).get(key)
             if execution is None:
-                raise NotFound("execution", opened.execution_id)
-            decision = decide_hold(execution, fence_of(opened), lasts_ms, await tx.now_ms())
+                raise errors.NotFound("execution", opened.execution_id)
+            decision = decide_hold(execution, unit.fence_of(opened), lasts_ms, await tx.now_ms())
             await tx.save(decision.changes)
             return tx.broken_by
 
         return body
 
 
-def _patience(checked: Sequence[Checked]) -> int | None:
+def _patience(checked: Sequence[creation.Checked]) -> int | None:
     """How long to wait for others, if there may be others who decide the same."""
     return KEY_WAIT_MS if any(each.idempotency_key or each.own_id for each in checked) else None
 

@@ -13,6 +13,7 @@ from typing import Final, Generic, Self, TypeVar
 
 from msgspec import Struct
 
+from flowfabric import errors
 from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import (
@@ -38,22 +39,8 @@ from flowfabric.core.events import (
 )
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.limits import PAGE_MAX
+from flowfabric.engine import unit
 from flowfabric.engine.tails import Flights
-from flowfabric.engine.unit import (
-    ATTEMPT_TOPIC,
-    COMPLETION_TOPIC,
-    LOST_TOPIC,
-    Deployment,
-    Operations,
-    row_execution_id,
-)
-from flowfabric.errors import (
-    FlowFabricError,
-    OperationTimeout,
-    ResourceExhausted,
-    RetryExhausted,
-    Transport,
-)
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of, statements_within
 from flowfabric.store.base import HintListener, Reader, Row, Store
@@ -166,7 +153,7 @@ class Subscription(Generic[T]):
         return self._make(told.event, told.cursor)
 
 
-class Subscriptions(Operations):
+class Subscriptions(unit.Operations):
     # Reading the event log, page by page, each reader in its own history
 
     async def read_events(
@@ -234,7 +221,7 @@ class Subscriptions(Operations):
 
         return await self.store.read(body)
 
-    def __init__(self, store: Store, config: EngineConfig, deployment: Deployment) -> None:
+    def __init__(self, store: Store, config: EngineConfig, deployment: unit.Deployment) -> None:
         super().__init__(store, config, deployment)
         self._pages = Flights(self._read_wanted)
         self._log = LogWatch(store)
@@ -306,7 +293,7 @@ class Subscriptions(Operations):
                 page = await self._pages.share(asked)
                 if page.cursor != after:
                     return await self._filtered(page, wanted)
-            except (Transport, OperationTimeout, RetryExhausted) as error:
+            except (errors.Transport, errors.OperationTimeout, errors.RetryExhausted) as error:
                 log.log(level_of(error), "could not read events; trying again: %s", error)
                 await asyncio.sleep(AFTER_ERROR_S)
                 continue
@@ -362,7 +349,7 @@ async def _executions_like(
         tag_key=key,
         tag_value=value,
     )
-    return {row_execution_id(row) for row in rows}
+    return {unit.row_execution_id(row) for row in rows}
 
 
 async def _last_id(reader: Reader) -> int:
@@ -382,7 +369,7 @@ class LogWatch:
     async def wait(self, after_id: int) -> None:
         """Until the log reaches past an event; what is there may still have to be waited for."""
         if len(self._waiting) >= SUBSCRIPTIONS_MAX:
-            raise ResourceExhausted("subscriptions", SUBSCRIPTIONS_MAX)
+            raise errors.ResourceExhausted("subscriptions", SUBSCRIPTIONS_MAX)
         arrived = asyncio.Event()
         self._waiting[arrived] = after_id
         if self._hints is not None:
@@ -401,14 +388,16 @@ class LogWatch:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        with self._store.hints([COMPLETION_TOPIC, LOST_TOPIC, ATTEMPT_TOPIC]) as hints:
+        with self._store.hints(
+            [unit.COMPLETION_TOPIC, unit.LOST_TOPIC, unit.ATTEMPT_TOPIC]
+        ) as hints:
             self._hints = hints
             while self._waiting:
                 try:
                     with statements_within(LOOK_TIMEOUT_S):
                         if await self._look():
                             hints.found_work()
-                except FlowFabricError as error:
+                except errors.FlowFabricError as error:
                     log.log(level_of(error), "could not look for events: %s", error)
                     await asyncio.sleep(AFTER_ERROR_S)
                 await asyncio.sleep(LOOK_GAP_S)

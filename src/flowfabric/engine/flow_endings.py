@@ -12,15 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from flowfabric.core import flow_endings, limits, results
 from flowfabric.core.checks import check_int
-from flowfabric.core.flow_endings import (
-    Ending,
-    counts,
-    next_audit,
-    overlooked,
-    requeued,
-    waits_for_worker,
-)
 from flowfabric.core.flow_joins import count_endings, is_spared, with_last_end
 from flowfabric.core.flow_records import (
     CompletionDispatch,
@@ -33,29 +26,11 @@ from flowfabric.core.flow_records import (
     GroupState,
 )
 from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, partition_of, uuid_of
-from flowfabric.core.limits import (
-    AUDIT_BATCH,
-    BATCH_MAX,
-    DISPATCH_BATCH,
-    DISPATCH_EDGES_MAX,
-    EDGE_APPLY_AFTER_MS,
-    SWEEP_BATCH,
-)
 from flowfabric.core.records import Execution, Waiter
-from flowfabric.core.results import (
-    AlreadyFired,
-    AlreadyResolved,
-    CascadeOutcome,
-    CreateFlowResult,
-    FlowExists,
-    Impossible,
-    Pending,
-    ResolveResult,
-    Satisfied,
-)
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes
 from flowfabric.core.views import recounted
+from flowfabric.engine import unit
 from flowfabric.engine.flows import (
     TROUBLE,
     Flows,
@@ -71,12 +46,6 @@ from flowfabric.engine.flows import (
 )
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.steps import find_stranded, wake_stranded
-from flowfabric.engine.unit import (
-    DISPATCH_TOPIC,
-    MEMBER_CANCEL_TOPIC,
-    execution_key,
-    row_execution_id,
-)
 from flowfabric.errors import ExecutionNotTerminal, InvalidDependency, InvalidInput
 from flowfabric.store.base import Reader, Row, Transaction
 
@@ -89,7 +58,7 @@ class QueuedEnding(Struct, frozen=True, kw_only=True):
     """An ending from the queue."""
 
     row: CompletionDispatch
-    ending: Ending
+    ending: flow_endings.Ending
     stale: bool
     """The execution was replayed since: this ending no longer means anything."""
     spared: bool
@@ -105,9 +74,9 @@ class Dispatched(Struct, frozen=True, kw_only=True):
 
 
 class FlowEndings(Flows):
-    async def dispatch_completions(self, *, limit: int = DISPATCH_BATCH) -> Swept:
+    async def dispatch_completions(self, *, limit: int = limits.DISPATCH_BATCH) -> Swept:
         """Work off endings of flow members that nobody else is working on."""
-        check_int("limit", limit, 1, BATCH_MAX)
+        check_int("limit", limit, 1, limits.BATCH_MAX)
         # Starting anywhere keeps busy flows from starving those behind them.
         start = random.randrange(self.deployment.partitions.num_flow)
 
@@ -118,7 +87,7 @@ class FlowEndings(Flows):
             swept = await self._dispatch_flows(tx, flows, limit)
             full = swept.full or len(flows) == FLOWS_PER_BATCH
             if full:
-                tx.hint(DISPATCH_TOPIC)
+                tx.hint(unit.DISPATCH_TOPIC)
             return Swept(acted=swept.acted, full=full)
 
         try:
@@ -165,13 +134,13 @@ class FlowEndings(Flows):
 
     async def create_flow(
         self, flow_id: str, *, flow_kind: str, namespace: str = "default"
-    ) -> CreateFlowResult:
+    ) -> results.CreateFlowResult:
         """Create an empty flow. An id that exists is left as it is.
 
         The id of one past its keep time is free again; what is left of that one goes first.
         """
         answer = await super().create_flow(flow_id, flow_kind=flow_kind, namespace=namespace)
-        if isinstance(answer, FlowExists) and await self._dispatch_left(answer.flow_id):
+        if isinstance(answer, results.FlowExists) and await self._dispatch_left(answer.flow_id):
             # Whether it has ended, and when, is known only now.
             answer = await super().create_flow(flow_id, flow_kind=flow_kind, namespace=namespace)
         return answer
@@ -180,13 +149,13 @@ class FlowEndings(Flows):
         """Work off the endings of a flow that nobody has been there for; whether there were any."""
         acted = False
         for _ in range(CASCADE_ROUNDS_MAX):
-            swept = await self._dispatch_alone(flow_id, DISPATCH_BATCH)
+            swept = await self._dispatch_alone(flow_id, limits.DISPATCH_BATCH)
             acted = acted or swept.acted > 0
             if not swept.full:
                 break
         return acted
 
-    async def cascade_completion(self, execution_id: str) -> CascadeOutcome:
+    async def cascade_completion(self, execution_id: str) -> results.CascadeOutcome:
         """Tell the dependents of one ended execution now, if they have not been told.
 
         Dependents that are skipped have endings of their own, which follow by themselves.
@@ -200,12 +169,12 @@ class FlowEndings(Flows):
                 cascaded += len(skipped_among(done.settled.children))
             if not done.more:
                 break
-        return CascadeOutcome(resolved=resolved, cascaded_children=cascaded)
+        return results.CascadeOutcome(resolved=resolved, cascaded_children=cascaded)
 
     async def _cascade(self, execution_id: ExecutionId) -> Dispatched:
         async def body(tx: Transaction) -> Dispatched:
             nothing = Dispatched(finished=0, settled=None, more=False)
-            key = execution_key(execution_id)
+            key = unit.execution_key(execution_id)
             execution = (await tx.get(Execution, [key])).get(key)
             if execution is None or execution.flow_id is None:
                 return nothing
@@ -220,7 +189,8 @@ class FlowEndings(Flows):
             taken = QueuedEnding(
                 row=row,
                 ending=endings.get(
-                    execution_id, Ending(outcome=row.outcome, replay_count=row.replay_count)
+                    execution_id,
+                    flow_endings.Ending(outcome=row.outcome, replay_count=row.replay_count),
                 ),
                 stale=execution_id not in endings,
                 spared=is_spared(row.outcome, execution.cancellation_reason),
@@ -236,9 +206,9 @@ class FlowEndings(Flows):
         lives = {execution_id: ending.replay_count for execution_id, ending in fresh.items()}
         edges = await open_edges(tx, lives)
         groups = await tx.lock(
-            EdgeGroup, sorted({execution_key(edge.downstream_id) for edge in edges})
+            EdgeGroup, sorted({unit.execution_key(edge.downstream_id) for edge in edges})
         )
-        more = len(edges) == DISPATCH_EDGES_MAX
+        more = len(edges) == limits.DISPATCH_EDGES_MAX
         finished = [each for each in taken if not more or _before(each.row, edges[-1])]
         also = Changes(
             updates=await self._count(tx, flows, finished),
@@ -273,7 +243,7 @@ class FlowEndings(Flows):
         upstream_execution_id: str,
         downstream_execution_id: str,
         upstream_outcome: str | None = None,
-    ) -> ResolveResult:
+    ) -> results.ResolveResult:
         """Count one ended upstream into its dependent's join.
 
         `upstream_outcome` is a check only: the upstream's own record says how it ended.
@@ -283,7 +253,7 @@ class FlowEndings(Flows):
         wanted = check_edge_id(edge_id)
         outcome = None if upstream_outcome is None else check_outcome(upstream_outcome)
 
-        async def body(tx: Transaction) -> ResolveResult:
+        async def body(tx: Transaction) -> results.ResolveResult:
             flow = await self.lock_flow(tx, asked)
             edge = await lock_edge(tx, flow, wanted)
             if (
@@ -293,9 +263,9 @@ class FlowEndings(Flows):
             ):
                 raise InvalidDependency(f"flow {asked} has no applied edge {wanted} between these")
             if edge.dep_state is not DependencyState.UNSATISFIED:
-                return AlreadyResolved()
+                return results.AlreadyResolved()
             ending = await self._known_ending(tx, edge, outcome)
-            if not counts(edge, ending):
+            if not flow_endings.counts(edge, ending):
                 raise ExecutionNotTerminal(
                     f"{edge.upstream_id} has not ended since {edge.downstream_id} was replayed:"
                     " replay it too"
@@ -306,7 +276,7 @@ class FlowEndings(Flows):
 
     async def _known_ending(
         self, tx: Transaction, edge: Edge, outcome: TerminalOutcome | None
-    ) -> Ending:
+    ) -> flow_endings.Ending:
         endings = await endings_of(tx, edge.partition_key, [edge.upstream_id])
         ending = endings.get(edge.upstream_id)
         if ending is None:
@@ -317,29 +287,31 @@ class FlowEndings(Flows):
             )
         return ending
 
-    async def _resolve(self, tx: Transaction, edge: Edge, ending: Ending) -> ResolveResult:
+    async def _resolve(
+        self, tx: Transaction, edge: Edge, ending: flow_endings.Ending
+    ) -> results.ResolveResult:
         group = await lock_group(tx, edge.downstream_id)
         assert group is not None, "an applied edge has a group"
         settled = await self.settle_edges(
             tx, [edge], {edge.downstream_id: group}, {edge.upstream_id: ending}
         )
         if group.group_state is not GroupState.PENDING:
-            return AlreadyFired()
+            return results.AlreadyFired()
         (after,) = settled.resolution.groups
         if after.group_state is GroupState.PENDING:
-            return Pending()
+            return results.Pending()
         if after.group_state is GroupState.IMPOSSIBLE:
-            return Impossible(child_skipped=bool(skipped_among(settled.children)))
-        return Satisfied(data_injected=await _injected(tx, settled, edge.downstream_id))
+            return results.Impossible(child_skipped=bool(skipped_among(settled.children)))
+        return results.Satisfied(data_injected=await _injected(tx, settled, edge.downstream_id))
 
     # Edges nobody applied
 
-    async def apply_due_edges(self, *, limit: int = SWEEP_BATCH) -> Swept:
+    async def apply_due_edges(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
         """Apply edges that were staged a while ago and then forgotten."""
-        check_int("limit", limit, 1, BATCH_MAX)
+        check_int("limit", limit, 1, limits.BATCH_MAX)
 
         async def due(reader: Reader) -> Sequence[Edge]:
-            before_ms = await reader.now_ms() - EDGE_APPLY_AFTER_MS
+            before_ms = await reader.now_ms() - limits.EDGE_APPLY_AFTER_MS
             return await reader.select_records(Edge, "due_edges", before_ms=before_ms, limit=limit)
 
         edges = await self.store.read(due)
@@ -443,7 +415,7 @@ async def open_edges(tx: Transaction, lives: Mapping[ExecutionId, int]) -> Seque
         partition_keys=[partition_of(each) for each in lives],
         execution_ids=[uuid_of(each) for each in lives],
         replay_counts=list(lives.values()),
-        limit=DISPATCH_EDGES_MAX,
+        limit=limits.DISPATCH_EDGES_MAX,
     )
 
 
@@ -457,7 +429,10 @@ def _before(row: CompletionDispatch, last: Edge) -> bool:
 
 async def _injected(tx: Transaction, settled: Settled, child_id: ExecutionId) -> bool:
     """Whether the child, now free to run, got its payload from an upstream."""
-    if not any(isinstance(e, Execution) and waits_for_worker(e) for e in settled.children.updates):
+    if not any(
+        isinstance(e, Execution) and flow_endings.waits_for_worker(e)
+        for e in settled.children.updates
+    ):
         return False
     inputs = (await inputs_of(tx, [child_id])).get(child_id, {})
     return any(each.replaces_payload and each.value is not None for each in inputs.values())
@@ -481,12 +456,12 @@ class Suspects(Struct, frozen=True):
 
 
 class FlowAudits(Flows):
-    async def audit_flows(self, *, limit: int = AUDIT_BATCH) -> Swept:
+    async def audit_flows(self, *, limit: int = limits.AUDIT_BATCH) -> Swept:
         """Look at the next members of all flows, if it is time, and free those left behind.
 
         So are executions that wait for one that is gone.
         """
-        check_int("limit", limit, 1, AUDIT_BATCH)
+        check_int("limit", limit, 1, limits.AUDIT_BATCH)
 
         async def body(tx: Transaction) -> Suspects:
             return await _look(tx, limit)
@@ -508,7 +483,7 @@ class FlowAudits(Flows):
             flow = await self.find_to_lock(tx, flow_id)
             if flow is None:
                 return 0
-            keys = [execution_key(each) for each in sorted(member_ids)]
+            keys = [unit.execution_key(each) for each in sorted(member_ids)]
             members = {e.execution_id: e for e in (await tx.get(Execution, keys)).values()}
             queued = await self._requeue(tx, flow, members)
             told = await self._tell(tx, members)
@@ -523,11 +498,13 @@ class FlowAudits(Flows):
         """Queue members that are marked for cancellation and are queued no more."""
         now_ms = await tx.now_ms()
         wanted = [
-            row for each in members.values() if (row := requeued(flow, each, now_ms)) is not None
+            row
+            for each in members.values()
+            if (row := flow_endings.requeued(flow, each, now_ms)) is not None
         ]
         if not wanted:
             return 0
-        tx.hint(MEMBER_CANCEL_TOPIC)
+        tx.hint(unit.MEMBER_CANCEL_TOPIC)
         return len(await tx.insert_new(wanted))
 
     async def _tell(self, tx: Transaction, members: dict[ExecutionId, Execution]) -> int:
@@ -537,10 +514,10 @@ class FlowAudits(Flows):
         if not untold:
             return 0
         groups = await tx.lock(
-            EdgeGroup, sorted({execution_key(edge.downstream_id) for edge in untold})
+            EdgeGroup, sorted({unit.execution_key(edge.downstream_id) for edge in untold})
         )
         endings = {
-            each.execution_id: Ending(
+            each.execution_id: flow_endings.Ending(
                 outcome=each.terminal_outcome,
                 replay_count=each.replay_count,
                 result=each.result,
@@ -556,14 +533,15 @@ class FlowAudits(Flows):
         self, tx: Transaction, flow: FlowRecord, members: dict[ExecutionId, Execution]
     ) -> int:
         """Let go members that nothing holds back."""
-        keys = [execution_key(each) for each in sorted(members)]
+        keys = [unit.execution_key(each) for each in sorted(members)]
         groups = {g.downstream_id: g for g in (await tx.lock(EdgeGroup, keys)).values()}
         # Some of them may have been let go by now.
         current = await tx.lock(Execution, keys)
         fired = [
             group
             for each in current.values()
-            if (group := overlooked(flow, each, groups.get(each.execution_id))) is not None
+            if (group := flow_endings.overlooked(flow, each, groups.get(each.execution_id)))
+            is not None
         ]
         if fired:
             await self.fire(tx, fired, (), NO_CHANGES)
@@ -592,7 +570,7 @@ async def _look(tx: Transaction, limit: int) -> Suspects:
     full = bool(rows) and int(str(rows[-1]["place"])) == limit
     last = (str(rows[-1]["flow_id"]), str(rows[-1]["execution_id"])) if full else None
     waits, last_waiter = await find_stranded(tx, audit.after_waiter, limit)
-    await tx.save(Changes(updates=(next_audit(audit, last, last_waiter, now_ms),)))
+    await tx.save(Changes(updates=(flow_endings.next_audit(audit, last, last_waiter, now_ms),)))
     return Suspects(_by_flow(rows), waits)
 
 
@@ -600,5 +578,5 @@ def _by_flow(rows: Sequence[Row]) -> dict[FlowId, list[ExecutionId]]:
     found: dict[FlowId, list[ExecutionId]] = {}
     for row in rows:
         if row["suspect"]:
-            found.setdefault(FlowId(str(row["flow_id"])), []).append(row_execution_id(row))
+            found.setdefault(FlowId(str(row["flow_id"])), []).append(unit.row_execution_id(row))
     return found

@@ -9,32 +9,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
+from flowfabric.core import flow_joins
 from flowfabric.core.checks import check_bool, check_int, check_list
 from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.flow_endings import Ending, block
-from flowfabric.core.flow_joins import (
-    ALL_OF,
-    Dependency,
-    Join,
-    JoinRule,
-    NewEdge,
-    check_acyclic,
-    check_can_wait,
-    check_edge,
-    check_joinable,
-    check_member,
-    check_new_member,
-    check_open,
-    check_policy,
-    derived_edge_id,
-    join_flow,
-    new_edge,
-    new_group,
-    with_edges,
-    with_members,
-    with_rule,
-    with_staged,
-)
 from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord
 from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, member_execution_id, uuid_of
 from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX
@@ -52,9 +30,9 @@ from flowfabric.store.base import Transaction
 
 class CheckedJoin(Struct, frozen=True, kw_only=True):
     downstream_id: ExecutionId
-    rule: JoinRule | None
+    rule: flow_joins.JoinRule | None
     """None: the one the group has, or `ALL_OF`."""
-    edges: tuple[NewEdge, ...]
+    edges: tuple[flow_joins.NewEdge, ...]
 
 
 class JoinPlan(Struct, frozen=True, kw_only=True):
@@ -77,7 +55,7 @@ class FlowMembers(Flows, Creation):
     async def add_dependencies(
         self,
         flow_id: str,
-        joins: Sequence[Join] = (),
+        joins: Sequence[flow_joins.Join] = (),
         *,
         members: Sequence[NewExecution | str] = (),
     ) -> DependenciesAdded:
@@ -91,7 +69,10 @@ class FlowMembers(Flows, Creation):
         return await self.store.transact(_Building(self, plan).run)
 
     def _check_plan(
-        self, flow_id: object, joins: Sequence[Join], members: Sequence[NewExecution | str]
+        self,
+        flow_id: object,
+        joins: Sequence[flow_joins.Join],
+        members: Sequence[NewExecution | str],
     ) -> JoinPlan:
         asked = self.check_flow_id(flow_id)
         check_list("members", members, 0, BATCH_MAX)
@@ -117,13 +98,13 @@ class FlowMembers(Flows, Creation):
             joins=by_downstream,
         )
 
-    def _check_join(self, flow_id: FlowId, join: Join) -> CheckedJoin:
+    def _check_join(self, flow_id: FlowId, join: flow_joins.Join) -> CheckedJoin:
         downstream_id = self.check_member_id(
             flow_id, join.downstream_execution_id, "downstream_execution_id"
         )
         if not join.dependencies:
             raise InvalidInput("dependencies", "must not be empty")
-        rule = None if join.policy is None else check_policy(join.policy)
+        rule = None if join.policy is None else flow_joins.check_policy(join.policy)
         if rule is not None and rule.k > len(join.dependencies):
             raise InvalidInput(
                 "policy.k", f"must be at most {len(join.dependencies)}, the dependencies", rule.k
@@ -137,15 +118,15 @@ class FlowMembers(Flows, Creation):
         return CheckedJoin(downstream_id=downstream_id, rule=rule, edges=edges)
 
     def _check_dependency(
-        self, flow_id: FlowId, downstream_id: ExecutionId, dependency: Dependency
-    ) -> NewEdge:
+        self, flow_id: FlowId, downstream_id: ExecutionId, dependency: flow_joins.Dependency
+    ) -> flow_joins.NewEdge:
         upstream_id = self.check_member_id(
             flow_id, dependency.upstream_execution_id, "upstream_execution_id"
         )
         edge_id = dependency.edge_id
         if edge_id is None:
-            edge_id = derived_edge_id(flow_id, upstream_id, downstream_id)
-        return check_edge(
+            edge_id = flow_joins.derived_edge_id(flow_id, upstream_id, downstream_id)
+        return flow_joins.check_edge(
             edge_id,
             upstream_id,
             downstream_id,
@@ -164,11 +145,11 @@ class FlowMembers(Flows, Creation):
         return self.check_request(request)
 
 
-def check_join(join: object) -> Join:
-    if not isinstance(join, Join):
+def check_join(join: object) -> flow_joins.Join:
+    if not isinstance(join, flow_joins.Join):
         raise InvalidInput("joins", "must be a list of Join", join)
     for each in check_list("dependencies", join.dependencies, 0, JOIN_EDGES_MAX + 1):
-        if not isinstance(each, Dependency):
+        if not isinstance(each, flow_joins.Dependency):
             raise InvalidInput("dependencies", "must be a list of Dependency", each)
     return join
 
@@ -188,13 +169,13 @@ class _Building:
 
     async def run(self, tx: Transaction) -> DependenciesAdded:
         flow = await self.engine.lock_flow(tx, self.plan.flow_id)
-        check_open(flow)
+        flow_joins.check_open(flow)
         self.groups: dict[ExecutionId, EdgeGroup] = {}
         self.edges: list[Edge] = []
         before = flow
         flow = await self._adopt(tx, flow)
         created = await self._create(tx, flow)
-        flow = with_members(flow, created, await tx.now_ms()) if created else flow
+        flow = flow_joins.with_members(flow, created, await tx.now_ms()) if created else flow
         joins = await self._new_joins(tx, flow, {each.execution_id for each in created})
         flow = await self._join(tx, flow, joins)
         now_ms = await tx.now_ms()
@@ -214,20 +195,22 @@ class _Building:
         for each in self.plan.adopted:
             if execution_key(each) not in found:
                 raise NotFound("execution", each)
-            check_joinable(found[execution_key(each)], flow)
+            flow_joins.check_joinable(found[execution_key(each)], flow)
         fresh = [each for each in found.values() if each.flow_id is None]
         if not fresh:
             return flow
         now_ms = await tx.now_ms()
-        await tx.save(Changes(updates=tuple(join_flow(each, flow, now_ms) for each in fresh)))
-        return with_members(flow, fresh, now_ms)
+        await tx.save(
+            Changes(updates=tuple(flow_joins.join_flow(each, flow, now_ms) for each in fresh))
+        )
+        return flow_joins.with_members(flow, fresh, now_ms)
 
     async def _create(self, tx: Transaction, flow: FlowRecord) -> list[Execution]:
         """Create new members, held back from the start where they have something to wait for."""
         if not self.plan.created:
             return []
         for each in self.plan.created:
-            check_new_member(flow, each.terms.namespace)
+            flow_joins.check_new_member(flow, each.terms.namespace)
         now_ms = await tx.now_ms()
         made: dict[ExecutionId, Execution] = {}
 
@@ -235,9 +218,13 @@ class _Building:
             execution = structs.replace(execution, flow_id=flow.flow_id)
             join = self.plan.joins.get(execution.execution_id)
             if join is not None:
-                group = new_group(flow, join.downstream_id, join.rule or ALL_OF)
+                group = flow_joins.new_group(
+                    flow, join.downstream_id, join.rule or flow_joins.ALL_OF
+                )
                 execution, group = block(execution, group, now_ms)
-                self.groups[join.downstream_id] = with_staged(group, join.edges, applied=True)
+                self.groups[join.downstream_id] = flow_joins.with_staged(
+                    group, join.edges, applied=True
+                )
             made[execution.execution_id] = execution
             return execution
 
@@ -311,7 +298,7 @@ class _Building:
             homes[end] = None if row["flow_id"] is None else str(row["flow_id"])
             self.outcomes[end] = TerminalOutcome(str(row["terminal_outcome"]))
         for end in sorted(ends):
-            check_member(flow, end, homes.get(end))
+            flow_joins.check_member(flow, end, homes.get(end))
 
     async def _check_graph(
         self,
@@ -336,7 +323,7 @@ class _Building:
                 )
                 for row in rows
             ]
-        check_acyclic(pairs)
+        flow_joins.check_acyclic(pairs)
 
     async def _join(
         self, tx: Transaction, flow: FlowRecord, joins: Sequence[CheckedJoin]
@@ -346,7 +333,9 @@ class _Building:
         now_ms = await tx.now_ms()
         old_groups, blocked = await self._hold_back(tx, flow, joins)
         edges = tuple(
-            new_edge(flow, edge, now_ms, applied=True) for join in joins for edge in join.edges
+            flow_joins.new_edge(flow, edge, now_ms, applied=True)
+            for join in joins
+            for edge in join.edges
         )
         added = {key: g for key, g in self.groups.items() if key not in old_groups}
         await tx.save(
@@ -356,7 +345,7 @@ class _Building:
             )
         )
         await self._settle_ended(tx, flow, edges)
-        return with_edges(flow, len(edges), now_ms)
+        return flow_joins.with_edges(flow, len(edges), now_ms)
 
     async def _hold_back(
         self, tx: Transaction, flow: FlowRecord, joins: Sequence[CheckedJoin]
@@ -372,10 +361,10 @@ class _Building:
             if execution is None:
                 continue
             group = known.get(join.downstream_id)
-            check_can_wait(execution, group)
-            group = group or new_group(flow, join.downstream_id)
-            group = group if join.rule is None else with_rule(group, join.rule)
-            group = with_staged(group, join.edges, applied=True)
+            flow_joins.check_can_wait(execution, group)
+            group = group or flow_joins.new_group(flow, join.downstream_id)
+            group = group if join.rule is None else flow_joins.with_rule(group, join.rule)
+            group = flow_joins.with_staged(group, join.edges, applied=True)
             execution, self.groups[join.downstream_id] = block(execution, group, now_ms)
             blocked.append(execution)
         return set(known), blocked

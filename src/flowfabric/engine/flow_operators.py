@@ -12,30 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
 
+from flowfabric import errors
+from flowfabric.core import flow_endings, limits, results
 from flowfabric.core.checks import check_int, check_list, check_optional_text, check_reason
 from flowfabric.core.executions import CancelRequest, Timing, decide_cancel
-from flowfabric.core.flow_endings import (
-    FLOW_CANCELLED,
-    SHORT_JOIN,
-    CancelWait,
-    Ending,
-    MemberJoin,
-    NoWait,
-    all_but,
-    cancelled_flow,
-    check_cancellation_policy,
-    check_grace,
-    check_replayable,
-    decide_member_replay,
-    flow_cancel_event,
-    holds_back,
-    postponed,
-    reconciled,
-    reopen,
-    repeats_cancel,
-    uncount,
-    wait_ms,
-)
 from flowfabric.core.flow_joins import SIBLING_REASONS
 from flowfabric.core.flow_records import (
     CancellationPolicy,
@@ -47,43 +27,13 @@ from flowfabric.core.flow_records import (
     PendingCancel,
 )
 from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, partition_of, uuid_of
-from flowfabric.core.limits import (
-    BATCH_MAX,
-    CANCEL_BATCH,
-    MEMBERS_SHOWN_MAX,
-    SWEEP_BATCH,
-    TEXT_BYTES_MAX,
-)
 from flowfabric.core.records import Execution
-from flowfabric.core.results import (
-    CancelFlowResult,
-    CancelHeaderResult,
-    CancellationScheduled,
-    Cancelled,
-    FlowAlreadyEnded,
-    FlowCancelled,
-    Replayed,
-    SiblingCancelAction,
-)
 from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState, TerminalOutcome
 from flowfabric.core.transitions import Changes, Decision, Subject, combine
+from flowfabric.engine import unit
 from flowfabric.engine.flows import TROUBLE, Flows, endings_of, forgotten, inputs_of
 from flowfabric.engine.operators import Operators, Swept
 from flowfabric.engine.reads import ExecutionFilter, ListCursor, check_filter, select_matching
-from flowfabric.engine.unit import (
-    MEMBER_CANCEL_TOPIC,
-    Ask,
-    execution_key,
-    hint_about,
-    load_subjects,
-)
-from flowfabric.errors import (
-    FlowFabricError,
-    InvalidInput,
-    NotFound,
-    OperationTimeout,
-    RetryExhausted,
-)
 from flowfabric.store.base import Key, Reader, Row, Transaction
 
 BUSY_PAUSE_S = 0.05
@@ -98,23 +48,23 @@ class FlowOperators(Flows):
         *,
         reason: str = "",
         cancellation_policy: str = CancellationPolicy.CANCEL_ALL,
-        wait: CancelWait = NoWait(),  # noqa: B008
-    ) -> CancelFlowResult:
+        wait: flow_endings.CancelWait = flow_endings.NoWait(),  # noqa: B008
+    ) -> results.CancelFlowResult:
         """Close a flow and cancel the members its policy names.
 
         A cancelled flow can be cancelled further: `cancel_all` after `cancel_pending` takes
         the rest along. Any other repeat answers with what was decided and cancelled before.
         With a `wait`, returns once those members have ended, or raises `OperationTimeout`.
         """
-        budget_ms = wait_ms(wait)
+        budget_ms = flow_endings.wait_ms(wait)
         header = await self.cancel_flow_header(
             flow_id, reason=reason, cancellation_policy=cancellation_policy
         )
         asked = self.check_flow_id(flow_id)
-        if isinstance(header, FlowAlreadyEnded):
-            header = FlowCancelled(
+        if isinstance(header, results.FlowAlreadyEnded):
+            header = results.FlowCancelled(
                 cancellation_policy=header.stored_cancellation_policy
-                or check_cancellation_policy(cancellation_policy),
+                or flow_endings.check_cancellation_policy(cancellation_policy),
                 member_execution_ids=header.member_execution_ids,
                 member_count=header.member_count,
             )
@@ -130,27 +80,29 @@ class FlowOperators(Flows):
         reason: str = "",
         cancellation_policy: str = CancellationPolicy.CANCEL_ALL,
         grace_ms: int | None = None,
-    ) -> CancelHeaderResult:
+    ) -> results.CancelHeaderResult:
         """Close a flow and queue its members' cancellation, without waiting for it."""
-        check_grace(grace_ms)
-        policy = check_cancellation_policy(cancellation_policy)
+        flow_endings.check_grace(grace_ms)
+        policy = flow_endings.check_cancellation_policy(cancellation_policy)
         why = check_reason(reason)
         asked = self.check_flow_id(flow_id)
 
-        async def body(tx: Transaction, at_once_max: int = CANCEL_BATCH) -> CancelHeaderResult:
+        async def body(
+            tx: Transaction, at_once_max: int = limits.CANCEL_BATCH
+        ) -> results.CancelHeaderResult:
             flow = await self.lock_flow(tx, asked)
-            if repeats_cancel(flow, policy):
+            if flow_endings.repeats_cancel(flow, policy):
                 return await self._already_ended(tx, flow)
             now_ms = await tx.now_ms()
-            closed = cancelled_flow(flow, policy, why, now_ms)
+            closed = flow_endings.cancelled_flow(flow, policy, why, now_ms)
             await self._give_up_short_joins(tx, closed)
             members = await self._cancel_members(tx, closed, at_once_max)
-            event = flow_cancel_event(closed, len(members), now_ms)
+            event = flow_endings.flow_cancel_event(closed, len(members), now_ms)
             closed = self.settled_flow(closed, now_ms)
             await tx.save(Changes(updates=(closed,), events=(event,)))
-            return FlowCancelled(
+            return results.FlowCancelled(
                 cancellation_policy=policy,
-                member_execution_ids=tuple(members[:MEMBERS_SHOWN_MAX]),
+                member_execution_ids=tuple(members[: limits.MEMBERS_SHOWN_MAX]),
                 member_count=len(members),
             )
 
@@ -160,7 +112,7 @@ class FlowOperators(Flows):
             # Perhaps with one member alone: the flow is closed, and each has its own turn.
             return await self.store.transact(lambda tx: body(tx, at_once_max=0))
 
-    async def _already_ended(self, tx: Transaction, flow: FlowRecord) -> FlowAlreadyEnded:
+    async def _already_ended(self, tx: Transaction, flow: FlowRecord) -> results.FlowAlreadyEnded:
         satisfied, impossible = SIBLING_REASONS
         rows = await tx.select(
             "cancelled_members",
@@ -168,10 +120,10 @@ class FlowOperators(Flows):
             cancelled_at_ms=flow.cancelled_at_ms,
             satisfied=satisfied,
             impossible=impossible,
-            short_join=SHORT_JOIN,
-            limit=MEMBERS_SHOWN_MAX,
+            short_join=flow_endings.SHORT_JOIN,
+            limit=limits.MEMBERS_SHOWN_MAX,
         )
-        return FlowAlreadyEnded(
+        return results.FlowAlreadyEnded(
             stored_cancellation_policy=flow.cancellation_policy,
             stored_cancel_reason=flow.cancel_reason,
             member_execution_ids=tuple(_member_ids(flow, rows)),
@@ -183,10 +135,10 @@ class FlowOperators(Flows):
         if await tx.select(
             "enqueue_short_joins",
             flow_id=flow.flow_id,
-            reason=SHORT_JOIN,
+            reason=flow_endings.SHORT_JOIN,
             now_ms=await tx.now_ms(),
         ):
-            tx.hint(MEMBER_CANCEL_TOPIC)
+            tx.hint(unit.MEMBER_CANCEL_TOPIC)
 
     async def _cancel_members(
         self, tx: Transaction, flow: FlowRecord, at_once_max: int
@@ -201,16 +153,17 @@ class FlowOperators(Flows):
             only_waiting=only_waiting,
             limit=at_once_max + 1,
         )
-        reason = flow.cancel_reason or FLOW_CANCELLED
+        reason = flow.cancel_reason or flow_endings.FLOW_CANCELLED
         if len(rows) <= at_once_max:
             asks = [_cancel_ask(each, reason, only_waiting) for each in _member_ids(flow, rows)]
             outcomes = await self.decide_in(tx, asks, [0.0] * len(asks))
             return [
                 each.execution_id
                 for each in outcomes
-                if isinstance(each, Cancelled) and each.public_state is PublicState.CANCELLED
+                if isinstance(each, results.Cancelled)
+                and each.public_state is PublicState.CANCELLED
             ]
-        tx.hint(MEMBER_CANCEL_TOPIC)
+        tx.hint(unit.MEMBER_CANCEL_TOPIC)
         marked = await tx.select(
             "request_cancel",
             flow_id=flow.flow_id,
@@ -223,13 +176,13 @@ class FlowOperators(Flows):
     # Members
 
     async def cancel_pending_members(
-        self, *, flow_id: str | None = None, limit: int = CANCEL_BATCH
+        self, *, flow_id: str | None = None, limit: int = limits.CANCEL_BATCH
     ) -> Swept:
         """Cancel members that a flow's cancellation or a join's policy has given up.
 
         When a batch fails, each of its members has a transaction of its own.
         """
-        check_int("limit", limit, 1, BATCH_MAX)
+        check_int("limit", limit, 1, limits.BATCH_MAX)
         asked = None if flow_id is None else self.check_flow_id(flow_id)
 
         async def body(tx: Transaction) -> Swept:
@@ -277,7 +230,9 @@ class FlowOperators(Flows):
         async def body(tx: Transaction) -> None:
             found = await _still_queued(tx, row)
             now_ms = await tx.now_ms()
-            await tx.save(Changes(updates=tuple(postponed(each, now_ms) for each in found)))
+            await tx.save(
+                Changes(updates=tuple(flow_endings.postponed(each, now_ms) for each in found))
+            )
 
         await self.store.transact(body)
 
@@ -303,7 +258,7 @@ class FlowOperators(Flows):
 
     async def reconcile_sibling_cancel_group(
         self, flow_id: str, downstream_execution_id: str
-    ) -> SiblingCancelAction:
+    ) -> results.SiblingCancelAction:
         """Take upstreams of a join off the queue of those to be cancelled, if they need not be.
 
         The dispatcher does so by itself; this is for whoever wants to be sure.
@@ -314,22 +269,22 @@ class FlowOperators(Flows):
         )
         key: Key = (self.flow_key(asked)[0], downstream_id)
 
-        async def body(tx: Transaction) -> SiblingCancelAction:
+        async def body(tx: Transaction) -> results.SiblingCancelAction:
             await self.lock_flow(tx, asked)
             found = await tx.select_records(
                 PendingCancel,
                 "list_siblings",
                 flow_id=asked,
                 downstream_id=uuid_of(downstream_id),
-                limit=BATCH_MAX,
+                limit=limits.BATCH_MAX,
             )
             keys: list[Key] = [(each.partition_key, each.execution_id) for each in found]
             rows = await tx.lock(PendingCancel, keys)
             siblings = (await tx.get(Execution, keys)).values()
             unended = [e for e in siblings if e.lifecycle_phase is not LifecyclePhase.TERMINAL]
             group = (await tx.get(EdgeGroup, [key])).get(key)
-            action = reconciled(group, len(rows), len(unended))
-            if action is not SiblingCancelAction.NO_OP:
+            action = flow_endings.reconciled(group, len(rows), len(unended))
+            if action is not results.SiblingCancelAction.NO_OP:
                 await tx.save(Changes(deletes=tuple(rows.values())))
             return action
 
@@ -338,22 +293,22 @@ class FlowOperators(Flows):
     # Waiting
 
     async def _drain(
-        self, flow_id: FlowId, header: FlowCancelled, budget_ms: int
-    ) -> CancelFlowResult:
+        self, flow_id: FlowId, header: results.FlowCancelled, budget_ms: int
+    ) -> results.CancelFlowResult:
         """Cancel what is queued until nothing is left, within the caller's time."""
         deadline_s = time.monotonic() + budget_ms / 1_000
         await self._try_again(flow_id)
         for _ in range(DRAIN_ROUNDS_MAX):
             swept = await self.cancel_pending_members(flow_id=flow_id)
             if swept.acted == 0:
-                left = await self._left_to_cancel(flow_id, MEMBERS_SHOWN_MAX)
+                left = await self._left_to_cancel(flow_id, limits.MEMBERS_SHOWN_MAX)
                 if all(left.values()):
-                    return all_but(header, tuple(sorted(left)))
+                    return flow_endings.all_but(header, tuple(sorted(left)))
             if time.monotonic() >= deadline_s:
                 break
             if swept.acted == 0:
                 await asyncio.sleep(BUSY_PAUSE_S)
-        raise OperationTimeout("cancel_flow", budget_ms)
+        raise errors.OperationTimeout("cancel_flow", budget_ms)
 
     async def _try_again(self, flow_id: FlowId) -> None:
         async def body(tx: Transaction) -> None:
@@ -384,25 +339,29 @@ async def _still_queued(tx: Transaction, row: PendingCancel) -> list[PendingCanc
     return list((await tx.lock(PendingCancel, [(row.partition_key, row.execution_id)])).values())
 
 
-def _cancel_ask(execution_id: ExecutionId, reason: str, only_waiting: bool) -> Ask[Cancelled]:
-    def decide(subject: Subject, timing: Timing) -> Decision[Cancelled]:
+def _cancel_ask(
+    execution_id: ExecutionId, reason: str, only_waiting: bool
+) -> unit.Ask[results.Cancelled]:
+    def decide(subject: Subject, timing: Timing) -> Decision[results.Cancelled]:
         execution = subject.execution
         held = execution.lifecycle_phase in (LifecyclePhase.ACTIVE, LifecyclePhase.SUSPENDED)
         if only_waiting and held:
             return Decision(
-                answer=Cancelled(execution_id=execution_id, public_state=execution.public_state)
+                answer=results.Cancelled(
+                    execution_id=execution_id, public_state=execution.public_state
+                )
             )
         return decide_cancel(subject, CancelRequest(reason=reason), timing)
 
-    return Ask(execution_id, decide)
+    return unit.Ask(execution_id, decide)
 
 
 def _member_ids(flow: FlowRecord, rows: Sequence[Row]) -> list[ExecutionId]:
     return [make_execution_id(flow.partition_key, str(row["execution_id"])) for row in rows]
 
 
-def _scheduled(header: FlowCancelled) -> CancellationScheduled:
-    return CancellationScheduled(
+def _scheduled(header: results.FlowCancelled) -> results.CancellationScheduled:
+    return results.CancellationScheduled(
         cancellation_policy=header.cancellation_policy,
         member_execution_ids=header.member_execution_ids,
         member_count=header.member_count,
@@ -411,7 +370,7 @@ def _scheduled(header: FlowCancelled) -> CancellationScheduled:
 
 TRIES_MAX = 3
 
-Answers = list[Replayed | FlowFabricError]
+Answers = list[results.Replayed | errors.FlowFabricError]
 
 BULK_MAX = 100_000
 
@@ -437,12 +396,12 @@ class FlowReplays(Flows, Operators):
 
     async def replay_execution(
         self, execution_id: str, *, reason: str | None = None, requested_by: str | None = None
-    ) -> Replayed:
+    ) -> results.Replayed:
         """Run an ended execution again as a new attempt; its history stays."""
         (answer,) = await self.replay_executions(
             [execution_id], reason=reason, requested_by=requested_by
         )
-        if isinstance(answer, FlowFabricError):
+        if isinstance(answer, errors.FlowFabricError):
             raise answer
         return answer
 
@@ -454,8 +413,8 @@ class FlowReplays(Flows, Operators):
         requested_by: str | None = None,
     ) -> Answers:
         """Replay many; each gets its own answer or error."""
-        check_list("execution_ids", execution_ids, 0, BATCH_MAX)
-        check_optional_text("reason", reason, bytes_max=TEXT_BYTES_MAX)
+        check_list("execution_ids", execution_ids, 0, limits.BATCH_MAX)
+        check_optional_text("reason", reason, bytes_max=limits.TEXT_BYTES_MAX)
         check_optional_text("requested_by", requested_by)
         asked = [self.check_execution_id(each) for each in execution_ids]
         if not asked:
@@ -465,7 +424,7 @@ class FlowReplays(Flows, Operators):
             answers = await self.store.transact(replaying.run)
             if answers is not None:
                 return answers
-        raise RetryExhausted("executions kept joining flows while they were replayed")
+        raise errors.RetryExhausted("executions kept joining flows while they were replayed")
 
     # Acting on everything a filter matches, in bounded batches --------------
     #
@@ -493,7 +452,7 @@ class FlowReplays(Flows, Operators):
     ) -> BulkResult:
         """Replay every ended execution that matches, newest first. Name the states you mean."""
         if not check_filter(matching).states:
-            raise InvalidInput("matching.states", "must name the ended states to replay")
+            raise errors.InvalidInput("matching.states", "must name the ended states to replay")
 
         async def act(execution_ids: Sequence[str]) -> Sequence[object]:
             return await self.replay_executions(
@@ -516,13 +475,13 @@ class FlowReplays(Flows, Operators):
         touched, refused, seen = 0, dict[str, int](), 0
         cursor = ListCursor()
         while seen < limit:
-            batch = await self._next_batch(narrowed, cursor, min(SWEEP_BATCH, limit - seen))
+            batch = await self._next_batch(narrowed, cursor, min(limits.SWEEP_BATCH, limit - seen))
             if not batch:
                 return BulkResult(touched=touched, refused=refused, more=False)
             seen += len(batch)
             cursor = ListCursor.after(batch[-1])
             for outcome in await act([execution.execution_id for execution in batch]):
-                if isinstance(outcome, FlowFabricError):
+                if isinstance(outcome, errors.FlowFabricError):
                     refused[outcome.code] = refused.get(outcome.code, 0) + 1
                 else:
                     touched += 1
@@ -555,7 +514,7 @@ class _Replaying:
 
     async def run(self, tx: Transaction) -> Answers | None:
         """None when an execution joined a flow meanwhile, which is locked first: try again."""
-        keys = [execution_key(each) for each in self.asked]
+        keys = [unit.execution_key(each) for each in self.asked]
         seen = await tx.get(Execution, keys)
         homes: dict[Key, Key] = {
             key: (execution.partition_key, execution.flow_id)
@@ -564,50 +523,56 @@ class _Replaying:
         }
         self.flows = await tx.lock(FlowRecord, sorted(set(homes.values())))
         self.cancels = await tx.lock(PendingCancel, sorted(homes))
-        self.subjects = await load_subjects(tx, set(self.asked))
-        for key, subject in ((execution_key(i), s) for i, s in self.subjects.items()):
+        self.subjects = await unit.load_subjects(tx, set(self.asked))
+        for key, subject in ((unit.execution_key(i), s) for i, s in self.subjects.items()):
             if (subject.execution.flow_id is not None) != (key in homes):
                 return None
-        alone = [each for each in self.asked if execution_key(each) not in homes]
+        alone = [each for each in self.asked if unit.execution_key(each) not in homes]
         asks = [self.engine.replay_ask(each, self.reason, self.requested_by) for each in alone]
         decided: Answers = await self.engine.decide_in(tx, asks, [0.0] * len(asks))
         answers = iter(decided)
         return [
-            await self._try(tx, each) if execution_key(each) in homes else next(answers)
+            await self._try(tx, each) if unit.execution_key(each) in homes else next(answers)
             for each in self.asked
         ]
 
-    async def _try(self, tx: Transaction, execution_id: ExecutionId) -> Replayed | FlowFabricError:
+    async def _try(
+        self, tx: Transaction, execution_id: ExecutionId
+    ) -> results.Replayed | errors.FlowFabricError:
         subject = self.subjects.get(execution_id)
         if subject is None:
-            return NotFound("execution", execution_id)
+            return errors.NotFound("execution", execution_id)
         timing = self.engine.timing(await tx.now_ms())
         try:
             return await self._replay_member(tx, subject, timing)
-        except FlowFabricError as error:
+        except errors.FlowFabricError as error:
             return error
 
-    async def _replay_member(self, tx: Transaction, subject: Subject, timing: Timing) -> Replayed:
+    async def _replay_member(
+        self, tx: Transaction, subject: Subject, timing: Timing
+    ) -> results.Replayed:
         execution = subject.execution
-        key = execution_key(execution.execution_id)
+        key = unit.execution_key(execution.execution_id)
         flow = self.flows.get((execution.partition_key, execution.flow_id or ""))
         if flow is None or forgotten(flow, timing.now_ms):
-            raise NotFound("flow", execution.flow_id or "")
-        check_replayable(flow)
+            raise errors.NotFound("flow", execution.flow_id or "")
+        flow_endings.check_replayable(flow)
         join = await self._join(tx, execution.execution_id)
-        decision = decide_member_replay(
+        decision = flow_endings.decide_member_replay(
             subject, join.joined, self.reason, self.requested_by, timing
         )
         row_key = (*key[:1], flow.flow_id, execution.execution_id, execution.replay_count)
         untold = (await tx.lock(CompletionDispatch, [row_key])).get(row_key)
-        after = self.engine.settled_flow(uncount(flow, execution, untold), timing.now_ms)
+        after = self.engine.settled_flow(
+            flow_endings.uncount(flow, execution, untold), timing.now_ms
+        )
         gone = tuple(row for row in (untold, self.cancels.pop(key, None)) if row is not None)
         also = Changes(updates=(after,), deletes=gone)
         await tx.save(combine([decision.changes, also]))
-        hint_about(tx, decision.changes, timing.now_ms)
+        unit.hint_about(tx, decision.changes, timing.now_ms)
         self.flows[(flow.partition_key, flow.flow_id)] = after
         # A repeat within one call finds the execution replayed.
-        self.subjects |= await load_subjects(tx, [execution.execution_id])
+        self.subjects |= await unit.load_subjects(tx, [execution.execution_id])
         if join.joined is None or join.joined.reopened is None:
             return decision.answer
         await tx.select(
@@ -619,15 +584,15 @@ class _Replaying:
 
     async def _join(self, tx: Transaction, execution_id: ExecutionId) -> "_Join":
         """What the member waits for: its join opened again, or what a satisfied one passes."""
-        key = execution_key(execution_id)
+        key = unit.execution_key(execution_id)
         group = (await tx.lock(EdgeGroup, [key])).get(key)
         if group is None or group.staged == 0:
             return _Join(joined=None)
         bytes_max = self.engine.config.payload_bytes_max
-        if not holds_back(group):
+        if not flow_endings.holds_back(group):
             inputs = (await inputs_of(tx, [execution_id])).get(execution_id, {})
             return _Join(
-                joined=MemberJoin(
+                joined=flow_endings.MemberJoin(
                     group=group,
                     reopened=None,
                     inputs=tuple(inputs.values()),
@@ -636,9 +601,11 @@ class _Replaying:
             )
         edges = await _edges_into(tx, execution_id)
         endings = await endings_of(tx, group.partition_key, [edge.upstream_id for edge in edges])
-        reopened = reopen(group, edges, endings)
+        reopened = flow_endings.reopen(group, edges, endings)
         return _Join(
-            joined=MemberJoin(group=group, reopened=reopened, inputs_bytes_max=bytes_max),
+            joined=flow_endings.MemberJoin(
+                group=group, reopened=reopened, inputs_bytes_max=bytes_max
+            ),
             succeeded={
                 upstream: ending
                 for upstream, ending in endings.items()
@@ -646,7 +613,9 @@ class _Replaying:
             },
         )
 
-    async def _count_successes(self, tx: Transaction, join: "_Join", answer: Replayed) -> Replayed:
+    async def _count_successes(
+        self, tx: Transaction, join: "_Join", answer: results.Replayed
+    ) -> results.Replayed:
         """Resolve what has succeeded since; what failed before waits for its own replay."""
         assert join.joined is not None
         assert join.joined.reopened is not None
@@ -661,14 +630,14 @@ class _Replaying:
         )
         for record in settled.children.updates:
             if isinstance(record, Execution):
-                self.subjects |= await load_subjects(tx, [record.execution_id])
-                return Replayed(public_state=record.public_state)
+                self.subjects |= await unit.load_subjects(tx, [record.execution_id])
+                return results.Replayed(public_state=record.public_state)
         return answer
 
 
 class _Join(Struct, frozen=True, kw_only=True):
-    joined: MemberJoin | None
-    succeeded: dict[ExecutionId, Ending] = {}
+    joined: flow_endings.MemberJoin | None
+    succeeded: dict[ExecutionId, flow_endings.Ending] = {}
     """Upstreams that count at once."""
 
 

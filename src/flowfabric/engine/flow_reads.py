@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from flowfabric.core import views
 from flowfabric.core.checks import check_int, check_tag_key, check_tags
 from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord, FlowState, FlowTag
 from flowfabric.core.ids import (
@@ -27,23 +28,6 @@ from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import blocked_by_code
 from flowfabric.core.transitions import Changes
-from flowfabric.core.views import (
-    EdgeGroupSnapshot,
-    EdgeSnapshot,
-    EligibilityStatus,
-    FlowListItem,
-    FlowMember,
-    FlowSnapshot,
-    FlowSummary,
-    closing,
-    derive_flow_state,
-    edge_snapshot,
-    eligibility,
-    flow_summary,
-    group_snapshot,
-    recounted,
-    status_of,
-)
 from flowfabric.engine.flows import Flows, check_edge_id, member_counts
 from flowfabric.engine.reads import tags_of_many
 from flowfabric.engine.unit import execution_key
@@ -64,20 +48,20 @@ class Incoming(Struct, frozen=True):
 
 
 class FlowPage(Struct, frozen=True, kw_only=True):
-    flows: tuple[FlowListItem, ...]
+    flows: tuple[views.FlowListItem, ...]
     next_cursor: FlowId | None
 
 
 class FlowMemberPage(Struct, frozen=True, kw_only=True):
-    members: tuple[FlowMember, ...]
+    members: tuple[views.FlowMember, ...]
     next_cursor: ExecutionId | None
 
 
 class FlowReads(Flows):
-    async def describe_flow(self, flow_id: str) -> FlowSnapshot | None:
+    async def describe_flow(self, flow_id: str) -> views.FlowSnapshot | None:
         asked = self.check_flow_id(flow_id)
 
-        async def body(reader: Reader) -> FlowSnapshot | None:
+        async def body(reader: Reader) -> views.FlowSnapshot | None:
             flow = await self.find_flow(reader, asked)
             if flow is None:
                 return None
@@ -97,7 +81,7 @@ class FlowReads(Flows):
         """Stored once every member has ended; until then what the members are doing now."""
         if flow.derived_state is not FlowState.OPEN:
             return flow.derived_state
-        return derive_flow_state(
+        return views.derive_flow_state(
             await member_counts(reader, flow.flow_id), cancelled=_cancelled(flow)
         )
 
@@ -123,7 +107,7 @@ class FlowReads(Flows):
         if limit == 0 or start is None:
             return FlowPage(flows=(), next_cursor=None)
 
-        async def body(reader: Reader) -> list[FlowListItem]:
+        async def body(reader: Reader) -> list[views.FlowListItem]:
             name, among = _flow_list(namespace, index)
             found = await reader.select_records(
                 FlowRecord,
@@ -133,7 +117,7 @@ class FlowReads(Flows):
                 limit=limit + 1,
                 **among,
             )
-            going = await _going(reader, [flow.flow_id for flow in found if closing(flow)])
+            going = await _going(reader, [flow.flow_id for flow in found if views.closing(flow)])
             return [_list_item(flow, going=flow.flow_id in going) for flow in found]
 
         found = await self.store.read(body)
@@ -160,7 +144,7 @@ class FlowReads(Flows):
         start = _start_after_member(cursor)
         partition_key, _ = self.flow_key(asked)
 
-        async def body(reader: Reader) -> tuple[FlowMember, ...]:
+        async def body(reader: Reader) -> tuple[views.FlowMember, ...]:
             rows = await reader.select(
                 "list_flow_members", flow_id=asked, start=start, limit=limit + 1
             )
@@ -178,7 +162,7 @@ class FlowReads(Flows):
 
     async def list_edge_groups(
         self, flow_id: str, *, cursor: str | None = None, limit: int = 100
-    ) -> tuple[EdgeGroupSnapshot, ...]:
+    ) -> tuple[views.EdgeGroupSnapshot, ...]:
         """Joins by ascending downstream id, after the downstream `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
         asked = self.check_flow_id(flow_id)
@@ -187,7 +171,7 @@ class FlowReads(Flows):
         async def body(reader: Reader) -> Sequence[EdgeGroup]:
             return await _groups(reader, asked, start, limit)
 
-        return tuple(group_snapshot(group) for group in await self.store.read(body))
+        return tuple(views.group_snapshot(group) for group in await self.store.read(body))
 
     async def find_named_flows(
         self, own_id: str, *, namespace: str | None = None
@@ -214,7 +198,7 @@ class FlowReads(Flows):
         *,
         cursor: str | None = None,
         limit: int | None = None,
-    ) -> tuple[EdgeSnapshot, ...]:
+    ) -> tuple[views.EdgeSnapshot, ...]:
         """Edges of a flow, or of one of its members, by ascending id after `cursor`.
 
         All of them, or a page of at most `limit`.
@@ -247,7 +231,7 @@ class FlowReads(Flows):
                 return list(await page(after, limit))
             return await _all_edges(page, after)
 
-        return tuple(edge_snapshot(edge) for edge in await self.store.read(body))
+        return tuple(views.edge_snapshot(edge) for edge in await self.store.read(body))
 
     def _ends(self, direction: object) -> tuple[ExecutionId | None, ExecutionId | None]:
         match direction:
@@ -260,39 +244,41 @@ class FlowReads(Flows):
             case _:
                 raise InvalidInput("direction", "must be Outgoing or Incoming", direction)
 
-    async def describe_edge(self, flow_id: str, edge_id: str) -> EdgeSnapshot | None:
+    async def describe_edge(self, flow_id: str, edge_id: str) -> views.EdgeSnapshot | None:
         asked = self.check_flow_id(flow_id)
         key = (*self.flow_key(asked), check_edge_id(edge_id))
 
-        async def body(reader: Reader) -> EdgeSnapshot | None:
+        async def body(reader: Reader) -> views.EdgeSnapshot | None:
             edge = (await reader.get(Edge, [key])).get(key)
-            return None if edge is None else edge_snapshot(edge)
+            return None if edge is None else views.edge_snapshot(edge)
 
         return await self.store.read(body)
 
-    async def evaluate_flow_eligibility(self, execution_id: str) -> EligibilityStatus:
+    async def evaluate_flow_eligibility(self, execution_id: str) -> views.EligibilityStatus:
         """Whether dependencies let an execution run. Never raises for one that is missing."""
         asked = self.check_execution_id(execution_id)
         key = execution_key(asked)
 
-        async def body(reader: Reader) -> EligibilityStatus:
+        async def body(reader: Reader) -> views.EligibilityStatus:
             execution = (await reader.get(Execution, [key])).get(key)
             group = (await reader.get(EdgeGroup, [key])).get(key)
-            return eligibility(execution, group)
+            return views.eligibility(execution, group)
 
         return await self.store.read(body)
 
     # Summaries
 
-    async def read_flow_summary(self, flow_id: str) -> FlowSummary | None:
+    async def read_flow_summary(self, flow_id: str) -> views.FlowSummary | None:
         """How many members are in which state, and what that makes of the flow."""
         asked = self.check_flow_id(flow_id)
 
-        async def body(reader: Reader) -> FlowSummary | None:
+        async def body(reader: Reader) -> views.FlowSummary | None:
             flow = await self.find_flow(reader, asked)
             if flow is None:
                 return None
-            return flow_summary(flow, await member_counts(reader, asked), await reader.now_ms())
+            return views.flow_summary(
+                flow, await member_counts(reader, asked), await reader.now_ms()
+            )
 
         return await self.store.read(body)
 
@@ -308,7 +294,7 @@ class FlowReads(Flows):
             flow = await self.lock_flow(tx, asked)
             if flow.node_count == 0:
                 return False
-            counted = recounted(flow, await member_counts(tx, asked, "count_told_members"))
+            counted = views.recounted(flow, await member_counts(tx, asked, "count_told_members"))
             await tx.save(Changes(updates=(self.settled_flow(counted, await tx.now_ms()),)))
             return True
 
@@ -376,7 +362,7 @@ async def _groups(
     )
 
 
-async def _all_groups(reader: Reader, flow_id: FlowId) -> tuple[EdgeGroupSnapshot, ...]:
+async def _all_groups(reader: Reader, flow_id: FlowId) -> tuple[views.EdgeGroupSnapshot, ...]:
     """Every join, page by page: a flow has at most one for each member."""
     groups: list[EdgeGroup] = []
     for _ in range(FLOW_MEMBERS_MAX // PAGE_MAX + 1):
@@ -385,7 +371,7 @@ async def _all_groups(reader: Reader, flow_id: FlowId) -> tuple[EdgeGroupSnapsho
         groups += found
         if len(found) < PAGE_MAX:
             break
-    return tuple(group_snapshot(group) for group in groups)
+    return tuple(views.group_snapshot(group) for group in groups)
 
 
 async def _all_edges(
@@ -431,8 +417,8 @@ def _cancelled(flow: FlowRecord) -> bool:
     return flow.public_flow_state is FlowState.CANCELLED
 
 
-def _member(partition_key: int, row: Row) -> FlowMember:
-    return FlowMember(
+def _member(partition_key: int, row: Row) -> views.FlowMember:
+    return views.FlowMember(
         execution_id=make_execution_id(partition_key, str(row["execution_id"])),
         execution_kind=str(row["execution_kind"]),
         public_state=PublicState(str(row["public_state"])),
@@ -440,13 +426,13 @@ def _member(partition_key: int, row: Row) -> FlowMember:
     )
 
 
-def _list_item(flow: FlowRecord, *, going: bool) -> FlowListItem:
-    return FlowListItem(
+def _list_item(flow: FlowRecord, *, going: bool) -> views.FlowListItem:
+    return views.FlowListItem(
         flow_id=flow.flow_id,
         flow_kind=flow.flow_kind,
         namespace=flow.namespace,
         created_at_ms=flow.created_at_ms,
-        status=status_of(flow, going=going),
+        status=views.status_of(flow, going=going),
     )
 
 
@@ -454,11 +440,11 @@ def _snapshot(
     flow: FlowRecord,
     state: FlowState,
     tags: dict[str, str],
-    groups: tuple[EdgeGroupSnapshot, ...],
-) -> FlowSnapshot:
+    groups: tuple[views.EdgeGroupSnapshot, ...],
+) -> views.FlowSnapshot:
     shared = {
         name: getattr(flow, name)
-        for name in FlowSnapshot.__struct_fields__
+        for name in views.FlowSnapshot.__struct_fields__
         if name in FlowRecord.__struct_fields__
     }
-    return FlowSnapshot(**shared, state=state, tags=tags, edge_groups=groups)
+    return views.FlowSnapshot(**shared, state=state, tags=tags, edge_groups=groups)

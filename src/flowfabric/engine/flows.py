@@ -11,33 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from flowfabric import errors
+from flowfabric.core import flow_joins, results
 from flowfabric.core.checks import check_int, check_name
 from flowfabric.core.flow_endings import Ending, Resolution, block, release, resolve_edges
-from flowfabric.core.flow_joins import (
-    SIBLING_REASONS,
-    SUCCESS_ONLY,
-    EdgeDependencyPolicy,
-    NewEdge,
-    check_can_wait,
-    check_dependency_kind,
-    check_edge,
-    check_joinable,
-    check_member,
-    check_open,
-    check_policy,
-    check_revision,
-    check_same_namespace,
-    join_flow,
-    new_edge,
-    new_flow,
-    new_group,
-    resolved_count,
-    settle_flow,
-    with_edges,
-    with_members,
-    with_rule,
-    with_staged,
-)
 from flowfabric.core.flow_records import (
     Edge,
     EdgeGroup,
@@ -60,46 +37,14 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
 from flowfabric.core.records import Execution
-from flowfabric.core.results import (
-    Added,
-    AddResult,
-    AlreadyApplied,
-    AlreadyMember,
-    AlreadySet,
-    Applied,
-    ApplyResult,
-    CreateFlowResult,
-    FlowCreated,
-    FlowExists,
-    Set,
-    SetPolicyResult,
-    Staged,
-)
 from flowfabric.core.states import PublicState, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes, Subject, combine, held_until_ms
 from flowfabric.core.views import MemberCounts, edge_snapshot
+from flowfabric.engine import unit
 from flowfabric.engine.operators import Swept, trim_executions
-from flowfabric.engine.unit import (
-    MEMBER_CANCEL_TOPIC,
-    Operations,
-    execution_key,
-    hint_about,
-    load_subjects,
-)
-from flowfabric.errors import (
-    Bug,
-    Corruption,
-    CycleDetected,
-    DependencyAlreadyExists,
-    ExecutionAlreadyInFlow,
-    InvalidDependency,
-    InvalidInput,
-    NotFound,
-    RetryExhausted,
-)
 from flowfabric.store.base import Parameter, Reader, Row, Transaction
 
-TROUBLE = (Corruption, Bug, RetryExhausted)
+TROUBLE = (errors.Corruption, errors.Bug, errors.RetryExhausted)
 """What the rows of one member, or whoever holds them, can do to a whole batch."""
 
 CANCELLED = PublicState.CANCELLED.value
@@ -121,7 +66,7 @@ async def enqueue_siblings(tx: Transaction, fired: Sequence[EdgeGroup]) -> None:
         reasons=[group.cancel_reason or "" for group in fired],
         now_ms=await tx.now_ms(),
     )
-    tx.hint(MEMBER_CANCEL_TOPIC)
+    tx.hint(unit.MEMBER_CANCEL_TOPIC)
 
 
 def forgotten(flow: FlowRecord, now_ms: int) -> bool:
@@ -133,7 +78,7 @@ async def member_counts(
     reader: Reader, flow_id: FlowId, statement: str = "count_flow_members"
 ) -> MemberCounts:
     """How many members of a flow are in which state."""
-    satisfied, impossible = SIBLING_REASONS
+    satisfied, impossible = flow_joins.SIBLING_REASONS
     rows = await reader.select(
         statement, flow_id=flow_id, satisfied=satisfied, impossible=impossible
     )
@@ -204,30 +149,30 @@ FORGET_STEPS_MAX = 2_000
 """More than the largest flow takes to go."""
 
 
-def _still_going(flow_id: FlowId) -> RetryExhausted:
-    return RetryExhausted(
+def _still_going(flow_id: FlowId) -> errors.RetryExhausted:
+    return errors.RetryExhausted(
         f"flow {flow_id} is past its keep time and is being deleted: try again, or use another id"
     )
 
 
 async def lock_execution(tx: Transaction, execution_id: ExecutionId) -> Execution:
-    key = execution_key(execution_id)
+    key = unit.execution_key(execution_id)
     execution = (await tx.lock(Execution, [key])).get(key)
     if execution is None:
-        raise NotFound("execution", execution_id)
+        raise errors.NotFound("execution", execution_id)
     return execution
 
 
 async def find_execution(tx: Transaction, execution_id: ExecutionId) -> Execution:
-    key = execution_key(execution_id)
+    key = unit.execution_key(execution_id)
     execution = (await tx.get(Execution, [key])).get(key)
     if execution is None:
-        raise NotFound("execution", execution_id)
+        raise errors.NotFound("execution", execution_id)
     return execution
 
 
 async def lock_group(tx: Transaction, downstream_id: ExecutionId) -> EdgeGroup | None:
-    key = execution_key(downstream_id)
+    key = unit.execution_key(downstream_id)
     return (await tx.lock(EdgeGroup, [key])).get(key)
 
 
@@ -240,12 +185,12 @@ async def refuse_existing(tx: Transaction, flow: FlowRecord, edge_id: EdgeId) ->
     """Looked at before the revision, so that a repeat after a lost answer is told apart."""
     edge = await lock_edge(tx, flow, edge_id)
     if edge is not None:
-        raise DependencyAlreadyExists(
+        raise errors.DependencyAlreadyExists(
             f"flow {flow.flow_id} has edge {edge_id} already", existing=edge_snapshot(edge)
         )
 
 
-async def refuse_pair(tx: Transaction, flow: FlowRecord, wanted: NewEdge) -> None:
+async def refuse_pair(tx: Transaction, flow: FlowRecord, wanted: flow_joins.NewEdge) -> None:
     found = await tx.select_records(
         Edge,
         "edges_between",
@@ -254,13 +199,13 @@ async def refuse_pair(tx: Transaction, flow: FlowRecord, wanted: NewEdge) -> Non
         downstream_ids=[uuid_of(wanted.downstream_id)],
     )
     for edge in found:
-        raise DependencyAlreadyExists(
+        raise errors.DependencyAlreadyExists(
             f"{edge.downstream_id} depends on {edge.upstream_id} already",
             existing=edge_snapshot(edge),
         )
 
 
-async def refuse_cycle(tx: Transaction, flow: FlowRecord, wanted: NewEdge) -> None:
+async def refuse_cycle(tx: Transaction, flow: FlowRecord, wanted: flow_joins.NewEdge) -> None:
     found = await tx.select(
         "reaches",
         partition_key=flow.partition_key,
@@ -268,13 +213,15 @@ async def refuse_cycle(tx: Transaction, flow: FlowRecord, wanted: NewEdge) -> No
         target=uuid_of(wanted.upstream_id),
     )
     if found:
-        raise CycleDetected(f"{wanted.upstream_id} depends on {wanted.downstream_id} already")
+        raise errors.CycleDetected(
+            f"{wanted.upstream_id} depends on {wanted.downstream_id} already"
+        )
 
 
-def check_same(edge: Edge, wanted: NewEdge) -> None:
+def check_same(edge: Edge, wanted: flow_joins.NewEdge) -> None:
     same_ends = (edge.upstream_id, edge.downstream_id) == wanted.pair
     if not same_ends or wanted.data_passing_ref not in ("", edge.data_passing_ref):
-        raise InvalidDependency(
+        raise errors.InvalidDependency(
             f"edge {edge.edge_id} leads from {edge.upstream_id} to {edge.downstream_id}"
             f" and passes {edge.data_passing_ref!r}"
         )
@@ -287,7 +234,7 @@ def check_edge_id(edge_id: object) -> EdgeId:
 FLOWS_PER_TRIM = 50
 
 
-class Flows(Operations):
+class Flows(unit.Operations):
     # Input
 
     def check_flow_id(self, flow_id: object) -> FlowId:
@@ -303,7 +250,7 @@ class Flows(Operations):
         asked = self.check_execution_id(execution_id, field)
         partition_key, _ = self.flow_key(flow_id)
         if partition_of(asked) != partition_key:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 field,
                 f"is in another partition than flow {flow_id}, whose members are"
                 f" in {{fp:{partition_key}}}",
@@ -325,7 +272,7 @@ class Flows(Operations):
     async def lock_flow(self, tx: Transaction, flow_id: FlowId) -> FlowRecord:
         flow = await self.find_to_lock(tx, flow_id)
         if flow is None:
-            raise NotFound("flow", flow_id)
+            raise errors.NotFound("flow", flow_id)
         return flow
 
     async def find_to_lock(self, tx: Transaction, flow_id: FlowId) -> FlowRecord | None:
@@ -339,7 +286,7 @@ class Flows(Operations):
         return None if flow is None or forgotten(flow, await reader.now_ms()) else flow
 
     def settled_flow(self, flow: FlowRecord, now_ms: int) -> FlowRecord:
-        return settle_flow(flow, now_ms, self.config.retention_ms)
+        return flow_joins.settle_flow(flow, now_ms, self.config.retention_ms)
 
     # Joins
 
@@ -373,7 +320,7 @@ class Flows(Operations):
             await enqueue_siblings(tx, sparing)
         children = await self._release(tx, fired, new_inputs) if fired else NO_CHANGES
         await tx.save(combine([also, children]))
-        hint_about(tx, children, await tx.now_ms())
+        unit.hint_about(tx, children, await tx.now_ms())
         return children
 
     async def _release(
@@ -407,13 +354,13 @@ class Flows(Operations):
         """Lock downstreams; their attempts and grants too where one may end."""
         ids = [group.downstream_id for group in fired]
         if ending or any(group.group_state is GroupState.IMPOSSIBLE for group in fired):
-            return await load_subjects(tx, ids)
-        found = await tx.lock(Execution, [execution_key(each) for each in sorted(ids)])
+            return await unit.load_subjects(tx, ids)
+        found = await tx.lock(Execution, [unit.execution_key(each) for each in sorted(ids)])
         return {each.execution_id: Subject(execution=each, attempt=None) for each in found.values()}
 
     async def create_flow(
         self, flow_id: str, *, flow_kind: str, namespace: str = "default"
-    ) -> CreateFlowResult:
+    ) -> results.CreateFlowResult:
         """Create an empty flow. An id that exists is left as it is.
 
         The id of one past its keep time is free again; what is left of that one goes first.
@@ -423,10 +370,12 @@ class Flows(Operations):
         checked_namespace = parse_namespace(namespace)
         partition_key, _ = self.flow_key(asked)
 
-        async def body(tx: Transaction) -> CreateFlowResult | None:
-            flow = new_flow(asked, partition_key, kind, checked_namespace, await tx.now_ms())
+        async def body(tx: Transaction) -> results.CreateFlowResult | None:
+            flow = flow_joins.new_flow(
+                asked, partition_key, kind, checked_namespace, await tx.now_ms()
+            )
             if await tx.insert_new([flow]):
-                return FlowCreated(flow_id=asked)
+                return results.FlowCreated(flow_id=asked)
             return await self._found(tx, asked, checked_namespace)
 
         for _ in range(FORGET_STEPS_MAX):
@@ -437,37 +386,37 @@ class Flows(Operations):
 
     async def _found(
         self, tx: Transaction, flow_id: FlowId, namespace: Namespace
-    ) -> FlowExists | None:
+    ) -> results.FlowExists | None:
         """The flow that has the id; none if it went, or a part of what is past its time did."""
         key = self.flow_key(flow_id)
         flow = (await tx.lock(FlowRecord, [key])).get(key)
         if flow is None:
             return None
         if not forgotten(flow, await tx.now_ms()):
-            check_same_namespace(flow, namespace)
-            return FlowExists(flow_id=flow_id)
+            flow_joins.check_same_namespace(flow, namespace)
+            return results.FlowExists(flow_id=flow_id)
         forgot = await forget(tx, [flow], SWEEP_BATCH)
         if forgot.acted == 0 and not forgot.complete:
             raise _still_going(flow_id)
         return None
 
-    async def add_execution_to_flow(self, flow_id: str, execution_id: str) -> AddResult:
+    async def add_execution_to_flow(self, flow_id: str, execution_id: str) -> results.AddResult:
         """Make an execution a member, for life. Adding it again changes nothing."""
         asked = self.check_flow_id(flow_id)
         member_id = self.check_member_id(asked, execution_id)
 
-        async def body(tx: Transaction) -> AddResult:
+        async def body(tx: Transaction) -> results.AddResult:
             flow = await self.lock_flow(tx, asked)
-            check_open(flow)
+            flow_joins.check_open(flow)
             execution = await lock_execution(tx, member_id)
-            check_joinable(execution, flow)
+            flow_joins.check_joinable(execution, flow)
             if execution.flow_id is not None:
-                return AlreadyMember(execution_id=member_id, node_count=flow.node_count)
+                return results.AlreadyMember(execution_id=member_id, node_count=flow.node_count)
             now_ms = await tx.now_ms()
-            grown = self.settled_flow(with_members(flow, [execution], now_ms), now_ms)
-            member = join_flow(execution, flow, now_ms)
+            grown = self.settled_flow(flow_joins.with_members(flow, [execution], now_ms), now_ms)
+            member = flow_joins.join_flow(execution, flow, now_ms)
             await tx.save(Changes(updates=(grown, member)))
-            return Added(execution_id=member_id, new_node_count=grown.node_count)
+            return results.Added(execution_id=member_id, new_node_count=grown.node_count)
 
         return await self.store.transact(body)
 
@@ -480,17 +429,17 @@ class Flows(Operations):
         *,
         upstream_execution_id: str,
         downstream_execution_id: str,
-        dependency_kind: str = SUCCESS_ONLY,
+        dependency_kind: str = flow_joins.SUCCESS_ONLY,
         data_passing_ref: str | None = None,
         expected_graph_revision: int | None = None,
-    ) -> Staged:
+    ) -> results.Staged:
         """Add an edge. It holds the downstream back at once and counts once it is applied.
 
         With `expected_graph_revision` the edge is refused if the graph has changed since.
         """
         asked = self.check_flow_id(flow_id)
-        check_dependency_kind(dependency_kind)
-        wanted = check_edge(
+        flow_joins.check_dependency_kind(dependency_kind)
+        wanted = flow_joins.check_edge(
             edge_id,
             *self.check_ends(asked, upstream_execution_id, downstream_execution_id),
             data_passing_ref,
@@ -498,39 +447,43 @@ class Flows(Operations):
         if expected_graph_revision is not None:
             check_int("expected_graph_revision", expected_graph_revision, 0, 2**62)
 
-        async def body(tx: Transaction) -> Staged:
+        async def body(tx: Transaction) -> results.Staged:
             flow = await self.lock_flow(tx, asked)
-            check_open(flow)
+            flow_joins.check_open(flow)
             await refuse_existing(tx, flow, wanted.edge_id)
-            check_revision(flow, expected_graph_revision)
+            flow_joins.check_revision(flow, expected_graph_revision)
             return await self._stage(tx, flow, wanted)
 
         return await self.store.transact(body)
 
-    async def _stage(self, tx: Transaction, flow: FlowRecord, wanted: NewEdge) -> Staged:
-        ends = [execution_key(wanted.upstream_id), execution_key(wanted.downstream_id)]
+    async def _stage(
+        self, tx: Transaction, flow: FlowRecord, wanted: flow_joins.NewEdge
+    ) -> results.Staged:
+        ends = [unit.execution_key(wanted.upstream_id), unit.execution_key(wanted.downstream_id)]
         found = await tx.get(Execution, ends[:1]) | await tx.lock(Execution, ends[1:])
         for key, end_id in zip(ends, wanted.pair, strict=True):
-            check_member(flow, end_id, found[key].flow_id if key in found else None)
+            flow_joins.check_member(flow, end_id, found[key].flow_id if key in found else None)
         downstream = found[ends[1]]
         known = await lock_group(tx, wanted.downstream_id)
-        check_can_wait(downstream, known)
+        flow_joins.check_can_wait(downstream, known)
         await refuse_pair(tx, flow, wanted)
         await refuse_cycle(tx, flow, wanted)
         now_ms = await tx.now_ms()
-        group = with_staged(known or new_group(flow, wanted.downstream_id), [wanted], applied=False)
-        grown = with_edges(flow, 1, now_ms)
+        group = flow_joins.with_staged(
+            known or flow_joins.new_group(flow, wanted.downstream_id), [wanted], applied=False
+        )
+        grown = flow_joins.with_edges(flow, 1, now_ms)
         blocked, group = block(downstream, group, now_ms)
         await tx.save(
             Changes(
                 inserts=(
-                    new_edge(flow, wanted, now_ms, applied=False),
+                    flow_joins.new_edge(flow, wanted, now_ms, applied=False),
                     *(() if known else (group,)),
                 ),
                 updates=(grown, blocked, *((group,) if known else ())),
             )
         )
-        return Staged(edge_id=wanted.edge_id, new_graph_revision=grown.graph_revision)
+        return results.Staged(edge_id=wanted.edge_id, new_graph_revision=grown.graph_revision)
 
     async def apply_dependency_to_child(
         self,
@@ -540,13 +493,13 @@ class Flows(Operations):
         upstream_execution_id: str,
         downstream_execution_id: str,
         graph_revision: int | None = None,
-        dependency_kind: str = SUCCESS_ONLY,
+        dependency_kind: str = flow_joins.SUCCESS_ONLY,
         data_passing_ref: str | None = None,
-    ) -> ApplyResult:
+    ) -> results.ApplyResult:
         """Make a staged edge count. If its upstream has ended already, it resolves at once."""
         asked = self.check_flow_id(flow_id)
-        check_dependency_kind(dependency_kind)
-        wanted = check_edge(
+        flow_joins.check_dependency_kind(dependency_kind)
+        wanted = flow_joins.check_edge(
             edge_id,
             *self.check_ends(asked, upstream_execution_id, downstream_execution_id),
             data_passing_ref,
@@ -554,25 +507,25 @@ class Flows(Operations):
         if graph_revision is not None:
             check_int("graph_revision", graph_revision, 0, 2**62)
 
-        async def body(tx: Transaction) -> ApplyResult:
+        async def body(tx: Transaction) -> results.ApplyResult:
             flow = await self.lock_flow(tx, asked)
             downstream = await find_execution(tx, wanted.downstream_id)
             if downstream.flow_id not in (None, asked):
-                raise ExecutionAlreadyInFlow(
+                raise errors.ExecutionAlreadyInFlow(
                     f"{wanted.downstream_id} belongs to flow {downstream.flow_id}"
                 )
             edge = await lock_edge(tx, flow, wanted.edge_id)
             if edge is None:
-                raise InvalidDependency(f"flow {asked} has no edge {wanted.edge_id}")
+                raise errors.InvalidDependency(f"flow {asked} has no edge {wanted.edge_id}")
             check_same(edge, wanted)
             return await self.apply_edge(tx, edge)
 
         return await self.store.transact(body)
 
-    async def apply_edge(self, tx: Transaction, edge: Edge) -> ApplyResult:
+    async def apply_edge(self, tx: Transaction, edge: Edge) -> results.ApplyResult:
         """Make one staged edge count. The caller has locked its flow."""
         if edge.edge_state is EdgeState.APPLIED:
-            return AlreadyApplied()
+            return results.AlreadyApplied()
         now_ms = await tx.now_ms()
         group = await lock_group(tx, edge.downstream_id)
         assert group is not None, "a staged edge has a group"
@@ -583,34 +536,34 @@ class Flows(Operations):
         if endings:
             settled = await self.settle_edges(tx, [edge], {edge.downstream_id: group}, endings)
             group = next(iter(settled.resolution.groups), group)
-        return Applied(unsatisfied_count=group.applied - resolved_count(group))
+        return results.Applied(unsatisfied_count=group.applied - flow_joins.resolved_count(group))
 
     # Policies
 
     async def set_edge_group_policy(
-        self, flow_id: str, downstream_execution_id: str, policy: EdgeDependencyPolicy
-    ) -> SetPolicyResult:
+        self, flow_id: str, downstream_execution_id: str, policy: flow_joins.EdgeDependencyPolicy
+    ) -> results.SetPolicyResult:
         """Say when a member's join is satisfied. Possible until it has its first edge."""
         asked = self.check_flow_id(flow_id)
         downstream_id = self.check_member_id(
             asked, downstream_execution_id, "downstream_execution_id"
         )
-        rule = check_policy(policy)
+        rule = flow_joins.check_policy(policy)
 
-        async def body(tx: Transaction) -> SetPolicyResult:
+        async def body(tx: Transaction) -> results.SetPolicyResult:
             flow = await self.lock_flow(tx, asked)
-            check_open(flow)
+            flow_joins.check_open(flow)
             downstream = await lock_execution(tx, downstream_id)
-            check_member(flow, downstream_id, downstream.flow_id)
+            flow_joins.check_member(flow, downstream_id, downstream.flow_id)
             known = await lock_group(tx, downstream_id)
             if known is None:
-                await tx.save(Changes(inserts=(new_group(flow, downstream_id, rule),)))
-                return Set()
-            changed = with_rule(known, rule)
+                await tx.save(Changes(inserts=(flow_joins.new_group(flow, downstream_id, rule),)))
+                return results.Set()
+            changed = flow_joins.with_rule(known, rule)
             if changed is known:
-                return AlreadySet()
+                return results.AlreadySet()
             await tx.save(Changes(updates=(changed,)))
-            return Set()
+            return results.Set()
 
         return await self.store.transact(body)
 

@@ -53,23 +53,7 @@ from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.states import AttemptType, LaneState
 from flowfabric.core.transitions import Changes, Decision, Refusal, Subject
 from flowfabric.core.views import stored_lane_id
-from flowfabric.engine.unit import (
-    DUE_HINT_WITHIN_MS,
-    DUE_TOPIC,
-    Ask,
-    Operations,
-    attempt,
-    check_fence_given,
-    fence_of,
-    held_by_others,
-    lease_columns,
-    load_subjects,
-    new_lease_ids,
-    new_random_uuid,
-    ready_topic,
-    register_lanes,
-    required_capabilities,
-)
+from flowfabric.engine import unit
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
 from flowfabric.store.base import Reader, Row, Transaction
 
@@ -121,7 +105,7 @@ class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 def _held_up(handle: Handle, execution: Execution, now_ms: int) -> FlowFabricError:
     """Why the lease of an execution that somebody else has locked is not renewed."""
-    fence = fence_of(handle)
+    fence = unit.fence_of(handle)
     try:
         check_holder(execution, fence, now_ms)
     except LeaseExpired:
@@ -135,15 +119,15 @@ def _held_up(handle: Handle, execution: Execution, now_ms: int) -> FlowFabricErr
     return RetryExhausted(f"{handle.execution_id} is locked by another transaction")
 
 
-def _handle_ask(handle: Handle) -> Ask[Renewed]:
-    return _renew_ask(handle.execution_id, fence_of(handle), handle.lease_ttl_ms)
+def _handle_ask(handle: Handle) -> unit.Ask[Renewed]:
+    return _renew_ask(handle.execution_id, unit.fence_of(handle), handle.lease_ttl_ms)
 
 
-def _renew_ask(execution_id: ExecutionId, fence: Fence, lease_ttl_ms: int) -> Ask[Renewed]:
+def _renew_ask(execution_id: ExecutionId, fence: Fence, lease_ttl_ms: int) -> unit.Ask[Renewed]:
     def decide(subject: Subject, timing: Timing) -> Decision[Renewed]:
         return decide_renew(subject, fence, lease_ttl_ms, timing.now_ms, timing.retention_ms)
 
-    return Ask(execution_id, decide)
+    return unit.Ask(execution_id, decide)
 
 
 def check_worker(worker_id: object, worker_instance_id: object) -> WorkerIdentity:
@@ -180,7 +164,7 @@ class LanePage(Struct, frozen=True, kw_only=True):
     next_cursor: LaneId | None
 
 
-class Leases(Operations):
+class Leases(unit.Operations):
     async def claim(
         self,
         lane_id: str = "default",
@@ -236,7 +220,7 @@ class Leases(Operations):
         if max_wait_ms == 0:
             return await self._claim(query, worker, lease_ttl_ms, limit)
         deadline_s = time.monotonic() + max_wait_ms / 1_000
-        with self.store.hints([ready_topic(lane) for lane in query.lanes]) as hints:
+        with self.store.hints([unit.ready_topic(lane) for lane in query.lanes]) as hints:
             while True:
                 claimed = await self._claim(query, worker, lease_ttl_ms, limit)
                 left_s = deadline_s - time.monotonic()
@@ -260,8 +244,8 @@ class Leases(Operations):
             uuids=uuids_from(os.urandom(UUID_BYTES * limit)),
         )
         leases = msgspec.convert(rows, list[ClaimRow])
-        if any(lease.ends_within_ms(lease_ttl_ms) <= DUE_HINT_WITHIN_MS for lease in leases):
-            self.store.hint(DUE_TOPIC)
+        if any(lease.ends_within_ms(lease_ttl_ms) <= unit.DUE_HINT_WITHIN_MS for lease in leases):
+            self.store.hint(unit.DUE_TOPIC)
         instance_id = worker.worker_instance_id
         return [self._read_claim(lease, instance_id, lease_ttl_ms) for lease in leases]
 
@@ -276,7 +260,7 @@ class Leases(Operations):
     ) -> ClaimGrant:
         """Reserve one ready execution for one worker, which then claims it by id."""
         request = GrantRequest(
-            grant_id=new_random_uuid(),
+            grant_id=unit.new_random_uuid(),
             worker=check_worker(worker_id, worker_instance_id),
             offered=check_offered(capabilities),
             ttl_ms=check_int("grant_ttl_ms", grant_ttl_ms, 1, GRANT_TTL_MS_MAX),
@@ -284,10 +268,10 @@ class Leases(Operations):
         asked = self.check_execution_id(execution_id)
 
         async def body(tx: Transaction) -> ClaimGrant | FlowFabricError:
-            subject = (await load_subjects(tx, [asked])).get(asked)
+            subject = (await unit.load_subjects(tx, [asked])).get(asked)
             if subject is None:
                 raise NotFound("execution", asked)
-            required = await required_capabilities(tx, subject.execution.route_id)
+            required = await unit.required_capabilities(tx, subject.execution.route_id)
             try:
                 decision = decide_grant(
                     subject, request, required=required, now_ms=await tx.now_ms()
@@ -317,7 +301,7 @@ class Leases(Operations):
         check_ttl(lease_ttl_ms)
         worker = check_worker(worker_id, worker_instance_id)
         timers = check_timers(attempt_timeout_ms, execution_deadline_at_ms)
-        ids = new_lease_ids()
+        ids = unit.new_lease_ids()
 
         def decide(subject: Subject, timing: Timing) -> Decision[Granted]:
             return decide_claim_granted(
@@ -329,7 +313,7 @@ class Leases(Operations):
                 now_ms=timing.now_ms,
             )
 
-        granted = await self.decide(Ask(self.check_execution_id(execution_id), decide))
+        granted = await self.decide(unit.Ask(self.check_execution_id(execution_id), decide))
         return await self._claimed(granted, lease_ttl_ms)
 
     async def renew(self, handle: Handle | bytes) -> Renewed:
@@ -349,7 +333,7 @@ class Leases(Operations):
         """
         check_list("handles", handles, 0, BATCH_MAX)
         check_bool("waits", waits)
-        opened = [attempt(self.open_handle, handle) for handle in handles]
+        opened = [unit.attempt(self.open_handle, handle) for handle in handles]
         sure = await self._renew_sure(opened)
         if waits:
             return await self.decide_rest(opened, sure, _handle_ask)
@@ -372,7 +356,7 @@ class Leases(Operations):
             return []
 
         async def body(reader: Reader) -> Sequence[Row]:
-            return await reader.select("lost_leases", **lease_columns(opened))
+            return await reader.select("lost_leases", **unit.lease_columns(opened))
 
         rows = await self.store.read(body)
         return [opened[int(str(row["position"]))] for row in rows]
@@ -384,7 +368,7 @@ class Leases(Operations):
         everybody = [handle.execution_id for handle in handles.values()]
 
         async def body(tx: Transaction) -> dict[int, Renewed | FlowFabricError]:
-            held = await held_by_others(tx, everybody)
+            held = await unit.held_by_others(tx, everybody)
             free = {i: each for i, each in handles.items() if each.execution_id not in held}
             asks = [_handle_ask(handle) for handle in free.values()]
             decided = await self.decide_in(tx, asks, [0.0] * len(asks))
@@ -409,7 +393,7 @@ class Leases(Operations):
         rows = await self.store.execute_alone(
             "renew_leased",
             lease_ttls_ms=[handle.lease_ttl_ms for handle in handles],
-            **lease_columns(handles),
+            **unit.lease_columns(handles),
         )
         return {
             places[int(str(row["position"]))]: Renewed(
@@ -428,7 +412,7 @@ class Leases(Operations):
     ) -> Renewed:
         """Extend a lease named by its fence instead of a handle."""
         check_ttl(lease_ttl_ms)
-        given = check_fence_given(fence, source="worker")
+        given = unit.check_fence_given(fence, source="worker")
         assert given is not None
         ask = _renew_ask(self.check_execution_id(execution_id), given, lease_ttl_ms)
         return await self.decide(ask)
@@ -531,7 +515,7 @@ class Leases(Operations):
         check_text("registered_by", registered_by)
 
         async def body(tx: Transaction) -> Lane:
-            await register_lanes(tx, [parsed], registered_by)
+            await unit.register_lanes(tx, [parsed], registered_by)
             return (await tx.get(Lane, [(parsed,)]))[(parsed,)]
 
         return await self.store.transact(body)
@@ -542,7 +526,7 @@ class Leases(Operations):
             return
 
         async def body(tx: Transaction) -> None:
-            await register_lanes(tx, self.config.lanes, "configuration")
+            await unit.register_lanes(tx, self.config.lanes, "configuration")
 
         await self.store.transact(body)
 
@@ -588,7 +572,7 @@ class Leases(Operations):
                 return lane
             changed = structs.replace(lane, state=state, state_changed_at_ms=await tx.now_ms())
             await tx.save(Changes(updates=(changed,)))
-            tx.hint(ready_topic(lane.lane_id))
+            tx.hint(unit.ready_topic(lane.lane_id))
             return changed
 
         return await self.store.transact(body)

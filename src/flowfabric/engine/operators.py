@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from flowfabric.core import executions, leases, limits, results, resumption
 from flowfabric.core.checks import (
     check_bool,
     check_int,
@@ -18,59 +19,9 @@ from flowfabric.core.checks import (
     check_reason,
     check_text,
 )
-from flowfabric.core.executions import (
-    CancelRequest,
-    Timing,
-    clamp_priority,
-    decide_attempt_timeout,
-    decide_cancel,
-    decide_change_priority,
-    decide_deadline,
-    decide_promote,
-    decide_replay,
-)
 from flowfabric.core.ids import ExecutionId, LeaseId, SignalId, parse_lane_id, parse_uuid
-from flowfabric.core.leases import (
-    OPERATOR_OVERRIDE,
-    Granted,
-    NewIds,
-    check_ttl,
-    decide_expire_lease,
-    decide_revoke,
-)
-from flowfabric.core.limits import (
-    BATCH_MAX,
-    EDGE_APPLY_AFTER_MS,
-    HELD_MS_MAX,
-    HELD_MS_MIN,
-    ROUTE_KEEP_MS,
-    SWEEP_BATCH,
-    TEXT_BYTES_MAX,
-)
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, DURATION_MAX_MS, EXECUTION_DEADLINE
 from flowfabric.core.records import ClaimGrant
-from flowfabric.core.results import (
-    AlreadySatisfied,
-    Cancelled,
-    Changed,
-    Claimed,
-    Marked,
-    Replayed,
-    RevokeResult,
-    TimerResult,
-)
-from flowfabric.core.resumption import (
-    TRIGGERS,
-    ExpireResult,
-    ResumeClaim,
-    Resumed,
-    SuspensionExpired,
-    WaitpointsClosed,
-    decide_claim_resumed,
-    decide_expire_suspension,
-    decide_expire_waitpoints,
-    decide_resume,
-)
 from flowfabric.core.states import LifecyclePhase
 from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine.leases import LEASE_TTL_MS, Leases, check_worker
@@ -78,11 +29,11 @@ from flowfabric.engine.unit import Ask, new_lease_ids, new_uuid, row_execution_i
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
-TimerDecision = Callable[[Subject, Timing], Decision[TimerResult]]
+TimerDecision = Callable[[Subject, executions.Timing], Decision[results.TimerResult]]
 
 TIMER_DECISIONS: dict[str, TimerDecision] = {
-    ATTEMPT_TIMEOUT: decide_attempt_timeout,
-    EXECUTION_DEADLINE: decide_deadline,
+    ATTEMPT_TIMEOUT: executions.decide_attempt_timeout,
+    EXECUTION_DEADLINE: executions.decide_deadline,
 }
 
 
@@ -99,12 +50,12 @@ class Swept(Struct, frozen=True, kw_only=True):
     """What could not be done, and why; it is tried again later."""
 
 
-def _expire_lease(subject: Subject, timing: Timing) -> Decision[TimerResult]:
-    return decide_expire_lease(subject, timing.now_ms, timing.retention_ms)
+def _expire_lease(subject: Subject, timing: executions.Timing) -> Decision[results.TimerResult]:
+    return leases.decide_expire_lease(subject, timing.now_ms, timing.retention_ms)
 
 
-def _promote(subject: Subject, timing: Timing) -> Decision[TimerResult]:
-    return decide_promote(subject, timing.now_ms)
+def _promote(subject: Subject, timing: executions.Timing) -> Decision[results.TimerResult]:
+    return executions.decide_promote(subject, timing.now_ms)
 
 
 def check_phase(phase: object) -> TimerDecision:
@@ -117,12 +68,12 @@ def check_phase(phase: object) -> TimerDecision:
 def check_cancel(
     reason: object,
     *,
-    source: object = OPERATOR_OVERRIDE,
+    source: object = leases.OPERATOR_OVERRIDE,
     lease_id: object = None,
     lease_epoch: object = None,
     attempt_id: object = None,
-) -> CancelRequest:
-    return CancelRequest(
+) -> executions.CancelRequest:
+    return executions.CancelRequest(
         reason=check_reason(reason),
         source=check_text("source", source),
         lease_id=_optional_uuid("lease_id", lease_id),
@@ -137,9 +88,11 @@ def _optional_uuid(field: str, value: object) -> str | None:
     return None if value in (None, "") else parse_uuid(field, value)
 
 
-def _cancel_ask(execution_id: ExecutionId, request: CancelRequest) -> Ask[Cancelled]:
-    def decide(subject: Subject, timing: Timing) -> Decision[Cancelled]:
-        return decide_cancel(subject, request, timing)
+def _cancel_ask(
+    execution_id: ExecutionId, request: executions.CancelRequest
+) -> Ask[results.Cancelled]:
+    def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Cancelled]:
+        return executions.decide_cancel(subject, request, timing)
 
     return Ask(execution_id, decide)
 
@@ -164,23 +117,25 @@ class ResumeToken(Struct, frozen=True, kw_only=True):
         )
 
 
-def _expire_ask(execution_id: ExecutionId, signal_id: str | None = None) -> Ask[ExpireResult]:
+def _expire_ask(
+    execution_id: ExecutionId, signal_id: str | None = None
+) -> Ask[resumption.ExpireResult]:
     named = SignalId(signal_id or new_uuid())
 
-    def decide(subject: Subject, timing: Timing) -> Decision[ExpireResult]:
-        return decide_expire_suspension(subject, named, timing)
+    def decide(subject: Subject, timing: executions.Timing) -> Decision[resumption.ExpireResult]:
+        return resumption.decide_expire_suspension(subject, named, timing)
 
     return Ask(execution_id, decide)
 
 
 def _claim_ask(
-    execution_id: ExecutionId, claim: ResumeClaim, *, none_when_ended: bool = False
-) -> Ask[Granted | None]:
-    def decide(subject: Subject, timing: Timing) -> Decision[Granted | None]:
+    execution_id: ExecutionId, claim: resumption.ResumeClaim, *, none_when_ended: bool = False
+) -> Ask[leases.Granted | None]:
+    def decide(subject: Subject, timing: executions.Timing) -> Decision[leases.Granted | None]:
         ended = subject.execution.lifecycle_phase is LifecyclePhase.TERMINAL
         if ended and none_when_ended:
             return Decision(answer=None)
-        decision = decide_claim_resumed(subject, claim, timing)
+        decision = resumption.decide_claim_resumed(subject, claim, timing)
         return Decision(answer=decision.answer, changes=decision.changes)
 
     return Ask(execution_id, decide)
@@ -192,11 +147,11 @@ class Operators(Leases):
         execution_id: str,
         *,
         reason: str,
-        source: str = OPERATOR_OVERRIDE,
+        source: str = leases.OPERATOR_OVERRIDE,
         lease_id: str | None = None,
         lease_epoch: int | None = None,
         attempt_id: str | None = None,
-    ) -> Cancelled:
+    ) -> results.Cancelled:
         """End an execution in any phase. Cancelling a cancelled one succeeds and writes nothing."""
         request = check_cancel(
             reason,
@@ -209,9 +164,9 @@ class Operators(Leases):
 
     async def cancel_executions(
         self, execution_ids: Sequence[str], *, reason: str
-    ) -> list[Cancelled | FlowFabricError]:
+    ) -> list[results.Cancelled | FlowFabricError]:
         """Cancel many as an operator; each gets its own answer or error."""
-        check_list("execution_ids", execution_ids, 0, BATCH_MAX)
+        check_list("execution_ids", execution_ids, 0, limits.BATCH_MAX)
         request = check_cancel(reason)
         return await self.decide_many(
             [_cancel_ask(self.check_execution_id(each), request) for each in execution_ids]
@@ -224,15 +179,15 @@ class Operators(Leases):
         reason: str,
         expected_lease_id: str = "",
         worker_instance_id: str = "",
-    ) -> RevokeResult:
+    ) -> results.RevokeResult:
         """Take the lease from its holder; the execution is ready for another worker at once."""
         why = check_reason(reason)
         if expected_lease_id != "":
             parse_uuid("expected_lease_id", expected_lease_id)
         check_text("worker_instance_id", worker_instance_id)
 
-        def decide(subject: Subject, timing: Timing) -> Decision[RevokeResult]:
-            return decide_revoke(
+        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.RevokeResult]:
+            return leases.decide_revoke(
                 subject,
                 expected_lease_id=expected_lease_id,
                 worker_instance_id=worker_instance_id,
@@ -250,56 +205,58 @@ class Operators(Leases):
         *,
         lane_id: str = "",
         any_runnable: bool = False,
-    ) -> Changed:
+    ) -> results.Changed:
         """Move a waiting execution in its queue; `any_runnable`: delayed and blocked ones too.
 
         With a lane, only if it is in that lane.
         """
-        priority = clamp_priority(new_priority, "new_priority")
+        priority = executions.clamp_priority(new_priority, "new_priority")
         check_bool("any_runnable", any_runnable)
 
         lane = parse_lane_id(lane_id) if check_text("lane_id", lane_id) else ""
 
-        def decide(subject: Subject, timing: Timing) -> Decision[Changed]:
+        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Changed]:
             if lane not in ("", subject.execution.lane_id):
                 raise InvalidInput(
                     "lane_id", f"is not its lane, which is {subject.execution.lane_id}", lane
                 )
-            return decide_change_priority(subject, priority, any_runnable, timing.now_ms)
+            return executions.decide_change_priority(subject, priority, any_runnable, timing.now_ms)
 
         return await self.decide(Ask(self.check_execution_id(execution_id), decide))
 
     def replay_ask(
         self, execution_id: str, reason: str | None, requested_by: str | None
-    ) -> Ask[Replayed]:
-        check_optional_text("reason", reason, bytes_max=TEXT_BYTES_MAX)
+    ) -> Ask[results.Replayed]:
+        check_optional_text("reason", reason, bytes_max=limits.TEXT_BYTES_MAX)
         check_optional_text("requested_by", requested_by)
 
-        def decide(subject: Subject, timing: Timing) -> Decision[Replayed]:
-            return decide_replay(subject, reason, requested_by, timing)
+        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Replayed]:
+            return executions.decide_replay(subject, reason, requested_by, timing)
 
         return Ask(self.check_execution_id(execution_id), decide)
 
     # Time
 
-    async def mark_lease_expired_if_due(self, execution_id: str) -> TimerResult:
+    async def mark_lease_expired_if_due(self, execution_id: str) -> results.TimerResult:
         """Note that a lease has expired, if it has."""
         ask = Ask(self.check_execution_id(execution_id), _expire_lease)
         try:
             return await self.decide(ask)
         except NotFound:
-            return AlreadySatisfied(reason="execution_not_found")
+            return results.AlreadySatisfied(reason="execution_not_found")
 
-    async def promote_delayed(self, execution_id: str) -> TimerResult:
+    async def promote_delayed(self, execution_id: str) -> results.TimerResult:
         """Make a delayed execution ready, if its time has come."""
         return await self.decide(Ask(self.check_execution_id(execution_id), _promote))
 
-    async def expire_execution(self, execution_id: str, phase: str) -> TimerResult:
+    async def expire_execution(self, execution_id: str, phase: str) -> results.TimerResult:
         """Apply an attempt timeout or the execution's deadline, if it has passed."""
         decide = check_phase(phase)
         return await self.decide(Ask(self.check_execution_id(execution_id), decide))
 
-    async def expire_due_leases(self, *, limit: int = SWEEP_BATCH, waited_ms: int = 0) -> Swept:
+    async def expire_due_leases(
+        self, *, limit: int = limits.SWEEP_BATCH, waited_ms: int = 0
+    ) -> Swept:
         """Take work back from workers that went quiet, longest overdue first.
 
         `waited_ms` is how long the database has kept the caller waiting: a lease that ended
@@ -308,25 +265,25 @@ class Operators(Leases):
         check_int("waited_ms", waited_ms, 0, DURATION_MAX_MS)
         asked_s = time.monotonic()
 
-        def expire(subject: Subject, timing: Timing) -> Decision[TimerResult]:
+        def expire(subject: Subject, timing: executions.Timing) -> Decision[results.TimerResult]:
             waited = waited_ms + int((time.monotonic() - asked_s) * 1_000)
-            return decide_expire_lease(
+            return leases.decide_expire_lease(
                 subject, timing.now_ms, timing.retention_ms, waited_ms=waited
             )
 
         return await self._sweep("due_leases", expire, limit)
 
-    async def promote_due_delays(self, *, limit: int = SWEEP_BATCH) -> Swept:
+    async def promote_due_delays(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
         """Make delayed executions ready whose time has come."""
         return await self._sweep("due_delays", _promote, limit)
 
-    async def expire_due_attempts(self, *, limit: int = SWEEP_BATCH) -> Swept:
+    async def expire_due_attempts(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
         """End attempts that run too long."""
-        return await self._sweep("due_attempts", decide_attempt_timeout, limit)
+        return await self._sweep("due_attempts", executions.decide_attempt_timeout, limit)
 
-    async def expire_due_deadlines(self, *, limit: int = SWEEP_BATCH) -> Swept:
+    async def expire_due_deadlines(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
         """End executions past their deadline."""
-        return await self._sweep("due_deadlines", decide_deadline, limit)
+        return await self._sweep("due_deadlines", executions.decide_deadline, limit)
 
     async def next_due(self) -> dict[str, int]:
         """Milliseconds until each reconciler has something to do; those that never do are absent.
@@ -338,7 +295,7 @@ class Operators(Leases):
             (row,) = await reader.select(
                 "next_due",
                 event_retention_ms=self.config.event_retention_ms,
-                edge_apply_after_ms=EDGE_APPLY_AFTER_MS,
+                edge_apply_after_ms=limits.EDGE_APPLY_AFTER_MS,
             )
             now_ms = await reader.now_ms()
             return {
@@ -351,14 +308,14 @@ class Operators(Leases):
 
     async def _sweep(self, due: str, decide: TimerDecision, limit: int) -> Swept:
         """Find due rows nobody else is handling, and decide each again under its lock."""
-        check_int("limit", limit, 1, BATCH_MAX)
+        check_int("limit", limit, 1, limits.BATCH_MAX)
         chances = [random.random() for _ in range(limit)]
 
         async def body(tx: Transaction) -> Swept:
             rows = await tx.select(due, now_ms=await tx.now_ms(), limit=limit)
             asks = [Ask(row_execution_id(row), decide) for row in rows]
             outcomes = await self.decide_in(tx, asks, chances[: len(asks)]) if asks else []
-            acted = sum(isinstance(outcome, Marked) for outcome in outcomes)
+            acted = sum(isinstance(outcome, results.Marked) for outcome in outcomes)
             return Swept(acted=acted, full=len(rows) == limit)
 
         return await self.store.transact(body)
@@ -370,16 +327,16 @@ class Operators(Leases):
 
     async def resume_execution(
         self, execution_id: str, *, trigger_type: str = "signal", resume_delay_ms: int = 0
-    ) -> Resumed:
+    ) -> resumption.Resumed:
         """Resume a suspended execution whatever its condition says."""
-        if trigger_type not in TRIGGERS:
+        if trigger_type not in resumption.TRIGGERS:
             raise InvalidInput(
-                "trigger_type", f"must be one of {', '.join(TRIGGERS)}", trigger_type
+                "trigger_type", f"must be one of {', '.join(resumption.TRIGGERS)}", trigger_type
             )
         check_int("resume_delay_ms", resume_delay_ms, 0, DURATION_MAX_MS)
 
-        def decide(subject: Subject, timing: Timing) -> Decision[Resumed]:
-            return decide_resume(subject, trigger_type, resume_delay_ms, timing)
+        def decide(subject: Subject, timing: executions.Timing) -> Decision[resumption.Resumed]:
+            return resumption.decide_resume(subject, trigger_type, resume_delay_ms, timing)
 
         return await self.decide(Ask(self.check_execution_id(execution_id), decide))
 
@@ -394,7 +351,7 @@ class Operators(Leases):
         lease_ttl_ms: int = LEASE_TTL_MS,
         current_attempt_index: int | None = None,
         remaining_attempt_timeout_ms: int | None = None,
-    ) -> Claimed:
+    ) -> results.Claimed:
         """Continue an interrupted attempt, with a grant issued to this worker before.
 
         The attempt gets the time it had left when it was parked, unless
@@ -402,13 +359,13 @@ class Operators(Leases):
         """
         ids = new_lease_ids()
         if lease_id is not None:
-            ids = NewIds(
+            ids = leases.NewIds(
                 lease_id=LeaseId(parse_uuid("lease_id", lease_id)), attempt_id=ids.attempt_id
             )
-        claim = ResumeClaim(
+        claim = resumption.ResumeClaim(
             worker=check_worker(worker_id, worker_instance_id),
             ids=ids,
-            lease_ttl_ms=check_ttl(lease_ttl_ms),
+            lease_ttl_ms=leases.check_ttl(lease_ttl_ms),
             lane_id=None if lane_id is None else parse_lane_id(lane_id),
             attempt_index=None
             if current_attempt_index is None
@@ -423,14 +380,14 @@ class Operators(Leases):
         assert granted is not None
         return await self._claimed(granted, lease_ttl_ms)
 
-    async def claim_from_resume_grant(self, token: ResumeToken) -> Claimed | None:
+    async def claim_from_resume_grant(self, token: ResumeToken) -> results.Claimed | None:
         """The same from a grant alone; None when the execution has ended meanwhile."""
         if not isinstance(token, ResumeToken):
             raise InvalidInput("token", "must be a ResumeToken", token)
-        claim = ResumeClaim(
+        claim = resumption.ResumeClaim(
             worker=check_worker(token.worker_id, token.worker_instance_id),
             ids=new_lease_ids(),
-            lease_ttl_ms=check_ttl(token.lease_ttl_ms),
+            lease_ttl_ms=leases.check_ttl(token.lease_ttl_ms),
             grant_id=parse_uuid("grant_id", token.grant_id),
         )
         ask = _claim_ask(self.check_execution_id(token.execution_id), claim, none_when_ended=True)
@@ -439,16 +396,16 @@ class Operators(Leases):
 
     # Time
 
-    async def expire_suspension(self, execution_id: str) -> ExpireResult:
+    async def expire_suspension(self, execution_id: str) -> resumption.ExpireResult:
         """Apply a suspension's timeout, if it has passed."""
         try:
             return await self.decide(_expire_ask(self.check_execution_id(execution_id)))
         except NotFound:
-            return AlreadySatisfied(reason="not_found_cleaned")
+            return results.AlreadySatisfied(reason="not_found_cleaned")
 
-    async def expire_due_suspensions(self, *, limit: int = SWEEP_BATCH) -> Swept:
+    async def expire_due_suspensions(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
         """Apply the timeouts of suspensions that last too long."""
-        check_int("limit", limit, 1, BATCH_MAX)
+        check_int("limit", limit, 1, limits.BATCH_MAX)
         signal_ids = [new_uuid() for _ in range(limit)]
 
         async def body(tx: Transaction) -> Swept:
@@ -458,23 +415,23 @@ class Operators(Leases):
                 for row, signal_id in zip(rows, signal_ids, strict=False)
             ]
             outcomes = await self.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
-            acted = sum(isinstance(outcome, SuspensionExpired) for outcome in outcomes)
+            acted = sum(isinstance(outcome, resumption.SuspensionExpired) for outcome in outcomes)
             return Swept(acted=acted, full=len(rows) == limit)
 
         return await self.store.transact(body)
 
-    async def expire_due_waitpoints(self, *, limit: int = SWEEP_BATCH) -> Swept:
+    async def expire_due_waitpoints(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
         """Close pending waitpoints that no suspension took over in time."""
-        check_int("limit", limit, 1, BATCH_MAX)
+        check_int("limit", limit, 1, limits.BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
             rows = await tx.select("due_waitpoints", now_ms=await tx.now_ms(), limit=limit)
             asks = [
-                Ask(execution_id, decide_expire_waitpoints)
+                Ask(execution_id, resumption.decide_expire_waitpoints)
                 for execution_id in dict.fromkeys(row_execution_id(row) for row in rows)
             ]
             outcomes = await self.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
-            closed = [o.closed for o in outcomes if isinstance(o, WaitpointsClosed)]
+            closed = [o.closed for o in outcomes if isinstance(o, resumption.WaitpointsClosed)]
             return Swept(acted=sum(closed), full=len(rows) == limit)
 
         return await self.store.transact(body)
@@ -485,9 +442,9 @@ class Operators(Leases):
     # for it is one index and a policy's own retention needs no special case. What somebody
     # waits for, and what a parent that has not ended may still ask for, is kept beyond it.
 
-    async def trim_retention(self, *, limit: int = SWEEP_BATCH) -> Swept:
+    async def trim_retention(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
         """Delete ended executions past their keep time, with all that belongs to them."""
-        check_int("limit", limit, 1, BATCH_MAX)
+        check_int("limit", limit, 1, limits.BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
             trimmed, looked_at = await trim_executions(tx, await tx.now_ms(), limit)
@@ -495,17 +452,17 @@ class Operators(Leases):
 
         return await self.store.transact(body)
 
-    async def trim_events(self, *, limit: int = SWEEP_BATCH) -> Swept:
+    async def trim_events(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
         """Delete events as old as the event log reaches back."""
         return await self._trim("trim_events", self.config.event_retention_ms, limit)
 
-    async def trim_guards(self, *, limit: int = SWEEP_BATCH) -> Swept:
+    async def trim_guards(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
         """Delete idempotency guards that have expired."""
         return await self._trim("trim_guards", 0, limit)
 
-    async def trim_routes(self, *, limit: int = SWEEP_BATCH) -> Swept:
+    async def trim_routes(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
         """Forget kinds that no execution has and nobody has submitted lately."""
-        check_int("limit", limit, 1, BATCH_MAX)
+        check_int("limit", limit, 1, limits.BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
             now_ms = await tx.now_ms()
@@ -515,14 +472,14 @@ class Operators(Leases):
             (row,) = await tx.select(
                 "trim_routes",
                 route_ids=[int(str(each["route_id"])) for each in due],
-                retain_until_ms=now_ms + ROUTE_KEEP_MS,
+                retain_until_ms=now_ms + limits.ROUTE_KEEP_MS,
             )
             return Swept(acted=int(str(row["trimmed"])), full=len(due) == limit)
 
         return await self.store.transact(body)
 
     async def _trim(self, name: str, age_ms: int, limit: int) -> Swept:
-        check_int("limit", limit, 1, BATCH_MAX)
+        check_int("limit", limit, 1, limits.BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
             before_ms = await tx.now_ms() - age_ms
@@ -540,7 +497,7 @@ async def trim_executions(tx: Transaction, before_ms: int, limit: int) -> tuple[
         "trim_executions",
         before_ms=before_ms,
         limit=limit,
-        held_ms_min=HELD_MS_MIN,
-        held_ms_max=HELD_MS_MAX,
+        held_ms_min=limits.HELD_MS_MIN,
+        held_ms_max=limits.HELD_MS_MAX,
     )
     return int(str(row["trimmed"])), int(str(row["looked_at"]))

@@ -7,6 +7,7 @@ from typing import Self, TypeVar
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric.core import limits, views
 from flowfabric.core.checks import (
     SEPARATOR,
     check_int,
@@ -43,13 +44,6 @@ from flowfabric.core.ids import (
     uuid_after,
     uuid_of,
 )
-from flowfabric.core.limits import (
-    EXPIRED_LEASES_PAGE_MAX,
-    KEPT_SIGNALS_READ_MAX,
-    KEPT_SIGNALS_SHOWN_MAX,
-    PAGE_MAX,
-    TIME_MS_MAX,
-)
 from flowfabric.core.records import (
     Attempt,
     Execution,
@@ -65,25 +59,7 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.states import AttemptState, PublicState, TerminalOutcome
 from flowfabric.core.steps import blocked_by_code
-from flowfabric.core.views import (
-    ExecutionContext,
-    ExecutionInfo,
-    ExecutionSnapshot,
-    KeptSignal,
-    core_fields,
-    info,
-    kept_signal,
-    snapshot,
-    stored_flow_id,
-)
-from flowfabric.engine.unit import (
-    Operations,
-    execution_key,
-    other_versions,
-    required_capabilities,
-    row_execution_id,
-    serves,
-)
+from flowfabric.engine import unit
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Parameter, Reader, Row
 
@@ -126,7 +102,7 @@ class ExecutionFilter(Struct, frozen=True, kw_only=True):
             "execution_kind": kind,
             "versions_of": versions_of,
             "created_after_ms": -1 if self.created_after_ms is None else self.created_after_ms,
-            "created_before_ms": TIME_MS_MAX
+            "created_before_ms": limits.TIME_MS_MAX
             if self.created_before_ms is None
             else self.created_before_ms,
         }
@@ -163,7 +139,7 @@ def check_filter(matching: object) -> ExecutionFilter:
 class ListCursor(Struct, frozen=True):
     """Where a newest-first page ended."""
 
-    created_at_ms: int = TIME_MS_MAX
+    created_at_ms: int = limits.TIME_MS_MAX
     execution_id: ExecutionId = make_execution_id(INDEX_MAX, LAST_UUID)
 
     @classmethod
@@ -213,7 +189,7 @@ UPSTREAMS_SHOWN_MAX = 3
 
 async def read_join_facts(reader: Reader, execution: Execution) -> JoinFacts | None:
     """None for an execution that no join holds back."""
-    key = execution_key(execution.execution_id)
+    key = unit.execution_key(execution.execution_id)
     group = (await reader.get(EdgeGroup, [key])).get(key) if execution.join_pending else None
     if group is None:
         return None
@@ -255,7 +231,7 @@ class ExecutionPage(Struct, frozen=True, kw_only=True):
 
 
 class SnapshotPage(Struct, frozen=True, kw_only=True):
-    executions: tuple[ExecutionSnapshot, ...]
+    executions: tuple[views.ExecutionSnapshot, ...]
     next_cursor: str | None
 
 
@@ -275,29 +251,29 @@ class ExpiredLeasePage(Struct, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
-class Reads(Operations):
+class Reads(unit.Operations):
     # One execution
 
-    async def describe_execution(self, execution_id: str) -> ExecutionSnapshot | None:
+    async def describe_execution(self, execution_id: str) -> views.ExecutionSnapshot | None:
         asked = self.check_execution_id(execution_id)
 
-        async def body(reader: Reader) -> ExecutionSnapshot | None:
+        async def body(reader: Reader) -> views.ExecutionSnapshot | None:
             execution = await find(reader, asked)
             if execution is None:
                 return None
-            seen = snapshot(execution, await tags_of(reader, asked))
+            seen = views.snapshot(execution, await tags_of(reader, asked))
             return structs.replace(seen, kept_signals=await kept_signals(reader, execution))
 
         return await self.store.read(body)
 
-    async def read_execution_context(self, execution_id: str) -> ExecutionContext:
+    async def read_execution_context(self, execution_id: str) -> views.ExecutionContext:
         """Payload, kind and tags, for a worker that claimed by id."""
         asked = self.check_execution_id(execution_id)
 
-        async def body(reader: Reader) -> ExecutionContext:
+        async def body(reader: Reader) -> views.ExecutionContext:
             execution = await find_or_refuse(reader, asked)
             payload, encoding = execution.taken_payload
-            return ExecutionContext(
+            return views.ExecutionContext(
                 input_payload=payload,
                 payload_encoding=encoding,
                 execution_kind=execution.execution_kind,
@@ -309,15 +285,15 @@ class Reads(Operations):
     async def read_execution_state(self, execution_id: str) -> PublicState | None:
         return await self._read(execution_id, lambda execution: execution.public_state)
 
-    async def read_execution_info(self, execution_id: str) -> ExecutionInfo | None:
-        return await self._read(execution_id, info)
+    async def read_execution_info(self, execution_id: str) -> views.ExecutionInfo | None:
+        return await self._read(execution_id, views.info)
 
     async def get_execution_result(self, execution_id: str) -> bytes | None:
         """The stored result, byte for byte; None until there is one."""
         return await self._read(execution_id, lambda execution: execution.result)
 
     async def resolve_execution_flow_id(self, execution_id: str) -> FlowId | None:
-        return await self._read(execution_id, stored_flow_id)
+        return await self._read(execution_id, views.stored_flow_id)
 
     async def read_current_attempt_index(self, execution_id: str) -> int:
         """The attempt that exists now; 0 before the first claim."""
@@ -342,19 +318,19 @@ class Reads(Operations):
     ) -> dict[str, str | None]:
         """Named fields as text; unknown names and a missing execution give None."""
         asked = self.check_execution_id(execution_id)
-        partition_key, _ = execution_key(asked)
+        partition_key, _ = unit.execution_key(asked)
         if partition not in (None, partition_key):
             raise InvalidInput("partition", f"differs from that of {asked}", partition)
         wanted = tuple(
-            check_text("names", name) for name in check_list("names", names, 0, PAGE_MAX)
+            check_text("names", name) for name in check_list("names", names, 0, limits.PAGE_MAX)
         )
 
         async def body(reader: Reader) -> dict[str, str | None]:
             execution = await find(reader, asked)
             required: tuple[str, ...] = ()
             if execution is not None and "required_capabilities" in wanted:
-                required = await required_capabilities(reader, execution.route_id)
-            return core_fields(execution, wanted, required)
+                required = await unit.required_capabilities(reader, execution.route_id)
+            return views.core_fields(execution, wanted, required)
 
         return await self.store.read(body)
 
@@ -379,7 +355,7 @@ class Reads(Operations):
 
         A page holds at most a thousand, however large `limit` is.
         """
-        limit = min(check_int("limit", limit, 0, 2**31), PAGE_MAX)
+        limit = min(check_int("limit", limit, 0, 2**31), limits.PAGE_MAX)
         if isinstance(partition, str):
             partition = parse_flow_partition(partition)
         check_int("partition", partition, 0, 65_535)
@@ -403,7 +379,7 @@ class Reads(Operations):
         limit: int = 50,
     ) -> SnapshotPage:
         """Executions that match, newest first, with their tags."""
-        check_int("limit", limit, 0, PAGE_MAX)
+        check_int("limit", limit, 0, limits.PAGE_MAX)
         checked = check_filter(matching)
         after = ListCursor.parse(cursor)
 
@@ -412,7 +388,7 @@ class Reads(Operations):
             page = found[:limit]
             tags = await tags_of_many(reader, [e.execution_id for e in page])
             return SnapshotPage(
-                executions=tuple(snapshot(e, tags.get(e.execution_id, {})) for e in page),
+                executions=tuple(views.snapshot(e, tags.get(e.execution_id, {})) for e in page),
                 next_cursor=ListCursor.after(page[-1]).text() if len(found) > limit else None,
             )
 
@@ -427,7 +403,7 @@ class Reads(Operations):
         limit: int = 1_000,
     ) -> ExpiredLeasePage:
         """Leases past their end, whether or not anybody has noticed, longest overdue first."""
-        check_int("limit", limit, 0, EXPIRED_LEASES_PAGE_MAX)
+        check_int("limit", limit, 0, limits.EXPIRED_LEASES_PAGE_MAX)
         check_optional_time("as_of_ms", as_of_ms)
         if namespace is not None:
             parse_namespace(namespace)
@@ -475,7 +451,7 @@ class Reads(Operations):
 
 
 async def find(reader: Reader, execution_id: ExecutionId) -> Execution | None:
-    key = execution_key(execution_id)
+    key = unit.execution_key(execution_id)
     return (await reader.get(Execution, [key])).get(key)
 
 
@@ -512,7 +488,7 @@ async def tags_of_many(
 ) -> dict[ExecutionId, dict[str, str]]:
     if not execution_ids:
         return {}
-    keys = [execution_key(each) for each in execution_ids]
+    keys = [unit.execution_key(each) for each in execution_ids]
     rows = await reader.select(
         "tags_of_executions",
         partition_keys=[int(key[0]) for key in keys],
@@ -520,7 +496,7 @@ async def tags_of_many(
     )
     tags: dict[ExecutionId, dict[str, str]] = {}
     for row in rows:
-        tags.setdefault(row_execution_id(row), {})[str(row["tag_key"])] = str(row["tag_value"])
+        tags.setdefault(unit.row_execution_id(row), {})[str(row["tag_key"])] = str(row["tag_value"])
     return tags
 
 
@@ -543,7 +519,7 @@ async def select_matching(
 async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
     lane_key = (execution.lane_id,)
     now_ms = await reader.now_ms()
-    required = await required_capabilities(reader, execution.route_id)
+    required = await unit.required_capabilities(reader, execution.route_id)
     (count,) = await reader.select(
         "count_ahead",
         route_id=execution.route_id,
@@ -560,9 +536,9 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         lane=(await reader.get(Lane, [lane_key])).get(lane_key),
         required=required,
         ahead=ahead if ahead <= QUEUE_COUNT_MAX else None,
-        served=any(serves(each, execution, required) for each in present),
+        served=any(unit.serves(each, execution, required) for each in present),
         attended=bool(present),
-        other_versions=other_versions(present, execution),
+        other_versions=unit.other_versions(present, execution),
         now_ms=now_ms,
         waits_for=await waits_for(reader, execution),
         progress=await condition_progress(
@@ -576,7 +552,7 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
 
 
 async def load_kept(
-    reader: Reader, execution: Execution, limit: int = KEPT_SIGNALS_READ_MAX
+    reader: Reader, execution: Execution, limit: int = limits.KEPT_SIGNALS_READ_MAX
 ) -> Sequence[SignalFacts]:
     """The signals no wait has taken, in order."""
     if not execution.keeps_signals:
@@ -590,11 +566,11 @@ async def load_kept(
     )
 
 
-async def kept_signals(reader: Reader, execution: Execution) -> tuple[KeptSignal, ...]:
-    found = await load_kept(reader, execution, KEPT_SIGNALS_SHOWN_MAX)
+async def kept_signals(reader: Reader, execution: Execution) -> tuple[views.KeptSignal, ...]:
+    found = await load_kept(reader, execution, limits.KEPT_SIGNALS_SHOWN_MAX)
     keys = [(each.partition_key, each.execution_id, each.signal_id) for each in found]
     signals = await reader.get(SignalRecord, keys)
-    return tuple(kept_signal(signals[key]) for key in keys)
+    return tuple(views.kept_signal(signals[key]) for key in keys)
 
 
 async def waits_for(reader: Reader, execution: Execution) -> tuple[str, ...]:
@@ -607,7 +583,7 @@ async def waits_for(reader: Reader, execution: Execution) -> tuple[str, ...]:
         partition_key=partition_of(execution.execution_id),
         execution_id=uuid_of(execution.execution_id),
         after=FIRST_UUID,
-        limit=PAGE_MAX,
+        limit=limits.PAGE_MAX,
     )
     return tuple(dict.fromkeys(str(each.waitpoint_key) for each in found))
 
@@ -626,7 +602,7 @@ async def failed_step_of(reader: Reader, execution: Execution) -> FailedStep | N
     """The step whose failure ended its last attempt."""
     if execution.attempt_state not in FAILED_ATTEMPTS:
         return None
-    key = (*execution_key(execution.execution_id), execution.current_attempt_index)
+    key = (*unit.execution_key(execution.execution_id), execution.current_attempt_index)
     last = (await reader.get(Attempt, [key])).get(key)
     return None if last is None else failed_step(last)
 
@@ -636,7 +612,7 @@ async def find_suspension(
 ) -> Suspension | None:
     if suspension_id is None:
         return None
-    key = (*execution_key(execution_id), suspension_id)
+    key = (*unit.execution_key(execution_id), suspension_id)
     return (await reader.get(Suspension, [key])).get(key)
 
 
@@ -665,4 +641,4 @@ def check_cursor(cursor: object, partition: int) -> ExecutionId:
 
 
 def _expired_lease(row: Row) -> ExpiredLease:
-    return msgspec.convert({**row, "execution_id": row_execution_id(row)}, ExpiredLease)
+    return msgspec.convert({**row, "execution_id": unit.row_execution_id(row)}, ExpiredLease)

@@ -13,6 +13,7 @@ from typing import TypedDict, Unpack
 
 from msgspec import Struct
 
+from flowfabric.core import signals
 from flowfabric.core.checks import (
     check_bool,
     check_int,
@@ -51,26 +52,12 @@ from flowfabric.core.records import (
     Suspension,
     Waitpoint,
 )
-from flowfabric.core.signals import (
-    SignalFindings,
-    SignalRequest,
-    SignalResult,
-    addressed,
-    decide_deliver,
-)
 from flowfabric.core.states import OwnershipState
 from flowfabric.core.suspension import KeptSize, Mailbox, mailbox_id
 from flowfabric.core.transitions import Decision, Subject
 from flowfabric.core.waitpoints import WaitpointToken, check_accepted, check_token, matching_key
+from flowfabric.engine import unit
 from flowfabric.engine.suspensions import find_waitpoint, load_keys
-from flowfabric.engine.unit import (
-    Operations,
-    execution_key,
-    load_open,
-    new_uuid,
-    settle_in,
-    settle_unlocked,
-)
 from flowfabric.engine.waitpoints import kept_topic
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, NotFound
 from flowfabric.logs import open_log
@@ -139,9 +126,11 @@ def check_signal(
     created_at_ms: object = None,
     dedup_ttl_ms: object = None,
     namespace: object = None,
-) -> SignalRequest:
-    return SignalRequest(
-        signal_id=SignalId(new_uuid() if signal_id is None else parse_uuid("signal_id", signal_id)),
+) -> signals.SignalRequest:
+    return signals.SignalRequest(
+        signal_id=SignalId(
+            unit.new_uuid() if signal_id is None else parse_uuid("signal_id", signal_id)
+        ),
         signal_id_is_new=signal_id is None,
         signal_name=check_name("signal_name", signal_name),
         signal_category=check_text("signal_category", signal_category),
@@ -184,13 +173,13 @@ class Delivery(Struct, frozen=True, kw_only=True):
 
     execution_id: ExecutionId
     address: WaitpointId | WaitpointName
-    request: SignalRequest
+    request: signals.SignalRequest
     token: WaitpointToken | None = None
     """None: an operator delivers."""
     lane_id: str | None = None
 
 
-class SignalOperations(Operations):
+class SignalOperations(unit.Operations):
     async def deliver_signal(
         self,
         execution_id: str,
@@ -199,7 +188,7 @@ class SignalOperations(Operations):
         waitpoint_token: str | WaitpointToken,
         signal_name: str,
         **options: Unpack[SignalOptions],
-    ) -> SignalResult:
+    ) -> signals.SignalResult:
         """Deliver to one waitpoint; the token must be the one made for it.
 
         A pending waitpoint keeps the signal for the suspension to come. Repeats, by
@@ -218,7 +207,7 @@ class SignalOperations(Operations):
         waitpoint_token: str | WaitpointToken,
         signal_name: str,
         **options: Unpack[SignalOptions],
-    ) -> SignalResult:
+    ) -> signals.SignalResult:
         """The same inside the caller's own transaction: see `create_executions_on`."""
         request = await self._signal_asked_for(signal_name, options)
         delivery = _delivery(execution_id, waitpoint_id, waitpoint_token, request)
@@ -233,7 +222,7 @@ class SignalOperations(Operations):
         waitpoint_token: str | WaitpointToken,
         signal_name: str,
         **options: Unpack[SignalOptions],
-    ) -> SignalResult:
+    ) -> signals.SignalResult:
         """The same for a connection that is not async, on the calling thread."""
         request = self._signal_request(signal_name, options)
         delivery = _delivery(execution_id, waitpoint_id, waitpoint_token, request)
@@ -249,7 +238,7 @@ class SignalOperations(Operations):
         lane_id: str | None = None,
         operator_identity: str = "",
         signal_dedup_ttl_ms: int | None = None,
-    ) -> SignalResult:
+    ) -> signals.SignalResult:
         """Deliver an operator's decision, by convention `approved` or `rejected`.
 
         No token is needed, so this works however often the keys were rotated. Name the
@@ -282,7 +271,7 @@ class SignalOperations(Operations):
         signal_name: str,
         keep: bool = True,
         **options: Unpack[SignalOptions],
-    ) -> SignalResult:
+    ) -> signals.SignalResult:
         """Deliver, as an operator, to whatever the execution waits at under a name.
 
         No token is needed or read. Where several waitpoints have the name, the one that
@@ -300,7 +289,7 @@ class SignalOperations(Operations):
         )
         return await self._deliver(delivery)
 
-    async def _deliver(self, delivery: Delivery) -> SignalResult:
+    async def _deliver(self, delivery: Delivery) -> signals.SignalResult:
         request, accepted = delivery.request, None
         if request.idempotency_key is None and request.signal_id_is_new:
             accepted = await self.store.try_unlocked(self._accepting(delivery))
@@ -308,10 +297,10 @@ class SignalOperations(Operations):
             return delivered(await self.store.transact(self._delivering(delivery)))
         return accepted
 
-    def _accepting(self, delivery: Delivery) -> UnlockedBody[SignalResult | None]:
+    def _accepting(self, delivery: Delivery) -> UnlockedBody[signals.SignalResult | None]:
         """Accepts a signal that is no repeat."""
 
-        async def body(tx: Unlocked) -> SignalResult | None:
+        async def body(tx: Unlocked) -> signals.SignalResult | None:
             key = await _key_of(tx, delivery)
             subject = await _read_receiver(tx, delivery)
             if subject is None or delivery.lane_id not in (None, subject.execution.lane_id):
@@ -324,23 +313,25 @@ class SignalOperations(Operations):
             if found is None:
                 return None
 
-            def decide() -> Decision[SignalResult]:
-                return decide_deliver(subject, delivery.request, found, timing)
+            def decide() -> Decision[signals.SignalResult]:
+                return signals.decide_deliver(subject, delivery.request, found, timing)
 
             _hint(tx, subject.execution)
-            return await settle_unlocked(tx, decide, timing.now_ms)
+            return await unit.settle_unlocked(tx, decide, timing.now_ms)
 
         return body
 
-    def _signal_request(self, signal_name: str, options: SignalOptions) -> SignalRequest:
+    def _signal_request(self, signal_name: str, options: SignalOptions) -> signals.SignalRequest:
         """A signal as it is stored, where a codec has a say in it."""
         return check_signal(signal_name, **options)
 
-    async def _signal_asked_for(self, signal_name: str, options: SignalOptions) -> SignalRequest:
+    async def _signal_asked_for(
+        self, signal_name: str, options: SignalOptions
+    ) -> signals.SignalRequest:
         return self._signal_request(signal_name, options)
 
-    def _delivering(self, delivery: Delivery) -> Body[SignalResult | FlowFabricError]:
-        async def body(tx: Transaction) -> SignalResult | FlowFabricError:
+    def _delivering(self, delivery: Delivery) -> Body[signals.SignalResult | FlowFabricError]:
+        async def body(tx: Transaction) -> signals.SignalResult | FlowFabricError:
             try:
                 key = await _key_of(tx, delivery)
             except InvalidToken as error:
@@ -352,7 +343,7 @@ class SignalOperations(Operations):
 
     async def _deliver_in(
         self, tx: Transaction, delivery: Delivery, key: HmacKey | None
-    ) -> SignalResult | FlowFabricError:
+    ) -> signals.SignalResult | FlowFabricError:
         subject = await _load_receiver(tx, delivery)
         timing = self.timing(await tx.now_ms())
         if key is not None:
@@ -373,11 +364,11 @@ class SignalOperations(Operations):
         if found is None:
             return NotFound("waitpoint", str(delivery.address))
 
-        def decide() -> Decision[SignalResult]:
-            return decide_deliver(subject, delivery.request, found, timing)
+        def decide() -> Decision[signals.SignalResult]:
+            return signals.decide_deliver(subject, delivery.request, found, timing)
 
         _hint(tx, subject.execution)
-        return await settle_in(tx, decide, timing.now_ms)
+        return await unit.settle_in(tx, decide, timing.now_ms)
 
 
 def _hint(tx: Saving, execution: Execution) -> None:
@@ -390,7 +381,7 @@ def _delivery(
     execution_id: str,
     waitpoint_id: str,
     waitpoint_token: str | WaitpointToken,
-    request: SignalRequest,
+    request: signals.SignalRequest,
 ) -> Delivery:
     return Delivery(
         # No word on whether there is such a partition: the token says what exists.
@@ -442,11 +433,11 @@ async def _read_receiver(tx: Unlocked, delivery: Delivery) -> Subject | None:
 
 async def _load_receiver(tx: Transaction, delivery: Delivery) -> Subject | None:
     """Lock what a signal can change: the attempt stays as it is until the next claim."""
-    key = execution_key(delivery.execution_id)
+    key = unit.execution_key(delivery.execution_id)
     execution = (await tx.lock(Execution, [key])).get(key)
     if execution is None or delivery.request.namespace not in (None, execution.namespace):
         return None
-    opened = await load_open(tx, [execution])
+    opened = await unit.load_open(tx, [execution])
     return Subject(
         execution=execution,
         attempt=None,
@@ -461,7 +452,7 @@ async def _find_for(
     delivery: Delivery,
     address: WaitpointId,
     dedup: SignalDedup | None,
-) -> SignalFindings | None:
+) -> signals.SignalFindings | None:
     """What the decision needs; None when there is no such waitpoint."""
     request = delivery.request
     at = (subject.execution.partition_key, subject.execution.execution_id)
@@ -474,7 +465,7 @@ async def _find_for(
         return None
     chosen = [] if request.signal_id_is_new else [(*at, request.signal_id)]
     recorded = await reader.get(SignalFacts, chosen)
-    return SignalFindings(
+    return signals.SignalFindings(
         waitpoint=waitpoint,
         mailbox=Mailbox(waitpoint_id=address, waitpoint_key=key),
         dedup=dedup,
@@ -524,7 +515,7 @@ def _address(
     if isinstance(delivery.address, str):
         return delivery.address
     name = delivery.address
-    return addressed(subject, name.waitpoint_key, earlier, now_ms, keep=name.keep)
+    return signals.addressed(subject, name.waitpoint_key, earlier, now_ms, keep=name.keep)
 
 
 async def _satisfiers(reader: Reader, subject: Subject) -> tuple[SignalFacts, ...]:
@@ -545,7 +536,7 @@ async def _satisfiers(reader: Reader, subject: Subject) -> tuple[SignalFacts, ..
     )
 
 
-def delivered(outcome: SignalResult | FlowFabricError) -> SignalResult:
+def delivered(outcome: signals.SignalResult | FlowFabricError) -> signals.SignalResult:
     if isinstance(outcome, FlowFabricError):
         raise outcome
     return outcome

@@ -32,19 +32,8 @@ from flowfabric.core.steps import (
     new_waiter,
 )
 from flowfabric.core.transitions import Changes, Decision, Subject, change, combine
+from flowfabric.engine import unit
 from flowfabric.engine.operators import Swept
-from flowfabric.engine.unit import (
-    Ask,
-    Operations,
-    attempt,
-    execution_key,
-    fence_of,
-    held_by_others,
-    hint_about,
-    lease_columns,
-    load_subjects,
-    row_execution_id,
-)
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
@@ -62,13 +51,13 @@ class StepReport(Struct, frozen=True, kw_only=True, gc=False):
     step: NewStep
 
 
-class Steps(Operations):
+class Steps(unit.Operations):
     async def record_steps(
         self, reports: Sequence[StepReport]
     ) -> list[StepStored | FlowFabricError]:
         """Store finished steps, each under its handle's fence. Safe to repeat."""
         check_list("reports", reports, 0, BATCH_MAX)
-        checked = [attempt(self._check_report, report) for report in reports]
+        checked = [unit.attempt(self._check_report, report) for report in reports]
         given = {i: each for i, each in enumerate(checked) if isinstance(each, StepReport)}
         sure = await self._record_sure(list(given), list(given.values())) if given else {}
         answers: list[StepStored | FlowFabricError] = []
@@ -109,7 +98,7 @@ class Steps(Operations):
             results=[step.result for step in steps],
             sleeps_ms=[step.sleep_ms for step in steps],
             durations_ms=[step.duration_ms for step in steps],
-            **lease_columns([report.handle for report in reports]),
+            **unit.lease_columns([report.handle for report in reports]),
         )
         return {
             places[int(str(row["position"]))]: StepStored(at_ms=int(str(row["now_ms"])))
@@ -117,8 +106,8 @@ class Steps(Operations):
         }
 
     async def _record_one(self, report: StepReport) -> StepStored | FlowFabricError:
-        execution_id, fence = report.handle.execution_id, fence_of(report.handle)
-        key = (*execution_key(execution_id), report.step.step_key)
+        execution_id, fence = report.handle.execution_id, unit.fence_of(report.handle)
+        key = (*unit.execution_key(execution_id), report.step.step_key)
 
         async def body(tx: Transaction) -> StepStored | FlowFabricError:
             stored = (await tx.get(Step, [key])).get(key)
@@ -126,7 +115,7 @@ class Steps(Operations):
             def decide(subject: Subject, timing: Timing) -> Decision[StepStored]:
                 return decide_record(subject, fence, report.step, stored, timing)
 
-            (outcome,) = await self.decide_in(tx, [Ask(execution_id, decide)], [0.0])
+            (outcome,) = await self.decide_in(tx, [unit.Ask(execution_id, decide)], [0.0])
             return outcome
 
         return await self.store.transact(body)
@@ -158,16 +147,16 @@ class Steps(Operations):
 
         async def body(tx: Transaction) -> Moved | FlowFabricError:
             everyone = sorted({*asked, opened.execution_id})
-            found = await tx.lock(Execution, [execution_key(each) for each in everyone])
+            found = await tx.lock(Execution, [unit.execution_key(each) for each in everyone])
             awaited = {e.execution_id: e for e in found.values() if e.execution_id in asked}
             if len(awaited) < len(asked):
                 raise NotFound("execution", min(asked - awaited.keys()))
-            check_awaitable(found.get(execution_key(opened.execution_id)), awaited)
+            check_awaitable(found.get(unit.execution_key(opened.execution_id)), awaited)
 
             def decide(subject: Subject, timing: Timing) -> Decision[Moved]:
-                return decide_await(subject, fence_of(opened), awaited, until_ms, timing)
+                return decide_await(subject, unit.fence_of(opened), awaited, until_ms, timing)
 
-            (outcome,) = await self.decide_in(tx, [Ask(opened.execution_id, decide)], [0.0])
+            (outcome,) = await self.decide_in(tx, [unit.Ask(opened.execution_id, decide)], [0.0])
             if not isinstance(outcome, FlowFabricError):
                 waiters = [new_waiter(each, opened.execution_id) for each in sorted(awaited)]
                 await tx.insert_new(waiters)
@@ -186,7 +175,7 @@ class Steps(Operations):
             rows = await tx.select("due_awaited", limit=limit)
             if not rows:
                 return Swept(acted=0, full=False)
-            ended = [row_execution_id(row) for row in rows]
+            ended = [unit.row_execution_id(row) for row in rows]
             acted = await self._wake(tx, ended)
             return Swept(acted=acted, full=len(ended) == limit, held=acted < len(ended))
 
@@ -201,19 +190,19 @@ class Steps(Operations):
             execution_ids=[uuid_of(each) for each in ended],
         )
         waiting = sorted({parse_execution_id(waiter.waiting) for waiter in waiters})
-        held = await held_by_others(tx, waiting)
+        held = await unit.held_by_others(tx, waiting)
         late = {each for each in waiters if parse_execution_id(each.waiting) in held}
         told = {*ended}.difference(each.execution_id for each in late)
         # Locked once more, now as records: the rows are held already.
-        done = await tx.lock(Execution, [execution_key(each) for each in sorted(told)])
-        subjects = await load_subjects(tx, [each for each in waiting if each not in held])
+        done = await tx.lock(Execution, [unit.execution_key(each) for each in sorted(told)])
+        subjects = await unit.load_subjects(tx, [each for each in waiting if each not in held])
         timing = self.timing(await tx.now_ms())
         woken = combine(decide_wake(subject, timing).changes for subject in subjects.values())
         cleared = tuple(
             change(execution, timing.now_ms, awaited=False) for execution in done.values()
         )
         await tx.save(Changes(updates=(*woken.updates, *cleared), events=woken.events))
-        hint_about(tx, Changes(updates=woken.updates), timing.now_ms)
+        unit.hint_about(tx, Changes(updates=woken.updates), timing.now_ms)
         return len(done)
 
     # Giving work back
@@ -231,7 +220,7 @@ class Steps(Operations):
         """Return many leases at once; each gets its own answer or error."""
         check_list("handles", handles, 0, BATCH_MAX)
         why = check_reason(reason)
-        opened = [attempt(self.open_handle, handle) for handle in handles]
+        opened = [unit.attempt(self.open_handle, handle) for handle in handles]
         nothing: dict[int, HandedBack] = {}
         return await self.decide_rest(opened, nothing, lambda handle: _hand_back_ask(handle, why))
 
@@ -263,11 +252,11 @@ def check_step(step: object, result_bytes_max: int) -> NewStep:
     return structs.replace(step, kind=StepKind(kind), name=step.name or key)
 
 
-def _hand_back_ask(handle: Handle, reason: str) -> Ask[HandedBack]:
+def _hand_back_ask(handle: Handle, reason: str) -> unit.Ask[HandedBack]:
     def decide(subject: Subject, timing: Timing) -> Decision[HandedBack]:
-        return decide_hand_back(subject, fence_of(handle), reason, timing)
+        return decide_hand_back(subject, unit.fence_of(handle), reason, timing)
 
-    return Ask(handle.execution_id, decide)
+    return unit.Ask(handle.execution_id, decide)
 
 
 # Executions that wait for one that is gone ----------------------------------
@@ -284,7 +273,7 @@ async def find_stranded(
     lost = tuple(
         Waiter(
             partition_key=int(str(row["partition_key"])),
-            execution_id=row_execution_id(row),
+            execution_id=unit.row_execution_id(row),
             waiting=str(row["waiting"]),
         )
         for row in rows
@@ -298,12 +287,14 @@ async def wake_stranded(
     tx: Transaction, waits: Sequence[Waiter], timing: Callable[[int], Timing]
 ) -> int:
     """Decide again under lock, for meanwhile all may be well; tell how many were woken."""
-    subjects = await load_subjects(tx, {parse_execution_id(each.waiting) for each in waits})
-    there = await tx.get(Execution, sorted({execution_key(each.execution_id) for each in waits}))
+    subjects = await unit.load_subjects(tx, {parse_execution_id(each.waiting) for each in waits})
+    there = await tx.get(
+        Execution, sorted({unit.execution_key(each.execution_id) for each in waits})
+    )
     lost = {
-        (*execution_key(each.execution_id), each.waiting)
+        (*unit.execution_key(each.execution_id), each.waiting)
         for each in waits
-        if execution_key(each.execution_id) not in there
+        if unit.execution_key(each.execution_id) not in there
     }
     gone = await tx.lock(Waiter, sorted(lost))
     waiting = {parse_execution_id(each.waiting) for each in gone.values()}
@@ -314,5 +305,5 @@ async def wake_stranded(
         if execution_id in waiting
     )
     await tx.save(combine([woken, Changes(deletes=tuple(gone.values()))]))
-    hint_about(tx, woken, at.now_ms)
+    unit.hint_about(tx, woken, at.now_ms)
     return len(woken.updates)

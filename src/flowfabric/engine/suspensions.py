@@ -12,6 +12,7 @@ from typing import TypedDict, TypeVar, Unpack
 
 from msgspec import Struct, structs
 
+from flowfabric import errors
 from flowfabric.core.checks import check_bool, check_int, check_name, check_text
 from flowfabric.core.conditions import Condition
 from flowfabric.core.handles import Handle, HandleKind, sign
@@ -71,25 +72,8 @@ from flowfabric.core.waitpoints import (
     details_of,
     signing_key,
 )
+from flowfabric.engine import unit
 from flowfabric.engine.reads import load_kept
-from flowfabric.engine.unit import (
-    Operations,
-    attempt,
-    check_fence_given,
-    execution_key,
-    fence_of,
-    load_subjects,
-    new_uuid,
-    settle_in,
-    settle_unlocked,
-)
-from flowfabric.errors import (
-    AlreadySuspended,
-    FlowFabricError,
-    InvalidInput,
-    NotFound,
-    RotationConflict,
-)
 from flowfabric.store.base import Body, Joined, Reader, Transaction, Unlocked, UnlockedBody
 
 
@@ -120,7 +104,7 @@ class RotationEntry(Struct, frozen=True, kw_only=True):
 
     partition: int = 0
     outcome: Rotated | RotationNoop | None = None
-    error: FlowFabricError | None = None
+    error: errors.FlowFabricError | None = None
 
 
 class VerifyingKid(Struct, frozen=True, kw_only=True):
@@ -232,7 +216,7 @@ class SuspendOptions(TypedDict, total=False):
     """Take over every pending waitpoint of the condition's names in place of fresh ones."""
 
 
-class Suspensions(Operations):
+class Suspensions(unit.Operations):
     # The keys that sign waitpoint tokens: installing, rotating, listing
     #
     # There is one set of keys per database. The first token makes the first key, so
@@ -255,7 +239,7 @@ class Suspensions(Operations):
                 return AlreadySeeded(kid=named, same_secret=same)
             current = current_key(keys)
             if current is not None:
-                raise InvalidInput(
+                raise errors.InvalidInput(
                     "kid", f"another key is active ({current.kid}): rotate to this one instead", kid
                 )
             await _install(tx, named, secret)
@@ -281,7 +265,9 @@ class Suspensions(Operations):
             if known.expires_at_ms is None and hmac.compare_digest(known.secret, secret):
                 return RotationEntry(outcome=RotationNoop(kid=named))
             why = "is retired" if known.expires_at_ms is not None else "has another secret"
-            return RotationEntry(error=RotationConflict(f"key id {named!r} {why}: choose another"))
+            return RotationEntry(
+                error=errors.RotationConflict(f"key id {named!r} {why}: choose another")
+            )
 
         return (await self.store.transact(body),)
 
@@ -316,12 +302,12 @@ class Suspensions(Operations):
         asks for.
         """
         # A handle that ended with its suspension is told so whatever else is asked for.
-        given = attempt(self.open_handle, handle)
-        if isinstance(given, AlreadySuspended):
+        given = unit.attempt(self.open_handle, handle)
+        if isinstance(given, errors.AlreadySuspended):
             raise given
         request = checked_request(resume_condition, options)
         opened = answered(given)
-        parked, _ = await self._suspend(opened.execution_id, fence_of(opened), request)
+        parked, _ = await self._suspend(opened.execution_id, unit.fence_of(opened), request)
         return self._outcome(parked, opened)
 
     async def suspend_by_triple(
@@ -334,7 +320,7 @@ class Suspensions(Operations):
     ) -> SuspendOutcome:
         """The same for who knows the lease but has no handle."""
         request = checked_request(resume_condition, options)
-        given = check_fence_given(fence, source="worker")
+        given = unit.check_fence_given(fence, source="worker")
         assert given is not None
         parked, handle = await self._suspend(self.check_execution_id(execution_id), given, request)
         return self._outcome(parked, handle)
@@ -358,7 +344,9 @@ class Suspensions(Operations):
         """
         opened = self.open_handle(handle)
         check_int("expires_in_ms", expires_in_ms, 1, WAITPOINT_TTL_MS_MAX)
-        named = new_uuid() if waitpoint_id is None else parse_uuid("waitpoint_id", waitpoint_id)
+        named = (
+            unit.new_uuid() if waitpoint_id is None else parse_uuid("waitpoint_id", waitpoint_id)
+        )
         key = f"wpk:{named}" if waitpoint_key is None else waitpoint_key
         bound = BoundWaitpoint(
             waitpoint_id=WaitpointId(named),
@@ -366,7 +354,7 @@ class Suspensions(Operations):
             own_name_only=check_bool("own_name_only", own_name_only),
         )
 
-        async def body(tx: Transaction) -> PendingWaitpoint | FlowFabricError:
+        async def body(tx: Transaction) -> PendingWaitpoint | errors.FlowFabricError:
             subject = await load_subject(tx, opened.execution_id)
             keys = await ensure_keys(tx)
             timing = self.timing(await tx.now_ms())
@@ -377,13 +365,13 @@ class Suspensions(Operations):
             def decide() -> Decision[PendingWaitpoint]:
                 if made is not None:
                     return decide_repeat_waitpoint(
-                        subject, fence_of(opened), bound, made, expires_in_ms, keys, timing
+                        subject, unit.fence_of(opened), bound, made, expires_in_ms, keys, timing
                     )
                 return decide_create_waitpoint(
-                    subject, fence_of(opened), bound, expires_in_ms, signing_key(keys), timing
+                    subject, unit.fence_of(opened), bound, expires_in_ms, signing_key(keys), timing
                 )
 
-            return await settle_in(tx, decide, timing.now_ms)
+            return await unit.settle_in(tx, decide, timing.now_ms)
 
         return answered(await self.store.transact(body))
 
@@ -404,9 +392,9 @@ class Suspensions(Operations):
         asked = self.check_execution_id(execution_id)
         named = WaitpointId(parse_uuid("waitpoint_id", waitpoint_id))
         check_text("reason", reason, empty=False)
-        given = check_fence_given(fence, source)
+        given = unit.check_fence_given(fence, source)
 
-        async def body(tx: Transaction) -> WaitpointsClosed | FlowFabricError:
+        async def body(tx: Transaction) -> WaitpointsClosed | errors.FlowFabricError:
             subject = await load_subject(tx, asked)
             waitpoint = await find_waitpoint(tx, subject, named)
             timing = self.timing(await tx.now_ms())
@@ -419,7 +407,7 @@ class Suspensions(Operations):
                     subject, waitpoint, reason, administrative, timing.now_ms
                 )
 
-            return await settle_in(tx, decide, timing.now_ms)
+            return await unit.settle_in(tx, decide, timing.now_ms)
 
         return answered(await self.store.transact(body))
 
@@ -459,17 +447,17 @@ class Suspensions(Operations):
                 found = SuspendFindings(keys=[key])
                 return decide_suspend(subject, fence, request, found, timing)
 
-            parked = await settle_unlocked(tx, decide, timing.now_ms)
+            parked = await unit.settle_unlocked(tx, decide, timing.now_ms)
             return None if parked is None else (parked, self._handle_of(subject, None))
 
         return body
 
     def _suspending(
         self, execution_id: ExecutionId, fence: Fence, request: SuspendRequest
-    ) -> Body[tuple[Parked, Handle] | FlowFabricError]:
+    ) -> Body[tuple[Parked, Handle] | errors.FlowFabricError]:
         """Suspends, repeats or refuses, whatever is the case."""
 
-        async def body(tx: Transaction) -> tuple[Parked, Handle] | FlowFabricError:
+        async def body(tx: Transaction) -> tuple[Parked, Handle] | errors.FlowFabricError:
             subject = await load_subject(tx, execution_id)
             repeat = await self._find_repeat(tx, subject, request)
             timing = self.timing(await tx.now_ms())
@@ -483,8 +471,8 @@ class Suspensions(Operations):
             def decide() -> Decision[Parked]:
                 return decide_suspend(subject, fence, wanted, found, timing)
 
-            outcome = await settle_in(tx, decide, timing.now_ms)
-            if isinstance(outcome, FlowFabricError):
+            outcome = await unit.settle_in(tx, decide, timing.now_ms)
+            if isinstance(outcome, errors.FlowFabricError):
                 return outcome
             return outcome, self._handle_of(subject, None)
 
@@ -557,9 +545,9 @@ class Suspensions(Operations):
 
 
 async def load_subject(tx: Transaction, execution_id: ExecutionId) -> Subject:
-    subject = (await load_subjects(tx, [execution_id])).get(execution_id)
+    subject = (await unit.load_subjects(tx, [execution_id])).get(execution_id)
     if subject is None:
-        raise NotFound("execution", execution_id)
+        raise errors.NotFound("execution", execution_id)
     return subject
 
 
@@ -569,7 +557,7 @@ def _attempt_of(tx: Unlocked, execution: Execution, row: Joined) -> Attempt | No
     if stored is not None:
         return stored
     tx.note_absent(
-        Attempt, [(*execution_key(execution.execution_id), execution.current_attempt_index)]
+        Attempt, [(*unit.execution_key(execution.execution_id), execution.current_attempt_index)]
     )
     return first_attempt(execution)
 
@@ -623,11 +611,11 @@ def new_ids_for(waitpoints: object) -> list[str]:
     count = (
         len(waitpoints) if isinstance(waitpoints, list | tuple) else WAITPOINTS_PER_SUSPENSION_MAX
     )
-    return [new_uuid() for _ in range(1 + min(count, WAITPOINTS_PER_SUSPENSION_MAX))]
+    return [unit.new_uuid() for _ in range(1 + min(count, WAITPOINTS_PER_SUSPENSION_MAX))]
 
 
-def answered(outcome: T | FlowFabricError) -> T:
+def answered(outcome: T | errors.FlowFabricError) -> T:
     """The answer; a refusal is raised."""
-    if isinstance(outcome, FlowFabricError):
+    if isinstance(outcome, errors.FlowFabricError):
         raise outcome
     return outcome

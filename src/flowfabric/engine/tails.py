@@ -17,45 +17,13 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.config import EngineConfig
+from flowfabric.core import streams, tails
 from flowfabric.core.checks import check_bool, check_int
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.leases import check_attempt_index
 from flowfabric.core.limits import BATCH_MAX
-from flowfabric.core.streams import (
-    BLOCK_MS_MAX,
-    FrameRecord,
-    Stream,
-    StreamSummary,
-    Visibility,
-    show_id,
-)
-from flowfabric.core.tails import (
-    END,
-    ExecutionCursor,
-    ExecutionFrames,
-    StreamFacts,
-    StreamFrames,
-    SummaryDocument,
-    TakeOver,
-    check_count,
-    check_visibility,
-    closing,
-    is_superseded,
-    read_after,
-    read_execution_cursor,
-    read_position,
-    shown,
-    shown_summary,
-)
+from flowfabric.engine import unit
 from flowfabric.engine.streams import stream_topic
-from flowfabric.engine.unit import (
-    ATTEMPT_TOPIC,
-    COMPLETION_TOPIC,
-    LOST_TOPIC,
-    Deployment,
-    Operations,
-    execution_key,
-)
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, ResourceExhausted
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of, statements_within
@@ -89,30 +57,30 @@ class Slice(Struct, frozen=True, kw_only=True):
 
     key: StreamKey
     from_id: int
-    to_id: int = END.at_most()
+    to_id: int = tails.END.at_most()
     count_limit: int
-    visibility: Visibility
+    visibility: streams.Visibility
 
 
 class TailPlace(Struct, frozen=True, kw_only=True):
     """Where a reader of a whole execution stands, and what it wants to see."""
 
     execution_id: ExecutionId
-    cursor: ExecutionCursor
+    cursor: tails.ExecutionCursor
     count_limit: int
-    visibility: Visibility
+    visibility: streams.Visibility
     superseded: bool
 
 
 class Standing(Struct, frozen=True, kw_only=True):
     """How a stream stood at some time."""
 
-    facts: StreamFacts
+    facts: tails.StreamFacts
     now_ms: int
 
 
-class Tails(Operations):
-    def __init__(self, store: Store, config: EngineConfig, deployment: Deployment) -> None:
+class Tails(unit.Operations):
+    def __init__(self, store: Store, config: EngineConfig, deployment: unit.Deployment) -> None:
         super().__init__(store, config, deployment)
         self._slices = Flights(self._read_slice)
         self._places = Flights(self._read_on)
@@ -126,8 +94,8 @@ class Tails(Operations):
         from_cursor: str = "start",
         to_cursor: str = "end",
         count_limit: int = 100,
-        visibility: str = Visibility.ALL,
-    ) -> StreamFrames:
+        visibility: str = streams.Visibility.ALL,
+    ) -> tails.StreamFrames:
         """Frames from one cursor to another, both included, oldest first.
 
         A stream nothing was written to is empty. To go on after a page, pass its
@@ -135,10 +103,10 @@ class Tails(Operations):
         """
         asked = Slice(
             key=self._check_key(execution_id, attempt_index),
-            from_id=read_position("from_cursor", from_cursor).at_least(),
-            to_id=read_position("to_cursor", to_cursor).at_most(),
-            count_limit=check_count(count_limit),
-            visibility=check_visibility(visibility),
+            from_id=tails.read_position("from_cursor", from_cursor).at_least(),
+            to_id=tails.read_position("to_cursor", to_cursor).at_most(),
+            count_limit=tails.check_count(count_limit),
+            visibility=tails.check_visibility(visibility),
         )
         return await self._read_slice(asked)
 
@@ -150,8 +118,8 @@ class Tails(Operations):
         after: str = "0-0",
         block_ms: int = 0,
         count_limit: int = 50,
-        visibility: str = Visibility.ALL,
-    ) -> StreamFrames:
+        visibility: str = streams.Visibility.ALL,
+    ) -> tails.StreamFrames:
         """Frames after one; if there are none, wait up to `block_ms` for the next.
 
         Returns at once when the stream is closed. A page that is closed and has no more is
@@ -159,11 +127,11 @@ class Tails(Operations):
         """
         asked = Slice(
             key=self._check_key(execution_id, attempt_index),
-            from_id=read_after(after) + 1,
-            count_limit=check_count(count_limit),
-            visibility=check_visibility(visibility),
+            from_id=tails.read_after(after) + 1,
+            count_limit=tails.check_count(count_limit),
+            visibility=tails.check_visibility(visibility),
         )
-        check_int("block_ms", block_ms, 0, BLOCK_MS_MAX)
+        check_int("block_ms", block_ms, 0, streams.BLOCK_MS_MAX)
         return await self.wait_for(
             asked.key.execution_id,
             asked.key.attempt_index,
@@ -204,20 +172,20 @@ class Tails(Operations):
         after: str = "start",
         block_ms: int = 0,
         count_limit: int = 50,
-        visibility: str = Visibility.ALL,
+        visibility: str = streams.Visibility.ALL,
         superseded: bool = False,
-    ) -> ExecutionFrames:
+    ) -> tails.ExecutionFrames:
         """Frames of all attempts, one after another, and where one took over from another.
 
         `after` is `start`, `end` for what comes from now on, or the cursor of a page. Frames
         that no longer count are left out unless `superseded` asks for them.
         """
         asked = self.check_execution_id(execution_id)
-        cursor = read_execution_cursor(after)
-        check_int("block_ms", block_ms, 0, BLOCK_MS_MAX)
+        cursor = tails.read_execution_cursor(after)
+        check_int("block_ms", block_ms, 0, streams.BLOCK_MS_MAX)
         check_bool("superseded", superseded)
-        count = check_count(count_limit)
-        seen = check_visibility(visibility)
+        count = tails.check_count(count_limit)
+        seen = tails.check_visibility(visibility)
         if cursor is None:
             cursor = await self.store.read(lambda reader: last_cursor(reader, asked))
         start = TailPlace(
@@ -238,25 +206,27 @@ class Tails(Operations):
     async def last_frame_at(self, execution_id: str, attempt_index: int) -> int | None:
         """When an attempt last appended to its stream; None if it never has."""
         asked = self._check_key(execution_id, attempt_index)
-        key = (*execution_key(asked.execution_id), asked.attempt_index)
+        key = (*unit.execution_key(asked.execution_id), asked.attempt_index)
 
         async def body(reader: Reader) -> int | None:
-            stream = (await reader.get(Stream, [key])).get(key)
+            stream = (await reader.get(streams.Stream, [key])).get(key)
             return None if stream is None else stream.last_frame_at_ms
 
         return await self.store.read(body)
 
-    async def read_summary(self, execution_id: str, attempt_index: int) -> SummaryDocument | None:
+    async def read_summary(
+        self, execution_id: str, attempt_index: int
+    ) -> tails.SummaryDocument | None:
         """What an attempt has summed up; None if it has not."""
         asked = self._check_key(execution_id, attempt_index)
-        key = (*execution_key(asked.execution_id), asked.attempt_index)
+        key = (*unit.execution_key(asked.execution_id), asked.attempt_index)
 
-        async def body(reader: Reader) -> SummaryDocument | None:
-            stream = (await reader.get(Stream, [key])).get(key)
+        async def body(reader: Reader) -> tails.SummaryDocument | None:
+            stream = (await reader.get(streams.Stream, [key])).get(key)
             if stream is None or stream.forgotten:
                 return None
-            found = (await reader.get(StreamSummary, [key])).get(key)
-            return None if found is None else shown_summary(found)
+            found = (await reader.get(streams.StreamSummary, [key])).get(key)
+            return None if found is None else tails.shown_summary(found)
 
         return await self.store.read(body)
 
@@ -268,10 +238,10 @@ class Tails(Operations):
     async def close_tails(self) -> None:
         await self._watch.close()
 
-    async def _read_slice(self, asked: Slice) -> StreamFrames:
+    async def _read_slice(self, asked: Slice) -> tails.StreamFrames:
         return await self.store.read(partial(read_slice, asked=asked))
 
-    async def _read_on(self, place: TailPlace) -> ExecutionFrames:
+    async def _read_on(self, place: TailPlace) -> tails.ExecutionFrames:
         return await self.store.read(partial(read_on, place=place))
 
     def _check_key(self, execution_id: object, attempt_index: object) -> StreamKey:
@@ -298,22 +268,24 @@ async def standing_of(reader: Reader, keys: Sequence[StreamKey]) -> dict[StreamK
 
 
 def _standing(row: Row) -> Standing:
-    return Standing(facts=msgspec.convert(dict(row), StreamFacts), now_ms=int(str(row["now_ms"])))
+    return Standing(
+        facts=msgspec.convert(dict(row), tails.StreamFacts), now_ms=int(str(row["now_ms"]))
+    )
 
 
-async def read_slice(reader: Reader, asked: Slice) -> StreamFrames:
+async def read_slice(reader: Reader, asked: Slice) -> tails.StreamFrames:
     """The stream's state first: what is closed then gets no more frames."""
     standing = (await standing_of(reader, [asked.key])).get(asked.key)
     if standing is None:
-        return StreamFrames(frames=(), next_cursor=show_id(max(asked.from_id - 1, 0)))
+        return tails.StreamFrames(frames=(), next_cursor=streams.show_id(max(asked.from_id - 1, 0)))
     return await _frames(reader, asked, standing)
 
 
-async def _frames(reader: Reader, asked: Slice, standing: Standing) -> StreamFrames:
-    found: Sequence[FrameRecord] = ()
+async def _frames(reader: Reader, asked: Slice, standing: Standing) -> tails.StreamFrames:
+    found: Sequence[streams.FrameRecord] = ()
     if standing.facts.last_frame_id is not None:
         found = await reader.select_records(
-            FrameRecord,
+            streams.FrameRecord,
             "read_frames",
             partition_key=partition_of(asked.key.execution_id),
             execution_id=uuid_of(asked.key.execution_id),
@@ -321,21 +293,21 @@ async def _frames(reader: Reader, asked: Slice, standing: Standing) -> StreamFra
             from_id=asked.from_id,
             to_id=asked.to_id,
             hidden_through=standing.facts.hidden_through(standing.now_ms),
-            best_effort=asked.visibility is Visibility.ALL,
+            best_effort=asked.visibility is streams.Visibility.ALL,
             limit=asked.count_limit,
         )
-    closed = closing(standing.facts, asked.key.attempt_index)
+    closed = tails.closing(standing.facts, asked.key.attempt_index)
     last_id = found[-1].frame_id if found else max(asked.from_id - 1, 0)
-    return StreamFrames(
-        frames=tuple(shown(each) for each in found),
-        next_cursor=show_id(last_id),
+    return tails.StreamFrames(
+        frames=tuple(tails.shown(each) for each in found),
+        next_cursor=streams.show_id(last_id),
         has_more=len(found) == asked.count_limit,
         closed_at_ms=None if closed is None else closed.at_ms,
         closed_reason=None if closed is None else closed.reason,
     )
 
 
-async def last_cursor(reader: Reader, execution_id: ExecutionId) -> ExecutionCursor:
+async def last_cursor(reader: Reader, execution_id: ExecutionId) -> tails.ExecutionCursor:
     """After everything there is now."""
     first = StreamKey(execution_id, 0)
     standing = (await standing_of(reader, [first])).get(first)
@@ -343,13 +315,13 @@ async def last_cursor(reader: Reader, execution_id: ExecutionId) -> ExecutionCur
         raise NotFound("execution", execution_id)
     latest = StreamKey(execution_id, max(standing.facts.latest_attempt, 0))
     now = (await standing_of(reader, [latest])).get(latest, standing)
-    return ExecutionCursor(latest.attempt_index, now.facts.last_frame_id or 0)
+    return tails.ExecutionCursor(latest.attempt_index, now.facts.last_frame_id or 0)
 
 
-async def read_on(reader: Reader, place: TailPlace) -> ExecutionFrames:
+async def read_on(reader: Reader, place: TailPlace) -> tails.ExecutionFrames:
     """The next page of an execution: of one attempt, the next that has anything to say."""
     cursor = place.cursor
-    take_over: TakeOver | None = None
+    take_over: tails.TakeOver | None = None
     finished: frozenset[str] | None = None
     for _ in range(ATTEMPTS_PER_PAGE):
         key = StreamKey(place.execution_id, cursor.attempt_index)
@@ -362,25 +334,25 @@ async def read_on(reader: Reader, place: TailPlace) -> ExecutionFrames:
             finished = await _finished_steps(reader, place.execution_id)
         page = await _frames(reader, _slice(place, key, cursor), standing)
         frames = tuple(
-            structs.replace(each, superseded=is_superseded(each, latest, finished or ()))
+            structs.replace(each, superseded=tails.is_superseded(each, latest, finished or ()))
             for each in page.frames
         )
         wanted = tuple(each for each in frames if place.superseded or not each.superseded)
-        cursor = structs.replace(cursor, frame_id=read_after(page.next_cursor))
+        cursor = structs.replace(cursor, frame_id=tails.read_after(page.next_cursor))
         over = standing.facts.has_ended and not earlier and not page.has_more
         if wanted or over or not (earlier or page.has_more):
-            return ExecutionFrames(
+            return tails.ExecutionFrames(
                 frames=wanted, cursor=str(cursor), take_over=take_over, is_end=over
             )
         if not page.has_more:
-            cursor = ExecutionCursor(key.attempt_index + 1)
-            take_over = TakeOver(
+            cursor = tails.ExecutionCursor(key.attempt_index + 1)
+            take_over = tails.TakeOver(
                 attempt_index=cursor.attempt_index, kept_steps=finished or frozenset()
             )
-    return ExecutionFrames(frames=(), cursor=str(cursor), take_over=take_over)
+    return tails.ExecutionFrames(frames=(), cursor=str(cursor), take_over=take_over)
 
 
-def _slice(place: TailPlace, key: StreamKey, cursor: ExecutionCursor) -> Slice:
+def _slice(place: TailPlace, key: StreamKey, cursor: tails.ExecutionCursor) -> Slice:
     return Slice(
         key=key,
         from_id=cursor.frame_id + 1,
@@ -469,7 +441,9 @@ class StreamWatch:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        with self._store.hints([COMPLETION_TOPIC, LOST_TOPIC, ATTEMPT_TOPIC]) as hints:
+        with self._store.hints(
+            [unit.COMPLETION_TOPIC, unit.LOST_TOPIC, unit.ATTEMPT_TOPIC]
+        ) as hints:
             while self._parked:
                 live = self._store.hints_are_live
                 await hints.wait(LOOK_AGAIN_LIVE_S if live else LOOK_AGAIN_S)
@@ -495,7 +469,7 @@ class StreamWatch:
             facts.last_frame_id,
             facts.latest_attempt,
             facts.has_ended,
-            closing(facts, key.attempt_index),
+            tails.closing(facts, key.attempt_index),
         )
         # What is seen for the first time may have happened after its tail has read.
         if key in self._parked and self._seen.get(key, self) != now:

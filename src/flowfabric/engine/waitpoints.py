@@ -38,24 +38,8 @@ from flowfabric.core.resumption import OBSERVABLE
 from flowfabric.core.suspension import RESUMED, decide_take, with_pending
 from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.core.waitpoints import BoundWaitpoint, SuspendRequest, WaitpointToken, token_of
+from flowfabric.engine import suspensions, unit
 from flowfabric.engine.reads import condition_progress, find
-from flowfabric.engine.suspensions import (
-    SuspendOptions,
-    answered,
-    checked_request,
-    find_for,
-    find_waitpoint,
-    load_keys,
-    load_subject,
-)
-from flowfabric.engine.unit import (
-    Operations,
-    execution_key,
-    fence_of,
-    load_subjects,
-    row_execution_id,
-    settle_in,
-)
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Row, Transaction
 
@@ -179,7 +163,7 @@ class SuspendedCursor(Struct, frozen=True):
         return f"{last.suspended_at_ms}-{uuid_of(last.execution_id)}"
 
 
-class Waitpoints(Operations):
+class Waitpoints(unit.Operations):
     async def observe_signals(
         self, handle: Handle | bytes, *, include_unmatched: bool = False
     ) -> tuple[ResumeSignal, ...]:
@@ -190,7 +174,7 @@ class Waitpoints(Operations):
         while the pause lasts, and with what its waitpoints got and no wait has used so far.
         """
         opened = self.verify_handle(handle)
-        partition_key, _ = execution_key(opened.execution_id)
+        partition_key, _ = unit.execution_key(opened.execution_id)
 
         async def body(reader: Reader) -> tuple[ResumeSignal, ...]:
             last = await reader.select_records(
@@ -216,7 +200,7 @@ class Waitpoints(Operations):
         """
         asked = self.check_execution_id(execution_id)
         named = SuspensionId(parse_uuid("suspension_id", suspension_id))
-        partition_key, _ = execution_key(asked)
+        partition_key, _ = unit.execution_key(asked)
 
         async def body(reader: Reader) -> Sequence[Row]:
             return await reader.select(
@@ -239,7 +223,7 @@ class Waitpoints(Operations):
         start = (
             "00000000-0000-0000-0000-000000000000" if after is None else parse_uuid("after", after)
         )
-        partition_key, _ = execution_key(asked)
+        partition_key, _ = unit.execution_key(asked)
 
         async def body(reader: Reader) -> WaitpointPage:
             if await find(reader, asked) is None:
@@ -331,9 +315,9 @@ class Waitpoints(Operations):
         named = WaitpointId(parse_uuid("waitpoint_id", waitpoint_id))
 
         async def body(reader: Reader) -> tuple[Waitpoint | None, Sequence[HmacKey], int]:
-            key = (*execution_key(asked), named)
+            key = (*unit.execution_key(asked), named)
             waitpoint = (await reader.get(Waitpoint, [key])).get(key)
-            return waitpoint, await load_keys(reader), await reader.now_ms()
+            return waitpoint, await suspensions.load_keys(reader), await reader.now_ms()
 
         waitpoint, keys, now_ms = await self.store.read(body)
         if waitpoint is None or waitpoint.state is WaitpointState.CLOSED:
@@ -346,13 +330,13 @@ class Waitpoints(Operations):
         self, execution_id: ExecutionId, waitpoint_id: WaitpointId
     ) -> WaitpointToken | None:
         async def body(tx: Transaction) -> WaitpointToken | None:
-            subject = (await load_subjects(tx, [execution_id])).get(execution_id)
+            subject = (await unit.load_subjects(tx, [execution_id])).get(execution_id)
             if subject is None:
                 return None
-            waitpoint = await find_waitpoint(tx, subject, waitpoint_id)
+            waitpoint = await suspensions.find_waitpoint(tx, subject, waitpoint_id)
             if waitpoint is None or waitpoint.state is WaitpointState.CLOSED:
                 return None
-            keys = await load_keys(tx)
+            keys = await suspensions.load_keys(tx)
             now_ms = await tx.now_ms()
             token = token_of(waitpoint, keys, now_ms)
             signed = structs.replace(
@@ -412,7 +396,7 @@ async def _received(reader: Reader, rows: Sequence[Row]) -> set[tuple[str, str]]
         if len(several) == 1:
             continue
         at = await condition_progress(
-            reader, row_execution_id(several[0]), str(several[0]["suspension_id"])
+            reader, unit.row_execution_id(several[0]), str(several[0]["suspension_id"])
         )
         if at is not None and at.came:
             names = {str(row["waitpoint_key"]) for row in several}
@@ -475,12 +459,12 @@ class KeptSignals(Waitpoints):
         """
         opened = self.open_handle(handle)
         named = SuspensionId(parse_uuid("suspension_id", suspension_id))
-        options: SuspendOptions = {
+        options: suspensions.SuspendOptions = {
             "suspension_id": named,
             "idempotency_key": named,
             "take_pending": True,
         }
-        request = checked_request(resume_condition, options)
+        request = suspensions.checked_request(resume_condition, options)
         announced = _waitpoints_of(request) if check_bool("announce", announce) else ()
         taken = await self.describe_suspension(opened.execution_id, named)
         if taken is not None and taken.resumed:
@@ -489,27 +473,27 @@ class KeptSignals(Waitpoints):
             return None
 
         async def body(tx: Transaction) -> bool | FlowFabricError:
-            subject = await load_subject(tx, opened.execution_id)
+            subject = await suspensions.load_subject(tx, opened.execution_id)
             timing = self.timing(await tx.now_ms())
             wanted = with_pending(request, subject.waitpoints, timing.now_ms)
             if await _is_met(tx, subject, named):
                 return True
-            found = await find_for(tx, subject, wanted, None)
+            found = await suspensions.find_for(tx, subject, wanted, None)
 
             def decide() -> Decision[bool]:
                 return decide_take(
-                    subject, fence_of(opened), wanted, found, timing, announced=announced
+                    subject, unit.fence_of(opened), wanted, found, timing, announced=announced
                 )
 
-            return await settle_in(tx, decide, timing.now_ms)
+            return await unit.settle_in(tx, decide, timing.now_ms)
 
-        if not answered(await self.store.transact(body)):
+        if not suspensions.answered(await self.store.transact(body)):
             return None
         return await self.describe_suspension(opened.execution_id, named)
 
     async def _may_keep(self, handle: Handle) -> bool:
         """A look without locks: most of the time there is nothing to take."""
-        key = execution_key(handle.execution_id)
+        key = unit.execution_key(handle.execution_id)
 
         async def body(reader: Reader) -> bool:
             execution = (await reader.get(Execution, [key])).get(key)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric.core import executions, results
 from flowfabric.core.checks import (
     check_int,
     check_json,
@@ -22,16 +23,6 @@ from flowfabric.core.checks import (
     shorten,
     shorten_front,
 )
-from flowfabric.core.executions import (
-    Failure,
-    Timing,
-    decide_complete,
-    decide_delay,
-    decide_fail,
-    decide_progress,
-    decide_wait_children,
-    decide_worker_cancel,
-)
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_kind, parse_namespace
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
@@ -39,33 +30,11 @@ from flowfabric.core.leases import Fence, check_attempt_index, check_attempt_mea
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, RetryPolicy, parse_policy
 from flowfabric.core.records import Attempt, Execution, FailedStep, Step
-from flowfabric.core.results import (
-    Cancelled,
-    Changed,
-    Completed,
-    Delayed,
-    FailResult,
-    Marked,
-    Moved,
-    Updated,
-)
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.steps import accepted_key, decide_accept, decide_block, decide_release
 from flowfabric.core.transitions import Decision, Subject
+from flowfabric.engine import unit
 from flowfabric.engine.operators import Swept
-from flowfabric.engine.unit import (
-    COMPLETION_TOPIC,
-    DISPATCH_TOPIC,
-    DUE_TOPIC,
-    Ask,
-    Operations,
-    attempt,
-    check_fence_given,
-    execution_key,
-    fence_of,
-    lease_columns,
-    row_execution_id,
-)
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.store.base import Transaction
 
@@ -105,32 +74,32 @@ class FailureReport(Struct, frozen=True, kw_only=True):
     """The step whose failure it is, if it is one."""
 
 
-def _completion_ask(completion: OpenCompletion) -> Ask[Completed]:
-    fence = fence_of(completion.handle)
+def _completion_ask(completion: OpenCompletion) -> unit.Ask[results.Completed]:
+    fence = unit.fence_of(completion.handle)
 
-    def decide(subject: Subject, timing: Timing) -> Decision[Completed]:
-        return decide_complete(
+    def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Completed]:
+        return executions.decide_complete(
             subject, fence, completion.result, completion.result_encoding, timing
         )
 
-    return Ask(completion.handle.execution_id, decide)
+    return unit.Ask(completion.handle.execution_id, decide)
 
 
 def _fail_ask(
     execution_id: ExecutionId,
     fence: Fence | None,
-    failure: Failure,
+    failure: executions.Failure,
     retry_policy: RetryPolicy | None,
-) -> Ask[FailResult]:
-    def decide(subject: Subject, timing: Timing) -> Decision[FailResult]:
-        return decide_fail(subject, fence, failure, timing, retry_policy)
+) -> unit.Ask[results.FailResult]:
+    def decide(subject: Subject, timing: executions.Timing) -> Decision[results.FailResult]:
+        return executions.decide_fail(subject, fence, failure, timing, retry_policy)
 
-    return Ask(execution_id, decide)
+    return unit.Ask(execution_id, decide)
 
 
 def check_failure(
     reason: object, failure_class: object, category: object, traceback: object = None
-) -> Failure:
+) -> executions.Failure:
     """A failure to record. Reason and traceback may have any length and are shortened."""
     if not isinstance(reason, str):
         raise InvalidInput("reason", "must be a string", reason)
@@ -141,7 +110,7 @@ def check_failure(
     except ValueError as error:
         classes = ", ".join(FailureClass)
         raise InvalidInput("failure_class", f"must be one of {classes}", failure_class) from error
-    return Failure(
+    return executions.Failure(
         reason=shorten(reason, TEXT_BYTES_MAX),
         failure_class=known,
         category=check_text("category", category),
@@ -173,7 +142,7 @@ def check_retry_policy(retry_policy: object) -> RetryPolicy | None:
     return parse_policy(ExecutionPolicy(retry_policy=retry_policy)).retry_policy
 
 
-class Work(Operations):
+class Work(unit.Operations):
     # Completing
 
     async def complete(
@@ -182,7 +151,7 @@ class Work(Operations):
         result: bytes | None = None,
         *,
         result_encoding: str | None = None,
-    ) -> Completed:
+    ) -> results.Completed:
         """Finish successfully. Safe to repeat."""
         completion = Completion(handle=handle, result=result, result_encoding=result_encoding)
         (outcome,) = await self.complete_many([completion])
@@ -192,10 +161,10 @@ class Work(Operations):
 
     async def complete_many(
         self, completions: Sequence[Completion]
-    ) -> list[Completed | FlowFabricError]:
+    ) -> list[results.Completed | FlowFabricError]:
         """Finish many at once; each gets its own answer or error."""
         check_list("completions", completions, 0, BATCH_MAX)
-        opened = [attempt(self._open_completion, completion) for completion in completions]
+        opened = [unit.attempt(self._open_completion, completion) for completion in completions]
         return await self.decide_rest(opened, await self._complete_sure(opened), _completion_ask)
 
     def _check_result(self, result: object, encoding: object) -> None:
@@ -215,7 +184,7 @@ class Work(Operations):
 
     async def _complete_sure(
         self, opened: Sequence[OpenCompletion | FlowFabricError]
-    ) -> dict[int, Completed]:
+    ) -> dict[int, results.Completed]:
         """Complete those whose lease is certainly live, in one statement, by position."""
         given = {i: each for i, each in enumerate(opened) if isinstance(each, OpenCompletion)}
         if not given:
@@ -226,17 +195,17 @@ class Work(Operations):
             results=[each.result for each in completions],
             result_encodings=[each.result_encoding for each in completions],
             retention_ms=self.config.retention_ms,
-            **lease_columns([each.handle for each in completions]),
+            **unit.lease_columns([each.handle for each in completions]),
         )
         if rows:
-            self.store.hint(COMPLETION_TOPIC)
+            self.store.hint(unit.COMPLETION_TOPIC)
         if any(row["awaited"] for row in rows):
-            self.store.hint(DUE_TOPIC)
+            self.store.hint(unit.DUE_TOPIC)
         if any(row["in_flow"] for row in rows):
-            self.store.hint(DISPATCH_TOPIC)
+            self.store.hint(unit.DISPATCH_TOPIC)
         done = msgspec.convert(rows, list[Position])
         return {
-            places[each.position]: Completed(
+            places[each.position]: results.Completed(
                 execution_id=completions[each.position].handle.execution_id,
                 public_state=PublicState.COMPLETED,
             )
@@ -252,21 +221,23 @@ class Work(Operations):
         result: bytes | None = None,
         result_encoding: str | None = None,
         source: str = "worker",
-    ) -> Completed:
+    ) -> results.Completed:
         """Finish an execution named by id and fence, or by an operator without one.
 
         An operator may name the attempt that is meant; any other is refused.
         """
         stored = None if result is None else await self.to_store(result)
         self._check_result(stored, result_encoding)
-        given = check_fence_given(fence, source)
+        given = unit.check_fence_given(fence, source)
         check_attempt_index(attempt_index)
 
-        def decide(subject: Subject, timing: Timing) -> Decision[Completed]:
+        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Completed]:
             check_attempt_meant(subject.execution, attempt_index)
-            return decide_complete(subject, given, stored or None, result_encoding, timing)
+            return executions.decide_complete(
+                subject, given, stored or None, result_encoding, timing
+            )
 
-        return await self.decide(Ask(self.check_execution_id(execution_id), decide))
+        return await self.decide(unit.Ask(self.check_execution_id(execution_id), decide))
 
     async def to_store(self, result: bytes) -> bytes:
         """A result as it is stored, where a codec has a say in it. Safe to repeat."""
@@ -287,7 +258,7 @@ class Work(Operations):
         category: str = "",
         traceback: str | None = None,
         step: FailedStep | None = None,
-    ) -> FailResult:
+    ) -> results.FailResult:
         """Report a failed attempt; the policy decides between a retry and the end."""
         report = FailureReport(
             handle=handle,
@@ -301,14 +272,14 @@ class Work(Operations):
 
     async def fail_many(
         self, reports: Sequence[FailureReport]
-    ) -> list[FailResult | FlowFabricError]:
+    ) -> list[results.FailResult | FlowFabricError]:
         """Report many failed attempts at once; each gets its own answer or error."""
         check_list("reports", reports, 0, BATCH_MAX)
-        opened = [attempt(self._report_ask, report) for report in reports]
-        sure: dict[int, FailResult] = {}
+        opened = [unit.attempt(self._report_ask, report) for report in reports]
+        sure: dict[int, results.FailResult] = {}
         return await self.decide_rest(opened, sure, lambda ask: ask)
 
-    def _report_ask(self, report: object) -> Ask[FailResult]:
+    def _report_ask(self, report: object) -> unit.Ask[results.FailResult]:
         if not isinstance(report, FailureReport):
             raise InvalidInput("reports", "must be a list of FailureReport", report)
         handle = self.open_handle(report.handle)
@@ -316,7 +287,7 @@ class Work(Operations):
             check_failure(report.reason, report.failure_class, report.category, report.traceback),
             step=check_failed_step(report.step),
         )
-        return _fail_ask(handle.execution_id, fence_of(handle), failure, None)
+        return _fail_ask(handle.execution_id, unit.fence_of(handle), failure, None)
 
     async def fail_execution(
         self,
@@ -329,69 +300,71 @@ class Work(Operations):
         category: str = "",
         retry_policy: RetryPolicy | None = None,
         source: str = "worker",
-    ) -> FailResult:
+    ) -> results.FailResult:
         """Fail an execution named by id and fence. `retry_policy` overrides its own."""
         ask = _fail_ask(
             self.check_execution_id(execution_id),
-            check_fence_given(fence, source),
+            unit.check_fence_given(fence, source),
             check_failure(reason, failure_class, category),
             check_retry_policy(retry_policy),
         )
         check_attempt_index(attempt_index)
 
-        def decide(subject: Subject, timing: Timing) -> Decision[FailResult]:
+        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.FailResult]:
             check_attempt_meant(subject.execution, attempt_index)
             return ask.decide(subject, timing)
 
-        return await self.decide(Ask(ask.execution_id, decide))
+        return await self.decide(unit.Ask(ask.execution_id, decide))
 
     # Parking, progress, giving up
 
-    async def delay(self, handle: Handle | bytes, delay_until_ms: int) -> Delayed:
+    async def delay(self, handle: Handle | bytes, delay_until_ms: int) -> results.Delayed:
         """Release the worker until a time; the same attempt continues then."""
         opened = self.open_handle(handle)
         check_time("delay_until_ms", delay_until_ms)
 
-        def decide(subject: Subject, timing: Timing) -> Decision[Delayed]:
-            return decide_delay(subject, fence_of(opened), delay_until_ms, timing)
+        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Delayed]:
+            return executions.decide_delay(subject, unit.fence_of(opened), delay_until_ms, timing)
 
-        return await self.decide(Ask(opened.execution_id, decide))
+        return await self.decide(unit.Ask(opened.execution_id, decide))
 
-    async def wait_children(self, handle: Handle | bytes) -> Moved:
+    async def wait_children(self, handle: Handle | bytes) -> results.Moved:
         """Release the worker until the executions this one depends on have ended.
 
         One that depends on none, as outside a flow, is ready again at once.
         """
         opened = self.open_handle(handle)
 
-        def decide(subject: Subject, timing: Timing) -> Decision[Moved]:
-            return decide_wait_children(subject, fence_of(opened), timing)
+        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Moved]:
+            return executions.decide_wait_children(subject, unit.fence_of(opened), timing)
 
-        return await self.decide(Ask(opened.execution_id, decide))
+        return await self.decide(unit.Ask(opened.execution_id, decide))
 
     async def progress(
         self, handle: Handle | bytes, *, percent: int | None = None, message: str | None = None
-    ) -> Updated:
+    ) -> results.Updated:
         """Say how far the work is; what is not given stays as it was."""
         opened = self.open_handle(handle)
         if percent is not None:
             check_int("percent", percent, 0, 100)
         check_optional_text("message", message, bytes_max=TEXT_BYTES_MAX)
 
-        def decide(subject: Subject, timing: Timing) -> Decision[Updated]:
-            return decide_progress(subject, fence_of(opened), percent, message, timing)
+        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Updated]:
+            return executions.decide_progress(
+                subject, unit.fence_of(opened), percent, message, timing
+            )
 
-        return await self.decide(Ask(opened.execution_id, decide))
+        return await self.decide(unit.Ask(opened.execution_id, decide))
 
-    async def cancel(self, handle: Handle | bytes, reason: str) -> Cancelled:
+    async def cancel(self, handle: Handle | bytes, reason: str) -> results.Cancelled:
         """Give up for good, as the lease holder. Safe to repeat."""
         opened = self.open_handle(handle)
         why = check_reason(reason)
 
-        def decide(subject: Subject, timing: Timing) -> Decision[Cancelled]:
-            return decide_worker_cancel(subject, fence_of(opened), why, timing)
+        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Cancelled]:
+            return executions.decide_worker_cancel(subject, unit.fence_of(opened), why, timing)
 
-        return await self.decide(Ask(opened.execution_id, decide))
+        return await self.decide(unit.Ask(opened.execution_id, decide))
 
     # Parking and progress for callers that name an execution and a fence instead of a handle
     #
@@ -406,17 +379,17 @@ class Work(Operations):
         fence: Fence | None = None,
         attempt_index: int | None = None,
         source: str = "worker",
-    ) -> Delayed:
+    ) -> results.Delayed:
         """`delay` by id and fence, or by an operator without one."""
         check_time("delay_until_ms", delay_until_ms)
-        given = check_fence_given(fence, source)
+        given = unit.check_fence_given(fence, source)
         check_attempt_index(attempt_index)
 
-        def decide(subject: Subject, timing: Timing) -> Decision[Delayed]:
+        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Delayed]:
             check_attempt_meant(subject.execution, attempt_index)
-            return decide_delay(subject, given, delay_until_ms, timing)
+            return executions.decide_delay(subject, given, delay_until_ms, timing)
 
-        return await self.decide(Ask(self.check_execution_id(execution_id), decide))
+        return await self.decide(unit.Ask(self.check_execution_id(execution_id), decide))
 
     async def move_to_waiting_children(
         self,
@@ -425,16 +398,16 @@ class Work(Operations):
         fence: Fence | None = None,
         attempt_index: int | None = None,
         source: str = "worker",
-    ) -> Moved:
+    ) -> results.Moved:
         """`wait_children` by id and fence, or by an operator without one."""
-        given = check_fence_given(fence, source)
+        given = unit.check_fence_given(fence, source)
         check_attempt_index(attempt_index)
 
-        def decide(subject: Subject, timing: Timing) -> Decision[Moved]:
+        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Moved]:
             check_attempt_meant(subject.execution, attempt_index)
-            return decide_wait_children(subject, given, timing)
+            return executions.decide_wait_children(subject, given, timing)
 
-        return await self.decide(Ask(self.check_execution_id(execution_id), decide))
+        return await self.decide(unit.Ask(self.check_execution_id(execution_id), decide))
 
     async def update_progress(
         self,
@@ -443,25 +416,25 @@ class Work(Operations):
         fence: Fence,
         percent: int | None = None,
         message: str | None = None,
-    ) -> Updated:
+    ) -> results.Updated:
         """`progress` by id and fence."""
-        given = check_fence_given(fence, "worker")
+        given = unit.check_fence_given(fence, "worker")
         if given is None:
             raise InvalidInput("fence", "must be given")
         if percent is not None:
             check_int("percent", percent, 0, 100)
         check_optional_text("message", message, bytes_max=TEXT_BYTES_MAX)
 
-        def decide(subject: Subject, timing: Timing) -> Decision[Updated]:
-            return decide_progress(subject, given, percent, message, timing)
+        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Updated]:
+            return executions.decide_progress(subject, given, percent, message, timing)
 
-        return await self.decide(Ask(self.check_execution_id(execution_id), decide))
+        return await self.decide(unit.Ask(self.check_execution_id(execution_id), decide))
 
     # Executions that the code of their task no longer fits; see `core.steps`
 
     async def block_on_code(
         self, handle: Handle | bytes, step_key: str | None, detail: str
-    ) -> Delayed:
+    ) -> results.Delayed:
         """Release the worker because the code does not fit what is stored. Safe to repeat.
 
         `detail` says in words what does not fit; `step_key` names the step that must not
@@ -471,10 +444,10 @@ class Work(Operations):
         check_optional_text("step_key", step_key)
         check_text("detail", detail, bytes_max=TEXT_BYTES_MAX, empty=False)
 
-        def decide(subject: Subject, timing: Timing) -> Decision[Delayed]:
-            return decide_block(subject, fence_of(opened), step_key, detail, timing)
+        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Delayed]:
+            return decide_block(subject, unit.fence_of(opened), step_key, detail, timing)
 
-        return await self.decide(Ask(opened.execution_id, decide))
+        return await self.decide(unit.Ask(opened.execution_id, decide))
 
     async def release_blocked(
         self,
@@ -504,28 +477,28 @@ class Work(Operations):
                 blocked_before_ms=before_ms,
                 limit=limit,
             )
-            asks = [Ask(row_execution_id(row), decide_release) for row in rows]
+            asks = [unit.Ask(unit.row_execution_id(row), decide_release) for row in rows]
             outcomes = await self.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
-            acted = sum(isinstance(outcome, Marked) for outcome in outcomes)
+            acted = sum(isinstance(outcome, results.Marked) for outcome in outcomes)
             return Swept(acted=acted, full=len(rows) == limit)
 
         return await self.store.transact(body)
 
-    async def accept_changes(self, execution_id: str) -> Changed:
+    async def accept_changes(self, execution_id: str) -> results.Changed:
         """Allow the step at which changed code stopped an execution; it runs at once.
 
         Stored steps that the code has not asked for by then no longer count. Safe to repeat.
         """
         asked = self.check_execution_id(execution_id)
-        key = execution_key(asked)
+        key = unit.execution_key(asked)
 
-        async def body(tx: Transaction) -> Changed | FlowFabricError:
+        async def body(tx: Transaction) -> results.Changed | FlowFabricError:
             accepted = await self._accepted(tx, (await tx.lock(Execution, [key])).get(key))
 
-            def decide(subject: Subject, timing: Timing) -> Decision[Changed]:
+            def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Changed]:
                 return decide_accept(subject, accepted, timing)
 
-            (outcome,) = await self.decide_in(tx, [Ask(asked, decide)], [0.0])
+            (outcome,) = await self.decide_in(tx, [unit.Ask(asked, decide)], [0.0])
             return outcome
 
         outcome = await self.store.transact(body)
@@ -537,7 +510,7 @@ class Work(Operations):
         """What an earlier acceptance of the same change has stored."""
         if execution is None:
             return None
-        key = execution_key(execution.execution_id)
+        key = unit.execution_key(execution.execution_id)
         attempt_key = (*key, execution.current_attempt_index)
         attempt = (await tx.get(Attempt, [attempt_key])).get(attempt_key)
         if attempt is None or attempt.blocked_on is None:

@@ -8,6 +8,7 @@ from typing import Final, Literal, TypeVar
 
 from rich.console import Console
 
+from flowfabric import errors
 from flowfabric.core.flow_endings import NoWait, WaitTimeout
 from flowfabric.core.flow_records import FlowState
 from flowfabric.core.ids import FlowId
@@ -15,13 +16,6 @@ from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.core.results import CancelFlowResult
 from flowfabric.core.views import FlowSummary
 from flowfabric.engine.unit import COMPLETION_TOPIC
-from flowfabric.errors import (
-    ExecutionNotTerminal,
-    ExecutionSkipped,
-    InvalidInput,
-    NotFound,
-    OperationTimeout,
-)
 from flowfabric.flows.graph import FlowGraph, print_graph, read_graph, why_skipped
 from flowfabric.flows.nodes import Node
 from flowfabric.run import OpenedApp, Run
@@ -53,9 +47,9 @@ class FlowRun:
     def run(self, node: Node[R]) -> Run[R]:
         """The execution of one node."""
         if not isinstance(node, Node):
-            raise InvalidInput("node", "must be what flow.add returned", node)
+            raise errors.InvalidInput("node", "must be what flow.add returned", node)
         if node.flow_id != self.flow_id:
-            raise InvalidInput("node", f"is of another flow than {self.flow_id}", node)
+            raise errors.InvalidInput("node", f"is of another flow than {self.flow_id}", node)
         execution_id = node.execution_id(self._opened.engine.deployment.partitions)
         return Run(self._opened, node.task, execution_id, namespace=self._namespace)
 
@@ -68,9 +62,9 @@ class FlowRun:
         opened = await self._here()
         try:
             return await run.result(timeout)
-        except ExecutionSkipped as error:
+        except errors.ExecutionSkipped as error:
             reason = await why_skipped(opened.engine, self.flow_id, run.execution_id)
-            raise ExecutionSkipped(run.execution_id, reason or error.reason) from None
+            raise errors.ExecutionSkipped(run.execution_id, reason or error.reason) from None
 
     async def wait(self, timeout: Duration | None = None) -> FlowState:
         """Wait until every node has ended; `completed`, `failed` or `cancelled`."""
@@ -81,7 +75,7 @@ class FlowRun:
                 return await self._until_ended()
         except TimeoutError:
             elapsed_ms = round((time.monotonic() - started_s) * 1_000)
-            raise OperationTimeout(f"waiting for flow {self.flow_id}", elapsed_ms) from None
+            raise errors.OperationTimeout(f"waiting for flow {self.flow_id}", elapsed_ms) from None
 
     async def _until_ended(self) -> FlowState:
         opened = await self._here()
@@ -91,7 +85,7 @@ class FlowRun:
                 if state in ENDED:
                     return state
                 if await opened.endings.is_idle():
-                    raise ExecutionNotTerminal(
+                    raise errors.ExecutionNotTerminal(
                         f"flow {self.flow_id} is {state}, and nothing happens by itself here:"
                         " `await app.drain()` runs what is ready"
                     )
@@ -106,7 +100,7 @@ class FlowRun:
         opened = await self._here()
         found = await opened.engine.read_flow_summary(self.flow_id)
         if found is None:
-            raise NotFound("flow", self.flow_id)
+            raise errors.NotFound("flow", self.flow_id)
         return found
 
     async def cancel(
@@ -132,7 +126,7 @@ class FlowRun:
         opened = await self._here()
         found = await read_graph(opened.engine, self.flow_id)
         if found is None:
-            raise NotFound("flow", self.flow_id)
+            raise errors.NotFound("flow", self.flow_id)
         return found
 
     async def graph(self, *, every_node: bool = False, console: Console | None = None) -> None:
@@ -149,6 +143,6 @@ class FlowRun:
         opened = self._opened = await self._opened.here()
         if self._namespace is not None:
             if await opened.engine.get_flow_namespace(self.flow_id) != self._namespace:
-                raise NotFound("flow", self.flow_id)
+                raise errors.NotFound("flow", self.flow_id)
             self._namespace = None
         return opened

@@ -22,6 +22,7 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
+from flowfabric import errors
 from flowfabric.core.checks import ENCODED, shorten
 from flowfabric.core.limits import TEXT_BYTES_MAX
 from flowfabric.core.policies import ATTEMPT_TIMEOUT
@@ -31,29 +32,12 @@ from flowfabric.core.states import FailureClass
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.engine.work import Completion, FailureReport
-from flowfabric.errors import (
-    CodecFailed,
-    CodeMismatch,
-    DoNotRetry,
-    FlowFabricError,
-    InvalidInput,
-    NotFound,
-    Validation,
-)
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of, outage_behind
 from flowfabric.submission import JSON_WITH_INPUTS, complete
 from flowfabric.task import JSON, Arguments, Bound, Task
+from flowfabric.worker import failures
 from flowfabric.worker.context import Context
-from flowfabric.worker.failures import (
-    category,
-    classify,
-    describe,
-    elsewhere,
-    text_of,
-    theirs,
-    traceback_text,
-)
 from flowfabric.worker.journal import blamed
 from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.lines import Line, current_line, inside_step
@@ -84,7 +68,7 @@ async def park(engine: Engine, lease: HeldLease, parking: Parking) -> None:
         try:
             awaited = sorted(set(parking.executions))
             await engine.await_executions(handle, awaited, until_ms=until_ms)
-        except NotFound as error:
+        except errors.NotFound as error:
             if error.id == handle.execution_id:
                 raise
             # The handler runs again at once, and is told where it asks for the result.
@@ -111,7 +95,7 @@ async def _suspend(engine: Engine, lease: HeldLease, pause: Pause) -> None:
         await engine.delay(lease.handle, 0)
 
 
-async def block(engine: Engine, lease: HeldLease, mismatch: CodeMismatch) -> None:
+async def block(engine: Engine, lease: HeldLease, mismatch: errors.CodeMismatch) -> None:
     """Wait for other code: a deploy brings it, or a person accepts this one."""
     detail = shorten(str(mismatch), TEXT_BYTES_MAX)
     log.warning("blocked by changed code: %s", detail, extra=lease.log_fields)
@@ -267,7 +251,7 @@ class RunningAttempt:
             await services.settle()
             if self._went_on:
                 await services.steps.settle()
-        except FlowFabricError as error:
+        except errors.FlowFabricError as error:
             log.warning("a failure was not stored: %s", error, extra=self.lease.log_fields)
         except asyncio.CancelledError:
             if self.lease.lost is None:
@@ -405,10 +389,10 @@ class RunningAttempt:
         arguments = self.task.arguments
         try:
             return arguments.decode(payload)
-        except InvalidInput as error:
+        except errors.InvalidInput as error:
             if self.lease.first_run and names_fit(arguments, payload):
                 raise
-            raise CodeMismatch(None, str(error)) from None
+            raise errors.CodeMismatch(None, str(error)) from None
 
     async def _with_inputs(self, payload: bytes) -> bytes:
         """The arguments, with results of the nodes it waited for put in."""
@@ -426,15 +410,15 @@ class RunningAttempt:
             # Busy: the handler has returned, whatever a branch it left behind waits for.
             with nullcontext() if self._services is None else self._services.parking.working():
                 stored = await engine.to_store(result)
-        except CodecFailed as error:
+        except errors.CodecFailed as error:
             what = f"the result of {self.task.name}"
-            raise CodecFailed(error.told, decoding=False, what=what) from error.__cause__
+            raise errors.CodecFailed(error.told, decoding=False, what=what) from error.__cause__
         self._check_size(", encoded,", stored, engine.config.payload_bytes_max)
         return stored
 
     def _check_size(self, how: str, data: bytes, bytes_max: int) -> None:
         if len(data) > bytes_max:
-            raise DoNotRetry(
+            raise errors.DoNotRetry(
                 f"the result of {self.task.name}{how} is {len(data)} bytes, at most {bytes_max} are"
                 " stored; keep it elsewhere and return where"
             )
@@ -479,27 +463,27 @@ class RunningAttempt:
             # No trouble of the database counts against a run.
             log.info("met an outage, and runs again: %s", error, extra=self.lease.log_fields)
             return partial(rest, self._shared.engine, self.lease)
-        if isinstance(error, CodecFailed) and error.decoding:
-            error = CodeMismatch(None, str(error))
-        if isinstance(error, CodeMismatch):
+        if isinstance(error, errors.CodecFailed) and error.decoding:
+            error = errors.CodeMismatch(None, str(error))
+        if isinstance(error, errors.CodeMismatch):
             return partial(block, self._shared.engine, self.lease, error)
-        failure_class = classify(error, self.task)
-        where = theirs(error)
+        failure_class = failures.classify(error, self.task)
+        where = failures.theirs(error)
         log.log(
             logging.ERROR if failure_class is FailureClass.PERMANENT else logging.WARNING,
             "handler failed: %s: %s",
             type(error).__name__,
-            text_of(error),
+            failures.text_of(error),
             exc_info=None
-            if where is None and not elsewhere(error)
+            if where is None and not failures.elsewhere(error)
             else (type(error), error, where),
             extra=self.lease.log_fields,
         )
         return self._failure(
-            describe(error),
+            failures.describe(error),
             failure_class,
-            category(error),
-            traceback_text(error),
+            failures.category(error),
+            failures.traceback_text(error),
             blamed(self.lease, error),
         )
 
@@ -524,10 +508,12 @@ class RunningAttempt:
     def _own_failure(self, error: Exception, raised: BaseException | None = None) -> Report:
         """What goes wrong here fails the run, or it would look as if the worker had died."""
         log.error("could not tell what became of it", exc_info=error, extra=self.lease.log_fields)
-        reason = f"the worker could not tell what became of it: {describe(error)}"
+        reason = f"the worker could not tell what became of it: {failures.describe(error)}"
         if raised is not None:
-            reason += f"; the handler raised {type(raised).__name__}: {text_of(raised)}"
-        return self._failure(reason, FailureClass.TRANSIENT, category(error), traceback_text(error))
+            reason += f"; the handler raised {type(raised).__name__}: {failures.text_of(raised)}"
+        return self._failure(
+            reason, FailureClass.TRANSIENT, failures.category(error), failures.traceback_text(error)
+        )
 
     async def _report(self, report: Report) -> None:
         try:
@@ -544,11 +530,11 @@ class RunningAttempt:
         try:
             try:
                 await self._shared.reports.send(self.lease, report)
-            except Validation as error:
+            except errors.Validation as error:
                 # Every later attempt would ask for the same, and be refused the same.
                 failure = self._failure(str(error), FailureClass.PERMANENT, error.code)
                 await self._shared.reports.send(self.lease, failure)
-        except FlowFabricError as error:
+        except errors.FlowFabricError as error:
             log.log(
                 level_of(error), "the report was refused: %s", error, extra=self.lease.log_fields
             )

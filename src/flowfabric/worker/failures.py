@@ -26,18 +26,10 @@ from typing import Final, Literal, NoReturn
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric import errors
 from flowfabric.core.checks import shorten
 from flowfabric.core.limits import FAILURE_BYTES_MAX, NAME_BYTES_MAX
 from flowfabric.core.states import FailureClass, TerminalOutcome
-from flowfabric.errors import (
-    DoNotRetry,
-    ExecutionNotActive,
-    FlowFabricError,
-    InvalidInput,
-    StepFailed,
-    StepsChanged,
-    Validation,
-)
 from flowfabric.task import Retry, Task
 
 # What a failure is reported as: how grave it is, in which words, and from where
@@ -82,7 +74,7 @@ def classify(error: BaseException, task: Task[..., object] | None) -> FailureCla
     if origin is not None:
         return origin.told.failure_class
     retry = (None if task is None else task.settings.retry) or Retry()
-    if isinstance(error, (DoNotRetry, StepsChanged, Validation, *retry.final)):
+    if isinstance(error, (errors.DoNotRetry, errors.StepsChanged, errors.Validation, *retry.final)):
         return FailureClass.PERMANENT
     if isinstance(error, ProcessDied):
         return FailureClass.INFRA_CRASH
@@ -93,7 +85,7 @@ def category(error: BaseException) -> str:
     origin = elsewhere(error)
     if origin is not None:
         return origin.told.category
-    named = error.code if isinstance(error, FlowFabricError) else type(error).__name__
+    named = error.code if isinstance(error, errors.FlowFabricError) else type(error).__name__
     return shorten(named, NAME_BYTES_MAX)
 
 
@@ -102,16 +94,19 @@ def describe(error: BaseException) -> str:
     origin = elsewhere(error)
     if origin is not None:
         return origin.told.reason
-    if isinstance(error, FlowFabricError | ProcessDied):
+    if isinstance(error, errors.FlowFabricError | ProcessDied):
         return text_of(error)
     frames = traceback.extract_tb(error.__traceback__)
     where = f" (in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text_of(error)}{where}"
 
 
-def why_lost(error: FlowFabricError) -> str:
+def why_lost(error: errors.FlowFabricError) -> str:
     """Why a handler is to stop: how its execution ended, if that is why."""
-    if not isinstance(error, ExecutionNotActive) or error.terminal_outcome == TerminalOutcome.NONE:
+    if (
+        not isinstance(error, errors.ExecutionNotActive)
+        or error.terminal_outcome == TerminalOutcome.NONE
+    ):
         return str(error)
     return f"{error.terminal_outcome}: {error.reason}" if error.reason else error.terminal_outcome
 
@@ -256,7 +251,7 @@ def read_literal(text: str) -> object:
 def read_tuple(text: str) -> tuple[object, ...]:
     value = read_literal(text)
     if not isinstance(value, tuple):
-        raise InvalidInput("arguments", "must be a tuple", value)
+        raise errors.InvalidInput("arguments", "must be a tuple", value)
     return value
 
 
@@ -334,7 +329,7 @@ def rebuilt(step_key: str, data: bytes) -> BaseException:
     stored = decode_failure(data)
     made = _again(stored)
     if made is None:
-        return StepFailed(step_key, stored.name, stored.message)
+        return errors.StepFailed(step_key, stored.name, stored.message)
     with suppress(Exception):
         note = f"stored by an earlier run, as the failure of step {step_key}"
         _set(made, _NOTES, [*getattr(made, _NOTES, ()), note])
@@ -499,7 +494,9 @@ def _bare(kind: type[BaseException], stored: StoredFailure) -> BaseException:
         made = _exception(new(kind))
         _set(made, "args", args if stored.args is not None else (stored.message,))
         return made
-    inner = [_again(each) or StepFailed("", each.name, each.message) for each in stored.members]
+    inner = [
+        _again(each) or errors.StepFailed("", each.name, each.message) for each in stored.members
+    ]
     return _exception(new(kind, *args, inner))
 
 

@@ -50,15 +50,7 @@ from msgspec import Struct
 
 from flowfabric.errors import InvalidInput
 from flowfabric.task import Task
-from flowfabric.worker.failures import (
-    ProcessDied,
-    RaisedElsewhere,
-    ReportedFailure,
-    category,
-    classify,
-    describe,
-    traceback_text,
-)
+from flowfabric.worker import failures
 
 # Processes of our own for tasks that keep a core busy -----------------------
 #
@@ -127,13 +119,13 @@ class _Child:
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
 
-    def ask(self, ask: ProcessCall) -> ReportedFailure:
+    def ask(self, ask: ProcessCall) -> failures.ReportedFailure:
         try:
             pipe = self._started()
             pipe.send_bytes(msgspec.msgpack.encode(ask))
-            return msgspec.msgpack.decode(pipe.recv_bytes(), type=ReportedFailure)
+            return msgspec.msgpack.decode(pipe.recv_bytes(), type=failures.ReportedFailure)
         except (EOFError, OSError) as error:
-            raise ProcessDied(self._last_words()) from error
+            raise failures.ProcessDied(self._last_words()) from error
 
     def kill(self) -> None:
         with self._lock:
@@ -164,10 +156,10 @@ class _Child:
         return f"the process of the task {how}"
 
 
-def _result(told: ReportedFailure) -> bytes:
+def _result(told: failures.ReportedFailure) -> bytes:
     if told.result is not None:
         return told.result
-    elsewhere = RaisedElsewhere(told)
+    elsewhere = failures.RaisedElsewhere(told)
     if told.pickled is None:
         raise elsewhere
     error = pickle.loads(told.pickled)
@@ -199,19 +191,19 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _answer(ask: ProcessCall) -> ReportedFailure:
+def _answer(ask: ProcessCall) -> failures.ReportedFailure:
     task: Task[..., object] | None = None
     try:
         task = _find(ask)
         bound = task.arguments.decode(ask.payload)
         call = partial(task.function, *bound.args, **bound.kwargs)
-        return ReportedFailure(result=task.encode_result(contained(call)))
+        return failures.ReportedFailure(result=task.encode_result(contained(call)))
     except BaseException as error:
-        return ReportedFailure(
-            reason=describe(error),
-            failure_class=classify(error, task),
-            category=category(error),
-            trace=traceback_text(error) or "",
+        return failures.ReportedFailure(
+            reason=failures.describe(error),
+            failure_class=failures.classify(error, task),
+            category=failures.category(error),
+            trace=failures.traceback_text(error) or "",
             pickled=_rebuildable(error),
         )
 

@@ -20,17 +20,8 @@ from typing import Final, NamedTuple, NoReturn
 import msgspec
 from msgspec import Struct
 
+from flowfabric.core import journal
 from flowfabric.core.ids import AttemptId, ExecutionId
-from flowfabric.core.journal import (
-    Asked,
-    Kept,
-    Shelf,
-    kept_lines,
-    line_group,
-    line_id,
-    step_key,
-    with_parents,
-)
 from flowfabric.core.records import FailedStep, Step, StepKind
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import NewStep, StepStored, accepted_key
@@ -64,8 +55,10 @@ def positions_of(steps: Sequence[Step]) -> dict[str, int]:
     return found
 
 
-def kept_of(step: Step) -> Kept:
-    return Kept(step.step_key, step.kind, step.name, step.digest, step.number, step.parallel)
+def kept_of(step: Step) -> journal.Kept:
+    return journal.Kept(
+        step.step_key, step.kind, step.name, step.digest, step.number, step.parallel
+    )
 
 
 def new_step(
@@ -148,7 +141,7 @@ def ends_in(steps: Iterable[Step]) -> dict[str, Outcome]:
 StoreStep = Callable[[NewStep], Awaitable[StepStored]]
 StoreLater = Callable[[NewStep], None]
 
-NOTHING: Final = Shelf(())
+NOTHING: Final = journal.Shelf(())
 SWALLOWED_MAX: Final = 100
 """Verbs a handler may call after it was told to stop, each of which tells it again."""
 PATIENCE_S: Final = 2.0
@@ -183,8 +176,8 @@ class Journal:
         self.seen: list[SeenFailure] = []
         self._steps: dict[str, Step] = {}
         self._positions: dict[str, int] = {}
-        self._by_line: dict[str, list[Kept]] = {}
-        self._lines: dict[str, Shelf] = {}
+        self._by_line: dict[str, list[journal.Kept]] = {}
+        self._lines: dict[str, journal.Shelf] = {}
         self._giving_up = 0
         self._branched = False
         self._keys: set[str] = set()
@@ -392,8 +385,10 @@ class Journal:
         self._turns.order.take_in(self._positions.values())
         self._keys.update(self._steps)
         self._untaken.update(each.key for kept in self._by_line.values() for each in kept)
-        self._line_ids.update(with_parents(self._by_line))
-        self._lines = {group: Shelf(kept) for group, kept in kept_lines(self._by_line).items()}
+        self._line_ids.update(journal.with_parents(self._by_line))
+        self._lines = {
+            group: journal.Shelf(kept) for group, kept in journal.kept_lines(self._by_line).items()
+        }
         self._branched = bool(self._lines)
 
     def has_submitted(self, child: str) -> bool:
@@ -438,7 +433,7 @@ class Journal:
 
     def forgive(self, keys: Collection[str]) -> None:
         self._moves.forgive(keys)
-        lines = with_parents(self._steps[key].line for key in keys)
+        lines = journal.with_parents(self._steps[key].line for key in keys)
         for shelf in self._lines.values():
             shelf.forgive(lines)
 
@@ -452,30 +447,30 @@ class Journal:
     def step(self, key: str) -> Step:
         return self._steps[key]
 
-    def steps_of(self, line: str) -> Shelf:
+    def steps_of(self, line: str) -> journal.Shelf:
         kept = self._by_line.get(line)
-        return NOTHING if kept is None else Shelf(kept)
+        return NOTHING if kept is None else journal.Shelf(kept)
 
-    def lines_at(self, group: str) -> Shelf:
+    def lines_at(self, group: str) -> journal.Shelf:
         if group not in self._lines:
-            self._lines[group] = Shelf(())
+            self._lines[group] = journal.Shelf(())
         return self._lines[group]
 
-    def stored_at(self, line: str, key: str) -> Shelf:
+    def stored_at(self, line: str, key: str) -> journal.Shelf:
         """The lines that were started in a line after a call; cheap where none are stored."""
-        return self.lines_at(line_group(line, key)) if self._branched else NOTHING
+        return self.lines_at(journal.line_group(line, key)) if self._branched else NOTHING
 
     def places_in(self, line: str) -> Collection[str]:
         return ("", *(kept.key for kept in self._by_line.get(line, ()))) if self._branched else ()
 
-    def new_line_id(self, parent: str, group: str, asked: Asked) -> str:
-        while (made := line_id(parent, group, asked)) in self._line_ids:
+    def new_line_id(self, parent: str, group: str, asked: journal.Asked) -> str:
+        while (made := journal.line_id(parent, group, asked)) in self._line_ids:
             asked = asked._replace(number=asked.number + 1, equal=asked.equal + 1)
         self._line_ids.add(made)
         return made
 
-    def new_step_key(self, line: str, asked: Asked) -> tuple[str, Asked]:
-        while (made := step_key(line, asked)) in self._keys:
+    def new_step_key(self, line: str, asked: journal.Asked) -> tuple[str, journal.Asked]:
+        while (made := journal.step_key(line, asked)) in self._keys:
             asked = asked._replace(number=asked.number + 1)
         self._keys.add(made)
         return made, asked
@@ -496,8 +491,8 @@ class Journal:
         self.began()
         try:
             is_past = patch.line.is_past_here()
-            asked = Asked(StepKind.PATCH, f"patch {patch.name}", "", patch.number)
-            key = step_key(patch.line.known_as, asked)
+            asked = journal.Asked(StepKind.PATCH, f"patch {patch.name}", "", patch.number)
+            key = journal.step_key(patch.line.known_as, asked)
             stored = self._steps.get(key)
             if stored is not None:
                 await self.deliver(stored)
@@ -507,7 +502,7 @@ class Journal:
         finally:
             self.ended()
 
-    async def _store_patch(self, line: str, key: str, asked: Asked) -> None:
+    async def _store_patch(self, line: str, key: str, asked: journal.Asked) -> None:
         with self._turns.allot() as position:
             await self._store(
                 NewStep(

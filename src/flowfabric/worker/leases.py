@@ -16,19 +16,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Final
 
+from flowfabric import errors
 from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.ids import LeaseId
 from flowfabric.core.limits import BATCH_MAX, FENCE_MS_MAX
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.engine.creation import BrokenBy
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import (
-    DatabaseGone,
-    FlowFabricError,
-    InvalidInput,
-    LeaseExpired,
-    RetryExhausted,
-)
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of, statements_within
 from flowfabric.worker.failures import place_of, why_lost
@@ -113,7 +107,9 @@ class HeldLease:
         """Raise unless it may be live."""
         self.check()
         if self.lost is not None:
-            raise LeaseExpired(f"the lease of {self.handle.execution_id} is gone: {self.lost}")
+            raise errors.LeaseExpired(
+                f"the lease of {self.handle.execution_id} is gone: {self.lost}"
+            )
 
     def enter_fence(self, asked_at_s: float, broken_by: BrokenBy) -> None:
         self.fenced += 1
@@ -161,7 +157,7 @@ _inside: ContextVar[LeaseId | None] = ContextVar("flowfabric_fence", default=Non
 def check_outside(lease: HeldLease) -> None:
     """Refuse what would wait for the row that this branch itself keeps locked."""
     if _inside.get() == lease.handle.lease_id:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             "ctx",
             "inside a fence none of its verbs can be used: they would wait for your transaction,"
             " and it for them. Leave `with ctx.fence(…)` first; what belongs into the"
@@ -180,7 +176,7 @@ class Inside:
         """Before the store is asked."""
         self._lease.require()
         if _inside.get() == self._lease.handle.lease_id:
-            raise InvalidInput("fence", "is open already; one transaction at a time")
+            raise errors.InvalidInput("fence", "is open already; one transaction at a time")
         self._asked_at_s = clock_s()
 
     def enter(self, broken_by: BrokenBy) -> None:
@@ -261,7 +257,7 @@ class Heartbeat:
 
     def __init__(self, lease_ttl_s: float, connect: Connect | None, engine: Engine) -> None:
         """Without `connect` it shares `engine` and its loop."""
-        self.on_gone: Callable[[DatabaseGone], None] | None = None
+        self.on_gone: Callable[[errors.DatabaseGone], None] | None = None
         """Called on the worker's loop when the database is gone for good."""
         self._interval_s = lease_ttl_s / BEATS_PER_LEASE
         self._connect = connect
@@ -348,7 +344,7 @@ class Heartbeat:
             try:
                 with statements_within(self._interval_s):
                     engine = await connect()
-            except FlowFabricError as error:
+            except errors.FlowFabricError as error:
                 log.log(level_of(error), "the heartbeat is not connected; trying again: %s", error)
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -402,7 +398,7 @@ class Heartbeat:
             try:
                 with statements_within(self._interval_s):
                     lost = await self._engine.find_lost_leases(handles[start : start + BATCH_MAX])
-            except FlowFabricError as error:
+            except errors.FlowFabricError as error:
                 log.log(level_of(error), "could not look for lost leases: %s", error)
                 return
             if lost:
@@ -416,16 +412,16 @@ class Heartbeat:
                 outcomes = await self._engine.renew_many(
                     [lease.handle for lease in held], waits=False
                 )
-        except FlowFabricError as error:
+        except errors.FlowFabricError as error:
             log.log(level_of(error), "leases could not be renewed; trying again: %s", error)
-            if isinstance(error, DatabaseGone) and self.on_gone is not None:
+            if isinstance(error, errors.DatabaseGone) and self.on_gone is not None:
                 self._worker_loop.call_soon_threadsafe(self.on_gone, error)
             return False
         answered = True
         for lease, outcome in zip(held, outcomes, strict=True):
             if isinstance(outcome, Renewed):
                 lease.confirm(asked_at_s)
-            elif isinstance(outcome, RetryExhausted):
+            elif isinstance(outcome, errors.RetryExhausted):
                 lease.still_locked(asked_at_s)
                 answered = False
             else:

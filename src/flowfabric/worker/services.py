@@ -13,6 +13,7 @@ from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 import msgspec
 from msgspec import structs
 
+from flowfabric import errors
 from flowfabric.core.checks import check_text
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.journal import STEP_NAME_BYTES_MAX
@@ -25,18 +26,6 @@ from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.waitpoints import SuspensionView, kept_topic
-from flowfabric.errors import (
-    ExecutionNotActive,
-    FlowFabricError,
-    InvalidInput,
-    LeaseConflict,
-    LeaseExpired,
-    LeaseRevoked,
-    LockTimeout,
-    NotAwaited,
-    NotFound,
-    StaleLease,
-)
 from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
 from flowfabric.outages import statements_within
@@ -91,7 +80,7 @@ class Promises:
         for promise in found:
             promise.coroutine.close()
         if found:
-            raise NotAwaited([promise.called for promise in found])
+            raise errors.NotAwaited([promise.called for promise in found])
 
     def let_go(self) -> None:
         """Of all that points back to the attempt."""
@@ -107,7 +96,13 @@ log = open_log(__name__)
 
 T = TypeVar("T")
 
-LOST: Final = (ExecutionNotActive, LeaseConflict, LeaseExpired, LeaseRevoked, StaleLease)
+LOST: Final = (
+    errors.ExecutionNotActive,
+    errors.LeaseConflict,
+    errors.LeaseExpired,
+    errors.LeaseRevoked,
+    errors.StaleLease,
+)
 """What the engine answers a worker that no longer holds the lease."""
 STOP_WAIT_S: Final = 1.0
 FENCE_PATIENCE_MIN_S: Final = 1.0
@@ -206,7 +201,7 @@ class Recorder:
         for answer in await self._shared.reports.send(
             self._lease, lambda: engine.record_steps(reports)
         ):
-            if isinstance(answer, FlowFabricError):
+            if isinstance(answer, errors.FlowFabricError):
                 raise answer
 
     async def _send(self, step: NewStep) -> StepStored:
@@ -266,7 +261,7 @@ class Services:
         """From the handler's thread: run `work` on the worker's loop and wait for it."""
         if threading.get_ident() == self._thread:
             work.close()
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 "ctx.blocking",
                 "is for plain functions, which run in a thread; on the event loop it would wait"
                 " for itself. Use the verb of ctx itself, with await",
@@ -298,7 +293,7 @@ class Services:
         engine = self._shared.engine
         found = await self._tell(lambda: engine.find_outcomes([execution_id]))
         if execution_id in found.missing:
-            raise NotFound("execution", execution_id)
+            raise errors.NotFound("execution", execution_id)
         return found.ended.get(execution_id)
 
     async def tags(self) -> Mapping[str, str]:
@@ -361,7 +356,7 @@ class Services:
         created = await self._tell(submit)
         if created.execution_id == parent:
             named = "execution_id" if options.idempotency_key is None else "idempotency_key"
-            raise InvalidInput(named, "is this run's own; give the child another")
+            raise errors.InvalidInput(named, "is this run's own; give the child another")
         return created.execution_id
 
     def _child_id(self, parent: ExecutionId, identity: str) -> ExecutionId:
@@ -439,7 +434,7 @@ class FencedTransaction:
                     broken_by = self._engine.enter_fence_on_sync(
                         self._connection, self._lease.handle
                     )
-                except LockTimeout:
+                except errors.LockTimeout:
                     continue
                 break
         self._inside.enter(broken_by)
@@ -463,7 +458,7 @@ class FencedTransaction:
                     broken_by = await self._engine.enter_fence_on(
                         self._connection, self._lease.handle
                     )
-                except LockTimeout:
+                except errors.LockTimeout:
                     continue
                 break
         self._inside.enter(broken_by)
@@ -562,7 +557,7 @@ def check_awaitable(verbs: Verbs, name: str) -> None:
     if verbs._waits or verbs._services.is_here():
         return
     if inside_step.get() is None or name in IN_STEPS:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"ctx.{name}",
             "has to be awaited on the event loop of the worker; a plain function, which runs in a"
             f" thread, writes ctx.blocking.{name}(…)",
@@ -572,14 +567,14 @@ def check_awaitable(verbs: Verbs, name: str) -> None:
 def check_step(name: object, function: object, retry: object) -> None:
     """What `ctx.step` is called with."""
     if callable(name) and not isinstance(name, str):
-        raise InvalidInput("name", 'comes first, as in ctx.step("fetch", fetch, url)', name)
+        raise errors.InvalidInput("name", 'comes first, as in ctx.step("fetch", fetch, url)', name)
     check_text("name", name, bytes_max=STEP_NAME_BYTES_MAX, empty=False)
     if not isinstance(retry, Retry | None):
-        raise InvalidInput("retry", "must be a Retry", retry)
+        raise errors.InvalidInput("retry", "must be a Retry", retry)
     step = f"the function of step {name}"
     if isinstance(function, Task | Call):
         task = function if isinstance(function, Task) else function.task
-        raise InvalidInput(
+        raise errors.InvalidInput(
             step,
             f"is a task; `await ctx.submit({task.name}, …)` runs it as an execution of its own, and"
             f" {task.name}.function is its function",
@@ -588,7 +583,7 @@ def check_step(name: object, function: object, retry: object) -> None:
         return
     if inspect.iscoroutine(function):
         function.close()
-    raise InvalidInput(
+    raise errors.InvalidInput(
         step,
         f"has been called already; pass it and its arguments, as in ctx.step({name!r}, fetch, url)",
         function,
@@ -603,6 +598,6 @@ def decode_step(key: str, decode: Callable[[bytes], object], data: bytes) -> obj
     try:
         return decode(data)
     except msgspec.DecodeError as error:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"the result of step {key}", f"does not fit its return annotation: {error}"
         ) from error

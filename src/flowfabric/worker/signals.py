@@ -18,6 +18,7 @@ from typing import Final, Literal, TypeVar, overload
 import msgspec
 from msgspec import Raw, Struct, structs
 
+from flowfabric import errors
 from flowfabric.core.conditions import (
     Condition,
     ranks_of,
@@ -29,13 +30,6 @@ from flowfabric.core.policies import Duration, duration_ms, optional_duration_ms
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.waitpoints import ANNOUNCED_FOR_MS, FreshWaitpoint
 from flowfabric.engine.waitpoints import ResumeSignal, SuspensionView
-from flowfabric.errors import (
-    CodecFailed,
-    CodeMismatch,
-    InvalidInput,
-    MaxReplaysExhausted,
-    SignalTimeout,
-)
 from flowfabric.json_values import read_as
 from flowfabric.signals import Signal, SignalToken, check_name, condition_of
 from flowfabric.worker.functions import digest_of
@@ -148,8 +142,8 @@ async def _readable(services: Services, wait: Wait) -> StoredWait:
     """How a wait ended. What a codec cannot read, it may read later: the handler is parked."""
     try:
         return await _ended(services, wait)
-    except CodecFailed as error:
-        await services.parking.until_code_fits(CodeMismatch(None, str(error)))
+    except errors.CodecFailed as error:
+        await services.parking.until_code_fits(errors.CodeMismatch(None, str(error)))
         raise
 
 
@@ -206,7 +200,7 @@ async def _last_pause(services: Services, call: DurableCall) -> tuple[str, Suspe
             view = await services.describe_suspension(suspension_id)
         if view is None or view.resumed or (view.close_reason or "").startswith(RESUMED_BY):
             return suspension_id, view
-    raise MaxReplaysExhausted(f"{call.key} was waited for {PAUSES_MAX} times")
+    raise errors.MaxReplaysExhausted(f"{call.key} was waited for {PAUSES_MAX} times")
 
 
 def _pause(services: Services, wait: Wait, suspension_id: str) -> Pause:
@@ -267,7 +261,7 @@ def _judged(ended: StoredWait, kind: object) -> StoredWait:
     """With what the handler is told of payloads that do not fit: later runs are told the same."""
     try:
         _signals(ended, kind)
-    except InvalidInput as error:
+    except errors.InvalidInput as error:
         return structs.replace(
             ended, refusal=UnreadablePayload(field=error.field, problem=error.problem)
         )
@@ -277,11 +271,11 @@ def _judged(ended: StoredWait, kind: object) -> StoredWait:
 def _check(ended: StoredWait, what: str) -> None:
     """Raise what the handler is told of a wait that ended without signals it can use."""
     if ended.ended == "timeout":
-        raise SignalTimeout(f"{what}: nothing met it in time")
+        raise errors.SignalTimeout(f"{what}: nothing met it in time")
     if ended.ended == "operator":
-        raise SignalTimeout(f"{what}: an operator ended the wait without it")
+        raise errors.SignalTimeout(f"{what}: an operator ended the wait without it")
     if ended.refusal is not None:
-        raise InvalidInput(ended.refusal.field, ended.refusal.problem)
+        raise errors.InvalidInput(ended.refusal.field, ended.refusal.problem)
 
 
 def _signals(ended: StoredWait, kind: object) -> tuple[Signal[object], ...]:
@@ -304,7 +298,7 @@ def _payload(stored: StoredSignal, kind: object) -> object:
         return read_as(stored.payload, kind)
     except Exception as error:
         # Models run code of the program's own, which may raise anything.
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"payload of signal {stored.name}", f"does not fit the type asked for: {error}"
         ) from error
 
@@ -419,7 +413,7 @@ class SignalVerbs(Verbs):
         self, conditions: tuple[str | Condition, ...], timeout: Duration | None
     ) -> tuple[Wait, str]:
         if not conditions:
-            raise InvalidInput("wait_for", "needs a name or a condition")
+            raise errors.InvalidInput("wait_for", "needs a name or a condition")
         wait = self._wait("signals", condition_of(*conditions), timeout)
         return wait, f"signals {', '.join(referenced_waitpoint_keys(wait.condition))}"
 
@@ -436,7 +430,7 @@ class SignalVerbs(Verbs):
     ) -> tuple[Signal[object], ...] | None:
         try:
             return await received(self._services, wait, what, kind)
-        except SignalTimeout:
+        except errors.SignalTimeout:
             if default is _NONE_GIVEN:
                 raise
             return None

@@ -9,26 +9,11 @@ from typing import Final, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from flowfabric.errors import (
-    BackendErrorKind,
-    FlowFabricError,
-    InvalidInput,
-    LockTimeout,
-    Transport,
-)
+from flowfabric import errors
 from flowfabric.outages import patience_s
 from flowfabric.store.base import Value
 from flowfabric.store.foreign import comes_from, unknown
-from flowfabric.store.postgres.driver import (
-    BACKEND,
-    DriverRow,
-    Fetching,
-    connection_lost,
-    in_trouble,
-    in_words,
-    lock_timed_out,
-    sqlstate,
-)
+from flowfabric.store.postgres import driver
 from flowfabric.store.postgres.hints import CHANNEL, hint_payloads
 from flowfabric.store.postgres.pool import COMMAND_TIMEOUT_S, SEARCH_PATH
 
@@ -58,7 +43,7 @@ class Settings(Struct, frozen=True):
 
 
 @runtime_checkable
-class Endable(Fetching, Protocol):
+class Endable(driver.Fetching, Protocol):
     """A connection of asyncpg, which can be ended without an answer."""
 
     def is_closed(self) -> bool: ...
@@ -137,7 +122,7 @@ class PsycopgConnection:
 
     async def fetch(
         self, query: str, *args: object, timeout: float | None = None
-    ) -> Sequence[DriverRow]:
+    ) -> Sequence[driver.DriverRow]:
         self._cursor.execute(query, [_parameter(value) for value in args])
         columns = self._cursor.description
         if columns is None:
@@ -159,7 +144,7 @@ class AsyncPsycopgConnection:
 
     async def fetch(
         self, query: str, *args: object, timeout: float | None = None
-    ) -> Sequence[DriverRow]:
+    ) -> Sequence[driver.DriverRow]:
         await self._cursor.execute(query, [_parameter(value) for value in args])
         columns = self._cursor.description
         if columns is None:
@@ -181,7 +166,7 @@ class Psycopg2Connection:
 
     async def fetch(
         self, query: str, *args: object, timeout: float | None = None
-    ) -> Sequence[DriverRow]:
+    ) -> Sequence[driver.DriverRow]:
         named = _NUMBERED.sub(r"%(p\1)s", query.replace("%", "%%"))
         values = {f"p{place}": _parameter(value) for place, value in enumerate(args, 1)}
         self._cursor.execute(named, values)
@@ -201,27 +186,27 @@ def outage_told() -> Iterator[None]:
     """Their connection failing under our statements is an outage of the database like another."""
     try:
         yield
-    except FlowFabricError:
+    except errors.FlowFabricError:
         raise
     except Exception as error:
         if not tells_of_outage(error):
             raise
-        busy = in_trouble(error)
-        kind = BackendErrorKind.BUSY_LOADING if busy else BackendErrorKind.TRANSPORT
-        raise Transport(BACKEND, in_words(error), kind=kind) from error
+        busy = driver.in_trouble(error)
+        kind = errors.BackendErrorKind.BUSY_LOADING if busy else errors.BackendErrorKind.TRANSPORT
+        raise errors.Transport(driver.BACKEND, driver.in_words(error), kind=kind) from error
 
 
 def tells_of_outage(error: BaseException) -> bool:
     """Whether an error of any driver we know means that the database, or the way to it, is away."""
-    if in_trouble(error) or isinstance(error, TimeoutError) or connection_lost(error):
+    if driver.in_trouble(error) or isinstance(error, TimeoutError) or driver.connection_lost(error):
         return True
-    state = sqlstate(error)
+    state = driver.sqlstate(error)
     of_psycopg = comes_from(error, "psycopg") or comes_from(error, "psycopg2")
     named = type(error).__name__ in ("OperationalError", "InterfaceError")
     return of_psycopg and (state.startswith(("08", "57P")) or (named and not state))
 
 
-def lost_in_transaction(connection: Fetching) -> bool:
+def lost_in_transaction(connection: driver.Fetching) -> bool:
     """Whether a connection of theirs has ended, and not because they were done with it.
 
     As far as its driver tells: with psycopg2 it looks the same.
@@ -237,7 +222,7 @@ def lost_in_transaction(connection: Fetching) -> bool:
             return False
 
 
-def joined(connection: object) -> Fetching:
+def joined(connection: object) -> driver.Fetching:
     """A connection of any driver we know, as one we can run our statements on."""
     if comes_from(connection, "asyncpg"):
         return _asyncpg(connection)
@@ -248,7 +233,7 @@ def joined(connection: object) -> Fetching:
     raise unknown(connection)
 
 
-def joined_sync(connection: object) -> Fetching:
+def joined_sync(connection: object) -> driver.Fetching:
     """The same, for connections that need no event loop."""
     if comes_from(connection, "psycopg2"):
         return _psycopg2(connection)
@@ -257,11 +242,11 @@ def joined_sync(connection: object) -> Fetching:
         if isinstance(fetching, PsycopgConnection):
             return fetching
     if comes_from(connection, "asyncpg") or comes_from(connection, "psycopg"):
-        raise InvalidInput("connection", "is async; use `await app.submit(…)` with it")
+        raise errors.InvalidInput("connection", "is async; use `await app.submit(…)` with it")
     raise unknown(connection)
 
 
-async def enter(connection: Fetching, lock_wait_ms: int | None) -> Settings:
+async def enter(connection: driver.Fetching, lock_wait_ms: int | None) -> Settings:
     """Make our tables visible to our statements; return what to `leave` with."""
     (row,) = await connection.fetch(_FOUND)
     found = Settings(str(row["search_path"]), str(row["lock_timeout"]))
@@ -270,7 +255,7 @@ async def enter(connection: Fetching, lock_wait_ms: int | None) -> Settings:
     return found
 
 
-async def leave(connection: Fetching, found: Settings, hinted: set[str]) -> None:
+async def leave(connection: driver.Fetching, found: Settings, hinted: set[str]) -> None:
     """Leave the transaction as it was. Hints travel with its commit."""
     await connection.fetch(_LEAVE, found.search_path, found.lock_timeout)
     for payload in hint_payloads(uuid.uuid4().hex, hinted):
@@ -278,17 +263,17 @@ async def leave(connection: Fetching, found: Settings, hinted: set[str]) -> None
 
 
 @asynccontextmanager
-async def whole(connection: Fetching) -> AsyncIterator[None]:
+async def whole(connection: driver.Fetching) -> AsyncIterator[None]:
     """Leave nothing in their transaction of what is refused, or has to wait, half-way."""
     await connection.fetch("savepoint flowfabric")
     try:
         try:
             yield
         except Exception as error:
-            if not lock_timed_out(error):
+            if not driver.lock_timed_out(error):
                 raise
-            raise LockTimeout(in_words(error)) from None
-    except FlowFabricError:
+            raise errors.LockTimeout(driver.in_words(error)) from None
+    except errors.FlowFabricError:
         await connection.fetch("rollback to savepoint flowfabric")
         await connection.fetch("release savepoint flowfabric")
         raise
@@ -307,7 +292,7 @@ class Answering:
 
     async def fetch(
         self, query: str, *args: object, timeout: float | None = None
-    ) -> Sequence[DriverRow]:
+    ) -> Sequence[driver.DriverRow]:
         try:
             return await self.theirs.fetch(query, *args, timeout=self._timeout_s)
         except TimeoutError:
@@ -315,7 +300,7 @@ class Answering:
             raise
 
 
-def answering(connection: Fetching, lock_wait_ms: int | None) -> Fetching:
+def answering(connection: driver.Fetching, lock_wait_ms: int | None) -> driver.Fetching:
     """The connection, held to the time that whoever limits the wait for locks has besides.
 
     Only asyncpg lets us end a connection that does not answer; others end as they are set to.
@@ -326,13 +311,13 @@ def answering(connection: Fetching, lock_wait_ms: int | None) -> Fetching:
     return Answering(connection, timeout_s + lock_wait_ms / 1_000)
 
 
-def _asyncpg(connection: object) -> Fetching:
+def _asyncpg(connection: object) -> driver.Fetching:
     asyncpg = importlib.import_module("asyncpg")
     if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
         raise unknown(connection)
     known: Endable = connection
     if not known.is_in_transaction():
-        raise InvalidInput("connection", _NO_TRANSACTION)
+        raise errors.InvalidInput("connection", _NO_TRANSACTION)
     # Behind that of a pool, which cannot be asked anything once it is given back.
     own: Endable = getattr(connection, "_con", connection)
     return own
@@ -345,7 +330,7 @@ def _psycopg(connection: object) -> PsycopgConnection | AsyncPsycopgConnection:
         raise unknown(connection)
     idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     if connection.autocommit and idle:
-        raise InvalidInput("connection", _NO_TRANSACTION)
+        raise errors.InvalidInput("connection", _NO_TRANSACTION)
     if isinstance(connection, psycopg.AsyncConnection):
         return AsyncPsycopgConnection(
             psycopg.AsyncRawCursor(connection, row_factory=rows.tuple_row), connection
@@ -361,7 +346,7 @@ def _psycopg2(connection: object) -> Psycopg2Connection:
         raise unknown(connection)
     idle = connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
     if connection.autocommit and idle:
-        raise InvalidInput("connection", _NO_TRANSACTION)
+        raise errors.InvalidInput("connection", _NO_TRANSACTION)
     # Of the plain kind: theirs may return rows of another shape.
     cursor = connection.cursor(cursor_factory=extensions.cursor)
     return Psycopg2Connection(cursor, connection)

@@ -21,21 +21,8 @@ from msgspec import Struct
 from flowfabric.core.events import Event
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Execution
+from flowfabric.store import mapping
 from flowfabric.store.base import Value
-from flowfabric.store.mapping import (
-    AFTER_THE_END,
-    BEFORE_THE_END,
-    BLANKS,
-    IMPLIED,
-    STATES,
-    AskedRow,
-    EndingRow,
-    Kind,
-    Live,
-    Table,
-    table_of,
-    to_values,
-)
 
 SCHEMA: Final = "flowfabric"
 
@@ -43,12 +30,12 @@ CLOCK_MS: Final = "floor(extract(epoch from clock_timestamp()) * 1000)::bigint"
 
 # Integers travel as bigint: they compare with and are assigned to narrower columns.
 _TYPES: Final = {
-    Kind.INT: "bigint",
-    Kind.FLOAT: "double precision",
-    Kind.BOOL: "boolean",
-    Kind.TEXT: "text",
-    Kind.BYTES: "bytea",
-    Kind.UUID: "uuid",
+    mapping.Kind.INT: "bigint",
+    mapping.Kind.FLOAT: "double precision",
+    mapping.Kind.BOOL: "boolean",
+    mapping.Kind.TEXT: "text",
+    mapping.Kind.BYTES: "bytea",
+    mapping.Kind.UUID: "uuid",
 }
 
 EACH_EVENT: Final = frozenset(
@@ -101,10 +88,10 @@ class Batch:
 
     def append(self, rows: Sequence[Sequence[Event]]) -> None:
         """Add rows to the event log, each of events that `rows_of_events` has put together."""
-        table = table_of(Event)
+        table = mapping.table_of(Event)
         self.parts.append(Part("append", Event, table.names * len(rows), alone=False))
         for events in rows:
-            columns = zip(*(to_values(event, table) for event in events), strict=True)
+            columns = zip(*(mapping.to_values(event, table) for event in events), strict=True)
             self.values += [
                 (None if column.count(None) == len(column) else column)
                 if name in EACH_EVENT
@@ -136,7 +123,9 @@ def rows_of_events(events: Iterable[Event]) -> list[list[Event]]:
 
 
 def _in_common(event: Event) -> list[object]:
-    return [getattr(event, name) for name in table_of(Event).names if name not in EACH_EVENT]
+    return [
+        getattr(event, name) for name in mapping.table_of(Event).names if name not in EACH_EVENT
+    ]
 
 
 def arrays(rows: Iterable[Sequence[Value]]) -> list[Sequence[Value]]:
@@ -148,7 +137,7 @@ def arrays(rows: Iterable[Sequence[Value]]) -> list[Sequence[Value]]:
 
 @lru_cache(maxsize=256)
 def get_text(record: type[Struct]) -> str:
-    table = table_of(record)
+    table = mapping.table_of(record)
     return (
         f"select t.* from {_unnest(table, table.key, 1)}"
         f" cross join lateral ({_by_key(table)} limit 1) as t"
@@ -163,13 +152,13 @@ def lock_text(record: type[Struct]) -> str:
     it. So the time in the last row is later than the last lock, however long that
     was waited for.
     """
-    table = table_of(record)
+    table = mapping.table_of(record)
     keys = f"select * from {_unnest(table, table.key, 1)} order by {', '.join(table.key)}"
     row = _locked_execution(table) if record is Execution else f"{_by_key(table)} for update"
     return f"select t.*, {CLOCK_MS} from ({keys}) as k cross join lateral ({row}) as t"
 
 
-def _locked_execution(table: Table) -> str:
+def _locked_execution(table: mapping.Table) -> str:
     """The row of its phase is what gets locked.
 
     One that changes its phase meanwhile has gone from one table, and is in the other one
@@ -177,10 +166,13 @@ def _locked_execution(table: Table) -> str:
     """
     same = " and ".join(f"e.{name} = p.{name}" for name in table.key)
     found = " and ".join(f"p.{name} = k.{name}" for name in table.key)
-    asked = table_of(AskedRow)
+    asked = mapping.table_of(mapping.AskedRow)
     rows: list[str] = []
-    for part, rest in ((Live, BEFORE_THE_END), (EndingRow, AFTER_THE_END)):
-        phase = table_of(part)
+    for part, rest in (
+        (mapping.Live, mapping.BEFORE_THE_END),
+        (mapping.EndingRow, mapping.AFTER_THE_END),
+    ):
+        phase = mapping.table_of(part)
         columns = ", ".join(
             _read(phase, name, "p")
             if name in phase.names
@@ -204,12 +196,12 @@ def _literal(value: object) -> str:
 class NewRows(NamedTuple):
     """Rows to insert: which columns differ among them, and the values of all columns."""
 
-    table: Table
+    table: mapping.Table
     differing: frozenset[str]
     values: list[Value | Sequence[Value]]
 
 
-def new_rows(table: Table, rows: Sequence[Sequence[Value]]) -> NewRows:
+def new_rows(table: mapping.Table, rows: Sequence[Sequence[Value]]) -> NewRows:
     """Rows as `insert_new_text` takes them.
 
     Only a large batch looks for columns that are the same throughout: each such set
@@ -230,7 +222,7 @@ def new_rows(table: Table, rows: Sequence[Sequence[Value]]) -> NewRows:
 
 
 @lru_cache(maxsize=1024)
-def insert_new_text(rows: tuple[tuple[Table, frozenset[str]], ...]) -> str:
+def insert_new_text(rows: tuple[tuple[mapping.Table, frozenset[str]], ...]) -> str:
     """Insert rows whose key is free, and those that belong to them into further tables.
 
     For each table, say which of its columns differ among the rows.
@@ -244,7 +236,9 @@ def insert_new_text(rows: tuple[tuple[Table, frozenset[str]], ...]) -> str:
     return f"with {', '.join(texts)} select {key} from w0"
 
 
-def _insert_new(table: Table, differing: frozenset[str], first: int, *, is_first: bool) -> str:
+def _insert_new(
+    table: mapping.Table, differing: frozenset[str], first: int, *, is_first: bool
+) -> str:
     key = ", ".join(table.key)
     names = ", ".join(table.names)
     varying = [name for name in table.names if name in differing]
@@ -294,7 +288,7 @@ def _seen(records: tuple[type[Struct], ...], first: int) -> str:
     """Locks rows in the order of their types, and tells whether all have their old versions."""
     counts: list[str] = []
     for record in records:
-        table = table_of(record)
+        table = mapping.table_of(record)
         key = ", ".join(table.key)
         places = [*_places(table, table.key, first, suffix="[]"), f"${first + len(table.key)}"]
         same = " and ".join(f"r.{name} = k.{name}" for name in table.key)
@@ -309,7 +303,7 @@ def _seen(records: tuple[type[Struct], ...], first: int) -> str:
 
 
 def _write(part: Part, first: int, when: str) -> str:
-    table = table_of(part.record)
+    table = mapping.table_of(part.record)
     if part.verb == "append":
         return _append(table, part.columns, first, when)
     if part.verb == "insert":
@@ -334,7 +328,7 @@ def _write(part: Part, first: int, when: str) -> str:
     return f"update {SCHEMA}.{table.name} as t set {changes}{source} where {where} returning 1"
 
 
-def _append(table: Table, columns: tuple[str, ...], first: int, when: str) -> str:
+def _append(table: mapping.Table, columns: tuple[str, ...], first: int, when: str) -> str:
     """`columns` are those of the table, once for each row."""
     values = [
         f"{place}[]" if name in EACH_EVENT else place
@@ -345,7 +339,9 @@ def _append(table: Table, columns: tuple[str, ...], first: int, when: str) -> st
     return _inserted(table, table.names, f"values {', '.join(f'({row})' for row in rows)}", when)
 
 
-def _insert(table: Table, columns: tuple[str, ...], first: int, when: str, *, alone: bool) -> str:
+def _insert(
+    table: mapping.Table, columns: tuple[str, ...], first: int, when: str, *, alone: bool
+) -> str:
     if alone:
         given = dict(zip(columns, _places(table, columns, first), strict=True))
         rows = ""
@@ -356,50 +352,54 @@ def _insert(table: Table, columns: tuple[str, ...], first: int, when: str, *, al
     return _inserted(table, columns, rows, when)
 
 
-def _inserted(table: Table, columns: tuple[str, ...], rows: str, when: str) -> str:
+def _inserted(table: mapping.Table, columns: tuple[str, ...], rows: str, when: str) -> str:
     if when:
         rows = f"select * from ({rows}) as k where {when}"
     return f"insert into {SCHEMA}.{table.name} ({', '.join(columns)}) {rows}"
 
 
-def _by_key(table: Table) -> str:
+def _by_key(table: mapping.Table) -> str:
     columns = ", ".join(_read(table, name, "r") for name in table.names)
     same = " and ".join(f"r.{name} = k.{name}" for name in table.key)
     return f"select {columns} from {SCHEMA}.{table.name} as r where {same}"
 
 
-def _written(table: Table, name: str, given: Mapping[str, str]) -> str:
+def _written(table: mapping.Table, name: str, given: Mapping[str, str]) -> str:
     """A value as a column of its table holds it; `given` are those of its row."""
     value = given[name]
-    implied = IMPLIED.get(table.name)
+    implied = mapping.IMPLIED.get(table.name)
     if implied is None:
         return value
-    if name in STATES:
+    if name in mapping.STATES:
         return f"{value}::{SCHEMA}.{name}"
     if name in implied:
         return f"nullif({value}, {given[implied[name]]})"
-    return f"nullif({value}, {BLANKS[name]})" if name in BLANKS else value
+    return f"nullif({value}, {mapping.BLANKS[name]})" if name in mapping.BLANKS else value
 
 
-def _read(table: Table, name: str, row: str) -> str:
+def _read(table: mapping.Table, name: str, row: str) -> str:
     """The value that a column holds."""
-    implied = IMPLIED.get(table.name)
+    implied = mapping.IMPLIED.get(table.name)
     if implied is None:
         return f"{row}.{name}"
-    if name in STATES:
+    if name in mapping.STATES:
         return f"{row}.{name}::text as {name}"
     if name in implied:
         return f"coalesce({row}.{name}, {row}.{implied[name]}) as {name}"
     return (
-        f"coalesce({row}.{name}, {BLANKS[name]}) as {name}" if name in BLANKS else f"{row}.{name}"
+        f"coalesce({row}.{name}, {mapping.BLANKS[name]}) as {name}"
+        if name in mapping.BLANKS
+        else f"{row}.{name}"
     )
 
 
-def _unnest(table: Table, columns: tuple[str, ...], first: int) -> str:
+def _unnest(table: mapping.Table, columns: tuple[str, ...], first: int) -> str:
     places = ", ".join(_places(table, columns, first, suffix="[]"))
     return f"unnest({places}) as k({', '.join(columns)})"
 
 
-def _places(table: Table, columns: tuple[str, ...], first: int, suffix: str = "") -> list[str]:
+def _places(
+    table: mapping.Table, columns: tuple[str, ...], first: int, suffix: str = ""
+) -> list[str]:
     kinds = table.kinds(columns)
     return [f"${first + i}::{_TYPES[kind]}{suffix}" for i, kind in enumerate(kinds)]

@@ -30,35 +30,9 @@ from flowfabric.store.base import (
 from flowfabric.store.foreign import unwrap, unwrap_sync
 from flowfabric.store.hints import HintBoard, Listener
 from flowfabric.store.migrate import AppliedMigration, Migration, check, load, pending
-from flowfabric.store.postgres.driver import (
-    DRIVER_ERRORS,
-    Connection,
-    Fetching,
-    InterfaceError,
-    Usable,
-    collided,
-    connection_lost,
-    demoted,
-    note_unanswered,
-    translate,
-)
+from flowfabric.store.postgres import driver, foreign, pool
 from flowfabric.store.postgres.events import WRITERS, EventLog
-from flowfabric.store.postgres.foreign import (
-    answering,
-    enter,
-    joined,
-    joined_sync,
-    leave,
-    outage_told,
-    whole,
-)
 from flowfabric.store.postgres.hints import HINT, HintExchange
-from flowfabric.store.postgres.pool import (
-    ACQUIRE_TIMEOUT_S,
-    ROLLBACK_TIMEOUT_S,
-    STATEMENT_CACHE_SIZE,
-    Connections,
-)
 from flowfabric.store.postgres.statements import CLOCK_MS, SCHEMA
 from flowfabric.store.postgres.transaction import (
     STATEMENTS,
@@ -101,7 +75,7 @@ create table if not exists schema_migration (
 """
 
 
-async def read_ledger(connection: Usable) -> list[AppliedMigration]:
+async def read_ledger(connection: driver.Usable) -> list[AppliedMigration]:
     """What was applied, oldest first; nothing, if the schema does not exist.
 
     Refuses a database that cannot hold every text: it would take a failure's reason today and
@@ -122,7 +96,7 @@ async def read_ledger(connection: Usable) -> list[AppliedMigration]:
     ]
 
 
-async def apply_pending(connection: Connection) -> list[str]:
+async def apply_pending(connection: driver.Connection) -> list[str]:
     """Apply what is missing, all or nothing; return the names."""
     await connection.execute("begin")
     try:
@@ -138,7 +112,7 @@ async def apply_pending(connection: Connection) -> list[str]:
     return [migration.name for migration in migrations]
 
 
-async def _apply(connection: Connection, migration: Migration) -> None:
+async def _apply(connection: driver.Connection, migration: Migration) -> None:
     await connection.execute(migration.text, timeout=_TIMEOUT_S)
     await connection.execute(
         f"insert into {SCHEMA}.schema_migration values ($1, $2, $3, $4, {CLOCK_MS})",
@@ -172,7 +146,7 @@ class PostgresStore:
         *,
         clock: Clock | None = None,
         pool_max: int = 10,
-        acquire_timeout_s: float = ACQUIRE_TIMEOUT_S,
+        acquire_timeout_s: float = pool.ACQUIRE_TIMEOUT_S,
         statement_cache_size: int | None = None,
         listen_url: str | None = None,
     ) -> None:
@@ -181,12 +155,12 @@ class PostgresStore:
         Most such poolers are noticed by themselves. `listen_url` is a way past it, for hints.
         """
         self._clock = clock
-        self._connections = Connections(
+        self._connections = pool.Connections(
             url,
             pool_max=pool_max,
             acquire_timeout_s=acquire_timeout_s,
             statement_cache_size=(
-                STATEMENT_CACHE_SIZE if statement_cache_size is None else statement_cache_size
+                pool.STATEMENT_CACHE_SIZE if statement_cache_size is None else statement_cache_size
             ),
             listen_url=listen_url,
         )
@@ -215,7 +189,7 @@ class PostgresStore:
             try:
                 return await apply_pending(connection)
             finally:
-                await connection.close(timeout=ROLLBACK_TIMEOUT_S)
+                await connection.close(timeout=pool.ROLLBACK_TIMEOUT_S)
 
     async def ping(self) -> None:
         async with self._translated(), self._connections.acquire() as connection:
@@ -237,7 +211,7 @@ class PostgresStore:
                 except _Stale as stale:
                     raise stale.__cause__ or stale from None
                 finally:
-                    await connection.close(timeout=ROLLBACK_TIMEOUT_S)
+                    await connection.close(timeout=pool.ROLLBACK_TIMEOUT_S)
 
         # The calling thread may have a loop that runs.
         with ThreadPoolExecutor(1) as thread:
@@ -256,27 +230,31 @@ class PostgresStore:
     async def transact_on(
         self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
     ) -> T:
-        with outage_told():
-            return await self._join(joined(await unwrap(connection)), body, lock_wait_ms)
+        with foreign.outage_told():
+            return await self._join(foreign.joined(await unwrap(connection)), body, lock_wait_ms)
 
     def transact_on_sync(
         self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
     ) -> T:
-        with outage_told():
-            return drive(self._join(joined_sync(unwrap_sync(connection)), body, lock_wait_ms))
+        with foreign.outage_told():
+            return drive(
+                self._join(foreign.joined_sync(unwrap_sync(connection)), body, lock_wait_ms)
+            )
 
-    async def _join(self, theirs: Fetching, body: Body[T], lock_wait_ms: int | None = None) -> T:
-        connection = answering(theirs, lock_wait_ms)
+    async def _join(
+        self, theirs: driver.Fetching, body: Body[T], lock_wait_ms: int | None = None
+    ) -> T:
+        connection = foreign.answering(theirs, lock_wait_ms)
         transaction = PostgresTransaction(connection, self._clock)
-        found = await enter(connection, lock_wait_ms)
+        found = await foreign.enter(connection, lock_wait_ms)
         try:
-            async with whole(connection):
+            async with foreign.whole(connection):
                 result = await body(transaction)
         except FlowFabricError:
             # Refused by us, so their transaction is sound and may go on.
-            await leave(connection, found, set())
+            await foreign.leave(connection, found, set())
             raise
-        await leave(connection, found, transaction.hinted)
+        await foreign.leave(connection, found, transaction.hinted)
         return result
 
     async def read(self, body: ReadBody[T]) -> T:
@@ -299,8 +277,8 @@ class PostgresStore:
             async with self._connections.acquire() as connection, self._scope(connection):
                 try:
                     rows = await connection.fetch(statement.text, *values)
-                except DRIVER_ERRORS as error:
-                    note_unanswered(error)
+                except driver.DRIVER_ERRORS as error:
+                    driver.note_unanswered(error)
                     raise
                 return [dict(row.items()) for row in rows]
 
@@ -331,7 +309,9 @@ class PostgresStore:
 
     # Inside ---------------------------------------------------------------
 
-    async def _transact_on(self, connection: Usable, body: Body[T], lock_wait_ms: int | None) -> T:
+    async def _transact_on(
+        self, connection: driver.Usable, body: Body[T], lock_wait_ms: int | None
+    ) -> T:
         transaction = PostgresTransaction(connection, self._clock)
         async with self._transaction(connection, lock_wait_ms):
             result = await body(transaction)
@@ -339,18 +319,18 @@ class PostgresStore:
             self._exchange.publish(transaction.hinted)
         return result
 
-    async def _try_unlocked_on(self, connection: Usable, body: UnlockedBody[T]) -> T | None:
+    async def _try_unlocked_on(self, connection: driver.Usable, body: UnlockedBody[T]) -> T | None:
         transaction = UnlockedTransaction(connection, self._clock)
         try:
             async with self._scope(connection):
                 result = await body(transaction)
         except (Interfered, FlowFabricError):
             return None
-        except DRIVER_ERRORS as error:
+        except driver.DRIVER_ERRORS as error:
             if transaction.has_written:
-                note_unanswered(error)
+                driver.note_unanswered(error)
                 raise
-            if not connection_lost(error):
+            if not driver.connection_lost(error):
                 raise
             _drop(connection)
             raise _Stale from error
@@ -359,7 +339,7 @@ class PostgresStore:
         return result
 
     @asynccontextmanager
-    async def _scope(self, connection: Usable) -> AsyncIterator[None]:
+    async def _scope(self, connection: driver.Usable) -> AsyncIterator[None]:
         """Statements that commit one by one; behind a pooler they need a transaction around."""
         if not self._connections.behind_pooler:
             yield
@@ -369,16 +349,16 @@ class PostgresStore:
 
     @asynccontextmanager
     async def _transaction(
-        self, connection: Usable, lock_wait_ms: int | None = None
+        self, connection: driver.Usable, lock_wait_ms: int | None = None
     ) -> AsyncIterator[None]:
         begin = self._connections.begin
         if lock_wait_ms is not None:
             begin = f"{begin}; set local lock_timeout = {lock_wait_ms}"
         try:
             await connection.execute(begin)
-        except DRIVER_ERRORS as error:
+        except driver.DRIVER_ERRORS as error:
             _drop(connection)
-            if connection_lost(error):
+            if driver.connection_lost(error):
                 raise _Stale from error
             raise
         try:
@@ -407,13 +387,13 @@ class PostgresStore:
                 failure = stale.__cause__
                 assert isinstance(failure, Exception)
                 if tries_left == 0:
-                    raise translate(failure) from failure
+                    raise driver.translate(failure) from failure
                 self._connections.distrust()
-            except DRIVER_ERRORS as error:
-                if demoted(error):
+            except driver.DRIVER_ERRORS as error:
+                if driver.demoted(error):
                     self._connections.distrust()
-                if not collided(error):
-                    raise translate(error) from error
+                if not driver.collided(error):
+                    raise driver.translate(error) from error
                 if tries_left == 0:
                     raise RetryExhausted(f"gave up after {TRIES_MAX} tries: {error}") from error
             await asyncio.sleep(_backoff_s(TRIES_MAX - 1 - tries_left))
@@ -424,8 +404,8 @@ class PostgresStore:
         with OutageWatch(self._connections.database):
             try:
                 yield
-            except DRIVER_ERRORS as error:
-                raise translate(error) from error
+            except driver.DRIVER_ERRORS as error:
+                raise driver.translate(error) from error
 
     async def _event_writers(self) -> frozenset[str]:
         async def once() -> frozenset[str]:
@@ -438,25 +418,25 @@ class PostgresStore:
         return None if self._clock is None else self._clock.now_ms()
 
 
-async def _commit(connection: Usable) -> str:
+async def _commit(connection: driver.Usable) -> str:
     try:
         return await connection.execute("commit")
-    except DRIVER_ERRORS as error:
-        note_unanswered(error)
+    except driver.DRIVER_ERRORS as error:
+        driver.note_unanswered(error)
         raise
 
 
-async def _roll_back(connection: Usable) -> None:
+async def _roll_back(connection: driver.Usable) -> None:
     """End the transaction without effect, if need be by ending the connection."""
     try:
-        await connection.execute("rollback", timeout=ROLLBACK_TIMEOUT_S)
-    except DRIVER_ERRORS:
+        await connection.execute("rollback", timeout=pool.ROLLBACK_TIMEOUT_S)
+    except driver.DRIVER_ERRORS:
         _drop(connection)
 
 
-def _drop(connection: Usable) -> None:
+def _drop(connection: driver.Usable) -> None:
     """End a connection; the pool may have noticed already that it is dead."""
-    with suppress(InterfaceError):
+    with suppress(driver.InterfaceError):
         connection.terminate()
 
 

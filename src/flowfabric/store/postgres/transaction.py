@@ -9,40 +9,11 @@ import msgspec
 from flowfabric.core.records import Execution, Record
 from flowfabric.core.transitions import Changes
 from flowfabric.errors import Corruption
+from flowfabric.store import mapping
 from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
-from flowfabric.store.mapping import (
-    IMPLIED,
-    Place,
-    by_type,
-    columns_to_write,
-    from_joined,
-    from_row,
-    from_values,
-    key_of,
-    parts_of,
-    phase_table,
-    place_of,
-    rows_of,
-    settle,
-    stored_key,
-    table_of,
-    to_values,
-)
+from flowfabric.store.postgres import statements
 from flowfabric.store.postgres.driver import UUID, DriverRow, Fetching
 from flowfabric.store.postgres.foreign import lost_in_transaction, tells_of_outage
-from flowfabric.store.postgres.statements import (
-    CLOCK_MS,
-    EVENT_ROWS_MAX,
-    Batch,
-    NewRows,
-    arrays,
-    get_text,
-    insert_new_text,
-    lock_text,
-    new_rows,
-    rows_of_events,
-    save_text,
-)
 from flowfabric.store.statements import numbered, ordered
 
 R = TypeVar("R", bound=Record)
@@ -75,15 +46,15 @@ class PostgresReader:
         if self._now_ms is None:
             self._now_ms = self._clock_ms()
         if self._now_ms is None:
-            rows = await self._connection.fetch(f"select {CLOCK_MS}")
+            rows = await self._connection.fetch(f"select {statements.CLOCK_MS}")
             self._now_ms = _int(rows[0][0])
         return self._now_ms
 
     async def get(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         if not keys:
             return {}
-        rows = await self._connection.fetch(get_text(record), *_key_arrays(record, keys))
-        return _by_key(from_values(record, row) for row in rows)
+        rows = await self._connection.fetch(statements.get_text(record), *_key_arrays(record, keys))
+        return _by_key(mapping.from_values(record, row) for row in rows)
 
     async def select(self, name: str, **parameters: Parameter) -> Sequence[Row]:
         statement = numbered(name, STATEMENTS)
@@ -96,7 +67,7 @@ class PostgresReader:
         statement = numbered(name, STATEMENTS)
         values = ordered(statement, parameters, self._clock_ms)
         rows = await self._connection.fetch(statement.text, *values)
-        records = [from_row(record, dict(row.items())) for row in rows]
+        records = [mapping.from_row(record, dict(row.items())) for row in rows]
         if statement.locks:
             self._remember(records)
         return records
@@ -114,8 +85,8 @@ class PostgresTransaction(PostgresReader):
     def __init__(self, connection: Fetching, clock: Clock | None) -> None:
         super().__init__(connection, clock)
         self.hinted: set[str] = set()
-        self._loaded: dict[Place, Record] = {}
-        self._absent: set[Place] = set()
+        self._loaded: dict[mapping.Place, Record] = {}
+        self._absent: set[mapping.Place] = set()
 
     async def lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         if not keys:
@@ -133,11 +104,13 @@ class PostgresTransaction(PostgresReader):
         return found
 
     async def _lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
-        rows = await self._connection.fetch(lock_text(record), *_key_arrays(record, keys))
+        rows = await self._connection.fetch(
+            statements.lock_text(record), *_key_arrays(record, keys)
+        )
         if rows and self._now_ms is None:
             injected = self._clock_ms()
             self._now_ms = _int(rows[-1][-1]) if injected is None else injected
-        records = [from_values(record, row) for row in rows]
+        records = [mapping.from_values(record, row) for row in rows]
         self._remember(records)
         return _by_key(records)
 
@@ -146,41 +119,48 @@ class PostgresTransaction(PostgresReader):
 
     async def insert_new(self, records: Sequence[R]) -> set[Key]:
         inserted: set[Key] = set()
-        for kind, group in by_type(records).items():
-            keys = {stored_key(table_of(kind), key_of(record)): record for record in group}
-            new: list[NewRows] = []
-            for part in zip(*(parts_of(record) for record in group), strict=True):
-                table = table_of(type(part[0]))
-                new.append(new_rows(table, [to_values(record, table) for record in part]))
-            text = insert_new_text(tuple((each.table, each.differing) for each in new))
+        for kind, group in mapping.by_type(records).items():
+            keys = {
+                mapping.stored_key(mapping.table_of(kind), mapping.key_of(record)): record
+                for record in group
+            }
+            new: list[statements.NewRows] = []
+            for part in zip(*(mapping.parts_of(record) for record in group), strict=True):
+                table = mapping.table_of(type(part[0]))
+                new.append(
+                    statements.new_rows(
+                        table, [mapping.to_values(record, table) for record in part]
+                    )
+                )
+            text = statements.insert_new_text(tuple((each.table, each.differing) for each in new))
             values = [value for each in new for value in each.values]
             rows = await self._connection.fetch(text, *values)
             fresh = [keys[tuple(_value(value) for value in row)] for row in rows]
             self._remember(fresh)
-            inserted.update(key_of(record) for record in fresh)
+            inserted.update(mapping.key_of(record) for record in fresh)
         return inserted
 
     async def save(self, changes: Changes) -> None:
-        writes = settle(changes, self._absent)
-        rows = rows_of(writes, self._loaded)
-        batch = Batch()
-        for kind, group in by_type(rows.inserts).items():
+        writes = mapping.settle(changes, self._absent)
+        rows = mapping.rows_of(writes, self._loaded)
+        batch = statements.Batch()
+        for kind, group in mapping.by_type(rows.inserts).items():
             _add_insert(batch, kind, group)
         was = {id(record): before for record, before in rows.updates}
-        for kind, group in by_type(record for record, _ in rows.updates).items():
+        for kind, group in mapping.by_type(record for record, _ in rows.updates).items():
             _add_update(batch, kind, group, was)
-        for kind, group in by_type(rows.deletes).items():
-            table = table_of(kind)
-            keys = [stored_key(table, key_of(record)) for record in group]
+        for kind, group in mapping.by_type(rows.deletes).items():
+            table = mapping.table_of(kind)
+            keys = [mapping.stored_key(table, mapping.key_of(record)) for record in group]
             batch.add("delete", kind, table.key, keys)
-        events = rows_of_events(changes.events)
+        events = statements.rows_of_events(changes.events)
         if events:
-            batch.append(events[:EVENT_ROWS_MAX])
+            batch.append(events[: statements.EVENT_ROWS_MAX])
         if batch.parts:
             await self._write(batch)
-        for first in range(EVENT_ROWS_MAX, len(events), EVENT_ROWS_MAX):
-            following = Batch()
-            following.append(events[first : first + EVENT_ROWS_MAX])
+        for first in range(statements.EVENT_ROWS_MAX, len(events), statements.EVENT_ROWS_MAX):
+            following = statements.Batch()
+            following.append(events[first : first + statements.EVENT_ROWS_MAX])
             await self._write(following)
         self._remember(writes.inserts.values())
         self._remember(writes.updates.values())
@@ -195,12 +175,12 @@ class PostgresTransaction(PostgresReader):
 
     def _remember(self, records: Iterable[Record]) -> None:
         for record in records:
-            place = place_of(record)
+            place = mapping.place_of(record)
             self._loaded[place] = record
             self._absent.discard(place)
 
-    async def _write(self, batch: Batch) -> None:
-        rows = await self._connection.fetch(save_text(tuple(batch.parts)), *batch.values)
+    async def _write(self, batch: statements.Batch) -> None:
+        rows = await self._connection.fetch(statements.save_text(tuple(batch.parts)), *batch.values)
         missing = batch.updated - _int(rows[0][0])
         if missing:
             kinds = [part.record.__name__ for part in batch.parts if part.verb == "update"]
@@ -218,7 +198,7 @@ class UnlockedTransaction(PostgresTransaction):
         super().__init__(connection, clock)
         self.has_written = False
         """Or may have: the statement was sent."""
-        self._versions: dict[Place, int] = {}
+        self._versions: dict[mapping.Place, int] = {}
 
     async def select_joined(
         self, records: Sequence[type[Record]], name: str, **parameters: Parameter
@@ -229,24 +209,26 @@ class UnlockedTransaction(PostgresTransaction):
         for row in await self._connection.fetch(statement.text, *values):
             *columns, (_, now_ms) = zip(row.keys(), row, strict=True)
             self._now_ms = _int(now_ms)
-            joined = from_joined(records, columns)
+            joined = mapping.from_joined(records, columns)
             for record, version in joined:
                 if isinstance(version, int):
-                    self._versions[place_of(record)] = version
+                    self._versions[mapping.place_of(record)] = version
             self._remember(record for record, _ in joined)
             found.append(Joined({type(record): record for record, _ in joined}))
         return found
 
-    async def _write(self, batch: Batch) -> None:
+    async def _write(self, batch: statements.Batch) -> None:
         assert not self.has_written, "only a single statement is all or nothing"
         self.has_written = True
         seen: dict[type[Record], list[tuple[Value, ...]]] = {}
         for place, version in self._versions.items():
             record = self._loaded[place]
-            kind = phase_table(record)
-            seen.setdefault(kind, []).append((*stored_key(table_of(kind), place[1]), version))
-        compared = [column for rows in seen.values() for column in arrays(rows)]
-        text = save_text(tuple(batch.parts), tuple(seen))
+            kind = mapping.phase_table(record)
+            seen.setdefault(kind, []).append(
+                (*mapping.stored_key(mapping.table_of(kind), place[1]), version)
+            )
+        compared = [column for rows in seen.values() for column in statements.arrays(rows)]
+        text = statements.save_text(tuple(batch.parts), tuple(seen))
         values = (*batch.values, *compared, len(self._versions))
         ((updated, same),) = await self._connection.fetch(text, *values)
         if not same:
@@ -254,27 +236,30 @@ class UnlockedTransaction(PostgresTransaction):
         assert updated == batch.updated, "it updates what it has compared"
 
 
-def _add_insert(batch: Batch, kind: type[Record], group: Sequence[Record]) -> None:
-    table = table_of(kind)
-    batch.add("insert", kind, table.names, [to_values(record, table) for record in group])
+def _add_insert(batch: statements.Batch, kind: type[Record], group: Sequence[Record]) -> None:
+    table = mapping.table_of(kind)
+    batch.add("insert", kind, table.names, [mapping.to_values(record, table) for record in group])
 
 
 def _add_update(
-    batch: Batch, kind: type[Record], group: list[Record], was: Mapping[int, Record | None]
+    batch: statements.Batch,
+    kind: type[Record],
+    group: list[Record],
+    was: Mapping[int, Record | None],
 ) -> None:
     """Write what changed in any of the rows, for all of them."""
-    table = table_of(kind)
-    differing = {id(record): columns_to_write(record, was[id(record)]) for record in group}
+    table = mapping.table_of(kind)
+    differing = {id(record): mapping.columns_to_write(record, was[id(record)]) for record in group}
     group = [record for record in group if differing[id(record)]]
     if not group:
         return
     written = set(table.key).union(*differing.values())
-    for name, other in IMPLIED.get(table.name, {}).items():
+    for name, other in mapping.IMPLIED.get(table.name, {}).items():
         # What the one holds depends on the other.
         if name in written or other in written:
             written |= {name, other}
     positions = [place for place, name in enumerate(table.names) if name in written]
-    rows = [to_values(record, table) for record in group]
+    rows = [mapping.to_values(record, table) for record in group]
     batch.add(
         "update",
         kind,
@@ -284,12 +269,12 @@ def _add_update(
 
 
 def _key_arrays(record: type[Record], keys: Sequence[Key]) -> list[Sequence[Value]]:
-    table = table_of(record)
-    return arrays(dict.fromkeys(stored_key(table, key) for key in keys))
+    table = mapping.table_of(record)
+    return statements.arrays(dict.fromkeys(mapping.stored_key(table, key) for key in keys))
 
 
 def _by_key(records: Iterable[R]) -> dict[Key, R]:
-    return {key_of(record): record for record in records}
+    return {mapping.key_of(record): record for record in records}
 
 
 def _value(value: object) -> Value:

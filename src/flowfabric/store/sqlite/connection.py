@@ -8,16 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from flowfabric import errors
 from flowfabric.core.clock import Anchor, decide_anchor
 from flowfabric.core.ids import UUID_BYTES, uuid_text
-from flowfabric.errors import (
-    BackendErrorKind,
-    DatabaseGone,
-    NotStorable,
-    RetryExhausted,
-    Transport,
-    Unavailable,
-)
 from flowfabric.store.base import UniqueViolation
 
 # What SQLite's errors mean to us --------------------------------------------
@@ -57,18 +50,18 @@ def translate(error: BaseException) -> BaseException:
         columns = str(error).rpartition(": ")[2]
         return UniqueViolation(columns.partition(".")[0], str(error))
     if _code(error) == sqlite3.SQLITE_BUSY_SNAPSHOT:
-        return RetryExhausted(
+        return errors.RetryExhausted(
             "another process wrote after your transaction had read: roll it back and run it"
             " again, or begin it with BEGIN IMMEDIATE"
         )
     if busy(error):
-        return RetryExhausted(f"the database file stayed locked: {error}")
+        return errors.RetryExhausted(f"the database file stayed locked: {error}")
     if _code(error) & _PRIMARY_CODE in _ABOUT_DATA or isinstance(error, sqlite3.DataError):
-        return NotStorable(BACKEND, f"{type(error).__name__}: {error}")
-    kind = BackendErrorKind.TRANSPORT
+        return errors.NotStorable(BACKEND, f"{type(error).__name__}: {error}")
+    kind = errors.BackendErrorKind.TRANSPORT
     if _code(error) & _PRIMARY_CODE in _BROKEN or not isinstance(error, sqlite3.OperationalError):
-        kind = BackendErrorKind.OTHER
-    return Transport(BACKEND, f"{type(error).__name__}: {error}", kind=kind)
+        kind = errors.BackendErrorKind.OTHER
+    return errors.Transport(BACKEND, f"{type(error).__name__}: {error}", kind=kind)
 
 
 _NOT_OPENED: Final = frozenset(
@@ -84,10 +77,10 @@ def translate_opening(error: sqlite3.Error, path: str) -> BaseException:
     if _code(error) & _PRIMARY_CODE in _NOT_OPENED:
         reason = _why_not(Path(path).absolute())
         if reason is not None:
-            return Unavailable(BACKEND, f"{path} cannot be opened: {reason}")
+            return errors.Unavailable(BACKEND, f"{path} cannot be opened: {reason}")
     ours = translate(error)
-    if isinstance(ours, Transport):
-        return Transport(BACKEND, f"{path}: {type(error).__name__}: {error}", kind=ours.kind)
+    if isinstance(ours, errors.Transport):
+        return errors.Transport(BACKEND, f"{path}: {type(error).__name__}: {error}", kind=ours.kind)
     return ours
 
 
@@ -254,7 +247,7 @@ class FileIdentity:
         for path, opened in self._opened.items():
             if _look_up(path) != opened:
                 what = "replaced" if os.path.exists(path) else "deleted"
-                raise DatabaseGone(
+                raise errors.DatabaseGone(
                     "sqlite",
                     f"{path} was {what} while it was in use, so nothing can be read from or"
                     " stored in it any more; put the file back, or start this process again",

@@ -17,23 +17,8 @@ from flowfabric.core.events import Event
 from flowfabric.core.records import Record
 from flowfabric.core.transitions import Changes
 from flowfabric.errors import Corruption
+from flowfabric.store import mapping
 from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
-from flowfabric.store.mapping import (
-    Place,
-    Table,
-    columns_to_write,
-    from_joined,
-    from_row,
-    from_values,
-    key_of,
-    parts_of,
-    place_of,
-    rows_of,
-    settle,
-    stored_key,
-    table_of,
-    to_values,
-)
 from flowfabric.store.sqlite.connection import MachineClock, in_trouble
 from flowfabric.store.statements import CLOCK, named, taking
 
@@ -42,37 +27,37 @@ from flowfabric.store.statements import CLOCK, named, taking
 
 @lru_cache(maxsize=256)
 def get_text(record: type[Struct]) -> str:
-    table = table_of(record)
+    table = mapping.table_of(record)
     return f"select {', '.join(table.names)} from {table.name} where {_same_key(table)}"
 
 
 @lru_cache(maxsize=256)
 def insert_text(record: type[Struct]) -> str:
-    table = table_of(record)
+    table = mapping.table_of(record)
     places = ", ".join("?" * len(table.names))
     return f"insert into {table.name} ({', '.join(table.names)}) values ({places})"
 
 
 @lru_cache(maxsize=256)
 def insert_new_text(record: type[Struct]) -> str:
-    key = ", ".join(table_of(record).key)
+    key = ", ".join(mapping.table_of(record).key)
     return f"{insert_text(record)} on conflict ({key}) do nothing"
 
 
 @lru_cache(maxsize=1024)
 def update_text(record: type[Struct], columns: tuple[str, ...]) -> str:
-    table = table_of(record)
+    table = mapping.table_of(record)
     changes = ", ".join(f"{name} = ?" for name in columns)
     return f"update {table.name} set {changes} where {_same_key(table)}"
 
 
 @lru_cache(maxsize=256)
 def delete_text(record: type[Struct]) -> str:
-    table = table_of(record)
+    table = mapping.table_of(record)
     return f"delete from {table.name} where {_same_key(table)}"
 
 
-def _same_key(table: Table) -> str:
+def _same_key(table: mapping.Table) -> str:
     return " and ".join(f"{name} = ?" for name in table.key)
 
 
@@ -110,19 +95,19 @@ class SqliteReader:
     async def select_records(
         self, record: type[R], name: str, **parameters: Parameter
     ) -> Sequence[R]:
-        records = [from_row(record, row) for row in self._run(name, parameters)]
+        records = [mapping.from_row(record, row) for row in self._run(name, parameters)]
         self._remember(records)
         return records
 
     def _get(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
-        table = table_of(record)
+        table = mapping.table_of(record)
         text = get_text(record)
         found: dict[Key, R] = {}
         for key in dict.fromkeys(keys):
-            row = self._connection.execute(text, stored_key(table, key)).fetchone()
+            row = self._connection.execute(text, mapping.stored_key(table, key)).fetchone()
             if row is not None:
-                loaded = from_values(record, row)
-                found[key_of(loaded)] = loaded
+                loaded = mapping.from_values(record, row)
+                found[mapping.key_of(loaded)] = loaded
         return found
 
     def _run(self, name: str, parameters: Mapping[str, Parameter]) -> list[Row]:
@@ -167,8 +152,8 @@ class SqliteTransaction(SqliteReader):
     def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:
         super().__init__(connection, clock)
         self.hinted: set[str] = set()
-        self._loaded: dict[Place, Record] = {}
-        self._absent: set[Place] = set()
+        self._loaded: dict[mapping.Place, Record] = {}
+        self._absent: set[mapping.Place] = set()
 
     async def lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         found = self._get(record, keys)
@@ -187,7 +172,7 @@ class SqliteTransaction(SqliteReader):
         columns, rows = self._rows(name, parameters)
         for row in rows:
             pairs = zip(columns, row, strict=True)
-            joined = [record for record, _ in from_joined(records, pairs)]
+            joined = [record for record, _ in mapping.from_joined(records, pairs)]
             self._remember(joined)
             found.append(Joined({type(record): record for record in joined}))
         return found
@@ -195,30 +180,30 @@ class SqliteTransaction(SqliteReader):
     async def insert_new(self, records: Sequence[R]) -> set[Key]:
         inserted: set[Key] = set()
         for record in records:
-            first, *others = parts_of(record)
-            values = to_values(first, table_of(type(first)))
+            first, *others = mapping.parts_of(record)
+            values = mapping.to_values(first, mapping.table_of(type(first)))
             if self._connection.execute(insert_new_text(type(first)), values).rowcount:
                 for each in others:
                     self._insert(each)
                 self._remember([record])
-                inserted.add(key_of(record))
+                inserted.add(mapping.key_of(record))
         return inserted
 
     async def save(self, changes: Changes) -> None:
-        writes = settle(changes, self._absent)
-        rows = rows_of(writes, self._loaded)
+        writes = mapping.settle(changes, self._absent)
+        rows = mapping.rows_of(writes, self._loaded)
         for record in rows.inserts:
             self._insert(record)
         for record, before in rows.updates:
             self._update(record, before)
         for record in rows.deletes:
-            key = stored_key(table_of(type(record)), key_of(record))
+            key = mapping.stored_key(mapping.table_of(type(record)), mapping.key_of(record))
             self._connection.execute(delete_text(type(record)), key)
         for place in writes.deletes:
             self._loaded.pop(place, None)
         if changes.events:
-            table = table_of(Event)
-            events = [to_values(event, table) for event in changes.events]
+            table = mapping.table_of(Event)
+            events = [mapping.to_values(event, table) for event in changes.events]
             self._connection.executemany(insert_text(Event), events)
         self._remember(writes.inserts.values())
         self._remember(writes.updates.values())
@@ -231,26 +216,26 @@ class SqliteTransaction(SqliteReader):
 
     def _remember(self, records: Iterable[Record]) -> None:
         for record in records:
-            place = place_of(record)
+            place = mapping.place_of(record)
             self._loaded[place] = record
             self._absent.discard(place)
 
     def _insert(self, record: Record) -> None:
-        values = to_values(record, table_of(type(record)))
+        values = mapping.to_values(record, mapping.table_of(type(record)))
         self._connection.execute(insert_text(type(record)), values)
 
     def _update(self, record: Record, before: Record | None) -> None:
-        table = table_of(type(record))
-        changed = columns_to_write(record, before)
+        table = mapping.table_of(type(record))
+        changed = mapping.columns_to_write(record, before)
         if not changed:
             return
         positions = [i for i, name in enumerate(table.names) if name in changed]
-        values = to_values(record, table)
-        key = stored_key(table, key_of(record))
+        values = mapping.to_values(record, table)
+        key = mapping.stored_key(table, mapping.key_of(record))
         text = update_text(type(record), tuple(table.names[i] for i in positions))
         cursor = self._connection.execute(text, [*(values[i] for i in positions), *key])
         if cursor.rowcount != 1:
-            raise Corruption(f"the row to update is gone: {table.name} {key_of(record)}")
+            raise Corruption(f"the row to update is gone: {table.name} {mapping.key_of(record)}")
 
 
 def _is_list(value: Parameter) -> TypeGuard[Sequence[object]]:
