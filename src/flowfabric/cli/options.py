@@ -137,7 +137,7 @@ def _typed(context: click.Context, name: str) -> bool:
 namespace_option = click.option(
     "--namespace", help="In this namespace.  [default: that of the app, or all]"
 )
-"""For a command that has `options`, too, and is about what exists."""
+"""For a command that has `target_options`, too, and is about what exists."""
 own_namespace_option = click.option(
     "--namespace", help="In this namespace.  [default: that of the app, or `default`]"
 )

@@ -23,7 +23,7 @@ from flowfabric.errors import InvalidCapabilities, InvalidInput, PayloadTooLarge
 # selectors, tags), and halves of surrogate pairs. Everything else stays as it is, so that text
 # which is made visible twice stays the same.
 #
-# Names are refused at the door instead (`checks.check_name`), by the same rule.
+# Names are refused at the door instead (`check_name`), by the same rule.
 
 _PLAIN_BREAKS: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _LINE_BREAK: Final = re.compile("\r\n|\n")

@@ -1,7 +1,7 @@
 """What a suspended execution waits for.
 
 A condition is a small tree: `Single` waits for one signal, `Count` for a number
-of distinct ones, `AllOf` for all of its members; `OperatorOnly` and `TimeoutOnly`
+of distinct ones, `AllConditions` for all of its members; `OperatorOnly` and `TimeoutOnly`
 wait for no signal at all. There is no any-of: that is a `Count` of one.
 
 `is_satisfied` is a pure function of the condition and the signals accepted so

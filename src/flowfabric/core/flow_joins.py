@@ -215,7 +215,7 @@ class Join(Struct, frozen=True, kw_only=True):
     downstream_execution_id: str
     dependencies: Sequence[Dependency]
     policy: EdgeDependencyPolicy | Mapping[str, object] | None = None
-    """`AllOf` when not given."""
+    """`JoinAll` when not given."""
 
 
 class NewEdge(Struct, frozen=True, kw_only=True):

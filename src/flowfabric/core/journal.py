@@ -13,7 +13,7 @@ them is awaited, are matched together:
    are no reason to refuse: one may be the time.
 3. A call made while earlier calls or branches of its own line are still under way is
    *parallel*: its number is a matter of who came first. Outcomes come in the same order in
-   every run (`core.journal`), but what the code does outside of steps takes its own time. So
+   every run (see `Order`), but what the code does outside of steps takes its own time. So
    it is known by kind, name and arguments alone.
 
 A call that finds no stored step is new. It may run only if its line has left no step
