@@ -43,10 +43,10 @@ PROVE_AGAIN_S: Final = 30.0
 """How long a pooler that lets nothing through is left alone."""
 
 # A hint is not worth a flush to disk.
-_NOTIFY: Final = """
-select set_config('synchronous_commit', 'off', true), pg_notify($1, payload)
-  from unnest($2::text[]) as payload
-"""
+_NOTIFY: Final = (
+    "select set_config('synchronous_commit', 'off', true), pg_notify($1, payload)"
+    " from unnest($2::text[]) as payload"
+)
 _PROOF: Final = "?"
 
 # A hint may be lost. Whatever is wrong with the database, the next operation says so.
