@@ -33,7 +33,7 @@ select pg_terminate_backend(pid)
 COMMITTED = "select event_id from flowfabric.event_log order by event_id"
 DISTURBANCES_MIN = 20
 KILL_EVERY = 6
-KEPT_UP_MIN = 5_000
+KEPT_UP_MIN = 20_000
 
 
 async def start(module: str, *arguments: str) -> asyncio.subprocess.Process:
@@ -126,7 +126,7 @@ async def test_every_subscriber_gets_exactly_what_was_committed(
         await neighbour.close()
         await operator.close()
     assert disturbances >= DISTURBANCES_MIN
-    assert max(kept_up) > KEPT_UP_MIN
+    assert max(kept_up) > KEPT_UP_MIN, kept_up
     assert len(committed) >= EVENTS
     for path in readers.files:
         assert seen(path) == committed

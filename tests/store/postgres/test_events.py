@@ -143,6 +143,32 @@ async def test_writers_that_begin_later_are_not_waited_for(
     await other.transaction.rollback()
 
 
+async def test_one_wait_is_enough_for_everything_that_was_rolled_back(
+    postgres_store: PostgresStore, postgres_database: str, writer: Writer, other: Writer
+) -> None:
+    asked = 0
+
+    async def writers() -> frozenset[str]:
+        nonlocal asked
+        asked += 1
+        rows = await change_postgres(postgres_database, WRITERS)
+        return frozenset(str(name) for (name,) in rows)
+
+    log = EventLog(postgres_store.execute_alone, writers)
+    await writer.begin("never")
+    await append(postgres_store, "first")
+    await other.begin("never")
+    await append(postgres_store, "second")
+    await writer.transaction.rollback()
+    await other.transaction.rollback()
+    first = await log.page(after=0, limit=1, category=None, wait_s=60)
+    assert seen(first) == (["first"], 2)
+    assert asked == 1
+    second = await log.page(after=first.cursor, limit=1, category=None, wait_s=60)
+    assert seen(second) == (["second"], 4)
+    assert asked == 1
+
+
 async def test_what_retention_deleted_is_passed(
     postgres_store: PostgresStore, postgres_database: str
 ) -> None:

@@ -21,6 +21,8 @@ from flowfabric.store.postgres.statements import SCHEMA
 
 LOOK_FIRST_S: Final = 0.002
 LOOK_MAX_S: Final = 0.05
+FINAL_S: Final = 1.0
+"""How long that is relied on: another server may take over, with a log that ends earlier."""
 READ_TIMEOUT_S: Final = 10.0
 """How long a statement of a reader may take: it notices a silent network as a worker does."""
 
@@ -47,6 +49,9 @@ class EventLog:
     def __init__(self, select: Select, writers: Callable[[], Awaitable[frozenset[str]]]) -> None:
         self._select = select
         self._writers = writers
+        self._final_id = 0
+        """Up to here nothing more can appear, as was found a moment ago."""
+        self._final_until_s = 0.0
 
     async def page(
         self, *, after: int, limit: int, category: str | None, wait_s: float
@@ -72,9 +77,13 @@ class EventLog:
 
     async def _complete_through(self, after: int, window: int, wait_s: float) -> int:
         """The id up to which nothing more can appear; `after` if the next one still may."""
+        if after < self._final_id and time.monotonic() < self._final_until_s:
+            return self._final_id
         unbroken, last = await self._window(after, window)
         if unbroken > after or last == after:
             return unbroken
+        # One wait is enough for all that is missing by now.
+        _, last = await self._window(after, WINDOW)
         deadline = time.monotonic() + wait_s
         pause_s = LOOK_FIRST_S
         writers = await self._writers()
@@ -83,6 +92,7 @@ class EventLog:
             if unbroken > after:
                 return unbroken
             if not writers:
+                self._final_id, self._final_until_s = last, time.monotonic() + FINAL_S
                 return last
             if time.monotonic() + pause_s > deadline:
                 return after
