@@ -337,6 +337,17 @@ async def test_a_stream_keeps_the_newest_frames(engine: Engine, given: Given) ->
     assert (stream.frame_count, stream.deleted_through) == (200, 100)
 
 
+async def test_a_policy_says_how_many_frames_a_stream_keeps(engine: Engine, given: Given) -> None:
+    claimed = await given.running(policy={"stream_policy": {"retention_maxlen": 5}})
+    for number in range(10):
+        await engine.append_frame(claimed.handle, text(str(number)))
+    assert await said(engine, claimed.execution_id) == ["5", "6", "7", "8", "9"]
+    for number in range(10, 20):
+        await engine.append_frame(claimed.handle, text(str(number)), retention_maxlen=8)
+    await engine.append_frame(claimed.handle, text("20"))
+    assert await said(engine, claimed.execution_id) == [str(n) for n in range(13, 21)]
+
+
 async def test_a_large_append_is_trimmed_as_many_small_ones_would_be(
     engine: Engine, given: Given
 ) -> None:

@@ -316,7 +316,8 @@ class Append(Struct, frozen=True, kw_only=True):
     frames: tuple[NewFrame, ...]
     stored: tuple[bytes, ...]
     """The payloads as they are stored: a codec may have been at them."""
-    retention_maxlen: int = FRAMES_KEPT
+    retention_maxlen: int | None = None
+    """How many frames to keep from now on; as many as before, if it is not given."""
 
 
 class Coding(Struct, frozen=True):
@@ -370,8 +371,9 @@ def decide_append(
     summary: StreamSummary | None,
     now_ms: int,
     coding: Coding = PLAIN,
+    frames_kept: int = FRAMES_KEPT,
 ) -> Appending:
-    """All frames, or none of them."""
+    """All frames, or none of them. A new stream keeps as many as the policy says."""
     check_append(holder, append, now_ms)
     assert holder is not None
     if stream is None:
@@ -381,10 +383,11 @@ def decide_append(
             attempt_index=holder.current_attempt_index,
             attempt_id=append.fence.attempt_id,
             created_at_ms=now_ms,
+            retention_maxlen=frames_kept,
         )
-    stream = structs.replace(
-        forget_expired(stream, now_ms), retention_maxlen=append.retention_maxlen
-    )
+    stream = forget_expired(stream, now_ms)
+    if append.retention_maxlen is not None:
+        stream = structs.replace(stream, retention_maxlen=append.retention_maxlen)
     before = summary
     answers: list[Appended] = []
     frames: list[FrameRecord] = []

@@ -16,6 +16,8 @@ from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.journal import STEP_KEY_BYTES_MAX
 from flowfabric.core.leases import Fence
 from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
+from flowfabric.core.policies import parse_policy
+from flowfabric.core.records import Execution
 from flowfabric.core.streams import (
     APPEND_FRAMES_MAX,
     FRAME_BYTES_MAX,
@@ -58,8 +60,8 @@ class FrameAppend(Struct, frozen=True, kw_only=True):
 
     handle: Handle
     frames: tuple[NewFrame, ...]
-    retention_maxlen: int = FRAMES_KEPT
-    """How many of the newest frames to keep; 0 leaves it to us."""
+    retention_maxlen: int | None = None
+    """How many of the newest frames to keep; if it is not given, as the execution's policy says."""
 
 
 def stream_topic(execution_id: ExecutionId) -> str:
@@ -77,9 +79,13 @@ class Streams(Operations):
         handle: Handle | bytes,
         frame: NewFrame,
         *,
-        retention_maxlen: int = FRAMES_KEPT,
+        retention_maxlen: int | None = None,
     ) -> Appended:
-        """Append one frame to the stream of the attempt whose lease the handle stands for."""
+        """Append one frame to the stream of the attempt whose lease the handle stands for.
+
+        The stream keeps `retention_maxlen` frames from now on; 10,000 if that is 0. It begins
+        with what the execution's policy says.
+        """
         append = self._check_append(
             FrameAppend(
                 handle=self.verify_handle(handle),
@@ -147,13 +153,14 @@ class Streams(Operations):
             raise InvalidInput("append", "must be a FrameAppend", append)
         handle = self.verify_handle(append.handle)
         check_list("frames", append.frames, 1, APPEND_FRAMES_MAX)
-        maxlen = check_int("retention_maxlen", append.retention_maxlen, 0, FRAMES_KEPT_MAX)
+        if append.retention_maxlen is not None:
+            check_int("retention_maxlen", append.retention_maxlen, 0, FRAMES_KEPT_MAX)
         return Append(
             execution_id=handle.execution_id,
             fence=fence_of(handle),
             frames=tuple(check_frame(each) for each in append.frames),
             stored=tuple(each.payload for each in append.frames),
-            retention_maxlen=maxlen,
+            retention_maxlen=append.retention_maxlen,
         )
 
 
@@ -244,6 +251,7 @@ async def _append_in(
         if isinstance(frame.mode, DurableSummary)
     }
     summaries = await tx.lock(StreamSummary, sorted(sums_up)) if sums_up else {}
+    kept = await _frames_kept(tx, [key for key in keys if key not in streams])
     frames: list[FrameRecord] = []
     trimmed: set[Key] = set()
     outcomes: list[tuple[Appended, ...] | FlowFabricError] = []
@@ -257,6 +265,7 @@ async def _append_in(
                 summaries.get(key),
                 now_ms,
                 coding,
+                kept.get(key, FRAMES_KEPT),
             )
         except FlowFabricError as error:
             outcomes.append(error)
@@ -277,6 +286,20 @@ async def _append_in(
         await tx.save(Changes(inserts=tuple(frames), updates=updates))
     await _delete_frames(tx, [streams[key] for key in sorted(trimmed)])
     return outcomes
+
+
+async def _frames_kept(tx: Transaction, new: Sequence[Key]) -> dict[Key, int]:
+    """How many frames the policies of executions keep, of streams that begin."""
+    if not new:
+        return {}
+    executions = await tx.get(Execution, [key[:-1] for key in new])
+    kept: dict[Key, int] = {}
+    for key in new:
+        execution = executions.get(key[:-1])
+        policy = None if execution is None else parse_policy(execution.policy).stream_policy
+        if policy is not None:
+            kept[key] = min(policy.retention_maxlen, FRAMES_KEPT_MAX)
+    return kept
 
 
 async def _delete_frames(tx: Transaction, streams: Sequence[Stream]) -> None:
