@@ -23,6 +23,7 @@ from benchmarks import (
     latency,
     processes,
     report,
+    retention,
     sdk,
     streams,
     suspension,
@@ -42,6 +43,7 @@ SECTIONS: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "flows": flows.measure,
     "suspension": suspension.measure,
     "streams": streams.measure,
+    "retention": retention.measure,
 }
 
 
