@@ -13,7 +13,7 @@ from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.streams import NewFrame
 from flowfabric.engine.streams import FrameAppend
-from flowfabric.reconcilers.supervisor import run_due
+from flowfabric.reconcilers import run_due
 
 CLAIMS = 500
 """Before the deletions begin, and again and again until they are over."""
