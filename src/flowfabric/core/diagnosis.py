@@ -1,7 +1,7 @@
 """Why an execution is not running, and whether anything will ever move it.
 
-Such an execution is ready, leased, or waits for exactly one thing that is sure to come
-or can be sent: a time, a waitpoint, a join, a child, a queued cancellation, or a gate
+An execution that has not ended is ready, leased, or waits for exactly one thing that is sure
+to come or can be sent: a time, a waitpoint, a join, a child, a queued cancellation, or a gate
 that an operator opens. One that has none of these would wait for ever, and so would
 those that wait for each other in a ring. A ready one's join holds, and claims find it
 by its route. A row goes with what it belongs to.

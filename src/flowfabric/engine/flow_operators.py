@@ -1,6 +1,6 @@
 """Cancelling and replaying: flows, their members, and everything a filter matches.
 
-The flow is closed and its members are marked in one transaction: from then on nobody
+Cancelling closes the flow and marks its members in one transaction: from then on nobody
 can claim them. A small flow's members are cancelled in the same transaction, those of
 a large one batch by batch, by whoever waits for it or by the dispatcher. A member
 that cannot be cancelled holds up no other: it stays queued and is tried again.
