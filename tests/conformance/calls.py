@@ -24,7 +24,8 @@ BY_ID = (
 )  # fmt: skip
 BY_LANE = ("pause_lane", "resume_lane", "drain_lane", "disable_lane")
 SWEEPS = (
-    "expire_due_attempts", "expire_due_deadlines", "promote_due_delays",
+    "expire_due_attempts", "expire_due_deadlines", "expire_due_suspensions",
+    "expire_due_waitpoints", "promote_due_delays",
     "trim_events", "trim_guards", "trim_retention", "trim_routes", "trim_streams",
 )  # fmt: skip
 FAILED = ExecutionFilter(states=(PublicState.FAILED,))
