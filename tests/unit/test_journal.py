@@ -38,7 +38,11 @@ def asked(text: str) -> Asked:
 
 
 def kept(text: str) -> Kept:
-    return Kept(text, *asked(text)[:6])
+    return Kept(text, *asked(text)[:7])
+
+
+def branch(digest: str, number: int, equal: int, same: int) -> Asked:
+    return Asked(BRANCH, "fetch", digest, number, equal=equal, same=same)
 
 
 def taken(stored: Sequence[str], *bursts: Sequence[str]) -> list[list[str]]:
@@ -74,6 +78,24 @@ def taken(stored: Sequence[str], *bursts: Sequence[str]) -> list[list[str]]:
             [["a:9"], ["a:1#2"], ["a:2#3"]],
             [["a:1"], ["refused"], ["a:2#2"]],
             id="one is inserted before its like",
+        ),
+        pytest.param(
+            ["a:1", "a:2#2"],
+            [["a:2"], ["a:3#2"]],
+            [["a:2#2"], ["refused"]],
+            id="what a removed call leaves is for no other arguments",
+        ),
+        pytest.param(
+            ["a:f.1", "a:f.2#2"],
+            [["a:f.2"], ["a:f.3#2"]],
+            [["a:f.2#2"], ["a:f.1"]],
+            id="but for another time",
+        ),
+        pytest.param(
+            ["a:1", "a:2#2", "a:3#3"],
+            [["a:2"], ["a:3#2"]],
+            [["a:2#2"], ["a:3#3"]],
+            id="the first is removed",
         ),
         pytest.param(["a"], [["b"]], [["refused"]], id="renamed"),
         pytest.param(["a", "b"], [["a"], ["x"], ["b"]], [["a"], ["refused"], ["b"]], id="inserted"),
@@ -119,21 +141,76 @@ def test_a_call_takes_its_own_step(
 
 
 def test_a_branch_may_be_new_although_later_ones_of_its_place_are_stored() -> None:
-    first, second, third = (Asked(BRANCH, "fetch", "", number) for number in (1, 2, 3))
-    shelf = Shelf([Kept("first", *first[:6]), Kept("third", *third[:6])])
+    first, second, third = (branch("", number, number, number) for number in (1, 2, 3))
+    shelf = Shelf([Kept("first", *first[:7]), Kept("third", *third[:7])])
     (one, two), (three,) = shelf.take([first, second]), shelf.take([third])
     assert [one.kept, two, three.kept] == [
-        Kept("first", *first[:6]),
+        Kept("first", *first[:7]),
         Match(),
-        Kept("third", *third[:6]),
+        Kept("third", *third[:7]),
     ]
 
 
 def test_a_branch_that_has_stored_nothing_takes_no_other() -> None:
     first, second = (Asked(BRANCH, "fetch", str(number), number) for number in (1, 2))
-    shelf = Shelf([Kept("second", *second[:6])])
+    shelf = Shelf([Kept("second", *second[:7])])
     assert shelf.take([first])[0].kept is None
-    assert shelf.take([second])[0].kept == Kept("second", *second[:6])
+    assert shelf.take([second])[0].kept == Kept("second", *second[:7])
+
+
+@pytest.mark.parametrize(
+    ("stored", "burst", "expected"),
+    [
+        pytest.param(
+            [("a", 3, 2, 2), ("b", 4, 2, 2)],
+            [("b", 1, 1, 1), ("a", 2, 1, 1), ("b", 3, 2, 2), ("a", 4, 2, 2)],
+            [None, None, 1, 0],
+            id="the first of two equal ones has stored nothing",
+        ),
+        pytest.param(
+            [("f.1", 3, 3, 2), ("f.2", 4, 4, 2)],
+            [("f.2", 1, 1, 1), ("f.1", 2, 2, 1), ("f.2", 3, 3, 2), ("f.1", 4, 4, 2)],
+            [None, None, 1, 0],
+            id="they differ only in times, which are the same in every run",
+        ),
+        pytest.param(
+            [("a.1", 1, 1, 1), ("b.1", 2, 1, 1)],
+            [("b.2", 1, 1, 1), ("a.2", 2, 1, 1)],
+            [1, 0],
+            id="in another order, with other times",
+        ),
+        pytest.param([("a", 1, 1, 1)], [("b", 1, 1, 1)], [0], id="another argument"),
+    ],
+)
+def test_a_branch_is_known_by_its_ordinal_among_its_equals(
+    stored: list[tuple[str, int, int, int]],
+    burst: list[tuple[str, int, int, int]],
+    expected: list[int | None],
+) -> None:
+    lines = [Kept(str(n), *branch(*each)[:7]) for n, each in enumerate(stored)]
+    found = [each.kept for each in Shelf(lines).take([branch(*each) for each in burst])]
+    assert found == [None if each is None else lines[each] for each in expected]
+
+
+def test_a_branch_is_found_at_another_place_by_its_ordinal_too() -> None:
+    (stored,) = lines = [Kept("second", *branch("a", 1, 2, 2)[:7])]
+    shelf = Shelf(lines)
+    assert shelf.take_same(branch("a", 1, 1, 1)) is None
+    assert shelf.take_same(branch("a", 3, 2, 2)) == stored
+
+
+def test_an_inserted_call_may_be_accepted_in_place_of_the_one_it_was_taken_for() -> None:
+    stored = [kept("a:1"), kept("a:2#2")]
+    inserted, first, second = asked("a:0"), asked("a:1#2"), asked("a:2#3")
+    shelf = Shelf(stored)
+    assert shelf.take([inserted])[0].kept == stored[0]
+    (match,) = shelf.take([first])
+    assert match.refusal
+    assert match.instead_of == stored[0].key
+    accepted = Shelf(stored, only_equal=[match.instead_of])
+    (new,) = accepted.take([inserted])
+    assert (new.kept, new.instead_of) == (None, stored[0].key)
+    assert [accepted.take([each])[0].kept for each in (first, second)] == stored
 
 
 def test_another_kind_of_the_same_name_is_another_call() -> None:
@@ -190,7 +267,7 @@ def test_every_call_of_an_unchanged_program_gets_its_own_step_after_a_crash(
 ) -> None:
     bursts = numbered(program)
     whole = data.draw(st.integers(0, len(bursts)))
-    kept_of = {each: Kept(str(each), *each[:6]) for burst in bursts for each in burst}
+    kept_of = {each: Kept(str(each), *each[:7]) for burst in bursts for each in burst}
     stored = {each for burst in bursts[:whole] for each in burst}
     if whole < len(bursts):
         stored |= {each for each in bursts[whole] if data.draw(st.booleans())}
@@ -210,7 +287,7 @@ def test_changing_times_among_the_arguments_change_nothing(
 ) -> None:
     bursts = numbered(program)
     shelf = Shelf(
-        Kept(str(each.number) + each.name, *each[:6]) for burst in bursts for each in burst
+        Kept(str(each.number) + each.name, *each[:7]) for burst in bursts for each in burst
     )
     for burst in bursts:
         later = [each._replace(digest=f"f.{data.draw(st.integers(10, 99))}") for each in burst]
@@ -253,7 +330,7 @@ def test_lines_are_found_again_from_the_names_they_are_stored_under() -> None:
     found = kept_lines([*stored, ROOT, named_line(ROOT, "ada")])
     assert found.keys() == {group}
     assert sorted(found[group]) == sorted(
-        [Kept(stored[0], *first[:6]), Kept(stored[1], *second[:6])]
+        [Kept(stored[0], *first[:7]), Kept(stored[1], *second[:7])]
     )
 
 
@@ -265,8 +342,8 @@ def test_a_line_without_steps_of_its_own_is_found_by_those_started_in_it() -> No
     inner = Asked(BRANCH, "shop.<locals>.inner", "1b", 2)
     inner_id = line_id(outer_id, inner_group, inner)
     assert kept_lines([inner_id]) == {
-        outer_group: [Kept(outer_id, *outer[:6])],
-        inner_group: [Kept(inner_id, *inner[:6])],
+        outer_group: [Kept(outer_id, *outer[:7])],
+        inner_group: [Kept(inner_id, *inner[:7])],
     }
     assert branch_name(inner_id) == "inner[2]"
 

@@ -18,10 +18,18 @@ them is awaited, are matched together:
 
 A call that finds no stored step is new. It may run only if its line has left no step
 of the line behind: otherwise the code no longer accounts for what is stored.
-Parallel steps are no such sign, since whoever asks for them may still come. The same
-rules match the lines started at one place with those that were stored. A line that is not
-stored at its place takes an equal one from another place that its parent has passed: the
-calls before it came in another order.
+Parallel steps are no such sign, since whoever asks for them may still come.
+
+A line is known by its parent, its name, its arguments and its ordinal among its equals there,
+which it gets when it is started, whether or not it ever stores anything: so the first of two
+equal lines never takes what the second has stored. It is looked for at its place, with all its
+arguments, then with those that stay the same in every run; then by number, which is the order of
+the code; then with all its arguments at another place that its parent has passed: the calls
+before it came in another order.
+
+What is left of a name because a call was removed goes to no call with other arguments. A call
+that was given something by its number, and its arguments say later that it was another's, is
+an inserted one: a person may accept that it runs.
 
 A call that is new in its line, but stored in another where nobody may ask for it any more, has
 been moved there by changed code. It must not run either.
@@ -65,6 +73,8 @@ class Asked(NamedTuple):
     parallel: bool = False
     equal: int = 1
     """Which use of name and firm arguments it is, in its line."""
+    same: int = 1
+    """Which use of name and all its arguments it is, in its line."""
     unsure: bool = False
     """Branches that make no calls are under way in its line: it may have come in their order."""
 
@@ -79,6 +89,7 @@ class Kept(NamedTuple):
     number: int
     parallel: bool = False
     equal: int = 1
+    same: int = 1
 
 
 class Match(NamedTuple):
@@ -87,6 +98,8 @@ class Match(NamedTuple):
     kept: Kept | None = None
     refusal: str = ""
     """Why a call that stands for nothing yet must not run."""
+    instead_of: str = ""
+    """The key of what its number stands for, where only the arguments say that it is another's."""
 
 
 _NEW: Final = Match()
@@ -95,26 +108,35 @@ _NEW: Final = Match()
 class Shelf:
     """What is stored of one line and has not been asked for in this run."""
 
-    def __init__(self, kept: Iterable[Kept]) -> None:
+    def __init__(self, kept: Iterable[Kept], only_equal: Collection[str] = ()) -> None:
+        """`only_equal` are the keys of what a call with other arguments does not stand for."""
+        self._only_equal = only_equal
         self._equal: dict[tuple[str, str, str], dict[tuple[int, bool], Kept]] = {}
+        self._firm: dict[tuple[str, str, int], dict[str, Kept]] = {}
+        """Branches by name, firm arguments and their ordinal among equals."""
         self._ordered: dict[tuple[str, str], dict[int, dict[str, Kept]]] = {}
         """By number. Branches started in no certain order may share one."""
         self._parallel: dict[tuple[str, str], dict[str, Kept]] = {}
         self._left: dict[str, Kept] = {}
         self._forgiven: set[str] = set()
         self._burst: set[tuple[str, str, int]] = set()
-        self._guessed: set[tuple[str, str, str]] = set()
-        """What was given, by its number, to a call with other arguments."""
+        self._numbers: set[tuple[str, str, int]] = set()
+        """What was stored in the order of the code, taken or not."""
+        self._guessed: dict[tuple[str, str, str], str] = {}
+        """The keys of what was given, by its number, to a call with other arguments."""
         self.untouched = True
         """Nothing has been taken off it in this run."""
         for each in sorted(kept, key=lambda kept: (kept.number, kept.key)):
             name = each.kind, each.name
-            self._equal.setdefault((*name, each.digest), {})[each.number, each.parallel] = each
+            self._equal.setdefault((*name, each.digest), {}).setdefault(_rank(each), each)
+            if each.kind == BRANCH:
+                self._firm.setdefault(_firm_rank(each), {})[each.key] = each
             if each.parallel:
                 self._parallel.setdefault(name, {})[each.key] = each
             else:
                 numbered = self._ordered.setdefault(name, {}).setdefault(each.number, {})
                 numbered[each.key] = each
+                self._numbers.add((*name, each.number))
             self._left[each.key] = each
 
     @property
@@ -133,14 +155,22 @@ class Shelf:
                 if found[position] is None and not self._is_given_away(asked):
                     found[position] = self._remove(candidate(asked))
         if len(burst) == 1 and found[0] is None and not self._is_given_away(burst[0]):
-            found[0] = self._remove(self._lowest(burst[0]))
+            found[0] = self._remove(self._left_over(burst[0]))
         for asked, kept in zip(burst, found, strict=True):
             if kept is not None and firm(kept.digest) != firm(asked.digest):
-                self._guessed.add((kept.kind, kept.name, kept.digest))
+                self._guessed[kept.kind, kept.name, kept.digest] = kept.key
         return [
-            Match(kept) if kept is not None else Match(refusal=self.refusal(asked))
+            Match(kept)
+            if kept is not None
+            else Match(None, self.refusal(asked), self._instead_of(asked))
             for asked, kept in zip(burst, found, strict=True)
         ]
+
+    def _instead_of(self, asked: Asked) -> str:
+        if self._is_given_away(asked):
+            return self._guessed[asked.kind, asked.name, asked.digest]
+        kept = self._at_number(asked)
+        return kept.key if kept is not None and kept.key in self._only_equal else ""
 
     def _is_given_away(self, asked: Asked) -> bool:
         """Whether another call has what is stored for this one: their order has changed."""
@@ -151,10 +181,9 @@ class Shelf:
         """A person has accepted that these are left behind: they are no sign any more."""
         self._forgiven.update(self._left.keys() & keys)
 
-    def take_equal(self, asked: Asked) -> Kept | None:
-        """Take off what has the same name and arguments, whatever its number."""
-        equal = self._equal.get((asked.kind, asked.name, asked.digest), {})
-        return self._remove(next(iter(equal.values()), None))
+    def take_same(self, asked: Asked) -> Kept | None:
+        """Take off what has the same name, arguments and ordinal among its equals."""
+        return self._remove(self._same(asked)) if self._left else None
 
     @property
     def ahead(self) -> Collection[str]:
@@ -177,11 +206,12 @@ class Shelf:
 
     def _same(self, asked: Asked) -> Kept | None:
         equal = self._equal.get((asked.kind, asked.name, asked.digest))
-        return equal.get((asked.number, asked.parallel)) if equal else None
+        return equal.get(_rank(asked)) if equal else None
 
     def _equal_to(self, asked: Asked) -> Kept | None:
         equal = self._equal.get((asked.kind, asked.name, asked.digest))
-        if not equal:
+        # Among equal branches the ordinal tells which is which, although some are not stored.
+        if not equal or asked.kind == BRANCH:
             return None
         return next((kept for kept in equal.values() if self._moved(asked, kept)), None)
 
@@ -192,15 +222,18 @@ class Shelf:
             or kept.parallel
             or kept.number < asked.number
             or (kept.kind, kept.name, kept.number) in self._burst
-            or self._at_number(asked) is not None
+            or (asked.kind, asked.name, asked.number) in self._numbers
         )
 
     def _alike(self, asked: Asked) -> Kept | None:
+        if asked.kind == BRANCH:
+            return next(iter(self._firm.get(_firm_rank(asked), {}).values()), None)
         kept = self._at_number(asked)
         return kept if kept is not None and firm(kept.digest) == firm(asked.digest) else None
 
     def _numbered(self, asked: Asked) -> Kept | None:
-        return None if asked.unsure else self._at_number(asked)
+        kept = None if asked.unsure else self._at_number(asked)
+        return None if kept is None or kept.key in self._only_equal else kept
 
     def _at_number(self, asked: Asked) -> Kept | None:
         if asked.parallel:
@@ -208,18 +241,23 @@ class Shelf:
         numbered = self._ordered.get((asked.kind, asked.name), {}).get(asked.number)
         return next(iter(numbered.values())) if numbered else None
 
-    def _lowest(self, asked: Asked) -> Kept | None:
+    def _left_over(self, asked: Asked) -> Kept | None:
+        """What the calls before have left of its name, if it differs in nothing but times."""
         ordered = self._ordered.get((asked.kind, asked.name))
-        # A branch without steps of its own is not stored: the lowest may be another one.
         if not ordered or asked.parallel or asked.unsure or asked.kind == BRANCH:
             return None
-        return next(iter(next(iter(ordered.values())).values()))
+        kept = next(iter(next(iter(ordered.values())).values()))
+        return kept if firm(kept.digest) == firm(asked.digest) else None
 
     def _remove(self, kept: Kept | None) -> Kept | None:
         if kept is not None:
             self.untouched = False
             name = kept.kind, kept.name
-            del self._equal[*name, kept.digest][kept.number, kept.parallel]
+            equal = self._equal[*name, kept.digest]
+            if equal.get(_rank(kept)) is kept:
+                del equal[_rank(kept)]
+            if kept.kind == BRANCH:
+                del self._firm[_firm_rank(kept)][kept.key]
             if kept.parallel:
                 del self._parallel[name][kept.key]
             else:
@@ -267,6 +305,15 @@ class Shelf:
                     " or give each branch a name: with ctx.branch(name)"
                 )
         return ""
+
+
+def _rank(call: Asked | Kept) -> tuple[int, bool]:
+    """What tells a call from others of its name and arguments."""
+    return (call.same, False) if call.kind == BRANCH else (call.number, call.parallel)
+
+
+def _firm_rank(call: Asked | Kept) -> tuple[str, str, int]:
+    return call.name, firm(call.digest), call.equal
 
 
 def indistinct(asked: Asked) -> str:
@@ -346,7 +393,8 @@ def line_group(parent: str, fork_key: str) -> str:
 def line_id(parent: str, group: str, asked: Asked) -> str:
     """A line inside its parent, which may have no steps of its own and is found by it then."""
     parallel = "p" if asked.parallel else ""
-    own = f"{group}:{asked.number}:{asked.equal}:{asked.digest}:{parallel}:{asked.name}"
+    ordinals = f"{asked.number}:{asked.equal}:{asked.same}"
+    own = f"{group}:{ordinals}:{asked.digest}:{parallel}:{asked.name}"
     if parent == ROOT or parent.startswith("="):
         return own
     path = f"{parent}{_INSIDE}{own}"
@@ -413,8 +461,9 @@ def kept_lines(line_ids: Iterable[str]) -> dict[str, list[Kept]]:
 
 
 def _kept_line(line: str) -> Kept:
-    _, number, equal, digest, parallel, label = _own(line)
-    return Kept(line, BRANCH, label, digest, int(number), parallel == "p", int(equal))
+    _, number, equal, same, digest, parallel, label = _own(line)
+    ordinals = int(equal), int(same)
+    return Kept(line, BRANCH, label, digest, int(number), parallel == "p", *ordinals)
 
 
 def _group(line: str) -> str:
@@ -422,7 +471,7 @@ def _group(line: str) -> str:
 
 
 def _own(line: str) -> list[str]:
-    return line.rpartition(_INSIDE)[2].split(":", 5)
+    return line.rpartition(_INSIDE)[2].split(":", 6)
 
 
 def step_key(line: str, asked: Asked) -> str:
@@ -436,6 +485,15 @@ def step_key(line: str, asked: Asked) -> str:
         key += f"@{line[1:]}"
     elif line != ROOT:
         key += f"@{branch_name(line)}.{_hash(line)[:_SHORT_CHARS]}"
+    return _short(key)
+
+
+def inserted_key(key: str) -> str:
+    """What is accepted where a call came between: that a step is given to none but its equal."""
+    return _short(f"instead of {key}")
+
+
+def _short(key: str) -> str:
     if len(key.encode()) <= STEP_KEY_BYTES_MAX:
         return key
     return f"{key.encode()[: STEP_KEY_BYTES_MAX // 2].decode(errors='ignore')}~{_hash(key)[:32]}"

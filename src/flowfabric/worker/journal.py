@@ -180,6 +180,7 @@ class Journal:
         self._lines: dict[str, journal.Shelf] = {}
         self._giving_up = 0
         self._branched = False
+        self._has_accepted = False
         self._keys: set[str] = set()
         self._line_ids: set[str] = set()
         self._children: set[str] = set()
@@ -273,7 +274,7 @@ class Journal:
         if self.closed:
             raise asyncio.CancelledError("the handler has been told to stop")
         if refusal:
-            await self._until_code_fits(CodeMismatch(call.key, refusal))
+            await self._until_code_fits(CodeMismatch(call.refused_as or call.key, refusal))
         if self.seen or self._passing.locked():
             async with self._passing:
                 await self._store_seen(call.line.gone_past(call))
@@ -375,6 +376,7 @@ class Journal:
             self._steps[step.step_key] = step
             if step.kind is StepKind.SUBMIT and step.result is not None:
                 self._children.add(msgspec.json.decode(step.result, type=str))
+            self._has_accepted |= step.kind is StepKind.ACCEPT
             if step.kind in (StepKind.ACCEPT, StepKind.PATCH):
                 continue
             self._by_line.setdefault(step.line, []).append(kept_of(step))
@@ -449,7 +451,17 @@ class Journal:
 
     def steps_of(self, line: str) -> journal.Shelf:
         kept = self._by_line.get(line)
-        return NOTHING if kept is None else journal.Shelf(kept)
+        if kept is None:
+            return NOTHING
+        only_equal = (
+            [each.key for each in kept if self._accepts(journal.inserted_key(each.key))]
+            if self._has_accepted
+            else ()
+        )
+        return journal.Shelf(kept, frozenset(only_equal))
+
+    def _accepts(self, key: str) -> bool:
+        return accepted_key(key) in self._steps
 
     def lines_at(self, group: str) -> journal.Shelf:
         if group not in self._lines:
@@ -465,7 +477,9 @@ class Journal:
 
     def new_line_id(self, parent: str, group: str, asked: journal.Asked) -> str:
         while (made := journal.line_id(parent, group, asked)) in self._line_ids:
-            asked = asked._replace(number=asked.number + 1, equal=asked.equal + 1)
+            asked = asked._replace(
+                number=asked.number + 1, equal=asked.equal + 1, same=asked.same + 1
+            )
         self._line_ids.add(made)
         return made
 

@@ -32,6 +32,7 @@ from flowfabric.core.journal import (
     alike,
     identity,
     indistinct,
+    inserted_key,
     label_of,
     line_group,
     may_ask_yet,
@@ -164,7 +165,7 @@ class DurableCall:
 
     __slots__ = (
         "after_key", "asked", "before", "has_result", "key", "kind", "line", "made", "refusal",
-        "step", "took_ms", "work"
+        "refused_as", "step", "took_ms", "work"
     )  # fmt: skip
 
     def __init__(self, line: "Line", kind: StepKind, asked: Asked, made: int) -> None:
@@ -182,6 +183,8 @@ class DurableCall:
         """What it returns is stored by this run, or is being stored."""
         self.took_ms: int | None = None
         self.refusal = ""
+        self.refused_as = ""
+        """What a person accepts who lets it run, if that is not its key."""
 
     @property
     def name(self) -> str:
@@ -307,7 +310,7 @@ class Line:
             self.before, self.forks = self.forks, Forks(self._burst)
         equal = _count(self._equals, alike(kind, name, digest))
         made = self.journal.tick()
-        asked = Asked(kind, name, digest, number, parallel, equal, unsure)
+        asked = Asked(kind, name, digest, number, parallel, equal, unsure=unsure)
         call = DurableCall(self, kind, asked, made)
         if opaque and unsure:
             first = self._opaque.setdefault((kind, name, digest), opaque)
@@ -379,9 +382,13 @@ class Line:
                 call.refusal = (
                     self.refusal or call.refusal or match.refusal or self._refusal_of_branches(call)
                 )
+                if match.instead_of:
+                    call.refused_as = inserted_key(match.instead_of)
             left_behind = self.journal.accepted(call.key)
+            if left_behind is None and call.refused_as:
+                left_behind = self.journal.accepted(call.refused_as)
             if left_behind is not None:
-                call.refusal = self.refusal = ""
+                call.refusal = call.refused_as = self.refusal = ""
                 self.journal.forgive(left_behind)
                 for line in self.and_above():
                     if line.id is not None:
@@ -429,7 +436,7 @@ class Line:
         ahead = self.shelf.ahead
         for key in self.journal.places_in(self.known_as):
             if key != here and key not in ahead:
-                kept = self.journal.stored_at(self.known_as, key).take_equal(asked)
+                kept = self.journal.stored_at(self.known_as, key).take_same(asked)
                 if kept is not None:
                     return kept
         return None
@@ -472,7 +479,8 @@ class Line:
         parallel = self._open > 0
         number = _numbered(self.forks.numbers, label, digest, parallel)
         equal = _count(self._equals, alike(BRANCH, label, digest))
-        asked = Asked(BRANCH, label, digest, number, parallel, equal)
+        same = _count(self._equals, (BRANCH, label, digest, "same"))
+        asked = Asked(BRANCH, label, digest, number, parallel, equal, same)
         made = Line(self.journal, self, asked, self.journal.tick())
         made.work = TaskActivity(self.work)
         self.forks.waiting.append(made)
