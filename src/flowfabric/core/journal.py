@@ -32,7 +32,9 @@ that was given something by its number, and its arguments say later that it was 
 an inserted one: a person may accept that it runs.
 
 A call that is new in its line, but stored in another where nobody may ask for it any more, has
-been moved there by changed code. It must not run either.
+been moved there by changed code. It must not run either. And while one line alone goes on, all
+that is stored in others and was not asked for lies ahead of it: nothing new runs there, and a
+patch is off.
 """
 
 import hashlib
@@ -361,8 +363,20 @@ def may_ask_yet(line: str, going: Going) -> bool:
 
 def moved(asked: Asked, line: str) -> str:
     """Why a call must not run that is stored in a line where nobody asks for it."""
-    where = "the function itself" if line == ROOT else f"the branch {branch_name(line)!r}"
+    where = _where(line)
     return f"{shown(asked)} is not stored here but in {where}, where it has not been asked for"
+
+
+def behind_others(asked: Asked, left: Kept, line: str) -> str:
+    """Why a call must not run while its line alone goes on, and another has something left."""
+    return (
+        f"{shown(asked)} is not stored, but {shown(left)} in {_where(line)} is and has not been"
+        " asked for"
+    )
+
+
+def _where(line: str) -> str:
+    return "the function itself" if line == ROOT else f"the branch {branch_name(line)!r}"
 
 
 def firm(digest: str) -> str:

@@ -271,6 +271,9 @@ class Journal:
         if not refusal:
             await self._turns.run_new()
             refusal = self._moves.refusal(call) and await self._lasting_refusal(call)
+            left = self._left_to(call.line) if self._untaken and not refusal else None
+            if left is not None:
+                refusal = journal.behind_others(call.asked, kept_of(left), left.line)
         if self.closed:
             raise asyncio.CancelledError("the handler has been told to stop")
         if refusal:
@@ -278,6 +281,10 @@ class Journal:
         if self.seen or self._passing.locked():
             async with self._passing:
                 await self._store_seen(call.line.gone_past(call))
+
+    def _left_to(self, line: Line) -> Step | None:
+        """What lies ahead of a line in others, if it alone goes on."""
+        return self._moves.left_to(line) if self._turns.alone else None
 
     async def _lasting_refusal(self, call: DurableCall) -> str:
         """Why it must not run a while later: what is done outside of steps takes its time."""
@@ -504,7 +511,7 @@ class Journal:
         self.asked()
         self.began()
         try:
-            is_past = patch.line.is_past_here()
+            is_past = patch.line.is_past_here() or self._left_to(patch.line) is not None
             asked = journal.Asked(StepKind.PATCH, f"patch {patch.name}", "", patch.number)
             key = journal.step_key(patch.line.known_as, asked)
             stored = self._steps.get(key)

@@ -17,7 +17,7 @@ import asyncio
 import asyncio.queues
 import inspect
 from collections import deque
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping, Set
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, Protocol, TypeVar
@@ -363,7 +363,9 @@ class Line:
         """Whether an earlier run has come further in this line than the calls made so far."""
         self.place_all()
         started = self._branches_at(self.forks)
-        return bool(self.refusal or self.shelf.behind or (started.untouched and started.behind))
+        # Beside branches that make no calls, what is stored may have come in another order.
+        left = self.shelf.behind if self._quiet else self.shelf.ahead
+        return bool(self.refusal or left or (started.untouched and started.behind))
 
     def count_patch(self, name: str) -> int:
         """Which use of a patch's name it is. No call: a patch leaves no trace in the order."""
@@ -580,7 +582,7 @@ class Moves:
 
     def __init__(
         self,
-        untaken: Collection[str],
+        untaken: Set[str],
         named: Mapping[str, Line],
         entered: Collection[str],
     ) -> None:
@@ -589,6 +591,7 @@ class Moves:
         self._named = named
         self._entered = entered
         self._alike: dict[tuple[str, ...], list[Step]] = {}
+        self._stored: dict[str, Step] = {}
         self._tasks: set[Line] = set()
         self._cut_off: set[str] = set()
         """Lines that were cancelled or have failed."""
@@ -613,6 +616,7 @@ class Moves:
     def take_in(self, step: Step) -> None:
         """Know a stored step that has an outcome."""
         self._alike.setdefault(alike(step.kind, step.name, step.digest), []).append(step)
+        self._stored[step.step_key] = step
 
     def task_began(self, line: Line) -> None:
         self._tasks.add(line)
@@ -645,6 +649,17 @@ class Moves:
                 if not may_ask_yet(line, going):
                     return moved(asked, line)
         return ""
+
+    def left_to(self, line: Line) -> Step | None:
+        """What is stored elsewhere and nobody has asked for, nor will, while a line is alone."""
+        left = self._untaken - self._forgiven if self._untaken else ()
+        if left:
+            going = self._going(line)
+            for key in sorted(left):
+                step = self._stored.get(key)
+                if step and step.line != line.known_as and not may_ask_yet(step.line, going):
+                    return step
+        return None
 
     def _going(self, line: Line) -> Going:
         waiting = list(line.and_above())
