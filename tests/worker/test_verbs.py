@@ -197,3 +197,27 @@ async def test_calls_that_are_awaited_late_or_given_up_are_no_mistake() -> None:
         run = await local.submit(works)
         await local.drain()
         assert await run.result() == sum(range(200))
+
+
+async def test_a_handler_may_end_without_a_branch_that_has_just_called_something() -> None:
+    app = App()
+
+    @app.task
+    async def ends_early(ctx: Context) -> str:
+        async def left_behind() -> None:
+            ends.set()
+            # The tasks it starts here have not begun when the handler ends.
+            await asyncio.gather(ctx.step("a", int), ctx.step("b", int))
+
+        ends = asyncio.Event()
+        tasks.add(asyncio.create_task(left_behind()))
+        await ends.wait()
+        return "ended"
+
+    tasks: set[asyncio.Task[None]] = set()
+    async with testing.engine(app=app) as local:
+        run = await local.submit(ends_early)
+        await local.drain()
+        assert await run.result() == "ended"
+    for task in tasks:
+        task.cancel()

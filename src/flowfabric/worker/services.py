@@ -55,10 +55,16 @@ class Promise(NamedTuple):
 
     called: str
     coroutine: Coroutine[object, object, object]
+    caller: asyncio.Task[object] | None
+    """The task of the handler, or of a branch; none in a thread."""
 
     @property
     def is_kept(self) -> bool:
         return inspect.getcoroutinestate(self.coroutine) != inspect.CORO_CREATED
+
+    def may_be_kept(self, handler: asyncio.Task[object] | None) -> bool:
+        """Whether a branch has called it that has not ended: the handler ends without that."""
+        return not (self.caller is handler or self.caller is None or self.caller.done())
 
 
 class Promises:
@@ -69,14 +75,19 @@ class Promises:
         self._look_at = LOOK_AT
 
     def add(self, called: str, coroutine: Coroutine[object, object, object]) -> None:
-        self._made.append(Promise(called, coroutine))
+        try:
+            caller = asyncio.current_task()
+        except RuntimeError:
+            caller = None
+        self._made.append(Promise(called, coroutine, caller))
         if len(self._made) > self._look_at:
             self._made = self._open()
             self._look_at = max(LOOK_AT, 2 * len(self._made))
 
     def check(self) -> None:
         """Raise if some were never awaited: by the handler, or by a task that has begun."""
-        found = self._open()
+        handler = asyncio.current_task()
+        found = [promise for promise in self._open() if not promise.may_be_kept(handler)]
         for promise in found:
             promise.coroutine.close()
         if found:
