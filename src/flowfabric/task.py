@@ -326,7 +326,10 @@ class Task(Generic[P, R_co]):
         return self.arguments.takes_context
 
     def encode_result(self, value: object) -> bytes:
-        return encode_value(f"the result of {self.name}", value)
+        """The result as it is stored; one that nobody could read by the annotation is refused."""
+        data = encode_value(f"the result of {self.name}", value)
+        self.decode_result(data)
+        return data
 
     def decode_result(self, data: bytes | None) -> R_co:
         if data and data.startswith(ENCODED):

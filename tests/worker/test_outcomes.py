@@ -381,3 +381,29 @@ async def test_a_child_that_was_replayed_ends_for_its_parent_as_it_was_seen_firs
         await run.result(timeout="20s")
     assert len(seen[-1]) == 2
     assert len({each for run in seen for each in run}) == 1
+
+
+async def test_a_task_whose_result_does_not_fit_its_annotation_fails_for_good(app: App) -> None:
+    """Nobody could read it: neither the caller, nor a parent, which it would block."""
+    problem = "the result of miscount: does not fit its return annotation: Expected `int`"
+    ran: Counter[str] = Counter()
+
+    @app.task(retry=Retry(max_retries=3))
+    async def miscount() -> Positive:
+        ran["miscount"] += 1
+        return 0
+
+    @app.task
+    async def parent(ctx: Context) -> str:
+        child = await ctx.submit(miscount)
+        try:
+            return str(await child.result())
+        except ExecutionFailed as error:
+            return error.reason
+
+    async with working(app):
+        run = await app.submit(miscount)
+        with pytest.raises(ExecutionFailed, match=problem):
+            await run.result(timeout="20s")
+        assert problem in await (await app.submit(parent)).result(timeout="20s")
+    assert ran == {"miscount": 2}
