@@ -72,6 +72,8 @@ def check_name(name: object) -> str:
 
 def all_of(*members: str | conditions.Condition) -> conditions.AllConditions:
     """Every one of these: names of signals, or conditions."""
+    if not members:
+        raise InvalidInput("all_of", "needs at least one name or condition")
     return conditions.AllConditions(tuple(condition_of(member) for member in members))
 
 
@@ -85,6 +87,7 @@ def count(n: int, *names: str, distinct: Distinct = "signals") -> conditions.Cou
         raise InvalidInput("distinct", f"must be one of {', '.join(_KINDS)}", distinct)
     if not names:
         raise InvalidInput("count", "needs the name of at least one signal")
+    checks.check_int("count", n, 1, conditions.COUNT_MAX)
     checked = tuple(check_name(name) for name in names)
     matcher: conditions.Matcher = (
         conditions.ByName(checked[0]) if len(checked) == 1 else conditions.Wildcard()
@@ -103,6 +106,8 @@ def condition_of(*members: object) -> conditions.Condition:
         (only,) = members
         if isinstance(only, str):
             return conditions.Single(check_name(only), conditions.ByName(only))
+        if not isinstance(only, conditions.Condition):
+            raise InvalidInput("wait_for", "takes names of signals and conditions", only)
         return conditions.check_condition(only)
     return conditions.check_condition(
         conditions.AllConditions(tuple(condition_of(member) for member in members))

@@ -131,8 +131,8 @@ async def test_bindings_that_do_not_fit_the_condition_are_refused(
         ),
         (
             Count(3, CountKind.DISTINCT_WAITPOINTS, ("gate", "b")),
-            "count_exceeds_waitpoint_set: 3 distinct waitpoints are waited for, 2 exist under"
-            " 'gate', 'b'",
+            "count_exceeds_waitpoint_set: needs signals at 3 different waitpoints of 'gate', 'b',"
+            " and only 2 exist; create the others first",
         ),
         (
             Count(1, CountKind.DISTINCT_WAITPOINTS, ("gate", "gate")),

@@ -480,6 +480,6 @@ async def test_names_and_conditions_are_checked_where_they_are_asked_for() -> No
             "name",
             "name",
             "wait_for",
-            "resume_condition",
+            "all_of",
             "timeout",
         ]

@@ -253,6 +253,8 @@ def takes_own_name(condition: Condition, waitpoint_key: str) -> bool:
 # Checking ---------------------------------------------------------------------
 
 FIELD: Final = "resume_condition"
+TOO_FEW: Final = "count_exceeds_waitpoint_set: "
+"""Begins the refusal of a count that nothing could meet."""
 
 
 def check_condition(condition: object) -> Condition:
@@ -329,16 +331,28 @@ def check_countable(
 
     The waitpoints of kept signals count, whatever has become of them.
     """
+    for leaf in _counts_of_waitpoints(condition):
+        open_ = {(w.waitpoint_id,) for w in bound if w.waitpoint_key in leaf.waitpoints}
+        there = len(_satisfiers(leaf, kept) | open_)
+        if leaf.n > there:
+            names = ", ".join(map(repr, leaf.waitpoints))
+            exist = "1 exists" if there == 1 else f"{there} exist"
+            raise InvalidInput(
+                FIELD,
+                f"{TOO_FEW}needs signals at {leaf.n} different waitpoints of {names}, and only"
+                f" {exist}; create the others first",
+            )
+
+
+def counts_waitpoints(condition: Condition) -> bool:
+    """Whether it depends on the number of waitpoints if the condition can be met."""
+    return any(_counts_of_waitpoints(condition))
+
+
+def _counts_of_waitpoints(condition: Condition) -> Iterator[Count]:
     for leaf in leaves(condition):
         if isinstance(leaf, Count) and leaf.count_kind is CountKind.DISTINCT_WAITPOINTS:
-            open_ = {(w.waitpoint_id,) for w in bound if w.waitpoint_key in leaf.waitpoints}
-            there = _satisfiers(leaf, kept) | open_
-            if leaf.n > len(there):
-                raise InvalidInput(
-                    FIELD,
-                    f"count_exceeds_waitpoint_set: {leaf.n} distinct waitpoints are waited for,"
-                    f" {len(there)} exist under {', '.join(map(repr, leaf.waitpoints))}",
-                )
+            yield leaf
 
 
 def _check_key(key: object, place: str) -> None:

@@ -20,12 +20,15 @@ from msgspec import Raw, Struct, structs
 
 from flowfabric import errors
 from flowfabric.core.conditions import (
+    TOO_FEW,
     Condition,
+    counts_waitpoints,
     ranks_of,
     referenced_waitpoint_keys,
     takes_own_name,
 )
 from flowfabric.core.ids import ExecutionId, uuid4_from
+from flowfabric.core.limits import WAITPOINTS_PER_SUSPENSION_MAX
 from flowfabric.core.policies import Duration, duration_ms, optional_duration_ms
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.waitpoints import ANNOUNCED_FOR_MS, FreshWaitpoint
@@ -151,9 +154,24 @@ async def _ended(services: Services, wait: Wait) -> StoredWait:
     services.check()
     with services.parking.working():
         suspension_id, view = await _last_pause(services, wait.call)
+        if view is None:
+            pause = _pause(services, wait, suspension_id)
+            if counts_waitpoints(wait.condition):
+                view = await _unless_impossible(services, pause)
     if view is None:
-        view = await _until_signalled(services, _pause(services, wait, suspension_id))
+        view = await _until_signalled(services, pause)
     return StoredWait(ended="timeout") if view is None else _stored(view, wait.condition)
+
+
+async def _unless_impossible(services: Services, pause: Pause) -> SuspensionView | None:
+    """What the pause would end with at once; a refusal reaches the handler, which is not unwound.
+
+    How many waitpoints there are only the engine knows.
+    """
+    try:
+        return await services.take_signals(pause, announce=True)
+    except errors.InvalidInput as error:
+        raise errors.InvalidInput("wait_for", error.problem.removeprefix(TOO_FEW)) from None
 
 
 async def _until_signalled(services: Services, pause: Pause) -> SuspensionView | None:
@@ -414,8 +432,12 @@ class SignalVerbs(Verbs):
     ) -> tuple[Wait, str]:
         if not conditions:
             raise errors.InvalidInput("wait_for", "needs a name or a condition")
-        wait = self._wait("signals", condition_of(*conditions), timeout)
-        return wait, f"signals {', '.join(referenced_waitpoint_keys(wait.condition))}"
+        condition = condition_of(*conditions)
+        names = referenced_waitpoint_keys(condition)
+        if len(names) > WAITPOINTS_PER_SUSPENSION_MAX:
+            most = f"may name at most {WAITPOINTS_PER_SUSPENSION_MAX} signals"
+            raise errors.InvalidInput("wait_for", most, len(names))
+        return self._wait("signals", condition, timeout), f"signals {', '.join(names)}"
 
     async def _one(self, wait: Wait, what: str, default: object, kind: object) -> object:
         found = await self._found(wait, what, default, kind)
