@@ -220,6 +220,8 @@ class App(Feed, Replaceable):
             return
         self.check_adoptable(other)
         self.tasks |= other.tasks
+        for task in other.tasks.values():
+            task.namespaces.add(self.namespace)
         self.schedules += [
             structs.replace(each, namespace=self.namespace) for each in other.schedules
         ]

@@ -193,6 +193,7 @@ class Registry:
 
     def keep_task(self, task: Task[..., object]) -> Task[..., object]:
         task.owner = self
+        task.namespaces.add(self.namespace)
         self.tasks[task.kind] = task
         return task
 

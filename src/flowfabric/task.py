@@ -294,6 +294,8 @@ class Task(Generic[P, R_co]):
         """The kind of its executions."""
         self.owner: object = None
         """The app it was declared on."""
+        self.namespaces: set[str] = set()
+        """Those of the apps that have it."""
         self.function = function
         self.settings = settings
         self.is_async = inspect.iscoroutinefunction(function)

@@ -7,7 +7,7 @@ import pytest
 
 from flowfabric import App, Context
 from flowfabric.core.states import PublicState
-from flowfabric.errors import IdempotencyConflict, NotFound
+from flowfabric.errors import IdempotencyConflict, InvalidInput, NotFound
 from flowfabric.signals import SignalToken
 from tests.apps import reached, working
 
@@ -71,6 +71,50 @@ async def test_a_child_is_in_the_namespace_of_its_parent(shop: App, bank: App) -
         await reached(run, PublicState.SUSPENDED)
         await run.signal("go")
         assert await run.result(timeout="20s") == "child from shop"
+
+
+async def test_a_handler_submits_no_task_of_another_namespace(shop: App, bank: App) -> None:
+    @bank.task
+    async def transfer() -> None: ...
+
+    @bank.task(name="greet", version=2)
+    async def greet_politely() -> None: ...
+
+    @shop.task
+    async def pay(ctx: Context) -> list[str]:
+        told: list[str] = []
+        for task in (transfer, greet_politely):
+            try:
+                await ctx.submit(task)
+            except InvalidInput as error:
+                told.append(str(error))
+        return told
+
+    async with working(shop):
+        told = await (await shop.submit(pay)).result(timeout="20s")
+    assert told == [
+        f"submit: {name} is a task of namespace 'bank', and a child is in that of its parent, 'shop';"
+        " submit it through its own app inside a step, or adopt that app"
+        for name in ("transfer", "greet")
+    ]
+    page = await shop.engine.find_executions()
+    assert [each.execution_kind for each in page.executions] == ["pay"]
+
+
+async def test_a_handler_submits_tasks_of_an_app_that_its_own_has_adopted(shop: App) -> None:
+    more = App(shop.url, namespace="more")
+
+    @more.task
+    async def pack() -> str:
+        return "packed"
+
+    @shop.task
+    async def order(ctx: Context) -> str:
+        return await (await ctx.submit(pack)).result()
+
+    shop.adopt(more)
+    async with working(shop):
+        assert await (await shop.submit(order)).result(timeout="20s") == "packed"
 
 
 async def test_a_schedule_of_the_same_name_is_another_in_each_namespace(

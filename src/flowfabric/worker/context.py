@@ -558,11 +558,22 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, Facts):
         submission, options = read_submission(what, args, given)
         if options.connection is not None:
             raise InvalidInput("connection", "a handler submits through its own context")
+        self._check_namespace(submission.task)
         arguments = submission.payload if isinstance(what, Submission) else args
         call = self._services.steps.ask(
             StepKind.SUBMIT, f"submit {submission.task.name}", digest_of(arguments, given)
         )
         return self._submit(call, submission, options)
+
+    def _check_namespace(self, task: Task[..., object]) -> None:
+        here = self._services.lease.claimed.namespace
+        if task.namespaces and here not in task.namespaces:
+            raise InvalidInput(
+                "submit",
+                f"{task.name} is a task of namespace {', '.join(sorted(task.namespaces))!r}, and a"
+                f" child is in that of its parent, {here!r}; submit it through its own app inside a"
+                " step, or adopt that app",
+            )
 
     async def _submit(
         self, call: DurableCall, submission: Submission[object], options: Options
