@@ -480,3 +480,18 @@ async def test_a_worker_that_was_told_to_stop_is_no_longer_there_for_new_work(ap
         go_on.set()
         await worker
         assert await run.result(timeout="20s") == "done"
+
+
+async def test_a_worker_that_has_stopped_serves_nothing_any_more(app: App) -> None:
+    """Not a minute later, when nobody has seen it for long enough."""
+
+    @app.task
+    async def idle() -> None: ...
+
+    async with working(app):
+        run = await app.submit(idle)
+        await run.result(timeout="20s")
+        await until_present(app, True)
+    assert await app.engine.list_presences() == ()
+    waiting = await app.submit(idle)
+    assert (await waiting.why()).cause is Cause.NO_WORKER

@@ -352,7 +352,9 @@ class Worker:
             if supervisor is not None:
                 await supervisor.stop()
             for task in background:
-                task.cancel()
+                # Twice would keep a worker from withdrawing its presence.
+                if not task.cancelling():
+                    task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
             await self._heartbeat.stop()
             self._functions.close()
