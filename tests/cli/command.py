@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -74,21 +75,31 @@ def run_on_terminal(
     *,
     columns: int = 80,
     typed: str = "",
+    interrupt_at: str = "",
     cwd: Path = ROOT,
     timeout_s: float = TIMEOUT_S,
     **extra: str,
 ) -> Ran:
-    """Run a command on a pseudo-terminal; `out` is what was shown, without colours."""
+    """Run a command on a pseudo-terminal; `out` is what was shown, without colours.
+
+    It is interrupted once, when it shows `interrupt_at`.
+    """
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     process = subprocess.Popen(
-        command, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env=environment(extra)
+        command,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        cwd=cwd,
+        env=environment(extra),
+        preexec_fn=heed_interrupts,
     )
     os.close(slave)
     if typed:
         os.write(master, typed.encode())
     try:
-        shown = _read_all(master, process, time.monotonic() + timeout_s)
+        shown = _read_all(master, process, time.monotonic() + timeout_s, interrupt_at)
         status = process.wait(timeout_s)
     finally:
         process.kill()
@@ -97,7 +108,14 @@ def run_on_terminal(
     return Ran(status, _CONTROL.sub("", shown), shown)
 
 
-def _read_all(master: int, process: subprocess.Popen[bytes], deadline: float) -> str:
+def heed_interrupts() -> None:
+    """Whoever runs the tests in the background may have had interrupts ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _read_all(
+    master: int, process: subprocess.Popen[bytes], deadline: float, interrupt_at: str
+) -> str:
     chunks: list[bytes] = []
     while True:
         assert time.monotonic() < deadline, b"".join(chunks).decode(errors="replace")
@@ -110,6 +128,9 @@ def _read_all(master: int, process: subprocess.Popen[bytes], deadline: float) ->
             if not chunk:
                 break
             chunks.append(chunk)
+            if interrupt_at and interrupt_at.encode() in b"".join(chunks):
+                process.send_signal(signal.SIGINT)
+                interrupt_at = ""
         elif process.poll() is not None:
             break
     return b"".join(chunks).decode(errors="replace")

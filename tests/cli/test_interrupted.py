@@ -8,9 +8,12 @@ from asyncio import create_subprocess_exec
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
+import pytest
+
 from flowfabric import Engine
+from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import uuid_of
-from tests.cli.command import COMMAND, environment
+from tests.cli.command import COMMAND, environment, heed_interrupts, run_on_terminal
 
 SOURCE = Path(__file__).parent.parent.parent / "src" / "flowfabric_command.py"
 
@@ -68,6 +71,19 @@ async def test_an_interrupt_of_a_wait_leaves_the_id_of_what_goes_on(
     assert told == f"waiting for {uuid_of(found.execution_id)}\n"
 
 
-def heed_interrupts() -> None:
-    """Whoever runs the tests in the background may have had interrupts ignored."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+@pytest.mark.parametrize("verb", ["cancel", "replay"])
+async def test_an_interrupt_at_the_question_ends_the_command(
+    engine: Engine, url: str, verb: str
+) -> None:
+    made = await engine.create_execution(NewExecution(execution_kind="mail"))
+    if verb == "replay":
+        await engine.cancel_execution(made.execution_id, reason="no")
+    ran = await asyncio.to_thread(
+        run_on_terminal,
+        (*COMMAND, verb, "--lane", "default"),
+        interrupt_at="[y/N]",
+        timeout_s=15,
+        FLOWFABRIC_URL=url,
+    )
+    asked = f"{verb.capitalize()} 1 execution? [y/N]:"
+    assert (ran.status, ran.out.splitlines()[-1].strip()) == (130, asked)

@@ -1,5 +1,6 @@
 """What operators do: `cancel`, `replay`, `accept`, `priority`, `revoke`, `lanes`, `schedules`."""
 
+import asyncio
 import getpass
 import sys
 from collections import Counter
@@ -217,7 +218,7 @@ async def _choose(
         lambda each: among(each) and chosen.fits(each),
     )
     if ids and not yes:
-        _confirm(verb, len(ids))
+        await _confirm(verb, len(ids))
     return ids
 
 
@@ -236,11 +237,20 @@ async def _matching_ids(
     return ids[:BULK_MAX]
 
 
-def _confirm(verb: str, count: int) -> None:
+async def _confirm(verb: str, count: int) -> None:
     things = "1 execution" if count == 1 else f"{count} executions"
     if not sys.stdin.isatty():
         raise click.UsageError(f"this would {verb} {things}; confirm with --yes")
-    click.confirm(f"{verb.capitalize()} {things}?", abort=True, err=True)
+    click.echo(f"{verb.capitalize()} {things}? [y/N]: ", nl=False, err=True)
+    # On the event loop, which an interrupt reaches only there.
+    loop, typed = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin, typed.set)
+    try:
+        await typed.wait()
+    finally:
+        loop.remove_reader(sys.stdin)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise click.Abort
 
 
 async def _act_on(
