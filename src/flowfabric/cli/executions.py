@@ -10,13 +10,6 @@ import click
 from rich.text import Text
 
 from flowfabric.cli import options, screen
-from flowfabric.cli.options import (
-    Target,
-    limit_option,
-    namespace_option,
-    target_options,
-    with_engine,
-)
 from flowfabric.cli.screen import REMARK, ScreenColumn, fixed, flexible, right
 from flowfabric.core.checks import split_kind, visible, visible_lines
 from flowfabric.core.events import EventCategory, StoredEvent
@@ -146,11 +139,11 @@ ATTEMPT_COLUMNS: Final = (
 
 @click.command("ls")
 @options.filter_options
-@limit_option
-@namespace_option
-@target_options
-@with_engine
-async def ls(engine: Engine, target: Target, chosen: options.Chosen, limit: int) -> None:
+@options.limit_option
+@options.namespace_option
+@options.target_options
+@options.with_engine
+async def ls(engine: Engine, target: options.Target, chosen: options.Chosen, limit: int) -> None:
     """List executions, newest first.
 
     With --json: one execution per line.
@@ -324,10 +317,10 @@ def remark(execution: ExecutionSnapshot, now_ms: int) -> str | None:
 
 @click.command("show", short_help="Show one execution: steps, attempts, payload, result.")
 @click.argument("execution_id", metavar="ID")
-@namespace_option
-@target_options
-@with_engine
-async def show(engine: Engine, target: Target, execution_id: str) -> None:
+@options.namespace_option
+@options.target_options
+@options.with_engine
+async def show(engine: Engine, target: options.Target, execution_id: str) -> None:
     """Show one execution with its steps, children, attempts and their tracebacks, payload and
     result.
 
@@ -445,10 +438,10 @@ def what_ended(attempt: Attempt) -> str | None:
 
 @click.command("why", short_help="Say why an execution is not running.")
 @click.argument("execution_id", metavar="ID")
-@namespace_option
-@target_options
-@with_engine
-async def why(engine: Engine, target: Target, execution_id: str) -> None:
+@options.namespace_option
+@options.target_options
+@options.with_engine
+async def why(engine: Engine, target: options.Target, execution_id: str) -> None:
     """Say in one sentence why an execution is not running."""
     found = await target.find(engine, execution_id)
     explanation = await engine.explain_execution(found)
@@ -481,12 +474,12 @@ class LiveDatabase:
 @click.option(
     "--follow/--no-follow", default=True, help="Go on until the execution ends.  [default: follow]"
 )
-@namespace_option
-@target_options
-@with_engine
+@options.namespace_option
+@options.target_options
+@options.with_engine
 async def tail(
     engine: Engine,
-    target: Target,
+    target: options.Target,
     execution_id: str,
     after: str,
     everything: bool,
@@ -572,18 +565,18 @@ BATCH: Final = 100
 
 @click.command("events")
 @click.option("--after", metavar="ID", help="Begin after this event id, or cursor.")
-@limit_option
+@options.limit_option
 @click.option("--category", type=click.Choice([each.value for each in EventCategory]))
 @click.option("--id", "execution_id", metavar="ID", help="Of this execution.")
 @click.option("--kind", help="Of executions of this task, in any version or in one.")
 @click.option("--tag", metavar="KEY=VALUE", help="Of executions with this tag.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on.")
-@namespace_option
-@target_options
-@with_engine
+@options.namespace_option
+@options.target_options
+@options.with_engine
 async def events(
     engine: Engine,
-    target: Target,
+    target: options.Target,
     after: str | None,
     limit: int,
     category: str | None,
@@ -650,7 +643,7 @@ async def _next(subscription: Subscription[Told]) -> list[StoredEvent]:
     return batch
 
 
-async def _print(engine: Engine, target: Target, events: Sequence[StoredEvent]) -> None:
+async def _print(engine: Engine, target: options.Target, events: Sequence[StoredEvent]) -> None:
     if target.json:
         for event in events:
             screen.emit(event)

@@ -7,13 +7,6 @@ import click
 from rich.text import Text
 
 from flowfabric.cli import options, screen
-from flowfabric.cli.options import (
-    Target,
-    limit_option,
-    namespace_option,
-    target_options,
-    with_engine,
-)
 from flowfabric.cli.screen import fixed, flexible, right
 from flowfabric.core.flow_endings import CancelWait, NoWait, WaitTimeout
 from flowfabric.core.flow_records import CancellationPolicy, FlowState
@@ -53,11 +46,13 @@ def flow() -> None:
     type=click.Choice([each.value for each in FlowStatus]),
     help="Only these; active is what has not ended: running, blocked or open in `flow show`.",
 )
-@limit_option
-@namespace_option
-@target_options
-@with_engine
-async def list_flows(engine: Engine, target: Target, states: tuple[str, ...], limit: int) -> None:
+@options.limit_option
+@options.namespace_option
+@options.target_options
+@options.with_engine
+async def list_flows(
+    engine: Engine, target: options.Target, states: tuple[str, ...], limit: int
+) -> None:
     """List flows, newest first. With --json: one per line."""
     found, more = await _newest(engine, target.scope(), states, limit)
     if target.json:
@@ -103,7 +98,7 @@ async def _newest(
             return newest[::-1], count > limit
 
 
-async def resolve_flow_id(engine: Engine, target: Target, text: str) -> str:
+async def resolve_flow_id(engine: Engine, target: options.Target, text: str) -> str:
     """The flow a uuid or an own id stands for, or the beginning or end of a uuid that fits no
     other."""
     part, namespace = text.lower(), target.scope()
@@ -139,10 +134,10 @@ async def resolve_flow_id(engine: Engine, target: Target, text: str) -> str:
 @flow.command("show")
 @click.argument("flow_id", metavar="ID")
 @click.option("--all", "every_node", is_flag=True, help="A line for every node, however many.")
-@namespace_option
-@target_options
-@with_engine
-async def show_flow(engine: Engine, target: Target, flow_id: str, every_node: bool) -> None:
+@options.namespace_option
+@options.target_options
+@options.with_engine
+async def show_flow(engine: Engine, target: options.Target, flow_id: str, every_node: bool) -> None:
     """Show a flow: its nodes, who waits for whom, and how they are doing.
 
     ID is the flow's own id, or its uuid, which may be shortened to its beginning or end.
@@ -196,11 +191,11 @@ async def _print_failures(engine: Engine, graph: FlowGraph) -> None:
 )
 @click.option("--reason", default="cancelled from the command line", show_default=True)
 @click.option("--wait", metavar="DURATION", help="Until the members have ended, as in 30s.")
-@namespace_option
-@target_options
-@with_engine
+@options.namespace_option
+@options.target_options
+@options.with_engine
 async def cancel_flow(
-    engine: Engine, target: Target, flow_id: str, policy: str, reason: str, wait: str | None
+    engine: Engine, target: options.Target, flow_id: str, policy: str, reason: str, wait: str | None
 ) -> int:
     """Close a flow and cancel its members."""
     mode: CancelWait = NoWait() if wait is None else WaitTimeout(duration_ms("wait", wait))

@@ -13,13 +13,6 @@ from rich.text import Text
 
 from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.cli import options, screen
-from flowfabric.cli.options import (
-    Target,
-    namespace_option,
-    own_namespace_option,
-    target_options,
-    with_engine,
-)
 from flowfabric.cli.screen import REMARK, fixed, flexible, right
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.limits import PAGE_MAX, PRIORITY_MAX, PRIORITY_MIN, SWEEP_BATCH
@@ -46,12 +39,12 @@ Action = Callable[[Sequence[str]], Awaitable[Sequence[object]]]
 @options.filter_options
 @click.option("--reason", default="cancelled from the command line", show_default=True)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@namespace_option
-@target_options
-@with_engine
+@options.namespace_option
+@options.target_options
+@options.with_engine
 async def cancel(
     engine: Engine,
-    target: Target,
+    target: options.Target,
     chosen: options.Chosen,
     execution_ids: tuple[str, ...],
     reason: str,
@@ -72,12 +65,12 @@ async def cancel(
 @options.filter_options
 @click.option("--reason", default="replayed from the command line", show_default=True)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@namespace_option
-@target_options
-@with_engine
+@options.namespace_option
+@options.target_options
+@options.with_engine
 async def replay(
     engine: Engine,
-    target: Target,
+    target: options.Target,
     chosen: options.Chosen,
     execution_ids: tuple[str, ...],
     reason: str,
@@ -101,12 +94,12 @@ async def replay(
 @click.argument("execution_ids", metavar="[ID]...", nargs=-1)
 @options.filter_options
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@namespace_option
-@target_options
-@with_engine
+@options.namespace_option
+@options.target_options
+@options.with_engine
 async def accept(
     engine: Engine,
-    target: Target,
+    target: options.Target,
     chosen: options.Chosen,
     execution_ids: tuple[str, ...],
     yes: bool,
@@ -146,10 +139,12 @@ def _any(_: ExecutionSnapshot) -> bool:
 @click.command("priority", short_help="Move a waiting execution in its queue.")
 @click.argument("execution_id", metavar="ID")
 @click.argument("priority", type=click.IntRange(PRIORITY_MIN, PRIORITY_MAX))
-@namespace_option
-@target_options
-@with_engine
-async def priority(engine: Engine, target: Target, execution_id: str, priority: int) -> None:
+@options.namespace_option
+@options.target_options
+@options.with_engine
+async def priority(
+    engine: Engine, target: options.Target, execution_id: str, priority: int
+) -> None:
     """Move a waiting execution in its queue: higher goes first."""
     found = await target.find(engine, execution_id)
     await engine.change_priority(found, priority, any_runnable=True)
@@ -165,11 +160,11 @@ async def priority(engine: Engine, target: Target, execution_id: str, priority: 
 @click.command("revoke", short_help="Take executions from their workers.")
 @click.argument("execution_ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--reason", default="revoked from the command line", show_default=True)
-@namespace_option
-@target_options
-@with_engine
+@options.namespace_option
+@options.target_options
+@options.with_engine
 async def revoke(
-    engine: Engine, target: Target, execution_ids: tuple[str, ...], reason: str
+    engine: Engine, target: options.Target, execution_ids: tuple[str, ...], reason: str
 ) -> int:
     """Take executions from the workers that hold them; other workers may claim them at once."""
 
@@ -191,7 +186,7 @@ async def revoke(
 
 async def _choose(
     engine: Engine,
-    target: Target,
+    target: options.Target,
     verb: str,
     given: tuple[str, ...],
     chosen: options.Chosen,
@@ -254,7 +249,7 @@ async def _confirm(verb: str, count: int) -> None:
 
 
 async def _act_on(
-    engine: Engine, target: Target, done: str, ids: Sequence[ExecutionId], act: Action
+    engine: Engine, target: options.Target, done: str, ids: Sequence[ExecutionId], act: Action
 ) -> int:
     """Act in batches, show how far it is, and report what was refused."""
     refused: dict[ExecutionId, FlowFabricError] = {}
@@ -319,9 +314,9 @@ def lanes() -> None:
 
 
 @lanes.command("list")
-@target_options
-@with_engine
-async def list_lanes(engine: Engine, target: Target) -> None:
+@options.target_options
+@options.with_engine
+async def list_lanes(engine: Engine, target: options.Target) -> None:
     """List lanes. With --json: one per line."""
     found: list[Lane] = []
     cursor: str | None = None
@@ -358,9 +353,9 @@ def _steer_lane(
 ) -> None:
     @lanes.command(name, help=help_text)
     @click.argument("lane")
-    @target_options
-    @with_engine
-    async def command(engine: Engine, target: Target, lane: str) -> None:
+    @options.target_options
+    @options.with_engine
+    async def command(engine: Engine, target: options.Target, lane: str) -> None:
         changed = await operation(engine, lane)
         if target.json:
             screen.emit(changed)
@@ -392,10 +387,10 @@ def schedules() -> None:
 
 
 @schedules.command("list")
-@namespace_option
-@target_options
-@with_engine
-async def list_schedules(engine: Engine, target: Target) -> None:
+@options.namespace_option
+@options.target_options
+@options.with_engine
+async def list_schedules(engine: Engine, target: options.Target) -> None:
     """List schedules. With --json: one per line."""
     found: list[Schedule] = []
     cursor: tuple[str, str] | None = None
@@ -453,10 +448,10 @@ ScheduleAct = Callable[[Engine, str, str], Awaitable[Schedule]]
 def _steer_schedule(name: str, done: str, operation: ScheduleAct, help_text: str) -> None:
     @schedules.command(name, help=help_text)
     @click.argument("schedule")
-    @own_namespace_option
-    @target_options
-    @with_engine
-    async def command(engine: Engine, target: Target, schedule: str) -> None:
+    @options.own_namespace_option
+    @options.target_options
+    @options.with_engine
+    async def command(engine: Engine, target: options.Target, schedule: str) -> None:
         changed = await operation(engine, schedule, target.scope() or DEFAULT_NAMESPACE)
         if target.json:
             screen.emit(changed)
@@ -486,10 +481,10 @@ _steer_schedule("remove", "is removed", _remove, "Forget it; executions it has c
 
 @schedules.command("run")
 @click.argument("schedule")
-@own_namespace_option
-@target_options
-@with_engine
-async def run(engine: Engine, target: Target, schedule: str) -> None:
+@options.own_namespace_option
+@options.target_options
+@options.with_engine
+async def run(engine: Engine, target: options.Target, schedule: str) -> None:
     """Create its execution now, out of turn."""
     namespace = target.scope() or DEFAULT_NAMESPACE
     created = await engine.trigger_schedule(schedule, namespace=namespace)

@@ -12,13 +12,6 @@ from rich.text import Text
 
 from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.cli import options, screen
-from flowfabric.cli.options import (
-    Target,
-    find_app,
-    own_namespace_option,
-    target_options,
-    with_engine,
-)
 from flowfabric.core.checks import split_kind
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import uuid_of
@@ -44,7 +37,7 @@ LOOK_AGAIN_S: Final = 1.0
 )
 @click.option("--encoding", default=JSON, show_default=True, help="How the payload is encoded.")
 @click.option("--lane", help="Otherwise: that of the task, or default.")
-@own_namespace_option
+@options.own_namespace_option
 @click.option("--priority", type=click.IntRange(PRIORITY_MIN, PRIORITY_MAX))
 @click.option("--key", help="Idempotency key: the same key finds the same execution.")
 @click.option("--id", "execution_id", help="An id of your own: it finds the same execution again.")
@@ -52,11 +45,11 @@ LOOK_AGAIN_S: Final = 1.0
 @click.option("--delay", metavar="DURATION", help="Not before this has passed, as in 10m.")
 @click.option("--policy", metavar="JSON", help="Retries, timeouts and the like.")
 @click.option("--wait", metavar="DURATION", help="Wait this long for its end and print the result.")
-@target_options
-@with_engine
+@options.target_options
+@options.with_engine
 async def submit(
     engine: Engine,
-    target: Target,
+    target: options.Target,
     kind: str,
     payload: str | None,
     file: str | None,
@@ -113,7 +106,7 @@ async def submit(
 
 
 def _request(
-    target: Target, kind: str, data: bytes, chosen: Options, encoding: str
+    target: options.Target, kind: str, data: bytes, chosen: Options, encoding: str
 ) -> NewExecution:
     """What the program would ask for, if there is one; else what was given and no more."""
     namespace = target.scope() or DEFAULT_NAMESPACE
@@ -131,7 +124,7 @@ def _request(
 
 
 def _task_of(reference: str, kind: str) -> Task[..., object]:
-    app = find_app(reference)
+    app = options.find_app(reference)
     task = app.find_task(kind)
     if task is not None:
         return task
@@ -180,7 +173,7 @@ def _pairs(texts: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 async def _await_end(
-    engine: Engine, target: Target, execution_id: str, called: str, wait_ms: int
+    engine: Engine, target: options.Target, execution_id: str, called: str, wait_ms: int
 ) -> int:
     deadline = time.monotonic() + wait_ms / 1_000
     with engine.store.hints([COMPLETION_TOPIC]) as hints:
