@@ -93,8 +93,8 @@ async def test_a_handler_submits_no_task_of_another_namespace(shop: App, bank: A
     async with working(shop):
         told = await (await shop.submit(pay)).result(timeout="20s")
     assert told == [
-        f"submit: {name} is a task of namespace 'bank', and a child is in that of its parent, 'shop';"
-        " submit it through its own app inside a step, or adopt that app"
+        f"submit: {name} is a task of namespace 'bank', and a child is in that of its parent,"
+        " 'shop'; submit it through its own app inside a step, or adopt that app"
         for name in ("transfer", "greet")
     ]
     page = await shop.engine.find_executions()

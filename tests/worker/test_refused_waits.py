@@ -80,7 +80,7 @@ async def test_a_wait_for_more_waitpoints_than_there_are_is_refused_where_it_is_
 
 async def test_a_wait_for_as_many_waitpoints_as_there_are_is_not_refused(app: App) -> None:
     @app.task
-    async def work(ctx: Context) -> list[object]:
+    async def work(ctx: Context) -> list[str]:
         tokens = [await ctx.waitpoint("x"), await ctx.waitpoint("x")]
         await ctx.step("send", send, [each.reveal() for each in tokens])
         found = await ctx.wait_for(count(2, "x", distinct="waitpoints"))
