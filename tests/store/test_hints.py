@@ -1,6 +1,7 @@
 """Wake-ups inside one process, as every store gives them."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -67,6 +68,18 @@ async def test_waits_are_short_while_hints_from_elsewhere_do_not_arrive() -> Non
             listener.found_work()
     # A busy machine may be late for some of them.
     assert POLL_FIRST_S <= min(lasted) < POLL_FIRST_S * 10
+
+
+async def test_short_waits_add_up() -> None:
+    """Whoever waits briefly, again and again, is worth listening for as well."""
+    board = HintBoard()
+    with board.listen(["a"]) as listener, board.listen(["b"]) as other:
+        before_s = time.monotonic()
+        for _ in range(5):
+            await asyncio.gather(listener.wait(0.002), other.wait(0.002))
+        lasted_s = time.monotonic() - before_s
+    assert 5 * 0.002 <= board.waited_s <= lasted_s
+    assert board.waited_s == board.waited_s, "nobody waits any more"
 
 
 async def test_a_hint_is_given_when_the_transaction_has_committed(store: Store) -> None:

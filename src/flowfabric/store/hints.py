@@ -36,6 +36,14 @@ class HintBoard:
         self.somebody_waits = asyncio.Event()
         """Set while a listener waits: there is no need to look for foreign hints otherwise."""
         self._waiting = 0
+        self._waited_s = 0.0
+        self._waiting_since_s = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """For how long, all in all, anybody has waited."""
+        now_s = time.monotonic() - self._waiting_since_s if self._waiting else 0.0
+        return self._waited_s + now_s
 
     def publish(self, topics: Iterable[str]) -> None:
         for topic in topics:
@@ -52,6 +60,7 @@ class HintBoard:
         return listener
 
     def count_waiting(self, change: int) -> None:
+        self._waited_s, self._waiting_since_s = self.waited_s, time.monotonic()
         self._waiting += change
         if self._waiting:
             self.somebody_waits.set()

@@ -32,6 +32,7 @@ PAYLOADS_MAX: Final = 16
 """Messages that are sent at once: about three thousand streams that were appended to."""
 SEND_INTERVAL_S: Final = 0.01
 LISTEN_AFTER_S: Final = 0.05
+"""What is waited for so briefly is found by asking before a connection could be made."""
 PROOF_TIMEOUT_S: Final = 2.0
 HEALTH_INTERVAL_S: Final = 5.0
 HEALTH_TIMEOUT_S: Final = 3.0
@@ -148,9 +149,8 @@ class HintExchange:
         pause_s = RECONNECT_FIRST_S
         while True:
             await self._board.somebody_waits.wait()
-            # What ends sooner is found by asking before a connection could be made.
-            await asyncio.sleep(LISTEN_AFTER_S)
-            if not self._board.somebody_waits.is_set():
+            if (left_s := LISTEN_AFTER_S - self._board.waited_s) > 0:
+                await asyncio.sleep(left_s)
                 continue
             self._has_worked = False
             try:
