@@ -31,7 +31,7 @@ ROUNDS_MAX = 1_000
 """Full batches one reconciler handles before the others get their turn."""
 LONGEST_SLEEP_S = unit.DUE_HINT_WITHIN_MS / 1_000
 AFTER_ERROR_S = 1.0
-URGENT_SLEEP_S = 60.0
+URGENT_SLEEP_S = 600.0
 """How long an urgent sweep waits for its hint: a lost one is made up for by the regular round."""
 AFTER_HELD_S = 0.02
 """How soon to look again at urgent work that somebody else was holding."""

@@ -11,6 +11,7 @@ from flowfabric.core.conditions import Single
 from flowfabric.core.events import CompletionOutcome, DeliveryEffect, LeaseEventType
 from flowfabric.core.states import FailureClass
 from flowfabric.engine.events import Subscription, Told
+from flowfabric.engine.unit import EVENT_TOPIC
 from flowfabric.errors import InvalidInput
 from flowfabric.testing import SettableClock
 from tests.conformance.given import TTL_MS, Given
@@ -65,6 +66,18 @@ async def test_a_parked_subscriber_is_woken(engine: Engine, given: Given) -> Non
     ended = await given.completed()
     for told in await asyncio.gather(*waiting):
         assert {each.event.execution_id for each in told} == {ended.execution_id}
+
+
+async def test_what_people_do_is_hinted(engine: Engine, given: Given) -> None:
+    """A subscriber in another process would look only now and then."""
+    waiting, running = await given.waiting(), await given.running()
+    with engine.store.hints([EVENT_TOPIC]) as hints:
+        await engine.change_priority(waiting, 5)
+        assert await hints.wait(10)
+        await engine.deliver_operator_signal(running.execution_id, "x", signal_name="x")
+        assert await hints.wait(10)
+        await engine.renew(running.handle)
+        assert not await hints.wait(0)
 
 
 @pytest.mark.parametrize(

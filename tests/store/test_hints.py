@@ -7,7 +7,7 @@ import pytest
 
 from flowfabric.core.transitions import Changes
 from flowfabric.store.base import Store, Transaction
-from flowfabric.store.hints import EVERY_TOPIC, POLL_FIRST_S, HintBoard, poll_s
+from flowfabric.store.hints import EVERY_TOPIC, POLL_FIRST_S, HintBoard, look_s, poll_s
 from tests.store.records import a_lane
 
 
@@ -53,6 +53,13 @@ def test_polls_grow_rarer_the_longer_there_was_nothing_to_do(
     idle_s: float, expected_s: float
 ) -> None:
     assert poll_s(idle_s) == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize(("idle_s", "expected_s"), [(0, 2), (8, 2), (12, 3), (20, 5), (600, 5)])
+def test_looks_grow_rarer_the_longer_there_was_nothing_to_do(
+    idle_s: float, expected_s: float
+) -> None:
+    assert look_s(idle_s, 2, 5) == pytest.approx(expected_s)
 
 
 async def test_waits_are_short_while_hints_from_elsewhere_do_not_arrive() -> None:

@@ -69,9 +69,9 @@ log = open_log(__name__)
 T = TypeVar("T")
 
 PAGE: Final = 256
-LOOK_AGAIN_S: Final = 1.0
-LOOK_AGAIN_LIVE_S: Final = 2.0
-"""While hints from other processes arrive: not everything that happens is hinted."""
+LOOK_AGAIN_S: Final = 2.0
+LOOK_AGAIN_MAX_S: Final = 5.0
+"""How often to look without a hint: leases that are given, kept and released are not hinted."""
 LOOK_GAP_S: Final = 0.01
 LOOK_TIMEOUT_S: Final = 5.0
 AFTER_ERROR_S: Final = 0.5
@@ -388,9 +388,8 @@ class LogWatch:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        with self._store.hints(
-            [unit.COMPLETION_TOPIC, unit.LOST_TOPIC, unit.ATTEMPT_TOPIC]
-        ) as hints:
+        topics = [unit.EVENT_TOPIC, unit.COMPLETION_TOPIC, unit.LOST_TOPIC, unit.ATTEMPT_TOPIC]
+        with self._store.hints(topics) as hints:
             self._hints = hints
             while self._waiting:
                 try:
@@ -402,8 +401,7 @@ class LogWatch:
                     await asyncio.sleep(AFTER_ERROR_S)
                 await asyncio.sleep(LOOK_GAP_S)
                 if self._waiting:
-                    live = self._store.hints_are_live
-                    await hints.wait(LOOK_AGAIN_LIVE_S if live else LOOK_AGAIN_S)
+                    await hints.look_out(LOOK_AGAIN_S, LOOK_AGAIN_MAX_S)
 
     async def _look(self) -> bool:
         last_id = await self._store.read(_last_id)

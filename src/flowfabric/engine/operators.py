@@ -297,11 +297,11 @@ class Operators(Leases):
                 event_retention_ms=self.config.event_retention_ms,
                 edge_apply_after_ms=limits.EDGE_APPLY_AFTER_MS,
             )
-            now_ms = await reader.now_ms()
+            now_ms = int(str(row["now_ms"]))
             return {
                 name: int(str(due_ms)) - now_ms
                 for name, due_ms in row.items()
-                if due_ms is not None
+                if due_ms is not None and name != "now_ms"
             }
 
         return await self.store.read(body)

@@ -34,10 +34,9 @@ log = open_log(__name__)
 K = TypeVar("K")
 T = TypeVar("T")
 
-LOOK_AGAIN_S: Final = 1.0
-"""How often parked tails look without a hint, all of them at once."""
-LOOK_AGAIN_LIVE_S: Final = 5.0
-"""The same while hints from other processes arrive: only for those that are lost."""
+LOOK_AGAIN_S: Final = 5.0
+LOOK_AGAIN_MAX_S: Final = 10.0
+"""How often parked tails look without a hint, all of them at once: for hints that are lost."""
 LOOK_GAP_S: Final = 0.01
 AFTER_ERROR_S: Final = 0.5
 LOOK_TIMEOUT_S: Final = 5.0
@@ -445,25 +444,27 @@ class StreamWatch:
             [unit.COMPLETION_TOPIC, unit.LOST_TOPIC, unit.ATTEMPT_TOPIC]
         ) as hints:
             while self._parked:
-                live = self._store.hints_are_live
-                await hints.wait(LOOK_AGAIN_LIVE_S if live else LOOK_AGAIN_S)
+                await hints.look_out(LOOK_AGAIN_S, LOOK_AGAIN_MAX_S)
                 try:
                     with statements_within(LOOK_TIMEOUT_S):
-                        await self._look()
+                        if await self._look():
+                            hints.found_work()
                 except FlowFabricError as error:
                     log.log(level_of(error), "could not look after tails: %s", error)
                     await asyncio.sleep(AFTER_ERROR_S)
                 await asyncio.sleep(LOOK_GAP_S * (1 + self.number / BATCH_MAX))
 
-    async def _look(self) -> None:
-        asked = list(self._parked)
+    async def _look(self) -> bool:
+        asked, found_any = list(self._parked), False
         for start in range(0, len(asked), BATCH_MAX):
             some = asked[start : start + BATCH_MAX]
             found = await self._store.read(partial(standing_of, keys=some))
             for key in some:
-                self._note(key, found.get(key))
+                found_any |= self._note(key, found.get(key))
+        return found_any
 
-    def _note(self, key: StreamKey, standing: Standing | None) -> None:
+    def _note(self, key: StreamKey, standing: Standing | None) -> bool:
+        """Wake whoever is concerned; tell whether anything has become of the stream."""
         facts = None if standing is None else standing.facts
         now = facts and (
             facts.last_frame_id,
@@ -472,7 +473,10 @@ class StreamWatch:
             tails.closing(facts, key.attempt_index),
         )
         # What is seen for the first time may have happened after its tail has read.
-        if key in self._parked and self._seen.get(key, self) != now:
-            self._seen[key] = now
-            for hints in self._parked[key]:
-                hints.wake()
+        before = self._seen.get(key, self)
+        if key not in self._parked or before == now:
+            return False
+        self._seen[key] = now
+        for hints in self._parked[key]:
+            hints.wake()
+        return before is not self

@@ -18,6 +18,7 @@ from msgspec import Struct, structs
 from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int, check_text, split_kind
 from flowfabric.core.creation import Checked, Terms
+from flowfabric.core.events import EventCategory
 from flowfabric.core.executions import Timing
 from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.handles import Handle, HandleKind, from_wire, verify
@@ -241,6 +242,8 @@ DUE_TOPIC = "due"
 LOST_TOPIC = "lost"
 ATTEMPT_TOPIC = "attempt"
 """An attempt ended otherwise than by completing its execution."""
+EVENT_TOPIC = "event"
+"""Something was logged that is not about a lease alone: of those there are many."""
 
 
 def ready_topic(lane_id: str) -> str:
@@ -607,6 +610,8 @@ def _advance_open(subject: Subject, changes: Changes) -> Subject:
 def hint_about(tx: Saving, changes: Changes, now_ms: int) -> None:
     """Wake workers for what became ready, waiters for what ended, reconcilers for what is due."""
     soon_ms = now_ms + DUE_HINT_WITHIN_MS
+    if any(event.category is not EventCategory.LEASE for event in changes.events):
+        tx.hint(EVENT_TOPIC)
     for record in (*changes.inserts, *changes.updates):
         if isinstance(record, Suspension | Waitpoint) and _open_until_ms(record) <= soon_ms:
             tx.hint(DUE_TOPIC)

@@ -173,6 +173,10 @@ class HintListener(Protocol):
         """
         ...
 
+    async def look_out(self, first_s: float, max_s: float) -> bool:
+        """Wait for a hint, at first so long, and longer the longer there was nothing to do."""
+        ...
+
     def wake(self) -> None:
         """End the wait, or the next one, as a hint would."""
         ...

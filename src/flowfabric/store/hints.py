@@ -21,9 +21,17 @@ POLLS_PER_IDLE_TIME: Final = 8
 """Whoever has had nothing to do for a second looks again after an eighth of that."""
 
 
+LOOKS_PER_IDLE_TIME: Final = 4
+
+
 def poll_s(idle_s: float) -> float:
     """How long to wait before looking again, without hints, after so long without work."""
     return max(POLL_FIRST_S, min(idle_s / POLLS_PER_IDLE_TIME, POLL_MAX_S))
+
+
+def look_s(idle_s: float, first_s: float, max_s: float) -> float:
+    """The same where hints arrive: for what was not hinted, or whose hint was lost."""
+    return max(first_s, min(idle_s / LOOKS_PER_IDLE_TIME, max_s))
 
 
 class HintBoard:
@@ -93,6 +101,9 @@ class Listener:
         if hinted:
             self.found_work()
         return hinted
+
+    async def look_out(self, first_s: float, max_s: float) -> bool:
+        return await self.wait(look_s(time.monotonic() - self._busy_at_s, first_s, max_s))
 
     def found_work(self) -> None:
         self._busy_at_s = time.monotonic()

@@ -70,6 +70,13 @@ async def test_a_submission(engine: Engine, sent: list[str]) -> None:
     assert len(sent) == 1, sent
 
 
+async def test_asking_what_is_due(engine: Engine, claimed: Claimed, sent: list[str]) -> None:
+    """Every idle process does, every few seconds."""
+    sent.clear()
+    assert "lease_expiry" in await engine.next_due()
+    assert len(sent) == 1, sent
+
+
 async def test_a_pause_and_a_signal_by_name(
     engine: Engine, claimed: Claimed, sent: list[str]
 ) -> None:

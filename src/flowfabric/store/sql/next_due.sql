@@ -1,5 +1,6 @@
--- When each reconciler has something to do next; null for never.
-select (select min(lease_expires_at_ms) from live
+-- When each reconciler has something to do next, null for never; and the time.
+select coalesce(:clock, (select now_ms from this_moment)) as now_ms,
+       (select min(lease_expires_at_ms) from live
          where lifecycle_phase = 'active' and ownership_state = 'leased') as lease_expiry,
        (select min(delay_until_ms) from live
          where eligibility_state = 'not_eligible_until_time') as delayed,

@@ -22,6 +22,10 @@ insert into deployment (
     floor(extract(epoch from clock_timestamp()) * 1000)::bigint
 );
 
+-- The time, for statements that both databases share.
+create view this_moment as
+select floor(extract(epoch from clock_timestamp()) * 1000)::bigint as now_ms;
+
 create table lane (
     lane_id              text collate "C" primary key,
     state                text not null check (state in ('active', 'paused', 'draining', 'disabled')),

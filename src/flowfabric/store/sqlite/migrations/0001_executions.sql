@@ -26,6 +26,10 @@ insert into deployment (
     cast((julianday('now') - 2440587.5) * 86400000 as integer)
 );
 
+-- The time, for statements that both databases share; here programs bring their own.
+create view this_moment as
+select cast((julianday('now') - 2440587.5) * 86400000 as integer) as now_ms;
+
 create table lane (
     lane_id              text not null primary key,
     state                text not null check (state in ('active', 'paused', 'draining', 'disabled')),
