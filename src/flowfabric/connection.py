@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Self, TypeVar
 
-from flowfabric.codec import Codec, CodedEngine
+from flowfabric.codec import Codec, CodedValues
 from flowfabric.config import EngineConfig
 from flowfabric.core.results import Created, CreateResult
 from flowfabric.engine.engine import Engine
@@ -37,9 +37,7 @@ async def connect(
     """
     store = open_store(url, clock=clock, pool_max=pool_max, listen_url=listen_url, set_up=set_up)
     try:
-        if codec is not None:
-            return await CodedEngine.opened_with(store, config, codec)
-        return await Engine.open(store, config)
+        return await Engine.open(store, config, None if codec is None else CodedValues(codec))
     except SchemaTooOld as error:
         # What is masked cannot be pasted.
         pasted = quote(url) if redact(url) == url else None

@@ -148,7 +148,7 @@ async def test_a_process_asks_for_its_kinds_again_long_before_they_could_be_forg
     assert engine.routes
     monkeypatch.setattr("flowfabric.engine.unit.ROUTE_CACHE_MS", -1)
 
-    engine.forget_routes()
+    engine.shell.forget_routes()
 
     assert engine.routes == {}
 

@@ -1,5 +1,6 @@
 """The suite is about every operation on executions and flows, under its name."""
 
+import inspect
 from pathlib import Path
 
 from flowfabric import Engine
@@ -27,3 +28,18 @@ def test_every_operation_exists_and_is_exercised_here() -> None:
     tests = "".join(path.read_text() for path in HERE.glob("test_*.py") if path != Path(__file__))
     assert [name for name in operations if not callable(getattr(Engine, name, None))] == []
     assert [name for name in operations if name not in tests] == []
+
+
+async def test_operations_are_those_of_the_engines_groups_under_the_same_name(
+    engine: Engine,
+) -> None:
+    operations = {
+        name: made
+        for name, made in vars(Engine).items()
+        if inspect.isfunction(made) and hasattr(made, "__wrapped__")
+    }
+    assert len(operations) > 150
+    for name, made in operations.items():
+        group = inspect.getclosurevars(made).nonlocals["group"]
+        assert getattr(type(getattr(engine, group)), name) is inspect.unwrap(made)
+        assert getattr(engine, name).__doc__ == inspect.unwrap(made).__doc__

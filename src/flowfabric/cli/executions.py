@@ -21,7 +21,7 @@ from flowfabric.core.streams import Encoding
 from flowfabric.core.views import ExecutionDetails, ExecutionSnapshot, StepView
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.events import Subscription, Told
-from flowfabric.engine.unit import other_versions, serves
+from flowfabric.engine.leases import other_versions, serves
 from flowfabric.errors import HistoryChanged, NotFound
 from flowfabric.streams import Follower, Frame
 from flowfabric.terminal import Indented

@@ -23,7 +23,7 @@ from flowfabric.core.ids import (
     uuid_of,
 )
 from flowfabric.core.limits import PAGE_MAX
-from flowfabric.engine.unit import Operations, row_execution_id
+from flowfabric.engine.unit import Group, row_execution_id
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Reader, Row
 
@@ -54,7 +54,7 @@ _FLAGS = (
 FLOWS_PER_PAGE = 100
 
 
-class Audits(Operations):
+class Audits(Group):
     async def audit(
         self, *, cursor: str | None = None, limit: int = PAGE_MAX
     ) -> diagnosis.AuditPage:
@@ -130,7 +130,7 @@ class Audits(Operations):
             _stray(row_execution_id(row), str(row["belongings"]))
             for row in await self.store.read(body)
         }
-        more = last + 1 < self.deployment.partitions.num_flow
+        more = last + 1 < self.shell.deployment.partitions.num_flow
         return diagnosis.AuditPage(
             complaints=_sorted(found),
             cursor=f"{_STRAYS}/{last + 1}" if more else f"{_GUARDS}/0/",

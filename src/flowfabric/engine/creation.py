@@ -409,7 +409,7 @@ BrokenBy = Callable[[BaseException], bool]
 """Whether an error means that the database went away before a transaction could commit."""
 
 
-class Creation(unit.Operations):
+class Creation(unit.Group):
     # Requests for executions: checked before anything is written, and as rows of a statement
 
     def check_request(
@@ -438,13 +438,13 @@ class Creation(unit.Operations):
             request,
             shared,
             self.check_payload(request.input_payload, shared.payload_encoding),
-            asked=self.asked(request.input_payload),
+            asked=self.shell.values.show(request.input_payload),
             new_uuid=uuid_of(made),
-            partitions=self.deployment.partitions,
+            partitions=self.shell.deployment.partitions,
         )
 
     def check_terms(self, request: creation.NewExecution) -> creation.Terms:
-        return creation.check_terms(request, self.config.kept)
+        return creation.check_terms(request, self.shell.config.kept)
 
     def check_payloads(
         self, asked: Sequence[tuple[creation.Terms, bytes]]
@@ -462,23 +462,17 @@ class Creation(unit.Operations):
 
     def _new_ids(self, count: int) -> list[ExecutionId]:
         now_ms = time.time_ns() // 1_000_000
-        return new_execution_ids(now_ms, os.urandom(8 * count), self.deployment.partitions)
+        return new_execution_ids(now_ms, os.urandom(8 * count), self.shell.deployment.partitions)
 
     def check_payload(self, payload: object, encoding: str | None) -> bytes:
         """A payload as it is stored."""
-        limit = self.config.payload_bytes_max
-        return check_json("input_payload", payload, limit, encoding=encoding)
-
-    def asked(self, payload: bytes) -> bytes:
-        """What a payload is compared by, of the one in a request."""
-        return payload
-
-    def plain(self, payload: bytes) -> bytes:
-        """The same, of a payload as it is stored."""
-        return payload
-
-    creates_alone = True
-    """Whether what is created is committed at once."""
+        values, limit = self.shell.values, self.shell.config.payload_bytes_max
+        # How deep a value is nested shows only before a codec.
+        plain = check_json("input_payload", payload, values.plain_bytes_max, encoding=encoding)
+        packed = values.pack(plain)
+        if packed is plain:
+            return plain
+        return check_json("input_payload", packed, limit, encoding=encoding)
 
     async def create_execution(self, request: creation.NewExecution) -> CreateResult:
         """Create one execution, or find the one the id or idempotency key already names."""
@@ -505,8 +499,8 @@ class Creation(unit.Operations):
         """
         if not checked:
             return []
-        await self.know_routes(checked)
-        ready = ReadyRows.of(checked, self.routes) if self.creates_alone else None
+        await self.shell.know_routes(checked)
+        ready = ReadyRows.of(checked, self.shell.routes) if self.shell.commits else None
         if ready is None:
             return await self._create(checked, key_wait_ms)
         try:
@@ -524,7 +518,7 @@ class Creation(unit.Operations):
     async def _create(
         self, checked: Sequence[creation.Checked], key_wait_ms: int
     ) -> list[CreateResult]:
-        body = CreateBody(checked, self.routes, plain=self.plain)
+        body = CreateBody(checked, self.shell.routes, plain=self.shell.values.unpack)
         with saying_who_decides(checked):
             return await self.store.transact(body.run, lock_wait_ms=key_wait_ms)
 
@@ -563,17 +557,19 @@ class Creation(unit.Operations):
         check_list("requests", checked, 0, BATCH_MAX)
         if not self.store.writes_beside:
             return await self._create_on(connection, checked, registers=True)
-        await self.know_routes(checked)
+        await self.shell.know_routes(checked)
         try:
             return await self._create_on(connection, checked, registers=False)
         except RouteForgotten:
-            await self.know_routes(checked)
+            await self.shell.know_routes(checked)
             return await self._create_on(connection, checked, registers=True)
 
     async def _create_on(
         self, connection: object, checked: Sequence[creation.Checked], *, registers: bool
     ) -> list[CreateResult]:
-        body = CreateBody(checked, self.routes, registers=registers, plain=self.plain)
+        body = CreateBody(
+            checked, self.shell.routes, registers=registers, plain=self.shell.values.unpack
+        )
         with saying_who_decides(checked):
             return await self.store.transact_on(
                 connection, body.run, lock_wait_ms=_patience(checked)
@@ -590,7 +586,7 @@ class Creation(unit.Operations):
     ) -> list[CreateResult]:
         check_list("requests", checked, 0, BATCH_MAX)
         if not self.store.writes_beside:
-            self.forget_routes()
+            self.shell.forget_routes()
             return self._create_on_sync(connection, checked, registers=True)
         self._know_routes_sync(checked)
         try:
@@ -600,15 +596,17 @@ class Creation(unit.Operations):
             return self._create_on_sync(connection, checked, registers=True)
 
     def _know_routes_sync(self, checked: Sequence[creation.Checked]) -> None:
-        self.forget_routes()
-        registration = unit.Registration(checked, self.routes)
+        self.shell.forget_routes()
+        registration = unit.Registration(checked, self.shell.routes)
         if registration.unknown:
-            self.routes.update(self.store.transact_apart(registration.run))
+            self.shell.routes.update(self.store.transact_apart(registration.run))
 
     def _create_on_sync(
         self, connection: object, checked: Sequence[creation.Checked], *, registers: bool
     ) -> list[CreateResult]:
-        body = CreateBody(checked, self.routes, registers=registers, plain=self.plain)
+        body = CreateBody(
+            checked, self.shell.routes, registers=registers, plain=self.shell.values.unpack
+        )
         with saying_who_decides(checked):
             return self.store.transact_on_sync(
                 connection, body.run, lock_wait_ms=_patience(checked)
@@ -648,7 +646,7 @@ class Creation(unit.Operations):
         self.store.transact_on_sync(connection, body, lock_wait_ms=_fence_wait_ms(handle))
 
     def _holding(self, handle: Handle, lease_ttl_ms: int) -> Body[BrokenBy]:
-        opened = self.open_handle(handle)
+        opened = self.shell.open_handle(handle)
         key = unit.execution_key(opened.execution_id)
         lasts_ms = max(lease_ttl_ms, opened.lease_ttl_ms)
 

@@ -35,7 +35,7 @@ from flowfabric.core.steps import in_order
 from flowfabric.core.transitions import Changes, change
 from flowfabric.core.views import ChildView, ExecutionDetails, details
 from flowfabric.engine.reads import PRESENCE_MS, attempts_of, find, kept_signals, tags_of
-from flowfabric.engine.unit import Operations, execution_key, row_execution_id
+from flowfabric.engine.unit import Group, execution_key, row_execution_id
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Row, Transaction
 
@@ -96,12 +96,12 @@ def _outcome(row: Row) -> Outcome:
     )
 
 
-class Details(Operations):
+class Details(Group):
     # Reading one execution with its steps, attempts and children ------------
 
     async def inspect_execution(self, execution_id: str) -> ExecutionDetails | None:
         """An execution with its steps, attempts and children; None if there is none."""
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> ExecutionDetails | None:
             execution = await find(reader, asked)
@@ -116,7 +116,14 @@ class Details(Operations):
             )
             return structs.replace(seen, kept_signals=await kept_signals(reader, execution))
 
-        return await self.store.read(body)
+        found = await self.store.read(body)
+        if found is None:
+            return None
+        show = self.shell.values.show
+        steps = await self.shell.values.through_all(
+            found.steps, lambda each: structs.replace(each, result=show(each.result))
+        )
+        return structs.replace(found, steps=tuple(steps))
 
     # What people at a terminal need: ids by a part of them, and a look at the whole
 
@@ -132,7 +139,7 @@ class Details(Operations):
         if namespace is not None:
             parse_namespace(namespace)
         if check_text("execution_id", text).startswith("{"):
-            return self.check_execution_id(text)
+            return self.shell.check_execution_id(text)
         if parse_own_id(text) is not None:
             named = await self._find_named(text, namespace)
             if len(named) > 1:
@@ -196,7 +203,9 @@ class Details(Operations):
     async def own_ids(self, execution_ids: Sequence[str]) -> dict[ExecutionId, str]:
         """What people call those of these executions that have an id of somebody's own."""
         given = check_list("execution_ids", execution_ids, 0, EVENTS_BACK_MAX)
-        asked = [execution_key(each) for each in dict.fromkeys(map(self.check_execution_id, given))]
+        asked = [
+            execution_key(each) for each in dict.fromkeys(map(self.shell.check_execution_id, given))
+        ]
 
         async def body(reader: Reader) -> dict[ExecutionId, str]:
             found = await reader.get(Execution, asked) if asked else {}
@@ -206,7 +215,7 @@ class Details(Operations):
 
     async def called(self, execution_id: str) -> str:
         """What people call an execution: the id they chose, else its uuid."""
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
         return (await self.own_ids([asked])).get(asked) or uuid_of(asked)
 
     async def _find_named(self, own_id: str, namespace: str | None) -> dict[str, ExecutionId]:
@@ -216,7 +225,7 @@ class Details(Operations):
             places = [namespace]
             if namespace is None:
                 places = [str(row["namespace"]) for row in await reader.select("list_namespaces")]
-            named = {each: self.named_execution_id(own_id, each) for each in places if each}
+            named = {each: self.shell.named_execution_id(own_id, each) for each in places if each}
             found = await reader.get(Execution, [execution_key(each) for each in named.values()])
             return {place: each for place, each in named.items() if execution_key(each) in found}
 
@@ -254,7 +263,7 @@ class Details(Operations):
     async def find_outcomes(self, execution_ids: Sequence[str]) -> Found:
         """How the given executions ended, and which of them do not exist."""
         check_list("execution_ids", execution_ids, 0, BATCH_MAX)
-        asked = [self.check_execution_id(each) for each in execution_ids]
+        asked = [self.shell.check_execution_id(each) for each in execution_ids]
         if not asked:
             return Found(ended={}, missing=frozenset())
 
@@ -267,8 +276,13 @@ class Details(Operations):
 
         rows = {row_execution_id(row): row for row in await self.store.read(body)}
         ended = {each: row for each, row in rows.items() if row["public_state"] is not None}
+        show = self.shell.values.show
+        outcomes = await self.shell.values.through_all(
+            [_outcome(row) for row in ended.values()],
+            lambda each: structs.replace(each, result=show(each.result)),
+        )
         return Found(
-            ended={each: _outcome(row) for each, row in ended.items()},
+            ended=dict(zip(ended, outcomes, strict=True)),
             missing=frozenset(rows.keys() - ended.keys()),
         )
 
@@ -283,7 +297,7 @@ class Details(Operations):
         checked = check_tags(tags)
         if not checked:
             raise InvalidInput("tags", "must not be empty")
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
 
         async def body(tx: Transaction) -> int:
             key = execution_key(asked)
@@ -307,7 +321,7 @@ class Details(Operations):
     async def get_execution_tag(self, execution_id: str, key: str) -> str | None:
         """The tag's value, or None when the tag or the execution is missing."""
         check_tag_key(key)
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
         tag_key = (partition_of(asked), asked, key)
 
         async def body(reader: Reader) -> str | None:
@@ -317,7 +331,7 @@ class Details(Operations):
         return await self.store.read(body)
 
     async def get_execution_namespace(self, execution_id: str) -> Namespace | None:
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> Namespace | None:
             execution = (await reader.get(Execution, [execution_key(asked)])).get(

@@ -1,13 +1,14 @@
 """The engine: every operation, by its name, over any store.
 
-`flowfabric.connect(url)` gives an open `Engine`. Its methods are grouped by noun
-in the modules beside this one; each locks, lets the core decide, and saves.
+`flowfabric.connect(url)` gives an open `Engine`. Its operations are those of a few groups,
+by noun, in the modules beside this one; each locks, lets the core decide, and saves.
 """
 
 import asyncio
 import copy
+import functools
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Final, NoReturn, Self
+from typing import Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar
 
 from msgspec import Struct
 
@@ -24,17 +25,20 @@ from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.signals import SignalOperations
-from flowfabric.engine.steps import Steps
 from flowfabric.engine.streams import Streams
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tails import Tails
-from flowfabric.engine.unit import Deployment
+from flowfabric.engine.unit import Deployment, Route, Shell, Values
 from flowfabric.engine.waitpoints import KeptSignals
 from flowfabric.engine.work import Work
 from flowfabric.errors import OperationTimeout, Unavailable
 from flowfabric.store.base import Reader, Store
 from flowfabric.store.foreign import OnConnection
 from flowfabric.version import __version__
+
+G = TypeVar("G")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Operations of the specification that this engine does not have yet ---------
 #
@@ -146,35 +150,72 @@ FLAGS = {
 """Capability flags and the operation each one stands for."""
 
 
-class Engine(
-    Schedules,
-    Work,
-    Steps,
-    Streams,
-    Tails,
-    Details,
-    FlowReplays,
-    Reads,
-    Subscriptions,
-    Audits,
-    Suspensions,
-    SignalOperations,
-    KeptSignals,
-    FlowMembers,
-    FlowEndings,
-    FlowAudits,
-    FlowOperators,
-    FlowReads,
-    Unimplemented,
-):
+# Groups ---------------------------------------------------------------------
+#
+# A group holds the shell and the groups it uses. `Engine` has each of their operations under
+# its own name. To add a group: build it in `_assemble`, and name its operations below.
+
+
+class Flows(FlowMembers, FlowEndings, FlowAudits, FlowOperators, FlowReplays, FlowReads):
+    """Building flows, working off endings, cancelling and replaying, reading."""
+
+
+class Pauses(Suspensions, SignalOperations, KeptSignals):
+    """Pausing, what is open, and delivering signals to it."""
+
+
+class Reading(Reads, Details, Audits):
+    """Executions in lists and one by one; looking for what must not be."""
+
+
+class Following(Streams, Tails, Subscriptions):
+    """What runs say, and what happens to them: appended, read and followed."""
+
+
+def operation(
+    group: str, method: Callable[Concatenate[G, P], T]
+) -> Callable[Concatenate["Engine", P], T]:
+    """A method of the engine's group, as one of the engine."""
+
+    def call(self: "Engine", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(getattr(self, group), *args, **kwargs)
+
+    functools.update_wrapper(call, method)
+    return call
+
+
+class Engine(Unimplemented):
     """Every operation of FlowFabric. Use as an async context, or `close` it."""
 
+    def __init__(
+        self,
+        store: Store,
+        config: EngineConfig,
+        deployment: Deployment,
+        values: Values | None = None,
+    ) -> None:
+        self._assemble(Shell(store, config, deployment, values or Values(config.payload_bytes_max)))
+
+    def _assemble(self, shell: Shell) -> None:
+        self.shell = shell
+        self.store = shell.store
+        self.config = shell.config
+        self.deployment = shell.deployment
+        self.work = Work(shell)
+        self.schedules = Schedules(shell, self.work)
+        self.flows = Flows(shell, self.work)
+        self.pauses = Pauses(shell)
+        self.reading = Reading(shell)
+        self.following = Following(shell)
+
     @classmethod
-    async def open(cls, store: Store, config: EngineConfig | None = None) -> Self:
+    async def open(
+        cls, store: Store, config: EngineConfig | None = None, values: Values | None = None
+    ) -> Self:
         """Open the store and read what its database was set up with."""
         await store.open()
         try:
-            engine = cls(store, config or EngineConfig(), await read_deployment(store))
+            engine = cls(store, config or EngineConfig(), await read_deployment(store), values)
             await engine.register_configured_lanes()
             return engine
         except BaseException:
@@ -188,10 +229,7 @@ class Engine(
         transaction commits. With `sync` they never really wait, and run on the calling thread.
         """
         joined = copy.copy(self)
-        joined.store = OnConnection(self.store, connection, sync=sync)
-        joined.creates_alone = False
-        # Routes that are registered in there may be rolled back.
-        joined.routes = dict(self.routes)
+        joined._assemble(self.shell.on(OnConnection(self.store, connection, sync=sync)))
         return joined
 
     async def __aenter__(self) -> Self:
@@ -201,8 +239,8 @@ class Engine(
         await self.close()
 
     async def close(self) -> None:
-        await self.close_tails()
-        await self.close_subscriptions()
+        await self.following.close_tails()
+        await self.following.close_subscriptions()
         await self.store.close()
 
     async def prepare(self) -> Prepared:
@@ -241,7 +279,17 @@ class Engine(
     @property
     def plain_bytes_max(self) -> int:
         """Largest payload or result that may be given to the engine."""
-        return self.config.payload_bytes_max
+        return self.shell.values.plain_bytes_max
+
+    @property
+    def parked_tails(self) -> int:
+        """How many readers of this process wait for frames."""
+        return self.following.parked_tails
+
+    @property
+    def routes(self) -> dict[Route, int]:
+        """The routes met lately."""
+        return self.shell.routes
 
     def backend_label(self) -> str:
         return self.store.label
@@ -252,6 +300,216 @@ class Engine(
             identity=Identity(family=self.store.label, version=(major, minor, patch)),
             supports={flag: hasattr(type(self), name) for flag, name in FLAGS.items()},
         )
+
+    # What programs and tests check beforehand
+
+    check_execution_id = operation("shell", Shell.check_execution_id)
+    named_execution_id = operation("shell", Shell.named_execution_id)
+    know_routes = operation("shell", Shell.know_routes)
+
+    # The life of an execution
+
+    check_request = operation("work", Work.check_request)
+    check_terms = operation("work", Work.check_terms)
+    check_payloads = operation("work", Work.check_payloads)
+    create_execution = operation("work", Work.create_execution)
+    create_executions = operation("work", Work.create_executions)
+    create_checked = operation("work", Work.create_checked)
+    create_executions_on = operation("work", Work.create_executions_on)
+    create_checked_on = operation("work", Work.create_checked_on)
+    create_executions_on_sync = operation("work", Work.create_executions_on_sync)
+    create_checked_on_sync = operation("work", Work.create_checked_on_sync)
+    enter_fence_on = operation("work", Work.enter_fence_on)
+    leave_fence_on = operation("work", Work.leave_fence_on)
+    enter_fence_on_sync = operation("work", Work.enter_fence_on_sync)
+    leave_fence_on_sync = operation("work", Work.leave_fence_on_sync)
+    claim = operation("work", Work.claim)
+    claim_many = operation("work", Work.claim_many)
+    issue_claim_grant = operation("work", Work.issue_claim_grant)
+    claim_execution = operation("work", Work.claim_execution)
+    renew = operation("work", Work.renew)
+    renew_many = operation("work", Work.renew_many)
+    find_lost_leases = operation("work", Work.find_lost_leases)
+    renew_lease = operation("work", Work.renew_lease)
+    report_presence = operation("work", Work.report_presence)
+    withdraw_presence = operation("work", Work.withdraw_presence)
+    register_lane = operation("work", Work.register_lane)
+    register_configured_lanes = operation("work", Work.register_configured_lanes)
+    list_lanes = operation("work", Work.list_lanes)
+    pause_lane = operation("work", Work.pause_lane)
+    resume_lane = operation("work", Work.resume_lane)
+    drain_lane = operation("work", Work.drain_lane)
+    disable_lane = operation("work", Work.disable_lane)
+    record_steps = operation("work", Work.record_steps)
+    list_steps = operation("work", Work.list_steps)
+    await_executions = operation("work", Work.await_executions)
+    wake_awaiting = operation("work", Work.wake_awaiting)
+    hand_back = operation("work", Work.hand_back)
+    hand_back_many = operation("work", Work.hand_back_many)
+    complete = operation("work", Work.complete)
+    complete_many = operation("work", Work.complete_many)
+    complete_execution = operation("work", Work.complete_execution)
+    to_store = operation("work", Work.to_store)
+    from_store = operation("work", Work.from_store)
+    fail = operation("work", Work.fail)
+    fail_many = operation("work", Work.fail_many)
+    fail_execution = operation("work", Work.fail_execution)
+    delay = operation("work", Work.delay)
+    wait_children = operation("work", Work.wait_children)
+    progress = operation("work", Work.progress)
+    cancel = operation("work", Work.cancel)
+    delay_execution = operation("work", Work.delay_execution)
+    move_to_waiting_children = operation("work", Work.move_to_waiting_children)
+    update_progress = operation("work", Work.update_progress)
+    block_on_code = operation("work", Work.block_on_code)
+    release_blocked = operation("work", Work.release_blocked)
+    accept_changes = operation("work", Work.accept_changes)
+    cancel_execution = operation("work", Work.cancel_execution)
+    cancel_executions = operation("work", Work.cancel_executions)
+    revoke_lease = operation("work", Work.revoke_lease)
+    change_priority = operation("work", Work.change_priority)
+    mark_lease_expired_if_due = operation("work", Work.mark_lease_expired_if_due)
+    promote_delayed = operation("work", Work.promote_delayed)
+    expire_execution = operation("work", Work.expire_execution)
+    expire_due_leases = operation("work", Work.expire_due_leases)
+    promote_due_delays = operation("work", Work.promote_due_delays)
+    expire_due_attempts = operation("work", Work.expire_due_attempts)
+    expire_due_deadlines = operation("work", Work.expire_due_deadlines)
+    next_due = operation("work", Work.next_due)
+    resume_execution = operation("work", Work.resume_execution)
+    claim_resumed_execution = operation("work", Work.claim_resumed_execution)
+    claim_from_resume_grant = operation("work", Work.claim_from_resume_grant)
+    expire_suspension = operation("work", Work.expire_suspension)
+    expire_due_suspensions = operation("work", Work.expire_due_suspensions)
+    expire_due_waitpoints = operation("work", Work.expire_due_waitpoints)
+    trim_retention = operation("work", Work.trim_retention)
+    trim_events = operation("work", Work.trim_events)
+    trim_guards = operation("work", Work.trim_guards)
+    trim_routes = operation("work", Work.trim_routes)
+
+    # Schedules
+
+    upsert_schedule = operation("schedules", Schedules.upsert_schedule)
+    remove_schedule = operation("schedules", Schedules.remove_schedule)
+    pause_schedule = operation("schedules", Schedules.pause_schedule)
+    resume_schedule = operation("schedules", Schedules.resume_schedule)
+    trigger_schedule = operation("schedules", Schedules.trigger_schedule)
+    describe_schedule = operation("schedules", Schedules.describe_schedule)
+    list_schedules = operation("schedules", Schedules.list_schedules)
+    fire_due_schedules = operation("schedules", Schedules.fire_due_schedules)
+
+    # Flows
+
+    check_flow_id = operation("flows", Flows.check_flow_id)
+    flow_key = operation("flows", Flows.flow_key)
+    create_flow = operation("flows", Flows.create_flow)
+    add_execution_to_flow = operation("flows", Flows.add_execution_to_flow)
+    stage_dependency_edge = operation("flows", Flows.stage_dependency_edge)
+    apply_dependency_to_child = operation("flows", Flows.apply_dependency_to_child)
+    set_edge_group_policy = operation("flows", Flows.set_edge_group_policy)
+    trim_flows = operation("flows", Flows.trim_flows)
+    new_member_id = operation("flows", Flows.new_member_id)
+    add_dependencies = operation("flows", Flows.add_dependencies)
+    dispatch_completions = operation("flows", Flows.dispatch_completions)
+    cascade_completion = operation("flows", Flows.cascade_completion)
+    resolve_dependency = operation("flows", Flows.resolve_dependency)
+    apply_due_edges = operation("flows", Flows.apply_due_edges)
+    read_execution_inputs = operation("flows", Flows.read_execution_inputs)
+    audit_flows = operation("flows", Flows.audit_flows)
+    cancel_flow = operation("flows", Flows.cancel_flow)
+    cancel_flow_header = operation("flows", Flows.cancel_flow_header)
+    cancel_pending_members = operation("flows", Flows.cancel_pending_members)
+    ack_cancel_member = operation("flows", Flows.ack_cancel_member)
+    reconcile_sibling_cancel_group = operation("flows", Flows.reconcile_sibling_cancel_group)
+    replay_execution = operation("flows", Flows.replay_execution)
+    replay_executions = operation("flows", Flows.replay_executions)
+    cancel_matching = operation("flows", Flows.cancel_matching)
+    replay_matching = operation("flows", Flows.replay_matching)
+    describe_flow = operation("flows", Flows.describe_flow)
+    list_flows = operation("flows", Flows.list_flows)
+    list_flow_members = operation("flows", Flows.list_flow_members)
+    list_edge_groups = operation("flows", Flows.list_edge_groups)
+    find_named_flows = operation("flows", Flows.find_named_flows)
+    list_edges = operation("flows", Flows.list_edges)
+    describe_edge = operation("flows", Flows.describe_edge)
+    evaluate_flow_eligibility = operation("flows", Flows.evaluate_flow_eligibility)
+    read_flow_summary = operation("flows", Flows.read_flow_summary)
+    project_flow_summary = operation("flows", Flows.project_flow_summary)
+    set_flow_tag = operation("flows", Flows.set_flow_tag)
+    set_flow_tags = operation("flows", Flows.set_flow_tags)
+    get_flow_namespace = operation("flows", Flows.get_flow_namespace)
+    get_flow_tag = operation("flows", Flows.get_flow_tag)
+
+    # Pauses: suspensions, waitpoints and signals
+
+    seed_waitpoint_hmac_secret = operation("pauses", Pauses.seed_waitpoint_hmac_secret)
+    rotate_waitpoint_hmac_secret_all = operation("pauses", Pauses.rotate_waitpoint_hmac_secret_all)
+    list_waitpoint_hmac_kids = operation("pauses", Pauses.list_waitpoint_hmac_kids)
+    suspend = operation("pauses", Pauses.suspend)
+    suspend_by_triple = operation("pauses", Pauses.suspend_by_triple)
+    create_waitpoint = operation("pauses", Pauses.create_waitpoint)
+    close_waitpoint = operation("pauses", Pauses.close_waitpoint)
+    observe_signals = operation("pauses", Pauses.observe_signals)
+    describe_suspension = operation("pauses", Pauses.describe_suspension)
+    list_pending_waitpoints = operation("pauses", Pauses.list_pending_waitpoints)
+    list_suspended = operation("pauses", Pauses.list_suspended)
+    list_inbox = operation("pauses", Pauses.list_inbox)
+    read_waitpoint_token = operation("pauses", Pauses.read_waitpoint_token)
+    take_signals = operation("pauses", Pauses.take_signals)
+    deliver_signal = operation("pauses", Pauses.deliver_signal)
+    deliver_signal_on = operation("pauses", Pauses.deliver_signal_on)
+    deliver_signal_on_sync = operation("pauses", Pauses.deliver_signal_on_sync)
+    deliver_approval_signal = operation("pauses", Pauses.deliver_approval_signal)
+    deliver_operator_signal = operation("pauses", Pauses.deliver_operator_signal)
+
+    # Reading executions
+
+    describe_execution = operation("reading", Reading.describe_execution)
+    read_execution_context = operation("reading", Reading.read_execution_context)
+    read_execution_state = operation("reading", Reading.read_execution_state)
+    read_execution_info = operation("reading", Reading.read_execution_info)
+    get_execution_result = operation("reading", Reading.get_execution_result)
+    resolve_execution_flow_id = operation("reading", Reading.resolve_execution_flow_id)
+    read_current_attempt_index = operation("reading", Reading.read_current_attempt_index)
+    read_total_attempt_count = operation("reading", Reading.read_total_attempt_count)
+    list_attempts = operation("reading", Reading.list_attempts)
+    read_exec_core_fields = operation("reading", Reading.read_exec_core_fields)
+    explain_execution = operation("reading", Reading.explain_execution)
+    list_executions = operation("reading", Reading.list_executions)
+    find_executions = operation("reading", Reading.find_executions)
+    list_expired_leases = operation("reading", Reading.list_expired_leases)
+    inspect_execution = operation("reading", Reading.inspect_execution)
+    resolve_execution_id = operation("reading", Reading.resolve_execution_id)
+    list_presences = operation("reading", Reading.list_presences)
+    last_event_id = operation("reading", Reading.last_event_id)
+    before_latest_events = operation("reading", Reading.before_latest_events)
+    own_ids = operation("reading", Reading.own_ids)
+    called = operation("reading", Reading.called)
+    read_outcomes = operation("reading", Reading.read_outcomes)
+    find_outcomes = operation("reading", Reading.find_outcomes)
+    set_execution_tag = operation("reading", Reading.set_execution_tag)
+    set_execution_tags = operation("reading", Reading.set_execution_tags)
+    get_execution_tag = operation("reading", Reading.get_execution_tag)
+    get_execution_namespace = operation("reading", Reading.get_execution_namespace)
+    audit = operation("reading", Reading.audit)
+
+    # What runs say, and what happens to them
+
+    append_frame = operation("following", Following.append_frame)
+    append_frames = operation("following", Following.append_frames)
+    trim_streams = operation("following", Following.trim_streams)
+    read_stream = operation("following", Following.read_stream)
+    tail_stream = operation("following", Following.tail_stream)
+    wait_for = operation("following", Following.wait_for)
+    tail_execution = operation("following", Following.tail_execution)
+    last_frame_at = operation("following", Following.last_frame_at)
+    read_summary = operation("following", Following.read_summary)
+    read_events = operation("following", Following.read_events)
+    end_of_log = operation("following", Following.end_of_log)
+    subscribe_events = operation("following", Following.subscribe_events)
+    subscribe_completion = operation("following", Following.subscribe_completion)
+    subscribe_lease_history = operation("following", Following.subscribe_lease_history)
+    subscribe_signal_delivery = operation("following", Following.subscribe_signal_delivery)
 
 
 async def read_deployment(store: Store) -> Deployment:

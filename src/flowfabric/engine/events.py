@@ -14,7 +14,6 @@ from typing import Final, Generic, Self, TypeVar
 from msgspec import Struct
 
 from flowfabric import errors
-from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import (
     RESUME_MARGIN_MS,
@@ -153,7 +152,7 @@ class Subscription(Generic[T]):
         return self._make(told.event, told.cursor)
 
 
-class Subscriptions(unit.Operations):
+class Subscriptions(unit.Group):
     # Reading the event log, page by page, each reader in its own history
 
     async def read_events(
@@ -221,10 +220,10 @@ class Subscriptions(unit.Operations):
 
         return await self.store.read(body)
 
-    def __init__(self, store: Store, config: EngineConfig, deployment: unit.Deployment) -> None:
-        super().__init__(store, config, deployment)
+    def __init__(self, shell: unit.Shell) -> None:
+        super().__init__(shell)
         self._pages = Flights(self._read_wanted)
-        self._log = LogWatch(store)
+        self._log = LogWatch(shell.store)
 
     async def subscribe_events(
         self,
@@ -244,7 +243,9 @@ class Subscriptions(unit.Operations):
         wanted = check_filter(
             namespace=namespace,
             category=category,
-            execution_id=None if execution_id is None else self.check_execution_id(execution_id),
+            execution_id=None
+            if execution_id is None
+            else self.shell.check_execution_id(execution_id),
             kind=kind,
             tag=tag,
         )

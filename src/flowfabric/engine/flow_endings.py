@@ -33,7 +33,7 @@ from flowfabric.core.views import recounted
 from flowfabric.engine import unit
 from flowfabric.engine.flows import (
     TROUBLE,
-    Flows,
+    FlowBuilding,
     Settled,
     check_edge_id,
     ending_of,
@@ -73,12 +73,12 @@ class Dispatched(Struct, frozen=True, kw_only=True):
     """Whether dependents are left for another transaction."""
 
 
-class FlowEndings(Flows):
+class FlowEndings(FlowBuilding):
     async def dispatch_completions(self, *, limit: int = limits.DISPATCH_BATCH) -> Swept:
         """Work off endings of flow members that nobody else is working on."""
         check_int("limit", limit, 1, limits.BATCH_MAX)
         # Starting anywhere keeps busy flows from starving those behind them.
-        start = random.randrange(self.deployment.partitions.num_flow)
+        start = random.randrange(self.shell.deployment.partitions.num_flow)
 
         async def body(tx: Transaction) -> Swept:
             flows = await _flows_with_endings(tx, start)
@@ -160,7 +160,7 @@ class FlowEndings(Flows):
 
         Dependents that are skipped have endings of their own, which follow by themselves.
         """
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
         resolved = cascaded = 0
         for _ in range(CASCADE_ROUNDS_MAX):
             done = await self._cascade(asked)
@@ -335,13 +335,17 @@ class FlowEndings(Flows):
 
     async def read_execution_inputs(self, execution_id: str) -> dict[str, bytes | None]:
         """Results passed along edges, by name; None for an upstream that left none."""
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> dict[str, bytes | None]:
             inputs = (await inputs_of(reader, [asked])).get(asked, {})
             return {each.name: each.value for each in inputs.values()}
 
-        return await self.store.read(body)
+        unpack = self.shell.values.unpack
+        return await self.shell.values.through(
+            await self.store.read(body),
+            lambda found: {name: unpack(value) for name, value in found.items()},
+        )
 
 
 def check_outcome(outcome: object) -> TerminalOutcome:
@@ -455,7 +459,7 @@ class Suspects(Struct, frozen=True):
     """For executions that are gone."""
 
 
-class FlowAudits(Flows):
+class FlowAudits(FlowBuilding):
     async def audit_flows(self, *, limit: int = limits.AUDIT_BATCH) -> Swept:
         """Look at the next members of all flows, if it is time, and free those left behind.
 
@@ -472,7 +476,7 @@ class FlowAudits(Flows):
             freed += await self._mend(flow_id, members)
         if suspects.waits:
             freed += await self.store.transact(
-                lambda tx: wake_stranded(tx, suspects.waits, self.timing)
+                lambda tx: wake_stranded(tx, suspects.waits, self.shell.timing)
             )
         return Swept(acted=freed, full=False)
 

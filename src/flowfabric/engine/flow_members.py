@@ -21,8 +21,8 @@ from flowfabric.core.results import Created, DependenciesAdded
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.core.transitions import Changes
 from flowfabric.core.views import edge_snapshot
-from flowfabric.engine.creation import CreateBody, Creation
-from flowfabric.engine.flows import Flows, endings_of
+from flowfabric.engine.creation import CreateBody
+from flowfabric.engine.flows import FlowBuilding, endings_of
 from flowfabric.engine.unit import execution_key, new_uuid
 from flowfabric.errors import DependencyAlreadyExists, InvalidInput, NotFound
 from flowfabric.store.base import Transaction
@@ -45,11 +45,11 @@ class JoinPlan(Struct, frozen=True, kw_only=True):
     joins: dict[ExecutionId, CheckedJoin]
 
 
-class FlowMembers(Flows, Creation):
+class FlowMembers(FlowBuilding):
     def new_member_id(self, flow_id: str) -> ExecutionId:
         """A fresh id for an execution that is to become a member of the flow."""
         return member_execution_id(
-            self.check_flow_id(flow_id), new_uuid(), self.deployment.partitions
+            self.check_flow_id(flow_id), new_uuid(), self.shell.deployment.partitions
         )
 
     async def add_dependencies(
@@ -65,7 +65,7 @@ class FlowMembers(Flows, Creation):
         executions that exist. Repeating a call adds nothing.
         """
         plan = self._check_plan(flow_id, joins, members)
-        await self.know_routes(plan.created)
+        await self.shell.know_routes(plan.created)
         return await self.store.transact(_Building(self, plan).run)
 
     def _check_plan(
@@ -142,7 +142,7 @@ class FlowMembers(Flows, Creation):
         if request.execution_id is None:
             raise InvalidInput("execution_id", "must be given: see new_member_id")
         self.check_member_id(flow_id, request.execution_id)
-        return self.check_request(request)
+        return self.work.check_request(request)
 
 
 def check_join(join: object) -> flow_joins.Join:
@@ -228,7 +228,7 @@ class _Building:
             made[execution.execution_id] = execution
             return execution
 
-        body = CreateBody(self.plan.created, self.engine.routes, shape)
+        body = CreateBody(self.plan.created, self.engine.shell.routes, shape)
         results = await body.run(tx)
         fresh = [each.execution_id for each in results if isinstance(each, Created)]
         for execution_id in made.keys() - set(fresh):

@@ -31,8 +31,8 @@ from flowfabric.core.records import Execution
 from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState, TerminalOutcome
 from flowfabric.core.transitions import Changes, Decision, Subject, combine
 from flowfabric.engine import unit
-from flowfabric.engine.flows import TROUBLE, Flows, endings_of, forgotten, inputs_of
-from flowfabric.engine.operators import Operators, Swept
+from flowfabric.engine.flows import TROUBLE, FlowBuilding, endings_of, forgotten, inputs_of
+from flowfabric.engine.operators import Swept
 from flowfabric.engine.reads import ExecutionFilter, ListCursor, check_filter, select_matching
 from flowfabric.store.base import Key, Reader, Row, Transaction
 
@@ -41,7 +41,7 @@ BUSY_PAUSE_S = 0.05
 DRAIN_ROUNDS_MAX = 100_000
 
 
-class FlowOperators(Flows):
+class FlowOperators(FlowBuilding):
     async def cancel_flow(
         self,
         flow_id: str,
@@ -156,7 +156,7 @@ class FlowOperators(Flows):
         reason = flow.cancel_reason or flow_endings.FLOW_CANCELLED
         if len(rows) <= at_once_max:
             asks = [_cancel_ask(each, reason, only_waiting) for each in _member_ids(flow, rows)]
-            outcomes = await self.decide_in(tx, asks, [0.0] * len(asks))
+            outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks))
             return [
                 each.execution_id
                 for each in outcomes
@@ -199,7 +199,7 @@ class FlowOperators(Flows):
         """Members that have ended meanwhile, or are gone, need nothing more."""
         if rows:
             asks = [_cancel_ask(row.execution_id, row.reason, row.only_waiting) for row in rows]
-            await self.decide_in(tx, asks, [0.0] * len(asks))
+            await self.shell.decide_in(tx, asks, [0.0] * len(asks))
             await tx.save(Changes(deletes=tuple(rows)))
 
     async def _cancel_one_by_one(self, flow_id: FlowId | None, limit: int) -> Swept:
@@ -243,7 +243,7 @@ class FlowOperators(Flows):
         cancel it.
         """
         asked = self.check_flow_id(flow_id)
-        member_id = self.check_execution_id(execution_id)
+        member_id = self.shell.check_execution_id(execution_id)
 
         async def body(tx: Transaction) -> None:
             key: Key = (self.flow_key(asked)[0], member_id)
@@ -387,7 +387,7 @@ class BulkResult(Struct, frozen=True, kw_only=True):
 Act = Callable[[Sequence[str]], Awaitable[Sequence[object]]]
 
 
-class FlowReplays(Flows, Operators):
+class FlowReplays(FlowBuilding):
     # Replaying executions, those of flows with care for what they wait for
     #
     # A replayed member takes its place in the flow again: it is no longer counted as ended,
@@ -416,7 +416,7 @@ class FlowReplays(Flows, Operators):
         check_list("execution_ids", execution_ids, 0, limits.BATCH_MAX)
         check_optional_text("reason", reason, bytes_max=limits.TEXT_BYTES_MAX)
         check_optional_text("requested_by", requested_by)
-        asked = [self.check_execution_id(each) for each in execution_ids]
+        asked = [self.shell.check_execution_id(each) for each in execution_ids]
         if not asked:
             return []
         for _ in range(TRIES_MAX):
@@ -437,7 +437,7 @@ class FlowReplays(Flows, Operators):
         """Cancel every unfinished execution that matches, newest first."""
 
         async def act(execution_ids: Sequence[str]) -> Sequence[object]:
-            return await self.cancel_executions(execution_ids, reason=reason)
+            return await self.work.cancel_executions(execution_ids, reason=reason)
 
         unfinished = set(PublicState) - TERMINAL_STATES
         return await self._act_on_matching(matching, unfinished, act, limit)
@@ -528,8 +528,8 @@ class _Replaying:
             if (subject.execution.flow_id is not None) != (key in homes):
                 return None
         alone = [each for each in self.asked if unit.execution_key(each) not in homes]
-        asks = [self.engine.replay_ask(each, self.reason, self.requested_by) for each in alone]
-        decided: Answers = await self.engine.decide_in(tx, asks, [0.0] * len(asks))
+        asks = [self.engine.work.replay_ask(each, self.reason, self.requested_by) for each in alone]
+        decided: Answers = await self.engine.shell.decide_in(tx, asks, [0.0] * len(asks))
         answers = iter(decided)
         return [
             await self._try(tx, each) if unit.execution_key(each) in homes else next(answers)
@@ -542,7 +542,7 @@ class _Replaying:
         subject = self.subjects.get(execution_id)
         if subject is None:
             return errors.NotFound("execution", execution_id)
-        timing = self.engine.timing(await tx.now_ms())
+        timing = self.engine.shell.timing(await tx.now_ms())
         try:
             return await self._replay_member(tx, subject, timing)
         except errors.FlowFabricError as error:
@@ -588,7 +588,7 @@ class _Replaying:
         group = (await tx.lock(EdgeGroup, [key])).get(key)
         if group is None or group.staged == 0:
             return _Join(joined=None)
-        bytes_max = self.engine.config.payload_bytes_max
+        bytes_max = self.engine.shell.config.payload_bytes_max
         if not flow_endings.holds_back(group):
             inputs = (await inputs_of(tx, [execution_id])).get(execution_id, {})
             return _Join(

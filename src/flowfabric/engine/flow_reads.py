@@ -28,7 +28,7 @@ from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import blocked_by_code
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.flows import Flows, check_edge_id, member_counts
+from flowfabric.engine.flows import FlowBuilding, check_edge_id, member_counts
 from flowfabric.engine.reads import tags_of_many
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import InvalidInput
@@ -57,7 +57,7 @@ class FlowMemberPage(Struct, frozen=True, kw_only=True):
     next_cursor: ExecutionId | None
 
 
-class FlowReads(Flows):
+class FlowReads(FlowBuilding):
     async def describe_flow(self, flow_id: str) -> views.FlowSnapshot | None:
         asked = self.check_flow_id(flow_id)
 
@@ -133,7 +133,7 @@ class FlowReads(Flows):
                 raise InvalidInput("partition", "must be one of flows, {fp:N}", partition)
             partition = named.index
         index = check_int("partition", partition, 0, 65_535)
-        return check_partition(index, self.deployment.partitions)
+        return check_partition(index, self.shell.deployment.partitions)
 
     async def list_flow_members(
         self, flow_id: str, *, cursor: str | None = None, limit: int = 100
@@ -238,9 +238,9 @@ class FlowReads(Flows):
             case None:
                 return None, None
             case Outgoing(node):
-                return self.check_execution_id(node, "from_node"), None
+                return self.shell.check_execution_id(node, "from_node"), None
             case Incoming(node):
-                return None, self.check_execution_id(node, "to_node")
+                return None, self.shell.check_execution_id(node, "to_node")
             case _:
                 raise InvalidInput("direction", "must be Outgoing or Incoming", direction)
 
@@ -256,7 +256,7 @@ class FlowReads(Flows):
 
     async def evaluate_flow_eligibility(self, execution_id: str) -> views.EligibilityStatus:
         """Whether dependencies let an execution run. Never raises for one that is missing."""
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
         key = execution_key(asked)
 
         async def body(reader: Reader) -> views.EligibilityStatus:

@@ -42,6 +42,7 @@ from flowfabric.core.transitions import NO_CHANGES, Changes, Subject, combine, h
 from flowfabric.core.views import MemberCounts, edge_snapshot
 from flowfabric.engine import unit
 from flowfabric.engine.operators import Swept, trim_executions
+from flowfabric.engine.work import Work
 from flowfabric.store.base import Parameter, Reader, Row, Transaction
 
 TROUBLE = (errors.Corruption, errors.Bug, errors.RetryExhausted)
@@ -234,20 +235,24 @@ def check_edge_id(edge_id: object) -> EdgeId:
 FLOWS_PER_TRIM = 50
 
 
-class Flows(unit.Operations):
+class FlowBuilding(unit.Group):
+    def __init__(self, shell: unit.Shell, work: Work) -> None:
+        super().__init__(shell)
+        self.work = work
+
     # Input
 
     def check_flow_id(self, flow_id: object) -> FlowId:
         return FlowId(parse_uuid("flow_id", flow_id))
 
     def flow_key(self, flow_id: FlowId) -> tuple[int, FlowId]:
-        return flow_partition(flow_id, self.deployment.partitions), flow_id
+        return flow_partition(flow_id, self.shell.deployment.partitions), flow_id
 
     def check_member_id(
         self, flow_id: FlowId, execution_id: object, field: str = "execution_id"
     ) -> ExecutionId:
         """An execution id that can belong to the flow: both live in one partition."""
-        asked = self.check_execution_id(execution_id, field)
+        asked = self.shell.check_execution_id(execution_id, field)
         partition_key, _ = self.flow_key(flow_id)
         if partition_of(asked) != partition_key:
             raise errors.InvalidInput(
@@ -286,7 +291,7 @@ class Flows(unit.Operations):
         return None if flow is None or forgotten(flow, await reader.now_ms()) else flow
 
     def settled_flow(self, flow: FlowRecord, now_ms: int) -> FlowRecord:
-        return flow_joins.settle_flow(flow, now_ms, self.config.retention_ms)
+        return flow_joins.settle_flow(flow, now_ms, self.shell.config.retention_ms)
 
     # Joins
 
@@ -335,14 +340,14 @@ class Flows(unit.Operations):
         for each in new_inputs:
             inputs.setdefault(each.execution_id, {})[each.edge_id] = each
         subjects = await self._waiting(tx, fired, ending=bool(passing))
-        timing = self.timing(await tx.now_ms())
+        timing = self.shell.timing(await tx.now_ms())
         return combine(
             release(
                 subjects[group.downstream_id],
                 group,
                 list(inputs.get(group.downstream_id, {}).values()),
                 timing,
-                self.config.payload_bytes_max,
+                self.shell.config.payload_bytes_max,
             )
             for group in fired
             if group.downstream_id in subjects

@@ -13,7 +13,14 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core.checks import check_bool, check_int, check_list, check_offered, check_text
+from flowfabric.core.checks import (
+    check_bool,
+    check_int,
+    check_list,
+    check_offered,
+    check_text,
+    split_kind,
+)
 from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle, HandleKind, sign
 from flowfabric.core.ids import (
@@ -52,7 +59,7 @@ from flowfabric.core.records import ClaimGrant, Execution, Lane, WorkerPresence
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.states import AttemptType, LaneState
 from flowfabric.core.transitions import Changes, Decision, Refusal, Subject
-from flowfabric.core.views import stored_lane_id
+from flowfabric.core.views import ExecutionSnapshot, stored_lane_id
 from flowfabric.engine import unit
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
 from flowfabric.store.base import Reader, Row, Transaction
@@ -164,7 +171,44 @@ class LanePage(Struct, frozen=True, kw_only=True):
     next_cursor: LaneId | None
 
 
-class Leases(unit.Operations):
+async def required_capabilities(reader: Reader, route_id: int) -> tuple[str, ...]:
+    (row,) = await reader.select("route_by_id", route_id=route_id)
+    return tuple(msgspec.json.decode(str(row["capabilities"]), type=list[str]))
+
+
+def serves(
+    presence: WorkerPresence, execution: Execution | ExecutionSnapshot, required: tuple[str, ...]
+) -> bool:
+    """Whether the worker would claim the execution, which needs the required capabilities."""
+    kinds = None if presence.kinds is None else _read_names(presence.kinds)
+    return (
+        presence.namespace in (None, execution.namespace)
+        and execution.lane_id in _read_names(presence.lanes)
+        and (kinds is None or execution.execution_kind in kinds)
+        and set(required) <= set(_read_names(presence.capabilities))
+    )
+
+
+def other_versions(
+    present: Sequence[WorkerPresence], execution: Execution | ExecutionSnapshot
+) -> tuple[int, ...]:
+    """Which other versions of the task the workers that are there serve in its lane."""
+    name, version = split_kind(execution.execution_kind)
+    served = {
+        split_kind(kind)
+        for presence in present
+        if presence.namespace in (None, execution.namespace)
+        and execution.lane_id in _read_names(presence.lanes)
+        for kind in _read_names(presence.kinds or "[]")
+    }
+    return tuple(sorted(other for found, other in served if found == name and other != version))
+
+
+def _read_names(text: str) -> list[str]:
+    return msgspec.json.decode(text, type=list[str])
+
+
+class Leases(unit.Group):
     async def claim(
         self,
         lane_id: str = "default",
@@ -247,7 +291,8 @@ class Leases(unit.Operations):
         if any(lease.ends_within_ms(lease_ttl_ms) <= unit.DUE_HINT_WITHIN_MS for lease in leases):
             self.store.hint(unit.DUE_TOPIC)
         instance_id = worker.worker_instance_id
-        return [self._read_claim(lease, instance_id, lease_ttl_ms) for lease in leases]
+        claimed = [self._read_claim(lease, instance_id, lease_ttl_ms) for lease in leases]
+        return list(await self.shell.values.through_all(claimed, self._shown))
 
     async def issue_claim_grant(
         self,
@@ -265,13 +310,13 @@ class Leases(unit.Operations):
             offered=check_offered(capabilities),
             ttl_ms=check_int("grant_ttl_ms", grant_ttl_ms, 1, GRANT_TTL_MS_MAX),
         )
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
 
         async def body(tx: Transaction) -> ClaimGrant | FlowFabricError:
             subject = (await unit.load_subjects(tx, [asked])).get(asked)
             if subject is None:
                 raise NotFound("execution", asked)
-            required = await unit.required_capabilities(tx, subject.execution.route_id)
+            required = await required_capabilities(tx, subject.execution.route_id)
             try:
                 decision = decide_grant(
                     subject, request, required=required, now_ms=await tx.now_ms()
@@ -313,7 +358,9 @@ class Leases(unit.Operations):
                 now_ms=timing.now_ms,
             )
 
-        granted = await self.decide(unit.Ask(self.check_execution_id(execution_id), decide))
+        granted = await self.shell.decide(
+            unit.Ask(self.shell.check_execution_id(execution_id), decide)
+        )
         return await self._claimed(granted, lease_ttl_ms)
 
     async def renew(self, handle: Handle | bytes) -> Renewed:
@@ -333,10 +380,10 @@ class Leases(unit.Operations):
         """
         check_list("handles", handles, 0, BATCH_MAX)
         check_bool("waits", waits)
-        opened = [unit.attempt(self.open_handle, handle) for handle in handles]
+        opened = [unit.attempt(self.shell.open_handle, handle) for handle in handles]
         sure = await self._renew_sure(opened)
         if waits:
-            return await self.decide_rest(opened, sure, _handle_ask)
+            return await self.shell.decide_rest(opened, sure, _handle_ask)
         rest = {
             position: each
             for position, each in enumerate(opened)
@@ -351,7 +398,7 @@ class Leases(unit.Operations):
     async def find_lost_leases(self, handles: Sequence[Handle | bytes]) -> list[Handle]:
         """Those of the given leases that somebody has taken away. Changes nothing."""
         check_list("handles", handles, 0, BATCH_MAX)
-        opened = [self.open_handle(handle) for handle in handles]
+        opened = [self.shell.open_handle(handle) for handle in handles]
         if not opened:
             return []
 
@@ -371,7 +418,7 @@ class Leases(unit.Operations):
             held = await unit.held_by_others(tx, everybody)
             free = {i: each for i, each in handles.items() if each.execution_id not in held}
             asks = [_handle_ask(handle) for handle in free.values()]
-            decided = await self.decide_in(tx, asks, [0.0] * len(asks))
+            decided = await self.shell.decide_in(tx, asks, [0.0] * len(asks))
             now_ms = await tx.now_ms()
             return {
                 **dict(zip(free, decided, strict=True)),
@@ -414,8 +461,8 @@ class Leases(unit.Operations):
         check_ttl(lease_ttl_ms)
         given = unit.check_fence_given(fence, source="worker")
         assert given is not None
-        ask = _renew_ask(self.check_execution_id(execution_id), given, lease_ttl_ms)
-        return await self.decide(ask)
+        ask = _renew_ask(self.shell.check_execution_id(execution_id), given, lease_ttl_ms)
+        return await self.shell.decide(ask)
 
     async def _claimed(self, granted: Granted, lease_ttl_ms: int) -> Claimed:
         """What the core granted, told like a row of the statement that stands in for it."""
@@ -433,7 +480,11 @@ class Leases(unit.Operations):
             "attempt_type": attempt.attempt_type,
         }
         row = msgspec.convert(fields, ClaimRow)
-        return self._read_claim(row, execution.worker_instance_id, lease_ttl_ms)
+        claimed = self._read_claim(row, execution.worker_instance_id, lease_ttl_ms)
+        return await self.shell.values.through(claimed, self._shown)
+
+    def _shown(self, claimed: Claimed) -> Claimed:
+        return structs.replace(claimed, payload=self.shell.values.show(claimed.payload))
 
     def _read_claim(
         self, row: ClaimRow, worker_instance_id: WorkerInstanceId, lease_ttl_ms: int
@@ -451,7 +502,7 @@ class Leases(unit.Operations):
             worker_instance_id=worker_instance_id,
         )
         return Claimed(
-            handle=sign(handle, self.deployment.handle_key),
+            handle=sign(handle, self.shell.deployment.handle_key),
             attempt_type=row.attempt_type,
             lease_expires_at_ms=row.lease_expires_at_ms,
             namespace=row.namespace,
@@ -522,11 +573,11 @@ class Leases(unit.Operations):
 
     async def register_configured_lanes(self) -> None:
         """Make the lanes of the settings known."""
-        if not self.config.lanes:
+        if not self.shell.config.lanes:
             return
 
         async def body(tx: Transaction) -> None:
-            await unit.register_lanes(tx, self.config.lanes, "configuration")
+            await unit.register_lanes(tx, self.shell.config.lanes, "configuration")
 
         await self.store.transact(body)
 

@@ -160,7 +160,9 @@ class Operators(Leases):
             lease_epoch=lease_epoch,
             attempt_id=attempt_id,
         )
-        return await self.decide(_cancel_ask(self.check_execution_id(execution_id), request))
+        return await self.shell.decide(
+            _cancel_ask(self.shell.check_execution_id(execution_id), request)
+        )
 
     async def cancel_executions(
         self, execution_ids: Sequence[str], *, reason: str
@@ -168,8 +170,8 @@ class Operators(Leases):
         """Cancel many as an operator; each gets its own answer or error."""
         check_list("execution_ids", execution_ids, 0, limits.BATCH_MAX)
         request = check_cancel(reason)
-        return await self.decide_many(
-            [_cancel_ask(self.check_execution_id(each), request) for each in execution_ids]
+        return await self.shell.decide_many(
+            [_cancel_ask(self.shell.check_execution_id(each), request) for each in execution_ids]
         )
 
     async def revoke_lease(
@@ -196,7 +198,7 @@ class Operators(Leases):
                 retention_ms=timing.retention_ms,
             )
 
-        return await self.decide(Ask(self.check_execution_id(execution_id), decide))
+        return await self.shell.decide(Ask(self.shell.check_execution_id(execution_id), decide))
 
     async def change_priority(
         self,
@@ -222,7 +224,7 @@ class Operators(Leases):
                 )
             return executions.decide_change_priority(subject, priority, any_runnable, timing.now_ms)
 
-        return await self.decide(Ask(self.check_execution_id(execution_id), decide))
+        return await self.shell.decide(Ask(self.shell.check_execution_id(execution_id), decide))
 
     def replay_ask(
         self, execution_id: str, reason: str | None, requested_by: str | None
@@ -233,26 +235,26 @@ class Operators(Leases):
         def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Replayed]:
             return executions.decide_replay(subject, reason, requested_by, timing)
 
-        return Ask(self.check_execution_id(execution_id), decide)
+        return Ask(self.shell.check_execution_id(execution_id), decide)
 
     # Time
 
     async def mark_lease_expired_if_due(self, execution_id: str) -> results.TimerResult:
         """Note that a lease has expired, if it has."""
-        ask = Ask(self.check_execution_id(execution_id), _expire_lease)
+        ask = Ask(self.shell.check_execution_id(execution_id), _expire_lease)
         try:
-            return await self.decide(ask)
+            return await self.shell.decide(ask)
         except NotFound:
             return results.AlreadySatisfied(reason="execution_not_found")
 
     async def promote_delayed(self, execution_id: str) -> results.TimerResult:
         """Make a delayed execution ready, if its time has come."""
-        return await self.decide(Ask(self.check_execution_id(execution_id), _promote))
+        return await self.shell.decide(Ask(self.shell.check_execution_id(execution_id), _promote))
 
     async def expire_execution(self, execution_id: str, phase: str) -> results.TimerResult:
         """Apply an attempt timeout or the execution's deadline, if it has passed."""
         decide = check_phase(phase)
-        return await self.decide(Ask(self.check_execution_id(execution_id), decide))
+        return await self.shell.decide(Ask(self.shell.check_execution_id(execution_id), decide))
 
     async def expire_due_leases(
         self, *, limit: int = limits.SWEEP_BATCH, waited_ms: int = 0
@@ -294,7 +296,7 @@ class Operators(Leases):
         async def body(reader: Reader) -> dict[str, int]:
             (row,) = await reader.select(
                 "next_due",
-                event_retention_ms=self.config.event_retention_ms,
+                event_retention_ms=self.shell.config.event_retention_ms,
                 edge_apply_after_ms=limits.EDGE_APPLY_AFTER_MS,
             )
             now_ms = int(str(row["now_ms"]))
@@ -314,7 +316,7 @@ class Operators(Leases):
         async def body(tx: Transaction) -> Swept:
             rows = await tx.select(due, now_ms=await tx.now_ms(), limit=limit)
             asks = [Ask(row_execution_id(row), decide) for row in rows]
-            outcomes = await self.decide_in(tx, asks, chances[: len(asks)]) if asks else []
+            outcomes = await self.shell.decide_in(tx, asks, chances[: len(asks)]) if asks else []
             acted = sum(isinstance(outcome, results.Marked) for outcome in outcomes)
             return Swept(acted=acted, full=len(rows) == limit)
 
@@ -338,7 +340,7 @@ class Operators(Leases):
         def decide(subject: Subject, timing: executions.Timing) -> Decision[resumption.Resumed]:
             return resumption.decide_resume(subject, trigger_type, resume_delay_ms, timing)
 
-        return await self.decide(Ask(self.check_execution_id(execution_id), decide))
+        return await self.shell.decide(Ask(self.shell.check_execution_id(execution_id), decide))
 
     async def claim_resumed_execution(
         self,
@@ -376,7 +378,9 @@ class Operators(Leases):
                 "remaining_attempt_timeout_ms", remaining_attempt_timeout_ms, 0, DURATION_MAX_MS
             ),
         )
-        granted = await self.decide(_claim_ask(self.check_execution_id(execution_id), claim))
+        granted = await self.shell.decide(
+            _claim_ask(self.shell.check_execution_id(execution_id), claim)
+        )
         assert granted is not None
         return await self._claimed(granted, lease_ttl_ms)
 
@@ -390,8 +394,10 @@ class Operators(Leases):
             lease_ttl_ms=leases.check_ttl(token.lease_ttl_ms),
             grant_id=parse_uuid("grant_id", token.grant_id),
         )
-        ask = _claim_ask(self.check_execution_id(token.execution_id), claim, none_when_ended=True)
-        granted = await self.decide(ask)
+        ask = _claim_ask(
+            self.shell.check_execution_id(token.execution_id), claim, none_when_ended=True
+        )
+        granted = await self.shell.decide(ask)
         return None if granted is None else await self._claimed(granted, token.lease_ttl_ms)
 
     # Time
@@ -399,7 +405,7 @@ class Operators(Leases):
     async def expire_suspension(self, execution_id: str) -> resumption.ExpireResult:
         """Apply a suspension's timeout, if it has passed."""
         try:
-            return await self.decide(_expire_ask(self.check_execution_id(execution_id)))
+            return await self.shell.decide(_expire_ask(self.shell.check_execution_id(execution_id)))
         except NotFound:
             return results.AlreadySatisfied(reason="not_found_cleaned")
 
@@ -414,7 +420,7 @@ class Operators(Leases):
                 _expire_ask(row_execution_id(row), signal_id)
                 for row, signal_id in zip(rows, signal_ids, strict=False)
             ]
-            outcomes = await self.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
+            outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
             acted = sum(isinstance(outcome, resumption.SuspensionExpired) for outcome in outcomes)
             return Swept(acted=acted, full=len(rows) == limit)
 
@@ -430,7 +436,7 @@ class Operators(Leases):
                 Ask(execution_id, resumption.decide_expire_waitpoints)
                 for execution_id in dict.fromkeys(row_execution_id(row) for row in rows)
             ]
-            outcomes = await self.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
+            outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
             closed = [o.closed for o in outcomes if isinstance(o, resumption.WaitpointsClosed)]
             return Swept(acted=sum(closed), full=len(rows) == limit)
 
@@ -454,7 +460,7 @@ class Operators(Leases):
 
     async def trim_events(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
         """Delete events as old as the event log reaches back."""
-        return await self._trim("trim_events", self.config.event_retention_ms, limit)
+        return await self._trim("trim_events", self.shell.config.event_retention_ms, limit)
 
     async def trim_guards(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
         """Delete idempotency guards that have expired."""

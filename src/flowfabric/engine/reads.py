@@ -59,7 +59,7 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.states import AttemptState, PublicState, TerminalOutcome
 from flowfabric.core.steps import blocked_by_code
-from flowfabric.engine import unit
+from flowfabric.engine import leases, unit
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Parameter, Reader, Row
 
@@ -251,11 +251,11 @@ class ExpiredLeasePage(Struct, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
-class Reads(unit.Operations):
+class Reads(unit.Group):
     # One execution
 
     async def describe_execution(self, execution_id: str) -> views.ExecutionSnapshot | None:
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> views.ExecutionSnapshot | None:
             execution = await find(reader, asked)
@@ -268,7 +268,7 @@ class Reads(unit.Operations):
 
     async def read_execution_context(self, execution_id: str) -> views.ExecutionContext:
         """Payload, kind and tags, for a worker that claimed by id."""
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> views.ExecutionContext:
             execution = await find_or_refuse(reader, asked)
@@ -280,7 +280,9 @@ class Reads(unit.Operations):
                 tags=await tags_of(reader, asked),
             )
 
-        return await self.store.read(body)
+        found = await self.store.read(body)
+        payload = await self.shell.values.through(found.input_payload, self.shell.values.show)
+        return structs.replace(found, input_payload=payload)
 
     async def read_execution_state(self, execution_id: str) -> PublicState | None:
         return await self._read(execution_id, lambda execution: execution.public_state)
@@ -290,7 +292,8 @@ class Reads(unit.Operations):
 
     async def get_execution_result(self, execution_id: str) -> bytes | None:
         """The stored result, byte for byte; None until there is one."""
-        return await self._read(execution_id, lambda execution: execution.result)
+        result = await self._read(execution_id, lambda execution: execution.result)
+        return await self.shell.values.through(result, self.shell.values.show)
 
     async def resolve_execution_flow_id(self, execution_id: str) -> FlowId | None:
         return await self._read(execution_id, views.stored_flow_id)
@@ -305,7 +308,7 @@ class Reads(unit.Operations):
 
     async def list_attempts(self, execution_id: str) -> tuple[Attempt, ...]:
         """Every attempt, oldest first."""
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> tuple[Attempt, ...]:
             execution = await find(reader, asked)
@@ -317,7 +320,7 @@ class Reads(unit.Operations):
         self, execution_id: str, names: Sequence[str], *, partition: int | None = None
     ) -> dict[str, str | None]:
         """Named fields as text; unknown names and a missing execution give None."""
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
         partition_key, _ = unit.execution_key(asked)
         if partition not in (None, partition_key):
             raise InvalidInput("partition", f"differs from that of {asked}", partition)
@@ -329,14 +332,14 @@ class Reads(unit.Operations):
             execution = await find(reader, asked)
             required: tuple[str, ...] = ()
             if execution is not None and "required_capabilities" in wanted:
-                required = await unit.required_capabilities(reader, execution.route_id)
+                required = await leases.required_capabilities(reader, execution.route_id)
             return views.core_fields(execution, wanted, required)
 
         return await self.store.read(body)
 
     async def explain_execution(self, execution_id: str) -> Explanation:
         """Why the execution is not running: one sentence, and the same as data."""
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> Explanation:
             execution = await find(reader, asked)
@@ -359,7 +362,7 @@ class Reads(unit.Operations):
         if isinstance(partition, str):
             partition = parse_flow_partition(partition)
         check_int("partition", partition, 0, 65_535)
-        check_partition(partition, self.deployment.partitions)
+        check_partition(partition, self.shell.deployment.partitions)
         start = FIRST_UUID if cursor is None else uuid_after(check_cursor(cursor, partition))
 
         async def body(reader: Reader) -> Sequence[Row]:
@@ -433,7 +436,7 @@ class Reads(unit.Operations):
     # Shared
 
     async def _read(self, execution_id: str, view: Callable[[Execution], T | None]) -> T | None:
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> T | None:
             execution = await find(reader, asked)
@@ -442,7 +445,7 @@ class Reads(unit.Operations):
         return await self.store.read(body)
 
     async def _read_existing(self, execution_id: str, view: Callable[[Execution], T]) -> T:
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> T:
             return view(await find_or_refuse(reader, asked))
@@ -519,7 +522,7 @@ async def select_matching(
 async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
     lane_key = (execution.lane_id,)
     now_ms = await reader.now_ms()
-    required = await unit.required_capabilities(reader, execution.route_id)
+    required = await leases.required_capabilities(reader, execution.route_id)
     (count,) = await reader.select(
         "count_ahead",
         route_id=execution.route_id,
@@ -536,9 +539,9 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         lane=(await reader.get(Lane, [lane_key])).get(lane_key),
         required=required,
         ahead=ahead if ahead <= QUEUE_COUNT_MAX else None,
-        served=any(unit.serves(each, execution, required) for each in present),
+        served=any(leases.serves(each, execution, required) for each in present),
         attended=bool(present),
-        other_versions=unit.other_versions(present, execution),
+        other_versions=leases.other_versions(present, execution),
         now_ms=now_ms,
         waits_for=await waits_for(reader, execution),
         progress=await condition_progress(

@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from flowfabric.core import schedules as rules
-from flowfabric.core.checks import check_int, check_list, check_text
+from flowfabric.core.checks import check_int, check_json, check_list, check_text
 from flowfabric.core.creation import Checked
 from flowfabric.core.ids import parse_namespace
 from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
@@ -29,7 +29,7 @@ from flowfabric.core.transitions import Changes
 from flowfabric.cron import recurrence_of
 from flowfabric.engine.creation import ACCEPTING, CreateBody, Creation, RouteForgotten
 from flowfabric.engine.operators import Swept
-from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC, Route
+from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC, Group, Route, Shell
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Key, Reader, Transaction
 
@@ -59,19 +59,24 @@ class Due(Struct, frozen=True):
     error: str | None
 
 
-class Schedules(Creation):
+class Schedules(Group):
+    def __init__(self, shell: Shell, creation: Creation) -> None:
+        super().__init__(shell)
+        self.creation = creation
+
     async def upsert_schedule(self, definition: ScheduleDefinition) -> Upserted:
         """Have the schedule as defined. Safe to repeat: unchanged timing keeps its next due time.
 
         A paused schedule stays paused. Executions it has created stay as they are.
         """
-        self._check_creatable(self._check_definition(definition, 0))
+        packed = await self._packed(definition)
+        self._check_creatable(self._check_definition(packed, 0))
 
         async def body(tx: Transaction) -> Upserted:
-            key = (parse_namespace(definition.namespace), definition.schedule_id)
+            key = (parse_namespace(packed.namespace), packed.schedule_id)
             existing = (await tx.lock(Schedule, [key])).get(key)
             now_ms = await tx.now_ms()
-            stored = rules.merge(existing, self._check_definition(definition, now_ms))
+            stored = rules.merge(existing, self._check_definition(packed, now_ms))
             if stored is existing:
                 return Upserted(schedule=stored, change="unchanged")
             hint_if_soon(tx, stored, now_ms)
@@ -128,11 +133,17 @@ class Schedules(Creation):
         schedule = await self.describe_schedule(schedule_id, namespace=namespace)
         if schedule is None:
             raise NotFound("schedule", schedule_id)
-        return await self.create_execution(rules.firing_request(schedule, None))
+        return await self.creation.create_execution(rules.firing_request(schedule, None))
 
     async def describe_schedule(
         self, schedule_id: str, *, namespace: str = "default"
     ) -> Schedule | None:
+        found = await self._find(schedule_id, namespace)
+        if found is None:
+            return None
+        return await self.shell.values.through(found, self._shown)
+
+    async def _find(self, schedule_id: str, namespace: str) -> Schedule | None:
         key = check_key(schedule_id, namespace)
 
         async def body(reader: Reader) -> Schedule | None:
@@ -165,18 +176,19 @@ class Schedules(Creation):
         found = await self.store.read(body) if limit else []
         page = tuple(found[:limit])
         last = (page[-1].namespace, page[-1].schedule_id) if len(found) > limit else None
-        return SchedulePage(schedules=page, next_cursor=last)
+        shown = await self.shell.values.through_all(page, self._shown)
+        return SchedulePage(schedules=tuple(shown), next_cursor=last)
 
     async def fire_due_schedules(self, *, limit: int = SCHEDULES_SWEEP) -> Swept:
         """Create the executions of due times that have come, and move on to the next ones."""
         check_int("limit", limit, 1, BATCH_MAX // rules.FIRINGS_MAX)
-        self.forget_routes()
+        self.shell.forget_routes()
         if self.store.writes_beside:
             try:
                 return await self._fire(limit, registers=False)
             except RouteForgotten as forgotten:
                 # Apart: others who use the same route must not wait for this transaction.
-                await self.know_routes(forgotten.checked)
+                await self.shell.know_routes(forgotten.checked)
         return await self._fire(limit, registers=True)
 
     async def _fire(self, limit: int, *, registers: bool) -> Swept:
@@ -188,7 +200,7 @@ class Schedules(Creation):
             )
             due = await self._plan(tx, found)
             checked = [request for each in due for request in each.requests]
-            creating = CreateBody(checked, self.routes, registers=registers)
+            creating = CreateBody(checked, self.shell.routes, registers=registers)
             results = iter(await creating.run(tx) if checked else [])
             interned.update(creating.interned)
             now_ms = await tx.now_ms()
@@ -197,7 +209,7 @@ class Schedules(Creation):
             return Swept(acted=len(found), full=len(found) == limit or _behind(moved, now_ms))
 
         swept = await self.store.transact(body)
-        self.routes.update(interned)
+        self.shell.routes.update(interned)
         return swept
 
     async def _plan(self, tx: Transaction, found: Sequence[Schedule]) -> list[Due]:
@@ -218,7 +230,7 @@ class Schedules(Creation):
             return Due(schedule, planned, (), closed if planned.due_at_ms else None)
         try:
             requests = tuple(
-                self.check_request(rules.firing_request(schedule, due_ms))
+                self.creation.check_request(rules.firing_request(schedule, due_ms))
                 for due_ms in planned.due_at_ms
             )
         except FlowFabricError as error:
@@ -227,16 +239,39 @@ class Schedules(Creation):
 
     def _check_definition(self, definition: ScheduleDefinition, now_ms: int) -> Schedule:
         schedule = rules.check_definition(
-            definition, payload_bytes_max=self.config.payload_bytes_max, now_ms=now_ms
+            definition, payload_bytes_max=self.shell.config.payload_bytes_max, now_ms=now_ms
         )
         first_ms = recurrence_of(schedule).next_after(now_ms)
         if first_ms is None:
             raise InvalidInput("cron", "never comes due", schedule.expression)
         return structs.replace(schedule, next_due_at_ms=first_ms)
 
+    async def _packed(self, definition: ScheduleDefinition) -> ScheduleDefinition:
+        """Arguments that have not changed stay as they are stored, however a codec writes them."""
+        values = self.shell.values
+        if not values.coded:
+            return definition
+        known = await self._find(definition.schedule_id, definition.namespace)
+        stored = b"" if known is None else known.payload
+
+        def pack(given: ScheduleDefinition) -> ScheduleDefinition:
+            plain = check_json(
+                "input_payload",
+                given.input_payload,
+                values.plain_bytes_max,
+                encoding=given.payload_encoding,
+            )
+            same = stored != (shown := values.show(stored)) and shown == plain
+            return structs.replace(given, input_payload=stored if same else values.pack(plain))
+
+        return await values.through(definition, pack)
+
+    def _shown(self, schedule: Schedule) -> Schedule:
+        return structs.replace(schedule, payload=self.shell.values.show(schedule.payload))
+
     def _check_creatable(self, schedule: Schedule) -> None:
         """Refuse now what every firing would refuse later."""
-        self.check_request(rules.firing_request(schedule, schedule.next_due_at_ms))
+        self.creation.check_request(rules.firing_request(schedule, schedule.next_due_at_ms))
 
 
 def check_key(schedule_id: str, namespace: str) -> Key:

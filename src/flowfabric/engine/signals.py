@@ -179,7 +179,7 @@ class Delivery(Struct, frozen=True, kw_only=True):
     lane_id: str | None = None
 
 
-class SignalOperations(unit.Operations):
+class SignalOperations(unit.Group):
     async def deliver_signal(
         self,
         execution_id: str,
@@ -256,7 +256,7 @@ class SignalOperations(unit.Operations):
             dedup_ttl_ms=signal_dedup_ttl_ms,
         )
         delivery = Delivery(
-            execution_id=self.check_execution_id(execution_id),
+            execution_id=self.shell.check_execution_id(execution_id),
             address=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
             request=request,
             lane_id=None if lane_id is None else parse_lane_id(lane_id),
@@ -283,7 +283,7 @@ class SignalOperations(unit.Operations):
         key = check_name("waitpoint_key", waitpoint_key)
         given: SignalOptions = {"source_type": "operator", **options}
         delivery = Delivery(
-            execution_id=self.check_execution_id(execution_id),
+            execution_id=self.shell.check_execution_id(execution_id),
             address=WaitpointName(WaitpointKey(key), check_bool("keep", keep)),
             request=await self._signal_asked_for(signal_name, given),
         )
@@ -305,7 +305,7 @@ class SignalOperations(unit.Operations):
             subject = await _read_receiver(tx, delivery)
             if subject is None or delivery.lane_id not in (None, subject.execution.lane_id):
                 return None
-            timing = self.timing(await tx.now_ms())
+            timing = self.shell.timing(await tx.now_ms())
             if key is not None:
                 check_accepted(key, timing.now_ms)
             address = _address(subject, delivery, (), timing.now_ms)
@@ -322,13 +322,18 @@ class SignalOperations(unit.Operations):
         return body
 
     def _signal_request(self, signal_name: str, options: SignalOptions) -> signals.SignalRequest:
-        """A signal as it is stored, where a codec has a say in it."""
-        return check_signal(signal_name, **options)
+        return check_signal(signal_name, **self._packed(options))
 
     async def _signal_asked_for(
         self, signal_name: str, options: SignalOptions
     ) -> signals.SignalRequest:
-        return self._signal_request(signal_name, options)
+        return check_signal(signal_name, **await self.shell.values.through(options, self._packed))
+
+    def _packed(self, options: SignalOptions) -> SignalOptions:
+        payload = options.get("payload")
+        return (
+            options if payload is None else {**options, "payload": self.shell.values.pack(payload)}
+        )
 
     def _delivering(self, delivery: Delivery) -> Body[signals.SignalResult | FlowFabricError]:
         async def body(tx: Transaction) -> signals.SignalResult | FlowFabricError:
@@ -345,7 +350,7 @@ class SignalOperations(unit.Operations):
         self, tx: Transaction, delivery: Delivery, key: HmacKey | None
     ) -> signals.SignalResult | FlowFabricError:
         subject = await _load_receiver(tx, delivery)
-        timing = self.timing(await tx.now_ms())
+        timing = self.shell.timing(await tx.now_ms())
         if key is not None:
             try:
                 check_accepted(key, timing.now_ms)

@@ -51,13 +51,14 @@ class StepReport(Struct, frozen=True, kw_only=True, gc=False):
     step: NewStep
 
 
-class Steps(unit.Operations):
+class Steps(unit.Group):
     async def record_steps(
         self, reports: Sequence[StepReport]
     ) -> list[StepStored | FlowFabricError]:
         """Store finished steps, each under its handle's fence. Safe to repeat."""
         check_list("reports", reports, 0, BATCH_MAX)
-        checked = [unit.attempt(self._check_report, report) for report in reports]
+        packed = await self.shell.values.through_all(reports, self._packed_report)
+        checked = [unit.attempt(self._check_report, report) for report in packed]
         given = {i: each for i, each in enumerate(checked) if isinstance(each, StepReport)}
         sure = await self._record_sure(list(given), list(given.values())) if given else {}
         answers: list[StepStored | FlowFabricError] = []
@@ -70,11 +71,15 @@ class Steps(unit.Operations):
                 answers.append(await self._record_one(each))
         return answers
 
+    def _packed_report(self, report: StepReport) -> StepReport:
+        step = structs.replace(report.step, result=self.shell.values.pack(report.step.result))
+        return structs.replace(report, step=step)
+
     def _check_report(self, report: StepReport) -> StepReport:
         if not isinstance(report, StepReport):
             raise InvalidInput("report", "must be a StepReport", report)
-        handle = self.open_handle(report.handle)
-        step = check_step(report.step, self.config.payload_bytes_max)
+        handle = self.shell.open_handle(report.handle)
+        step = check_step(report.step, self.shell.config.payload_bytes_max)
         if handle is report.handle and step is report.step:
             return report
         return StepReport(handle=handle, step=step)
@@ -115,14 +120,14 @@ class Steps(unit.Operations):
             def decide(subject: Subject, timing: Timing) -> Decision[StepStored]:
                 return decide_record(subject, fence, report.step, stored, timing)
 
-            (outcome,) = await self.decide_in(tx, [unit.Ask(execution_id, decide)], [0.0])
+            (outcome,) = await self.shell.decide_in(tx, [unit.Ask(execution_id, decide)], [0.0])
             return outcome
 
         return await self.store.transact(body)
 
     async def list_steps(self, execution_id: str) -> tuple[Step, ...]:
         """Every finished step of an execution, in the order they were made in."""
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> tuple[Step, ...]:
             found = await reader.select_records(
@@ -130,7 +135,13 @@ class Steps(unit.Operations):
             )
             return tuple(in_order(found))
 
-        return await self.store.read(body)
+        values = self.shell.values
+        return tuple(
+            await values.through_all(
+                await self.store.read(body),
+                lambda each: structs.replace(each, result=values.unpack(each.result)),
+            )
+        )
 
     # Waiting for others
 
@@ -138,10 +149,10 @@ class Steps(unit.Operations):
         self, handle: Handle | bytes, execution_ids: Sequence[str], *, until_ms: int | None = None
     ) -> Moved:
         """Release the worker until any of the executions has ended, or a time has come."""
-        opened = self.open_handle(handle)
+        opened = self.shell.open_handle(handle)
         check_list("execution_ids", execution_ids, 1, AWAITED_MAX)
         check_optional_time("until_ms", until_ms)
-        asked = {self.check_execution_id(each) for each in execution_ids}
+        asked = {self.shell.check_execution_id(each) for each in execution_ids}
         if opened.execution_id in asked:
             raise InvalidInput("execution_ids", "an execution cannot wait for itself")
 
@@ -156,7 +167,9 @@ class Steps(unit.Operations):
             def decide(subject: Subject, timing: Timing) -> Decision[Moved]:
                 return decide_await(subject, unit.fence_of(opened), awaited, until_ms, timing)
 
-            (outcome,) = await self.decide_in(tx, [unit.Ask(opened.execution_id, decide)], [0.0])
+            (outcome,) = await self.shell.decide_in(
+                tx, [unit.Ask(opened.execution_id, decide)], [0.0]
+            )
             if not isinstance(outcome, FlowFabricError):
                 waiters = [new_waiter(each, opened.execution_id) for each in sorted(awaited)]
                 await tx.insert_new(waiters)
@@ -196,7 +209,7 @@ class Steps(unit.Operations):
         # Locked once more, now as records: the rows are held already.
         done = await tx.lock(Execution, [unit.execution_key(each) for each in sorted(told)])
         subjects = await unit.load_subjects(tx, [each for each in waiting if each not in held])
-        timing = self.timing(await tx.now_ms())
+        timing = self.shell.timing(await tx.now_ms())
         woken = combine(decide_wake(subject, timing).changes for subject in subjects.values())
         cleared = tuple(
             change(execution, timing.now_ms, awaited=False) for execution in done.values()
@@ -220,9 +233,11 @@ class Steps(unit.Operations):
         """Return many leases at once; each gets its own answer or error."""
         check_list("handles", handles, 0, BATCH_MAX)
         why = check_reason(reason)
-        opened = [unit.attempt(self.open_handle, handle) for handle in handles]
+        opened = [unit.attempt(self.shell.open_handle, handle) for handle in handles]
         nothing: dict[int, HandedBack] = {}
-        return await self.decide_rest(opened, nothing, lambda handle: _hand_back_ask(handle, why))
+        return await self.shell.decide_rest(
+            opened, nothing, lambda handle: _hand_back_ask(handle, why)
+        )
 
 
 def check_step(step: object, result_bytes_max: int) -> NewStep:

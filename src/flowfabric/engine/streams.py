@@ -23,7 +23,6 @@ from flowfabric.core.streams import (
     FRAME_BYTES_MAX,
     FRAMES_KEPT,
     FRAMES_KEPT_MAX,
-    PLAIN,
     SEQ_MAX,
     Append,
     Appended,
@@ -45,7 +44,7 @@ from flowfabric.core.streams import (
 )
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.operators import Swept
-from flowfabric.engine.unit import Operations, attempt, execution_key, fence_of, row_execution_id
+from flowfabric.engine.unit import Group, attempt, execution_key, fence_of, row_execution_id
 from flowfabric.errors import FlowFabricError, InvalidInput, RetentionLimitExceeded
 from flowfabric.store.base import Key, Transaction, UniqueViolation
 
@@ -68,12 +67,7 @@ def stream_topic(execution_id: ExecutionId) -> str:
     return f"stream:{uuid_of(execution_id)}"
 
 
-class Streams(Operations):
-    @property
-    def coding(self) -> Coding:
-        """How summaries are stored."""
-        return PLAIN
-
+class Streams(Group):
     async def append_frame(
         self,
         handle: Handle | bytes,
@@ -88,7 +82,7 @@ class Streams(Operations):
         """
         append = self._check_append(
             FrameAppend(
-                handle=self.verify_handle(handle),
+                handle=self.shell.verify_handle(handle),
                 frames=(frame,),
                 retention_maxlen=retention_maxlen,
             )
@@ -111,14 +105,22 @@ class Streams(Operations):
     async def _append(
         self, appends: Sequence[Append]
     ) -> list[tuple[Appended, ...] | FlowFabricError]:
+        values = self.shell.values
+        packed = await values.through_all(appends, self._packed)
+        # Summaries are merged where they lie.
+        coding = Coding(values.pack, values.unpack)
         for tries_left in reversed(range(TRIES_MAX)):
             try:
-                return await self.store.transact(lambda tx: _append_in(tx, appends, self.coding))
+                return await self.store.transact(lambda tx: _append_in(tx, packed, coding))
             except UniqueViolation:
                 # Two first frames at once: the stream is there now, and can be locked.
                 if tries_left == 0:
                     raise
         raise AssertionError("the last try returns or raises")
+
+    def _packed(self, append: Append) -> Append:
+        stored = tuple(self.shell.values.pack(payload) for payload in append.stored)
+        return structs.replace(append, stored=stored)
 
     async def trim_streams(self, *, limit: int = SWEEP_BATCH) -> Swept:
         """Delete frames that have outlived their time, or their execution."""
@@ -151,7 +153,7 @@ class Streams(Operations):
     def _check_append(self, append: FrameAppend) -> Append:
         if not isinstance(append, FrameAppend):
             raise InvalidInput("append", "must be a FrameAppend", append)
-        handle = self.verify_handle(append.handle)
+        handle = self.shell.verify_handle(append.handle)
         check_list("frames", append.frames, 1, APPEND_FRAMES_MAX)
         if append.retention_maxlen is not None:
             check_int("retention_maxlen", append.retention_maxlen, 0, FRAMES_KEPT_MAX)

@@ -216,7 +216,7 @@ class SuspendOptions(TypedDict, total=False):
     """Take over every pending waitpoint of the condition's names in place of fresh ones."""
 
 
-class Suspensions(unit.Operations):
+class Suspensions(unit.Group):
     # The keys that sign waitpoint tokens: installing, rotating, listing
     #
     # There is one set of keys per database. The first token makes the first key, so
@@ -302,7 +302,7 @@ class Suspensions(unit.Operations):
         asks for.
         """
         # A handle that ended with its suspension is told so whatever else is asked for.
-        given = unit.attempt(self.open_handle, handle)
+        given = unit.attempt(self.shell.open_handle, handle)
         if isinstance(given, errors.AlreadySuspended):
             raise given
         request = checked_request(resume_condition, options)
@@ -322,7 +322,9 @@ class Suspensions(unit.Operations):
         request = checked_request(resume_condition, options)
         given = unit.check_fence_given(fence, source="worker")
         assert given is not None
-        parked, handle = await self._suspend(self.check_execution_id(execution_id), given, request)
+        parked, handle = await self._suspend(
+            self.shell.check_execution_id(execution_id), given, request
+        )
         return self._outcome(parked, handle)
 
     async def create_waitpoint(
@@ -342,7 +344,7 @@ class Suspensions(unit.Operations):
         and opens it again if the end of an execution that was replayed has closed it.
         With `own_name_only` it refuses signals whose name is not its key.
         """
-        opened = self.open_handle(handle)
+        opened = self.shell.open_handle(handle)
         check_int("expires_in_ms", expires_in_ms, 1, WAITPOINT_TTL_MS_MAX)
         named = (
             unit.new_uuid() if waitpoint_id is None else parse_uuid("waitpoint_id", waitpoint_id)
@@ -357,7 +359,7 @@ class Suspensions(unit.Operations):
         async def body(tx: Transaction) -> PendingWaitpoint | errors.FlowFabricError:
             subject = await load_subject(tx, opened.execution_id)
             keys = await ensure_keys(tx)
-            timing = self.timing(await tx.now_ms())
+            timing = self.shell.timing(await tx.now_ms())
             made = None
             if waitpoint_id is not None:
                 made = await find_waitpoint(tx, subject, bound.waitpoint_id)
@@ -389,7 +391,7 @@ class Suspensions(unit.Operations):
         A worker shows its fence and closes pending waitpoints; an operator
         (`source="operator_override"`) also those of an open suspension.
         """
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
         named = WaitpointId(parse_uuid("waitpoint_id", waitpoint_id))
         check_text("reason", reason, empty=False)
         given = unit.check_fence_given(fence, source)
@@ -397,7 +399,7 @@ class Suspensions(unit.Operations):
         async def body(tx: Transaction) -> WaitpointsClosed | errors.FlowFabricError:
             subject = await load_subject(tx, asked)
             waitpoint = await find_waitpoint(tx, subject, named)
-            timing = self.timing(await tx.now_ms())
+            timing = self.shell.timing(await tx.now_ms())
 
             def decide() -> Decision[WaitpointsClosed]:
                 if given is not None:
@@ -441,7 +443,7 @@ class Suspensions(unit.Operations):
             if execution is None or key is None or _has_kept(execution, request):
                 return None
             subject = Subject(execution=execution, attempt=_attempt_of(tx, execution, rows[0]))
-            timing = self.timing(await tx.now_ms())
+            timing = self.shell.timing(await tx.now_ms())
 
             def decide() -> Decision[Parked]:
                 found = SuspendFindings(keys=[key])
@@ -460,7 +462,7 @@ class Suspensions(unit.Operations):
         async def body(tx: Transaction) -> tuple[Parked, Handle] | errors.FlowFabricError:
             subject = await load_subject(tx, execution_id)
             repeat = await self._find_repeat(tx, subject, request)
-            timing = self.timing(await tx.now_ms())
+            timing = self.shell.timing(await tx.now_ms())
             if isinstance(repeat, _Repeat):
                 if not may_repeat(subject.execution, repeat.dedup, fence):
                     compare_fence(subject.execution, fence)
@@ -541,7 +543,9 @@ class Suspensions(unit.Operations):
         if parked.already_satisfied:
             return SuspendSatisfied(details=parked.details)
         released = structs.replace(handle, kind=HandleKind.SUSPENDED, signature=b"")
-        return Suspended(details=parked.details, handle=sign(released, self.deployment.handle_key))
+        return Suspended(
+            details=parked.details, handle=sign(released, self.shell.deployment.handle_key)
+        )
 
 
 async def load_subject(tx: Transaction, execution_id: ExecutionId) -> Subject:

@@ -16,7 +16,6 @@ from typing import Final, Generic, TypeVar
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.config import EngineConfig
 from flowfabric.core import streams, tails
 from flowfabric.core.checks import check_bool, check_int
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
@@ -78,12 +77,12 @@ class Standing(Struct, frozen=True, kw_only=True):
     now_ms: int
 
 
-class Tails(unit.Operations):
-    def __init__(self, store: Store, config: EngineConfig, deployment: unit.Deployment) -> None:
-        super().__init__(store, config, deployment)
+class Tails(unit.Group):
+    def __init__(self, shell: unit.Shell) -> None:
+        super().__init__(shell)
         self._slices = Flights(self._read_slice)
         self._places = Flights(self._read_on)
-        self._watch = StreamWatch(store)
+        self._watch = StreamWatch(shell.store)
 
     async def read_stream(
         self,
@@ -179,7 +178,7 @@ class Tails(unit.Operations):
         `after` is `start`, `end` for what comes from now on, or the cursor of a page. Frames
         that no longer count are left out unless `superseded` asks for them.
         """
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
         cursor = tails.read_execution_cursor(after)
         check_int("block_ms", block_ms, 0, streams.BLOCK_MS_MAX)
         check_bool("superseded", superseded)
@@ -227,7 +226,12 @@ class Tails(unit.Operations):
             found = (await reader.get(streams.StreamSummary, [key])).get(key)
             return None if found is None else tails.shown_summary(found)
 
-        return await self.store.read(body)
+        summary = await self.store.read(body)
+        if summary is None:
+            return None
+        values = self.shell.values
+        document = await values.through(summary.document, values.unpack)
+        return structs.replace(summary, document=document)
 
     @property
     def parked_tails(self) -> int:
@@ -238,13 +242,23 @@ class Tails(unit.Operations):
         await self._watch.close()
 
     async def _read_slice(self, asked: Slice) -> tails.StreamFrames:
-        return await self.store.read(partial(read_slice, asked=asked))
+        page = await self.store.read(partial(read_slice, asked=asked))
+        return structs.replace(page, frames=await self._shown(page.frames))
 
     async def _read_on(self, place: TailPlace) -> tails.ExecutionFrames:
-        return await self.store.read(partial(read_on, place=place))
+        page = await self.store.read(partial(read_on, place=place))
+        return structs.replace(page, frames=await self._shown(page.frames))
+
+    async def _shown(self, frames: Sequence[tails.StreamFrame]) -> tuple[tails.StreamFrame, ...]:
+        show = self.shell.values.show
+        return tuple(
+            await self.shell.values.through_all(
+                frames, lambda each: structs.replace(each, payload=show(each.payload))
+            )
+        )
 
     def _check_key(self, execution_id: object, attempt_index: object) -> StreamKey:
-        parsed = self.check_execution_id(execution_id)
+        parsed = self.shell.check_execution_id(execution_id)
         if attempt_index is None:
             raise InvalidInput("attempt_index", "must be an integer", attempt_index)
         check_attempt_index(attempt_index)

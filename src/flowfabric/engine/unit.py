@@ -1,22 +1,23 @@
 """The shell around every decision: lock, decide, save, and wake whoever waits.
 
-`Operations` is the base of the engine's method groups. Its `decide_many` is the
+Every group of operations holds the `Shell`. Its `decide_many` is the
 only way a single execution changes: it locks the executions with their
 attempts, lets the core decide each in turn, and saves everything at once. What
 the core refuses becomes that item's error; the others go on.
 """
 
+import copy
 import os
 import random
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.config import EngineConfig
-from flowfabric.core.checks import check_int, check_text, split_kind
+from flowfabric.core.checks import check_int, check_text
 from flowfabric.core.creation import Checked, Terms
 from flowfabric.core.events import EventCategory
 from flowfabric.core.executions import Timing
@@ -50,16 +51,14 @@ from flowfabric.core.records import (
     Suspension,
     Waitpoint,
     WaitpointState,
-    WorkerPresence,
     first_attempt,
     runs_first_attempt,
 )
 from flowfabric.core.situations import LOST_LEASE
 from flowfabric.core.states import LaneState, LifecyclePhase, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Refusal, Subject, combine
-from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
-from flowfabric.store.base import Key, Parameter, Reader, Row, Saving, Store, Transaction, Unlocked
+from flowfabric.store.base import Key, Parameter, Row, Saving, Store, Transaction, Unlocked
 
 # Whether an execution got on in its current attempt -------------------------
 
@@ -192,45 +191,10 @@ async def register_lanes(tx: Transaction, lane_ids: Sequence[str], registered_by
     )
 
 
-async def required_capabilities(reader: Reader, route_id: int) -> tuple[str, ...]:
-    (row,) = await reader.select("route_by_id", route_id=route_id)
-    return tuple(msgspec.json.decode(str(row["capabilities"]), type=list[str]))
-
-
-def serves(
-    presence: WorkerPresence, execution: Execution | ExecutionSnapshot, required: tuple[str, ...]
-) -> bool:
-    """Whether the worker would claim the execution, which needs the required capabilities."""
-    kinds = None if presence.kinds is None else _names(presence.kinds)
-    return (
-        presence.namespace in (None, execution.namespace)
-        and execution.lane_id in _names(presence.lanes)
-        and (kinds is None or execution.execution_kind in kinds)
-        and set(required) <= set(_names(presence.capabilities))
-    )
-
-
-def other_versions(
-    present: Sequence[WorkerPresence], execution: Execution | ExecutionSnapshot
-) -> tuple[int, ...]:
-    """Which other versions of the task the workers that are there serve in its lane."""
-    name, version = split_kind(execution.execution_kind)
-    served = {
-        split_kind(kind)
-        for presence in present
-        if presence.namespace in (None, execution.namespace)
-        and execution.lane_id in _names(presence.lanes)
-        for kind in _names(presence.kinds or "[]")
-    }
-    return tuple(sorted(other for found, other in served if found == name and other != version))
-
-
-def _names(text: str) -> list[str]:
-    return msgspec.json.decode(text, type=list[str])
-
-
 T = TypeVar("T")
 V = TypeVar("V")
+Data = TypeVar("Data", bytes, bytes | None)
+Item = TypeVar("Item", bound=Struct)
 
 DUE_HINT_WITHIN_MS = 5_000
 """Whatever becomes due sooner than this wakes the reconcilers; they look by themselves after it."""
@@ -264,14 +228,58 @@ class Deployment(Struct, frozen=True, kw_only=True):
     handle_key: bytes
 
 
-class Operations(KnowsRoutes):
+class Values:
+    """How payloads, results and frames are stored: as they are, unless an app has a codec."""
+
+    coded = False
+
+    def __init__(self, plain_bytes_max: int) -> None:
+        self.plain_bytes_max = plain_bytes_max
+        """Largest payload or result that callers may pass."""
+
+    def pack(self, data: Data) -> Data:
+        """Data as it is stored. Safe to repeat."""
+        return data
+
+    def unpack(self, data: Data) -> Data:
+        return data
+
+    def show(self, data: Data) -> Data:
+        """Unpacked; as it is stored if it cannot be read, so that it spoils no others."""
+        return data
+
+    async def through(self, value: T, change: Callable[[T], T]) -> T:
+        """Change a value by one of the above, if there is anything to change."""
+        return value
+
+    async def through_all(
+        self, records: Sequence[Item], change: Callable[[Item], Item]
+    ) -> Sequence[Item]:
+        return records
+
+
+class Shell(KnowsRoutes):
     """What every group of operations works with."""
 
-    def __init__(self, store: Store, config: EngineConfig, deployment: Deployment) -> None:
+    def __init__(
+        self, store: Store, config: EngineConfig, deployment: Deployment, values: Values
+    ) -> None:
         super().__init__()
         self.store = store
         self.config = config
         self.deployment = deployment
+        self.values = values
+        self.commits = True
+        """Whether operations commit what they write, or their caller does."""
+
+    def on(self, store: Store) -> Self:
+        """The same shell over the open transaction of a caller."""
+        joined = copy.copy(self)
+        joined.store = store
+        joined.commits = False
+        # Routes that are registered in there may be rolled back.
+        joined.routes = dict(self.routes)
+        return joined
 
     # Deciding
 
@@ -374,6 +382,14 @@ class Operations(KnowsRoutes):
                 f"the handle of {handle.execution_id} ended with its suspension; claim it again"
             )
         return handle
+
+
+class Group:
+    """Operations about one noun. Groups that use others take them in their constructor."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+        self.store = shell.store
 
 
 def attempt(check: Callable[[V], T], value: V) -> T | FlowFabricError:

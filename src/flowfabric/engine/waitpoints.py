@@ -163,7 +163,7 @@ class SuspendedCursor(Struct, frozen=True):
         return f"{last.suspended_at_ms}-{uuid_of(last.execution_id)}"
 
 
-class Waitpoints(unit.Operations):
+class Waitpoints(unit.Group):
     async def observe_signals(
         self, handle: Handle | bytes, *, include_unmatched: bool = False
     ) -> tuple[ResumeSignal, ...]:
@@ -173,7 +173,7 @@ class Waitpoints(unit.Operations):
         cancellation or another timeout ended the pause. With `include_unmatched`: also
         while the pause lasts, and with what its waitpoints got and no wait has used so far.
         """
-        opened = self.verify_handle(handle)
+        opened = self.shell.verify_handle(handle)
         partition_key, _ = unit.execution_key(opened.execution_id)
 
         async def body(reader: Reader) -> tuple[ResumeSignal, ...]:
@@ -188,7 +188,15 @@ class Waitpoints(unit.Operations):
                 return ()
             return await _signals_of(reader, last[0], every=include_unmatched)
 
-        return await self.store.read(body)
+        return await self._unpacked(await self.store.read(body))
+
+    async def _unpacked(self, found: Sequence[ResumeSignal]) -> tuple[ResumeSignal, ...]:
+        unpack = self.shell.values.unpack
+        return tuple(
+            await self.shell.values.through_all(
+                found, lambda each: structs.replace(each, payload=unpack(each.payload))
+            )
+        )
 
     async def describe_suspension(
         self, execution_id: str, suspension_id: str
@@ -198,7 +206,7 @@ class Waitpoints(unit.Operations):
         A worker that names its pauses by itself finds out here, after a crash, how
         each of them ended.
         """
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
         named = SuspensionId(parse_uuid("suspension_id", suspension_id))
         partition_key, _ = unit.execution_key(asked)
 
@@ -212,13 +220,16 @@ class Waitpoints(unit.Operations):
             )
 
         rows = await self.store.read(body)
-        return _view(rows) if rows else None
+        if not rows:
+            return None
+        view = _view(rows)
+        return structs.replace(view, signals=await self._unpacked(view.signals))
 
     async def list_pending_waitpoints(
         self, execution_id: str, *, after: str | None = None, limit: int = 100
     ) -> WaitpointPage:
         """The open waitpoints of one execution, pending and active, by id."""
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
         check_int("limit", limit, 1, PAGE_MAX)
         start = (
             "00000000-0000-0000-0000-000000000000" if after is None else parse_uuid("after", after)
@@ -251,7 +262,7 @@ class Waitpoints(unit.Operations):
         check_int("limit", limit, 0, PAGE_MAX)
         if partition is not None:
             check_int("partition", partition, 0, 65_535)
-            check_partition(partition, self.deployment.partitions)
+            check_partition(partition, self.shell.deployment.partitions)
         start = SuspendedCursor.parse(cursor)
 
         async def body(reader: Reader) -> Sequence[Row]:
@@ -311,7 +322,7 @@ class Waitpoints(unit.Operations):
 
         When the key that signed it is no longer accepted, a token of the current key.
         """
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
         named = WaitpointId(parse_uuid("waitpoint_id", waitpoint_id))
 
         async def body(reader: Reader) -> tuple[Waitpoint | None, Sequence[HmacKey], int]:
@@ -457,7 +468,7 @@ class KeptSignals(Waitpoints):
         this id as its idempotency key. To `announce` the wait makes waitpoints for its names,
         for ten minutes, so that senders and people see it while it is not met.
         """
-        opened = self.open_handle(handle)
+        opened = self.shell.open_handle(handle)
         named = SuspensionId(parse_uuid("suspension_id", suspension_id))
         options: suspensions.SuspendOptions = {
             "suspension_id": named,
@@ -474,7 +485,7 @@ class KeptSignals(Waitpoints):
 
         async def body(tx: Transaction) -> bool | FlowFabricError:
             subject = await suspensions.load_subject(tx, opened.execution_id)
-            timing = self.timing(await tx.now_ms())
+            timing = self.shell.timing(await tx.now_ms())
             wanted = with_pending(request, subject.waitpoints, timing.now_ms)
             if await _is_met(tx, subject, named):
                 return True

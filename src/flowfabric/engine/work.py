@@ -34,7 +34,9 @@ from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.steps import accepted_key, decide_accept, decide_block, decide_release
 from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine import unit
-from flowfabric.engine.operators import Swept
+from flowfabric.engine.creation import Creation
+from flowfabric.engine.operators import Operators, Swept
+from flowfabric.engine.steps import Steps
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.store.base import Transaction
 
@@ -142,7 +144,9 @@ def check_retry_policy(retry_policy: object) -> RetryPolicy | None:
     return parse_policy(ExecutionPolicy(retry_policy=retry_policy)).retry_policy
 
 
-class Work(unit.Operations):
+class Work(Creation, Operators, Steps):
+    """The life of an execution: created, claimed, its steps, its end; what operators do to it."""
+
     # Completing
 
     async def complete(
@@ -164,20 +168,26 @@ class Work(unit.Operations):
     ) -> list[results.Completed | FlowFabricError]:
         """Finish many at once; each gets its own answer or error."""
         check_list("completions", completions, 0, BATCH_MAX)
-        opened = [unit.attempt(self._open_completion, completion) for completion in completions]
-        return await self.decide_rest(opened, await self._complete_sure(opened), _completion_ask)
+        packed = await self.shell.values.through_all(completions, self._packed)
+        opened = [unit.attempt(self._open_completion, completion) for completion in packed]
+        return await self.shell.decide_rest(
+            opened, await self._complete_sure(opened), _completion_ask
+        )
+
+    def _packed(self, completion: Completion) -> Completion:
+        return structs.replace(completion, result=self.shell.values.pack(completion.result))
 
     def _check_result(self, result: object, encoding: object) -> None:
         check_optional_text("result_encoding", encoding)
         if result is not None:
-            check_json("result", result, self.config.payload_bytes_max, encoding=encoding)
+            check_json("result", result, self.shell.config.payload_bytes_max, encoding=encoding)
 
     def _open_completion(self, completion: object) -> OpenCompletion:
         if not isinstance(completion, Completion):
             raise InvalidInput("completions", "must be a list of Completion", completion)
         self._check_result(completion.result, completion.result_encoding)
         return OpenCompletion(
-            handle=self.open_handle(completion.handle),
+            handle=self.shell.open_handle(completion.handle),
             result=completion.result or None,
             result_encoding=completion.result_encoding,
         )
@@ -194,7 +204,7 @@ class Work(unit.Operations):
             "complete_leased",
             results=[each.result for each in completions],
             result_encodings=[each.result_encoding for each in completions],
-            retention_ms=self.config.retention_ms,
+            retention_ms=self.shell.config.retention_ms,
             **unit.lease_columns([each.handle for each in completions]),
         )
         if rows:
@@ -237,15 +247,17 @@ class Work(unit.Operations):
                 subject, given, stored or None, result_encoding, timing
             )
 
-        return await self.decide(unit.Ask(self.check_execution_id(execution_id), decide))
+        return await self.shell.decide(
+            unit.Ask(self.shell.check_execution_id(execution_id), decide)
+        )
 
     async def to_store(self, result: bytes) -> bytes:
-        """A result as it is stored, where a codec has a say in it. Safe to repeat."""
-        return result
+        """A result as it is stored. Safe to repeat."""
+        return await self.shell.values.through(result, self.shell.values.pack)
 
     async def from_store(self, data: bytes) -> bytes:
         """The same the other way round, for arguments that could not be read when claimed."""
-        return data
+        return await self.shell.values.through(data, self.shell.values.unpack)
 
     # Failing
 
@@ -268,7 +280,7 @@ class Work(unit.Operations):
             traceback=traceback,
             step=step,
         )
-        return await self.decide(self._report_ask(report))
+        return await self.shell.decide(self._report_ask(report))
 
     async def fail_many(
         self, reports: Sequence[FailureReport]
@@ -277,12 +289,12 @@ class Work(unit.Operations):
         check_list("reports", reports, 0, BATCH_MAX)
         opened = [unit.attempt(self._report_ask, report) for report in reports]
         sure: dict[int, results.FailResult] = {}
-        return await self.decide_rest(opened, sure, lambda ask: ask)
+        return await self.shell.decide_rest(opened, sure, lambda ask: ask)
 
     def _report_ask(self, report: object) -> unit.Ask[results.FailResult]:
         if not isinstance(report, FailureReport):
             raise InvalidInput("reports", "must be a list of FailureReport", report)
-        handle = self.open_handle(report.handle)
+        handle = self.shell.open_handle(report.handle)
         failure = structs.replace(
             check_failure(report.reason, report.failure_class, report.category, report.traceback),
             step=check_failed_step(report.step),
@@ -303,7 +315,7 @@ class Work(unit.Operations):
     ) -> results.FailResult:
         """Fail an execution named by id and fence. `retry_policy` overrides its own."""
         ask = _fail_ask(
-            self.check_execution_id(execution_id),
+            self.shell.check_execution_id(execution_id),
             unit.check_fence_given(fence, source),
             check_failure(reason, failure_class, category),
             check_retry_policy(retry_policy),
@@ -314,37 +326,37 @@ class Work(unit.Operations):
             check_attempt_meant(subject.execution, attempt_index)
             return ask.decide(subject, timing)
 
-        return await self.decide(unit.Ask(ask.execution_id, decide))
+        return await self.shell.decide(unit.Ask(ask.execution_id, decide))
 
     # Parking, progress, giving up
 
     async def delay(self, handle: Handle | bytes, delay_until_ms: int) -> results.Delayed:
         """Release the worker until a time; the same attempt continues then."""
-        opened = self.open_handle(handle)
+        opened = self.shell.open_handle(handle)
         check_time("delay_until_ms", delay_until_ms)
 
         def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Delayed]:
             return executions.decide_delay(subject, unit.fence_of(opened), delay_until_ms, timing)
 
-        return await self.decide(unit.Ask(opened.execution_id, decide))
+        return await self.shell.decide(unit.Ask(opened.execution_id, decide))
 
     async def wait_children(self, handle: Handle | bytes) -> results.Moved:
         """Release the worker until the executions this one depends on have ended.
 
         One that depends on none, as outside a flow, is ready again at once.
         """
-        opened = self.open_handle(handle)
+        opened = self.shell.open_handle(handle)
 
         def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Moved]:
             return executions.decide_wait_children(subject, unit.fence_of(opened), timing)
 
-        return await self.decide(unit.Ask(opened.execution_id, decide))
+        return await self.shell.decide(unit.Ask(opened.execution_id, decide))
 
     async def progress(
         self, handle: Handle | bytes, *, percent: int | None = None, message: str | None = None
     ) -> results.Updated:
         """Say how far the work is; what is not given stays as it was."""
-        opened = self.open_handle(handle)
+        opened = self.shell.open_handle(handle)
         if percent is not None:
             check_int("percent", percent, 0, 100)
         check_optional_text("message", message, bytes_max=TEXT_BYTES_MAX)
@@ -354,17 +366,17 @@ class Work(unit.Operations):
                 subject, unit.fence_of(opened), percent, message, timing
             )
 
-        return await self.decide(unit.Ask(opened.execution_id, decide))
+        return await self.shell.decide(unit.Ask(opened.execution_id, decide))
 
     async def cancel(self, handle: Handle | bytes, reason: str) -> results.Cancelled:
         """Give up for good, as the lease holder. Safe to repeat."""
-        opened = self.open_handle(handle)
+        opened = self.shell.open_handle(handle)
         why = check_reason(reason)
 
         def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Cancelled]:
             return executions.decide_worker_cancel(subject, unit.fence_of(opened), why, timing)
 
-        return await self.decide(unit.Ask(opened.execution_id, decide))
+        return await self.shell.decide(unit.Ask(opened.execution_id, decide))
 
     # Parking and progress for callers that name an execution and a fence instead of a handle
     #
@@ -389,7 +401,9 @@ class Work(unit.Operations):
             check_attempt_meant(subject.execution, attempt_index)
             return executions.decide_delay(subject, given, delay_until_ms, timing)
 
-        return await self.decide(unit.Ask(self.check_execution_id(execution_id), decide))
+        return await self.shell.decide(
+            unit.Ask(self.shell.check_execution_id(execution_id), decide)
+        )
 
     async def move_to_waiting_children(
         self,
@@ -407,7 +421,9 @@ class Work(unit.Operations):
             check_attempt_meant(subject.execution, attempt_index)
             return executions.decide_wait_children(subject, given, timing)
 
-        return await self.decide(unit.Ask(self.check_execution_id(execution_id), decide))
+        return await self.shell.decide(
+            unit.Ask(self.shell.check_execution_id(execution_id), decide)
+        )
 
     async def update_progress(
         self,
@@ -428,7 +444,9 @@ class Work(unit.Operations):
         def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Updated]:
             return executions.decide_progress(subject, given, percent, message, timing)
 
-        return await self.decide(unit.Ask(self.check_execution_id(execution_id), decide))
+        return await self.shell.decide(
+            unit.Ask(self.shell.check_execution_id(execution_id), decide)
+        )
 
     # Executions that the code of their task no longer fits; see `core.steps`
 
@@ -440,14 +458,14 @@ class Work(unit.Operations):
         `detail` says in words what does not fit; `step_key` names the step that must not
         run, if it is one, so that an operator can allow it.
         """
-        opened = self.open_handle(handle)
+        opened = self.shell.open_handle(handle)
         check_optional_text("step_key", step_key)
         check_text("detail", detail, bytes_max=TEXT_BYTES_MAX, empty=False)
 
         def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Delayed]:
             return decide_block(subject, unit.fence_of(opened), step_key, detail, timing)
 
-        return await self.decide(unit.Ask(opened.execution_id, decide))
+        return await self.shell.decide(unit.Ask(opened.execution_id, decide))
 
     async def release_blocked(
         self,
@@ -478,7 +496,7 @@ class Work(unit.Operations):
                 limit=limit,
             )
             asks = [unit.Ask(unit.row_execution_id(row), decide_release) for row in rows]
-            outcomes = await self.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
+            outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
             acted = sum(isinstance(outcome, results.Marked) for outcome in outcomes)
             return Swept(acted=acted, full=len(rows) == limit)
 
@@ -489,7 +507,7 @@ class Work(unit.Operations):
 
         Stored steps that the code has not asked for by then no longer count. Safe to repeat.
         """
-        asked = self.check_execution_id(execution_id)
+        asked = self.shell.check_execution_id(execution_id)
         key = unit.execution_key(asked)
 
         async def body(tx: Transaction) -> results.Changed | FlowFabricError:
@@ -498,7 +516,7 @@ class Work(unit.Operations):
             def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Changed]:
                 return decide_accept(subject, accepted, timing)
 
-            (outcome,) = await self.decide_in(tx, [unit.Ask(asked, decide)], [0.0])
+            (outcome,) = await self.shell.decide_in(tx, [unit.Ask(asked, decide)], [0.0])
             return outcome
 
         outcome = await self.store.transact(body)
