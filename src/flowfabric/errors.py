@@ -337,6 +337,8 @@ class InvalidCapabilities(Validation):
     """A capability list is malformed; the detail names the rule it breaks."""
 class InvalidPolicyJson(Validation):
     """The execution policy is malformed; the detail names the field."""
+class InvalidQuotaSpec(Validation):
+    """A limit limits nothing, or its parts contradict each other; the detail names the part."""
 class SignalLimitExceeded(Validation):
     """The execution has accepted as many signals as it may."""
 class KeptSignalsFull(Validation):

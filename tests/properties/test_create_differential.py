@@ -18,7 +18,7 @@ from flowfabric.core.records import Execution, Lane
 from flowfabric.core.states import LaneState
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.creation import TERMS_MAX, ReadyRows
-from flowfabric.engine.unit import Route, route_of
+from flowfabric.engine.routes import Route, route_of
 from flowfabric.store.base import Transaction
 from tests.properties.world import World
 

@@ -15,7 +15,7 @@ OTHERS = 30_000
 MORE_MAX = 1.2
 
 OTHERS_IN_POSTGRES = f"""
-insert into route (namespace, lane_id, execution_kind, capabilities_hash, created_at_ms,
+insert into route (namespace, lane_id, execution_kind, needs_hash, created_at_ms,
                    retain_until_ms)
 select 'default', 'main', 'other-' || n, '', 1, 1 from generate_series(1, {OTHERS}) as n
 """

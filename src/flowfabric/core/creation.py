@@ -8,8 +8,8 @@ execution in every lane as long as that execution exists.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypedDict
 
 from msgspec import Struct, structs
 
@@ -24,6 +24,7 @@ from flowfabric.core.checks import (
     check_text,
 )
 from flowfabric.core.executions import clamp_priority
+from flowfabric.core.gates import NO_GATES, GateName, check_gates, gate_ids_of
 from flowfabric.core.ids import (
     INDEX_MAX,
     ExecutionId,
@@ -95,6 +96,8 @@ class NewExecution(Struct, frozen=True, kw_only=True):
     """Where to create it; that of `execution_id` if that is given."""
     parent_execution_id: str | None = None
     """The execution that submits this one. Once ended, a child is kept while its parent runs."""
+    gates: Sequence[GateName] = ()
+    """The limits and budgets that its claims ask, each with the value of its key."""
 
 
 _SHARED: Final = (
@@ -108,6 +111,7 @@ _SHARED: Final = (
     "delay_until_ms",
     "delay_ms",
     "execution_deadline_at_ms",
+    "gates",
 )
 """What terms are made of, tags aside."""
 
@@ -145,6 +149,9 @@ class Terms(Struct, frozen=True, kw_only=True):
     delay_ms: int | None
     deadline_at_ms: int | None
     deadline_after_ms: int | None
+    gates: tuple[GateName, ...] = ()
+    gate_ids: str = NO_GATES
+    """Those of the gates, as JSON: what a route knows them by."""
 
     @property
     def is_ready(self) -> bool:
@@ -202,7 +209,20 @@ def check_terms(request: NewExecution, keep: Keep = DEFAULT_KEEP) -> Terms:
             "execution_deadline_at_ms", request.execution_deadline_at_ms
         ),
         deadline_after_ms=None if timeout is None else timeout.execution_deadline_ms,
+        **_gate_terms(request.gates),
     )
+
+
+class _GateTerms(TypedDict, total=False):
+    gates: tuple[GateName, ...]
+    gate_ids: str
+
+
+def _gate_terms(given: object) -> _GateTerms:
+    if given == ():
+        return {}
+    gates = check_gates(given)
+    return {"gates": gates, "gate_ids": gate_ids_of(gates)}
 
 
 def check_new(

@@ -183,6 +183,9 @@ SignalId = NewType("SignalId", str)
 EdgeId = NewType("EdgeId", str)
 BudgetId = NewType("BudgetId", str)
 QuotaPolicyId = NewType("QuotaPolicyId", str)
+GateId = NewType("GateId", str)
+GateOwnerId = NewType("GateOwnerId", str)
+"""A quota policy or a budget."""
 
 LANE_ID_MAX_BYTES: Final = 64
 UUID_CHARS: Final = 36
@@ -271,7 +274,7 @@ def parse_own_id(text: object, field: str = "execution_id") -> str | None:
 
 def own_execution_id(namespace: str, own_id: str, partitions: PartitionConfig) -> ExecutionId:
     """The execution id that an id of somebody's own stands for, in a namespace."""
-    return solo_execution_id(_derived_uuid(namespace, own_id), partitions)
+    return solo_execution_id(derived_uuid(namespace, own_id), partitions)
 
 
 def named_flow_id(text: object, namespace: str) -> FlowId:
@@ -279,10 +282,10 @@ def named_flow_id(text: object, namespace: str) -> FlowId:
     own_id = parse_own_id(text, "flow_id")
     if own_id is None:
         return FlowId(parse_uuid("flow_id", text))
-    return FlowId(_derived_uuid("flow", namespace, own_id))
+    return FlowId(derived_uuid("flow", namespace, own_id))
 
 
-def _derived_uuid(*parts: str) -> str:
+def derived_uuid(*parts: str) -> str:
     """The same for the same parts, none of which contains a NUL."""
     digest = bytearray(hashlib.sha1("\x00".join(parts).encode()).digest()[:UUID_BYTES])
     digest[6] = digest[6] & 0x0F | 0x50

@@ -37,6 +37,10 @@ KEY_WAIT_MS = 10_000
 
 ROUTES_MAX = 100_000
 """Combinations of namespace, lane, kind and required capabilities in one database."""
+GATED_ROUTES_MAX = 1_000_000
+"""The same for work under limits, where each value of a key counts. Looked at now and then."""
+GATES_PER_ROUTE_MAX = 16
+"""Limits and budgets one execution may be under."""
 ROUTE_KEEP_MS = 24 * 60 * 60 * 1_000
 """How long a route that no execution uses is kept after somebody last asked for it."""
 ROUTE_CACHE_MS = 60 * 60 * 1_000

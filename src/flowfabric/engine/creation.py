@@ -40,7 +40,7 @@ from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import TERMINAL_STATES, LaneState, PublicState
 from flowfabric.core.steps import new_waiter
 from flowfabric.core.transitions import Changes
-from flowfabric.engine import unit
+from flowfabric.engine import routes, unit
 from flowfabric.store.base import Body, Key, Parameter, Transaction
 
 TERMS_MAX: Final = 10
@@ -59,12 +59,12 @@ class ReadyRows(Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, checked: Sequence[creation.Checked], routes: Mapping[unit.Route, int]
+        cls, checked: Sequence[creation.Checked], route_ids: Mapping[routes.Route, int]
     ) -> Self | None:
         """None unless it can take all of them."""
         terms = {id(each.terms): each.terms for each in checked}
         if len(terms) > TERMS_MAX or not all(
-            each.is_ready and unit.route_of(each) in routes for each in terms.values()
+            each.is_ready and routes.route_of(each) in route_ids for each in terms.values()
         ):
             return None
         for each in checked:
@@ -72,7 +72,7 @@ class ReadyRows(Struct, frozen=True):
                 return None
         places = {key: str(place) for place, key in enumerate(terms)}
         shared = [
-            {"place": place, "route_id": routes[unit.route_of(each)], **structs.asdict(each)}
+            {"place": place, "route_id": route_ids[routes.route_of(each)], **structs.asdict(each)}
             for place, each in enumerate(terms.values())
         ]
         parameters: dict[str, Parameter] = {
@@ -129,7 +129,7 @@ class CreateBody:
     def __init__(
         self,
         checked: Sequence[creation.Checked],
-        known_routes: dict[unit.Route, int],
+        known_routes: dict[routes.Route, int],
         shape: Callable[[Execution], Execution] | None = None,
         *,
         registers: bool = True,
@@ -140,9 +140,9 @@ class CreateBody:
         self.shape = shape
         self.registers = registers
         self.plain = plain
-        self.interned: dict[unit.Route, int] = {}
+        self.interned: dict[routes.Route, int] = {}
         """Routes registered here, which exist if this commits."""
-        self.route_ids: dict[unit.Route, int] = {}
+        self.route_ids: dict[routes.Route, int] = {}
         """All that are used here."""
         self.guards: dict[Key, IdempotencyGuard] = {}
         """Guards written here."""
@@ -242,14 +242,14 @@ class CreateBody:
 
     async def _admit(self, tx: Transaction) -> None:
         """Hold the routes, registering those not there; refuse lanes that take no more work."""
-        asked = unit.routes_of(self.checked)
+        asked = routes.routes_of(self.checked)
         known = {route: self.known_routes[route] for route in asked & self.known_routes.keys()}
-        held = await unit.hold_routes(tx, known)
+        held = await routes.hold_routes(tx, known)
         for route in known.keys() - held.keys():
             self.known_routes.pop(route, None)
         self.route_ids = {route: known[route] for route in held}
         lanes = {route[1]: state for route, state in held.items()}
-        registration = unit.Registration(self.checked, held)
+        registration = routes.Registration(self.checked, held)
         if registration.unknown and not self.registers:
             raise RouteForgotten(self.checked)
         if registration.unknown:
@@ -286,7 +286,7 @@ class CreateBody:
         for checked in fresh:
             known = alike.get(id(checked.terms))
             if known is None:
-                route_id = self.route_ids[unit.route_of(checked.terms)]
+                route_id = self.route_ids[routes.route_of(checked.terms)]
                 known = alike[id(checked.terms)] = creation.new_execution(checked, route_id, now_ms)
             execution = creation.like_new(known, checked)
             yield execution if self.shape is None else self.shape(execution)
@@ -597,7 +597,7 @@ class Creation(unit.Group):
 
     def _know_routes_sync(self, checked: Sequence[creation.Checked]) -> None:
         self.shell.forget_routes()
-        registration = unit.Registration(checked, self.shell.routes)
+        registration = routes.Registration(checked, self.shell.routes)
         if registration.unknown:
             self.shell.routes.update(self.store.transact_apart(registration.run))
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int
 from flowfabric.core.ids import PartitionConfig
+from flowfabric.engine.admission import Admissions
 from flowfabric.engine.audit import Audits
 from flowfabric.engine.details import Details
 from flowfabric.engine.events import Subscriptions
@@ -23,12 +24,13 @@ from flowfabric.engine.flow_members import FlowMembers
 from flowfabric.engine.flow_operators import FlowOperators, FlowReplays
 from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.reads import Reads
+from flowfabric.engine.routes import Route
 from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.signals import SignalOperations
 from flowfabric.engine.streams import Streams
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tails import Tails
-from flowfabric.engine.unit import Deployment, Route, Shell, Values
+from flowfabric.engine.unit import Deployment, Shell, Values
 from flowfabric.engine.waitpoints import KeptSignals
 from flowfabric.engine.work import Work
 from flowfabric.errors import OperationTimeout, Unavailable
@@ -46,10 +48,8 @@ T = TypeVar("T")
 
 NAMES: Final = (
     "block_execution_for_admission",
-    "check_admission",
     "claim_for_worker",
     "create_budget",
-    "create_quota_policy",
     "get_budget_status",
     "heartbeat_worker",
     "issue_grant_and_claim",
@@ -57,11 +57,9 @@ NAMES: Final = (
     "list_workers",
     "mark_worker_dead",
     "read_budget_usage_and_limits",
-    "read_quota_policy_limits",
     "reclaim_execution",
     "record_spend",
     "register_worker",
-    "release_admission",
     "release_budget",
     "report_usage",
     "report_usage_admin",
@@ -203,6 +201,7 @@ class Engine(Unimplemented):
         self.deployment = shell.deployment
         self.work = Work(shell)
         self.schedules = Schedules(shell, self.work)
+        self.admissions = Admissions(shell)
         self.flows = Flows(shell, self.work)
         self.pauses = Pauses(shell)
         self.reading = Reading(shell)
@@ -386,6 +385,19 @@ class Engine(Unimplemented):
     trim_events = operation("work", Work.trim_events)
     trim_guards = operation("work", Work.trim_guards)
     trim_routes = operation("work", Work.trim_routes)
+
+    # Limits
+
+    create_quota_policy = operation("admissions", Admissions.create_quota_policy)
+    read_quota_policy_limits = operation("admissions", Admissions.read_quota_policy_limits)
+    check_admission = operation("admissions", Admissions.check_admission)
+    release_admission = operation("admissions", Admissions.release_admission)
+    declare_limits = operation("admissions", Admissions.declare_limits)
+    set_limit = operation("admissions", Admissions.set_limit)
+    reset_limit = operation("admissions", Admissions.reset_limit)
+    read_limit = operation("admissions", Admissions.read_limit)
+    list_limits = operation("admissions", Admissions.list_limits)
+    list_limit_use = operation("admissions", Admissions.list_limit_use)
 
     # Schedules
 

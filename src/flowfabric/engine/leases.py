@@ -60,7 +60,7 @@ from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.states import AttemptType, LaneState
 from flowfabric.core.transitions import Changes, Decision, Refusal, Subject
 from flowfabric.core.views import ExecutionSnapshot, stored_lane_id
-from flowfabric.engine import unit
+from flowfabric.engine import routes, unit
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
 from flowfabric.store.base import Reader, Row, Transaction
 
@@ -156,8 +156,10 @@ def check_query(
     wanted = None if kinds is None else check_list("kinds", kinds, 0, BATCH_MAX)
     return ClaimQuery(
         namespace=None if namespace is None else parse_namespace(namespace),
-        lanes=tuple(parse_lane_id(lane_id) for lane_id in lanes),
-        kinds=None if wanted is None else tuple(parse_execution_kind(kind) for kind in wanted),
+        lanes=tuple(dict.fromkeys(parse_lane_id(lane_id) for lane_id in lanes)),
+        kinds=None
+        if wanted is None
+        else tuple(dict.fromkeys(parse_execution_kind(kind) for kind in wanted)),
         capabilities=tuple(sorted(check_offered(capabilities))),
     )
 
@@ -566,7 +568,7 @@ class Leases(unit.Group):
         check_text("registered_by", registered_by)
 
         async def body(tx: Transaction) -> Lane:
-            await unit.register_lanes(tx, [parsed], registered_by)
+            await routes.register_lanes(tx, [parsed], registered_by)
             return (await tx.get(Lane, [(parsed,)]))[(parsed,)]
 
         return await self.store.transact(body)
@@ -577,7 +579,7 @@ class Leases(unit.Group):
             return
 
         async def body(tx: Transaction) -> None:
-            await unit.register_lanes(tx, self.shell.config.lanes, "configuration")
+            await routes.register_lanes(tx, self.shell.config.lanes, "configuration")
 
         await self.store.transact(body)
 

@@ -10,15 +10,13 @@ import copy
 import os
 import random
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, Self, TypeVar
 
-import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int, check_text
-from flowfabric.core.creation import Checked, Terms
 from flowfabric.core.events import EventCategory
 from flowfabric.core.executions import Timing
 from flowfabric.core.flow_records import CompletionDispatch
@@ -32,7 +30,6 @@ from flowfabric.core.ids import (
     make_execution_id,
     own_execution_id,
     parse_any_id,
-    parse_lane_id,
     parse_namespace,
     parse_own_id,
     parse_uuid,
@@ -42,12 +39,10 @@ from flowfabric.core.ids import (
     uuid_of,
 )
 from flowfabric.core.leases import OPERATOR_OVERRIDE, Fence, NewIds
-from flowfabric.core.limits import ROUTE_CACHE_MS, ROUTE_KEEP_MS, ROUTES_MAX
 from flowfabric.core.records import (
     Attempt,
     ClaimGrant,
     Execution,
-    Lane,
     Suspension,
     Waitpoint,
     WaitpointState,
@@ -55,8 +50,9 @@ from flowfabric.core.records import (
     runs_first_attempt,
 )
 from flowfabric.core.situations import LOST_LEASE
-from flowfabric.core.states import LaneState, LifecyclePhase, TerminalOutcome
+from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Refusal, Subject, combine
+from flowfabric.engine.routes import KnowsRoutes
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Key, Parameter, Row, Saving, Store, Transaction, Unlocked
 
@@ -76,119 +72,6 @@ async def stepped_in_attempt(tx: Transaction, executions: Sequence[Execution]) -
     return {
         make_execution_id(int(str(row["partition_key"])), str(row["execution_id"])) for row in rows
     }
-
-
-# Routes: who may run what ---------------------------------------------------
-#
-# Each distinct (namespace, lane, kind, required capabilities) is one small row;
-# executions point at it. Claims pick routes first and rows second.
-#
-# A route that no execution uses and nobody has asked for in a day is deleted. Processes
-# remember the ids of those they use and ask for them anew every hour. An id may be out of
-# date all the same, so that whoever creates looks first whether its route is still there,
-# and holds it until the execution that uses it exists.
-
-Route = tuple[str, str, str, tuple[str, ...]]
-"""Namespace, lane, kind and required capabilities: who may run what."""
-
-
-def route_of(terms: Terms) -> Route:
-    return (terms.namespace, terms.lane_id, terms.execution_kind, terms.required_capabilities)
-
-
-def routes_of(checked: Sequence[Checked]) -> set[Route]:
-    shared = {id(each.terms): each.terms for each in checked}
-    return {route_of(terms) for terms in shared.values()}
-
-
-class Registration:
-    """The lanes and routes of requests that are not among the known ones."""
-
-    def __init__(self, checked: Sequence[Checked], known_routes: Container[Route]) -> None:
-        self.unknown = sorted(each for each in routes_of(checked) if each not in known_routes)
-
-    async def run(self, tx: Transaction) -> dict[Route, int]:
-        """Their ids, once they are there."""
-        await register_lanes(tx, sorted({route[1] for route in self.unknown}), "create_execution")
-        rows = await tx.select(
-            "intern_routes",
-            namespaces=[route[0] for route in self.unknown],
-            lane_ids=[route[1] for route in self.unknown],
-            execution_kinds=[route[2] for route in self.unknown],
-            capabilities=[msgspec.json.encode(route[3]).decode() for route in self.unknown],
-            now_ms=await tx.now_ms(),
-            retain_until_ms=await tx.now_ms() + ROUTE_KEEP_MS,
-            count_max=ROUTES_MAX,
-        )
-        if int(str(rows[0]["total"])) > ROUTES_MAX:
-            raise InvalidInput(
-                "execution_kind",
-                f"there may be {ROUTES_MAX} kinds in a database, counted by namespace, lane and"
-                " required capabilities; those that nothing uses are forgotten after a day",
-                self.unknown[0][2],
-            )
-        return {_stored_route(row): int(str(row["route_id"])) for row in rows}
-
-
-async def hold_routes(tx: Transaction, known: Mapping[Route, int]) -> dict[Route, LaneState]:
-    """Those of the known routes that are still there under their ids, and how their lanes are.
-
-    They stay until the transaction ends.
-    """
-    if not known:
-        return {}
-    rows = await tx.select("hold_routes", route_ids=sorted(known.values()))
-    return {
-        _stored_route(row): LaneState(str(row["state"]))
-        for row in rows
-        # An id may have been given to another route since.
-        if known.get(_stored_route(row)) == int(str(row["route_id"]))
-    }
-
-
-class KnowsRoutes:
-    """Remembers the routes met lately."""
-
-    store: Store
-
-    def __init__(self) -> None:
-        self.routes: dict[Route, int] = {}
-        """Their ids: read them after `forget_routes`."""
-        self._routes_since_s = time.monotonic()
-
-    async def know_routes(self, checked: Sequence[Checked]) -> None:
-        """Register lanes and routes that are new here, at once and for good."""
-        self.forget_routes()
-        if not routes_of(checked) <= self.routes.keys():
-            registration = Registration(checked, self.routes)
-            self.routes.update(await self.store.transact(registration.run))
-
-    def forget_routes(self) -> None:
-        """Forget routes that are to be asked for again: unused ones are deleted some day."""
-        if time.monotonic() - self._routes_since_s > ROUTE_CACHE_MS / 1_000:
-            # Whoever is creating right now keeps the one he has.
-            self.routes, self._routes_since_s = {}, time.monotonic()
-
-
-def _stored_route(row: Row) -> Route:
-    needs = tuple(msgspec.json.decode(str(row["capabilities"]), type=list[str]))
-    return (str(row["namespace"]), str(row["lane_id"]), str(row["execution_kind"]), needs)
-
-
-async def register_lanes(tx: Transaction, lane_ids: Sequence[str], registered_by: str) -> None:
-    """Add lanes the registry does not know yet; others stay as they are."""
-    now_ms = await tx.now_ms()
-    await tx.insert_new(
-        [
-            Lane(
-                lane_id=parse_lane_id(lane_id),
-                state=LaneState.ACTIVE,
-                registered_at_ms=now_ms,
-                registered_by=registered_by,
-            )
-            for lane_id in sorted(lane_ids)
-        ]
-    )
 
 
 T = TypeVar("T")

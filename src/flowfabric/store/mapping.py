@@ -46,6 +46,8 @@ _UUID_IDS: Final[frozenset[object]] = frozenset(
         ids.EdgeId,
         ids.BudgetId,
         ids.QuotaPolicyId,
+        ids.GateId,
+        ids.GateOwnerId,
     }
 )
 

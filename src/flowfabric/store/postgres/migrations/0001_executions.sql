@@ -43,14 +43,18 @@ create table route (
     lane_id                text not null,
     execution_kind         text not null,
     required_capabilities  text[] not null default '{}',
-    -- Of the capabilities: what they may be is more than an index can hold.
-    capabilities_hash      bytea not null,
+    -- The limits its executions were submitted under, as a JSON array; see `gate`.
+    gate_ids               text not null default '[]',
+    -- Whether claims ask gates: those, or those of a budget over all of the route.
+    gated                  boolean not null default false,
+    -- Of capabilities and gates: what they may be is more than an index can hold.
+    needs_hash             bytea not null,
     created_at_ms          bigint not null,
     retain_until_ms        bigint not null,
-    constraint route_key unique (namespace, lane_id, execution_kind, capabilities_hash)
+    constraint route_key unique (namespace, lane_id, execution_kind, needs_hash)
 );
 
-create index route_by_kind on route (execution_kind, lane_id);
+create index route_by_kind on route (execution_kind, lane_id, gated, route_id);
 create index route_retention on route (retain_until_ms);
 
 -- Four bytes each, and readable: every job writes them several times.

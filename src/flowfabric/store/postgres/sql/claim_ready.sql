@@ -36,9 +36,10 @@ with clock as (
             -- Found by what the worker serves: how many other kinds there are costs nothing.
             select * from route
              where execution_kind = any(:kinds::text[]) and lane_id = any(:lanes::text[])
+               and not gated
             union all
             select * from route
-             where :kinds::text[] is null and lane_id = any(:lanes::text[])
+             where :kinds::text[] is null and lane_id = any(:lanes::text[]) and not gated
           ) as route
           join lane using (lane_id)
          cross join lateral (

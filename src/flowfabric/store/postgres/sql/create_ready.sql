@@ -12,7 +12,7 @@ with clock as (
     select t.*
       from jsonb_to_recordset(:terms::jsonb) as t (
                place integer, route_id bigint, namespace text, lane_id text, execution_kind text,
-               required_capabilities jsonb, payload_encoding text, priority integer,
+               required_capabilities jsonb, gate_ids text, payload_encoding text, priority integer,
                creator_identity text, policy text, attempt_timeout_ms bigint,
                retention_ms bigint, retention_failed_ms bigint)
       join route r on r.route_id = t.route_id
@@ -22,6 +22,7 @@ with clock as (
        and r.lane_id = t.lane_id
        and r.execution_kind = t.execution_kind
        and to_jsonb(r.required_capabilities) = t.required_capabilities
+       and r.gate_ids = t.gate_ids
        and lane.state in ('active', 'paused')
        for key share of r
 ), new as materialized (

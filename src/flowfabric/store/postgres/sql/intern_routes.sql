@@ -1,26 +1,41 @@
--- The ids of the given routes, adding those that are new, and how many there are then. Call
--- `register_lanes` first.
+-- The ids of the given routes, adding those that are new, and how many there are then: all without
+-- gates, and those with gates now and then, for they are many. Call `register_lanes` and insert the
+-- gates first.
 with wanted as (
-    select w.namespace, w.lane_id, w.execution_kind,
+    select w.namespace, w.lane_id, w.execution_kind, w.gate_ids,
            array(select jsonb_array_elements_text(w.capabilities::jsonb)) as required,
-           sha256(convert_to(w.capabilities, 'UTF8')) as required_hash
+           sha256(convert_to(w.capabilities || w.gate_ids, 'UTF8')) as needs_hash
       from unnest(:namespaces::text[], :lane_ids::text[], :execution_kinds::text[],
-                  :capabilities::text[]) as w (namespace, lane_id, execution_kind, capabilities)
+                  :capabilities::text[], :gate_ids::text[])
+               as w (namespace, lane_id, execution_kind, capabilities, gate_ids)
 ), added as (
     insert into route (
-        namespace, lane_id, execution_kind, required_capabilities, capabilities_hash,
+        namespace, lane_id, execution_kind, required_capabilities, gate_ids, gated, needs_hash,
         created_at_ms, retain_until_ms)
-    select namespace, lane_id, execution_kind, required, required_hash, :now_ms::bigint,
-           :retain_until_ms::bigint
+    select namespace, lane_id, execution_kind, required, gate_ids, gate_ids <> '[]', needs_hash,
+           :now_ms::bigint, :retain_until_ms::bigint
       from wanted
-     order by namespace, lane_id, execution_kind, required_hash
-        on conflict (namespace, lane_id, execution_kind, capabilities_hash)
+     order by namespace, lane_id, execution_kind, needs_hash
+        on conflict (namespace, lane_id, execution_kind, needs_hash)
         do update set retain_until_ms = greatest(route.retain_until_ms, excluded.retain_until_ms)
     returning route_id, namespace, lane_id, execution_kind, required_capabilities,
-              xmax = 0 as is_new
+              gate_ids, gated, xmax = 0 as is_new
+), passed as (
+    insert into gate_route (gate_id, route_id)
+    select gate_id::uuid, route_id
+      from added
+     cross join jsonb_array_elements_text(gate_ids::jsonb) as gate_id
+        on conflict do nothing
 )
 select route_id, namespace, lane_id, execution_kind,
-       to_jsonb(required_capabilities)::text as capabilities,
-       (select count(*) from (select from route limit :count_max::bigint) as counted)
-           + (select count(*) from added where is_new) as total
+       to_jsonb(required_capabilities)::text as capabilities, gate_ids,
+       case when exists (select from added where is_new and not gated)
+            then (select count(*)
+                    from (select from route where not gated limit :count_max::bigint) as counted)
+                 + (select count(*) from added where is_new and not gated)
+            else 0 end as total,
+       case when exists (select from added where is_new and gated and route_id % 1000 = 0)
+            then (select count(*)
+                    from (select from route where gated limit :gated_max::bigint + 1) as counted)
+            else 0 end as gated_total
   from added;

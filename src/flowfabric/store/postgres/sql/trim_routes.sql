@@ -15,6 +15,9 @@ with looked_at as materialized (
        set retain_until_ms = :retain_until_ms::bigint
       from looked_at
      where route.route_id = looked_at.route_id and looked_at.in_use
+), unpassed as (
+    delete from gate_route using looked_at
+     where gate_route.route_id = looked_at.route_id and not looked_at.in_use
 ), gone as (
     delete from route using looked_at
      where route.route_id = looked_at.route_id and not looked_at.in_use

@@ -47,12 +47,16 @@ create table route (
     lane_id                text not null,
     execution_kind         text not null,
     required_capabilities  text not null default '[]' check (json_valid(required_capabilities)),
+    -- The limits its executions were submitted under; see `gate`.
+    gate_ids               text not null default '[]' check (json_valid(gate_ids)),
+    -- Whether claims ask gates: those, or those of a budget over all of the route.
+    gated                  integer not null default 0 check (gated in (0, 1)),
     created_at_ms          integer not null,
     retain_until_ms        integer not null,
-    constraint route_key unique (namespace, lane_id, execution_kind, required_capabilities)
+    constraint route_key unique (namespace, lane_id, execution_kind, required_capabilities, gate_ids)
 ) strict;
 
-create index route_by_kind on route (execution_kind, lane_id);
+create index route_by_kind on route (execution_kind, lane_id, gated, route_id);
 create index route_retention on route (retain_until_ms);
 
 -- An execution by phase of its life: what was asked, written once; what is going on, as long as

@@ -37,9 +37,13 @@ select e.rowid, e.partition_key, e.execution_id,
   from (
     -- Found by what the worker serves: how many other kinds there are costs nothing.
     select route.* from json_each(:kinds) as kind
-     cross join route on route.execution_kind = kind.value
+     cross join json_each(:lanes) as served
+     cross join route
+        on route.execution_kind = kind.value and route.lane_id = served.value and route.gated = 0
     union all
-    select * from route where :kinds is null
+    select route.* from json_each(:lanes) as served
+     cross join route on route.lane_id = served.value and route.gated = 0
+     where :kinds is null
   ) as route
  cross join lane on lane.lane_id = route.lane_id and lane.state in ('active', 'draining')
  cross join live as e on e.rowid in (
@@ -64,8 +68,7 @@ select e.rowid, e.partition_key, e.execution_id,
          limit :limit))
  cross join execution as asked
     on asked.partition_key = e.partition_key and asked.execution_id = e.execution_id
- where route.lane_id in (select value from json_each(:lanes))
-   and (:namespace is null or route.namespace = :namespace)
+ where (:namespace is null or route.namespace = :namespace)
    and not exists (
         select 1 from json_each(route.required_capabilities) as need
          where need.value not in (select value from json_each(:capabilities)))

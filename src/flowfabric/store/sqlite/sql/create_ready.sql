@@ -19,6 +19,7 @@ select t.key, r.route_id, r.namespace, r.lane_id, r.execution_kind,
    and r.lane_id = t.value ->> 'lane_id'
    and r.execution_kind = t.value ->> 'execution_kind'
    and r.required_capabilities = t.value ->> 'required_capabilities'
+   and r.gate_ids = t.value ->> 'gate_ids'
  cross join lane on lane.lane_id = r.lane_id and lane.state in ('active', 'paused');
 -- next
 delete from temp.creating

@@ -20,4 +20,10 @@ delete from route
          where live.route_id = route.route_id and not (ready and public_state = 'waiting'))
    and not exists (select 1 from ending where ending.route_id = route.route_id);
 -- next
-select changes() as trimmed;
+delete from gate_route
+ where route_id in (select value from json_each(:route_ids))
+   and not exists (select 1 from route where route.route_id = gate_route.route_id);
+-- next
+select json_array_length(:route_ids)
+           - (select count(*) from route where route_id in (select value from json_each(:route_ids)))
+           as trimmed;

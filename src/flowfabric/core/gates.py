@@ -1,0 +1,481 @@
+"""Limits on what may run at once and what may start in a time, and the gates that apply them.
+
+A *quota policy* says how much: so many starts per window, so many at once. Each value of its
+key has a *gate* of its own; a policy without a key has one, whose key is empty. A budget has a
+gate too, which says only whether it is closed. Routes name their gates, and whoever claims from
+a route locks those gates, asks here what fits, and takes that much.
+
+What is held is derived, not counted: a slot is taken while a row is leased, was granted or was
+admitted by hand and has not ended. So nothing can leak, however something ends. Only starts are
+counted, because nothing else remembers them: a window is at most `WINDOW_PARTS` + 1 pairs of a
+time and how many started by then, later than the time of the pair before it. What falls into
+the same part of the window is one pair at its latest time, so a window never admits too many and
+opens late by at most one part of it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import ClassVar, Final
+
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric.core.checks import check_int, check_list, check_name
+from flowfabric.core.ids import (
+    ExecutionId,
+    GateId,
+    GateOwnerId,
+    Namespace,
+    QuotaPolicyId,
+    derived_uuid,
+    parse_uuid,
+)
+from flowfabric.core.limits import GATES_PER_ROUTE_MAX
+from flowfabric.core.records import Record
+from flowfabric.errors import InvalidInput, InvalidQuotaSpec
+
+WINDOW_PARTS: Final = 64
+Window = tuple[tuple[int, int], ...]
+"""When, and how many, oldest first."""
+
+
+class GateOwner(StrEnum):
+    """What a gate belongs to."""
+
+    QUOTA = "quota"
+    BUDGET = "budget"
+
+
+class LimitSource(StrEnum):
+    """Whose word on a limit counts."""
+
+    CODE = "code"
+    """What the program declares; the next deploy may change it."""
+    STORED = "stored"
+    """What somebody has set at run time: it wins over the program."""
+
+
+class QuotaPolicy(Record, frozen=True, kw_only=True):
+    """How much may start in a window and how much may run at once; 0 is no limit."""
+
+    table: ClassVar[str] = "quota_policy"
+    key: ClassVar[tuple[str, ...]] = ("quota_policy_id",)
+
+    quota_policy_id: QuotaPolicyId
+    namespace: Namespace
+    name: str
+    window_ms: int
+    max_requests_per_window: int
+    active_concurrency_cap: int
+    jitter_ms: int
+    source: LimitSource
+    declared: str | None = None
+    """What the program last declared, as JSON."""
+    created_at_ms: int
+    updated_at_ms: int
+
+    @property
+    def spec(self) -> "QuotaSpec":
+        return QuotaSpec(
+            window_ms=self.window_ms,
+            max_requests_per_window=self.max_requests_per_window,
+            active_concurrency_cap=self.active_concurrency_cap,
+            jitter_ms=self.jitter_ms,
+        )
+
+    @property
+    def limits(self) -> "Limits":
+        return Limits(
+            window_ms=self.window_ms,
+            rate=self.max_requests_per_window,
+            cap=self.active_concurrency_cap,
+        )
+
+
+class Gate(Record, frozen=True, kw_only=True):
+    """A policy and a value of its key, or a budget."""
+
+    table: ClassVar[str] = "gate"
+    key: ClassVar[tuple[str, ...]] = ("gate_id",)
+
+    gate_id: GateId
+    owner_kind: GateOwner
+    owner_id: GateOwnerId
+    gate_key: str
+    starts: str = "[]"
+    """The window, as JSON."""
+    opens_at_ms: int | None = None
+    """Until then the window is full, by the limit it was last asked with."""
+    closed: bool = False
+    """A budget that is used up: nothing passes."""
+
+
+class Admission(Record, frozen=True, kw_only=True):
+    """A slot that somebody took by hand for an execution. It counts as long as that life of it."""
+
+    table: ClassVar[str] = "admission"
+    key: ClassVar[tuple[str, ...]] = ("gate_id", "partition_key", "execution_id")
+
+    gate_id: GateId
+    partition_key: int
+    execution_id: ExecutionId
+    replay_count: int
+    admitted_at_ms: int
+
+
+class GateName(Struct, frozen=True, order=True):
+    """Which gate: what requests and routes know it by."""
+
+    owner_kind: GateOwner
+    owner_id: str
+    key: str = ""
+
+    @property
+    def gate_id(self) -> GateId:
+        return GateId(derived_uuid("gate", self.owner_id, self.key))
+
+    def new(self) -> Gate:
+        return Gate(
+            gate_id=self.gate_id,
+            owner_kind=self.owner_kind,
+            owner_id=GateOwnerId(self.owner_id),
+            gate_key=self.key,
+        )
+
+
+NO_GATES: Final = "[]"
+
+
+def gate_ids_of(gates: Iterable[GateName]) -> str:
+    """The ids of gates as routes keep them: a JSON array in order."""
+    return msgspec.json.encode(sorted(each.gate_id for each in gates)).decode()
+
+
+def check_gates(given: object) -> tuple[GateName, ...]:
+    """The gates of a request, each once and in order."""
+    found = set[GateName]()
+    for each in check_list("gates", given, 0, GATES_PER_ROUTE_MAX):
+        if not isinstance(each, GateName) or each.owner_kind not in list(GateOwner):
+            raise InvalidInput("gates", "must be a list of GateName", each)
+        parse_uuid("gates.owner_id", each.owner_id)
+        check_gate_key(each.key)
+        found.add(each)
+    return tuple(sorted(found))
+
+
+def check_gate_key(key: object) -> str:
+    """A value of a limit's key; the empty text is that of a limit without one."""
+    return "" if key == "" else check_name("key", key)
+
+
+def policy_id_of(namespace: str, name: str) -> QuotaPolicyId:
+    """The id of a policy that people know by its name."""
+    return QuotaPolicyId(derived_uuid("quota_policy", namespace, name))
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What a gate lets through; 0 is no limit."""
+
+    window_ms: int = 0
+    rate: int = 0
+    cap: int = 0
+
+    @property
+    def binds(self) -> bool:
+        return self.rate > 0 or self.cap > 0
+
+
+NO_LIMITS: Final = Limits()
+
+
+# Policies -------------------------------------------------------------------
+
+WINDOW_MS_MAX: Final = 31 * 24 * 60 * 60 * 1_000
+AMOUNT_MAX: Final = 2**53 - 1
+JITTER_MS_MAX: Final = 60 * 60 * 1_000
+
+
+class QuotaSpec(Struct, frozen=True, kw_only=True):
+    """What a policy asks for; 0 is no limit."""
+
+    window_ms: int = 0
+    max_requests_per_window: int = 0
+    active_concurrency_cap: int = 0
+    jitter_ms: int = 0
+
+
+def check_spec(spec: QuotaSpec, *, may_be_empty: bool = False) -> QuotaSpec:
+    """Raise unless the parts of a policy fit each other."""
+    check_int("window_ms", spec.window_ms, 0, WINDOW_MS_MAX)
+    check_int("max_requests_per_window", spec.max_requests_per_window, 0, AMOUNT_MAX)
+    check_int("active_concurrency_cap", spec.active_concurrency_cap, 0, AMOUNT_MAX)
+    check_int("jitter_ms", spec.jitter_ms, 0, JITTER_MS_MAX)
+    if spec.max_requests_per_window and not spec.window_ms:
+        raise InvalidQuotaSpec(
+            f"max_requests_per_window: {spec.max_requests_per_window} needs a window it counts in"
+        )
+    if not (may_be_empty or spec.max_requests_per_window or spec.active_concurrency_cap):
+        raise InvalidQuotaSpec(
+            "max_requests_per_window and active_concurrency_cap: at least one must be above 0"
+        )
+    return spec
+
+
+def declared(policy: QuotaPolicy | None, new: QuotaPolicy) -> QuotaPolicy:
+    """The policy once the program has declared `new`: what was stored at run time stays."""
+    if policy is None:
+        return new
+    if policy.source is LimitSource.STORED:
+        return structs.replace(policy, declared=new.declared)
+    return structs.replace(
+        new,
+        created_at_ms=policy.created_at_ms,
+        updated_at_ms=policy.updated_at_ms if policy.spec == new.spec else new.updated_at_ms,
+    )
+
+
+def declared_spec(policy: QuotaPolicy) -> QuotaSpec | None:
+    """What the program last declared."""
+    if policy.declared is None:
+        return None
+    return msgspec.json.decode(policy.declared, type=QuotaSpec)
+
+
+def changed(policy: QuotaPolicy, spec: QuotaSpec, source: LimitSource, now_ms: int) -> QuotaPolicy:
+    return structs.replace(
+        policy,
+        window_ms=spec.window_ms,
+        max_requests_per_window=spec.max_requests_per_window,
+        active_concurrency_cap=spec.active_concurrency_cap,
+        jitter_ms=spec.jitter_ms,
+        source=source,
+        updated_at_ms=now_ms,
+    )
+
+
+def new_policy(
+    quota_policy_id: QuotaPolicyId,
+    namespace: Namespace,
+    name: str,
+    spec: QuotaSpec,
+    source: LimitSource,
+    now_ms: int,
+) -> QuotaPolicy:
+    return QuotaPolicy(
+        quota_policy_id=quota_policy_id,
+        namespace=namespace,
+        name=name,
+        source=source,
+        declared=msgspec.json.encode(spec).decode() if source is LimitSource.CODE else None,
+        created_at_ms=now_ms,
+        updated_at_ms=now_ms,
+        **structs.asdict(spec),
+    )
+
+
+# The window -----------------------------------------------------------------
+
+
+def read_window(text: str) -> Window:
+    return msgspec.json.decode(text, type=Window)
+
+
+def written(window: Window) -> str:
+    return msgspec.json.encode(window).decode()
+
+
+def trimmed(window: Window, window_ms: int, now_ms: int) -> Window:
+    """Without what is so long ago that it no longer counts."""
+    return tuple(each for each in window if each[0] > now_ms - window_ms)
+
+
+def counted(window: Window) -> int:
+    return sum(count for _, count in window)
+
+
+def pushed(window: Window, count: int, window_ms: int, now_ms: int) -> Window:
+    """With as many more that start now. A clock that was set back does not reach the past."""
+    assert window_ms > 0, "starts are counted where a window limits them"
+    kept = trimmed(window, window_ms, now_ms)
+    if count <= 0:
+        return kept
+    at_ms = max(now_ms, kept[-1][0]) if kept else now_ms
+    if kept and kept[-1][0] // _part_ms(window_ms) == at_ms // _part_ms(window_ms):
+        return (*kept[:-1], (at_ms, kept[-1][1] + count))
+    return (*kept, (at_ms, count))
+
+
+def starts_left(limits: Limits, window: Window, now_ms: int) -> int | None:
+    """How many more may start now; None for any number."""
+    if not limits.rate:
+        return None
+    return max(0, limits.rate - counted(trimmed(window, limits.window_ms, now_ms)))
+
+
+def opens_at_ms(limits: Limits, window: Window, now_ms: int) -> int | None:
+    """When the next one may start, of a window that is full; None of one that is not."""
+    if starts_left(limits, window, now_ms) != 0:
+        return None
+    kept = trimmed(window, limits.window_ms, now_ms)
+    excess = counted(kept) - limits.rate
+    for at_ms, count in kept:
+        excess -= count
+        if excess < 0:
+            return at_ms + limits.window_ms
+    return now_ms
+
+
+def _part_ms(window_ms: int) -> int:
+    return -(-window_ms // WINDOW_PARTS)
+
+
+# What fits ------------------------------------------------------------------
+
+
+class GateState(Struct, frozen=True, kw_only=True):
+    """A gate under lock: what it limits, what started lately, and what is held now."""
+
+    gate: Gate
+    limits: Limits = NO_LIMITS
+    in_use: int = 0
+
+    def room(self, now_ms: int) -> "Room":
+        if self.gate.closed:
+            return Room(slots=0, starts=0)
+        cap = self.limits.cap
+        return Room(
+            slots=max(0, cap - self.in_use) if cap else None,
+            starts=starts_left(self.limits, read_window(self.gate.starts), now_ms),
+        )
+
+    def after(self, count: int, now_ms: int) -> Gate:
+        """The gate once as many more have started, of one that limits starts."""
+        window = pushed(read_window(self.gate.starts), count, self.limits.window_ms, now_ms)
+        return structs.replace(
+            self.gate,
+            starts=written(window),
+            opens_at_ms=opens_at_ms(self.limits, window, now_ms),
+        )
+
+
+class Room(Struct, frozen=True, kw_only=True):
+    """What fits; None is any number. Who resumes needs a slot, who starts a start as well."""
+
+    slots: int | None = None
+    starts: int | None = None
+
+
+class WaitingRoute(Struct, frozen=True, kw_only=True):
+    """A route that has work to do."""
+
+    route_id: int
+    gate_ids: tuple[GateId, ...]
+    priority: int
+    """Of the best that waits."""
+    resumes: bool = False
+    """Whether that one goes on with an attempt, which needs no start."""
+
+
+class Allowance(Struct, frozen=True, kw_only=True):
+    """How many of a route may be claimed, and how many of these may be starts."""
+
+    route_id: int
+    slots: int
+    starts: int
+
+
+def allot(
+    routes: Sequence[WaitingRoute],
+    gates: Mapping[GateId, GateState],
+    limit: int,
+    now_ms: int,
+) -> list[Allowance]:
+    """Share out what fits, one each in turn: no route gets two before each got what it can.
+
+    Those with the highest priority come first, then those whose turn it is. A route with a gate
+    that is missing from `gates` gets nothing.
+    """
+    left = {gate_id: _Left(state.room(now_ms)) for gate_id, state in gates.items()}
+    given: dict[int, list[int]] = {}
+    turn = sorted(
+        (each for each in routes if all(gate_id in left for gate_id in each.gate_ids)),
+        key=lambda each: -each.priority,
+    )
+    while turn and limit > 0:
+        still: list[WaitingRoute] = []
+        for route in turn:
+            if limit == 0:
+                break
+            passed = [left[gate_id] for gate_id in route.gate_ids]
+            if any(each.slots == 0 for each in passed):
+                continue
+            starts = all(each.starts != 0 for each in passed)
+            if not (starts or route.resumes):
+                continue
+            for each in passed:
+                each.take(starts=starts)
+            sums = given.setdefault(route.route_id, [0, 0])
+            sums[0] += 1
+            sums[1] += starts
+            limit -= 1
+            still.append(route)
+        turn = still
+    return [
+        Allowance(route_id=route_id, slots=slots, starts=starts)
+        for route_id, (slots, starts) in given.items()
+    ]
+
+
+class _Left:
+    """What is left of a gate's room while it is shared out; negative is any number."""
+
+    def __init__(self, room: Room) -> None:
+        self.slots = -1 if room.slots is None else room.slots
+        self.starts = -1 if room.starts is None else room.starts
+
+    def take(self, *, starts: bool) -> None:
+        self.slots -= self.slots > 0
+        self.starts -= starts and self.starts > 0
+
+
+def next_opening_ms(states: Iterable[GateState], now_ms: int) -> int | None:
+    """When the first of the windows that are full opens."""
+    times = (opens_at_ms(state.limits, read_window(state.gate.starts), now_ms) for state in states)
+    return min((each for each in times if each is not None), default=None)
+
+
+# Slots taken by hand --------------------------------------------------------
+
+
+class Admitted(Struct, frozen=True, tag=True):
+    """The execution holds a slot until it ends or is released."""
+
+
+class AlreadyAdmitted(Struct, frozen=True, tag=True):
+    """It held one before; nothing was counted."""
+
+
+class RateExceeded(Struct, frozen=True, kw_only=True, tag=True):
+    retry_after_ms: int
+
+
+class ConcurrencyExceeded(Struct, frozen=True, tag=True):
+    """As many as may be hold a slot. Nothing was counted."""
+
+
+AdmissionOutcome = Admitted | AlreadyAdmitted | RateExceeded | ConcurrencyExceeded
+
+
+def decide_admission(
+    state: GateState, jitter_ms: int, chance: float, now_ms: int
+) -> AdmissionOutcome:
+    """Whether one more fits. `chance` is uniform in [0, 1)."""
+    room = state.room(now_ms)
+    if room.starts == 0:
+        opens_at = opens_at_ms(state.limits, read_window(state.gate.starts), now_ms) or now_ms
+        return RateExceeded(
+            retry_after_ms=max(0, opens_at - now_ms) + int(chance * (jitter_ms + 1))
+        )
+    if room.slots == 0:
+        return ConcurrencyExceeded()
+    return Admitted()

@@ -1,0 +1,461 @@
+"""Limits: policies, changed while work goes on, and slots that are taken by hand.
+
+Claims ask the gates of policies by themselves; see `gates`. A program declares its limits each
+time it starts. What somebody sets at run time wins over that until it is reset.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct, structs
+
+from flowfabric.core import gates
+from flowfabric.core.checks import check_int, check_list, check_name
+from flowfabric.core.gates import (
+    Admission,
+    AdmissionOutcome,
+    Gate,
+    GateName,
+    GateOwner,
+    GateState,
+    Limits,
+    LimitSource,
+    QuotaPolicy,
+    QuotaSpec,
+)
+from flowfabric.core.ids import QuotaPolicyId, parse_namespace, parse_uuid, partition_of, uuid_of
+from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
+from flowfabric.core.records import Execution
+from flowfabric.core.results import AlreadySatisfied
+from flowfabric.core.states import TERMINAL_STATES
+from flowfabric.core.transitions import Changes
+from flowfabric.engine import unit
+from flowfabric.engine.gates import GATES_TOPIC, GateRow, load
+from flowfabric.errors import Conflict, InvalidInput, NotFound, Terminal
+from flowfabric.store.base import Key, Reader, Transaction
+
+DEFAULT_DIMENSION = "default"
+
+
+class PolicyCreated(Struct, frozen=True, kw_only=True, tag=True):
+    quota_policy_id: QuotaPolicyId
+
+
+class QuotaLimits(Struct, frozen=True, kw_only=True):
+    """What a policy limits; 0 is no limit."""
+
+    max_requests_per_window: int
+    requests_per_window_seconds: int
+    active_concurrency_cap: int
+    jitter_ms: int
+
+
+class AdmissionReleased(Struct, frozen=True, tag=True):
+    """The execution holds no slot of the policy; it need not have held one."""
+
+
+class DeclaredLimit(Struct, frozen=True, kw_only=True):
+    """A limit as a program declares it, by name within a namespace."""
+
+    namespace: str
+    name: str
+    spec: QuotaSpec
+
+
+class LimitPage(Struct, frozen=True, kw_only=True):
+    limits: tuple[QuotaPolicy, ...]
+    next_cursor: str | None
+
+
+class GateUse(Struct, frozen=True, kw_only=True):
+    """What one value of a limit's key uses."""
+
+    key: str
+    running: int
+    started: int
+    """In the window that ends now."""
+    opens_at_ms: int | None
+
+
+class GatePage(Struct, frozen=True, kw_only=True):
+    gates: tuple[GateUse, ...]
+    next_cursor: str | None
+
+
+class Admissions(unit.Group):
+    async def create_quota_policy(
+        self,
+        quota_policy_id: str,
+        *,
+        window_seconds: int = 0,
+        max_requests_per_window: int = 0,
+        max_concurrent: int = 0,
+        jitter_ms: int = 0,
+        namespace: str = "default",
+        name: str | None = None,
+    ) -> PolicyCreated | AlreadySatisfied:
+        """Create a policy; 0 is no limit. One that is there keeps its limits.
+
+        It is named after its id unless told.
+        """
+        check_int("window_seconds", window_seconds, 0, gates.WINDOW_MS_MAX // 1_000)
+        spec = gates.check_spec(
+            QuotaSpec(
+                window_ms=window_seconds * 1_000,
+                max_requests_per_window=max_requests_per_window,
+                active_concurrency_cap=max_concurrent,
+                jitter_ms=jitter_ms,
+            )
+        )
+        asked = QuotaPolicyId(parse_uuid("quota_policy_id", quota_policy_id))
+        found_in = parse_namespace(namespace)
+        called = asked if name is None else check_name("name", name)
+
+        async def body(tx: Transaction) -> PolicyCreated | AlreadySatisfied:
+            now_ms = await tx.now_ms()
+            policy = gates.new_policy(asked, found_in, called, spec, LimitSource.STORED, now_ms)
+            if (asked,) in await tx.get(QuotaPolicy, [(asked,)]):
+                return AlreadySatisfied(reason="exists")
+            rows = await tx.select("policy_by_name", namespace=found_in, called=called)
+            if rows:
+                raise Conflict(
+                    f"quota policy {called!r} exists already in namespace {found_in!r}, with id"
+                    f" {rows[0]['quota_policy_id']!s}; give another name"
+                )
+            if not await tx.insert_new([policy]):
+                return AlreadySatisfied(reason="exists")
+            return PolicyCreated(quota_policy_id=asked)
+
+        return await self.store.transact(body)
+
+    async def read_quota_policy_limits(self, quota_policy_id: str) -> QuotaLimits | None:
+        """What a policy limits, or None if there is no such policy."""
+        key = (parse_uuid("quota_policy_id", quota_policy_id),)
+
+        async def body(reader: Reader) -> QuotaPolicy | None:
+            return (await reader.get(QuotaPolicy, [key])).get(key)
+
+        policy = await self.store.read(body)
+        if policy is None:
+            return None
+        return QuotaLimits(
+            max_requests_per_window=policy.max_requests_per_window,
+            requests_per_window_seconds=-(-policy.window_ms // 1_000),
+            active_concurrency_cap=policy.active_concurrency_cap,
+            jitter_ms=policy.jitter_ms,
+        )
+
+    async def check_admission(
+        self,
+        quota_policy_id: str,
+        execution_id: str,
+        *,
+        dimension: str = DEFAULT_DIMENSION,
+        window_seconds: int = 0,
+        rate_limit: int = 0,
+        concurrency_cap: int = 0,
+        jitter_ms: int = 0,
+    ) -> AdmissionOutcome:
+        """Take a slot for an execution by hand, if there is one.
+
+        It is held until the execution ends or `release_admission`; `dimension` is a value of the
+        policy's key. The given limits count only where there is no such policy. Executions that
+        were submitted under the policy are refused: their claims take slots by themselves.
+        """
+        policy_id = parse_uuid("quota_policy_id", quota_policy_id)
+        key = "" if dimension in ("", DEFAULT_DIMENSION) else gates.check_gate_key(dimension)
+        check_int("window_seconds", window_seconds, 0, gates.WINDOW_MS_MAX // 1_000)
+        asked = QuotaSpec(
+            window_ms=window_seconds * 1_000,
+            max_requests_per_window=rate_limit,
+            active_concurrency_cap=concurrency_cap,
+            jitter_ms=jitter_ms,
+        )
+        gates.check_spec(asked, may_be_empty=True)
+        admitting = _Admitting(
+            name=GateName(GateOwner.QUOTA, policy_id, key),
+            spec=asked,
+            execution_key=unit.execution_key(self.shell.check_execution_id(execution_id)),
+            chance=random.random(),
+        )
+        return await self.store.transact(admitting.run)
+
+    async def release_admission(self, quota_policy_id: str, execution_id: str) -> AdmissionReleased:
+        """Give back what `check_admission` took. Safe to repeat."""
+        policy_id = parse_uuid("quota_policy_id", quota_policy_id)
+        asked = self.shell.check_execution_id(execution_id)
+
+        async def body(tx: Transaction) -> AdmissionReleased:
+            held = await tx.select_records(
+                Admission,
+                "admissions_of",
+                owner_id=policy_id,
+                partition_key=partition_of(asked),
+                execution_id=uuid_of(asked),
+            )
+            if held:
+                await tx.save(Changes(deletes=tuple(held)))
+                tx.hint(GATES_TOPIC)
+            return AdmissionReleased()
+
+        return await self.store.transact(body)
+
+    # Limits by name, as programs declare them and people change them ---------
+
+    async def declare_limits(self, limits: Sequence[DeclaredLimit]) -> list[QuotaPolicy]:
+        """Make the limits of a program known, as they count now.
+
+        What is new or was changed in the program takes effect; what somebody has set at run time
+        stays. Each is answered with the policy that counts.
+        """
+        check_list("limits", limits, 0, BATCH_MAX)
+        for each in limits:
+            parse_namespace(each.namespace)
+            check_name("name", each.name)
+            gates.check_spec(each.spec)
+
+        async def body(tx: Transaction) -> list[QuotaPolicy]:
+            now_ms = await tx.now_ms()
+            asked = [_declared(each, now_ms) for each in limits]
+            keys = sorted({(each.quota_policy_id,) for each in asked})
+            known = await tx.get(QuotaPolicy, keys)
+            after = [gates.declared(known.get((each.quota_policy_id,)), each) for each in asked]
+            if all(known.get((each.quota_policy_id,)) == each for each in after):
+                return after
+            await tx.insert_new(asked)
+            locked = await tx.lock(QuotaPolicy, keys)
+            after = [gates.declared(locked[(each.quota_policy_id,)], each) for each in asked]
+            await _save(tx, {each.quota_policy_id: each for each in after}, locked)
+            return after
+
+        return await self.store.transact(body)
+
+    async def set_limit(
+        self,
+        name: str,
+        *,
+        namespace: str = "default",
+        window_ms: int = 0,
+        max_requests_per_window: int = 0,
+        active_concurrency_cap: int = 0,
+        jitter_ms: int = 0,
+    ) -> QuotaPolicy:
+        """Set a limit at run time; 0 is no limit. It wins over what programs declare."""
+        spec = QuotaSpec(
+            window_ms=window_ms,
+            max_requests_per_window=max_requests_per_window,
+            active_concurrency_cap=active_concurrency_cap,
+            jitter_ms=jitter_ms,
+        )
+        gates.check_spec(spec, may_be_empty=True)
+        found_in, called = parse_namespace(namespace), check_name("name", name)
+
+        async def body(tx: Transaction) -> QuotaPolicy:
+            now_ms = await tx.now_ms()
+            policy_id = await _policy_id(tx, found_in, called)
+            new = gates.new_policy(policy_id, found_in, called, spec, LimitSource.STORED, now_ms)
+            await tx.insert_new([new])
+            locked = await tx.lock(QuotaPolicy, [(policy_id,)])
+            policy = gates.changed(locked[(policy_id,)], spec, LimitSource.STORED, now_ms)
+            await _save(tx, {policy_id: policy}, locked)
+            return policy
+
+        return await self.store.transact(body)
+
+    async def reset_limit(self, name: str, *, namespace: str = "default") -> QuotaPolicy:
+        """Let what programs declare count again."""
+        found_in, called = parse_namespace(namespace), check_name("name", name)
+
+        async def body(tx: Transaction) -> QuotaPolicy:
+            policy_id = await _policy_id(tx, found_in, called)
+            locked = await tx.lock(QuotaPolicy, [(policy_id,)])
+            if (policy_id,) not in locked:
+                raise NotFound("limit", called)
+            before = locked[(policy_id,)]
+            spec = gates.declared_spec(before)
+            if spec is None:
+                raise NotFound("limit", f"{called} in any program; set another value instead")
+            policy = gates.changed(before, spec, LimitSource.CODE, await tx.now_ms())
+            await _save(tx, {policy_id: policy}, locked)
+            return policy
+
+        return await self.store.transact(body)
+
+    async def list_limits(
+        self, *, namespace: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> LimitPage:
+        """Policies by namespace and name, after `cursor`."""
+        check_int("limit", limit, 0, PAGE_MAX)
+        wanted = None if namespace is None else parse_namespace(namespace)
+        after = _read_cursor(cursor)
+
+        async def body(reader: Reader) -> Sequence[QuotaPolicy]:
+            return await reader.select_records(
+                QuotaPolicy,
+                "list_quota_policies",
+                namespace=wanted,
+                after_namespace=after[0],
+                after_name=after[1],
+                limit=limit + 1,
+            )
+
+        found = await self.store.read(body) if limit else []
+        page = tuple(found[:limit])
+        more = len(found) > limit
+        return LimitPage(
+            limits=page,
+            next_cursor=f"{page[-1].namespace}\n{page[-1].name}" if more else None,
+        )
+
+    async def read_limit(self, name: str, *, namespace: str = "default") -> QuotaPolicy:
+        """The policy of a name."""
+        found_in, called = parse_namespace(namespace), check_name("name", name)
+
+        async def body(reader: Reader) -> QuotaPolicy | None:
+            policy_id = await _policy_id(reader, found_in, called)
+            return (await reader.get(QuotaPolicy, [(policy_id,)])).get((policy_id,))
+
+        policy = await self.store.read(body)
+        if policy is None:
+            raise NotFound("limit", called)
+        return policy
+
+    async def list_limit_use(
+        self, quota_policy_id: str, *, cursor: str | None = None, limit: int = 100
+    ) -> GatePage:
+        """What each value of a policy's key uses now, by key, after `cursor`."""
+        check_int("limit", limit, 0, PAGE_MAX)
+        policy_id = parse_uuid("quota_policy_id", quota_policy_id)
+        after = None if cursor is None else gates.check_gate_key(cursor)
+
+        async def body(reader: Reader) -> list[GateRow]:
+            found = await reader.select_records(
+                Gate, "gates_of_owner", owner_id=policy_id, after=after, limit=limit + 1
+            )
+            # Counted whether or not the policy caps it.
+            return await load(reader, [each.gate_id for each in found], always=True)
+
+        rows = sorted(await self.store.read(body) if limit else [], key=lambda row: row.gate_key)
+        return GatePage(
+            gates=tuple(_use(row) for row in rows[:limit]),
+            next_cursor=rows[limit - 1].gate_key if len(rows) > limit else None,
+        )
+
+
+class _Admitting(Struct, frozen=True, kw_only=True):
+    """One slot asked for by hand."""
+
+    name: GateName
+    spec: QuotaSpec
+    """What counts where there is no such policy."""
+    execution_key: Key
+    chance: float
+
+    async def run(self, tx: Transaction) -> AdmissionOutcome:
+        execution = (await tx.get(Execution, [self.execution_key])).get(self.execution_key)
+        if execution is None:
+            raise NotFound("execution", str(self.execution_key[1]))
+        gate_id = self.name.gate_id
+        await tx.insert_new([self.name.new()])
+        await tx.lock(Gate, [(gate_id,)])
+        (row,) = await load(tx, [gate_id], always=True)
+        if not row.has_policy and self.spec == QuotaSpec():
+            raise NotFound("quota_policy", self.name.owner_id)
+        await self._check_own(tx, execution)
+        if await self._is_admitted(tx, execution):
+            return gates.AlreadyAdmitted()
+        state = (
+            row.state if row.has_policy else structs.replace(row.state, limits=_limits(self.spec))
+        )
+        jitter_ms = row.jitter_ms if row.has_policy else self.spec.jitter_ms
+        outcome = gates.decide_admission(state, jitter_ms, self.chance, row.now_ms)
+        if isinstance(outcome, gates.Admitted):
+            await self._admit(tx, execution, state, row.now_ms)
+        return outcome
+
+    async def _check_own(self, tx: Transaction, execution: Execution) -> None:
+        if execution.public_state in TERMINAL_STATES:
+            raise Terminal(f"execution {execution.called} has ended; it needs no slot")
+        rows = await tx.select("gates_of_route", route_id=execution.route_id)
+        if self.name.gate_id in {str(row["gate_id"]) for row in rows}:
+            raise InvalidInput(
+                "execution_id",
+                "was submitted under this limit: its claims take slots by themselves",
+                execution.called,
+            )
+
+    async def _is_admitted(self, tx: Transaction, execution: Execution) -> bool:
+        key = (self.name.gate_id, *self.execution_key)
+        held = (await tx.lock(Admission, [key])).get(key)
+        return held is not None and held.replay_count == execution.replay_count
+
+    async def _admit(
+        self, tx: Transaction, execution: Execution, state: GateState, now_ms: int
+    ) -> None:
+        admission = Admission(
+            gate_id=self.name.gate_id,
+            partition_key=execution.partition_key,
+            execution_id=execution.execution_id,
+            replay_count=execution.replay_count,
+            admitted_at_ms=now_ms,
+        )
+        counts = state.limits.rate > 0
+        await tx.save(
+            Changes(updates=(admission, state.after(1, now_ms)) if counts else (admission,))
+        )
+        await tx.select("trim_admissions", gate_id=self.name.gate_id)
+
+
+def _limits(spec: QuotaSpec) -> Limits:
+    return Limits(
+        window_ms=spec.window_ms,
+        rate=spec.max_requests_per_window,
+        cap=spec.active_concurrency_cap,
+    )
+
+
+def _declared(limit: DeclaredLimit, now_ms: int) -> QuotaPolicy:
+    namespace = parse_namespace(limit.namespace)
+    policy_id = gates.policy_id_of(namespace, limit.name)
+    return gates.new_policy(policy_id, namespace, limit.name, limit.spec, LimitSource.CODE, now_ms)
+
+
+async def _policy_id(reader: Reader, namespace: str, name: str) -> QuotaPolicyId:
+    """The id of the policy that has a name, or of the one that would."""
+    rows = await reader.select("policy_by_name", namespace=namespace, called=name)
+    if rows:
+        return QuotaPolicyId(str(rows[0]["quota_policy_id"]))
+    return gates.policy_id_of(namespace, name)
+
+
+async def _save(
+    tx: Transaction,
+    policies: Mapping[QuotaPolicyId, QuotaPolicy],
+    before: Mapping[Key, QuotaPolicy],
+) -> None:
+    """Write what changed. Windows that were full may have room now, or other claims may."""
+    await tx.save(Changes(updates=tuple(policies.values())))
+    for policy_id, policy in policies.items():
+        if before[(policy_id,)].spec != policy.spec:
+            await tx.select("open_gates", owner_id=policy_id)
+            tx.hint(GATES_TOPIC)
+
+
+def _use(row: GateRow) -> GateUse:
+    window = gates.trimmed(gates.read_window(row.starts), row.window_ms, row.now_ms)
+    limits = row.state.limits
+    return GateUse(
+        key=row.gate_key,
+        running=row.state.in_use,
+        started=gates.counted(window),
+        opens_at_ms=gates.opens_at_ms(limits, window, row.now_ms),
+    )
+
+
+def _read_cursor(cursor: str | None) -> tuple[str, str]:
+    if cursor is None:
+        return "", ""
+    namespace, found, name = str(cursor).partition("\n")
+    if not found:
+        raise InvalidInput("cursor", "must be a next_cursor of an earlier page", cursor)
+    return namespace, name

@@ -1,0 +1,144 @@
+"""Routes: who may run what, and which limits it passes.
+
+Each distinct (namespace, lane, kind, required capabilities, gates) is one small row;
+executions point at it. Claims pick routes first and rows second.
+
+A route that no execution uses and nobody has asked for in a day is deleted. Processes
+remember the ids of those they use and ask for them anew every hour. An id may be out of
+date all the same, so that whoever creates looks first whether its route is still there,
+and holds it until the execution that uses it exists.
+"""
+
+import time
+from collections.abc import Container, Mapping, Sequence
+
+import msgspec
+
+from flowfabric.core.creation import Checked, Terms
+from flowfabric.core.ids import parse_lane_id
+from flowfabric.core.limits import GATED_ROUTES_MAX, ROUTE_CACHE_MS, ROUTE_KEEP_MS, ROUTES_MAX
+from flowfabric.core.records import Lane
+from flowfabric.core.states import LaneState
+from flowfabric.engine import gates
+from flowfabric.errors import InvalidInput
+from flowfabric.store.base import Row, Store, Transaction
+
+Route = tuple[str, str, str, tuple[str, ...], str]
+"""Namespace, lane, kind and required capabilities: who may run what. Then what limits it: the ids
+of its gates, as JSON."""
+
+
+def route_of(terms: Terms) -> Route:
+    return (
+        terms.namespace,
+        terms.lane_id,
+        terms.execution_kind,
+        terms.required_capabilities,
+        terms.gate_ids,
+    )
+
+
+def routes_of(checked: Sequence[Checked]) -> set[Route]:
+    shared = {id(each.terms): each.terms for each in checked}
+    return {route_of(terms) for terms in shared.values()}
+
+
+class Registration:
+    """The lanes and routes of requests that are not among the known ones."""
+
+    def __init__(self, checked: Sequence[Checked], known_routes: Container[Route]) -> None:
+        self.unknown = sorted(each for each in routes_of(checked) if each not in known_routes)
+        self._gates = {gate for each in checked for gate in each.terms.gates}
+
+    async def run(self, tx: Transaction) -> dict[Route, int]:
+        """Their ids, once they are there."""
+        await register_lanes(tx, sorted({route[1] for route in self.unknown}), "create_execution")
+        await gates.register(tx, self._gates)
+        rows = await tx.select(
+            "intern_routes",
+            namespaces=[route[0] for route in self.unknown],
+            lane_ids=[route[1] for route in self.unknown],
+            execution_kinds=[route[2] for route in self.unknown],
+            capabilities=[msgspec.json.encode(route[3]).decode() for route in self.unknown],
+            gate_ids=[route[4] for route in self.unknown],
+            now_ms=await tx.now_ms(),
+            retain_until_ms=await tx.now_ms() + ROUTE_KEEP_MS,
+            count_max=ROUTES_MAX,
+            gated_max=GATED_ROUTES_MAX,
+        )
+        gates.check_count(max(int(str(row["gated_total"])) for row in rows))
+        if max(int(str(row["total"])) for row in rows) > ROUTES_MAX:
+            raise InvalidInput(
+                "execution_kind",
+                f"there may be {ROUTES_MAX} kinds in a database, counted by namespace, lane and"
+                " required capabilities; those that nothing uses are forgotten after a day",
+                self.unknown[0][2],
+            )
+        return {_stored_route(row): int(str(row["route_id"])) for row in rows}
+
+
+async def hold_routes(tx: Transaction, known: Mapping[Route, int]) -> dict[Route, LaneState]:
+    """Those of the known routes that are still there under their ids, and how their lanes are.
+
+    They stay until the transaction ends.
+    """
+    if not known:
+        return {}
+    rows = await tx.select("hold_routes", route_ids=sorted(known.values()))
+    return {
+        _stored_route(row): LaneState(str(row["state"]))
+        for row in rows
+        # An id may have been given to another route since.
+        if known.get(_stored_route(row)) == int(str(row["route_id"]))
+    }
+
+
+class KnowsRoutes:
+    """Remembers the routes met lately."""
+
+    store: Store
+
+    def __init__(self) -> None:
+        self.routes: dict[Route, int] = {}
+        """Their ids: read them after `forget_routes`."""
+        self._routes_since_s = time.monotonic()
+
+    async def know_routes(self, checked: Sequence[Checked]) -> None:
+        """Register lanes and routes that are new here, at once and for good."""
+        self.forget_routes()
+        if not routes_of(checked) <= self.routes.keys():
+            registration = Registration(checked, self.routes)
+            self.routes.update(await self.store.transact(registration.run))
+
+    def forget_routes(self) -> None:
+        """Forget routes that are to be asked for again: unused ones are deleted some day."""
+        if time.monotonic() - self._routes_since_s > ROUTE_CACHE_MS / 1_000:
+            # Whoever is creating right now keeps the one he has.
+            self.routes, self._routes_since_s = {}, time.monotonic()
+
+
+def _stored_route(row: Row) -> Route:
+    needs = tuple(msgspec.json.decode(str(row["capabilities"]), type=list[str]))
+    return (
+        str(row["namespace"]),
+        str(row["lane_id"]),
+        str(row["execution_kind"]),
+        needs,
+        str(row["gate_ids"]),
+    )
+
+
+async def register_lanes(tx: Transaction, lane_ids: Sequence[str], registered_by: str) -> None:
+    """Add lanes the registry does not know yet; others stay as they are."""
+    now_ms = await tx.now_ms()
+    await tx.insert_new(
+        [
+            Lane(
+                lane_id=parse_lane_id(lane_id),
+                state=LaneState.ACTIVE,
+                registered_at_ms=now_ms,
+                registered_by=registered_by,
+            )
+            for lane_id in sorted(lane_ids)
+        ]
+    )

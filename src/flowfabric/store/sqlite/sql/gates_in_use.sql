@@ -1,0 +1,49 @@
+-- What gates limit, and how much of each is held: by live leases, by grants nobody has used yet, and
+-- by admissions. Gates
+-- without a cap are counted only if told.
+--
+-- A gate of few routes is counted route by route, one of many by walking through all leases.
+select g.gate_id, g.owner_kind, g.owner_id, g.gate_key, g.starts, g.opens_at_ms, g.closed,
+       coalesce(p.window_ms, 0) as window_ms, coalesce(p.max_requests_per_window, 0) as rate,
+       coalesce(p.active_concurrency_cap, 0) as cap, coalesce(p.jitter_ms, 0) as jitter_ms,
+       p.quota_policy_id is not null as has_policy,
+       case when not (:counts_all or coalesce(p.active_concurrency_cap, 0) > 0) then 0
+            when (select count(*)
+                    from (select 1 from gate_route as r where r.gate_id = g.gate_id limit 33)) < 33
+            then (select count(*)
+                    from gate_route as r
+                   cross join live as l
+                      on l.route_id = r.route_id
+                     and l.public_state = 'active'
+                     and not (l.ready and l.public_state = 'waiting')
+                     and l.ownership_state = 'leased'
+                     and l.lease_expires_at_ms > :clock
+                   where r.gate_id = g.gate_id)
+            else (select count(*)
+                    from live as l
+                   cross join gate_route as r on r.gate_id = g.gate_id and r.route_id = l.route_id
+                   where l.lifecycle_phase = 'active'
+                     and l.ownership_state = 'leased'
+                     and l.lease_expires_at_ms > :clock)
+       end as leased,
+       case when not (:counts_all or coalesce(p.active_concurrency_cap, 0) > 0) then 0
+            else (select count(*)
+                    from claim_grant as c
+                   cross join live as l
+                      on l.partition_key = c.partition_key and l.execution_id = c.execution_id
+                   cross join gate_route as r on r.gate_id = g.gate_id and r.route_id = l.route_id
+                   where c.expires_at_ms > :clock
+                     and l.ownership_state <> 'leased')
+       end as granted,
+       case when not (:counts_all or coalesce(p.active_concurrency_cap, 0) > 0) then 0
+            else (select count(*)
+                    from admission as a
+                   cross join live as l
+                      on l.partition_key = a.partition_key and l.execution_id = a.execution_id
+                   where a.gate_id = g.gate_id
+                     and l.replay_count = a.replay_count)
+       end as admitted,
+       :clock as now_ms
+  from json_each(:gate_ids) as wanted
+ cross join gate as g on g.gate_id = wanted.value
+  left join quota_policy as p on p.quota_policy_id = g.owner_id and g.owner_kind = 'quota';
