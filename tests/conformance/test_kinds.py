@@ -146,7 +146,7 @@ async def test_a_process_asks_for_its_kinds_again_long_before_they_could_be_forg
 ) -> None:
     await given.waiting(execution_kind="used")
     assert engine.routes
-    monkeypatch.setattr("flowfabric.engine.unit.ROUTE_CACHE_MS", -1)
+    monkeypatch.setattr("flowfabric.engine.routes.ROUTE_CACHE_MS", -1)
 
     engine.shell.forget_routes()
 
@@ -156,7 +156,7 @@ async def test_a_process_asks_for_its_kinds_again_long_before_they_could_be_forg
 async def test_there_is_a_limit_to_kinds_that_says_its_name(
     engine: Engine, given: Given, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowfabric.engine.unit.ROUTES_MAX", 2)
+    monkeypatch.setattr("flowfabric.engine.routes.ROUTES_MAX", 2)
     await given.waiting(execution_kind="a")
     await given.waiting(execution_kind="b")
 
