@@ -32,8 +32,8 @@ class Feed:
         """Events of this app's namespace, in order, none missing; it never ends by itself.
 
         From `now` on, from the `start` of the log, or after the cursor of an event: whoever
-        keeps that goes on there, in any process. `category` is `completion`, `lease`, `signal`
-        or `operator`; `task` is one, or its name.
+        keeps that goes on there, in any process. `category` is `completion`, `lease`, `signal`,
+        `operator` or `tag`; `task` is one, or its name.
         """
         opened = await self.open()
         subscription = await opened.engine.subscribe_events(

@@ -123,7 +123,7 @@ async def test_a_claim_starts_an_attempt_and_tells_of_it(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:
     execution_id = await given.waiting(namespace="shop", tags={"cairn.instance_id": "i-1"})
-    now_ms = clock.advance("5s")
+    cursor, now_ms = await cursor_of(engine), clock.advance("5s")
     claimed = await engine.claim(**WORKER)
     assert claimed is not None
     lease_id, attempt_id = claimed.lease_id, claimed.attempt_id
@@ -143,7 +143,7 @@ async def test_a_claim_starts_an_attempt_and_tells_of_it(
             worker_instance_id=WorkerInstanceId("worker-instance"),
         ),
     )
-    assert await events_since(engine) == [
+    assert await events_since(engine, cursor) == [
         Event(
             category=EventCategory.LEASE,
             event_type="acquired",

@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine, EngineConfig, FlowFabricError
+from flowfabric.core.events import EventCategory
 from flowfabric.core.ids import ExecutionId, LaneId, Namespace
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.records import Execution, Lane
@@ -81,7 +82,8 @@ async def test_a_new_execution_waits_for_a_worker(engine: Engine, clock: Settabl
     )
     state = await state_of(engine)
     assert state.tags == {ID: {"app.a": "1", "cairn.instance_id": "i-1"}}
-    assert (state.attempts, state.grants, state.events) == ({}, {}, ())
+    assert (state.attempts, state.grants) == ({}, {})
+    assert {event.category for event in state.events} == {EventCategory.TAG}
     assert state.lanes[1:] == (
         Lane(
             lane_id=LaneId("mail"),

@@ -28,7 +28,7 @@ async def test_an_ended_execution_is_deleted_with_all_that_belongs_to_it(
     state = await state_of(engine)
     assert list(state.tags) == [running.execution_id]
     assert await engine.list_attempts(running.execution_id) == kept
-    assert len(state.events) == len(events) + 3
+    assert len(state.events) == len(events) + 4
     assert await engine.describe_execution(ended.execution_id) is None
     assert await engine.list_attempts(ended.execution_id) == ()
     assert await engine.get_execution_tag(ended.execution_id, "a.b") is None

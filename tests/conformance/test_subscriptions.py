@@ -8,7 +8,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.conditions import Single
-from flowfabric.core.events import CompletionOutcome, DeliveryEffect, LeaseEventType
+from flowfabric.core.events import CompletionOutcome, DeliveryEffect, LeaseEventType, TagEventType
 from flowfabric.core.states import FailureClass
 from flowfabric.engine.events import Subscription, Told
 from flowfabric.engine.unit import EVENT_TOPIC
@@ -201,6 +201,32 @@ async def test_signals_are_told_with_their_effect(engine: Engine, given: Given) 
     assert all(each.signal_id for each in told)
 
 
+async def test_tags_are_told_as_they_change(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    subscription = await engine.subscribe_instance_tags()
+    elsewhere = await engine.subscribe_instance_tags(namespace="shop", tag=("app.tenant", "acme"))
+    tagged = await given.waiting(tags=TENANT)
+    in_shop = await given.waiting(tags=TENANT, namespace="shop")
+    now_ms = clock.advance("1s")
+    await engine.set_execution_tags(tagged, {"app.tenant": "acme", "app.stage": "two"})
+    await engine.set_execution_tag(tagged, "app.tenant", "other")
+    await engine.set_execution_tag(tagged, "app.stage", "")
+    told = await some(subscription, 5)
+    attached, cleared = TagEventType.ATTACHED, TagEventType.CLEARED
+    assert [(each.execution_id, each.event_type, each.tag, each.value) for each in told] == [
+        (tagged, attached, "app.tenant", "acme"),
+        (in_shop, attached, "app.tenant", "acme"),
+        (tagged, attached, "app.stage", "two"),
+        (tagged, attached, "app.tenant", "other"),
+        (tagged, cleared, "app.stage", ""),
+    ]
+    assert told[-1].at_ms == now_ms
+    assert [each.execution_id for each in await some(elsewhere, 1)] == [in_shop]
+    again = await engine.subscribe_instance_tags(after=told[2].cursor)
+    assert await some(again, 2) == told[3:]
+
+
 async def test_bad_input_is_refused_when_subscribing(engine: Engine) -> None:
     subscribe: Callable[..., Awaitable[object]] = engine.subscribe_events
     for wrong in (
@@ -222,6 +248,7 @@ async def test_bad_input_is_refused_when_subscribing(engine: Engine) -> None:
         engine.subscribe_completion,
         engine.subscribe_lease_history,
         engine.subscribe_signal_delivery,
+        engine.subscribe_instance_tags,
     ):
         with pytest.raises(InvalidInput):
             await typed(after="x")

@@ -6,6 +6,7 @@ that causes them; their ids are handed out by the store.
 """
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -31,6 +32,7 @@ class EventCategory(StrEnum):
     LEASE = "lease"
     OPERATOR = "operator"
     SIGNAL = "signal"
+    TAG = "tag"
 
 
 def check_category(category: str | None) -> EventCategory | None:
@@ -48,6 +50,12 @@ class LeaseEventType(StrEnum):
     EXPIRED = "expired"
     RECLAIMED = "reclaimed"
     REVOKED = "revoked"
+
+
+class TagEventType(StrEnum):
+    ATTACHED = "attached"
+    CLEARED = "cleared"
+    """Set to nothing: a key stays once it is there."""
 
 
 class Event(Struct, frozen=True, kw_only=True):
@@ -119,6 +127,31 @@ def operator_event(execution: Execution, event_type: str, now_ms: int, details: 
         instance_tag=execution.instance_tag,
         details=details,
         occurred_at_ms=now_ms,
+    )
+
+
+class TagDetails(Struct, frozen=True):
+    """What the event of a tag carries."""
+
+    key: str
+    value: str
+
+
+def tag_events(execution: Execution, tags: Mapping[str, str], now_ms: int) -> tuple[Event, ...]:
+    """An event for each tag that an execution has been given, or that has another value now."""
+    return tuple(
+        Event(
+            category=EventCategory.TAG,
+            event_type=TagEventType.ATTACHED if value else TagEventType.CLEARED,
+            partition_key=execution.partition_key,
+            execution_id=execution.execution_id,
+            flow_id=execution.flow_id,
+            namespace=execution.namespace,
+            instance_tag=execution.instance_tag,
+            details=msgspec.json.encode(TagDetails(key, value)).decode(),
+            occurred_at_ms=now_ms,
+        )
+        for key, value in tags.items()
     )
 
 
@@ -311,6 +344,18 @@ class SignalDeliveryEvent(Struct, frozen=True, kw_only=True):
     at_ms: int
 
 
+class InstanceTagEvent(Struct, frozen=True, kw_only=True):
+    """An execution was given a tag, or a tag of it another value."""
+
+    cursor: str
+    execution_id: ExecutionId
+    event_type: TagEventType
+    tag: str
+    value: str
+    """Empty for one that was cleared."""
+    at_ms: int
+
+
 class SignalDetails(Struct, frozen=True):
     """What the event of a signal carries."""
 
@@ -374,6 +419,22 @@ def signal_delivery_of(event: StoredEvent, cursor: str) -> SignalDeliveryEvent:
         waitpoint_id=details.waitpoint_id,
         source_identity=details.source_identity,
         effect=_EFFECTS.get(event.event_type, event.event_type),
+        at_ms=event.occurred_at_ms,
+    )
+
+
+def instance_tag_of(event: StoredEvent, cursor: str) -> InstanceTagEvent:
+    try:
+        details = msgspec.json.decode(event.details or "", type=TagDetails)
+        event_type = TagEventType(event.event_type)
+    except (msgspec.DecodeError, ValueError):
+        raise _damaged(event) from None
+    return InstanceTagEvent(
+        cursor=cursor,
+        execution_id=event.execution_id,
+        event_type=event_type,
+        tag=details.key,
+        value=details.value,
         at_ms=event.occurred_at_ms,
     )
 

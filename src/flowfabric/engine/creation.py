@@ -25,6 +25,7 @@ from msgspec import Struct, structs
 from flowfabric import errors
 from flowfabric.core import creation
 from flowfabric.core.checks import check_json, check_list
+from flowfabric.core.events import tag_events
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import (
     ExecutionId,
@@ -319,17 +320,19 @@ class CreateBody:
         created: dict[ExecutionId, Execution],
         now_ms: int,
     ) -> None:
-        tags = tuple(
-            tag
+        tagged = [
+            (execution, fresh[execution_id].terms.tags)
             for execution_id, execution in created.items()
-            for tag in creation.new_tags(execution, fresh[execution_id].terms.tags)
-        )
+            if fresh[execution_id].terms.tags
+        ]
+        tags = tuple(tag for each in tagged for tag in creation.new_tags(*each))
+        told = tuple(event for each in tagged for event in tag_events(*each, now_ms))
         own = {(each.namespace, each.idempotency_key) for each in created.values()}
         # A guard goes with its execution, which has to know of it: another key for something
         # that exists already is not remembered.
         strays = tuple(guard for key, guard in sorted(self.guards.items()) if key not in own)
-        await tx.save(Changes(inserts=tags, deletes=strays))
-        unit.hint_about(tx, Changes(inserts=tuple(created.values())), now_ms)
+        await tx.save(Changes(inserts=tags, deletes=strays, events=told))
+        unit.hint_about(tx, Changes(inserts=tuple(created.values()), events=told), now_ms)
 
     def _answers(
         self, taken: dict[int, ExecutionId], created: dict[ExecutionId, Execution]

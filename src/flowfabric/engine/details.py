@@ -16,7 +16,7 @@ from flowfabric.core.checks import (
     check_text,
 )
 from flowfabric.core.creation import new_tags
-from flowfabric.core.events import check_category
+from flowfabric.core.events import check_category, tag_events
 from flowfabric.core.ids import (
     FIRST_UUID,
     LAST_UUID,
@@ -35,7 +35,7 @@ from flowfabric.core.steps import in_order
 from flowfabric.core.transitions import Changes, change
 from flowfabric.core.views import ChildView, ExecutionDetails, details
 from flowfabric.engine.reads import PRESENCE_MS, attempts_of, find, kept_signals, tags_of
-from flowfabric.engine.unit import Group, execution_key, row_execution_id
+from flowfabric.engine.unit import EVENT_TOPIC, Group, execution_key, row_execution_id
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Row, Transaction
 
@@ -306,14 +306,18 @@ class Details(Group):
                 raise NotFound("execution", asked)
             now_ms = await tx.now_ms()
             wanted = new_tags(execution, checked)
-            added = await tx.insert_new(wanted)
-            kept = tuple(tag for tag in wanted if (*key, tag.tag_key) not in added)
+            known = await tx.lock(ExecutionTag, [(*key, tag_key) for tag_key in sorted(checked)])
+            before = {tag.tag_key: tag.tag_value for tag in known.values()}
+            changed = {name: value for name, value in checked.items() if before.get(name) != value}
             after = change(
                 execution,
                 now_ms,
                 instance_tag=checked.get(INSTANCE_TAG_KEY, execution.instance_tag),
             )
-            await tx.save(Changes(updates=(after, *kept)))
+            changes = Changes(updates=(after, *wanted), events=tag_events(after, changed, now_ms))
+            await tx.save(changes)
+            if changed:
+                tx.hint(EVENT_TOPIC)
             return len(checked)
 
         return await self.store.transact(body)

@@ -64,7 +64,6 @@ NAMES: Final = (
     "report_usage",
     "report_usage_admin",
     "reset_budget",
-    "subscribe_instance_tags",
     "unblock_execution",
 )
 
@@ -522,6 +521,7 @@ class Engine(Unimplemented):
     subscribe_completion = operation("following", Following.subscribe_completion)
     subscribe_lease_history = operation("following", Following.subscribe_lease_history)
     subscribe_signal_delivery = operation("following", Following.subscribe_signal_delivery)
+    subscribe_instance_tags = operation("following", Following.subscribe_instance_tags)
 
 
 async def read_deployment(store: Store) -> Deployment:

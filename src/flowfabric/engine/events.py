@@ -22,6 +22,7 @@ from flowfabric.core.events import (
     CursorSurroundings,
     EventCategory,
     EventFilter,
+    InstanceTagEvent,
     LeaseHistoryEvent,
     SignalDeliveryEvent,
     StoredEvent,
@@ -30,6 +31,7 @@ from flowfabric.core.events import (
     completion_of,
     cursor_at,
     history_changed,
+    instance_tag_of,
     is_of_this_history,
     lease_history_of,
     read_cursor,
@@ -283,6 +285,17 @@ class Subscriptions(unit.Group):
         """Signals that executions accept."""
         wanted = _scanner_filter(EventCategory.SIGNAL, namespace, tag)
         return Subscription(self, await self._start(after), wanted, signal_delivery_of)
+
+    async def subscribe_instance_tags(
+        self,
+        *,
+        after: str | int = FROM_NOW,
+        namespace: str | None = None,
+        tag: tuple[str, str] | None = None,
+    ) -> Subscription[InstanceTagEvent]:
+        """Tags that executions are given, and their values as they change."""
+        wanted = _scanner_filter(EventCategory.TAG, namespace, tag)
+        return Subscription(self, await self._start(after), wanted, instance_tag_of)
 
     async def next_events(self, after: str, wanted: EventFilter, *, waits: bool = True) -> ToldPage:
         """The next page of the log, once there is one; what the filter leaves of it."""
