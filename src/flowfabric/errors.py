@@ -369,6 +369,8 @@ class InvalidGraceMs(Validation):
     """A grace period must be a non-negative whole number of milliseconds."""
 class Corruption(Validation, http_status=500):
     """Stored or presented bytes do not decode. Do not retry; look at the data."""
+class InvalidBudgetScope(Validation):
+    """A budget's scope is none of those there are, or names nothing; the detail says which."""
 class InvalidHandle(Validation):
     """The handle does not decode, or was not issued by this database. Use one that was."""
 class HandleFromOtherBackend(Validation):
@@ -445,6 +447,8 @@ class CycleDetected(Conflict):
     """The edge would close a cycle."""
 class SelfReferencingEdge(Conflict):
     """An execution cannot depend on itself."""
+class BudgetExists(Conflict):
+    """The budget exists already, under other terms. Change them with update_budget."""
 class ExecutionAlreadyInFlow(Conflict):
     """The execution belongs to a flow already."""
 class WaitpointAlreadyExists(Conflict, error_class=ErrorClass.INFORMATIONAL):

@@ -58,12 +58,15 @@ SWEEPS: Mapping[str, Sweep] = {
     "suspension_timeout": Engine.expire_due_suspensions,
     "waitpoint_expiry": Engine.expire_due_waitpoints,
     "awaited": Engine.wake_awaiting,
+    "budget_reset": Engine.reset_due_budgets,
+    "budget_reservations": Engine.check_reservations,
     "retention": Engine.trim_retention,
     "flow_retention": Engine.trim_flows,
     "event_retention": Engine.trim_events,
     "guard_retention": Engine.trim_guards,
     "route_retention": Engine.trim_routes,
     "stream_retention": Engine.trim_streams,
+    "budget_retention": Engine.trim_budgets,
 }
 """Every reconciler by name, in the order they run. `next_due.sql` has a column for each."""
 

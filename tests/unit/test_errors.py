@@ -47,6 +47,7 @@ CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
         not_storable invalid_lease_for_suspend invalid_dependency
         invalid_waitpoint_for_execution invalid_kid invalid_secret_hex invalid_grace_ms
         corruption handle_from_other_backend invalid_handle retention_limit_exceeded
+        invalid_budget_scope
     """,
     Contention: """
         use_claim_resumed_execution not_a_resumed_execution execution_not_leaseable
@@ -57,7 +58,7 @@ CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
     Conflict: """
         idempotency_conflict dependency_already_exists cycle_detected self_referencing_edge
         execution_already_in_flow waitpoint_already_exists rotation_conflict
-        active_attempt_exists
+        active_attempt_exists budget_exists
     """,
     StateConflict: """
         lane_not_accepting stale_lease lease_expired lease_revoked target_not_signalable

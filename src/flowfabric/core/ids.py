@@ -285,6 +285,14 @@ def named_flow_id(text: object, namespace: str) -> FlowId:
     return FlowId(derived_uuid("flow", namespace, own_id))
 
 
+def named_budget_id(text: object, namespace: str) -> BudgetId:
+    """A budget's uuid, or the one that its name stands for, in a namespace."""
+    name = parse_own_id(text, "budget_id")
+    if name is None:
+        return BudgetId(parse_uuid("budget_id", text))
+    return BudgetId(derived_uuid("budget", namespace, name))
+
+
 def derived_uuid(*parts: str) -> str:
     """The same for the same parts, none of which contains a NUL."""
     digest = bytearray(hashlib.sha1("\x00".join(parts).encode()).digest()[:UUID_BYTES])

@@ -17,6 +17,7 @@ from flowfabric.core.checks import check_int
 from flowfabric.core.ids import PartitionConfig
 from flowfabric.engine.admission import Admissions
 from flowfabric.engine.audit import Audits
+from flowfabric.engine.budgets import Budgets
 from flowfabric.engine.details import Details
 from flowfabric.engine.events import Subscriptions
 from flowfabric.engine.flow_endings import FlowAudits, FlowEndings
@@ -49,21 +50,13 @@ T = TypeVar("T")
 NAMES: Final = (
     "block_execution_for_admission",
     "claim_for_worker",
-    "create_budget",
-    "get_budget_status",
     "heartbeat_worker",
     "issue_grant_and_claim",
     "issue_reclaim_grant",
     "list_workers",
     "mark_worker_dead",
-    "read_budget_usage_and_limits",
     "reclaim_execution",
-    "record_spend",
     "register_worker",
-    "release_budget",
-    "report_usage",
-    "report_usage_admin",
-    "reset_budget",
     "unblock_execution",
 )
 
@@ -201,6 +194,7 @@ class Engine(Unimplemented):
         self.work = Work(shell)
         self.schedules = Schedules(shell, self.work)
         self.admissions = Admissions(shell)
+        self.budgets = Budgets(shell, self.work)
         self.flows = Flows(shell, self.work)
         self.pauses = Pauses(shell)
         self.reading = Reading(shell)
@@ -397,6 +391,25 @@ class Engine(Unimplemented):
     read_limit = operation("admissions", Admissions.read_limit)
     list_limits = operation("admissions", Admissions.list_limits)
     list_limit_use = operation("admissions", Admissions.list_limit_use)
+
+    # Budgets
+
+    create_budget = operation("budgets", Budgets.create_budget)
+    update_budget = operation("budgets", Budgets.update_budget)
+    get_budget_status = operation("budgets", Budgets.get_budget_status)
+    read_budget_usage_and_limits = operation("budgets", Budgets.read_budget_usage_and_limits)
+    list_budgets = operation("budgets", Budgets.list_budgets)
+    post_to_budgets = operation("budgets", Budgets.post_to_budgets)
+    report_usage = operation("budgets", Budgets.report_usage)
+    report_usage_admin = operation("budgets", Budgets.report_usage_admin)
+    record_spend = operation("budgets", Budgets.record_spend)
+    release_budget = operation("budgets", Budgets.release_budget)
+    reserve_budget = operation("budgets", Budgets.reserve_budget)
+    settle_reservation = operation("budgets", Budgets.settle_reservation)
+    reset_budget = operation("budgets", Budgets.reset_budget)
+    reset_due_budgets = operation("budgets", Budgets.reset_due_budgets)
+    check_reservations = operation("budgets", Budgets.check_reservations)
+    trim_budgets = operation("budgets", Budgets.trim_budgets)
 
     # Schedules
 

@@ -25,6 +25,13 @@ select coalesce(:clock, (select now_ms from this_moment)) as now_ms,
          where awaited) as awaited,
        (select min(next_due_at_ms) from schedule
          where next_due_at_ms is not null) as schedules,
+       (select min(next_reset_at_ms) from budget
+         where next_reset_at_ms is not null) as budget_reset,
+       (select min(check_at_ms) from budget_reservation) as budget_reservations,
+       (select min(due_at_ms)
+          from (select min(keep_until_ms) as due_at_ms from budget_report
+                union all
+                select min(keep_until_ms) from budget_spend) as kept) as budget_retention,
        -- Whatever is queued is due; one row of the key's index says that there is one.
        (select enqueued_at_ms from completion_dispatch
          order by partition_key, flow_id, execution_id, replay_count limit 1) as dispatch,

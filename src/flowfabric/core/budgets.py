@@ -1,0 +1,492 @@
+"""Budgets: what may be spent, what was, and what is promised to work under way.
+
+A budget counts whole units by dimension: tokens, requests, micro-dollars. Each dimension may
+have a hard limit, which no report passes, and a soft one, which a report may pass but is told
+of. Work that cannot know beforehand what it will cost reserves first and settles afterwards.
+
+In every dimension of a strict budget, usage and reservations together stay within the hard
+limit; only lowering the limit can leave them above it. So a reservation that was granted can
+always be settled up to its amount.
+
+A reset starts a new period: usage is zero again, and what was spent before can no longer be
+given back. Reservations outlive it, since the work they are for does.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import ClassVar, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric.core import ids
+from flowfabric.core.records import Record
+from flowfabric.errors import InvalidInput
+
+AMOUNT_MAX: Final = 2**53 - 1
+"""The largest limit, amount and usage: every reader of JSON takes it for what it is."""
+DIMENSIONS_COUNTED_MAX: Final = 256
+"""Dimensions one budget counts, declared or not."""
+KEPT_MS: Final = 24 * 60 * 60 * 1_000
+"""How long a report is recognised when it is repeated, and longer while its execution exists."""
+RESERVATION_CHECK_MS: Final = 60_000
+"""When a reservation is looked at whose lease does not say."""
+
+Amounts = Mapping[str, int]
+NOTHING: Final[Amounts] = {}
+
+
+class BudgetScope(StrEnum):
+    """What a budget is for: all that this names is attached to it."""
+
+    EXECUTION = "execution"
+    FLOW = "flow"
+    KIND = "kind"
+    LANE = "lane"
+    NAMESPACE = "namespace"
+    TENANT = "tenant"
+    """Whatever is attached by name; nothing is by itself."""
+
+
+class EnforcementMode(StrEnum):
+    STRICT = "strict"
+    """Hard limits hold."""
+    WARN = "warn"
+    """Hard limits are counted and told, and stop nothing."""
+
+
+class OnHardLimit(StrEnum):
+    """What a refused report or reservation does beyond being refused."""
+
+    REJECT = "reject"
+    """Nothing."""
+    FAIL = "fail"
+    """The execution that asked fails."""
+    CANCEL_PENDING = "cancel_pending"
+    """Whatever is attached to the budget and not running is cancelled."""
+    CANCEL_FLOW = "cancel_flow"
+    """The flow that the budget is for is cancelled."""
+
+
+CANCELLING: Final = (OnHardLimit.CANCEL_PENDING, OnHardLimit.CANCEL_FLOW)
+"""Those that are carried out after the breach, a batch at a time."""
+
+
+class OnSoftLimit(StrEnum):
+    WARN = "warn"
+    ALLOW = "allow"
+
+
+# Rows -----------------------------------------------------------------------
+
+
+class Budget(Record, frozen=True, kw_only=True):
+    """A budget with everything it counts: one row, which is also what its users lock."""
+
+    table: ClassVar[str] = "budget"
+    key: ClassVar[tuple[str, ...]] = ("budget_id",)
+
+    budget_id: ids.BudgetId
+    namespace: ids.Namespace
+    name: str
+    """What people call it, and its id is derived from; the id itself where it has no name."""
+    declared: bool = True
+    """False: somebody reported to it before it was created. It counts, and limits nothing."""
+    scope_type: BudgetScope = BudgetScope.TENANT
+    scope_id: str = ""
+    enforcement_mode: EnforcementMode = EnforcementMode.STRICT
+    on_hard_limit: OnHardLimit = OnHardLimit.REJECT
+    on_soft_limit: OnSoftLimit = OnSoftLimit.WARN
+    reset_interval_ms: int = 0
+    """0: never by itself."""
+    hard_limits: str = "{}"
+    soft_limits: str = "{}"
+    usage: str = "{}"
+    reserved: str = "{}"
+    """All four are JSON objects of amounts by dimension."""
+    closed: bool = False
+    """Whether a hard limit is used up, so that nothing attached may start."""
+    breach_count: int = 0
+    soft_breach_count: int = 0
+    last_breach_at_ms: int | None = None
+    last_breach_dim: str | None = None
+    reset_count: int = 0
+    """Also tells the periods apart."""
+    last_reset_at_ms: int | None = None
+    next_reset_at_ms: int | None = None
+    act_at_ms: int | None = None
+    """Since when something is to be cancelled because of a breach; null once it was."""
+    created_at_ms: int
+    updated_at_ms: int
+
+
+class BudgetSpend(Record, frozen=True, kw_only=True):
+    """What one execution has spent of one budget in one period: it can be given back."""
+
+    table: ClassVar[str] = "budget_spend"
+    key: ClassVar[tuple[str, ...]] = ("budget_id", "partition_key", "execution_id")
+
+    budget_id: ids.BudgetId
+    partition_key: int
+    execution_id: ids.ExecutionId
+    amounts: str
+    period: int
+    """The budget's `reset_count` when it was spent."""
+    keep_until_ms: int
+
+
+class BudgetReport(Record, frozen=True, kw_only=True):
+    """A report that was applied, by its key: so that its repeat is not."""
+
+    table: ClassVar[str] = "budget_report"
+    key: ClassVar[tuple[str, ...]] = ("budget_id", "settles", "dedup_key")
+
+    budget_id: ids.BudgetId
+    settles: bool
+    """Whether the key is that of a reservation, which it has settled."""
+    dedup_key: str
+    outcome: str
+    """JSON: what the first report was told."""
+    partition_key: int = 0
+    execution_id: ids.ExecutionId | None = None
+    """Kept as long as it exists."""
+    applied_at_ms: int
+    keep_until_ms: int
+
+
+class BudgetReservation(Record, frozen=True, kw_only=True):
+    """An amount promised to an attempt. It counts as long as the attempt's lease is live."""
+
+    table: ClassVar[str] = "budget_reservation"
+    key: ClassVar[tuple[str, ...]] = ("budget_id", "reservation_id")
+
+    budget_id: ids.BudgetId
+    reservation_id: str
+    partition_key: int
+    execution_id: ids.ExecutionId
+    lease_id: ids.LeaseId
+    amounts: str
+    created_at_ms: int
+    check_at_ms: int
+    """When to look whether the lease is still live, if nobody has before."""
+
+
+# What reports are told ------------------------------------------------------
+
+
+class UsageCounted(Struct, frozen=True, kw_only=True, tag="Ok"):
+    """It was counted, within all limits."""
+
+    undeclared: bool = False
+    """Nobody has created the budget: it counts, and limits nothing."""
+
+
+class SoftBreach(Struct, frozen=True, kw_only=True, tag="SoftBreach"):
+    """It was counted, and usage is now above a soft limit, or an advisory hard one."""
+
+    dimension: str
+    current_usage: int
+    soft_limit: int
+    undeclared: bool = False
+
+
+class HardBreach(Struct, frozen=True, kw_only=True, tag="HardBreach"):
+    """Nothing was counted: it would have passed a hard limit."""
+
+    dimension: str
+    current_usage: int
+    """Without what was refused."""
+    hard_limit: int
+    reserved: int = 0
+    """What others hold of the rest."""
+
+
+Counted = UsageCounted | SoftBreach
+
+
+class UsageAlreadyApplied(Struct, frozen=True, kw_only=True, tag="AlreadyApplied"):
+    """The same key was reported before; nothing was counted."""
+
+    prior_outcome: Counted | HardBreach
+    """`HardBreach`: a reservation was settled with more than there was room for."""
+
+
+class Reserved(Struct, frozen=True, kw_only=True, tag="Reserved"):
+    """The amount is held until it is settled or the lease ends."""
+
+    undeclared: bool = False
+
+
+UsageOutcome = UsageCounted | SoftBreach | HardBreach | UsageAlreadyApplied
+ReserveOutcome = Reserved | HardBreach | UsageAlreadyApplied
+"""`UsageAlreadyApplied`: it was reserved and settled before."""
+
+_OUTCOME: Final = msgspec.json.Decoder(Counted | HardBreach)
+
+Outcome = TypeVar("Outcome", covariant=True)
+
+
+def encode_outcome(outcome: Counted | HardBreach) -> str:
+    return msgspec.json.encode(outcome).decode()
+
+
+def prior(report: BudgetReport) -> UsageAlreadyApplied:
+    return UsageAlreadyApplied(prior_outcome=_OUTCOME.decode(report.outcome))
+
+
+def fails(budget: Budget) -> bool:
+    """Whether an execution fails that is refused."""
+    return (
+        budget.on_hard_limit is OnHardLimit.FAIL
+        and budget.enforcement_mode is EnforcementMode.STRICT
+    )
+
+
+def describe_breach(name: str, breach: HardBreach, amounts: Amounts) -> str:
+    """The breach in one sentence, with its numbers."""
+    held = f", {breach.reserved} reserved" if breach.reserved else ""
+    return (
+        f"budget {name} has no room for {amounts.get(breach.dimension, 0)} {breach.dimension}:"
+        f" {breach.current_usage} of {breach.hard_limit} used{held}"
+    )
+
+
+def is_forgotten(report: BudgetReport, now_ms: int) -> bool:
+    """Whether its key may be used again. That of an execution holds until both are deleted."""
+    return report.execution_id is None and report.keep_until_ms <= now_ms
+
+
+# A budget with its amounts decoded ------------------------------------------
+
+
+class Account(Struct, frozen=True):
+    """What decisions are made about. `posted` turns it back into the row."""
+
+    budget: Budget
+    hard: Amounts
+    soft: Amounts
+    usage: Amounts
+    reserved: Amounts
+
+
+class Posting(Struct, Generic[Outcome], frozen=True):
+    """The account after a request, and what the caller is told."""
+
+    account: Account
+    outcome: Outcome
+
+
+_AMOUNTS: Final = msgspec.json.Decoder(dict[str, int])
+_ENCODER: Final = msgspec.json.Encoder(order="sorted")
+
+
+def decode_amounts(text: str) -> dict[str, int]:
+    return _AMOUNTS.decode(text)
+
+
+def encode_amounts(amounts: Amounts) -> str:
+    return _ENCODER.encode(amounts).decode()
+
+
+def opened(budget: Budget) -> Account:
+    return Account(
+        budget,
+        decode_amounts(budget.hard_limits),
+        decode_amounts(budget.soft_limits),
+        decode_amounts(budget.usage),
+        decode_amounts(budget.reserved),
+    )
+
+
+def posted(account: Account, now_ms: int) -> Budget:
+    """The row to store: `closed` follows from limits and usage, here alone."""
+    after = structs.replace(
+        account.budget,
+        hard_limits=encode_amounts(account.hard),
+        soft_limits=encode_amounts(account.soft),
+        usage=encode_amounts(account.usage),
+        reserved=encode_amounts({name: n for name, n in account.reserved.items() if n}),
+        closed=is_closed(account),
+    )
+    return after if after == account.budget else structs.replace(after, updated_at_ms=now_ms)
+
+
+def is_closed(account: Account) -> bool:
+    """Whether a hard limit that holds is used up."""
+    if account.budget.enforcement_mode is not EnforcementMode.STRICT:
+        return False
+    return any(0 < limit <= account.usage.get(name, 0) for name, limit in account.hard.items())
+
+
+def room(account: Account, dimension: str) -> int | None:
+    """What is left of a dimension's hard limit; None where nothing limits it."""
+    limit = account.hard.get(dimension, 0)
+    if limit == 0 or account.budget.enforcement_mode is not EnforcementMode.STRICT:
+        return None
+    taken = account.usage.get(dimension, 0) + account.reserved.get(dimension, 0)
+    return max(0, limit - taken)
+
+
+# Counting -------------------------------------------------------------------
+
+
+def report(account: Account, amounts: Amounts, now_ms: int) -> Posting[Counted | HardBreach]:
+    """Count all amounts, or none if one of them would pass its hard limit."""
+    over = _over(account, amounts)
+    if over is not None and account.budget.enforcement_mode is EnforcementMode.STRICT:
+        return Posting(_breached(account, over.dimension, now_ms), over)
+    counted = structs.replace(account, usage=plus(account.usage, amounts))
+    if over is not None:
+        warned = SoftBreach(
+            dimension=over.dimension,
+            current_usage=counted.usage[over.dimension],
+            soft_limit=over.hard_limit,
+        )
+        return Posting(_breached(counted, over.dimension, now_ms), warned)
+    return _judged(counted, amounts)
+
+
+def reserve(
+    account: Account, held: Amounts, amounts: Amounts, now_ms: int
+) -> Posting[Reserved | HardBreach]:
+    """Hold `amounts` instead of `held`, or leave all as it is."""
+    without = structs.replace(account, reserved=_minus(account.reserved, held))
+    over = _over(without, amounts)
+    if over is not None and account.budget.enforcement_mode is EnforcementMode.STRICT:
+        return Posting(_breached(account, over.dimension, now_ms), over)
+    reserved = plus(without.reserved, amounts)
+    told = Reserved(undeclared=not account.budget.declared)
+    return Posting(structs.replace(account, reserved=reserved), told)
+
+
+def settle(
+    account: Account, held: Amounts, used: Amounts, now_ms: int
+) -> Posting[Counted | HardBreach]:
+    """Count `used` and free `held`.
+
+    What was held is counted in any case: it was promised. Where more was used than that, and
+    the rest would pass the limit, the rest is refused as a report would be.
+    """
+    freed = structs.replace(account, reserved=_minus(account.reserved, held))
+    beyond = {name: n for name, n in used.items() if n > held.get(name, 0)}
+    over = _over(freed, beyond)
+    if over is not None and account.budget.enforcement_mode is EnforcementMode.STRICT:
+        promised = {name: min(n, held.get(name, 0)) for name, n in used.items()}
+        counted = structs.replace(freed, usage=plus(freed.usage, promised))
+        refused = structs.replace(over, current_usage=counted.usage.get(over.dimension, 0))
+        return Posting(_breached(counted, over.dimension, now_ms), refused)
+    if over is not None:
+        return report(freed, used, now_ms)
+    return _judged(structs.replace(freed, usage=plus(freed.usage, used)), used)
+
+
+def give_back(account: Account, spend: BudgetSpend | None) -> Account:
+    """Take back what an execution has spent in this period. What it reported stays."""
+    if spend is None or spend.period != account.budget.reset_count:
+        return account
+    return structs.replace(account, usage=_minus(account.usage, decode_amounts(spend.amounts)))
+
+
+def free(account: Account, reservations: Sequence[BudgetReservation]) -> Account:
+    """The account without reservations whose attempts no longer go on."""
+    for each in reservations:
+        left = _minus(account.reserved, decode_amounts(each.amounts))
+        account = structs.replace(account, reserved=left)
+    return account
+
+
+def reset(account: Account, now_ms: int) -> Account:
+    """Start a new period. The schedule stays where it is, however late or early this comes."""
+    budget = structs.replace(
+        account.budget,
+        reset_count=account.budget.reset_count + 1,
+        last_reset_at_ms=now_ms,
+        next_reset_at_ms=next_reset_ms(account.budget, now_ms),
+        last_breach_at_ms=None,
+        last_breach_dim=None,
+    )
+    return structs.replace(account, budget=budget, usage=dict.fromkeys(account.usage, 0))
+
+
+def next_reset_ms(budget: Budget, now_ms: int) -> int | None:
+    """The first reset after `now_ms` of those the schedule has, which never drifts."""
+    if budget.reset_interval_ms == 0:
+        return None
+    if budget.next_reset_at_ms is None:
+        return now_ms + budget.reset_interval_ms
+    late_ms = now_ms - budget.next_reset_at_ms
+    passed = 0 if late_ms < 0 else late_ms // budget.reset_interval_ms + 1
+    return budget.next_reset_at_ms + passed * budget.reset_interval_ms
+
+
+def added_spend(
+    spend: BudgetSpend | None, account: Account, amounts: Amounts, blank: BudgetSpend
+) -> BudgetSpend:
+    """The ledger's row after a spend; what belongs to an earlier period is dropped."""
+    if spend is None or spend.period != account.budget.reset_count:
+        before = NOTHING
+    else:
+        before = decode_amounts(spend.amounts)
+    return structs.replace(
+        blank,
+        amounts=encode_amounts(plus(before, amounts)),
+        period=account.budget.reset_count,
+    )
+
+
+def _over(account: Account, amounts: Amounts) -> HardBreach | None:
+    """The first dimension, by name, that would pass its hard limit."""
+    for name in sorted(amounts):
+        limit = account.hard.get(name, 0)
+        used, reserved = account.usage.get(name, 0), account.reserved.get(name, 0)
+        if limit > 0 and used + reserved + amounts[name] > limit:
+            return HardBreach(
+                dimension=name, current_usage=used, hard_limit=limit, reserved=reserved
+            )
+    return None
+
+
+def _breached(account: Account, dimension: str, now_ms: int) -> Account:
+    before = account.budget
+    acts = before.on_hard_limit in CANCELLING and before.enforcement_mode is EnforcementMode.STRICT
+    budget = structs.replace(
+        before,
+        act_at_ms=now_ms if acts else before.act_at_ms,
+        breach_count=before.breach_count + 1,
+        last_breach_at_ms=now_ms,
+        last_breach_dim=dimension,
+    )
+    return structs.replace(account, budget=budget)
+
+
+def _judged(counted: Account, amounts: Amounts) -> Posting[Counted | HardBreach]:
+    for name in sorted(amounts):
+        limit, usage = counted.soft.get(name, 0), counted.usage.get(name, 0)
+        if 0 < limit < usage:
+            budget = structs.replace(
+                counted.budget, soft_breach_count=counted.budget.soft_breach_count + 1
+            )
+            told = SoftBreach(dimension=name, current_usage=usage, soft_limit=limit)
+            return Posting(structs.replace(counted, budget=budget), told)
+    return Posting(counted, UsageCounted(undeclared=not counted.budget.declared))
+
+
+def plus(sums: Amounts, amounts: Amounts) -> dict[str, int]:
+    """The sums with amounts added, within what a budget can count."""
+    total = dict(sums)
+    for name, amount in amounts.items():
+        total[name] = total.get(name, 0) + amount
+        if total[name] > AMOUNT_MAX:
+            raise InvalidInput(name, f"a budget counts up to {AMOUNT_MAX}", total[name])
+    if len(total) > DIMENSIONS_COUNTED_MAX:
+        problem = f"a budget counts up to {DIMENSIONS_COUNTED_MAX} dimensions"
+        raise InvalidInput("dimensions", problem, len(total))
+    return total
+
+
+def _minus(sums: Amounts, amounts: Amounts) -> dict[str, int]:
+    left = dict(sums)
+    for name, amount in amounts.items():
+        if name in left:
+            left[name] = max(0, left[name] - amount)
+    return left

@@ -1,0 +1,668 @@
+"""Budgets: created, counted, reserved, given back and reset.
+
+A budget is one row. Whoever changes it, or anything that belongs to it, holds that row's lock.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal
+
+from msgspec import Struct, structs
+
+from flowfabric.core import budget_terms as terms
+from flowfabric.core import budgets as rules
+from flowfabric.core import ids
+from flowfabric.core.budgets import (
+    Amounts,
+    Budget,
+    BudgetReport,
+    BudgetReservation,
+    BudgetSpend,
+    HardBreach,
+    Reserved,
+    ReserveOutcome,
+    SoftBreach,
+    UsageCounted,
+    UsageOutcome,
+)
+from flowfabric.core.checks import check_bool, check_int, check_list, check_text
+from flowfabric.core.handles import Handle
+from flowfabric.core.limits import BATCH_MAX, PAGE_MAX, SWEEP_BATCH
+from flowfabric.core.states import FailureClass
+from flowfabric.core.transitions import Changes
+from flowfabric.engine.ledger import (
+    BudgetEntry,
+    BudgetOutcome,
+    BudgetRequest,
+    Ledger,
+    Reservation,
+    Settlement,
+    Spend,
+    Usage,
+)
+from flowfabric.engine.operators import Swept
+from flowfabric.engine.unit import (
+    DUE_HINT_WITHIN_MS,
+    DUE_TOPIC,
+    Group,
+    Shell,
+    attempt,
+    execution_key,
+    row_execution_id,
+)
+from flowfabric.engine.work import FailureReport, Work
+from flowfabric.errors import BudgetExists, FlowFabricError, InvalidInput, NotFound
+from flowfabric.store.base import Reader, Transaction
+from flowfabric.store.mapping import key_of
+
+BUDGETS_SWEEP: Final = 100
+"""Budgets one sweep resets."""
+BUDGET_EXCEEDED: Final = "budget_exceeded"
+"""The category of failures that budgets cause."""
+
+
+class BudgetCreated(Struct, frozen=True, kw_only=True):
+    budget: Budget
+    change: Literal["created", "already_satisfied"]
+    differs: bool = False
+    """It exists already, under other terms, which stay."""
+
+
+class BudgetStatus(Struct, frozen=True, kw_only=True):
+    """A budget as people see it, amounts by dimension."""
+
+    budget_id: str
+    namespace: str
+    name: str
+    declared: bool
+    scope_type: str
+    scope_id: str
+    enforcement_mode: str
+    on_hard_limit: str
+    on_soft_limit: str
+    usage: dict[str, int]
+    reserved: dict[str, int]
+    """What attempts under way hold."""
+    hard_limits: dict[str, int]
+    soft_limits: dict[str, int]
+    closed: bool
+    breach_count: int
+    soft_breach_count: int
+    last_breach_at_ms: int | None
+    last_breach_dim: str | None
+    reset_interval_ms: int
+    reset_count: int
+    last_reset_at_ms: int | None
+    next_reset_at_ms: int | None
+    created_at_ms: int
+    updated_at_ms: int
+
+
+class UsageAndLimits(Struct, frozen=True, kw_only=True):
+    usage: dict[str, int]
+    hard_limits: dict[str, int]
+    soft_limits: dict[str, int]
+
+
+class BudgetReset(Struct, frozen=True, kw_only=True):
+    next_reset_at_ms: int
+    """0: never by itself."""
+
+
+class BudgetPage(Struct, frozen=True, kw_only=True):
+    budgets: tuple[BudgetStatus, ...]
+    next_cursor: tuple[str, str] | None
+
+
+_SHOWN: Final = tuple(
+    field.name
+    for field in structs.fields(BudgetStatus)
+    if field.name not in ("usage", "reserved", "hard_limits", "soft_limits")
+)
+
+
+# Operations -----------------------------------------------------------------
+
+
+class Budgets(Group):
+    def __init__(self, shell: Shell, work: Work) -> None:
+        super().__init__(shell)
+        self.work = work
+
+    async def create_budget(
+        self, definition: terms.BudgetDefinition, *, if_exists: str = "keep"
+    ) -> BudgetCreated:
+        """Have a budget. One that exists stays as it is; `if_exists="error"` refuses others.
+
+        What was reported to it before it was created counts.
+        """
+        if if_exists not in ("keep", "error"):
+            raise InvalidInput("if_exists", "must be keep or error", if_exists)
+        terms.check_definition(definition, 0)
+
+        async def body(tx: Transaction) -> BudgetCreated:
+            budget_id = terms.check_definition(definition, 0).budget_id
+            existing = (await tx.lock(Budget, [(budget_id,)])).get((budget_id,))
+            now_ms = await tx.now_ms()
+            wanted = terms.check_definition(definition, now_ms)
+            if existing is None:
+                if (budget_id,) not in await tx.insert_new([wanted]):
+                    # Another process has just created it; from here on it can be locked.
+                    return await body(tx)
+            elif existing.declared:
+                differs = terms.differs(existing, wanted)
+                if differs and if_exists == "error":
+                    raise BudgetExists(f"budget {existing.name} exists already, under other terms")
+                return BudgetCreated(budget=existing, change="already_satisfied", differs=differs)
+            else:
+                account = rules.opened(terms.defined(existing, wanted))
+                wanted = rules.posted(account, now_ms)
+                await tx.save(Changes(updates=(wanted,)))
+            hint_if_soon(tx, wanted, now_ms)
+            return BudgetCreated(budget=wanted, change="created")
+
+        return await self.store.transact(body)
+
+    async def update_budget(
+        self, budget_id: str, update: terms.BudgetUpdate, *, namespace: str = "default"
+    ) -> BudgetStatus:
+        """Change limits, enforcement or interval. What was counted stays."""
+
+        async def body(tx: Transaction) -> BudgetStatus:
+            before = await lock_budget(tx, wanted)
+            now_ms = await tx.now_ms()
+            account = terms.updated(rules.opened(before), update, now_ms)
+            after = rules.posted(account, now_ms)
+            if after != before:
+                await tx.save(Changes(updates=(after,)))
+                hint_if_soon(tx, after, now_ms)
+            return status_of(rules.opened(after))
+
+        wanted = blank_budget(budget_id, namespace)
+        return await self.store.transact(body)
+
+    async def get_budget_status(
+        self, budget_id: str, *, namespace: str = "default"
+    ) -> BudgetStatus:
+        """The budget with what was counted, and what attempts under way hold."""
+        wanted = blank_budget(budget_id, namespace)
+
+        async def body(reader: Reader) -> BudgetStatus:
+            found = await reader.get(Budget, [(wanted.budget_id,)])
+            if not found:
+                raise NotFound("budget", budget_id)
+            (status,) = await read_statuses(reader, list(found.values()))
+            return status
+
+        return await self.store.read(body)
+
+    async def read_budget_usage_and_limits(
+        self, budget_id: str, *, namespace: str = "default"
+    ) -> UsageAndLimits:
+        status = await self.get_budget_status(budget_id, namespace=namespace)
+        return UsageAndLimits(
+            usage=status.usage, hard_limits=status.hard_limits, soft_limits=status.soft_limits
+        )
+
+    async def list_budgets(
+        self,
+        *,
+        namespace: str | None = None,
+        cursor: tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> BudgetPage:
+        """Budgets by namespace and name, after `cursor`."""
+        check_int("limit", limit, 0, PAGE_MAX)
+        wanted = None if namespace is None else ids.parse_namespace(namespace)
+        after_namespace, after_name = ("", "") if cursor is None else _check_cursor(cursor)
+
+        async def body(reader: Reader) -> list[BudgetStatus]:
+            found = await reader.select_records(
+                Budget,
+                "list_budgets",
+                after_namespace=after_namespace,
+                after_name=after_name,
+                namespace=wanted,
+                limit=limit + 1,
+            )
+            return await read_statuses(reader, found)
+
+        found = await self.store.read(body) if limit else []
+        page = tuple(found[:limit])
+        last = (page[-1].namespace, page[-1].name) if len(found) > limit else None
+        return BudgetPage(budgets=page, next_cursor=last)
+
+    # Counting
+
+    async def post_to_budgets(
+        self, requests: Sequence[BudgetRequest]
+    ) -> list[BudgetOutcome | FlowFabricError]:
+        """Report, spend, reserve and settle, many at once; each gets its own answer or error.
+
+        Where a budget says so, an execution whose request is refused is failed.
+        """
+        check_list("requests", requests, 0, BATCH_MAX)
+        checked = [attempt(self._entry, each) for each in requests]
+        entries = [each for each in checked if isinstance(each, BudgetEntry)]
+        if not entries:
+            return [each for each in checked if isinstance(each, FlowFabricError)]
+
+        async def body(tx: Transaction) -> tuple[list[BudgetOutcome | FlowFabricError], Ledger]:
+            ledger = Ledger(entries)
+            return await ledger.run(tx), ledger
+
+        outcomes, ledger = await self.store.transact(body)
+        await self._fail_refused(entries, outcomes, ledger)
+        told = iter(outcomes)
+        return [each if isinstance(each, FlowFabricError) else next(told) for each in checked]
+
+    async def _fail_refused(
+        self,
+        entries: Sequence[BudgetEntry],
+        outcomes: Sequence[BudgetOutcome | FlowFabricError],
+        ledger: Ledger,
+    ) -> None:
+        """Fail executions for good that budgets want failed.
+
+        Apart from what was refused, since executions are locked before budgets. If this does
+        not happen, the execution is still running and is refused again.
+        """
+        failures = [
+            FailureReport(
+                handle=entry.handle,
+                reason=rules.describe_breach(entry.budget.name, outcome, entry.amounts),
+                failure_class=FailureClass.PERMANENT,
+                category=BUDGET_EXCEEDED,
+            )
+            for entry, outcome in zip(entries, outcomes, strict=True)
+            if isinstance(outcome, HardBreach)
+            and entry.handle is not None
+            and rules.fails(ledger.accounts[entry.budget_id].budget)
+        ]
+        if failures:
+            await self.work.fail_many(failures)
+
+    async def report_usage(
+        self,
+        handle: Handle | bytes,
+        budget_id: str,
+        usage: terms.UsageDimensions,
+        *,
+        namespace: str = "default",
+        require_declared: bool = False,
+    ) -> UsageOutcome:
+        """Count what a worker has used. Its lease may be gone: what was used was used."""
+        asked = Usage(
+            budget_id=budget_id,
+            amounts=terms.check_usage(usage),
+            namespace=namespace,
+            dedup_key=usage.dedup_key,
+            handle=self.shell.verify_handle(handle),
+            require_declared=require_declared,
+        )
+        return usage_answer(await self.post_to_budgets([asked]))
+
+    async def report_usage_admin(
+        self,
+        budget_id: str,
+        dimensions: Sequence[str],
+        deltas: Sequence[int],
+        *,
+        dedup_key: str | None = None,
+        namespace: str = "default",
+        require_declared: bool = False,
+    ) -> UsageOutcome:
+        """Count usage that no execution reports."""
+        asked = Usage(
+            budget_id=budget_id,
+            amounts=terms.check_deltas("report_usage_admin", dimensions, deltas),
+            namespace=namespace,
+            dedup_key=dedup_key,
+            require_declared=require_declared,
+        )
+        return usage_answer(await self.post_to_budgets([asked]))
+
+    async def record_spend(
+        self,
+        budget_id: str,
+        execution_id: str,
+        deltas: Amounts,
+        *,
+        idempotency_key: str,
+        namespace: str = "default",
+    ) -> UsageOutcome:
+        """Count usage that `release_budget` can give back. The execution need not exist."""
+        asked = Spend(
+            budget_id=budget_id,
+            execution_id=execution_id,
+            deltas=deltas,
+            idempotency_key=idempotency_key,
+            namespace=namespace,
+        )
+        return usage_answer(await self.post_to_budgets([asked]))
+
+    async def release_budget(
+        self, budget_id: str, execution_id: str, *, namespace: str = "default"
+    ) -> None:
+        """Give back what an execution has spent since the last reset. Safe to repeat."""
+        wanted = blank_budget(budget_id, namespace)
+        key = (wanted.budget_id, *execution_key(self.shell.check_execution_id(execution_id)))
+
+        async def body(tx: Transaction) -> None:
+            before = (await tx.lock(Budget, [(wanted.budget_id,)])).get((wanted.budget_id,))
+            spend = None if before is None else (await tx.get(BudgetSpend, [key])).get(key)
+            if before is None or spend is None:
+                return
+            account = rules.give_back(rules.opened(before), spend)
+            after = rules.posted(account, await tx.now_ms())
+            await tx.save(Changes(updates=(after,), deletes=(spend,)))
+
+        await self.store.transact(body)
+
+    # Reserving
+
+    async def reserve_budget(
+        self,
+        handle: Handle | bytes,
+        budget_id: str,
+        amounts: Amounts,
+        *,
+        reservation_id: str,
+        namespace: str = "default",
+    ) -> ReserveOutcome:
+        """Hold an amount for the attempt of `handle`, until it settles or its lease ends.
+
+        Asking again under the same id replaces what is held.
+        """
+        asked = Reservation(
+            handle=handle,
+            budget_id=budget_id,
+            amounts=amounts,
+            reservation_id=reservation_id,
+            namespace=namespace,
+        )
+        return reserve_answer(await self.post_to_budgets([asked]))
+
+    async def settle_reservation(
+        self,
+        budget_id: str,
+        reservation_id: str,
+        used: Amounts,
+        *,
+        namespace: str = "default",
+        handle: Handle | bytes | None = None,
+    ) -> UsageOutcome:
+        """Count what was used, and free the rest of what was reserved. Safe to repeat.
+
+        Using nothing gives the reservation up. What goes beyond it is counted if there is room.
+        """
+        asked = Settlement(
+            budget_id=budget_id,
+            reservation_id=reservation_id,
+            used=used,
+            namespace=namespace,
+            handle=handle,
+        )
+        return usage_answer(await self.post_to_budgets([asked]))
+
+    def _entry(self, request: object) -> BudgetEntry:
+        """A request, checked."""
+        match request:
+            case Usage():
+                handle = (
+                    None if request.handle is None else self.shell.verify_handle(request.handle)
+                )
+                return BudgetEntry(
+                    verb="report",
+                    budget=blank_budget(request.budget_id, request.namespace),
+                    amounts=terms.check_amounts("amounts", request.amounts),
+                    key=terms.check_dedup_key("dedup_key", request.dedup_key),
+                    execution_id=None if handle is None else handle.execution_id,
+                    require_declared=check_bool("require_declared", request.require_declared),
+                    handle=handle,
+                )
+            case Spend():
+                key = terms.check_dedup_key("idempotency_key", request.idempotency_key)
+                if key is None:
+                    raise InvalidInput("idempotency_key", "must not be empty")
+                return BudgetEntry(
+                    verb="report",
+                    budget=blank_budget(request.budget_id, request.namespace),
+                    amounts=terms.check_amounts("deltas", request.deltas),
+                    key=key,
+                    execution_id=self.shell.check_execution_id(request.execution_id),
+                    spends=True,
+                )
+            case Reservation():
+                handle = self.shell.open_handle(request.handle)
+                return BudgetEntry(
+                    verb="reserve",
+                    budget=blank_budget(request.budget_id, request.namespace),
+                    amounts=terms.check_amounts("amounts", request.amounts),
+                    key=_check_reservation_id(request.reservation_id),
+                    execution_id=handle.execution_id,
+                    lease_id=handle.lease_id,
+                    handle=handle,
+                )
+            case Settlement():
+                handle = (
+                    None if request.handle is None else self.shell.verify_handle(request.handle)
+                )
+                return BudgetEntry(
+                    verb="settle",
+                    budget=blank_budget(request.budget_id, request.namespace),
+                    amounts=terms.check_amounts("used", request.used),
+                    key=_check_reservation_id(request.reservation_id),
+                    execution_id=None if handle is None else handle.execution_id,
+                    handle=handle,
+                )
+            case _:
+                raise InvalidInput(
+                    "requests", "must be Usage, Spend, Reservation or Settlement", request
+                )
+
+    # Time
+
+    async def reset_budget(self, budget_id: str, *, namespace: str = "default") -> BudgetReset:
+        """Start a new period now. The schedule of resets stays as it is."""
+        wanted = blank_budget(budget_id, namespace)
+
+        async def body(tx: Transaction) -> BudgetReset:
+            before = await lock_budget(tx, wanted)
+            (after,) = await reset_in(tx, [before])
+            return BudgetReset(next_reset_at_ms=after.next_reset_at_ms or 0)
+
+        return await self.store.transact(body)
+
+    async def reset_due_budgets(self, *, limit: int = BUDGETS_SWEEP) -> Swept:
+        """Start new periods of the budgets whose time has come."""
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def body(tx: Transaction) -> Swept:
+            due = await tx.select_records(
+                Budget, "due_budget_resets", now_ms=await tx.now_ms(), limit=limit
+            )
+            await reset_in(tx, due)
+            return Swept(acted=len(due), full=len(due) == limit)
+
+        return await self.store.transact(body)
+
+    async def check_reservations(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Free reservations whose attempts have ended; others are looked at again later."""
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def body(tx: Transaction) -> Swept:
+            now_ms = await tx.now_ms()
+            found = await tx.select_records(
+                BudgetReservation, "due_reservations", now_ms=now_ms, limit=limit
+            )
+            locked = await tx.lock(Budget, sorted({(each.budget_id,) for each in found}))
+            # Under the locks: some may have been settled meanwhile.
+            keys = [(each.budget_id, each.reservation_id) for each in found]
+            due = await tx.get(BudgetReservation, keys)
+            dead = await tx.select_records(
+                BudgetReservation,
+                "dead_reservations",
+                budget_ids=[str(key[0]) for key in locked],
+                now_ms=now_ms,
+            )
+            freed = [rules.posted(each, now_ms) for each in freed_accounts(locked.values(), dead)]
+            gone = {(each.budget_id, each.reservation_id) for each in dead}
+            later = [
+                structs.replace(each, check_at_ms=now_ms + rules.RESERVATION_CHECK_MS)
+                for key, each in due.items()
+                if key not in gone
+            ]
+            await tx.save(Changes(updates=(*freed, *later), deletes=tuple(dead)))
+            return Swept(acted=len(found), full=len(found) == limit)
+
+        return await self.store.transact(body)
+
+    async def trim_budgets(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Forget keys and spends that are old, unless their executions exist."""
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def body(tx: Transaction) -> Swept:
+            now_ms = await tx.now_ms()
+            reports = await tx.select_records(
+                BudgetReport, "due_budget_reports", now_ms=now_ms, limit=limit
+            )
+            spends = await tx.select_records(
+                BudgetSpend, "due_budget_spends", now_ms=now_ms, limit=limit
+            )
+            found: list[BudgetReport | BudgetSpend] = [*reports, *spends]
+            await tx.lock(Budget, sorted({(each.budget_id,) for each in found}))
+            # Under the locks: some may have been used again meanwhile.
+            current: list[BudgetReport | BudgetSpend] = [
+                *(await tx.get(BudgetReport, [key_of(each) for each in reports])).values(),
+                *(await tx.get(BudgetSpend, [key_of(each) for each in spends])).values(),
+            ]
+            due = [each for each in current if each.keep_until_ms <= now_ms]
+            there = await existing_executions(tx, [each.execution_id for each in due])
+            keep_ms = now_ms + rules.KEPT_MS
+            await tx.save(
+                Changes(
+                    updates=tuple(
+                        structs.replace(each, keep_until_ms=keep_ms)
+                        for each in due
+                        if each.execution_id in there
+                    ),
+                    deletes=tuple(each for each in due if each.execution_id not in there),
+                )
+            )
+            return Swept(acted=len(found), full=limit in (len(reports), len(spends)))
+
+        return await self.store.transact(body)
+
+
+def blank_budget(budget_id: object, namespace: object) -> Budget:
+    """The budget as it is when somebody reports to it before it is created."""
+    known = ids.parse_namespace(namespace)
+    parsed = ids.named_budget_id(budget_id, known)
+    return Budget(
+        budget_id=parsed,
+        namespace=known,
+        name=str(budget_id),
+        declared=False,
+        created_at_ms=0,
+        updated_at_ms=0,
+    )
+
+
+async def lock_budget(tx: Transaction, wanted: Budget) -> Budget:
+    budget = (await tx.lock(Budget, [(wanted.budget_id,)])).get((wanted.budget_id,))
+    if budget is None:
+        raise NotFound("budget", wanted.name)
+    return budget
+
+
+async def reset_in(tx: Transaction, budgets: Sequence[Budget]) -> list[Budget]:
+    """Budgets that are locked, in their next periods."""
+    now_ms = await tx.now_ms()
+    after = [rules.posted(rules.reset(rules.opened(each), now_ms), now_ms) for each in budgets]
+    await tx.save(Changes(updates=tuple(after)))
+    for each in after:
+        hint_if_soon(tx, each, now_ms)
+    return after
+
+
+def freed_accounts(
+    budgets: Iterable[Budget], dead: Sequence[BudgetReservation]
+) -> list[rules.Account]:
+    """The accounts of budgets without the reservations of theirs that are dead."""
+    return [
+        rules.free(
+            rules.opened(budget), [each for each in dead if each.budget_id == budget.budget_id]
+        )
+        for budget in budgets
+    ]
+
+
+async def existing_executions(
+    tx: Transaction, execution_ids: Iterable[ids.ExecutionId | None]
+) -> set[ids.ExecutionId | None]:
+    wanted = sorted({each for each in execution_ids if each is not None})
+    if not wanted:
+        return set()
+    rows = await tx.select(
+        "namespaces_of",
+        partition_keys=[ids.partition_of(each) for each in wanted],
+        execution_ids=[ids.uuid_of(each) for each in wanted],
+    )
+    return {row_execution_id(row) for row in rows}
+
+
+async def read_statuses(reader: Reader, budgets: Sequence[Budget]) -> list[BudgetStatus]:
+    """Budgets as they are seen; what ended attempts still seem to hold is left out."""
+    holding = [str(each.budget_id) for each in budgets if each.reserved != "{}"]
+    dead: Sequence[BudgetReservation] = ()
+    if holding:
+        dead = await reader.select_records(
+            BudgetReservation,
+            "dead_reservations",
+            budget_ids=holding,
+            now_ms=await reader.now_ms(),
+        )
+    return [status_of(account) for account in freed_accounts(budgets, dead)]
+
+
+def status_of(account: rules.Account) -> BudgetStatus:
+    fields = {name: getattr(account.budget, name) for name in _SHOWN}
+    return BudgetStatus(
+        **fields,
+        usage=dict(account.usage),
+        reserved={name: n for name, n in account.reserved.items() if n},
+        hard_limits=dict(account.hard),
+        soft_limits=dict(account.soft),
+    )
+
+
+def usage_answer(outcomes: Sequence[BudgetOutcome | FlowFabricError]) -> UsageOutcome:
+    """The answer to a single request; a refusal is raised."""
+    (outcome,) = outcomes
+    if isinstance(outcome, FlowFabricError):
+        raise outcome
+    assert not isinstance(outcome, Reserved)
+    return outcome
+
+
+def reserve_answer(outcomes: Sequence[BudgetOutcome | FlowFabricError]) -> ReserveOutcome:
+    (outcome,) = outcomes
+    if isinstance(outcome, FlowFabricError):
+        raise outcome
+    assert not isinstance(outcome, UsageCounted | SoftBreach)
+    return outcome
+
+
+def hint_if_soon(tx: Transaction, budget: Budget, now_ms: int) -> None:
+    soon_ms = now_ms + DUE_HINT_WITHIN_MS
+    if budget.next_reset_at_ms is not None and budget.next_reset_at_ms <= soon_ms:
+        tx.hint(DUE_TOPIC)
+
+
+def _check_reservation_id(value: object) -> str:
+    return check_text("reservation_id", value, bytes_max=terms.DEDUP_KEY_BYTES_MAX, empty=False)
+
+
+def _check_cursor(cursor: object) -> tuple[str, str]:
+    namespace, name = check_list("cursor", cursor, 2, 2)
+    return check_text("cursor", namespace), check_text("cursor", name)

@@ -1,0 +1,80 @@
+-- backward-compatible: yes
+--
+-- Budgets: what may be spent, what was, and what is promised to work under way.
+
+-- All that a budget counts is in its row, which every report to it updates: limits, usage and
+-- reservations are JSON objects of amounts by dimension.
+create table budget (
+    budget_id          text primary key,
+    namespace          text not null,
+    name               text not null,
+    declared           integer not null check (declared in (0, 1)),
+    scope_type         text not null,
+    scope_id           text not null,
+    enforcement_mode   text not null check (enforcement_mode in ('strict', 'warn')),
+    on_hard_limit      text not null,
+    on_soft_limit      text not null,
+    reset_interval_ms  integer not null,
+    hard_limits        text not null,
+    soft_limits        text not null,
+    usage              text not null,
+    reserved           text not null,
+    closed             integer not null check (closed in (0, 1)),
+    breach_count       integer not null,
+    soft_breach_count  integer not null,
+    last_breach_at_ms  integer,
+    last_breach_dim    text,
+    reset_count        integer not null,
+    last_reset_at_ms   integer,
+    next_reset_at_ms   integer,
+    act_at_ms          integer,
+    created_at_ms      integer not null,
+    updated_at_ms      integer not null
+) strict;
+
+create index budget_by_name on budget (namespace, name);
+create index budget_reset_due on budget (next_reset_at_ms) where next_reset_at_ms is not null;
+create index budget_action_due on budget (act_at_ms) where act_at_ms is not null;
+
+-- What executions have spent and can give back.
+create table budget_spend (
+    budget_id      text not null,
+    partition_key  integer not null,
+    execution_id   text not null,
+    amounts        text not null,
+    period         integer not null,
+    keep_until_ms  integer not null,
+    primary key (budget_id, partition_key, execution_id)
+) strict;
+
+create index budget_spend_due on budget_spend (keep_until_ms);
+
+-- Reports that were applied, by their keys.
+create table budget_report (
+    budget_id      text not null,
+    settles        integer not null check (settles in (0, 1)),
+    dedup_key      text not null,
+    outcome        text not null,
+    partition_key  integer not null,
+    execution_id   text,
+    applied_at_ms  integer not null,
+    keep_until_ms  integer not null,
+    primary key (budget_id, settles, dedup_key)
+) strict;
+
+create index budget_report_due on budget_report (keep_until_ms);
+
+-- Amounts promised to attempts; each counts as long as its lease is live.
+create table budget_reservation (
+    budget_id       text not null,
+    reservation_id  text not null,
+    partition_key   integer not null,
+    execution_id    text not null,
+    lease_id        text not null,
+    amounts         text not null,
+    created_at_ms   integer not null,
+    check_at_ms     integer not null,
+    primary key (budget_id, reservation_id)
+) strict;
+
+create index budget_reservation_due on budget_reservation (check_at_ms);
