@@ -37,6 +37,14 @@ async def test_the_engine_takes_any_partition_and_people_are_shown_which(engine:
     assert other in caught.value.problem
 
 
+async def test_people_find_an_execution_by_its_id_with_another_partition(engine: Engine) -> None:
+    right = (await engine.create_execution(new(execution_id=UUID))).execution_id
+    assert await engine.resolve_execution_id(STRAY) == right
+    await engine.create_execution(new(execution_id=STRAY))
+    assert await engine.resolve_execution_id(STRAY) == STRAY
+    assert await engine.resolve_execution_id(right) == right
+
+
 @pytest.mark.parametrize("operation", ["create_execution", "describe_execution"])
 async def test_a_uuid_in_capitals_is_refused_for_that(engine: Engine, operation: str) -> None:
     text = UUID.upper()

@@ -9,11 +9,11 @@ import asyncpg
 import pytest
 
 from flowfabric import App, Context, Engine, EngineConfig, Run, Task
-from flowfabric.core.ids import ExecutionId
+from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.records import Execution
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.unit import execution_key
-from flowfabric.errors import NotFound, OperationTimeout
+from flowfabric.errors import InvalidInput, NotFound, OperationTimeout
 from flowfabric.store.base import Transaction
 from tests.apps import working
 from tests.conformance.given import UNKNOWN_ID
@@ -109,6 +109,21 @@ async def test_a_run_that_is_not_there_is_named_as_it_was_asked_for(app: App) ->
     for ask in (run.result, run.state, run.snapshot, run.why, run.cancel):
         with pytest.raises(NotFound, match=r"^execution not found: order-43$"):
             await ask()
+
+
+async def test_an_id_with_another_partition_is_refused_with_the_right_one(app: App) -> None:
+    @app.task
+    def task() -> None: ...
+
+    right = (await app.submit(task)).execution_id
+    wrong = f"{{fp:{(partition_of(right) + 1) % 256}}}:{uuid_of(right)}"
+    problem = "execution_id: has another partition than its uuid; give the uuid alone, or "
+    try:
+        for ask in (app, app.blocking):
+            with pytest.raises(InvalidInput, match=re.escape(problem + right)):
+                await asyncio.to_thread(ask.run, task, wrong)
+    finally:
+        app.blocking.close()
 
 
 async def test_a_child_that_is_gone_is_told_to_its_parent(app: App) -> None:

@@ -31,6 +31,7 @@ from flowfabric.core.ids import (
     LaneId,
     Namespace,
     PartitionConfig,
+    check_own_partition,
     check_partition,
     fitted,
     own_execution_id,
@@ -41,7 +42,6 @@ from flowfabric.core.ids import (
     parse_own_id,
     partition_of,
     solo_execution_id,
-    uuid_of,
 )
 from flowfabric.core.limits import IDEMPOTENCY_KEY_BYTES_MAX
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, encode_policy, parse_policy
@@ -275,13 +275,8 @@ def _check_id(
     else:
         execution_id = parse_any_id(request.execution_id, partitions)
         check_partition(partition_of(execution_id), partitions)
-        right = solo_execution_id(uuid_of(execution_id), partitions)
-        if request.id_is_chosen and execution_id != right:
-            raise InvalidInput(
-                "execution_id",
-                f"has another partition than its uuid; give the uuid alone, or {right}",
-                execution_id,
-            )
+        if request.id_is_chosen:
+            check_own_partition(execution_id, partitions)
     if request.partition_id not in (None, partition_of(execution_id)):
         raise InvalidInput(
             "partition_id", f"differs from that of {execution_id}", request.partition_id

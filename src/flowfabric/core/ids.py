@@ -306,6 +306,18 @@ def solo_execution_id(uuid: str, partitions: PartitionConfig) -> ExecutionId:
     return make_execution_id(solo_partition(uuid, partitions), uuid)
 
 
+def check_own_partition(execution_id: ExecutionId, partitions: PartitionConfig) -> ExecutionId:
+    """An id in full is mistaken if its uuid tells another partition."""
+    right = solo_execution_id(uuid_of(execution_id), partitions)
+    if execution_id != right:
+        raise InvalidInput(
+            "execution_id",
+            f"has another partition than its uuid; give the uuid alone, or {right}",
+            execution_id,
+        )
+    return execution_id
+
+
 def member_execution_id(flow_id: FlowId, uuid: str, partitions: PartitionConfig) -> ExecutionId:
     """The id of a member of a flow, with a uuid that tells its partition by itself."""
     partition = flow_partition(flow_id, partitions)

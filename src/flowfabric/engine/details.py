@@ -132,14 +132,18 @@ class Details(Group):
     ) -> ExecutionId:
         """The execution that text stands for.
 
-        A full id, somebody's own id in `namespace` or, with None, in the only one that has
-        it, a uuid, or the beginning or end of a uuid, which must fit one execution alone.
+        An id in full, though its partition be wrong, somebody's own id in `namespace` or, with
+        None, in the only one that has it, a uuid, or the beginning or end of a uuid, which must
+        fit one execution alone.
         Parts are looked for in the index of all ids: for people, not for programs.
         """
         if namespace is not None:
             parse_namespace(namespace)
         if check_text("execution_id", text).startswith("{"):
-            return self.shell.check_execution_id(text)
+            asked = self.shell.check_execution_id(text)
+            found = await self._find_by_uuid(uuid_of(asked))
+            # With the partition of another it is found as well.
+            return asked if asked in found or len(found) != 1 else found[0]
         if parse_own_id(text) is not None:
             named = await self._find_named(text, namespace)
             if len(named) > 1:

@@ -26,6 +26,7 @@ from flowfabric.core.ids import (
     ExecutionId,
     LeaseId,
     PartitionConfig,
+    check_own_partition,
     check_partition,
     make_execution_id,
     own_execution_id,
@@ -242,10 +243,11 @@ class Shell(KnowsRoutes):
         return parsed
 
     def named_execution_id(self, text: str, namespace: str) -> ExecutionId:
-        """The same, or an id that somebody has chosen in a namespace."""
+        """The id of what was submitted, in full or as a bare uuid; or the one that somebody has
+        chosen for it in a namespace."""
         own_id = parse_own_id(text)
         if own_id is None:
-            return self.check_execution_id(text)
+            return check_own_partition(self.check_execution_id(text), self.deployment.partitions)
         return own_execution_id(parse_namespace(namespace), own_id, self.deployment.partitions)
 
     def verify_handle(self, handle: Handle | bytes) -> Handle:
