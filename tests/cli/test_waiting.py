@@ -6,6 +6,7 @@ from flowfabric import Engine, connect
 from flowfabric.core.conditions import all_of_waitpoints
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_joins import Dependency, Join
+from flowfabric.core.policies import ExecutionPolicy, RoutingRequirements
 from flowfabric.engine.unit import new_uuid
 from flowfabric.testing import SettableClock
 from tests.cli.command import run
@@ -45,6 +46,20 @@ async def test_what_is_due_without_a_worker_says_so_everywhere(engine: Engine, u
         ["default"], worker_id="w", worker_instance_id="w-1", kinds=["other"]
     )
     assert "no worker for remind, due " in run("ls", url=url).lines[1]
+
+
+async def test_what_no_worker_has_the_capabilities_for_says_so(engine: Engine, url: str) -> None:
+    policy = ExecutionPolicy(
+        routing_requirements=RoutingRequirements(required_capabilities=("cuda", "gpu"))
+    )
+    await engine.create_execution(NewExecution(execution_kind="render", policy=policy))
+    await engine.create_execution(NewExecution(execution_kind="send"))
+    await engine.report_presence(
+        ["default"], worker_id="w", worker_instance_id="w-1", capabilities=["gpu"]
+    )
+    lines = {line.split()[0]: line for line in run("ls", url=url).lines[1:]}
+    assert lines["render"].endswith("no worker with cuda, gpu")
+    assert "no worker" not in lines["send"]
 
 
 async def test_the_first_look_for_what_was_left_behind_is_not_overdue(

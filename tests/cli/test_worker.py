@@ -337,6 +337,16 @@ def test_a_worker_tells_which_tasks_it_lacks_something_for(
     assert "tasks rest not run train (needs --capability cuda)" in told
 
 
+async def test_a_log_tells_which_tasks_are_not_run(folder: Path, processes: list[Process]) -> None:
+    (folder / "shop.py").write_text(CAPABLE)
+    worker = await start(processes, folder, "worker", "shop:app", "--capability", "gpu")
+    told = json.loads(await worker.line("not run"))
+    assert told["level"] == "warning"
+    assert told["message"] == "not run: train (needs --capability cuda)"
+    await worker.line("starts")
+    assert await worker.end(signal.SIGTERM) == 0
+
+
 def test_dev_refuses_at_once_what_no_save_can_mend(folder: Path) -> None:
     for arguments in (("shop",), ("shop:app", "--lane", "a=b")):
         ran = run("dev", *arguments, cwd=folder)

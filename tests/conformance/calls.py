@@ -148,6 +148,7 @@ def reading(waiting: ExecutionId) -> dict[str, Arguments]:
         "read_exec_core_fields": {"execution_id": waiting, "names": ["lane_id"], "partition": None},
         "resolve_execution_id": {"text": waiting, "namespace": "default"},
         "own_ids": {"execution_ids": [waiting]},
+        "required_capabilities": {"execution_ids": [waiting]},
         "before_latest_events": {"count": 5, "namespace": "n", "category": None},
         "list_executions": {"partition": 5, **page},
         "find_executions": {"matching": EVERYTHING, **page},

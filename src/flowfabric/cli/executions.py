@@ -13,6 +13,7 @@ from flowfabric.cli import options, screen
 from flowfabric.cli.screen import REMARK, ScreenColumn, fixed, flexible, right
 from flowfabric.core.checks import split_kind, visible, visible_lines
 from flowfabric.core.events import EventCategory, StoredEvent
+from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.policies import span
 from flowfabric.core.records import Attempt, WorkerPresence
@@ -165,10 +166,8 @@ async def ls(engine: Engine, target: options.Target, chosen: options.Chosen, lim
             break
     if not target.json:
         now_ms = await engine.server_time_ms()
-        due = any(wants_worker(each, now_ms) for each in found)
-        present = await engine.list_presences() if due else ()
-        said = await _explained(engine, found)
-        _print_list(found, present, said, now_ms)
+        said = await _explained(engine, found) | await _unserved(engine, found, now_ms)
+        _print_list(found, said, now_ms)
         for line in on_old_versions(found):
             screen.err().print(Text(line, style="dim"))
         if cursor is not None:
@@ -185,12 +184,24 @@ async def _explained(engine: Engine, found: Sequence[ExecutionSnapshot]) -> dict
     return said
 
 
-def _print_list(
-    found: list[ExecutionSnapshot],
-    present: Sequence[WorkerPresence],
-    said: Mapping[str, str],
-    now_ms: int,
-) -> None:
+async def _unserved(
+    engine: Engine, found: Sequence[ExecutionSnapshot], now_ms: int
+) -> dict[str, str]:
+    """What waits for a worker that is not there."""
+    due = [each for each in found if wants_worker(each, now_ms)]
+    present = await engine.list_presences() if due else ()
+    required: dict[ExecutionId, tuple[str, ...]] = {}
+    for start in range(0, len(due) if present else 0, PAGE_MAX):
+        page = [each.execution_id for each in due[start : start + PAGE_MAX]]
+        required |= await engine.required_capabilities(page)
+    said = {
+        each.execution_id: unserved(each, required.get(each.execution_id, ()), present, now_ms)
+        for each in due
+    }
+    return {execution_id: text for execution_id, text in said.items() if text is not None}
+
+
+def _print_list(found: list[ExecutionSnapshot], said: Mapping[str, str], now_ms: int) -> None:
     if not found:
         screen.err().print("[dim]No executions match.[/]")
         return
@@ -214,11 +225,7 @@ def _print_list(
                     each.lane_id,
                     str(each.total_attempt_count),
                     span(now_ms - each.created_at_ms),
-                    screen.one_line(
-                        said.get(each.execution_id)
-                        or unserved(each, present, now_ms)
-                        or remark(each, now_ms)
-                    ),
+                    screen.one_line(said.get(each.execution_id) or remark(each, now_ms)),
                 )
                 for each in found
             ],
@@ -253,15 +260,18 @@ def wants_worker(execution: ExecutionSnapshot, now_ms: int) -> bool:
 
 
 def unserved(
-    execution: ExecutionSnapshot, present: Sequence[WorkerPresence], now_ms: int
+    execution: ExecutionSnapshot,
+    required: tuple[str, ...],
+    present: Sequence[WorkerPresence],
+    now_ms: int,
 ) -> str | None:
-    """Says so if no worker that is there runs such tasks, whatever they may require."""
-    if not wants_worker(execution, now_ms):
-        return None
-    if any(serves(each, execution, ()) for each in present):
+    """Says so if no worker that is there would run it, and what the others lack."""
+    if any(serves(each, execution, required) for each in present):
         return None
     kind = execution.execution_kind
     due = f", {_due(execution, now_ms)}" if overdue(execution, now_ms) else ""
+    if any(serves(each, execution, ()) for each in present):
+        return f"no worker with {', '.join(required)}{due}"
     if other_versions(present, execution):
         return f"no worker for version {split_kind(kind)[1]} any more{due}"
     return f"no worker for {kind}{due}" if present else f"no worker{due}"

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -29,6 +29,7 @@ from flowfabric.errors import InvalidInput
 from flowfabric.logs import open_log
 from flowfabric.outages import waited_out
 from flowfabric.store.urls import redact
+from flowfabric.task import Task
 from flowfabric.terminal import Console, Indented, open_console
 from flowfabric.worker.worker import WorkerSettings
 
@@ -398,6 +399,8 @@ def worker(
     )
     if screen.err().is_terminal and not as_json and not one_of_several:
         greet(reference, app, settings, processes)
+    elif not one_of_several and (lacking := not_run(app, settings)):
+        log.warning("not run: %s", ", ".join(lacking))
     if processes > 1 and not one_of_several:
         return run_several(_same_command("--one-of-several"), processes)
     if one_of_several:
@@ -521,15 +524,12 @@ def greet(reference: str, app: App, settings: WorkerSettings, processes: int = 1
         if isinstance(lanes, Mapping)
         else list(lanes)
     )
-    missing = {
-        name: set(task.settings.capabilities) - set(settings.capabilities)
-        for name, task in sorted(app.tasks.items())
-    }
+    runs = (name for name, task in sorted(app.tasks.items()) if not _lacks(task, settings))
     pairs = [
         ("app", reference),
         ("database", redact(app.url)),
-        ("tasks", ", ".join(name for name, lacks in missing.items() if not lacks) or "none"),
-        ("not run", ", ".join(_lacking(name, lacks) for name, lacks in missing.items() if lacks)),
+        ("tasks", ", ".join(runs) or "none"),
+        ("not run", ", ".join(not_run(app, settings))),
         ("schedules", ", ".join(each.schedule_id for each in app.schedules)),
         ("lanes", ", ".join(shown)),
         ("capabilities", ", ".join(settings.capabilities)),
@@ -541,6 +541,14 @@ def greet(reference: str, app: App, settings: WorkerSettings, processes: int = 1
     screen.err().print()
 
 
-def _lacking(name: str, capabilities: Collection[str]) -> str:
-    asked = " ".join(f"--capability {each}" for each in sorted(capabilities))
-    return f"{name} (needs {asked})"
+def not_run(app: App, settings: WorkerSettings) -> list[str]:
+    """Tasks that this worker leaves to others, with what it lacks."""
+    return [
+        f"{name} (needs {' '.join(f'--capability {each}' for each in lacks)})"
+        for name, task in sorted(app.tasks.items())
+        if (lacks := _lacks(task, settings))
+    ]
+
+
+def _lacks(task: Task[..., object], settings: WorkerSettings) -> list[str]:
+    return sorted(set(task.settings.capabilities) - set(settings.capabilities))

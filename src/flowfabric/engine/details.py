@@ -34,6 +34,7 @@ from flowfabric.core.states import PublicState
 from flowfabric.core.steps import in_order
 from flowfabric.core.transitions import Changes, change
 from flowfabric.core.views import ChildView, ExecutionDetails, details
+from flowfabric.engine.leases import required_capabilities
 from flowfabric.engine.reads import PRESENCE_MS, attempts_of, find, kept_signals, tags_of
 from flowfabric.engine.unit import EVENT_TOPIC, Group, execution_key, row_execution_id
 from flowfabric.errors import InvalidInput, NotFound
@@ -214,6 +215,23 @@ class Details(Group):
         async def body(reader: Reader) -> dict[ExecutionId, str]:
             found = await reader.get(Execution, asked) if asked else {}
             return {each.execution_id: each.own_id for each in found.values() if each.own_id}
+
+        return await self.store.read(body)
+
+    async def required_capabilities(
+        self, execution_ids: Sequence[str]
+    ) -> dict[ExecutionId, tuple[str, ...]]:
+        """What a worker has to have to run each of these executions that exist."""
+        given = check_list("execution_ids", execution_ids, 0, PAGE_MAX)
+        asked = [execution_key(each) for each in dict.fromkeys(map(self.shell.check_execution_id, given))]
+
+        async def body(reader: Reader) -> dict[ExecutionId, tuple[str, ...]]:
+            found = (await reader.get(Execution, asked) if asked else {}).values()
+            required = {
+                route_id: await required_capabilities(reader, route_id)
+                for route_id in {each.route_id for each in found}
+            }
+            return {each.execution_id: required[each.route_id] for each in found}
 
         return await self.store.read(body)
 
