@@ -239,6 +239,20 @@ async def test_every_signal_to_waitpoints_of_one_name_counts(engine: Engine, giv
     assert (await execution_of(engine, taken.execution_id)).open_waitpoint_count == 0
 
 
+async def test_more_signals_than_are_shown_are_counted(
+    engine: Engine, given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowfabric.core.limits.KEPT_SIGNALS_SHOWN_MAX", 2)
+    execution_id = await given.waiting()
+    for source in "abc":
+        await send(engine, execution_id, source=source)
+    for look in (engine.describe_execution, engine.inspect_execution):
+        seen = await look(execution_id)
+        assert seen is not None
+        assert [each.source for each in seen.kept_signals] == ["a", "b"]
+        assert seen.kept_signal_count == 3
+
+
 @pytest.mark.parametrize("n", [2, 3])
 async def test_waitpoints_of_one_name_are_distinct(engine: Engine, given: Given, n: int) -> None:
     claimed = await given.running()

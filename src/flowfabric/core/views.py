@@ -113,6 +113,8 @@ class ExecutionSnapshot(Struct, frozen=True, kw_only=True):
     tags: dict[str, str]
     kept_signals: tuple[KeptSignal, ...] = ()
     """Kept for its next waits, in order, at most `KEPT_SIGNALS_SHOWN_MAX`. Lists leave it empty."""
+    kept_signal_count: int = 0
+    """How many there are altogether."""
 
 
 class StateVector(Struct, frozen=True, kw_only=True):

@@ -35,7 +35,7 @@ from flowfabric.core.steps import in_order
 from flowfabric.core.transitions import Changes, change
 from flowfabric.core.views import ChildView, ExecutionDetails, details
 from flowfabric.engine.leases import required_capabilities
-from flowfabric.engine.reads import PRESENCE_MS, attempts_of, find, kept_signals, tags_of
+from flowfabric.engine.reads import PRESENCE_MS, attempts_of, find, tags_of, with_kept_signals
 from flowfabric.engine.unit import EVENT_TOPIC, Group, execution_key, row_execution_id
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Row, Transaction
@@ -115,7 +115,7 @@ class Details(Group):
                 attempts=await attempts_of(reader, execution),
                 children=await children_of(reader, asked),
             )
-            return structs.replace(seen, kept_signals=await kept_signals(reader, execution))
+            return await with_kept_signals(reader, execution, seen)
 
         found = await self.store.read(body)
         if found is None:
@@ -223,7 +223,9 @@ class Details(Group):
     ) -> dict[ExecutionId, tuple[str, ...]]:
         """What a worker has to have to run each of these executions that exist."""
         given = check_list("execution_ids", execution_ids, 0, PAGE_MAX)
-        asked = [execution_key(each) for each in dict.fromkeys(map(self.shell.check_execution_id, given))]
+        asked = [
+            execution_key(each) for each in dict.fromkeys(map(self.shell.check_execution_id, given))
+        ]
 
         async def body(reader: Reader) -> dict[ExecutionId, tuple[str, ...]]:
             found = (await reader.get(Execution, asked) if asked else {}).values()

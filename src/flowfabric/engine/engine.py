@@ -508,6 +508,7 @@ class Engine(Unimplemented):
     last_event_id = operation("reading", Reading.last_event_id)
     before_latest_events = operation("reading", Reading.before_latest_events)
     own_ids = operation("reading", Reading.own_ids)
+    required_capabilities = operation("reading", Reading.required_capabilities)
     called = operation("reading", Reading.called)
     read_outcomes = operation("reading", Reading.read_outcomes)
     find_outcomes = operation("reading", Reading.find_outcomes)

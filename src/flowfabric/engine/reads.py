@@ -251,6 +251,9 @@ class ExpiredLeasePage(Struct, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
+Snapshot = TypeVar("Snapshot", bound=views.ExecutionSnapshot)
+
+
 class Reads(unit.Group):
     # One execution
 
@@ -262,7 +265,7 @@ class Reads(unit.Group):
             if execution is None:
                 return None
             seen = views.snapshot(execution, await tags_of(reader, asked))
-            return structs.replace(seen, kept_signals=await kept_signals(reader, execution))
+            return await with_kept_signals(reader, execution, seen)
 
         return await self.store.read(body)
 
@@ -554,9 +557,7 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
     )
 
 
-async def load_kept(
-    reader: Reader, execution: Execution, limit: int = limits.KEPT_SIGNALS_READ_MAX
-) -> Sequence[SignalFacts]:
+async def load_kept(reader: Reader, execution: Execution) -> Sequence[SignalFacts]:
     """The signals no wait has taken, in order."""
     if not execution.keeps_signals:
         return ()
@@ -565,15 +566,18 @@ async def load_kept(
         "list_kept_signals",
         partition_key=execution.partition_key,
         execution_id=uuid_of(execution.execution_id),
-        limit=limit,
+        limit=limits.KEPT_SIGNALS_READ_MAX,
     )
 
 
-async def kept_signals(reader: Reader, execution: Execution) -> tuple[views.KeptSignal, ...]:
-    found = await load_kept(reader, execution, limits.KEPT_SIGNALS_SHOWN_MAX)
-    keys = [(each.partition_key, each.execution_id, each.signal_id) for each in found]
-    signals = await reader.get(SignalRecord, keys)
-    return tuple(views.kept_signal(signals[key]) for key in keys)
+async def with_kept_signals(reader: Reader, execution: Execution, seen: Snapshot) -> Snapshot:
+    """The view, with the first of the signals that no wait has taken, and their number."""
+    found = await load_kept(reader, execution)
+    shown = found[: limits.KEPT_SIGNALS_SHOWN_MAX]
+    keys = [(each.partition_key, each.execution_id, each.signal_id) for each in shown]
+    signals = await reader.get(SignalRecord, keys) if keys else {}
+    kept = tuple(views.kept_signal(signals[key]) for key in keys)
+    return structs.replace(seen, kept_signals=kept, kept_signal_count=len(found))
 
 
 async def waits_for(reader: Reader, execution: Execution) -> tuple[str, ...]:
