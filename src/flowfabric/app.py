@@ -32,6 +32,7 @@ from flowfabric.errors import Unavailable
 from flowfabric.feed import Feed
 from flowfabric.flows.builder import Flow
 from flowfabric.flows.run import FlowRun
+from flowfabric.logs import open_log
 from flowfabric.outages import waited_out
 from flowfabric.registry import Replaceable, check_app, check_calls, check_middleware, check_task
 from flowfabric.run import Run
@@ -57,6 +58,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 M = TypeVar("M", bound=Middleware)
+
+log = open_log(__name__)
 
 DEFAULT_URL = "sqlite:///flowfabric.db"
 DEFAULT_NAMESPACE = "default"
@@ -106,6 +109,8 @@ class App(Feed, Replaceable):
         self._migrate = migrate and url != MEMORY_URL
         self._listen_url = listen_url
         self._opened: Opened | None = None
+        self._workers: dict[Worker, asyncio.Event] = {}
+        """Those that run, with what tells that they have ended."""
         self._guard: AsyncGenerator[None, None] | None = None
         """Closes what is open, at the latest when the event loop ends."""
         self._closed = False
@@ -380,9 +385,19 @@ class App(Feed, Replaceable):
         return await self.open()
 
     async def close(self) -> None:
-        """Send what is underway and disconnect. It may be opened again."""
+        """Send what is underway and disconnect. It may be opened again.
+
+        A worker that still runs is stopped first, and hands back what it has.
+        """
         if self._here is not self:
             return  # What stands in for it is closed by the test.
+        working = list(self._workers.items())
+        for worker, _ in working:
+            if worker.drain():
+                named = worker.settings.worker_instance_id
+                log.warning("the app is closed while its worker %s runs, which stops first", named)
+        for _, ended in working:
+            await ended.wait()
         self._closed = True
         guard, self._guard = self._guard, None
         self._opened = self._opening = None
@@ -421,10 +436,13 @@ class App(Feed, Replaceable):
             return
         worker = self._worker(opened, chosen)
         await self.resources.open()
+        ended = self._workers[worker] = asyncio.Event()
         try:
             with Stopping(worker, stop, signals):
                 await worker.run()
         finally:
+            del self._workers[worker]
+            ended.set()
             await self.resources.close()
 
     async def _open_with_schedules(self) -> Opened:

@@ -312,12 +312,18 @@ class Worker:
     # Living
 
     def stop(self) -> None:
-        """Drain: the first call lets running handlers finish, the second stops them now."""
-        if self._stopping.is_set():
+        """The first call lets running handlers finish, the second stops them now."""
+        if not self.drain():
             self._deadline_passed.set()
+
+    def drain(self) -> bool:
+        """Let running handlers finish, and claim no more. False if it was told so before."""
+        if self._stopping.is_set():
+            return False
         self._stopping.set()
         if self._ready is not None:
             self._ready.wake()
+        return True
 
     async def run(self) -> None:
         """Work until `stop` is called and everything has been handed back.
@@ -602,7 +608,7 @@ class Stopping:
 
     async def _watch(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        self._worker.stop()
+        self._worker.drain()
 
     def __exit__(self, *exc_info: object) -> None:
         if self._watching is not None:
