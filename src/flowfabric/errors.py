@@ -283,6 +283,10 @@ class InvalidInput(Validation):
         self.value = None if value is _NOT_GIVEN else value
 
 
+class InvalidBlockingReason(InvalidInput):
+    """An execution cannot be kept back, or let go, for that reason."""
+
+
 class NotInAStep(Validation):
     """A verb was called inside the function of a step. Call it from the handler itself."""
 
@@ -390,6 +394,8 @@ class LeaseConflict(Contention):
     """Another worker holds the lease."""
 class InvalidClaimGrant(Contention):
     """The claim grant does not exist or was issued to another worker."""
+class LanePaused(Contention):
+    """The lane is paused or disabled and hands out no work. Resume it."""
 class ClaimGrantExpired(Contention):
     """The claim grant was not used in time. Ask for a new one."""
 class WaitpointNotFound(Contention):

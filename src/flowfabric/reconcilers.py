@@ -51,6 +51,7 @@ SWEEPS: Mapping[str, Sweep] = {
     "edge_apply": Engine.apply_due_edges,
     "flow_audit": Engine.audit_flows,
     LEASE_EXPIRY: Engine.expire_due_leases,
+    "grant_expiry": Engine.return_due_grants,
     "schedules": Engine.fire_due_schedules,
     "delayed": Engine.promote_due_delays,
     "attempt_timeout": Engine.expire_due_attempts,

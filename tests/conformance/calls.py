@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import FailedStep
-from flowfabric.core.results import Claimed
+from flowfabric.core.results import Claimed, ReclaimGrant
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.streams import NewFrame
 from flowfabric.engine.reads import EVERYTHING, ExecutionFilter
 from flowfabric.engine.streams import FrameAppend
 from flowfabric.engine.work import Completion, FailureReport
-from tests.conformance.given import WORKER, Given, fence_of, new
+from tests.conformance.given import NOBODY, WORKER, Given, fence_of, new
 
 Arguments = Mapping[str, object]
 
@@ -25,7 +25,7 @@ BY_ID = (
 BY_LANE = ("pause_lane", "resume_lane", "drain_lane", "disable_lane")
 SWEEPS = (
     "expire_due_attempts", "expire_due_deadlines", "expire_due_suspensions",
-    "expire_due_waitpoints", "promote_due_delays",
+    "expire_due_waitpoints", "promote_due_delays", "return_due_grants",
     "trim_events", "trim_guards", "trim_retention", "trim_routes", "trim_streams",
 )  # fmt: skip
 FAILED = ExecutionFilter(states=(PublicState.FAILED,))
@@ -37,15 +37,77 @@ async def valid_calls(given: Given) -> dict[str, Arguments]:
     ended = (await given.completed()).execution_id
     blocked = (await given.blocked()).execution_id
     return (
-        claiming(waiting)
+        claiming()
         | holding(running)
         | operating(running, waiting, ended)
         | reading(waiting)
         | {"accept_changes": {"execution_id": blocked}}
+        | await granting(given)
     )
 
 
-def claiming(waiting: ExecutionId) -> dict[str, Arguments]:
+async def granting(given: Given) -> dict[str, Arguments]:
+    engine = given.engine
+    fresh, kept_back = await given.waiting(), await given.waiting()
+    await engine.block_execution_for_admission(kept_back, reason="waiting_for_quota")
+    grant = await engine.issue_claim_grant(fresh, **WORKER)
+    resumable = await given.resumable()
+    resume_grant = await engine.issue_claim_grant(resumable.execution_id, **WORKER)
+    lost = [(await given.revoked()).execution_id for _ in range(2)]
+    reclaim_grant = await engine.issue_reclaim_grant(lost[0], **WORKER)
+    assert isinstance(reclaim_grant, ReclaimGrant)
+    issue: Arguments = {**WORKER, "capabilities": [], "grant_ttl_ms": 5}
+    use: Arguments = {**WORKER, "lane_id": "default", "lease_ttl_ms": 1_000}
+    new_lease: Arguments = {"lease_id": NOBODY}
+    return {
+        "claim_for_worker": {**issue, "lane_ids": ["x"], "kinds": ["none"], "namespace": "n"},
+        "issue_claim_grant": {**issue, "execution_id": await given.waiting()},
+        "issue_reclaim_grant": {**issue, "execution_id": lost[1]},
+        "claim_execution": {
+            **use,
+            "execution_id": fresh,
+            "grant_key": grant.grant_key,
+            "expected_attempt_index": 0,
+            "attempt_timeout_ms": 5,
+            "execution_deadline_at_ms": 5,
+        },
+        "claim_resumed_execution": {
+            **use,
+            **new_lease,
+            "execution_id": resumable.execution_id,
+            "grant_key": resume_grant.grant_key,
+            "current_attempt_index": 0,
+            "remaining_attempt_timeout_ms": 5,
+        },
+        "reclaim_execution": {
+            **use,
+            **new_lease,
+            "execution_id": lost[0],
+            "grant_key": reclaim_grant.grant_key,
+            "attempt_id": NOBODY,
+            "max_reclaim_count": 5,
+        },
+        "issue_grant_and_claim": {
+            "execution_id": await given.waiting(),
+            "lane_id": "default",
+            "lease_duration_ms": 1_000,
+            "force": False,
+        },
+        "block_execution_for_admission": {
+            "execution_id": await given.waiting(),
+            "reason": "waiting_for_budget",
+            "reason_detail": "team: tokens 5/5",
+            "lane_id": "default",
+        },
+        "unblock_execution": {
+            "execution_id": kept_back,
+            "expected_blocking_reason": "waiting_for_quota",
+            "lane_id": "default",
+        },
+    }
+
+
+def claiming() -> dict[str, Arguments]:
     claim: Arguments = {
         **WORKER,
         "capabilities": ["gpu"],
@@ -54,15 +116,11 @@ def claiming(waiting: ExecutionId) -> dict[str, Arguments]:
         "lease_ttl_ms": 1_000,
         "max_wait_ms": 0,
     }
-    one: Arguments = {"execution_id": waiting, **WORKER}
-    timers = {"attempt_timeout_ms": 5, "execution_deadline_at_ms": 5}
     return {
         "create_execution": {"request": new()},
         "create_executions": {"requests": [new()]},
         "claim": {"lane_id": "default", **claim},
         "claim_many": {"lane_ids": ["default"], "limit": 1, **claim},
-        "issue_claim_grant": {**one, "capabilities": [], "grant_ttl_ms": 5},
-        "claim_execution": {**one, "lease_ttl_ms": 1_000, **timers},
     }
 
 

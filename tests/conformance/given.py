@@ -27,6 +27,10 @@ NOBODY = "00000000-0000-4000-8000-00000000dead"
 """A well-formed id that nothing has."""
 
 
+NO_GRANT = f"claim:{NOBODY}:5:{'00' * 16}"
+"""A well-formed key to nothing."""
+
+
 class WorkerNames(TypedDict):
     worker_id: str
     worker_instance_id: str
@@ -88,7 +92,7 @@ class Given:
         required = (
             await self.engine.read_exec_core_fields(execution_id, ["required_capabilities"])
         )["required_capabilities"]
-        await self.engine.issue_claim_grant(
+        grant = await self.engine.issue_claim_grant(
             execution_id,
             worker_id=worker_id,
             worker_instance_id=instance_id,
@@ -98,6 +102,7 @@ class Given:
             execution_id,
             worker_id=worker_id,
             worker_instance_id=instance_id,
+            grant_key=grant.grant_key,
             lease_ttl_ms=ttl_ms,
         )
 
@@ -166,6 +171,12 @@ class Given:
         await self.engine.suspend(claimed.handle, resume_condition=Single("gate"))
         return claimed
 
+    async def gated(self, reason: str = "waiting_for_budget", **fields: object) -> ExecutionId:
+        """Kept back from every worker."""
+        execution_id = await self.waiting(**fields)
+        await self.engine.block_execution_for_admission(execution_id, reason=reason)
+        return execution_id
+
     async def resumable(self, **fields: object) -> Claimed:
         """Parked, due and promoted: ready to continue its attempt."""
         claimed = await self.parked(by_ms=0, **fields)
@@ -206,9 +217,7 @@ class Given:
 
 WAITING: tuple[str, ...] = (Situation.WAITING, Situation.RESUMABLE)
 IN_FLOWS = (Situation.HELD, Situation.SKIPPED)
-SET_ASIDE: tuple[str, ...] = tuple(
-    each for each in situations.SET_ASIDE if each not in (*IN_FLOWS, Situation.GATED)
-)
+SET_ASIDE: tuple[str, ...] = tuple(each for each in situations.SET_ASIDE if each not in IN_FLOWS)
 LOST: tuple[str, ...] = (Situation.EXPIRED_LEASE, Situation.REVOKED)
 ENDED: tuple[str, ...] = tuple(each for each in situations.ENDED if each not in IN_FLOWS)
 EVERY_STATE: tuple[str, ...] = (*WAITING, *SET_ASIDE, *situations.HELD_BY_WORKER, *LOST, *ENDED)

@@ -157,9 +157,16 @@ class Graph:
         await self.engine.fail(handle, "broken", failure_class=FailureClass.PERMANENT)
 
     async def claimed(self, name: str) -> Claimed:
-        await self.engine.issue_claim_grant(self.ids[name], worker_id="w", worker_instance_id="w-1")
+        execution_id = self.ids[name]
+        grant = await self.engine.issue_claim_grant(
+            execution_id, worker_id="w", worker_instance_id="w-1"
+        )
         return await self.engine.claim_execution(
-            self.ids[name], worker_id="w", worker_instance_id="w-1", lease_ttl_ms=LEASE_MS
+            execution_id,
+            worker_id="w",
+            worker_instance_id="w-1",
+            grant_key=grant.grant_key,
+            lease_ttl_ms=LEASE_MS,
         )
 
     async def settle(self) -> None:

@@ -11,7 +11,7 @@ from flowfabric import Engine, FlowFabricError
 from flowfabric.core.events import Event, StoredEvent
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX
-from flowfabric.core.records import Attempt, ClaimGrant, Execution, Lane
+from flowfabric.core.records import Attempt, Execution, Lane, StoredGrant
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Key, Reader
@@ -22,14 +22,14 @@ E = TypeVar("E", bound=FlowFabricError)
 class Rows(Struct, frozen=True, kw_only=True):
     executions: dict[Key, Execution]
     attempts: dict[Key, Attempt]
-    grants: dict[Key, ClaimGrant]
+    grants: dict[Key, StoredGrant]
 
 
 class State(Struct, frozen=True, kw_only=True):
     executions: dict[Key, Execution]
     tags: dict[ExecutionId, dict[str, str]]
     attempts: dict[Key, Attempt]
-    grants: dict[Key, ClaimGrant]
+    grants: dict[Key, StoredGrant]
     lanes: tuple[Lane, ...]
     events: tuple[StoredEvent, ...]
 
@@ -51,7 +51,7 @@ async def state_of(engine: Engine) -> State:
         return Rows(
             executions=await reader.get(Execution, keys),
             attempts=await reader.get(Attempt, attempt_keys),
-            grants=await reader.get(ClaimGrant, keys),
+            grants=await reader.get(StoredGrant, keys),
         )
 
     rows = await engine.store.read(body)

@@ -18,6 +18,7 @@ from flowfabric import Engine, FlowFabricError
 from flowfabric.engine.creation import Creation
 from flowfabric.engine.details import Details
 from flowfabric.engine.flow_operators import FlowReplays
+from flowfabric.engine.grants import Grants
 from flowfabric.engine.leases import Leases
 from flowfabric.engine.operators import Operators
 from flowfabric.engine.reads import Reads
@@ -26,17 +27,17 @@ from flowfabric.engine.tails import Tails
 from flowfabric.engine.work import Work
 from flowfabric.errors import Validation
 from tests.conformance.calls import Arguments, valid_calls
-from tests.conformance.given import WORKER, Given
+from tests.conformance.given import Given
 from tests.conformance.observed import call, unchanged
 
-GROUPS = (Creation, Leases, Work, Operators, Reads, Details, FlowReplays, Streams, Tails)
+GROUPS = (Creation, Leases, Grants, Work, Operators, Reads, Details, FlowReplays, Streams, Tails)
 INTERNAL = {
-    "create_checked", "create_checked_on", "find_outcomes", "from_store", "read_outcomes",
-    "report_presence", "to_store", "wait_for", "withdraw_presence",
+    "claimed", "create_checked", "create_checked_on", "find_outcomes", "from_store",
+    "read_outcomes", "report_presence", "to_store", "wait_for", "withdraw_presence",
 }  # fmt: skip
 """They take what has been checked before."""
 ELSEWHERE = {
-    "claim_from_resume_grant", "claim_resumed_execution", "create_executions_on", "enter_fence_on",
+    "claim_from_resume_grant", "create_executions_on", "enter_fence_on",
     "expire_suspension", "leave_fence_on", "resume_execution",
 }  # fmt: skip
 """Pauses and callers' transactions have tests of their own."""
@@ -127,8 +128,6 @@ async def test_every_argument_tried_above_is_accepted_when_it_is_right(
     """Otherwise the refusals above would show nothing."""
     for operation in await valid_calls(given):
         arguments = (await valid_calls(given))[operation]
-        if operation == "claim_execution":
-            await engine.issue_claim_grant(str(arguments["execution_id"]), **WORKER)
         outcome = await refusal_of(engine, operation, arguments)
         assert not isinstance(outcome, FlowFabricError), operation
         await engine.resume_lane("default")

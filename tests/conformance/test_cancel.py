@@ -116,11 +116,11 @@ async def test_of_concurrent_cancellations_one_has_an_effect_and_all_succeed(
 
 async def test_cancelling_drops_an_outstanding_grant(engine: Engine, given: Given) -> None:
     execution_id = await given.waiting()
-    await engine.issue_claim_grant(execution_id, **WORKER)
+    grant = await engine.issue_claim_grant(execution_id, **WORKER)
     await engine.cancel_execution(execution_id, reason="no")
     assert (await state_of(engine)).grants == {}
     async with refused(engine, ExecutionNotActive):
-        await engine.claim_execution(execution_id, **WORKER)
+        await engine.claim_execution(execution_id, **WORKER, grant_key=grant.grant_key)
 
 
 # Other sources

@@ -29,7 +29,7 @@ from flowfabric.core.views import (
 from flowfabric.errors import Corruption, NotFound
 from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock
-from tests.conformance.given import BACKOFF_MS, ENDED, UNKNOWN_ID, WORKER, Given
+from tests.conformance.given import BACKOFF_MS, ENDED, NO_GRANT, UNKNOWN_ID, WORKER, Given
 from tests.conformance.observed import call, execution_of, refused, refuses, unchanged
 
 
@@ -373,7 +373,7 @@ async def test_nothing_is_done_to_a_missing_execution(engine: Engine) -> None:
         ("change_priority", (1,), {}),
         ("replay_execution", (), {}),
         ("issue_claim_grant", (), WORKER),
-        ("claim_execution", (), WORKER),
+        ("claim_execution", (), {**WORKER, "grant_key": NO_GRANT}),
         ("complete_execution", (), {"source": "operator_override"}),
         ("fail_execution", (), {"source": "operator_override", "reason": "x"}),
         ("promote_delayed", (), {}),

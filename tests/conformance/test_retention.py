@@ -150,6 +150,9 @@ async def test_a_grant_goes_with_its_execution(engine: Engine, given: Given) -> 
     await engine.complete(claimed.handle)
     await engine.replay_execution(claimed.execution_id)
     await engine.issue_claim_grant(claimed.execution_id, **WORKER)
+    await engine.block_execution_for_admission(claimed.execution_id, reason="paused_by_operator")
+    await engine.unblock_execution(claimed.execution_id)
+    assert len((await state_of(engine)).grants) == 1
     again = await given.taken()
     await engine.complete(again.handle)
     assert await engine.trim_retention() == Swept(acted=1, full=False)

@@ -12,6 +12,7 @@ PUBLIC = {
     "blocked": "delayed",
     "waiting_children": "waiting_children",
     "suspended": "suspended",
+    "gated": "rate_limited",
     "running": "active",
     "overdue_lease": "active",
     "expired_lease": "active",

@@ -1,13 +1,15 @@
 """Claiming resumed work by a grant, and the list of who is away."""
 
 import pytest
+from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.conditions import OperatorOnly
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.records import SuspensionReason
+from flowfabric.core.results import ResumeGrant
 from flowfabric.core.states import EligibilityState
-from flowfabric.engine.operators import ResumeToken
+from flowfabric.engine.grants import ResumeToken
 from flowfabric.engine.waitpoints import SuspendedExecution
 from flowfabric.errors import (
     ClaimGrantExpired,
@@ -19,7 +21,7 @@ from flowfabric.errors import (
     UseClaimResumedExecution,
 )
 from flowfabric.testing import SettableClock
-from tests.conformance.given import OTHER_WORKER, UNKNOWN_ID, WORKER, Given
+from tests.conformance.given import NO_GRANT, OTHER_WORKER, UNKNOWN_ID, WORKER, Given
 from tests.conformance.observed import (
     execution_of,
     refused,
@@ -39,22 +41,32 @@ TIMEOUT_MS = 5_000
 # By grant -------------------------------------------------------------------------
 
 
-async def granted(given: Given) -> Pause:
-    """Resumed, and reserved for `WORKER`."""
+async def granted(given: Given) -> tuple[Pause, str]:
+    """Resumed, and reserved for `WORKER`; with the key."""
     taken = await paused(given)
     await taken.signal()
-    await given.engine.issue_claim_grant(taken.execution_id, **WORKER, grant_ttl_ms=1_000)
-    return taken
+    grant = await given.engine.issue_claim_grant(taken.execution_id, **WORKER, grant_ttl_ms=1_000)
+    assert isinstance(grant, ResumeGrant)
+    return taken, grant.grant_key
+
+
+async def resume_grant(given: Given) -> tuple[Pause, ResumeGrant]:
+    taken = await paused(given)
+    await taken.signal()
+    grant = await given.engine.issue_claim_grant(taken.execution_id, **WORKER)
+    assert isinstance(grant, ResumeGrant)
+    return taken, grant
 
 
 async def test_a_grant_continues_the_attempt(engine: Engine, given: Given) -> None:
-    taken = await granted(given)
+    taken, key = await granted(given)
     async with refused(engine, UseClaimResumedExecution):
-        await engine.claim_execution(taken.execution_id, **WORKER)
+        await engine.claim_execution(taken.execution_id, **WORKER, grant_key=key)
     lease_id = new_id()
     claimed = await engine.claim_resumed_execution(
         taken.execution_id,
         **WORKER,
+        grant_key=key,
         lane_id="default",
         lease_id=lease_id,
         lease_ttl_ms=4_000,
@@ -75,63 +87,67 @@ async def test_a_grant_continues_the_attempt(engine: Engine, given: Given) -> No
     )
     assert (await state_of(engine)).grants == {}
     async with refused(engine, ExecutionNotLeaseable):
-        await engine.claim_resumed_execution(taken.execution_id, **WORKER)
+        await engine.claim_resumed_execution(taken.execution_id, **WORKER, grant_key=key)
     assert len(await engine.observe_signals(claimed.handle)) == 1
 
 
 async def test_a_resume_token_is_a_grant_and_a_wish(engine: Engine, given: Given) -> None:
-    taken = await paused(given)
-    await taken.signal()
-    grant = await engine.issue_claim_grant(taken.execution_id, **WORKER)
-    claimed = await engine.claim_from_resume_grant(ResumeToken.of(grant, lease_ttl_ms=9_000))
+    taken, grant = await resume_grant(given)
+    token = ResumeToken(grant=grant, **WORKER, lease_ttl_ms=9_000)
+    claimed = await engine.claim_from_resume_grant(token)
     assert claimed is not None
     assert (claimed.handle.kind, claimed.attempt_id) == (
         HandleKind.RESUMED,
         taken.claimed.attempt_id,
     )
     assert claimed.lease_expires_at_ms == given.clock.now_ms() + 9_000
+    async with unchanged(engine):
+        assert await engine.claim_from_resume_grant(token) == claimed
     async with refused(engine, ExecutionNotLeaseable):
-        await engine.claim_from_resume_grant(ResumeToken.of(grant))
+        elsewhere = structs.replace(token, worker_instance_id="another-instance")
+        await engine.claim_from_resume_grant(elsewhere)
 
 
 async def test_a_resume_token_for_what_has_ended_gives_nothing(
     engine: Engine, given: Given
 ) -> None:
-    taken = await paused(given)
-    await taken.signal()
-    grant = await engine.issue_claim_grant(taken.execution_id, **WORKER)
+    taken, grant = await resume_grant(given)
     await engine.cancel_execution(taken.execution_id, reason="enough")
     async with unchanged(engine):
-        assert await engine.claim_from_resume_grant(ResumeToken.of(grant)) is None
-    await refuses(engine, "token", "claim_from_resume_grant", "token")
+        token = ResumeToken(grant=grant, **WORKER)
+        assert await engine.claim_from_resume_grant(token) is None
+        await refuses(engine, "token", "claim_from_resume_grant", "token")
+        spoilt = structs.replace(token, grant="grant")
+        await refuses(engine, "token.grant", "claim_from_resume_grant", spoilt)
 
 
 async def test_a_grant_is_good_for_its_worker_only(engine: Engine, given: Given) -> None:
-    taken = await granted(given)
+    taken, grant = await resume_grant(given)
+    key = grant.grant_key
     async with refused(engine, InvalidClaimGrant):
-        await engine.claim_resumed_execution(taken.execution_id, **OTHER_WORKER)
+        await engine.claim_resumed_execution(taken.execution_id, **OTHER_WORKER, grant_key=key)
     async with refused(engine, InvalidClaimGrant):
-        await engine.claim_resumed_execution(
-            taken.execution_id, worker_id="worker", worker_instance_id="another-instance"
-        )
-    async with refused(engine, InvalidClaimGrant):
-        await engine.claim_from_resume_grant(
-            ResumeToken(execution_id=taken.execution_id, grant_id=new_id(), **WORKER)
-        )
+        invented = structs.replace(grant, grant_key=NO_GRANT)
+        await engine.claim_from_resume_grant(ResumeToken(grant=invented, **WORKER))
     ungranted = await paused(given)
     await ungranted.signal()
     async with refused(engine, InvalidClaimGrant):
-        await engine.claim_resumed_execution(ungranted.execution_id, **WORKER)
+        await engine.claim_resumed_execution(ungranted.execution_id, **WORKER, grant_key=key)
+    claimed = await engine.claim_resumed_execution(
+        taken.execution_id, worker_id="worker", worker_instance_id="another", grant_key=key
+    )
+    assert claimed.handle.worker_instance_id == "another"
 
 
 async def test_an_expired_grant_is_removed(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:
-    taken = await granted(given)
+    taken, key = await granted(given)
     clock.advance(ms=1_001)
     with pytest.raises(ClaimGrantExpired):
-        await engine.claim_resumed_execution(taken.execution_id, **WORKER)
+        await engine.claim_resumed_execution(taken.execution_id, **WORKER, grant_key=key)
     assert (await state_of(engine)).grants == {}
+    assert (await given.taken()).execution_id == taken.execution_id
 
 
 async def test_only_resumed_work_is_claimed_as_resumed(
@@ -139,22 +155,24 @@ async def test_only_resumed_work_is_claimed_as_resumed(
 ) -> None:
     fresh = await given.waiting()
     async with refused(engine, NotAResumedExecution):
-        await engine.claim_resumed_execution(fresh, **WORKER)
+        await engine.claim_resumed_execution(fresh, **WORKER, grant_key=NO_GRANT)
     suspended = await paused(given)
     async with refused(engine, ExecutionNotLeaseable):
-        await engine.claim_resumed_execution(suspended.execution_id, **WORKER)
+        await engine.claim_resumed_execution(suspended.execution_id, **WORKER, grant_key=NO_GRANT)
     delayed = await paused(given)
     await engine.resume_execution(delayed.execution_id, resume_delay_ms=1_000)
     async with refused(engine, ExecutionNotLeaseable):
-        await engine.claim_resumed_execution(delayed.execution_id, **WORKER)
+        await engine.claim_resumed_execution(delayed.execution_id, **WORKER, grant_key=NO_GRANT)
     async with refused(engine, NotFound):
-        await engine.claim_resumed_execution(UNKNOWN_ID, **WORKER)
+        await engine.claim_resumed_execution(UNKNOWN_ID, **WORKER, grant_key=NO_GRANT)
 
 
 async def test_what_a_claim_says_must_fit(engine: Engine, given: Given) -> None:
-    taken = await granted(given)
+    taken, key = await granted(given)
     async with refused(engine, InvalidInput) as caught:
-        await engine.claim_resumed_execution(taken.execution_id, **WORKER, lane_id="other")
+        await engine.claim_resumed_execution(
+            taken.execution_id, **WORKER, grant_key=key, lane_id="other"
+        )
     assert caught.value.problem.startswith("lane_mismatch:")
     async with unchanged(engine):
         for field, arguments in (
@@ -164,7 +182,7 @@ async def test_what_a_claim_says_must_fit(engine: Engine, given: Given) -> None:
             ("lease_id", {"lease_id": "mine"}),
             ("remaining_attempt_timeout_ms", {"remaining_attempt_timeout_ms": -1}),
         ):
-            named: dict[str, object] = {**WORKER, **arguments}
+            named: dict[str, object] = {**WORKER, "grant_key": key, **arguments}
             await refuses(engine, field, "claim_resumed_execution", taken.execution_id, **named)
 
 
@@ -177,8 +195,10 @@ async def test_the_attempt_keeps_the_time_it_had_left(
     taken = await pause(given, claimed, OperatorOnly())
     clock.advance(days=3)
     await engine.resume_execution(taken.execution_id)
-    await engine.issue_claim_grant(taken.execution_id, **WORKER)
-    resumed = await engine.claim_resumed_execution(taken.execution_id, **WORKER)
+    grant = await engine.issue_claim_grant(taken.execution_id, **WORKER)
+    resumed = await engine.claim_resumed_execution(
+        taken.execution_id, **WORKER, grant_key=grant.grant_key
+    )
     assert resumed.attempt_deadline_ms == clock.now_ms() + 6_000
 
 

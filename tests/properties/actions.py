@@ -13,7 +13,7 @@ from tests.properties.world import RETENTION_MS
 
 LANES = ("one", "two")
 KINDS = ("mail", "video")
-SWEEPS = ("attempts", "deadlines", "delays", "leases", "retention")
+SWEEPS = ("attempts", "deadlines", "delays", "grants", "leases", "retention")
 
 
 @dataclass(frozen=True)

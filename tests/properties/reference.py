@@ -94,11 +94,12 @@ class Known:
     replays: int = 0
     retain_until_ms: int | None = None
     grant: tuple[str, int] | None = None
-    """Whom it is reserved for, and until when."""
+    """Whom it is kept for, and until when."""
+    grant_id: str | None = None
 
     @property
     def claimable(self) -> bool:
-        return self.state is Public.WAITING or bool(self.lost)
+        return self.grant is None and (self.state is Public.WAITING or bool(self.lost))
 
     @property
     def ownership(self) -> Ownership:
@@ -202,27 +203,40 @@ class Reference:
     ) -> Answer:
         if known.state is not Public.WAITING:
             return errors.ExecutionNotEligible
+        kind = "ResumeGrant" if known.parked_for else "ClaimGrant"
         if known.grant is not None and known.grant[1] >= self.now_ms:
-            return "ClaimGrant" if known.grant[0] == worker else errors.GrantAlreadyExists
+            return kind if known.grant[0] == worker else errors.GrantAlreadyExists
         if not known.rules.needs <= set(offered):
             return errors.CapabilityMismatch
         known.grant = (worker, self.now_ms + ttl_ms)
-        return "ClaimGrant"
+        return kind
 
-    def claim_granted(self, known: Known, worker: str) -> Answer:
-        """Whether the grant holds; `take` then does the rest."""
+    def claim_granted(self, known: Known, key: tuple[str, int] | None) -> Answer:
+        """Whether the grant holds, by its id and its end; `take` then does the rest."""
+        if key is not None and known.lease == key[0]:
+            live = not known.lost and known.lease_until_ms > self.now_ms
+            if live and known.state is Public.ACTIVE:
+                return "Claimed"
         if known.state in ENDED or known.state is Public.ACTIVE:
             return errors.ExecutionNotActive
         if known.state is not Public.WAITING:
             return errors.ExecutionNotLeaseable
         if known.parked_for:
             return errors.UseClaimResumedExecution
-        if known.grant is None or known.grant[0] != worker:
+        if key is None:
             return errors.InvalidClaimGrant
-        if known.grant[1] < self.now_ms:
+        held = known.grant is not None and known.grant_id == key[0]
+        late = key[1] < self.now_ms
+        if held:
+            known.grant = None
+        if late:
             return errors.ClaimGrantExpired
-        known.grant = None
-        return "Claimed"
+        return "Claimed" if held else errors.InvalidClaimGrant
+
+    def return_grants(self) -> None:
+        for known in self.known.values():
+            if known.grant is not None and known.grant[1] < self.now_ms:
+                known.grant = None
 
     # Holding
 
@@ -422,8 +436,7 @@ class Reference:
         known.lease = known.attempt_deadline_ms = None
 
     def end(self, known: Known, state: Public, attempted: Attempted) -> None:
-        if known.state is not Public.ACTIVE:
-            known.grant = None
+        known.grant = None
         if known.attempts and known.attempts[-1] in OPEN:
             known.attempts[-1] = attempted
         known.state, known.lost, known.parked_for, known.to_retry = state, "", "", False

@@ -27,11 +27,12 @@ from flowfabric.core.events import Event
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.leases import decide_expire_lease, note_expired
-from flowfabric.core.results import Claimed, Created
+from flowfabric.core.results import Claimed, ClaimGrant, Created, ResumeGrant
 from flowfabric.core.states import FailureClass, LifecyclePhase, OwnershipState, PublicState
 from flowfabric.core.transitions import NO_CHANGES
 from flowfabric.engine.work import Completion
 from flowfabric.errors import NotFound
+from tests.conformance.given import NO_GRANT
 from tests.properties.actions import (
     Action,
     Claim,
@@ -59,6 +60,7 @@ SWEEPS: dict[str, Sweep] = {
     "attempts": (Engine.expire_due_attempts, Reference.expire_attempts),
     "deadlines": (Engine.expire_due_deadlines, Reference.expire_deadlines),
     "delays": (Engine.promote_due_delays, Reference.promote),
+    "grants": (Engine.return_due_grants, Reference.return_grants),
     "leases": (Engine.expire_due_leases, Reference.expire_leases),
     "retention": (Engine.trim_retention, Reference.trim),
 }
@@ -82,6 +84,12 @@ def kind_of(outcome: object) -> Answer:
     return type(outcome) if isinstance(outcome, FlowFabricError) else type(outcome).__name__
 
 
+def parts_of(key: str) -> tuple[str, int]:
+    """The id of a grant and its end."""
+    _, grant_id, expires_at_ms, _ = key.split(":")
+    return grant_id, int(expires_at_ms)
+
+
 def back(items: Sequence[T], which: int) -> T:
     """Counted from the newest, and around again."""
     return items[-1 - which % len(items)]
@@ -97,6 +105,8 @@ class Executions(RuleBasedStateMachine):
         self.reference.now_ms = world.now_ms
         self.ids: list[ExecutionId] = []
         self.handles: list[Handle] = []
+        self.keys: dict[tuple[ExecutionId, str], str] = {}
+        """The last key each worker was given, by execution."""
         self.lives: Lives = {}
         self.told: dict[ExecutionId, list[Event]] = {}
 
@@ -201,12 +211,13 @@ class Executions(RuleBasedStateMachine):
         *,
         missing: Answer = NotFound,
         replay: bool = False,
-    ) -> None:
+    ) -> object:
         """Somebody does something to an execution."""
         expected = self.expect(execution_id, expectation, missing)
         outcome = self.perform(call)
         assert kind_of(outcome) == expected, outcome
         self.observe(replayed=execution_id if replay else None)
+        return outcome
 
     def by_holder(
         self,
@@ -284,18 +295,22 @@ class Executions(RuleBasedStateMachine):
     def claim_granted(self, action: ClaimGranted, execution_id: ExecutionId) -> None:
         if action.asks_first:
             self.grant(action.worker, ("cpu", "gpu"), execution_id)
-        granted = partial(self.reference.claim_granted, worker=action.worker)
+        key = self.keys.get((execution_id, action.worker))
+        granted = partial(self.reference.claim_granted, key=None if key is None else parts_of(key))
+        known = self.reference.known.get(execution_id)
+        held_before = None if known is None else known.lease
         expected = self.expect(execution_id, granted)
         outcome = self.perform(
             self.engine.claim_execution(
                 execution_id,
                 worker_id=action.worker,
                 worker_instance_id=f"{action.worker}-1",
+                grant_key=key or NO_GRANT,
                 lease_ttl_ms=action.ttl_ms,
             )
         )
         assert kind_of(outcome) == expected, outcome
-        if isinstance(outcome, Claimed):
+        if isinstance(outcome, Claimed) and outcome.lease_id != held_before:
             self.take(outcome, action.ttl_ms)
         self.observe()
 
@@ -411,7 +426,10 @@ class Executions(RuleBasedStateMachine):
             offered=offered,
             ttl_ms=GRANT_TTL_MS,
         )
-        self.about(execution_id, call, expectation)
+        outcome = self.about(execution_id, call, expectation)
+        if isinstance(outcome, ClaimGrant | ResumeGrant):
+            self.keys[execution_id, worker] = outcome.grant_key
+            self.reference.known[execution_id].grant_id, _ = parts_of(outcome.grant_key)
 
     def pass_time(self, action: Pass) -> None:
         self.reference.now_ms = self.world.clock.advance(ms=action.step_ms)

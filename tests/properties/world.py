@@ -16,8 +16,7 @@ from flowfabric.core.events import START, Event, StoredEvent
 from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX
-from flowfabric.core.records import Attempt, ClaimGrant, Execution, Record, first_attempt
-from flowfabric.core.states import LifecyclePhase
+from flowfabric.core.records import Attempt, Execution, Record, StoredGrant, first_attempt
 from flowfabric.core.transitions import Changes, Subject
 from flowfabric.engine.unit import execution_key
 from flowfabric.store.base import Reader, Transaction
@@ -39,7 +38,7 @@ class Life(Struct, frozen=True, kw_only=True):
 
     execution: Execution
     attempts: tuple[Attempt, ...]
-    grant: ClaimGrant | None
+    grant: StoredGrant | None
     dispatches: tuple[CompletionDispatch, ...] = ()
     """Endings its dependents have not been told of."""
 
@@ -47,9 +46,8 @@ class Life(Struct, frozen=True, kw_only=True):
     def subject(self) -> Subject:
         """What an operation locks before it decides about this execution."""
         current = self.attempts[self.execution.current_attempt_index] if self.attempts else None
-        # Whatever else makes it unclaimable leaves its grant behind, which ends by itself.
-        runnable = self.execution.lifecycle_phase is LifecyclePhase.RUNNABLE
-        grant = self.grant if runnable and self.execution.ready else None
+        # Whatever else happens to it leaves its grant behind, which ends by itself.
+        grant = None if self.execution.granted_until_ms is None else self.grant
         return Subject(execution=self.execution, attempt=current, grant=grant)
 
     def after(self, changes: Changes) -> "Life":
@@ -62,13 +60,13 @@ class Life(Struct, frozen=True, kw_only=True):
                     life = structs.replace(life, execution=record)
                 case Attempt():
                     attempts[record.attempt_index] = record
-                case ClaimGrant():
+                case StoredGrant():
                     life = structs.replace(life, grant=record)
                 case CompletionDispatch():
                     life = structs.replace(life, dispatches=(*life.dispatches, record))
                 case _:
                     raise AssertionError(f"no place for a {type(record).__name__}")
-        if any(isinstance(record, ClaimGrant) for record in changes.deletes):
+        if any(isinstance(record, StoredGrant) for record in changes.deletes):
             life = structs.replace(life, grant=None)
         stored = tuple(attempts[i] for i in sorted(attempts))
         return structs.replace(life, attempts=stored or implied(life.execution))
@@ -157,7 +155,7 @@ class World:
 
         async def body(reader: Reader) -> Lives:
             executions = await reader.get(Execution, keys)
-            grants = await reader.get(ClaimGrant, keys)
+            grants = await reader.get(StoredGrant, keys)
             lives: Lives = {}
             for key, execution in executions.items():
                 attempts = await reader.select_records(

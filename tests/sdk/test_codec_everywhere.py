@@ -156,15 +156,17 @@ async def test_however_an_execution_is_claimed_its_arguments_are_read_plain(
             execution_kind="leaf", input_payload=b'"plain"', payload_encoding="json"
         )
         created = [(await engine.create_execution(asked)).execution_id for _ in range(2)]
-        await engine.issue_claim_grant(created[0], **WORKER)
-        by_id = await engine.claim_execution(created[0], **WORKER)
+        grant = await engine.issue_claim_grant(created[0], **WORKER)
+        by_id = await engine.claim_execution(created[0], **WORKER, grant_key=grant.grant_key)
         next_one = await engine.claim(**WORKER)
         assert next_one is not None
         assert [by_id.payload, next_one.payload] == [b'"plain"'] * 2
         await engine.suspend(by_id.handle, resume_condition=condition_of("go"))
         await engine.deliver_operator_signal(created[0], "go", signal_name="go")
-        await engine.issue_claim_grant(created[0], **WORKER)
-        resumed = await engine.claim_resumed_execution(created[0], **WORKER)
+        grant = await engine.issue_claim_grant(created[0], **WORKER)
+        resumed = await engine.claim_resumed_execution(
+            created[0], **WORKER, grant_key=grant.grant_key
+        )
         assert resumed.payload == b'"plain"'
 
 

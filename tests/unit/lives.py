@@ -30,9 +30,9 @@ from flowfabric.core.leases import (
 )
 from flowfabric.core.records import (
     Attempt,
-    ClaimGrant,
     Execution,
     HmacKey,
+    StoredGrant,
     Suspension,
     Waitpoint,
     WaitpointState,
@@ -69,7 +69,7 @@ def applied(subject: Subject, changes: Changes) -> Subject:
     for record in (*changes.inserts, *changes.updates):
         if isinstance(record, Attempt) and record.attempt_index == index:
             subject = structs.replace(subject, attempt=record)
-        if isinstance(record, ClaimGrant):
+        if isinstance(record, StoredGrant):
             subject = structs.replace(subject, grant=record)
         if isinstance(record, Suspension):
             still_open = record if record.closed_at_ms is None else None

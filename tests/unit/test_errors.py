@@ -42,8 +42,9 @@ ALL = [
 CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
     Validation: """
         invalid_input capability_mismatch invalid_capabilities invalid_policy_json
-        payload_too_large not_in_a_step not_awaited signal_limit_exceeded kept_signals_full
-        wrong_signal_name invalid_waitpoint_key invalid_token missing_token token_expired
+        invalid_blocking_reason payload_too_large not_in_a_step not_awaited
+        signal_limit_exceeded kept_signals_full wrong_signal_name invalid_waitpoint_key
+        invalid_token missing_token token_expired
         not_storable invalid_lease_for_suspend invalid_dependency
         invalid_waitpoint_for_execution invalid_kid invalid_secret_hex invalid_grace_ms
         corruption handle_from_other_backend invalid_handle retention_limit_exceeded
@@ -51,7 +52,7 @@ CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
     """,
     Contention: """
         use_claim_resumed_execution not_a_resumed_execution execution_not_leaseable
-        lease_conflict invalid_claim_grant claim_grant_expired waitpoint_not_found
+        lease_conflict invalid_claim_grant claim_grant_expired lane_paused waitpoint_not_found
         stale_graph_revision execution_not_active execution_not_eligible no_active_lease
         retry_exhausted key_undecided lock_timeout
     """,

@@ -22,6 +22,7 @@ from flowfabric.core.executions import (
 )
 from flowfabric.core.flow_endings import block, release
 from flowfabric.core.flow_records import EdgeGroup, ExecutionInput, GroupState
+from flowfabric.core.gating import decide_keep_back, decide_let_go
 from flowfabric.core.ids import AttemptId, EdgeId, LeaseId, SignalId, WaitpointId, WaitpointKey
 from flowfabric.core.leases import (
     Fence,
@@ -45,7 +46,7 @@ from flowfabric.core.situations import (
     Situation,
     situation_of,
 )
-from flowfabric.core.states import EligibilityState, FailureClass
+from flowfabric.core.states import BlockingReason, EligibilityState, FailureClass
 from flowfabric.core.steps import decide_accept, decide_await, decide_block, decide_wake
 from flowfabric.core.suspension import Mailbox, SuspendFindings, decide_suspend
 from flowfabric.core.transitions import Changes, Refusal, Subject, change
@@ -159,6 +160,11 @@ def parked_for_join(**fields: object) -> Subject:
     return structs.replace(before, execution=change(before.execution, NOW_MS, join_pending=True))
 
 
+def gated(before: Subject) -> Subject:
+    decision = decide_keep_back(before, BlockingReason.WAITING_FOR_QUOTA, "", NOW_MS)
+    return applied(before, decision.changes)
+
+
 def skipped(**fields: object) -> Subject:
     held = held_by_join(waiting(**fields))
     return applied(held, release(held, group(GroupState.IMPOSSIBLE), [], TIMING, 100))
@@ -194,6 +200,10 @@ LIVES: dict[Situation, Sequence[Subject]] = {
         suspended(**DEADLINE),
         *(timing_out(each, **DEADLINE) for each in TimeoutBehavior),
     ],
+    Situation.GATED: [
+        gated(waiting(**DEADLINE)),
+        gated(resumable(**DEADLINE)),
+    ],
     Situation.RUNNING: [
         running(**DEADLINE),
         with_attempt_deadline(running(policy=RETRY, **DEADLINE)),
@@ -211,7 +221,6 @@ LIVES: dict[Situation, Sequence[Subject]] = {
     Situation.EXPIRED: [expired()],
     Situation.SKIPPED: [skipped(**DEADLINE)],
 }
-"""Every situation but `gated`, to which nothing leads: budgets and quotas do not exist."""
 
 
 def now_in(situation: Situation) -> Timing:
@@ -348,6 +357,15 @@ def accept(subject: Subject, timing: Timing) -> Changes:
     return decide_accept(subject, None, timing).changes
 
 
+def keep_back(subject: Subject, timing: Timing) -> Changes:
+    reason = BlockingReason.PAUSED_BY_OPERATOR
+    return decide_keep_back(subject, reason, "wait", timing.now_ms).changes
+
+
+def let_go(subject: Subject, timing: Timing) -> Changes:
+    return decide_let_go(subject, None, timing.now_ms).changes
+
+
 def reprioritise(subject: Subject, timing: Timing) -> Changes:
     return decide_change_priority(subject, 5, False, timing.now_ms).changes
 
@@ -385,6 +403,8 @@ OPERATIONS: dict[Operation, Sequence[Act]] = {
     Operation.REVOKE: [revoke],
     Operation.RESUME: [resume(0), resume(50)],
     Operation.ACCEPT: [accept],
+    Operation.KEEP_BACK: [keep_back],
+    Operation.LET_GO: [let_go],
     Operation.REPRIORITISE: [reprioritise],
     Operation.CANCEL: [cancel],
     Operation.REPLAY: [replay],
@@ -395,7 +415,7 @@ OPERATIONS: dict[Operation, Sequence[Act]] = {
 
 
 def test_every_situation_and_operation_is_driven() -> None:
-    assert set(LIVES) == set(Situation) - {Situation.GATED}
+    assert set(LIVES) == set(Situation)
     assert set(OPERATIONS) == set(Operation) == set(RULES)
 
 

@@ -19,8 +19,6 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.resumption import (
-    ResumeClaim,
-    decide_claim_resumed,
     decide_close_waitpoint,
     decide_expire_suspension,
     decide_expire_waitpoints,
@@ -46,12 +44,9 @@ from flowfabric.core.waitpoints import NORMAL, BoundWaitpoint, UsePending
 from flowfabric.errors import (
     AlreadySuspended,
     ExecutionNotActive,
-    ExecutionNotLeaseable,
     ExecutionNotSuspended,
-    InvalidClaimGrant,
     LeaseExpired,
     LeaseRevoked,
-    NotAResumedExecution,
     TargetNotSignalable,
     WaitpointClosed,
     WaitpointNotFound,
@@ -65,8 +60,6 @@ from tests.unit.lives import (
     NOW_MS,
     RETENTION_MS,
     TIMING,
-    TTL_MS,
-    WORKER,
     Life,
     applied,
     asking,
@@ -74,7 +67,6 @@ from tests.unit.lives import (
     fence_of,
     ids,
     name_of,
-    resumable,
     revoked,
     running,
     suspended,
@@ -356,25 +348,6 @@ def test_only_pending_waitpoints_expire() -> None:
     fresh = running()
     away = applied(fresh, decide_suspend(fresh, fence_of(fresh), request, FOUND, TIMING).changes)
     assert decide_expire_waitpoints(away, due).changes == NO_CHANGES
-
-
-# Claiming ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("life", LIVES, ids=name_of)
-def test_only_resumed_work_is_claimed_as_such(life: Life) -> None:
-    claim = ResumeClaim(worker=WORKER, ids=ids(5), lease_ttl_ms=TTL_MS)
-    subject = life()
-    execution = subject.execution
-    error: type[Exception] = ExecutionNotLeaseable
-    if life is resumable:
-        error = InvalidClaimGrant
-    elif execution.lifecycle_phase == "runnable" and (
-        execution.attempt_state != "attempt_interrupted"
-    ):
-        error = NotAResumedExecution
-    with pytest.raises(error):
-        decide_claim_resumed(subject, claim, TIMING)
 
 
 def test_an_execution_comes_back_at_once_unless_asked_otherwise() -> None:

@@ -111,6 +111,7 @@ class Cause(StrEnum):
     LANE_CLOSED = "lane_closed"
     NO_WORKER = "no_worker"
     LEASE_LOST = "lease_lost"
+    GRANTED = "granted"
     QUEUED = "queued"
 
 
@@ -151,6 +152,8 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     """When the wait ends that it is suspended on, met or not."""
     failed_step: FailedStep | None = None
     """The step whose failure ended its last attempt."""
+    granted_to: str | None = None
+    """The worker it is kept for."""
 
 
 def explain(execution: Execution, around: Surroundings) -> Explanation:
@@ -200,6 +203,8 @@ def _reason(execution: Execution, around: Surroundings) -> Reason:
     if hold is Hold.JOIN and around.join is not None:
         detail = _blocking(execution) | around.join.detail()
         return Cause.BLOCKED, around.join.sentence(), detail
+    if hold is Hold.GRANT:
+        return _granted(execution, around)
     match execution.lifecycle_phase:
         case LifecyclePhase.TERMINAL:
             return _ended(execution, around)
@@ -213,6 +218,19 @@ def _reason(execution: Execution, around: Surroundings) -> Reason:
         why = execution.blocking_detail or execution.blocking_reason
         return Cause.BLOCKED, f"It is blocked: {why}.", _blocking(execution)
     return _queued(execution, around)
+
+
+def _granted(execution: Execution, around: Surroundings) -> Reason:
+    until_ms = execution.granted_until_ms or around.now_ms
+    left_ms = until_ms - around.now_ms
+    if left_ms >= 0:
+        when = f"It has {span(left_ms)} left to claim it."
+    elif around.attended:
+        when = "It has not claimed it: a worker sees to that shortly."
+    else:
+        when = f"It has not claimed it for {span(-left_ms)}, and no worker is there: start one."
+    detail = {"worker_id": around.granted_to, "granted_until_ms": until_ms}
+    return Cause.GRANTED, f"It is kept for worker {around.granted_to}. {when}", detail
 
 
 def _suspended(execution: Execution, around: Surroundings) -> Reason:
@@ -379,12 +397,15 @@ class Circumstances(Struct, frozen=True, kw_only=True):
     route_exists: bool = True
     """Claims find it: they go by routes."""
     delay_until_ms: int | None = None
+    granted_until_ms: int | None = None
     lease_expires_at_ms: int | None = None
     retain_until_ms: int | None = None
     suspended: bool = False
     """It has an open suspension."""
     suspension_due_ms: int | None = None
     open_waitpoints: int = 0
+    granted: bool = False
+    """There is a grant, which time will end."""
     group_state: GroupState | None = None
     group_staged: int = 0
     join_pending: bool = False
@@ -469,6 +490,8 @@ def mover(about: Circumstances) -> Mover | None:
         return Mover.CANCELLATION if about.cancel_queued else None
     if about.ready:
         return Mover.READY
+    if about.granted_until_ms is not None:
+        return Mover.DUE_TIME if about.granted else None
     match about.lifecycle_phase:
         case LifecyclePhase.ACTIVE if about.ownership_state is OwnershipState.LEASED:
             return None if about.lease_expires_at_ms is None else Mover.LEASE

@@ -115,6 +115,8 @@ class Execution(Record, frozen=True, kw_only=True):
     last_transition_at_ms: int
     last_mutation_at_ms: int
     delay_until_ms: int | None = None
+    granted_until_ms: int | None = None
+    """Until when it is kept for the worker it was granted to; see `StoredGrant`."""
     deadline_at_ms: int | None = None
     attempt_deadline_ms: int | None = None
     """When the running attempt times out; null while nobody runs it."""
@@ -255,16 +257,31 @@ class Lane(Record, frozen=True, kw_only=True):
     """Since when it is in this state; None: ever since it was registered."""
 
 
-class ClaimGrant(Record, frozen=True, kw_only=True):
-    """A short-lived right of one worker to claim one execution by id."""
+class GrantKind(StrEnum):
+    """What a grant is good for."""
+
+    CLAIM = "claim"
+    """What waits for a worker."""
+    RECLAIM = "reclaim"
+    """What has lost its worker."""
+
+
+class StoredGrant(Record, frozen=True, kw_only=True):
+    """A short-lived right of one worker to claim one execution by id.
+
+    It holds as long as the execution's `granted_until_ms` is its end. One that was left behind
+    by whatever else happened to the execution means nothing, and goes when its time is over.
+    """
 
     table: ClassVar[str] = "claim_grant"
     key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id")
 
     partition_key: int
     execution_id: ExecutionId
+    route_id: int
+    """That of the execution, so that those in use can be counted by route."""
     grant_id: str
-    kind: str
+    kind: GrantKind
     worker_id: WorkerId
     worker_instance_id: WorkerInstanceId
     issued_at_ms: int

@@ -11,7 +11,7 @@ from msgspec import Struct
 from flowfabric.core.flow_records import CancellationPolicy
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import AttemptId, EdgeId, ExecutionId, FlowId, LaneId, LeaseId, Namespace
-from flowfabric.core.states import AttemptType, PublicState
+from flowfabric.core.states import AttemptType, BlockingReason, PublicState
 
 
 class Created(Struct, frozen=True, kw_only=True, tag=True, gc=False):
@@ -65,6 +65,65 @@ class Claimed(Struct, frozen=True, kw_only=True, tag=True, gc=False):
     @property
     def attempt_id(self) -> AttemptId:
         return self.handle.attempt_id
+
+
+class ClaimGrant(Struct, frozen=True, kw_only=True, tag=True):
+    """For `claim_execution`: an attempt begins."""
+
+    execution_id: ExecutionId
+    partition_key: str
+    grant_key: str
+    expires_at_ms: int
+
+
+class ResumeGrant(Struct, frozen=True, kw_only=True, tag=True):
+    """For `claim_resumed_execution`: an attempt goes on."""
+
+    execution_id: ExecutionId
+    partition_key: str
+    grant_key: str
+    expires_at_ms: int
+    lane_id: LaneId
+
+
+class ReclaimGrant(Struct, frozen=True, kw_only=True, tag=True):
+    """For `reclaim_execution`: an attempt follows one whose lease was lost."""
+
+    execution_id: ExecutionId
+    partition_key: str
+    grant_key: str
+    expires_at_ms: int
+    lane_id: LaneId
+
+
+class NotReclaimable(Struct, frozen=True, kw_only=True, tag=True):
+    """The execution has not lost its lease, or not to this worker."""
+
+    execution_id: ExecutionId
+    detail: str
+
+
+class ReclaimCapExceeded(Struct, frozen=True, kw_only=True, tag=True):
+    """The execution has lost its lease as often as it may: it is not handed out again."""
+
+    execution_id: ExecutionId
+    reclaim_count: int
+    """How often it may."""
+
+
+class GrantNotFound(Struct, frozen=True, kw_only=True, tag=True):
+    """There is no such grant, or not any more. Ask for another."""
+
+    execution_id: ExecutionId
+
+
+class Blocked(Struct, frozen=True, kw_only=True, tag=True):
+    execution_id: ExecutionId
+    reason: BlockingReason
+
+
+class Unblocked(Struct, frozen=True, kw_only=True, tag=True):
+    execution_id: ExecutionId
 
 
 class Renewed(Struct, frozen=True, kw_only=True, tag=True):

@@ -20,7 +20,6 @@ from flowfabric.core import transitions
 from flowfabric.core.events import operator_event
 from flowfabric.core.executions import Timing
 from flowfabric.core.ids import SignalId, WaitpointKey
-from flowfabric.core.leases import Granted, NewIds, WorkerIdentity, check_grant, grant_lease
 from flowfabric.core.records import (
     Execution,
     SignalEffect,
@@ -35,7 +34,6 @@ from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import (
     AttemptLifecycle,
-    AttemptState,
     BlockingReason,
     LifecyclePhase,
     PublicState,
@@ -301,75 +299,3 @@ def _close(
             updates=(after, *transitions.close_waitpoints(waitpoints, reason, now_ms))
         ),
     )
-
-
-# Claiming -------------------------------------------------------------------------
-
-
-class ResumeClaim(Struct, frozen=True, kw_only=True):
-    """What a worker says when it claims a resumed execution by id."""
-
-    worker: WorkerIdentity
-    ids: NewIds
-    lease_ttl_ms: int
-    lane_id: str | None = None
-    grant_id: str | None = None
-    attempt_index: int | None = None
-    attempt_time_left_ms: int | None = None
-    """Stands in for what the attempt had left when it was parked."""
-
-
-def decide_claim_resumed(
-    subject: transitions.Subject, claim: ResumeClaim, timing: Timing
-) -> transitions.Decision[Granted]:
-    """Turn a grant into a lease that continues the interrupted attempt."""
-    execution = subject.execution
-    _check_resumable(execution, claim)
-    grant = subject.grant
-    if (
-        grant is None
-        or grant.worker_instance_id != claim.worker.worker_instance_id
-        or claim.grant_id not in (None, grant.grant_id)
-    ):
-        raise errors.InvalidClaimGrant(
-            f"{execution.called} is not granted to {claim.worker.worker_instance_id}"
-        )
-    try:
-        check_grant(subject, claim.worker, timing.now_ms)
-    except errors.ClaimGrantExpired as error:
-        raise transitions.Refusal(error, transitions.Changes(deletes=(grant,))) from error
-    if claim.attempt_time_left_ms is not None:
-        execution = structs.replace(
-            execution, attempt_time_left_ms=claim.attempt_time_left_ms or None
-        )
-    decision = grant_lease(
-        structs.replace(subject, execution=execution),
-        claim.worker,
-        claim.lease_ttl_ms,
-        claim.ids,
-        timing.now_ms,
-    )
-    return structs.replace(decision, changes=structs.replace(decision.changes, deletes=(grant,)))
-
-
-def _check_resumable(execution: Execution, claim: ResumeClaim) -> None:
-    if claim.lane_id not in (None, execution.lane_id):
-        raise errors.InvalidInput(
-            "lane_id",
-            f"lane_mismatch: the execution is in lane {execution.lane_id!r}",
-            claim.lane_id,
-        )
-    if execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
-        raise errors.ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
-    if execution.attempt_state is not AttemptState.ATTEMPT_INTERRUPTED:
-        raise errors.NotAResumedExecution(
-            f"{execution.called} has no attempt to continue: claim it the ordinary way"
-        )
-    if not execution.ready:
-        raise errors.ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
-    if claim.attempt_index not in (None, execution.current_attempt_index):
-        raise errors.InvalidInput(
-            "current_attempt_index",
-            f"the attempt to continue is {execution.current_attempt_index}",
-            claim.attempt_index,
-        )

@@ -6,9 +6,9 @@ it may lead from there, and with which error it is refused elsewhere. What is in
 finds nothing to do. Readiness, the state diagram in the documentation and the test that drives
 every situation through every operation follow from this table.
 
-Two facts stand beside the situation: an open join (`join_pending`), which keeps whatever would
-be ready from being so, and a queued cancellation (`cancel_requested`), which keeps it from
-everything else.
+Three facts stand beside the situation. An open join (`join_pending`) keeps whatever would be
+ready from being so; a grant (`granted_until_ms`) keeps it for the worker that has it; and a
+queued cancellation (`cancel_requested`) keeps it from everything else.
 """
 
 from collections.abc import Iterable, Mapping
@@ -96,6 +96,8 @@ class Operation(StrEnum):
     REVOKE = "revoke"
     RESUME = "resume"
     ACCEPT = "accept"
+    KEEP_BACK = "keep back"
+    LET_GO = "let go"
     REPRIORITISE = "reprioritise"
     CANCEL = "cancel"
     REPLAY = "replay"
@@ -153,6 +155,7 @@ def _by_holder(*after: Situation) -> Rule:
     return Rule({Situation.RUNNING: after}, dict.fromkeys(idle, errors.ExecutionNotActive) | lost)
 
 
+_UNOWNED: Final = (Situation.WAITING, Situation.RESUMABLE)
 _UNABLE: Final = (Situation.SKIPPED, Situation.FAILED)
 """Its join cannot be satisfied any more, or passes on more than is allowed."""
 
@@ -221,6 +224,19 @@ RULES: Final[Mapping[Operation, Rule]] = {
     Operation.ACCEPT: Rule(
         {Situation.BLOCKED: (Situation.RESUMABLE,)},
         {each: errors.ExecutionNotEligible for each in Situation if each is not Situation.BLOCKED},
+    ),
+    Operation.KEEP_BACK: Rule(
+        _from((*_UNOWNED, Situation.GATED), Situation.GATED),
+        dict.fromkeys(ENDED, errors.ExecutionNotActive)
+        | {
+            each: errors.ExecutionNotEligible
+            for each in UNFINISHED
+            if each not in (*_UNOWNED, Situation.GATED)
+        },
+    ),
+    Operation.LET_GO: Rule(
+        {Situation.GATED: _UNOWNED},
+        {each: errors.ExecutionNotEligible for each in Situation if each is not Situation.GATED},
     ),
     Operation.REPRIORITISE: Rule(
         {each: (each,) for each in (Situation.WAITING, Situation.RESUMABLE)},
@@ -334,6 +350,22 @@ def into(situation: Situation, detail: str = "") -> dict[str, str]:
     return {**_ROWS[situation], "blocking_detail": detail}
 
 
+_GATES: Final[Mapping[BlockingReason, EligibilityState]] = {
+    BlockingReason.WAITING_FOR_BUDGET: EligibilityState.BLOCKED_BY_BUDGET,
+    BlockingReason.WAITING_FOR_QUOTA: EligibilityState.BLOCKED_BY_QUOTA,
+    BlockingReason.WAITING_FOR_CAPABLE_WORKER: EligibilityState.BLOCKED_BY_ROUTE,
+    BlockingReason.PAUSED_BY_OPERATOR: EligibilityState.BLOCKED_BY_OPERATOR,
+    BlockingReason.PAUSED_BY_POLICY: EligibilityState.BLOCKED_BY_LANE_STATE,
+}
+GATE_REASONS: Final = tuple(_GATES)
+"""Why an execution can be kept back."""
+
+
+def gated(reason: BlockingReason, detail: str) -> dict[str, str]:
+    """The columns of an execution that is kept back; which attempt is next, they leave alone."""
+    return {**_runnable(_GATES[reason], reason), "blocking_detail": detail}
+
+
 def situation_of(execution: Execution, now_ms: int = 0) -> Situation:
     """The situation of any row, damaged ones included. Without a time no lease is overdue."""
     outcome = execution.terminal_outcome
@@ -405,6 +437,8 @@ class Hold(StrEnum):
     CHILD = "child"
     """The end of an execution it parked itself for."""
     SIGNAL = "signal"
+    GRANT = "grant"
+    """The worker it was granted to, or the end of the grant."""
     CANCELLATION = "cancellation"
     """Its cancellation is queued."""
     GATE = "gate"
@@ -451,12 +485,19 @@ def held_by(execution: Execution) -> Hold:
         return Hold.JOIN
     if hold is Hold.JOIN and execution.awaits_child:
         return Hold.CHILD
+    if hold is Hold.NOTHING and execution.granted_until_ms is not None:
+        return Hold.GRANT
     return hold
 
 
 def is_ready(execution: Execution) -> bool:
     """Whether `claim` may hand the execution to a worker now."""
     return held_by(execution) is Hold.NOTHING
+
+
+def keeps_grant(execution: Execution) -> bool:
+    """Whether a grant can still be used: whatever takes the execution elsewhere ends it."""
+    return situation_of(execution) in READY
 
 
 def takes_payload(execution: Execution) -> bool:

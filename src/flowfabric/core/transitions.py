@@ -3,8 +3,9 @@
 `Subject` is what an operation locks before it decides: the execution, its
 current attempt, any claim grant, and what is open of suspension and waitpoints.
 `change` is the only way to make the next version of an execution: it stamps the
-times, holds back what waits for its join, puts in what that passed on, and derives
-`public_state` and `ready` from the six state dimensions, so the two can never disagree.
+times, holds back what waits for its join, puts in what that passed on, forgets a grant that
+can no longer be used, and derives `public_state` and `ready` from the six state dimensions,
+so the two can never disagree.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,9 +21,9 @@ from flowfabric.core.limits import HELD_MS_MAX, HELD_MS_MIN, RETENTION_FAILED_MS
 from flowfabric.core.policies import ExecutionPolicy
 from flowfabric.core.records import (
     Attempt,
-    ClaimGrant,
     Execution,
     Record,
+    StoredGrant,
     Suspension,
     Waitpoint,
     WaitpointState,
@@ -148,7 +149,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     """The row of `current_attempt_index`; none before the first claim."""
     stepped: bool = False
     """Whether a step was stored in it; asked only where its worker has died before."""
-    grant: ClaimGrant | None = None
+    grant: StoredGrant | None = None
     suspension: Suspension | None = None
     """The open one."""
     waitpoints: tuple[Waitpoint, ...] = ()
@@ -167,6 +168,8 @@ def settle(execution: Execution) -> Execution:
             next_input=None,
             next_input_encoding=None,
         )
+    if execution.granted_until_ms is not None and not situations.keeps_grant(execution):
+        execution = structs.replace(execution, granted_until_ms=None)
     return structs.replace(
         execution,
         public_state=derive_public_state(

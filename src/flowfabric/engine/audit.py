@@ -46,6 +46,7 @@ _FLAGS = (
     "flow_exists",
     "route_exists",
     "suspended",
+    "granted",
     "awaits_child",
     "cancel_queued",
     "join_pending",

@@ -24,6 +24,7 @@ from flowfabric.engine.flow_endings import FlowAudits, FlowEndings
 from flowfabric.engine.flow_members import FlowMembers
 from flowfabric.engine.flow_operators import FlowOperators, FlowReplays
 from flowfabric.engine.flow_reads import FlowReads
+from flowfabric.engine.grants import Grants
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.routes import Route
 from flowfabric.engine.schedules import Schedules
@@ -48,16 +49,10 @@ T = TypeVar("T")
 # Each exists under its name and says so, whatever it is given.
 
 NAMES: Final = (
-    "block_execution_for_admission",
-    "claim_for_worker",
     "heartbeat_worker",
-    "issue_grant_and_claim",
-    "issue_reclaim_grant",
     "list_workers",
     "mark_worker_dead",
-    "reclaim_execution",
     "register_worker",
-    "unblock_execution",
 )
 
 
@@ -192,6 +187,7 @@ class Engine(Unimplemented):
         self.config = shell.config
         self.deployment = shell.deployment
         self.work = Work(shell)
+        self.grants = Grants(shell, self.work)
         self.schedules = Schedules(shell, self.work)
         self.admissions = Admissions(shell)
         self.budgets = Budgets(shell, self.work)
@@ -317,8 +313,6 @@ class Engine(Unimplemented):
     leave_fence_on_sync = operation("work", Work.leave_fence_on_sync)
     claim = operation("work", Work.claim)
     claim_many = operation("work", Work.claim_many)
-    issue_claim_grant = operation("work", Work.issue_claim_grant)
-    claim_execution = operation("work", Work.claim_execution)
     renew = operation("work", Work.renew)
     renew_many = operation("work", Work.renew_many)
     find_lost_leases = operation("work", Work.find_lost_leases)
@@ -369,8 +363,6 @@ class Engine(Unimplemented):
     expire_due_deadlines = operation("work", Work.expire_due_deadlines)
     next_due = operation("work", Work.next_due)
     resume_execution = operation("work", Work.resume_execution)
-    claim_resumed_execution = operation("work", Work.claim_resumed_execution)
-    claim_from_resume_grant = operation("work", Work.claim_from_resume_grant)
     expire_suspension = operation("work", Work.expire_suspension)
     expire_due_suspensions = operation("work", Work.expire_due_suspensions)
     expire_due_waitpoints = operation("work", Work.expire_due_waitpoints)
@@ -410,6 +402,20 @@ class Engine(Unimplemented):
     reset_due_budgets = operation("budgets", Budgets.reset_due_budgets)
     check_reservations = operation("budgets", Budgets.check_reservations)
     trim_budgets = operation("budgets", Budgets.trim_budgets)
+
+    # Grants
+
+    claim_for_worker = operation("grants", Grants.claim_for_worker)
+    issue_claim_grant = operation("grants", Grants.issue_claim_grant)
+    issue_reclaim_grant = operation("grants", Grants.issue_reclaim_grant)
+    claim_execution = operation("grants", Grants.claim_execution)
+    claim_resumed_execution = operation("grants", Grants.claim_resumed_execution)
+    claim_from_resume_grant = operation("grants", Grants.claim_from_resume_grant)
+    reclaim_execution = operation("grants", Grants.reclaim_execution)
+    issue_grant_and_claim = operation("grants", Grants.issue_grant_and_claim)
+    return_due_grants = operation("grants", Grants.return_due_grants)
+    block_execution_for_admission = operation("grants", Grants.block_execution_for_admission)
+    unblock_execution = operation("grants", Grants.unblock_execution)
 
     # Schedules
 

@@ -44,21 +44,17 @@ from flowfabric.core.ids import (
 from flowfabric.core.leases import (
     Fence,
     Granted,
-    GrantRequest,
     WorkerIdentity,
     check_holder,
-    check_timers,
     check_ttl,
     compare_fence,
-    decide_claim_granted,
-    decide_grant,
     decide_renew,
 )
-from flowfabric.core.limits import BATCH_MAX, GRANT_TTL_MS_MAX, PAGE_MAX
-from flowfabric.core.records import ClaimGrant, Execution, Lane, WorkerPresence
+from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
+from flowfabric.core.records import Execution, Lane, WorkerPresence
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.states import AttemptType, LaneState
-from flowfabric.core.transitions import Changes, Decision, Refusal, Subject
+from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.core.views import ExecutionSnapshot, stored_lane_id
 from flowfabric.engine import routes, unit
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
@@ -296,75 +292,6 @@ class Leases(unit.Group):
         claimed = [self._read_claim(lease, instance_id, lease_ttl_ms) for lease in leases]
         return list(await self.shell.values.through_all(claimed, self._shown))
 
-    async def issue_claim_grant(
-        self,
-        execution_id: str,
-        *,
-        worker_id: str,
-        worker_instance_id: str,
-        capabilities: Sequence[str] = (),
-        grant_ttl_ms: int = 5_000,
-    ) -> ClaimGrant:
-        """Reserve one ready execution for one worker, which then claims it by id."""
-        request = GrantRequest(
-            grant_id=unit.new_random_uuid(),
-            worker=check_worker(worker_id, worker_instance_id),
-            offered=check_offered(capabilities),
-            ttl_ms=check_int("grant_ttl_ms", grant_ttl_ms, 1, GRANT_TTL_MS_MAX),
-        )
-        asked = self.shell.check_execution_id(execution_id)
-
-        async def body(tx: Transaction) -> ClaimGrant | FlowFabricError:
-            subject = (await unit.load_subjects(tx, [asked])).get(asked)
-            if subject is None:
-                raise NotFound("execution", asked)
-            required = await required_capabilities(tx, subject.execution.route_id)
-            try:
-                decision = decide_grant(
-                    subject, request, required=required, now_ms=await tx.now_ms()
-                )
-            except Refusal as refusal:
-                await tx.save(refusal.changes)
-                return refusal.error
-            await tx.save(decision.changes)
-            return decision.answer
-
-        outcome = await self.store.transact(body)
-        if isinstance(outcome, FlowFabricError):
-            raise outcome
-        return outcome
-
-    async def claim_execution(
-        self,
-        execution_id: str,
-        *,
-        worker_id: str,
-        worker_instance_id: str,
-        lease_ttl_ms: int = LEASE_TTL_MS,
-        attempt_timeout_ms: int | None = None,
-        execution_deadline_at_ms: int | None = None,
-    ) -> Claimed:
-        """Claim one execution by id with a grant issued to this worker before."""
-        check_ttl(lease_ttl_ms)
-        worker = check_worker(worker_id, worker_instance_id)
-        timers = check_timers(attempt_timeout_ms, execution_deadline_at_ms)
-        ids = unit.new_lease_ids()
-
-        def decide(subject: Subject, timing: Timing) -> Decision[Granted]:
-            return decide_claim_granted(
-                subject,
-                worker,
-                lease_ttl_ms=lease_ttl_ms,
-                ids=ids,
-                timers=timers,
-                now_ms=timing.now_ms,
-            )
-
-        granted = await self.shell.decide(
-            unit.Ask(self.shell.check_execution_id(execution_id), decide)
-        )
-        return await self._claimed(granted, lease_ttl_ms)
-
     async def renew(self, handle: Handle | bytes) -> Renewed:
         """Extend the lease by the time it was claimed for."""
         (outcome,) = await self.renew_many([handle])
@@ -466,7 +393,7 @@ class Leases(unit.Group):
         ask = _renew_ask(self.shell.check_execution_id(execution_id), given, lease_ttl_ms)
         return await self.shell.decide(ask)
 
-    async def _claimed(self, granted: Granted, lease_ttl_ms: int) -> Claimed:
+    async def claimed(self, granted: Granted, lease_ttl_ms: int) -> Claimed:
         """What the core granted, told like a row of the statement that stands in for it."""
         execution, attempt = granted.execution, granted.attempt
         assert execution.worker_instance_id is not None

@@ -19,13 +19,11 @@ from flowfabric.core.checks import (
     check_reason,
     check_text,
 )
-from flowfabric.core.ids import ExecutionId, LeaseId, SignalId, parse_lane_id, parse_uuid
+from flowfabric.core.ids import ExecutionId, SignalId, parse_lane_id, parse_uuid
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, DURATION_MAX_MS, EXECUTION_DEADLINE
-from flowfabric.core.records import ClaimGrant
-from flowfabric.core.states import LifecyclePhase
 from flowfabric.core.transitions import Decision, Subject
-from flowfabric.engine.leases import LEASE_TTL_MS, Leases, check_worker
-from flowfabric.engine.unit import Ask, new_lease_ids, new_uuid, row_execution_id
+from flowfabric.engine.leases import Leases
+from flowfabric.engine.unit import Ask, new_uuid, row_execution_id
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
@@ -97,26 +95,6 @@ def _cancel_ask(
     return Ask(execution_id, decide)
 
 
-class ResumeToken(Struct, frozen=True, kw_only=True):
-    """A grant, and what the worker wants done with it."""
-
-    execution_id: ExecutionId
-    grant_id: str
-    worker_id: str
-    worker_instance_id: str
-    lease_ttl_ms: int = LEASE_TTL_MS
-
-    @classmethod
-    def of(cls, grant: ClaimGrant, *, lease_ttl_ms: int = LEASE_TTL_MS) -> "ResumeToken":
-        return cls(
-            execution_id=grant.execution_id,
-            grant_id=grant.grant_id,
-            worker_id=grant.worker_id,
-            worker_instance_id=grant.worker_instance_id,
-            lease_ttl_ms=lease_ttl_ms,
-        )
-
-
 def _expire_ask(
     execution_id: ExecutionId, signal_id: str | None = None
 ) -> Ask[resumption.ExpireResult]:
@@ -124,19 +102,6 @@ def _expire_ask(
 
     def decide(subject: Subject, timing: executions.Timing) -> Decision[resumption.ExpireResult]:
         return resumption.decide_expire_suspension(subject, named, timing)
-
-    return Ask(execution_id, decide)
-
-
-def _claim_ask(
-    execution_id: ExecutionId, claim: resumption.ResumeClaim, *, none_when_ended: bool = False
-) -> Ask[leases.Granted | None]:
-    def decide(subject: Subject, timing: executions.Timing) -> Decision[leases.Granted | None]:
-        ended = subject.execution.lifecycle_phase is LifecyclePhase.TERMINAL
-        if ended and none_when_ended:
-            return Decision(answer=None)
-        decision = resumption.decide_claim_resumed(subject, claim, timing)
-        return Decision(answer=decision.answer, changes=decision.changes)
 
     return Ask(execution_id, decide)
 
@@ -322,10 +287,7 @@ class Operators(Leases):
 
         return await self.store.transact(body)
 
-    # Bringing suspended executions back: by an operator, by time, and onto a worker
-    #
-    # Resumed work is claimed like any other; the operations here claim it by id, for
-    # schedulers that have reserved it with `issue_claim_grant`.
+    # Bringing suspended executions back: by an operator, and by time
 
     async def resume_execution(
         self, execution_id: str, *, trigger_type: str = "signal", resume_delay_ms: int = 0
@@ -341,64 +303,6 @@ class Operators(Leases):
             return resumption.decide_resume(subject, trigger_type, resume_delay_ms, timing)
 
         return await self.shell.decide(Ask(self.shell.check_execution_id(execution_id), decide))
-
-    async def claim_resumed_execution(
-        self,
-        execution_id: str,
-        *,
-        worker_id: str,
-        worker_instance_id: str,
-        lane_id: str | None = None,
-        lease_id: str | None = None,
-        lease_ttl_ms: int = LEASE_TTL_MS,
-        current_attempt_index: int | None = None,
-        remaining_attempt_timeout_ms: int | None = None,
-    ) -> results.Claimed:
-        """Continue an interrupted attempt, with a grant issued to this worker before.
-
-        The attempt gets the time it had left when it was parked, unless
-        `remaining_attempt_timeout_ms` says otherwise; 0 is without end.
-        """
-        ids = new_lease_ids()
-        if lease_id is not None:
-            ids = leases.NewIds(
-                lease_id=LeaseId(parse_uuid("lease_id", lease_id)), attempt_id=ids.attempt_id
-            )
-        claim = resumption.ResumeClaim(
-            worker=check_worker(worker_id, worker_instance_id),
-            ids=ids,
-            lease_ttl_ms=leases.check_ttl(lease_ttl_ms),
-            lane_id=None if lane_id is None else parse_lane_id(lane_id),
-            attempt_index=None
-            if current_attempt_index is None
-            else check_int("current_attempt_index", current_attempt_index, 0, 2**31),
-            attempt_time_left_ms=None
-            if remaining_attempt_timeout_ms is None
-            else check_int(
-                "remaining_attempt_timeout_ms", remaining_attempt_timeout_ms, 0, DURATION_MAX_MS
-            ),
-        )
-        granted = await self.shell.decide(
-            _claim_ask(self.shell.check_execution_id(execution_id), claim)
-        )
-        assert granted is not None
-        return await self._claimed(granted, lease_ttl_ms)
-
-    async def claim_from_resume_grant(self, token: ResumeToken) -> results.Claimed | None:
-        """The same from a grant alone; None when the execution has ended meanwhile."""
-        if not isinstance(token, ResumeToken):
-            raise InvalidInput("token", "must be a ResumeToken", token)
-        claim = resumption.ResumeClaim(
-            worker=check_worker(token.worker_id, token.worker_instance_id),
-            ids=new_lease_ids(),
-            lease_ttl_ms=leases.check_ttl(token.lease_ttl_ms),
-            grant_id=parse_uuid("grant_id", token.grant_id),
-        )
-        ask = _claim_ask(
-            self.shell.check_execution_id(token.execution_id), claim, none_when_ended=True
-        )
-        granted = await self.shell.decide(ask)
-        return None if granted is None else await self._claimed(granted, token.lease_ttl_ms)
 
     # Time
 

@@ -51,6 +51,7 @@ from flowfabric.core.records import (
     Lane,
     SignalFacts,
     SignalRecord,
+    StoredGrant,
     Suspension,
     Waitpoint,
     WorkerPresence,
@@ -552,6 +553,7 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         ),
         times_out_at_ms=await times_out_at(reader, execution),
         failed_step=await failed_step_of(reader, execution),
+        granted_to=await granted_to(reader, execution),
         join=await read_join_facts(reader, execution),
         kept=Counter(each.signal_name for each in await load_kept(reader, execution)),
     )
@@ -612,6 +614,15 @@ async def failed_step_of(reader: Reader, execution: Execution) -> FailedStep | N
     key = (*unit.execution_key(execution.execution_id), execution.current_attempt_index)
     last = (await reader.get(Attempt, [key])).get(key)
     return None if last is None else failed_step(last)
+
+
+async def granted_to(reader: Reader, execution: Execution) -> str | None:
+    """The worker it is kept for."""
+    if execution.granted_until_ms is None:
+        return None
+    key = unit.execution_key(execution.execution_id)
+    grant = (await reader.get(StoredGrant, [key])).get(key)
+    return None if grant is None else grant.worker_id
 
 
 async def find_suspension(

@@ -42,8 +42,8 @@ from flowfabric.core.ids import (
 from flowfabric.core.leases import OPERATOR_OVERRIDE, Fence, NewIds
 from flowfabric.core.records import (
     Attempt,
-    ClaimGrant,
     Execution,
+    StoredGrant,
     Suspension,
     Waitpoint,
     WaitpointState,
@@ -393,13 +393,8 @@ async def load_subjects(
     stepped = await stepped_in_attempt(
         tx, [each for each in executions.values() if each.worker_deaths]
     )
-    # A grant means something only while a worker could use it; left behind, it ends by itself.
-    claimable = [
-        key
-        for key, execution in executions.items()
-        if execution.ready and execution.lifecycle_phase is LifecyclePhase.RUNNABLE
-    ]
-    grants = await tx.get(ClaimGrant, claimable)
+    granted = [key for key, each in executions.items() if each.granted_until_ms is not None]
+    grants = await tx.get(StoredGrant, granted)
     opened = await load_open(tx, executions.values())
     return {
         execution.execution_id: Subject(
@@ -549,6 +544,7 @@ def due_at_ms(execution: Execution) -> int:
     """When time will next do something to the execution."""
     times = (
         execution.delay_until_ms,
+        execution.granted_until_ms,
         execution.lease_expires_at_ms,
         execution.attempt_deadline_ms,
         execution.deadline_at_ms,

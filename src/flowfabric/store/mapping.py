@@ -356,6 +356,7 @@ AFTER_THE_END: Final[Mapping[str, object]] = {
     "lease_revoked_at_ms": None,
     "lease_revoke_reason": None,
     "delay_until_ms": None,
+    "granted_until_ms": None,
     "attempt_deadline_ms": None,
     "attempt_time_left_ms": None,
     "current_suspension_id": None,

@@ -13,7 +13,7 @@ from msgspec import Struct, json
 
 from flowfabric.core.events import Event
 from flowfabric.core.flow_records import Edge, EdgeGroup, ExecutionInput
-from flowfabric.core.records import Attempt, ClaimGrant, Execution, Record, Suspension, Waitpoint
+from flowfabric.core.records import Attempt, Execution, Record, StoredGrant, Suspension, Waitpoint
 from flowfabric.core.transitions import Changes
 from flowfabric.store.mapping import AskedRow, EndingRow, Live, table_of
 from flowfabric.store.postgres.driver import Connection
@@ -129,7 +129,7 @@ def statements() -> dict[str, str]:
             Part("update", EndingRow, table_of(EndingRow).names, alone),
             Part("delete", Live, table_of(Live).key, alone),
             Part("insert", Attempt, table_of(Attempt).names, alone),
-            Part("delete", ClaimGrant, table_of(ClaimGrant).key, alone),
+            Part("delete", StoredGrant, table_of(StoredGrant).key, alone),
             Part("update", Edge, table_of(Edge).names, alone),
             Part("update", EdgeGroup, table_of(EdgeGroup).names, alone),
             Part("append", Event, table_of(Event).names, alone),

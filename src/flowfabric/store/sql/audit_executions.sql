@@ -20,7 +20,12 @@ select p.partition_key, p.execution_id, p.place, p.lifecycle_phase, p.ownership_
        p.eligibility_state, p.ready, p.cancel_requested, p.join_pending,
        p.route_exists,
        p.flow_id is not null as in_flow,
-       p.delay_until_ms, p.lease_expires_at_ms, p.retain_until_ms,
+       p.delay_until_ms, p.granted_until_ms, p.lease_expires_at_ms, p.retain_until_ms,
+       exists (
+            select 1 from claim_grant g
+             where g.partition_key = p.partition_key
+               and g.execution_id = p.execution_id
+               and g.expires_at_ms = p.granted_until_ms) as granted,
        exists (
             select 1 from flow f
              where f.partition_key = p.partition_key and f.flow_id = p.flow_id) as flow_exists,

@@ -139,6 +139,7 @@ create table live (
     lease_revoked_at_ms            bigint,
     started_at_ms                  bigint,
     delay_until_ms                 bigint,
+    granted_until_ms               bigint,
     deadline_at_ms                 bigint,
     attempt_deadline_ms            bigint,
     attempt_time_left_ms           bigint,
@@ -275,7 +276,7 @@ select e.partition_key, e.execution_id, e.own_id, e.namespace, e.lane_id, e.exec
        coalesce(
            l.last_mutation_at_ms, l.last_transition_at_ms, n.last_mutation_at_ms, n.completed_at_ms)
            as last_mutation_at_ms,
-       l.delay_until_ms, coalesce(l.deadline_at_ms, n.deadline_at_ms) as deadline_at_ms,
+       l.delay_until_ms, l.granted_until_ms, coalesce(l.deadline_at_ms, n.deadline_at_ms) as deadline_at_ms,
        l.attempt_deadline_ms, l.attempt_time_left_ms, n.retain_until_ms,
        coalesce(l.pending_retry_reason, n.pending_retry_reason) as pending_retry_reason,
        coalesce(l.pending_replay_reason, n.pending_replay_reason) as pending_replay_reason,
@@ -420,13 +421,17 @@ create table claim_grant (
     execution_id        uuid not null,
     issued_at_ms        bigint not null,
     expires_at_ms       bigint not null,
+    route_id            integer not null,
     partition_key       smallint not null,
     grant_id            text not null,
-    kind                text not null,
+    kind                text not null check (kind in ('claim', 'reclaim')),
     worker_id           text not null,
     worker_instance_id  text not null,
     primary key (partition_key, execution_id)
 );
+
+create index claim_grant_due on claim_grant (expires_at_ms);
+create index claim_grant_by_route on claim_grant (route_id);
 
 create table idempotency_guard (
     namespace        text not null,

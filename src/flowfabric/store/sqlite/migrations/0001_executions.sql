@@ -123,6 +123,7 @@ create table live (
     last_transition_at_ms          integer not null,
     last_mutation_at_ms            integer not null,
     delay_until_ms                 integer,
+    granted_until_ms               integer,
     deadline_at_ms                 integer,
     attempt_deadline_ms            integer,
     attempt_time_left_ms           integer,
@@ -232,7 +233,7 @@ select e.partition_key, e.execution_id, e.own_id, e.namespace, e.lane_id, e.exec
        n.completed_at_ms,
        coalesce(l.last_transition_at_ms, n.last_transition_at_ms) as last_transition_at_ms,
        coalesce(l.last_mutation_at_ms, n.last_mutation_at_ms) as last_mutation_at_ms,
-       l.delay_until_ms, coalesce(l.deadline_at_ms, n.deadline_at_ms) as deadline_at_ms,
+       l.delay_until_ms, l.granted_until_ms, coalesce(l.deadline_at_ms, n.deadline_at_ms) as deadline_at_ms,
        l.attempt_deadline_ms, l.attempt_time_left_ms, n.retain_until_ms,
        coalesce(l.pending_retry_reason, n.pending_retry_reason) as pending_retry_reason,
        coalesce(l.pending_replay_reason, n.pending_replay_reason) as pending_replay_reason,
@@ -358,14 +359,18 @@ create index execution_tag_by_value
 create table claim_grant (
     partition_key       integer not null,
     execution_id        text not null,
+    route_id            integer not null,
     grant_id            text not null,
-    kind                text not null,
+    kind                text not null check (kind in ('claim', 'reclaim')),
     worker_id           text not null,
     worker_instance_id  text not null,
     issued_at_ms        integer not null,
     expires_at_ms       integer not null,
     primary key (partition_key, execution_id)
 ) strict, without rowid;
+
+create index claim_grant_due on claim_grant (expires_at_ms);
+create index claim_grant_by_route on claim_grant (route_id);
 
 create table idempotency_guard (
     namespace        text not null,

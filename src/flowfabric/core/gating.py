@@ -1,0 +1,65 @@
+"""Keeping an execution back from every worker, and letting it go.
+
+Somebody says why: a budget or a quota is used up, no worker is there that could run it, or an
+operator or a policy wants it so. What waits for anything else is left alone: that stands first,
+and the reason may be gone by then.
+"""
+
+from flowfabric import errors
+from flowfabric.core import transitions
+from flowfabric.core.grants import not_eligible
+from flowfabric.core.leases import not_active
+from flowfabric.core.records import Execution
+from flowfabric.core.results import Blocked, Unblocked
+from flowfabric.core.situations import GATE_REASONS, Situation, gated, situation_of
+from flowfabric.core.states import BlockingReason, LifecyclePhase
+
+
+def check_gate_reason(field: str, reason: object) -> BlockingReason:
+    if not isinstance(reason, str) or reason not in GATE_REASONS:
+        raise errors.InvalidBlockingReason(
+            field, f"must be one of {', '.join(GATE_REASONS)}", reason
+        )
+    return BlockingReason(reason)
+
+
+def decide_keep_back(
+    subject: transitions.Subject, reason: BlockingReason, detail: str, now_ms: int
+) -> transitions.Decision[Blocked]:
+    """Keep a waiting execution from every worker. Whatever else it waits for stands first."""
+    execution = subject.execution
+    if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
+        raise not_active(execution)
+    situation = situation_of(execution)
+    waits = situation in (Situation.WAITING, Situation.RESUMABLE)
+    if not (waits or (situation is Situation.GATED and _by_admission(execution))):
+        raise not_eligible(execution)
+    kept = transitions.change(execution, now_ms, **gated(reason, detail))
+    return transitions.Decision(
+        answer=Blocked(execution_id=execution.execution_id, reason=reason),
+        changes=transitions.Changes(updates=(kept,)),
+    )
+
+
+def decide_let_go(
+    subject: transitions.Subject, expected: BlockingReason | None, now_ms: int
+) -> transitions.Decision[Unblocked]:
+    """Let an execution go that was kept back, for the reason expected if one is given."""
+    execution = subject.execution
+    if situation_of(execution) is not Situation.GATED or not _by_admission(execution):
+        raise errors.ExecutionNotEligible(
+            f"{execution.called} is {execution.public_state} and not kept back"
+        )
+    if expected not in (None, execution.blocking_reason):
+        raise errors.ExecutionNotEligible(
+            f"{execution.called} is kept back for {execution.blocking_reason}, not {expected}"
+        )
+    free = transitions.change(execution, now_ms, **transitions.UNBLOCKED)
+    return transitions.Decision(
+        answer=Unblocked(execution_id=execution.execution_id),
+        changes=transitions.Changes(updates=(free,)),
+    )
+
+
+def _by_admission(execution: Execution) -> bool:
+    return execution.blocking_reason in GATE_REASONS

@@ -1,0 +1,630 @@
+"""One execution for one worker: grants.
+
+A scheduler that has picked an execution for a worker issues a grant; the worker turns it into
+a lease. The execution says itself until when it is granted, which keeps `claim` away from it.
+Nobody has to take a grant back: whatever happens to the execution ends it, and so does time.
+
+The worker shows the key it was given. It is signed over everything the grant is about, and
+names the one grant it stands for, so that a key that was left over never claims a later life of
+the execution. The lease has the id of the grant: a claim that is repeated because its answer
+was lost gets the same lease.
+"""
+
+import hashlib
+import hmac
+from typing import Final
+
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric import errors
+from flowfabric.core import transitions
+from flowfabric.core.checks import check_int, check_optional_time, missing
+from flowfabric.core.events import LeaseEventType, lease_event
+from flowfabric.core.executions import Timing
+from flowfabric.core.handles import HandleKind
+from flowfabric.core.ids import (
+    AttemptId,
+    ExecutionId,
+    LeaseId,
+    WorkerId,
+    WorkerInstanceId,
+    parse_uuid,
+)
+from flowfabric.core.leases import (
+    Granted,
+    NewIds,
+    WorkerIdentity,
+    grant_lease,
+    lease_is_dead,
+    not_active,
+    note_expired,
+)
+from flowfabric.core.policies import DURATION_MAX_MS, parse_policy, reclaim_limit
+from flowfabric.core.records import Execution, GrantKind, Lane, StoredGrant
+from flowfabric.core.results import GrantNotFound, Marked, NotReclaimable, ReclaimCapExceeded
+from flowfabric.core.situations import LOST_LEASE, Hold, Situation, held_by, situation_of
+from flowfabric.core.states import (
+    AttemptLifecycle,
+    AttemptState,
+    AttemptType,
+    EligibilityState,
+    LaneState,
+    LifecyclePhase,
+    OwnershipState,
+    TerminalOutcome,
+)
+
+# The key a worker shows -----------------------------------------------------
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+KEY_CHARS_MAX: Final = 256
+
+
+class GrantKey(Struct, frozen=True, kw_only=True):
+    """A key as presented. Its repr leaves the signature out."""
+
+    kind: GrantKind
+    grant_id: str
+    expires_at_ms: int
+    signature: bytes
+
+    def __repr__(self) -> str:
+        return f"GrantKey({self.kind}, {self.grant_id})"
+
+
+def show(grant: StoredGrant, execution: Execution, secret: bytes) -> str:
+    """The key to a grant, as text."""
+    signature = _signature(grant, execution, grant.worker_id, secret)
+    return f"{grant.kind}:{grant.grant_id}:{grant.expires_at_ms}:{signature.hex()}"
+
+
+def read_key(grant_key: object) -> GrantKey:
+    """Read what `show` wrote. The signature is carried over, not checked."""
+    if not isinstance(grant_key, str):
+        raise errors.InvalidInput("grant_key", "must be text", grant_key)
+    if len(grant_key) > KEY_CHARS_MAX:
+        raise errors.InvalidInput("grant_key", f"must have at most {KEY_CHARS_MAX} characters")
+    try:
+        kind, grant_id, expires_at_ms, signature = grant_key.split(":")
+        return GrantKey(
+            kind=GrantKind(kind),
+            grant_id=parse_uuid("grant_key", grant_id),
+            expires_at_ms=int(expires_at_ms),
+            signature=bytes.fromhex(signature),
+        )
+    except ValueError:
+        raise errors.InvalidInput("grant_key", "is no key that was given out", grant_key) from None
+
+
+def _signature(
+    grant: StoredGrant | GrantKey, execution: Execution, worker_id: str, secret: bytes
+) -> bytes:
+    """Over fields with their lengths, so that none can run into the next."""
+    message = _encode(
+        (
+            grant.kind,
+            grant.grant_id,
+            grant.expires_at_ms,
+            execution.execution_id,
+            execution.lane_id,
+            worker_id,
+        )
+    )
+    return hashlib.blake2s(message, key=secret, digest_size=16, person=b"grant").digest()
+
+
+def opens(key: GrantKey, execution: Execution, worker_id: str, secret: bytes) -> bool:
+    """Whether we gave this key to this worker, for this execution."""
+    return hmac.compare_digest(_signature(key, execution, worker_id, secret), key.signature)
+
+
+# Issuing --------------------------------------------------------------------
+
+
+class GrantRequest(Struct, frozen=True, kw_only=True):
+    grant_id: str
+    worker: WorkerIdentity
+    offered: frozenset[str]
+    ttl_ms: int
+
+
+class Where(Struct, frozen=True, kw_only=True):
+    """What an execution's route says about who may have it."""
+
+    lane: Lane | None
+    required: tuple[str, ...]
+
+
+def live_grant(subject: transitions.Subject, now_ms: int) -> StoredGrant | None:
+    """The grant that keeps the execution for its worker now."""
+    grant = subject.grant
+    until_ms = subject.execution.granted_until_ms
+    if grant is None or until_ms is None or until_ms < now_ms:
+        return None
+    return grant
+
+
+def hands_out(lane: Lane | None) -> bool:
+    """Whether work of this lane may get to workers, whichever way."""
+    return lane is None or lane.state in (LaneState.ACTIVE, LaneState.DRAINING)
+
+
+def check_lane(lane: Lane | None) -> None:
+    if lane is not None and not hands_out(lane):
+        raise errors.LanePaused(f"lane {lane.lane_id!r} is {lane.state}: resume it")
+
+
+def decide_grant(
+    subject: transitions.Subject, request: GrantRequest, *, place: Where, now_ms: int
+) -> transitions.Decision[StoredGrant]:
+    """Reserve a waiting execution. A live grant of another worker stands in the way.
+
+    A worker that asks again gets the grant it has. One that lacks a capability is
+    refused, and the time of it kept on the execution.
+    """
+    execution = subject.execution
+    waits = execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+    if not waits or held_by(execution) not in (Hold.NOTHING, Hold.GRANT):
+        raise errors.ExecutionNotEligible(
+            f"{execution.called} is {execution.public_state} and waits for no worker"
+        )
+    old = _granted_before(subject, request.worker, now_ms)
+    if old is not None:
+        return transitions.Decision(answer=old)
+    check_lane(place.lane)
+    lacking = missing(place.required, request.offered)
+    if lacking:
+        raise transitions.Refusal(
+            errors.CapabilityMismatch(lacking), _note_mismatch(execution, now_ms)
+        )
+    return _grant(subject, GrantKind.CLAIM, request, now_ms)
+
+
+def decide_reclaim_grant(
+    subject: transitions.Subject, request: GrantRequest, *, place: Where, timing: Timing
+) -> transitions.Decision[StoredGrant | NotReclaimable | ReclaimCapExceeded]:
+    """Reserve an execution that has lost its lease; one nobody has noticed is noted first."""
+    execution_id = subject.execution.execution_id
+    lost = _notice(subject, timing)
+    subject = _after(subject, lost)
+    execution = subject.execution
+    if execution.lifecycle_phase is LifecyclePhase.TERMINAL and lost.updates:
+        limit = reclaim_limit(parse_policy(execution.policy))
+        if execution.lease_reclaim_count >= limit:
+            exceeded = ReclaimCapExceeded(execution_id=execution_id, reclaim_count=limit)
+            return transitions.Decision(answer=exceeded, changes=lost)
+    if not _reclaimable(execution):
+        return _not_reclaimable(execution_id, "execution_not_reclaimable", lost)
+    try:
+        old = _granted_before(subject, request.worker, timing.now_ms)
+        check_lane(place.lane)
+    except errors.FlowFabricError as error:
+        raise transitions.Refusal(error, lost) from error
+    if old is not None:
+        return transitions.Decision(answer=old)
+    lacking = missing(place.required, request.offered)
+    if lacking:
+        changes = transitions.combine((lost, _note_mismatch(execution, timing.now_ms)))
+        detail = f"capability_mismatch: {','.join(lacking)}"
+        return _not_reclaimable(execution_id, detail, changes)
+    made = _grant(subject, GrantKind.RECLAIM, request, timing.now_ms)
+    return transitions.Decision(
+        answer=made.answer, changes=transitions.combine((lost, made.changes))
+    )
+
+
+def _granted_before(
+    subject: transitions.Subject, worker: WorkerIdentity, now_ms: int
+) -> StoredGrant | None:
+    old = live_grant(subject, now_ms)
+    if old is not None and old.worker_id != worker.worker_id:
+        raise errors.GrantAlreadyExists(f"{subject.execution.called} is kept for {old.worker_id}")
+    return old
+
+
+def _grant(
+    subject: transitions.Subject, kind: GrantKind, request: GrantRequest, now_ms: int
+) -> transitions.Decision[StoredGrant]:
+    execution = subject.execution
+    grant = StoredGrant(
+        partition_key=execution.partition_key,
+        execution_id=execution.execution_id,
+        route_id=execution.route_id,
+        grant_id=request.grant_id,
+        kind=kind,
+        worker_id=request.worker.worker_id,
+        worker_instance_id=request.worker.worker_instance_id,
+        issued_at_ms=now_ms,
+        expires_at_ms=now_ms + request.ttl_ms,
+    )
+    kept = transitions.change(execution, now_ms, granted_until_ms=grant.expires_at_ms)
+    changes = (
+        transitions.Changes(inserts=(grant,), updates=(kept,))
+        if subject.grant is None
+        else transitions.Changes(updates=(kept, grant))
+    )
+    return transitions.Decision(answer=grant, changes=changes)
+
+
+def _note_mismatch(execution: Execution, now_ms: int) -> transitions.Changes:
+    after = transitions.change(execution, now_ms, last_capability_mismatch_at_ms=now_ms)
+    return transitions.Changes(updates=(after,))
+
+
+def _notice(subject: transitions.Subject, timing: Timing) -> transitions.Changes:
+    execution = subject.execution
+    leased = execution.ownership_state is OwnershipState.LEASED
+    if not leased or not lease_is_dead(execution, timing.now_ms):
+        return transitions.NO_CHANGES
+    return note_expired(subject, timing.now_ms, timing.retention_ms)
+
+
+def _after(subject: transitions.Subject, changes: transitions.Changes) -> transitions.Subject:
+    for record in changes.updates:
+        if isinstance(record, Execution):
+            subject = structs.replace(subject, execution=record)
+    return subject
+
+
+def _reclaimable(execution: Execution) -> bool:
+    lost = execution.ownership_state in LOST_LEASE
+    active = execution.lifecycle_phase is LifecyclePhase.ACTIVE
+    return active and lost and held_by(execution) in (Hold.NOTHING, Hold.GRANT)
+
+
+def _not_reclaimable(
+    execution_id: ExecutionId, detail: str, changes: transitions.Changes
+) -> transitions.Decision[StoredGrant | NotReclaimable | ReclaimCapExceeded]:
+    answer = NotReclaimable(execution_id=execution_id, detail=detail)
+    return transitions.Decision(answer=answer, changes=changes)
+
+
+# Time -----------------------------------------------------------------------
+
+
+def decide_return(subject: transitions.Subject, now_ms: int) -> transitions.Decision[Marked | None]:
+    """Forget a grant nobody has used in time: the execution is there for everybody again."""
+    grant = subject.grant
+    if grant is None or grant.expires_at_ms >= now_ms:
+        return transitions.Decision(answer=None)
+    changes = given_back(subject, now_ms)
+    execution = subject.execution
+    return transitions.Decision(
+        answer=Marked(execution_id=execution.execution_id, public_state=execution.public_state),
+        changes=changes,
+    )
+
+
+def given_back(subject: transitions.Subject, now_ms: int) -> transitions.Changes:
+    """The execution without its grant."""
+    assert subject.grant is not None
+    if subject.execution.granted_until_ms is None:
+        return transitions.Changes(deletes=(subject.grant,))
+    free = transitions.change(subject.execution, now_ms, granted_until_ms=None)
+    return transitions.Changes(updates=(free,), deletes=(subject.grant,))
+
+
+# Using ----------------------------------------------------------------------
+
+
+class Timers(Struct, frozen=True, kw_only=True):
+    """What a claim may set differently: the timeout of its own attempt, and the deadline."""
+
+    attempt_timeout_ms: int | None = None
+    """Zero: this attempt has none."""
+    deadline_at_ms: int | None = None
+
+    def fields(self, now_ms: int) -> dict[str, transitions.Field]:
+        timeout_ms, deadline_ms = self.attempt_timeout_ms, self.deadline_at_ms
+        fields: dict[str, transitions.Field] = {}
+        if timeout_ms is not None:
+            fields["attempt_deadline_ms"] = now_ms + timeout_ms if timeout_ms else None
+        if deadline_ms is not None:
+            fields["deadline_at_ms"] = deadline_ms
+        return fields
+
+
+NO_OTHER_TIMERS: Final = Timers()
+
+
+def check_timers(attempt_timeout_ms: object, execution_deadline_at_ms: object) -> Timers:
+    return Timers(
+        attempt_timeout_ms=None
+        if attempt_timeout_ms is None
+        else check_int("attempt_timeout_ms", attempt_timeout_ms, 0, DURATION_MAX_MS),
+        deadline_at_ms=check_optional_time("execution_deadline_at_ms", execution_deadline_at_ms),
+    )
+
+
+class GrantClaim(Struct, frozen=True, kw_only=True):
+    """What a worker says when it claims an execution by id."""
+
+    worker: WorkerIdentity
+    key: GrantKey
+    secret: bytes
+    """What keys are signed with."""
+    lease_ttl_ms: int
+    lane: Lane | None = None
+    """That of the execution, as it is."""
+    lane_id: str | None = None
+    """Refused if given and another one."""
+    lease_id: LeaseId | None = None
+    """That of the grant unless given."""
+    attempt_id: AttemptId | None = None
+    """Of an attempt that begins; that of the grant unless given."""
+    timers: Timers = NO_OTHER_TIMERS
+    attempt_index: int | None = None
+    attempt_time_left_ms: int | None = None
+    """Stands in for what an attempt that goes on had left when it was parked."""
+    max_reclaim_count: int | None = None
+
+    @property
+    def ids(self) -> NewIds:
+        made = self.key.grant_id
+        return NewIds(
+            lease_id=self.lease_id or LeaseId(made), attempt_id=self.attempt_id or AttemptId(made)
+        )
+
+
+def decide_claim_granted(
+    subject: transitions.Subject, claim: GrantClaim, now_ms: int
+) -> transitions.Decision[Granted]:
+    """Turn a grant into a lease under which an attempt begins."""
+    repeated = _repeated(subject, claim, now_ms)
+    if repeated is not None:
+        return transitions.Decision(answer=repeated)
+    execution = subject.execution
+    check_leaseable(execution)
+    check_lane_meant(execution, claim.lane_id)
+    if execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED:
+        raise errors.UseClaimResumedExecution(
+            f"{execution.called} continues an attempt: claim it as resumed"
+        )
+    _check_attempt_meant("expected_attempt_index", execution.total_attempt_count, claim)
+    return _use(subject, claim, now_ms)
+
+
+def decide_claim_resumed(
+    subject: transitions.Subject, claim: GrantClaim, now_ms: int
+) -> transitions.Decision[Granted]:
+    """Turn a grant into a lease under which the interrupted attempt goes on."""
+    repeated = _repeated(subject, claim, now_ms)
+    if repeated is not None:
+        return transitions.Decision(answer=repeated)
+    execution = subject.execution
+    check_lane_meant(execution, claim.lane_id)
+    if execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
+        raise errors.ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
+    if execution.attempt_state is not AttemptState.ATTEMPT_INTERRUPTED:
+        raise errors.NotAResumedExecution(
+            f"{execution.called} has no attempt to continue: claim it the ordinary way"
+        )
+    if held_by(execution) not in (Hold.NOTHING, Hold.GRANT):
+        raise errors.ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
+    _check_attempt_meant("current_attempt_index", execution.current_attempt_index, claim)
+    return _use(subject, claim, now_ms)
+
+
+def _use(
+    subject: transitions.Subject, claim: GrantClaim, now_ms: int
+) -> transitions.Decision[Granted]:
+    """Turn the grant into a lease. On refusal it stays, unless its time is over."""
+    grant = check_grant(subject, claim, GrantKind.CLAIM, now_ms)
+    check_lane(claim.lane)
+    return _lease(subject, grant, claim, now_ms)
+
+
+def _lease(
+    subject: transitions.Subject, grant: StoredGrant, claim: GrantClaim, now_ms: int
+) -> transitions.Decision[Granted]:
+    fields: dict[str, transitions.Field] = {"granted_until_ms": None}
+    if claim.attempt_time_left_ms is not None:
+        fields["attempt_time_left_ms"] = claim.attempt_time_left_ms or None
+    free = transitions.change(subject.execution, now_ms, **fields)
+    decision = grant_lease(
+        structs.replace(subject, execution=free),
+        claim.worker,
+        claim.lease_ttl_ms,
+        claim.ids,
+        now_ms,
+        timers=claim.timers.fields(now_ms),
+    )
+    return structs.replace(decision, changes=structs.replace(decision.changes, deletes=(grant,)))
+
+
+def check_grant(
+    subject: transitions.Subject, claim: GrantClaim, kind: GrantKind, now_ms: int
+) -> StoredGrant:
+    """The grant the key stands for, if it may be used."""
+    execution, key, worker_id = subject.execution, claim.key, claim.worker.worker_id
+    if key.kind is not kind or not opens(key, execution, worker_id, claim.secret):
+        raise errors.InvalidClaimGrant(f"{execution.called} is not granted to {worker_id}")
+    grant = subject.grant
+    held = grant is not None and grant.grant_id == key.grant_id
+    if key.expires_at_ms < now_ms:
+        late = errors.ClaimGrantExpired(
+            f"the grant of {execution.called} expired at {key.expires_at_ms}"
+        )
+        if held:
+            raise transitions.Refusal(late, given_back(subject, now_ms))
+        raise late
+    if grant is None or not held or execution.granted_until_ms != key.expires_at_ms:
+        raise errors.InvalidClaimGrant(
+            f"{execution.called} has been through something else since it was granted"
+        )
+    return grant
+
+
+def check_leaseable(execution: Execution) -> None:
+    """Raise unless the execution waits for a worker."""
+    if execution.lifecycle_phase in (LifecyclePhase.TERMINAL, LifecyclePhase.ACTIVE):
+        raise not_active(execution)
+    if execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
+        raise errors.ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
+    if execution.ownership_state is not OwnershipState.UNOWNED:
+        raise errors.LeaseConflict(f"{execution.called} is owned by {execution.worker_id}")
+    if (
+        execution.eligibility_state is not EligibilityState.ELIGIBLE_NOW
+        or execution.terminal_outcome is not TerminalOutcome.NONE
+        or execution.cancel_requested
+    ):
+        raise errors.ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
+    if execution.attempt_state is AttemptState.RUNNING_ATTEMPT:
+        raise errors.ActiveAttemptExists(f"{execution.called} has a running attempt")
+
+
+def _repeated(subject: transitions.Subject, claim: GrantClaim, now_ms: int) -> Granted | None:
+    """What the same process has got for this grant already, if it still holds it."""
+    execution, attempt = subject.execution, subject.attempt
+    if (
+        execution.ownership_state is not OwnershipState.LEASED
+        or execution.lease_id != claim.ids.lease_id
+        or execution.worker_instance_id != claim.worker.worker_instance_id
+        or lease_is_dead(execution, now_ms)
+        or attempt is None
+        or not opens(claim.key, execution, claim.worker.worker_id, claim.secret)
+    ):
+        return None
+    return Granted(
+        kind=_kind(attempt.attempt_type, attempt.resumed_at_ms),
+        execution=execution,
+        attempt=attempt,
+    )
+
+
+def _kind(attempt_type: AttemptType, resumed_at_ms: int | None) -> HandleKind:
+    if resumed_at_ms is not None:
+        return HandleKind.RESUMED
+    return HandleKind.RECLAIMED if attempt_type is AttemptType.RECLAIM else HandleKind.FRESH
+
+
+def check_lane_meant(execution: Execution, lane_id: str | None) -> None:
+    if lane_id not in (None, execution.lane_id):
+        raise errors.InvalidInput(
+            "lane_id", f"lane_mismatch: the execution is in lane {execution.lane_id!r}", lane_id
+        )
+
+
+def _check_attempt_meant(field: str, index: int, claim: GrantClaim) -> None:
+    if claim.attempt_index not in (None, index):
+        raise errors.InvalidInput(
+            field, f"the attempt to be claimed is {index}", claim.attempt_index
+        )
+
+
+def decide_reclaim(
+    subject: transitions.Subject, claim: GrantClaim, timing: Timing
+) -> transitions.Decision[Granted | NotReclaimable | ReclaimCapExceeded | GrantNotFound]:
+    """Turn a grant into a lease under which a lost attempt is tried again.
+
+    An execution that has lost its lease as often as it may fails, but only by the hand of
+    somebody with a grant.
+    """
+    repeated = _repeated(subject, claim, timing.now_ms)
+    if repeated is not None:
+        return transitions.Decision(answer=repeated)
+    execution, grant = subject.execution, subject.grant
+    execution_id = execution.execution_id
+    if not _reclaimable(execution):
+        lost = NotReclaimable(execution_id=execution_id, detail="execution_not_reclaimable")
+        return transitions.Decision(answer=lost)
+    limit = _reclaim_limit(execution, claim.max_reclaim_count)
+    exceeded = ReclaimCapExceeded(execution_id=execution_id, reclaim_count=limit)
+    too_often = execution.lease_reclaim_count >= limit
+    check_lane_meant(execution, claim.lane_id)
+    if grant is not None and grant.grant_id == claim.key.grant_id:
+        _check_owner(grant, claim.worker)
+    try:
+        grant = check_grant(subject, claim, GrantKind.RECLAIM, timing.now_ms)
+    except transitions.Refusal as late:
+        answer = exceeded if too_often else GrantNotFound(execution_id=execution_id)
+        return transitions.Decision(answer=answer, changes=late.changes)
+    except errors.Contention:
+        answer = exceeded if too_often else GrantNotFound(execution_id=execution_id)
+        return transitions.Decision(answer=answer)
+    check_lane(claim.lane)
+    if too_often:
+        return transitions.Decision(answer=exceeded, changes=_give_up(subject, timing))
+    made = _lease(subject, grant, claim, timing.now_ms)
+    return transitions.Decision(answer=made.answer, changes=made.changes)
+
+
+def _reclaim_limit(execution: Execution, asked: int | None) -> int:
+    limit = reclaim_limit(parse_policy(execution.policy))
+    return limit if asked is None else min(limit, asked)
+
+
+def _check_owner(grant: StoredGrant, worker: WorkerIdentity) -> None:
+    if grant.worker_id != worker.worker_id:
+        raise errors.InvalidInput(
+            "worker_id", f"the grant was issued to {grant.worker_id}", worker.worker_id
+        )
+
+
+def _give_up(subject: transitions.Subject, timing: Timing) -> transitions.Changes:
+    reason = "max_reclaims_exceeded"
+    ended = transitions.finish(
+        subject,
+        TerminalOutcome.FAILED,
+        timing.now_ms,
+        retention_ms=timing.retention_ms,
+        attempt_end=AttemptLifecycle.INTERRUPTED_RECLAIMED,
+        reason=reason,
+        attempt_failure=reason,
+        fields={"failure_reason": reason},
+    )
+    taken = lease_event(subject.execution, LeaseEventType.REVOKED, timing.now_ms, reason)
+    return structs.replace(ended, events=(taken, *ended.events))
+
+
+# An operator takes one himself ----------------------------------------------
+
+OPERATOR: Final = "operator"
+
+
+def decide_grant_and_claim(
+    subject: transitions.Subject,
+    ids: NewIds,
+    lease_ttl_ms: int,
+    *,
+    lane: Lane | None,
+    force: bool,
+    now_ms: int,
+) -> transitions.Decision[Granted]:
+    """Give a waiting execution to the operator who asks for it, whatever it requires.
+
+    With `force`, one whose attempt sleeps is woken for it.
+    """
+    execution = subject.execution
+    if execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
+        raise not_eligible(execution)
+    grant = live_grant(subject, now_ms)
+    if grant is not None:
+        raise errors.GrantAlreadyExists(f"{execution.called} is kept for {grant.worker_id}")
+    free = transitions.change(execution, now_ms, granted_until_ms=None)
+    if force and situation_of(free) in (Situation.PARKED, Situation.BLOCKED):
+        awake = {**transitions.UNBLOCKED, "delay_until_ms": None, "awaits_child": False}
+        free = transitions.change(free, now_ms, **awake)
+    if not free.ready:
+        raise not_eligible(execution)
+    check_lane(lane)
+    operator = WorkerIdentity(
+        worker_id=WorkerId(OPERATOR), worker_instance_id=WorkerInstanceId(OPERATOR)
+    )
+    decision = grant_lease(
+        structs.replace(subject, execution=free), operator, lease_ttl_ms, ids, now_ms
+    )
+    resumed = decision.answer.kind is HandleKind.RESUMED
+    reason = "issue_grant_and_claim_resumed" if resumed else "issue_grant_and_claim"
+    events = tuple(structs.replace(each, reason=reason) for each in decision.changes.events)
+    left = () if subject.grant is None else (subject.grant,)
+    return structs.replace(
+        decision, changes=structs.replace(decision.changes, events=events, deletes=left)
+    )
+
+
+def not_eligible(execution: Execution) -> errors.ExecutionNotEligible:
+    return errors.ExecutionNotEligible(
+        f"{execution.called} is {execution.public_state} and waits for no worker"
+    )

@@ -1,0 +1,508 @@
+"""Claiming executions by id, with a grant; and keeping them back from every worker.
+
+A scheduler asks what a worker should run next (`claim_for_worker`), or picks an execution itself
+(`issue_claim_grant`, `issue_reclaim_grant`); the worker then turns the grant into a lease. The
+execution is kept for it meanwhile.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from msgspec import Struct, structs
+
+from flowfabric import errors
+from flowfabric.core import gating, grants, limits, results
+from flowfabric.core.checks import check_bool, check_int, check_offered, check_optional_text
+from flowfabric.core.executions import Timing
+from flowfabric.core.ids import AttemptId, ExecutionId, LeaseId, parse_lane_id, parse_uuid
+from flowfabric.core.leases import Granted, check_ttl
+from flowfabric.core.policies import DURATION_MAX_MS
+from flowfabric.core.records import GrantKind, Lane, StoredGrant
+from flowfabric.core.states import AttemptState, BlockingReason, LifecyclePhase
+from flowfabric.core.transitions import Decision, Subject, combine
+from flowfabric.engine import leases, unit
+from flowfabric.engine.operators import Swept
+from flowfabric.engine.work import Work
+from flowfabric.store.base import Transaction
+
+T = TypeVar("T")
+GRANT_TTL_MS = 5_000
+CANDIDATES = 64
+"""How many of the best executions are looked at for one that nobody else is taking."""
+AnyGrant = results.ClaimGrant | results.ResumeGrant | results.ReclaimGrant
+Decide = Callable[[Subject, grants.Where, Timing], Decision[T]]
+
+
+class ResumeToken(Struct, frozen=True, kw_only=True):
+    """A grant, and what the worker wants done with it."""
+
+    grant: results.ResumeGrant
+    worker_id: str
+    worker_instance_id: str
+    lease_ttl_ms: int = leases.LEASE_TTL_MS
+
+
+class Grants(unit.Group):
+    def __init__(self, shell: unit.Shell, work: Work) -> None:
+        super().__init__(shell)
+        self._work = work
+
+    # Issuing
+
+    async def claim_for_worker(
+        self,
+        lane_ids: Sequence[str],
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Sequence[str] = (),
+        kinds: Sequence[str] | None = None,
+        namespace: str | None = None,
+        grant_ttl_ms: int = GRANT_TTL_MS,
+    ) -> AnyGrant | None:
+        """Reserve the best ready execution of the lanes for a worker; None if there is none.
+
+        The kind of grant says which operation turns it into a lease.
+        """
+        request = _check_request(worker_id, worker_instance_id, capabilities, grant_ttl_ms)
+        query = leases.check_query(lane_ids, kinds, capabilities, namespace)
+
+        async def body(tx: Transaction) -> AnyGrant | None:
+            found = await tx.select(
+                "best_ready",
+                namespace=query.namespace,
+                lanes=query.lanes,
+                kinds=query.kinds,
+                capabilities=query.capabilities,
+                candidates=CANDIDATES,
+            )
+            if not found:
+                return None
+            outcome = await self._settle_in(tx, unit.row_execution_id(found[0]), _offer(request))
+            return self._shown(outcome) if isinstance(outcome, Issued) else None
+
+        return await self.store.transact(body)
+
+    async def issue_claim_grant(
+        self,
+        execution_id: str,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Sequence[str] = (),
+        grant_ttl_ms: int = GRANT_TTL_MS,
+    ) -> results.ClaimGrant | results.ResumeGrant:
+        """Reserve one waiting execution for one worker, which then claims it by id."""
+        request = _check_request(worker_id, worker_instance_id, capabilities, grant_ttl_ms)
+
+        def decide(subject: Subject, place: grants.Where, timing: Timing) -> Decision[Issued]:
+            made = grants.decide_grant(subject, request, place=place, now_ms=timing.now_ms)
+            return _issued(subject, made)
+
+        grant = self._shown(await self._settle(execution_id, decide))
+        assert not isinstance(grant, results.ReclaimGrant)
+        return grant
+
+    async def issue_reclaim_grant(
+        self,
+        execution_id: str,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Sequence[str] = (),
+        grant_ttl_ms: int = GRANT_TTL_MS,
+    ) -> results.ReclaimGrant | results.NotReclaimable | results.ReclaimCapExceeded:
+        """Reserve one execution that has lost its lease, which `reclaim_execution` then takes.
+
+        A lease that is over counts as lost, whether or not anybody has noticed.
+        """
+        request = _check_request(worker_id, worker_instance_id, capabilities, grant_ttl_ms)
+        outcome = await self._settle(execution_id, _offer_reclaim(request))
+        if not isinstance(outcome, Issued):
+            return outcome
+        grant = self._shown(outcome)
+        assert isinstance(grant, results.ReclaimGrant)
+        return grant
+
+    def _shown(self, issued: "Issued") -> AnyGrant:
+        grant, subject = issued.grant, issued.subject
+        secret = self.shell.deployment.handle_key
+        execution = subject.execution
+        key = grants.show(grant, execution, secret)
+        where = f"{{fp:{execution.partition_key}}}"
+        if grant.kind is GrantKind.RECLAIM:
+            return results.ReclaimGrant(
+                execution_id=execution.execution_id,
+                partition_key=where,
+                grant_key=key,
+                expires_at_ms=grant.expires_at_ms,
+                lane_id=execution.lane_id,
+            )
+        if execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED:
+            return results.ResumeGrant(
+                execution_id=execution.execution_id,
+                partition_key=where,
+                grant_key=key,
+                expires_at_ms=grant.expires_at_ms,
+                lane_id=execution.lane_id,
+            )
+        return results.ClaimGrant(
+            execution_id=execution.execution_id,
+            partition_key=where,
+            grant_key=key,
+            expires_at_ms=grant.expires_at_ms,
+        )
+
+    # Using
+
+    async def claim_execution(
+        self,
+        execution_id: str,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        grant_key: str,
+        lane_id: str | None = None,
+        lease_ttl_ms: int = leases.LEASE_TTL_MS,
+        expected_attempt_index: int | None = None,
+        attempt_timeout_ms: int | None = None,
+        execution_deadline_at_ms: int | None = None,
+    ) -> results.Claimed:
+        """Claim one execution by id with a grant issued to this worker before.
+
+        The same process may repeat it as long as it holds the lease, and gets the same answer.
+        """
+        claim = self._check_claim(worker_id, worker_instance_id, grant_key, lane_id, lease_ttl_ms)
+        claim = structs.replace(
+            claim,
+            timers=grants.check_timers(attempt_timeout_ms, execution_deadline_at_ms),
+            attempt_index=_check_index("expected_attempt_index", expected_attempt_index),
+        )
+
+        def decide(subject: Subject, place: grants.Where, timing: Timing) -> Decision[Granted]:
+            asked = structs.replace(claim, lane=place.lane)
+            return grants.decide_claim_granted(subject, asked, timing.now_ms)
+
+        granted = await self._settle(execution_id, decide)
+        return await self._work.claimed(granted, lease_ttl_ms)
+
+    async def claim_resumed_execution(
+        self,
+        execution_id: str,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        grant_key: str,
+        lane_id: str | None = None,
+        lease_id: str | None = None,
+        lease_ttl_ms: int = leases.LEASE_TTL_MS,
+        current_attempt_index: int | None = None,
+        remaining_attempt_timeout_ms: int | None = None,
+    ) -> results.Claimed:
+        """Continue an interrupted attempt, with a grant issued to this worker before.
+
+        The attempt gets the time it had left when it was parked, unless
+        `remaining_attempt_timeout_ms` says otherwise; 0 is without end.
+        """
+        claim = self._check_claim(worker_id, worker_instance_id, grant_key, lane_id, lease_ttl_ms)
+        claim = structs.replace(
+            claim,
+            lease_id=_check_lease_id(lease_id),
+            attempt_index=_check_index("current_attempt_index", current_attempt_index),
+            attempt_time_left_ms=None
+            if remaining_attempt_timeout_ms is None
+            else check_int(
+                "remaining_attempt_timeout_ms", remaining_attempt_timeout_ms, 0, DURATION_MAX_MS
+            ),
+        )
+        granted = await self._settle(execution_id, _resume(claim))
+        return await self._work.claimed(granted, lease_ttl_ms)
+
+    async def claim_from_resume_grant(self, token: ResumeToken) -> results.Claimed | None:
+        """The same from a grant alone; None when the execution has ended meanwhile."""
+        if not isinstance(token, ResumeToken):
+            raise errors.InvalidInput("token", "must be a ResumeToken", token)
+        if not isinstance(token.grant, results.ResumeGrant):
+            raise errors.InvalidInput("token.grant", "must be a ResumeGrant", token.grant)
+        grant, ttl_ms = token.grant, token.lease_ttl_ms
+        claim = self._check_claim(
+            token.worker_id, token.worker_instance_id, grant.grant_key, grant.lane_id, ttl_ms
+        )
+        resume = _resume(claim)
+
+        def decide(
+            subject: Subject, place: grants.Where, timing: Timing
+        ) -> Decision[Granted | None]:
+            if subject.execution.lifecycle_phase is LifecyclePhase.TERMINAL:
+                return Decision(answer=None)
+            made = resume(subject, place, timing)
+            return Decision(answer=made.answer, changes=made.changes)
+
+        granted = await self._settle(grant.execution_id, decide)
+        return None if granted is None else await self._work.claimed(granted, ttl_ms)
+
+    async def reclaim_execution(
+        self,
+        execution_id: str,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        grant_key: str,
+        lane_id: str | None = None,
+        lease_id: str | None = None,
+        attempt_id: str | None = None,
+        lease_ttl_ms: int = leases.LEASE_TTL_MS,
+        max_reclaim_count: int | None = None,
+    ) -> (
+        results.Claimed
+        | results.NotReclaimable
+        | results.ReclaimCapExceeded
+        | results.GrantNotFound
+    ):
+        """Take over an execution that has lost its lease, with a grant issued before.
+
+        `max_reclaim_count` is how often it may lose it, if that is less than its policy allows:
+        the execution fails then.
+        """
+        claim = self._check_claim(worker_id, worker_instance_id, grant_key, lane_id, lease_ttl_ms)
+        claim = structs.replace(
+            claim,
+            lease_id=_check_lease_id(lease_id),
+            attempt_id=None
+            if attempt_id is None
+            else AttemptId(parse_uuid("attempt_id", attempt_id)),
+            max_reclaim_count=None
+            if max_reclaim_count is None
+            else check_int("max_reclaim_count", max_reclaim_count, 0, 2**31 - 1),
+        )
+
+        def decide(
+            subject: Subject, place: grants.Where, timing: Timing
+        ) -> Decision[
+            Granted | results.NotReclaimable | results.ReclaimCapExceeded | results.GrantNotFound
+        ]:
+            asked = structs.replace(claim, lane=place.lane)
+            return grants.decide_reclaim(subject, asked, timing)
+
+        outcome = await self._settle(execution_id, decide)
+        if not isinstance(outcome, Granted):
+            return outcome
+        return await self._work.claimed(outcome, lease_ttl_ms)
+
+    async def issue_grant_and_claim(
+        self,
+        execution_id: str,
+        *,
+        lane_id: str | None = None,
+        lease_duration_ms: int = leases.LEASE_TTL_MS,
+        force: bool = False,
+    ) -> results.Claimed:
+        """Claim one waiting execution by id, as the operator, whatever it requires of workers.
+
+        With `force`, one whose attempt sleeps is woken for it.
+        """
+        ttl_ms = check_ttl(lease_duration_ms, "lease_duration_ms")
+        check_bool("force", force)
+        asked_lane = None if lane_id is None else parse_lane_id(lane_id)
+        ids = unit.new_lease_ids()
+
+        def decide(subject: Subject, place: grants.Where, timing: Timing) -> Decision[Granted]:
+            grants.check_lane_meant(subject.execution, asked_lane)
+            return grants.decide_grant_and_claim(
+                subject, ids, ttl_ms, lane=place.lane, force=force, now_ms=timing.now_ms
+            )
+
+        return await self._work.claimed(await self._settle(execution_id, decide), ttl_ms)
+
+    def _check_claim(
+        self,
+        worker_id: object,
+        worker_instance_id: object,
+        grant_key: object,
+        lane_id: object,
+        lease_ttl_ms: object,
+    ) -> grants.GrantClaim:
+        return grants.GrantClaim(
+            worker=leases.check_worker(worker_id, worker_instance_id),
+            key=grants.read_key(grant_key),
+            secret=self.shell.deployment.handle_key,
+            lane_id=None if lane_id is None else parse_lane_id(lane_id),
+            lease_ttl_ms=check_ttl(lease_ttl_ms),
+        )
+
+    # Time
+
+    async def return_due_grants(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
+        """Forget grants that were not used in time: what they kept is ready for everybody."""
+        check_int("limit", limit, 1, limits.BATCH_MAX)
+
+        async def body(tx: Transaction) -> Swept:
+            rows = await tx.select("due_grants", now_ms=await tx.now_ms(), limit=limit)
+            subjects = await _load(tx, [unit.row_execution_id(row) for row in rows])
+            now_ms = await tx.now_ms()
+            made = [grants.decide_return(each, now_ms) for each in subjects.values()]
+            changes = combine(each.changes for each in made)
+            await tx.save(changes)
+            unit.hint_about(tx, changes, now_ms)
+            acted = sum(each.answer is not None for each in made)
+            return Swept(acted=acted, full=len(rows) == limit)
+
+        return await self.store.transact(body)
+
+    # Keeping back
+
+    async def block_execution_for_admission(
+        self,
+        execution_id: str,
+        *,
+        reason: str,
+        reason_detail: str | None = None,
+        lane_id: str | None = None,
+    ) -> results.Blocked:
+        """Keep a waiting execution from every worker until somebody unblocks it.
+
+        Blocking it again replaces the reason. What waits for something else is refused.
+        """
+        why = gating.check_gate_reason("reason", reason)
+        detail = check_optional_text("reason_detail", reason_detail) or ""
+        asked_lane = None if lane_id is None else parse_lane_id(lane_id)
+
+        def decide(subject: Subject, timing: Timing) -> Decision[results.Blocked]:
+            grants.check_lane_meant(subject.execution, asked_lane)
+            return gating.decide_keep_back(subject, why, detail, timing.now_ms)
+
+        return await self.shell.decide(
+            unit.Ask(self.shell.check_execution_id(execution_id), decide)
+        )
+
+    async def unblock_execution(
+        self,
+        execution_id: str,
+        *,
+        expected_blocking_reason: str | None = None,
+        lane_id: str | None = None,
+    ) -> results.Unblocked:
+        """Let an execution go that was kept back, if it is for the reason expected."""
+        expected: BlockingReason | None = None
+        if expected_blocking_reason is not None:
+            field = "expected_blocking_reason"
+            expected = gating.check_gate_reason(field, expected_blocking_reason)
+        asked_lane = None if lane_id is None else parse_lane_id(lane_id)
+
+        def decide(subject: Subject, timing: Timing) -> Decision[results.Unblocked]:
+            grants.check_lane_meant(subject.execution, asked_lane)
+            return gating.decide_let_go(subject, expected, timing.now_ms)
+
+        return await self.shell.decide(
+            unit.Ask(self.shell.check_execution_id(execution_id), decide)
+        )
+
+    # Deciding
+
+    async def _settle(self, execution_id: str, decide: Decide[T]) -> T:
+        asked = self.shell.check_execution_id(execution_id)
+
+        async def body(tx: Transaction) -> T | errors.FlowFabricError:
+            return await self._settle_in(tx, asked, decide)
+
+        outcome = await self.store.transact(body)
+        if isinstance(outcome, errors.FlowFabricError):
+            raise outcome
+        return outcome
+
+    async def _settle_in(
+        self, tx: Transaction, execution_id: ExecutionId, decide: Decide[T]
+    ) -> T | errors.FlowFabricError:
+        """Decide about one execution with its grant, its lane and what its route requires."""
+        subject = (await _load(tx, [execution_id])).get(execution_id)
+        if subject is None:
+            raise errors.NotFound("execution", execution_id)
+        execution = subject.execution
+        lane_key = (execution.lane_id,)
+        place = grants.Where(
+            lane=(await tx.get(Lane, [lane_key])).get(lane_key),
+            required=await leases.required_capabilities(tx, execution.route_id),
+        )
+        now_ms = await tx.now_ms()
+        timing = self.shell.timing(now_ms)
+        return await unit.settle_in(tx, lambda: decide(subject, place, timing), now_ms)
+
+
+class Issued(Struct, frozen=True, kw_only=True):
+    """A grant and what it is for."""
+
+    grant: StoredGrant
+    subject: Subject
+
+
+async def _load(
+    tx: Transaction, execution_ids: Sequence[ExecutionId]
+) -> dict[ExecutionId, Subject]:
+    """Lock executions with their grants, those included that nothing refers to any more."""
+    subjects = await unit.load_subjects(tx, execution_ids)
+    keys = [unit.execution_key(each) for each in subjects]
+    stored = await tx.get(StoredGrant, keys)
+    return {
+        each: structs.replace(subject, grant=stored.get(unit.execution_key(each)))
+        for each, subject in subjects.items()
+    }
+
+
+def _check_request(
+    worker_id: object, worker_instance_id: object, capabilities: object, grant_ttl_ms: object
+) -> grants.GrantRequest:
+    return grants.GrantRequest(
+        grant_id=unit.new_random_uuid(),
+        worker=leases.check_worker(worker_id, worker_instance_id),
+        offered=check_offered(capabilities),
+        ttl_ms=check_int("grant_ttl_ms", grant_ttl_ms, 1, limits.GRANT_TTL_MS_MAX),
+    )
+
+
+def _issued(subject: Subject, made: Decision[StoredGrant]) -> Decision[Issued]:
+    return Decision(answer=Issued(grant=made.answer, subject=subject), changes=made.changes)
+
+
+Offered = Issued | results.NotReclaimable | results.ReclaimCapExceeded
+
+
+def _offer_reclaim(request: grants.GrantRequest) -> Decide[Offered]:
+    def decide(subject: Subject, place: grants.Where, timing: Timing) -> Decision[Offered]:
+        made = grants.decide_reclaim_grant(subject, request, place=place, timing=timing)
+        if isinstance(made.answer, StoredGrant):
+            answer: Offered = Issued(grant=made.answer, subject=subject)
+        else:
+            answer = made.answer
+        return Decision(answer=answer, changes=made.changes)
+
+    return decide
+
+
+def _offer(request: grants.GrantRequest) -> Decide[Offered]:
+    """Whichever grant the execution needs."""
+    reclaim = _offer_reclaim(request)
+
+    def decide(subject: Subject, place: grants.Where, timing: Timing) -> Decision[Offered]:
+        if subject.execution.lifecycle_phase is LifecyclePhase.ACTIVE:
+            return reclaim(subject, place, timing)
+        made = grants.decide_grant(subject, request, place=place, now_ms=timing.now_ms)
+        answer = Issued(grant=made.answer, subject=subject)
+        return Decision(answer=answer, changes=made.changes)
+
+    return decide
+
+
+def _resume(claim: grants.GrantClaim) -> Decide[Granted]:
+    def decide(subject: Subject, place: grants.Where, timing: Timing) -> Decision[Granted]:
+        asked = structs.replace(claim, lane=place.lane)
+        return grants.decide_claim_resumed(subject, asked, timing.now_ms)
+
+    return decide
+
+
+def _check_lease_id(lease_id: object) -> LeaseId | None:
+    return None if lease_id is None else LeaseId(parse_uuid("lease_id", lease_id))
+
+
+def _check_index(field: str, index: object) -> int | None:
+    return None if index is None else check_int(field, index, 0, 2**31)
