@@ -1,9 +1,11 @@
 """Apps and workers for tests."""
 
 import asyncio
+import gc
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from flowfabric import App, Run, WorkerSettings
 from flowfabric.core.diagnosis import Cause
@@ -34,6 +36,22 @@ async def blocked(run: Run[object]) -> str:
                 return found.sentence
             await asyncio.sleep(ASK_AGAIN_S)
     raise AssertionError("unreachable")
+
+
+@contextmanager
+def traced_memory() -> Iterator[Callable[[], int]]:
+    """Yields a function that tells how many bytes Python holds beyond what it held before."""
+
+    def held() -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = held()
+        yield lambda: held() - before
+    finally:
+        tracemalloc.stop()
 
 
 @asynccontextmanager

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from flowfabric import App, Context, testing
+from flowfabric.engine.reads import EVERYTHING
 from flowfabric.errors import InvalidInput
-from tests.apps import working
+from tests.apps import traced_memory, working
 
 
 async def test_events_are_told_as_they_happen_and_again_after_a_cursor(waiting_app: App) -> None:
@@ -65,3 +66,31 @@ async def test_in_tests_events_are_read_without_waiting() -> None:
         assert [told async for told in app.events()] == []
         with pytest.raises(InvalidInput):
             await anext(app.events(after="later"))
+
+
+EVENTS = 3_000
+
+
+async def test_subscribers_that_stop_reading_hold_a_page_each_and_delay_nobody(
+    waiting_app: App,
+) -> None:
+    @waiting_app.task
+    async def work() -> None: ...
+
+    await waiting_app.open()
+    (first, *others) = await waiting_app.submit_many([work() for _ in range(EVENTS + 1)])
+    async with asyncio.timeout(60):
+        slow = [waiting_app.events(after="start") for _ in range(3)]
+        await first.cancel()
+        for events in slow:
+            assert (await anext(events)).event.execution_id == first.execution_id
+        with traced_memory() as growth:
+            await waiting_app.engine.cancel_matching(EVERYTHING, reason="enough")
+            quick = waiting_app.events(after="start")
+            for _ in range(EVENTS + 1):
+                await anext(quick)
+            # An event takes about a kilobyte.
+            assert growth() < EVENTS * 1_000 / 4
+        expected = {each.execution_id for each in others}
+        for events in slow:
+            assert {(await anext(events)).event.execution_id for _ in others} == expected

@@ -7,7 +7,7 @@ import pytest
 from flowfabric import App, Context, Frame, Retry, testing
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.run import Run
-from tests.apps import working
+from tests.apps import traced_memory, working
 from tests.conformance.given import UNKNOWN_ID
 
 
@@ -165,19 +165,36 @@ async def test_a_run_is_followed_without_an_event_loop(waiting_app: App) -> None
         assert await asyncio.to_thread(follow) == (["a", "b"], ["a", "b"], None)
 
 
-async def test_a_reader_that_stops_reading_holds_up_nobody(waiting_app: App) -> None:
+FRAMES = 2_000
+FRAME_CHARS = 2_000
+
+
+async def test_readers_that_stop_reading_hold_a_page_each_and_delay_nobody(
+    waiting_app: App,
+) -> None:
     cue = acting(waiting_app)
-    async with working(waiting_app), asyncio.timeout(20):
+    texts = [f"{number:04}".ljust(FRAME_CHARS) for number in range(FRAMES)]
+    async with working(waiting_app), asyncio.timeout(60):
         run = await start(waiting_app)
         cue.say("first")
-        slow = run.stream()
-        assert (await anext(slow)).text == "first"
-        cue.say(*map(str, range(1_000)))
-        cue.end()
-        await run.result()
-        quick = [frame.text async for frame in run.stream()]
-        assert len(quick) == 1_001
-        assert [frame.text async for frame in slow] == quick[1:]
+        slow = [run.stream() for _ in range(3)]
+        for stream in slow:
+            assert (await anext(stream)).text == "first"
+        with traced_memory() as growth:
+            cue.say(texts[0])
+            for stream in slow:
+                assert (await anext(stream)).text == texts[0]
+            cue.say(*texts[1:])
+            cue.end()
+            await run.result()
+            count = 0
+            async for frame in run.stream():
+                count += len(frame.text) == FRAME_CHARS
+            assert count == FRAMES
+            # The frames are four megabytes; the three have had nothing yet of most of them.
+            assert growth() < FRAMES * FRAME_CHARS / 8
+        for stream in slow:
+            assert [frame.text async for frame in stream] == texts[1:]
 
 
 async def test_in_tests_nothing_is_waited_for() -> None:
