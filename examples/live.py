@@ -44,8 +44,10 @@ document.forms[0].onsubmit = async (event) => {
   }
   source.addEventListener("superseded", (event) => {
     const {attempt, kept_steps} = JSON.parse(event.data)
-    for (const word of [...answer.children])
-      if (word.dataset.attempt < attempt && !kept_steps.includes(word.dataset.step)) word.remove()
+    for (const word of [...answer.children]) {
+      const said = Number(word.dataset.attempt)
+      if (said < attempt && kept_steps[word.dataset.step] !== said) word.remove()
+    }
   })
   source.addEventListener("end", () => source.close())
 }
@@ -104,7 +106,7 @@ def event_of(frame: Frame) -> str:
     kind = "message"
     if frame.take_over is not None:
         kind = frame.kind
-        data["kept_steps"] = sorted(frame.take_over.kept_steps)
+        data["kept_steps"] = dict(frame.take_over.kept_steps)
     return f"id: {frame.cursor}\nevent: {kind}\ndata: {json.dumps(data)}\n\n"
 
 

@@ -60,7 +60,9 @@ class Page:
             self.turns += 1
             kept = data["kept_steps"]
             self.shown = [
-                word for word in self.shown if word.attempt >= data["attempt"] or word.step in kept
+                word
+                for word in self.shown
+                if word.attempt >= data["attempt"] or kept.get(word.step) == word.attempt
             ]
             return
         self.shown.append(Word(data["text"], data["attempt"], data["step"]))

@@ -217,11 +217,13 @@ def a_frame(attempt_index: int, step_key: str | None = None) -> StreamFrame:
 
 
 def test_a_later_attempt_supersedes_all_but_frames_of_finished_steps() -> None:
-    take_over = TakeOver(attempt_index=1, kept_steps=frozenset({"write"}))
-    assert take_over.supersedes(a_frame(0))
-    assert take_over.supersedes(a_frame(0, "check"))
-    assert not take_over.supersedes(a_frame(0, "write"))
-    assert not take_over.supersedes(a_frame(1))
+    take_over = TakeOver(attempt_index=2, kept_steps={"write": 1, "send": 2})
+    assert take_over.supersedes(a_frame(1))
+    assert take_over.supersedes(a_frame(1, "check"))
+    assert not take_over.supersedes(a_frame(1, "write"))
+    assert take_over.supersedes(a_frame(0, "write")), "begun there, and finished later"
+    assert take_over.supersedes(a_frame(1, "send"))
+    assert not take_over.supersedes(a_frame(2))
 
 
 def test_the_fields_of_a_frame_are_text() -> None:

@@ -276,6 +276,50 @@ async def test_a_new_attempt_speaks_again_and_finished_steps_have_spoken() -> No
         ]
 
 
+async def test_what_a_step_said_before_its_attempt_failed_no_longer_counts() -> None:
+    async with testing.engine() as app:
+
+        @app.task(retry=ONCE_MORE)
+        async def agent(ctx: Context) -> None:
+            async def write() -> None:
+                await ctx.emit("dear ")
+                if ctx.attempt_index == 0:
+                    raise ConnectionError("no")
+                await ctx.emit("reader")
+
+            await ctx.step("write", write)
+
+        run = await app.submit(agent)
+        await app.drain()
+        follower = run.stream()
+        begun = await anext(follower)
+        await app.drain(skip_time=True)
+        await run.result()
+        assert await said(run) == ["dear ", "reader"]
+        turn = await anext(follower)
+        assert (begun.text, turn.drops(begun)) == ("dear ", True)
+
+
+async def test_tries_of_a_step_within_one_attempt_all_count() -> None:
+    tries = 0
+    async with testing.engine() as app:
+
+        @app.task
+        async def agent(ctx: Context) -> None:
+            async def write() -> None:
+                nonlocal tries
+                tries += 1
+                await ctx.emit(f"try {tries}")
+                if tries == 1:
+                    raise ConnectionError("no")
+
+            await ctx.step("write", write, retry=Retry(max_retries=1, delay="1ms"))
+
+        run = await app.submit(agent)
+        await app.drain()
+        assert await said(run) == ["try 1", "try 2"]
+
+
 async def test_what_a_step_said_is_stored_before_its_result(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:

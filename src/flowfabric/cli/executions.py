@@ -564,7 +564,7 @@ def _document(frame: Frame) -> dict[str, object]:
         "superseded": frame.superseded,
     }
     if frame.take_over is not None:
-        document["kept_steps"] = sorted(frame.take_over.kept_steps)
+        document["kept_steps"] = dict(sorted(frame.take_over.kept_steps.items()))
     return document
 
 

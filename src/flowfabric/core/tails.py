@@ -5,12 +5,12 @@ the attempt, and then reads the frames: nothing can be appended to a stream that
 page that says `closed` and has no more is the end.
 
 A later attempt takes the place of what earlier ones have emitted, except for frames of steps
-that were finished: their results are kept, and so is what they said.
+that they finished: their results are kept, and so is what they said.
 """
 
 import base64
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -251,12 +251,13 @@ class TakeOver(Struct, frozen=True, kw_only=True):
     """From here on a later attempt speaks: what earlier ones have said no longer counts."""
 
     attempt_index: int
-    kept_steps: frozenset[str]
-    """Steps that were finished: their frames still count."""
+    kept_steps: Mapping[str, int]
+    """Steps that were finished, and by which attempt: what they said in it still counts."""
 
     def drops(self, attempt_index: int, step_key: str | None) -> bool:
         """Whether what an attempt has said, in a step or outside of steps, no longer counts."""
-        return attempt_index < self.attempt_index and step_key not in self.kept_steps
+        kept = step_key is not None and self.kept_steps.get(step_key) == attempt_index
+        return attempt_index < self.attempt_index and not kept
 
     def supersedes(self, frame: StreamFrame) -> bool:
         return self.drops(frame.attempt_index, frame.step_key)
@@ -334,11 +335,6 @@ def read_execution_cursor(given: object) -> ExecutionCursor | None:
     if parts is None:
         raise InvalidInput("after", "must be 'start', 'end' or the cursor of a page", given)
     return ExecutionCursor(int(parts[1]), read_position("after", parts[2]).at_least())
-
-
-def is_superseded(frame: StreamFrame, latest_attempt: int, finished: Collection[str]) -> bool:
-    """Whether a later attempt has taken the frame's place. `finished` are keys of steps."""
-    return frame.attempt_index < latest_attempt and frame.step_key not in finished
 
 
 def check_count(count_limit: object) -> int:

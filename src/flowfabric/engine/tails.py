@@ -8,7 +8,7 @@ thousand tails is read as if it had one.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final, Generic, TypeVar
@@ -335,7 +335,7 @@ async def read_on(reader: Reader, place: TailPlace) -> tails.ExecutionFrames:
     """The next page of an execution: of one attempt, the next that has anything to say."""
     cursor = place.cursor
     take_over: tails.TakeOver | None = None
-    finished: frozenset[str] | None = None
+    finished: Mapping[str, int] | None = None
     for _ in range(ATTEMPTS_PER_PAGE):
         key = StreamKey(place.execution_id, cursor.attempt_index)
         standing = (await standing_of(reader, [key])).get(key)
@@ -346,9 +346,9 @@ async def read_on(reader: Reader, place: TailPlace) -> tails.ExecutionFrames:
         if finished is None and (earlier or take_over is not None):
             finished = await _finished_steps(reader, place.execution_id)
         page = await _frames(reader, _slice(place, key, cursor), standing)
+        now = tails.TakeOver(attempt_index=latest, kept_steps=finished or {})
         frames = tuple(
-            structs.replace(each, superseded=tails.is_superseded(each, latest, finished or ()))
-            for each in page.frames
+            structs.replace(each, superseded=now.supersedes(each)) for each in page.frames
         )
         wanted = tuple(each for each in frames if place.superseded or not each.superseded)
         cursor = structs.replace(cursor, frame_id=tails.read_after(page.next_cursor))
@@ -359,9 +359,7 @@ async def read_on(reader: Reader, place: TailPlace) -> tails.ExecutionFrames:
             )
         if not page.has_more:
             cursor = tails.ExecutionCursor(key.attempt_index + 1)
-            take_over = tails.TakeOver(
-                attempt_index=cursor.attempt_index, kept_steps=finished or frozenset()
-            )
+            take_over = structs.replace(now, attempt_index=cursor.attempt_index)
     return tails.ExecutionFrames(frames=(), cursor=str(cursor), take_over=take_over)
 
 
@@ -374,13 +372,13 @@ def _slice(place: TailPlace, key: StreamKey, cursor: tails.ExecutionCursor) -> S
     )
 
 
-async def _finished_steps(reader: Reader, execution_id: ExecutionId) -> frozenset[str]:
+async def _finished_steps(reader: Reader, execution_id: ExecutionId) -> dict[str, int]:
     rows = await reader.select(
         "finished_steps",
         partition_key=partition_of(execution_id),
         execution_id=uuid_of(execution_id),
     )
-    return frozenset(str(row["step_key"]) for row in rows)
+    return {str(row["step_key"]): int(str(row["attempt_index"])) for row in rows}
 
 
 # Waiting ------------------------------------------------------------------------------
