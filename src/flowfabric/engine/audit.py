@@ -8,6 +8,7 @@ idempotency keys, and those who wait, which name an execution: they may wait for
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import Struct
 
 from flowfabric.core import diagnosis
 from flowfabric.core.checks import check_int, check_optional_text
@@ -97,22 +98,26 @@ class Audits(Group):
         )
 
     async def _audit_flows(self, start: str, limit: int) -> diagnosis.AuditPage:
-        async def body(reader: Reader) -> tuple[Sequence[Row], Sequence[Row]]:
-            flows = await reader.select("audit_flow_counts", start=start, limit=limit)
-            joins = await reader.select("audit_join_counts", start=start, limit=limit)
+        async def body(reader: Reader) -> tuple[list[FlowCounts], list[ExecutionId]]:
+            flows = await reader.select_as(
+                FlowCounts, "audit_flow_counts", start=start, limit=limit
+            )
+            joins = await reader.select_as(
+                ExecutionId, "audit_join_counts", start=start, limit=limit
+            )
             return flows, joins
 
         flows, joins = await self.store.read(body)
-        full = bool(flows) and int(str(flows[-1]["place"])) == limit
-        following = next_uuid(str(flows[-1]["flow_id"])) if full else None
-        found = [_flow_complaint(row) for row in flows if row["miscounted"]]
+        full = bool(flows) and flows[-1].place == limit
+        following = next_uuid(flows[-1].flow_id) if full else None
+        found = [_flow_complaint(row) for row in flows if row.miscounted]
         found += [
             diagnosis.Complaint(
                 wrong=diagnosis.Wrong.MISCOUNTED,
-                execution_id=row_execution_id(row),
+                execution_id=execution_id,
                 detail="its join counts other edges than it has",
             )
-            for row in joins
+            for execution_id in joins
         ]
         return diagnosis.AuditPage(
             complaints=tuple(found),
@@ -122,15 +127,12 @@ class Audits(Group):
     async def _audit_rows(self, first: int, limit: int) -> diagnosis.AuditPage:
         last = first + PARTITIONS_PER_PAGE - 1
 
-        async def body(reader: Reader) -> Sequence[Row]:
-            return await reader.select(
-                "audit_strays", first_partition=first, last_partition=last, limit=limit
+        async def body(reader: Reader) -> list[StrayRow]:
+            return await reader.select_as(
+                StrayRow, "audit_strays", first_partition=first, last_partition=last, limit=limit
             )
 
-        found = {
-            _stray(row_execution_id(row), str(row["belongings"]))
-            for row in await self.store.read(body)
-        }
+        found = {_stray(row.execution_id, row.belongings) for row in await self.store.read(body)}
         more = last + 1 < self.shell.deployment.partitions.num_flow
         return diagnosis.AuditPage(
             complaints=_sorted(found),
@@ -140,16 +142,16 @@ class Audits(Group):
     async def _audit_guards(self, after: str, limit: int) -> diagnosis.AuditPage:
         namespace, key = _parse_key(after)
 
-        async def body(reader: Reader) -> tuple[Sequence[Row], set[ExecutionId]]:
-            rows = await reader.select(
-                "list_guards", after_namespace=namespace, after_key=key, limit=limit
+        async def body(reader: Reader) -> tuple[list[GuardRow], set[ExecutionId]]:
+            rows = await reader.select_as(
+                GuardRow, "list_guards", after_namespace=namespace, after_key=key, limit=limit
             )
-            return rows, await _gone(reader, [str(row["execution"]) for row in rows])
+            return rows, await _gone(reader, [row.execution for row in rows])
 
         rows, gone = await self.store.read(body)
         following = None
         if len(rows) == limit:
-            last = (str(rows[-1]["namespace"]), str(rows[-1]["idempotency_key"]))
+            last = (rows[-1].namespace, rows[-1].idempotency_key)
             following = msgspec.json.encode(last).decode()
         return diagnosis.AuditPage(
             complaints=_sorted({_stray(each, "idempotency_guard") for each in gone}),
@@ -157,13 +159,11 @@ class Audits(Group):
         )
 
     async def _audit_waiting(self, after: str, limit: int) -> diagnosis.AuditPage:
-        async def body(reader: Reader) -> tuple[Sequence[Row], set[ExecutionId], diagnosis.Waits]:
-            rows = await reader.select("list_waiting", after=after, limit=limit)
-            waiting = [str(row["waiting"]) for row in rows]
-            return rows, await _gone(reader, waiting), await _waits(reader, waiting)
+        async def body(reader: Reader) -> tuple[list[str], set[ExecutionId], diagnosis.Waits]:
+            waiting = await reader.select_as(str, "list_waiting", after=after, limit=limit)
+            return waiting, await _gone(reader, waiting), await _waits(reader, waiting)
 
-        rows, gone, waits = await self.store.read(body)
-        listed = {str(row["waiting"]) for row in rows}
+        listed, gone, waits = await self.store.read(body)
         ringed = {
             diagnosis.ring_complaint(each, way)
             for each, way in diagnosis.rings(waits).items()
@@ -171,19 +171,20 @@ class Audits(Group):
         }
         return diagnosis.AuditPage(
             complaints=_sorted({_stray(each, "waiter") for each in gone} | ringed),
-            cursor=f"{_WAITING}/0/{rows[-1]['waiting']!s}" if len(rows) == limit else None,
+            cursor=f"{_WAITING}/0/{listed[-1]}" if len(listed) == limit else None,
         )
 
 
 async def _gone(reader: Reader, named: Sequence[str]) -> set[ExecutionId]:
     """Those of the named executions that do not exist."""
     asked = {parse_execution_id(each) for each in named}
-    there = await reader.select(
+    there = await reader.select_as(
+        ExecutionId,
         "namespaces_of",
         partition_keys=[partition_of(each) for each in asked],
         execution_ids=[uuid_of(each) for each in asked],
     )
-    return asked - {row_execution_id(row) for row in there}
+    return asked.difference(there)
 
 
 async def _waits(reader: Reader, waiting: Sequence[str]) -> diagnosis.Waits:
@@ -193,7 +194,8 @@ async def _waits(reader: Reader, waiting: Sequence[str]) -> diagnosis.Waits:
     for _ in range(RING_MAX):
         if not asked or len(waits) > RING_WAITS_MAX:
             break
-        rows = await reader.select(
+        rows = await reader.select_as(
+            IdleWait,
             "list_idle_waits",
             partition_keys=[partition_of(each) for each in asked],
             execution_ids=[uuid_of(each) for each in asked],
@@ -201,19 +203,49 @@ async def _waits(reader: Reader, waiting: Sequence[str]) -> diagnosis.Waits:
         )
         found: dict[ExecutionId, set[ExecutionId]] = {}
         for row in rows:
-            found.setdefault(row_execution_id(row), set()).add(_awaited(row))
+            found.setdefault(row.execution_id, set()).add(row.awaited)
         if len(rows) == RING_WAITS_MAX:
             # It may wait for more than is seen here.
-            found.pop(row_execution_id(rows[-1]))
+            found.pop(rows[-1].execution_id)
         waits |= found
         asked = sorted({other for each in found.values() for other in each} - waits.keys())
     return waits
 
 
-def _awaited(row: Row) -> ExecutionId:
-    return make_execution_id(
-        int(str(row["awaited_partition_key"])), str(row["awaited_execution_id"])
-    )
+class IdleWait(Struct, frozen=True):
+    execution_id: ExecutionId
+    awaited_partition_key: int
+    awaited_execution_id: str
+
+    @property
+    def awaited(self) -> ExecutionId:
+        return make_execution_id(self.awaited_partition_key, self.awaited_execution_id)
+
+
+class StrayRow(Struct, frozen=True):
+    execution_id: ExecutionId
+    belongings: str
+
+
+class GuardRow(Struct, frozen=True):
+    namespace: str
+    idempotency_key: str
+    execution: str
+
+
+class FlowCounts(Struct, frozen=True, kw_only=True):
+    """What a flow counts, and what it has."""
+
+    partition_key: int
+    flow_id: str
+    place: int
+    miscounted: bool
+    node_count: int
+    edge_count: int
+    ended_count: int
+    members: int
+    edges: int
+    told: int
 
 
 def _stray(execution_id: ExecutionId, belongings: str) -> diagnosis.Complaint:
@@ -228,15 +260,13 @@ def _sorted(found: set[diagnosis.Complaint]) -> tuple[diagnosis.Complaint, ...]:
     return tuple(sorted(found, key=lambda each: (each.execution_id, each.detail)))
 
 
-def _flow_complaint(row: Row) -> diagnosis.Complaint:
+def _flow_complaint(row: FlowCounts) -> diagnosis.Complaint:
     """About a whole flow: it carries the flow's uuid as its subject."""
-    counts, found = (
-        ", ".join(str(row[name]) for name in names)
-        for names in (("node_count", "edge_count", "ended_count"), ("members", "edges", "told"))
-    )
+    counts = f"{row.node_count}, {row.edge_count}, {row.ended_count}"
+    found = f"{row.members}, {row.edges}, {row.told}"
     return diagnosis.Complaint(
         wrong=diagnosis.Wrong.MISCOUNTED,
-        execution_id=make_execution_id(int(str(row["partition_key"])), str(row["flow_id"])),
+        execution_id=make_execution_id(row.partition_key, row.flow_id),
         detail=f"a flow that counts {counts} members, edges and endings, and has {found}",
     )
 

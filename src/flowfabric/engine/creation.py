@@ -356,12 +356,18 @@ async def _namespaces(
     """The namespaces of those that exist."""
     if not execution_ids:
         return {}
-    rows = await tx.select(
+    rows = await tx.select_as(
+        NamespaceRow,
         "namespaces_of",
         partition_keys=[partition_of(each) for each in execution_ids],
         execution_ids=[uuid_of(each) for each in execution_ids],
     )
-    return {unit.row_execution_id(row): str(row["namespace"]) for row in rows}
+    return {row.execution_id: row.namespace for row in rows}
+
+
+class NamespaceRow(Struct, frozen=True):
+    execution_id: ExecutionId
+    namespace: str
 
 
 async def _insert_or_lock(
@@ -654,7 +660,7 @@ class Creation(unit.Group):
         lasts_ms = max(lease_ttl_ms, opened.lease_ttl_ms)
 
         async def body(tx: Transaction) -> BrokenBy:
-            execution = (await tx.lock(Execution, [key])).get(key)
+            execution = await tx.lock_one(Execution, key)
             if execution is None:
                 raise errors.NotFound("execution", opened.execution_id)
             decision = decide_hold(execution, unit.fence_of(opened), lasts_ms, await tx.now_ms())

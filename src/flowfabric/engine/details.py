@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import (
@@ -36,9 +35,9 @@ from flowfabric.core.transitions import Changes, change
 from flowfabric.core.views import ChildView, ExecutionDetails, details
 from flowfabric.engine.leases import required_capabilities
 from flowfabric.engine.reads import PRESENCE_MS, attempts_of, find, tags_of, with_kept_signals
-from flowfabric.engine.unit import EVENT_TOPIC, Group, execution_key, row_execution_id
+from flowfabric.engine.unit import EVENT_TOPIC, Group, execution_key
 from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.store.base import Reader, Row, Transaction
+from flowfabric.store.base import Reader, Transaction
 
 
 async def steps_of(reader: Reader, execution_id: ExecutionId) -> tuple[Step, ...]:
@@ -53,9 +52,8 @@ async def steps_of(reader: Reader, execution_id: ExecutionId) -> tuple[Step, ...
 
 async def children_of(reader: Reader, execution_id: ExecutionId) -> tuple[ChildView, ...]:
     """At most `PAGE_MAX` of them."""
-    rows: Sequence[Row] = await reader.select("list_children", parent=execution_id, limit=PAGE_MAX)
     return tuple(
-        msgspec.convert({**row, "execution_id": row_execution_id(row)}, ChildView) for row in rows
+        await reader.select_as(ChildView, "list_children", parent=execution_id, limit=PAGE_MAX)
     )
 
 
@@ -84,17 +82,22 @@ class Found(Struct, frozen=True, kw_only=True):
     """There is no such execution, or no longer."""
 
 
-def _outcome(row: Row) -> Outcome:
-    result = row["result"]
-    assert result is None or isinstance(result, bytes)
-    policy = row["expired_policy"]
-    reason = str(row["cancellation_reason"] or row["failure_reason"] or "")
-    return Outcome(
-        execution_id=row_execution_id(row),
-        public_state=PublicState(str(row["public_state"])),
-        result=result,
-        reason=reason if policy is None else in_words(reason, str(policy)),
-    )
+class OutcomeRow(Struct, frozen=True, kw_only=True):
+    execution_id: ExecutionId
+    public_state: PublicState | None
+    """None: there is no such execution."""
+    result: bytes | None
+    failure_reason: str | None
+    cancellation_reason: str | None
+    expired_policy: str | None
+
+    def outcome(self, state: PublicState) -> Outcome:
+        reason = self.cancellation_reason or self.failure_reason or ""
+        if self.expired_policy is not None:
+            reason = in_words(reason, self.expired_policy)
+        return Outcome(
+            execution_id=self.execution_id, public_state=state, result=self.result, reason=reason
+        )
 
 
 class Details(Group):
@@ -248,7 +251,7 @@ class Details(Group):
         async def body(reader: Reader) -> dict[str, ExecutionId]:
             places = [namespace]
             if namespace is None:
-                places = [str(row["namespace"]) for row in await reader.select("list_namespaces")]
+                places = await reader.select_as(str, "list_namespaces")
             named = {each: self.shell.named_execution_id(own_id, each) for each in places if each}
             found = await reader.get(Execution, [execution_key(each) for each in named.values()])
             return {place: each for place, each in named.items() if execution_key(each) in found}
@@ -256,27 +259,29 @@ class Details(Group):
         return await self.store.read(body)
 
     async def _find_by_uuid(self, part: str) -> list[ExecutionId]:
-        async def body(reader: Reader) -> Sequence[Row]:
-            rows: Sequence[Row] = []
+        async def body(reader: Reader) -> list[ExecutionId]:
+            found: list[ExecutionId] = []
             if FIRST_UUID.startswith(re.sub("[0-9a-f]", "0", part)):
-                rows = await reader.select(
+                found = await reader.select_as(
+                    ExecutionId,
                     "find_by_uuid",
                     low=part + FIRST_UUID[len(part) :],
                     high=part + LAST_UUID[len(part) :],
                     pattern=f"{part}%",
                     limit=MATCHES_SHOWN_MAX + 1,
                 )
-            if not rows:
-                rows = await reader.select(
+            if not found:
+                found = await reader.select_as(
+                    ExecutionId,
                     "find_by_uuid",
                     low=FIRST_UUID,
                     high=LAST_UUID,
                     pattern=f"%{part}",
                     limit=MATCHES_SHOWN_MAX + 1,
                 )
-            return rows
+            return found
 
-        return [row_execution_id(row) for row in await self.store.read(body)]
+        return await self.store.read(body)
 
     # How executions ended, read for whoever waits for them ------------------
 
@@ -291,23 +296,23 @@ class Details(Group):
         if not asked:
             return Found(ended={}, missing=frozenset())
 
-        async def body(reader: Reader) -> Sequence[Row]:
-            return await reader.select(
+        async def body(reader: Reader) -> list[OutcomeRow]:
+            return await reader.select_as(
+                OutcomeRow,
                 "read_outcomes",
                 partition_keys=[partition_of(each) for each in asked],
                 execution_ids=[uuid_of(each) for each in asked],
             )
 
-        rows = {row_execution_id(row): row for row in await self.store.read(body)}
-        ended = {each: row for each, row in rows.items() if row["public_state"] is not None}
+        rows = await self.store.read(body)
         show = self.shell.values.show
         outcomes = await self.shell.values.through_all(
-            [_outcome(row) for row in ended.values()],
+            [row.outcome(row.public_state) for row in rows if row.public_state is not None],
             lambda each: structs.replace(each, result=show(each.result)),
         )
         return Found(
-            ended=dict(zip(ended, outcomes, strict=True)),
-            missing=frozenset(rows.keys() - ended.keys()),
+            ended={each.execution_id: each for each in outcomes},
+            missing=frozenset(row.execution_id for row in rows if row.public_state is None),
         )
 
     # Tags and namespace of an execution -------------------------------------
@@ -325,7 +330,7 @@ class Details(Group):
 
         async def body(tx: Transaction) -> int:
             key = execution_key(asked)
-            execution = (await tx.lock(Execution, [key])).get(key)
+            execution = await tx.lock_one(Execution, key)
             if execution is None:
                 raise NotFound("execution", asked)
             now_ms = await tx.now_ms()
@@ -353,7 +358,7 @@ class Details(Group):
         tag_key = (partition_of(asked), asked, key)
 
         async def body(reader: Reader) -> str | None:
-            tag = (await reader.get(ExecutionTag, [tag_key])).get(tag_key)
+            tag = await reader.get_one(ExecutionTag, tag_key)
             return None if tag is None else tag.tag_value
 
         return await self.store.read(body)
@@ -362,9 +367,7 @@ class Details(Group):
         asked = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> Namespace | None:
-            execution = (await reader.get(Execution, [execution_key(asked)])).get(
-                execution_key(asked)
-            )
+            execution = await reader.get_one(Execution, execution_key(asked))
             return None if execution is None else execution.namespace
 
         return await self.store.read(body)

@@ -544,18 +544,23 @@ class Engine(Unimplemented):
     subscribe_instance_tags = operation("following", Following.subscribe_instance_tags)
 
 
+class DeploymentRow(Struct, frozen=True, kw_only=True):
+    num_flow_partitions: int
+    num_budget_partitions: int
+    num_quota_partitions: int
+    handle_key: bytes
+
+
 async def read_deployment(store: Store) -> Deployment:
     async def body(reader: Reader) -> Deployment:
-        (row,) = await reader.select("get_deployment")
-        key = row["handle_key"]
-        assert isinstance(key, bytes)
+        (row,) = await reader.select_as(DeploymentRow, "get_deployment")
         return Deployment(
             partitions=PartitionConfig(
-                num_flow=int(str(row["num_flow_partitions"])),
-                num_budget=int(str(row["num_budget_partitions"])),
-                num_quota=int(str(row["num_quota_partitions"])),
+                num_flow=row.num_flow_partitions,
+                num_budget=row.num_budget_partitions,
+                num_quota=row.num_quota_partitions,
             ),
-            handle_key=key,
+            handle_key=row.handle_key,
         )
 
     return await store.read(body)

@@ -25,7 +25,7 @@ from flowfabric.core.flow_records import (
     FlowRecord,
     GroupState,
 )
-from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, partition_of, uuid_of
+from flowfabric.core.ids import ExecutionId, FlowId, partition_of, uuid_of
 from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes
@@ -36,7 +36,6 @@ from flowfabric.engine.flows import (
     FlowBuilding,
     Settled,
     check_edge_id,
-    ending_of,
     endings_of,
     inputs_of,
     lock_edge,
@@ -47,7 +46,7 @@ from flowfabric.engine.flows import (
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.steps import find_stranded, wake_stranded
 from flowfabric.errors import ExecutionNotTerminal, InvalidDependency, InvalidInput
-from flowfabric.store.base import Reader, Row, Transaction
+from flowfabric.store.base import Reader, Transaction
 
 FLOWS_PER_BATCH = 64
 FLOWS_LOOKED_AT = 256
@@ -175,14 +174,14 @@ class FlowEndings(FlowBuilding):
         async def body(tx: Transaction) -> Dispatched:
             nothing = Dispatched(finished=0, settled=None, more=False)
             key = unit.execution_key(execution_id)
-            execution = (await tx.get(Execution, [key])).get(key)
+            execution = await tx.get_one(Execution, key)
             if execution is None or execution.flow_id is None:
                 return nothing
             flow = await self.find_to_lock(tx, execution.flow_id)
             if flow is None:
                 return nothing
             row_key = (flow.partition_key, flow.flow_id, execution_id, execution.replay_count)
-            row = (await tx.lock(CompletionDispatch, [row_key])).get(row_key)
+            row = await tx.lock_one(CompletionDispatch, row_key)
             if row is None:
                 return nothing
             endings = await endings_of(tx, flow.partition_key, [execution_id])
@@ -370,7 +369,8 @@ async def _flows_with_endings(tx: Transaction, start: int) -> Sequence[FlowRecor
 
 
 async def _take(tx: Transaction, flows: Sequence[FlowRecord], limit: int) -> list[QueuedEnding]:
-    rows = await tx.select(
+    rows = await tx.select_as(
+        TakenRow,
         "take_completions",
         partition_keys=[flow.partition_key for flow in flows],
         flow_ids=[flow.flow_id for flow in flows],
@@ -379,23 +379,39 @@ async def _take(tx: Transaction, flows: Sequence[FlowRecord], limit: int) -> lis
     return [_taken(row) for row in rows]
 
 
-def _taken(row: Row) -> QueuedEnding:
-    partition_key = int(str(row["partition_key"]))
-    replay_count = int(str(row["replay_count"]))
-    outcome = TerminalOutcome(str(row["outcome"]))
-    reason = row["cancellation_reason"]
+class TakenRow(Struct, frozen=True, kw_only=True):
+    """A queued ending, and what its execution looks like now."""
+
+    partition_key: int
+    flow_id: FlowId
+    execution_id: ExecutionId
+    replay_count: int
+    outcome: TerminalOutcome
+    enqueued_at_ms: int
+    current_replay_count: int
+    cancellation_reason: str | None
+    result: bytes | None
+    result_encoding: str | None
+
+
+def _taken(row: TakenRow) -> QueuedEnding:
     return QueuedEnding(
         row=CompletionDispatch(
-            partition_key=partition_key,
-            flow_id=FlowId(str(row["flow_id"])),
-            execution_id=make_execution_id(partition_key, str(row["execution_id"])),
-            replay_count=replay_count,
-            outcome=outcome,
-            enqueued_at_ms=int(str(row["enqueued_at_ms"])),
+            partition_key=row.partition_key,
+            flow_id=row.flow_id,
+            execution_id=row.execution_id,
+            replay_count=row.replay_count,
+            outcome=row.outcome,
+            enqueued_at_ms=row.enqueued_at_ms,
         ),
-        ending=ending_of(row, outcome),
-        stale=int(str(row["current_replay_count"])) != replay_count,
-        spared=is_spared(outcome, None if reason is None else str(reason)),
+        ending=flow_endings.Ending(
+            outcome=row.outcome,
+            replay_count=row.replay_count,
+            result=row.result,
+            result_encoding=row.result_encoding,
+        ),
+        stale=row.current_replay_count != row.replay_count,
+        spared=is_spared(row.outcome, row.cancellation_reason),
     )
 
 
@@ -565,22 +581,30 @@ async def _look(tx: Transaction, limit: int) -> Suspects:
     now_ms = await tx.now_ms()
     if audit.due_at_ms > now_ms:
         return Suspects()
-    rows = await tx.select(
+    rows = await tx.select_as(
+        SuspectRow,
         "audit_members",
         flow_id=audit.next_flow_id,
         execution_id=audit.next_execution_id,
         limit=limit,
     )
-    full = bool(rows) and int(str(rows[-1]["place"])) == limit
-    last = (str(rows[-1]["flow_id"]), str(rows[-1]["execution_id"])) if full else None
+    full = bool(rows) and rows[-1].place == limit
+    last = (rows[-1].flow_id, uuid_of(rows[-1].execution_id)) if full else None
     waits, last_waiter = await find_stranded(tx, audit.after_waiter, limit)
     await tx.save(Changes(updates=(flow_endings.next_audit(audit, last, last_waiter, now_ms),)))
     return Suspects(_by_flow(rows), waits)
 
 
-def _by_flow(rows: Sequence[Row]) -> dict[FlowId, list[ExecutionId]]:
+class SuspectRow(Struct, frozen=True, kw_only=True):
+    place: int
+    flow_id: FlowId
+    execution_id: ExecutionId
+    suspect: bool
+
+
+def _by_flow(rows: Sequence[SuspectRow]) -> dict[FlowId, list[ExecutionId]]:
     found: dict[FlowId, list[ExecutionId]] = {}
     for row in rows:
-        if row["suspect"]:
-            found.setdefault(FlowId(str(row["flow_id"])), []).append(unit.row_execution_id(row))
+        if row.suspect:
+            found.setdefault(row.flow_id, []).append(row.execution_id)
     return found

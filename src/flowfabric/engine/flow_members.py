@@ -14,7 +14,7 @@ from flowfabric.core.checks import check_bool, check_int, check_list
 from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.flow_endings import Ending, block
 from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord
-from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, member_execution_id, uuid_of
+from flowfabric.core.ids import ExecutionId, FlowId, member_execution_id, uuid_of
 from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Created, DependenciesAdded
@@ -160,6 +160,17 @@ def _check_distinct(field: str, values: Sequence[str]) -> None:
         raise InvalidInput(field, "must not repeat within a join", repeated)
 
 
+class MemberFacts(Struct, frozen=True):
+    execution_id: ExecutionId
+    flow_id: FlowId | None
+    terminal_outcome: TerminalOutcome
+
+
+class Reached(Struct, frozen=True):
+    upstream_id: ExecutionId
+    downstream_id: ExecutionId
+
+
 class _Building:
     """One call of `add_dependencies` inside its transaction."""
 
@@ -287,16 +298,14 @@ class _Building:
         self.outcomes: dict[ExecutionId, TerminalOutcome] = {}
         if not ends:
             return
-        rows = await tx.select(
+        rows = await tx.select_as(
+            MemberFacts,
             "member_facts",
             partition_key=flow.partition_key,
             execution_ids=[uuid_of(each) for each in sorted(ends)],
         )
-        homes: dict[ExecutionId, str | None] = {}
-        for row in rows:
-            end = make_execution_id(flow.partition_key, str(row["execution_id"]))
-            homes[end] = None if row["flow_id"] is None else str(row["flow_id"])
-            self.outcomes[end] = TerminalOutcome(str(row["terminal_outcome"]))
+        homes = {row.execution_id: row.flow_id for row in rows}
+        self.outcomes |= {row.execution_id: row.terminal_outcome for row in rows}
         for end in sorted(ends):
             flow_joins.check_member(flow, end, homes.get(end))
 
@@ -311,18 +320,13 @@ class _Building:
         pairs: list[tuple[str, str]] = [edge.pair for join in joins for edge in join.edges]
         starts = [join.downstream_id for join in joins if join.downstream_id not in created]
         if starts:
-            rows = await tx.select(
+            rows = await tx.select_as(
+                Reached,
                 "reachable_edges",
                 partition_key=flow.partition_key,
                 starts=[uuid_of(each) for each in starts],
             )
-            pairs += [
-                (
-                    make_execution_id(flow.partition_key, str(row["upstream_id"])),
-                    make_execution_id(flow.partition_key, str(row["downstream_id"])),
-                )
-                for row in rows
-            ]
+            pairs += [(row.upstream_id, row.downstream_id) for row in rows]
         flow_joins.check_acyclic(pairs)
 
     async def _join(

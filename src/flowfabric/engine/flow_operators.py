@@ -26,7 +26,7 @@ from flowfabric.core.flow_records import (
     FlowRecord,
     PendingCancel,
 )
-from flowfabric.core.ids import ExecutionId, FlowId, make_execution_id, partition_of, uuid_of
+from flowfabric.core.ids import ExecutionId, FlowId, partition_of, uuid_of
 from flowfabric.core.records import Execution
 from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState, TerminalOutcome
 from flowfabric.core.transitions import Changes, Decision, Subject, combine
@@ -34,7 +34,7 @@ from flowfabric.engine import unit
 from flowfabric.engine.flows import TROUBLE, FlowBuilding, endings_of, forgotten, inputs_of
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.reads import ExecutionFilter, ListCursor, check_filter, select_matching
-from flowfabric.store.base import Key, Reader, Row, Transaction
+from flowfabric.store.base import Key, Reader, Transaction
 
 BUSY_PAUSE_S = 0.05
 """How long a waiting caller leaves members alone that somebody else is cancelling."""
@@ -114,7 +114,8 @@ class FlowOperators(FlowBuilding):
 
     async def _already_ended(self, tx: Transaction, flow: FlowRecord) -> results.FlowAlreadyEnded:
         satisfied, impossible = SIBLING_REASONS
-        rows = await tx.select(
+        members = await tx.select_as(
+            CancelledMember,
             "cancelled_members",
             flow_id=flow.flow_id,
             cancelled_at_ms=flow.cancelled_at_ms,
@@ -126,8 +127,8 @@ class FlowOperators(FlowBuilding):
         return results.FlowAlreadyEnded(
             stored_cancellation_policy=flow.cancellation_policy,
             stored_cancel_reason=flow.cancel_reason,
-            member_execution_ids=tuple(_member_ids(flow, rows)),
-            member_count=int(str(rows[0]["member_count"])) if rows else 0,
+            member_execution_ids=tuple(each.execution_id for each in members),
+            member_count=members[0].member_count if members else 0,
         )
 
     async def _give_up_short_joins(self, tx: Transaction, flow: FlowRecord) -> None:
@@ -147,15 +148,16 @@ class FlowOperators(FlowBuilding):
         if flow.cancellation_policy is CancellationPolicy.FLOW_ONLY:
             return []
         only_waiting = flow.cancellation_policy is CancellationPolicy.CANCEL_PENDING
-        rows = await tx.select(
+        members = await tx.select_as(
+            ExecutionId,
             "cancellable_members",
             flow_id=flow.flow_id,
             only_waiting=only_waiting,
             limit=at_once_max + 1,
         )
         reason = flow.cancel_reason or flow_endings.FLOW_CANCELLED
-        if len(rows) <= at_once_max:
-            asks = [_cancel_ask(each, reason, only_waiting) for each in _member_ids(flow, rows)]
+        if len(members) <= at_once_max:
+            asks = [_cancel_ask(each, reason, only_waiting) for each in members]
             outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks))
             return [
                 each.execution_id
@@ -164,14 +166,15 @@ class FlowOperators(FlowBuilding):
                 and each.public_state is PublicState.CANCELLED
             ]
         tx.hint(unit.MEMBER_CANCEL_TOPIC)
-        marked = await tx.select(
+        marked = await tx.select_as(
+            ExecutionId,
             "request_cancel",
             flow_id=flow.flow_id,
             only_waiting=only_waiting,
             reason=reason,
             now_ms=await tx.now_ms(),
         )
-        return sorted(_member_ids(flow, marked))
+        return sorted(marked)
 
     # Members
 
@@ -247,10 +250,10 @@ class FlowOperators(FlowBuilding):
 
         async def body(tx: Transaction) -> None:
             key: Key = (self.flow_key(asked)[0], member_id)
-            row = (await tx.lock(PendingCancel, [key])).get(key)
+            row = await tx.lock_one(PendingCancel, key)
             if row is None or row.flow_id != asked:
                 return
-            member = (await tx.get(Execution, [key])).get(key)
+            member = await tx.get_one(Execution, key)
             if member is None or member.lifecycle_phase is LifecyclePhase.TERMINAL:
                 await tx.save(Changes(deletes=(row,)))
 
@@ -282,7 +285,7 @@ class FlowOperators(FlowBuilding):
             rows = await tx.lock(PendingCancel, keys)
             siblings = (await tx.get(Execution, keys)).values()
             unended = [e for e in siblings if e.lifecycle_phase is not LifecyclePhase.TERMINAL]
-            group = (await tx.get(EdgeGroup, [key])).get(key)
+            group = await tx.get_one(EdgeGroup, key)
             action = flow_endings.reconciled(group, len(rows), len(unended))
             if action is not results.SiblingCancelAction.NO_OP:
                 await tx.save(Changes(deletes=tuple(rows.values())))
@@ -318,15 +321,24 @@ class FlowOperators(FlowBuilding):
 
     async def _left_to_cancel(self, flow_id: FlowId, limit: int) -> dict[ExecutionId, int]:
         """Members still queued, and how often cancelling each has failed."""
-        partition_key, _ = self.flow_key(flow_id)
 
-        async def body(reader: Reader) -> Sequence[Row]:
-            return await reader.select("list_cancels", flow_id=flow_id, limit=limit)
+        async def body(reader: Reader) -> list[QueuedCancel]:
+            return await reader.select_as(
+                QueuedCancel, "list_cancels", flow_id=flow_id, limit=limit
+            )
 
-        return {
-            make_execution_id(partition_key, str(row["execution_id"])): int(str(row["attempts"]))
-            for row in await self.store.read(body)
-        }
+        return {row.execution_id: row.attempts for row in await self.store.read(body)}
+
+
+class QueuedCancel(Struct, frozen=True):
+    execution_id: ExecutionId
+    attempts: int
+
+
+class CancelledMember(Struct, frozen=True):
+    execution_id: ExecutionId
+    member_count: int
+    """How many there are in all."""
 
 
 async def _due(tx: Transaction, flow_id: FlowId | None, limit: int) -> Sequence[PendingCancel]:
@@ -354,10 +366,6 @@ def _cancel_ask(
         return decide_cancel(subject, CancelRequest(reason=reason), timing)
 
     return unit.Ask(execution_id, decide)
-
-
-def _member_ids(flow: FlowRecord, rows: Sequence[Row]) -> list[ExecutionId]:
-    return [make_execution_id(flow.partition_key, str(row["execution_id"])) for row in rows]
 
 
 def _scheduled(header: results.FlowCancelled) -> results.CancellationScheduled:
@@ -562,7 +570,7 @@ class _Replaying:
             subject, join.joined, self.reason, self.requested_by, timing
         )
         row_key = (*key[:1], flow.flow_id, execution.execution_id, execution.replay_count)
-        untold = (await tx.lock(CompletionDispatch, [row_key])).get(row_key)
+        untold = await tx.lock_one(CompletionDispatch, row_key)
         after = self.engine.settled_flow(
             flow_endings.uncount(flow, execution, untold), timing.now_ms
         )
@@ -585,7 +593,7 @@ class _Replaying:
     async def _join(self, tx: Transaction, execution_id: ExecutionId) -> "_Join":
         """What the member waits for: its join opened again, or what a satisfied one passes."""
         key = unit.execution_key(execution_id)
-        group = (await tx.lock(EdgeGroup, [key])).get(key)
+        group = await tx.lock_one(EdgeGroup, key)
         if group is None or group.staged == 0:
             return _Join(joined=None)
         bytes_max = self.engine.shell.config.payload_bytes_max

@@ -15,7 +15,6 @@ from flowfabric.core.ids import (
     PartitionFamily,
     PartitionKey,
     check_partition,
-    make_execution_id,
     named_flow_id,
     parse_execution_id,
     parse_namespace,
@@ -32,7 +31,7 @@ from flowfabric.engine.flows import FlowBuilding, check_edge_id, member_counts
 from flowfabric.engine.reads import tags_of_many
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import InvalidInput
-from flowfabric.store.base import Reader, Row, Transaction
+from flowfabric.store.base import Reader, Transaction
 
 
 class Outgoing(Struct, frozen=True):
@@ -142,13 +141,12 @@ class FlowReads(FlowBuilding):
         check_int("limit", limit, 0, PAGE_MAX)
         asked = self.check_flow_id(flow_id)
         start = _start_after_member(cursor)
-        partition_key, _ = self.flow_key(asked)
 
         async def body(reader: Reader) -> tuple[views.FlowMember, ...]:
-            rows = await reader.select(
-                "list_flow_members", flow_id=asked, start=start, limit=limit + 1
+            rows = await reader.select_as(
+                MemberRow, "list_flow_members", flow_id=asked, start=start, limit=limit + 1
             )
-            found = [_member(partition_key, row) for row in rows]
+            found = [_member(row) for row in rows]
             tags = await tags_of_many(reader, [each.execution_id for each in found])
             return tuple(
                 structs.replace(each, tags=tags.get(each.execution_id, {})) for each in found
@@ -181,7 +179,7 @@ class FlowReads(FlowBuilding):
         async def body(reader: Reader) -> dict[str, FlowId]:
             places = [namespace]
             if namespace is None:
-                places = [str(row["namespace"]) for row in await reader.select("list_namespaces")]
+                places = await reader.select_as(str, "list_namespaces")
             named = {place: named_flow_id(own_id, place) for place in places if place}
             found = [await self.find_flow(reader, each) for each in named.values()]
             there = {flow.flow_id for flow in found if flow is not None}
@@ -249,7 +247,7 @@ class FlowReads(FlowBuilding):
         key = (*self.flow_key(asked), check_edge_id(edge_id))
 
         async def body(reader: Reader) -> views.EdgeSnapshot | None:
-            edge = (await reader.get(Edge, [key])).get(key)
+            edge = await reader.get_one(Edge, key)
             return None if edge is None else views.edge_snapshot(edge)
 
         return await self.store.read(body)
@@ -260,8 +258,8 @@ class FlowReads(FlowBuilding):
         key = execution_key(asked)
 
         async def body(reader: Reader) -> views.EligibilityStatus:
-            execution = (await reader.get(Execution, [key])).get(key)
-            group = (await reader.get(EdgeGroup, [key])).get(key)
+            execution = await reader.get_one(Execution, key)
+            group = await reader.get_one(EdgeGroup, key)
             return views.eligibility(execution, group)
 
         return await self.store.read(body)
@@ -342,7 +340,7 @@ class FlowReads(FlowBuilding):
         tag_key = (*self.flow_key(asked), check_tag_key(key))
 
         async def body(reader: Reader) -> str | None:
-            tag = (await reader.get(FlowTag, [tag_key])).get(tag_key)
+            tag = await reader.get_one(FlowTag, tag_key)
             return None if tag is None else tag.tag_value
 
         return await self.store.read(body)
@@ -398,8 +396,7 @@ async def _going(reader: Reader, flow_ids: Sequence[FlowId]) -> set[FlowId]:
     """Those of the flows with members that have not ended."""
     if not flow_ids:
         return set()
-    rows = await reader.select("going_flows", flow_ids=list(flow_ids))
-    return {FlowId(str(row["flow_id"])) for row in rows}
+    return set(await reader.select_as(FlowId, "going_flows", flow_ids=list(flow_ids)))
 
 
 def _edge_list(
@@ -417,12 +414,20 @@ def _cancelled(flow: FlowRecord) -> bool:
     return flow.public_flow_state is FlowState.CANCELLED
 
 
-def _member(partition_key: int, row: Row) -> views.FlowMember:
+class MemberRow(Struct, frozen=True, kw_only=True):
+    execution_id: ExecutionId
+    execution_kind: str
+    public_state: PublicState
+    lifecycle_phase: str
+    blocking_reason: str
+
+
+def _member(row: MemberRow) -> views.FlowMember:
     return views.FlowMember(
-        execution_id=make_execution_id(partition_key, str(row["execution_id"])),
-        execution_kind=str(row["execution_kind"]),
-        public_state=PublicState(str(row["public_state"])),
-        blocked=blocked_by_code(row["lifecycle_phase"], row["blocking_reason"]),
+        execution_id=row.execution_id,
+        execution_kind=row.execution_kind,
+        public_state=row.public_state,
+        blocked=blocked_by_code(row.lifecycle_phase, row.blocking_reason),
     )
 
 

@@ -29,7 +29,6 @@ from flowfabric.core.ids import (
     FlowId,
     Namespace,
     flow_partition,
-    make_execution_id,
     parse_namespace,
     parse_uuid,
     partition_of,
@@ -43,12 +42,10 @@ from flowfabric.core.views import MemberCounts, edge_snapshot
 from flowfabric.engine import unit
 from flowfabric.engine.operators import Swept, trim_executions
 from flowfabric.engine.work import Work
-from flowfabric.store.base import Parameter, Reader, Row, Transaction
+from flowfabric.store.base import Parameter, Reader, Transaction
 
 TROUBLE = (errors.Corruption, errors.Bug, errors.RetryExhausted)
 """What the rows of one member, or whoever holds them, can do to a whole batch."""
-
-CANCELLED = PublicState.CANCELLED.value
 
 
 class Settled(Struct, frozen=True, kw_only=True):
@@ -80,14 +77,21 @@ async def member_counts(
 ) -> MemberCounts:
     """How many members of a flow are in which state."""
     satisfied, impossible = flow_joins.SIBLING_REASONS
-    rows = await reader.select(
-        statement, flow_id=flow_id, satisfied=satisfied, impossible=impossible
+    rows = await reader.select_as(
+        CountRow, statement, flow_id=flow_id, satisfied=satisfied, impossible=impossible
     )
     return MemberCounts(
-        {PublicState(str(row["public_state"])): int(str(row["members"])) for row in rows},
-        sum(int(str(row["spared"])) for row in rows if row["public_state"] == CANCELLED),
-        tuple(int(str(end)) for row in rows if (end := row.get("last_ended_at_ms")) is not None),
+        {row.public_state: row.members for row in rows},
+        sum(row.spared for row in rows if row.public_state is PublicState.CANCELLED),
+        tuple(row.last_ended_at_ms for row in rows if row.last_ended_at_ms is not None),
     )
+
+
+class CountRow(Struct, frozen=True, kw_only=True):
+    public_state: PublicState
+    members: int
+    spared: int
+    last_ended_at_ms: int | None = None
 
 
 async def inputs_of(
@@ -114,28 +118,29 @@ async def endings_of(
     """How executions ended, those that have."""
     if not execution_ids:
         return {}
-    rows = await reader.select(
+    rows = await reader.select_as(
+        ResultRow,
         "results_of_executions",
         partition_key=partition_key,
         execution_ids=[uuid_of(each) for each in execution_ids],
     )
     return {
-        make_execution_id(partition_key, str(row["execution_id"])): ending_of(
-            row, TerminalOutcome(str(row["terminal_outcome"]))
+        row.execution_id: Ending(
+            outcome=row.terminal_outcome,
+            replay_count=row.replay_count,
+            result=row.result,
+            result_encoding=row.result_encoding,
         )
         for row in rows
     }
 
 
-def ending_of(row: Row, outcome: TerminalOutcome) -> Ending:
-    result, encoding = row["result"], row["result_encoding"]
-    assert result is None or isinstance(result, bytes)
-    return Ending(
-        outcome=outcome,
-        replay_count=int(str(row["replay_count"])),
-        result=result,
-        result_encoding=None if encoding is None else str(encoding),
-    )
+class ResultRow(Struct, frozen=True, kw_only=True):
+    execution_id: ExecutionId
+    terminal_outcome: TerminalOutcome
+    replay_count: int
+    result: bytes | None
+    result_encoding: str | None
 
 
 def skipped_among(changes: Changes) -> list[ExecutionId]:
@@ -158,7 +163,7 @@ def _still_going(flow_id: FlowId) -> errors.RetryExhausted:
 
 async def lock_execution(tx: Transaction, execution_id: ExecutionId) -> Execution:
     key = unit.execution_key(execution_id)
-    execution = (await tx.lock(Execution, [key])).get(key)
+    execution = await tx.lock_one(Execution, key)
     if execution is None:
         raise errors.NotFound("execution", execution_id)
     return execution
@@ -166,7 +171,7 @@ async def lock_execution(tx: Transaction, execution_id: ExecutionId) -> Executio
 
 async def find_execution(tx: Transaction, execution_id: ExecutionId) -> Execution:
     key = unit.execution_key(execution_id)
-    execution = (await tx.get(Execution, [key])).get(key)
+    execution = await tx.get_one(Execution, key)
     if execution is None:
         raise errors.NotFound("execution", execution_id)
     return execution
@@ -174,12 +179,12 @@ async def find_execution(tx: Transaction, execution_id: ExecutionId) -> Executio
 
 async def lock_group(tx: Transaction, downstream_id: ExecutionId) -> EdgeGroup | None:
     key = unit.execution_key(downstream_id)
-    return (await tx.lock(EdgeGroup, [key])).get(key)
+    return await tx.lock_one(EdgeGroup, key)
 
 
 async def lock_edge(tx: Transaction, flow: FlowRecord, edge_id: EdgeId) -> Edge | None:
     key = (flow.partition_key, flow.flow_id, edge_id)
-    return (await tx.lock(Edge, [key])).get(key)
+    return await tx.lock_one(Edge, key)
 
 
 async def refuse_existing(tx: Transaction, flow: FlowRecord, edge_id: EdgeId) -> None:
@@ -282,12 +287,12 @@ class FlowBuilding(unit.Group):
 
     async def find_to_lock(self, tx: Transaction, flow_id: FlowId) -> FlowRecord | None:
         key = self.flow_key(flow_id)
-        flow = (await tx.lock(FlowRecord, [key])).get(key)
+        flow = await tx.lock_one(FlowRecord, key)
         return None if flow is None or forgotten(flow, await tx.now_ms()) else flow
 
     async def find_flow(self, reader: Reader, flow_id: FlowId) -> FlowRecord | None:
         key = self.flow_key(flow_id)
-        flow = (await reader.get(FlowRecord, [key])).get(key)
+        flow = await reader.get_one(FlowRecord, key)
         return None if flow is None or forgotten(flow, await reader.now_ms()) else flow
 
     def settled_flow(self, flow: FlowRecord, now_ms: int) -> FlowRecord:
@@ -394,7 +399,7 @@ class FlowBuilding(unit.Group):
     ) -> results.FlowExists | None:
         """The flow that has the id; none if it went, or a part of what is past its time did."""
         key = self.flow_key(flow_id)
-        flow = (await tx.lock(FlowRecord, [key])).get(key)
+        flow = await tx.lock_one(FlowRecord, key)
         if flow is None:
             return None
         if not forgotten(flow, await tx.now_ms()):
@@ -613,13 +618,13 @@ async def forget(tx: Transaction, due: Sequence[FlowRecord], limit: int) -> Forg
     if not flows:
         return Forgot(acted=0, complete=True)
     which = _which(flows)
-    (row,) = await tx.select("release_flow_members", now_ms=now_ms, limit=limit, **which)
-    released = int(str(row["released"]))
+    (released,) = await tx.select_as(
+        int, "release_flow_members", now_ms=now_ms, limit=limit, **which
+    )
     if released or await tx.select("any_flow_member", **which):
-        trimmed, _ = await trim_executions(tx, now_ms, limit)
+        trimmed = (await trim_executions(tx, now_ms, limit)).trimmed
         return Forgot(acted=max(released, trimmed), more=bool(released or trimmed))
-    (row,) = await tx.select("trim_flow_edges", limit=limit, **which)
-    trimmed = int(str(row["trimmed"]))
+    (trimmed,) = await tx.select_as(int, "trim_flow_edges", limit=limit, **which)
     if trimmed == limit:
         return Forgot(acted=trimmed, more=True)
     await tx.select("delete_flows", **which)
@@ -629,8 +634,7 @@ async def forget(tx: Transaction, due: Sequence[FlowRecord], limit: int) -> Forg
 async def _let_go(tx: Transaction, flows: Sequence[FlowRecord], now_ms: int) -> list[FlowRecord]:
     """The flows that may go. One with a member that somebody still needs stays as a whole."""
     fresh = [flow for flow in flows if not flow.going]
-    rows = await tx.select("needed_flows", **_which(fresh)) if fresh else []
-    needed = {str(row["flow_id"]) for row in rows}
+    needed = set(await tx.select_as(FlowId, "needed_flows", **_which(fresh)) if fresh else [])
     held = tuple(
         structs.replace(
             flow, retain_until_ms=held_until_ms(flow.ended_at_ms or flow.created_at_ms, now_ms)

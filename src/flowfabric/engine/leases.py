@@ -58,7 +58,7 @@ from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.core.views import ExecutionSnapshot, stored_lane_id
 from flowfabric.engine import routes, unit
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
-from flowfabric.store.base import Reader, Row, Transaction
+from flowfabric.store.base import Reader, Transaction
 
 LEASE_TTL_MS = 30_000
 
@@ -162,6 +162,12 @@ def check_query(
 
 def _names(names: Sequence[str]) -> str:
     return msgspec.json.encode(names).decode()
+
+
+class RenewedRow(Struct, frozen=True, gc=False):
+    position: int
+    expires_at_ms: int
+    lease_epoch: int
 
 
 class LanePage(Struct, frozen=True, kw_only=True):
@@ -331,11 +337,10 @@ class Leases(unit.Group):
         if not opened:
             return []
 
-        async def body(reader: Reader) -> Sequence[Row]:
-            return await reader.select("lost_leases", **unit.lease_columns(opened))
+        async def body(reader: Reader) -> list[int]:
+            return await reader.select_as(int, "lost_leases", **unit.lease_columns(opened))
 
-        rows = await self.store.read(body)
-        return [opened[int(str(row["position"]))] for row in rows]
+        return [opened[position] for position in await self.store.read(body)]
 
     async def _renew_free(
         self, handles: Mapping[int, Handle]
@@ -372,11 +377,10 @@ class Leases(unit.Group):
             **unit.lease_columns(handles),
         )
         return {
-            places[int(str(row["position"]))]: Renewed(
-                expires_at_ms=int(str(row["expires_at_ms"])),
-                lease_epoch=int(str(row["lease_epoch"])),
+            places[row.position]: Renewed(
+                expires_at_ms=row.expires_at_ms, lease_epoch=row.lease_epoch
             )
-            for row in rows
+            for row in msgspec.convert(rows, list[RenewedRow])
         }
 
     async def renew_lease(
@@ -545,7 +549,7 @@ class Leases(unit.Group):
         key = (parse_lane_id(lane_id),)
 
         async def body(tx: Transaction) -> Lane:
-            lane = (await tx.lock(Lane, [key])).get(key)
+            lane = await tx.lock_one(Lane, key)
             if lane is None:
                 raise NotFound("lane", lane_id)
             if lane.state is state:

@@ -23,7 +23,7 @@ from flowfabric.core.ids import ExecutionId, SignalId, parse_lane_id, parse_uuid
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, DURATION_MAX_MS, EXECUTION_DEADLINE
 from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine.leases import Leases
-from flowfabric.engine.unit import Ask, new_uuid, row_execution_id
+from flowfabric.engine.unit import Ask, new_uuid
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
@@ -264,12 +264,9 @@ class Operators(Leases):
                 event_retention_ms=self.shell.config.event_retention_ms,
                 edge_apply_after_ms=limits.EDGE_APPLY_AFTER_MS,
             )
-            now_ms = int(str(row["now_ms"]))
-            return {
-                name: int(str(due_ms)) - now_ms
-                for name, due_ms in row.items()
-                if due_ms is not None and name != "now_ms"
-            }
+            times = {name: at_ms for name, at_ms in row.items() if isinstance(at_ms, int)}
+            now_ms = times.pop("now_ms")
+            return {name: due_ms - now_ms for name, due_ms in times.items()}
 
         return await self.store.read(body)
 
@@ -279,11 +276,11 @@ class Operators(Leases):
         chances = [random.random() for _ in range(limit)]
 
         async def body(tx: Transaction) -> Swept:
-            rows = await tx.select(due, now_ms=await tx.now_ms(), limit=limit)
-            asks = [Ask(row_execution_id(row), decide) for row in rows]
+            found = await tx.select_as(ExecutionId, due, now_ms=await tx.now_ms(), limit=limit)
+            asks = [Ask(execution_id, decide) for execution_id in found]
             outcomes = await self.shell.decide_in(tx, asks, chances[: len(asks)]) if asks else []
             acted = sum(isinstance(outcome, results.Marked) for outcome in outcomes)
-            return Swept(acted=acted, full=len(rows) == limit)
+            return Swept(acted=acted, full=len(found) == limit)
 
         return await self.store.transact(body)
 
@@ -319,14 +316,16 @@ class Operators(Leases):
         signal_ids = [new_uuid() for _ in range(limit)]
 
         async def body(tx: Transaction) -> Swept:
-            rows = await tx.select("due_suspensions", now_ms=await tx.now_ms(), limit=limit)
+            found = await tx.select_as(
+                ExecutionId, "due_suspensions", now_ms=await tx.now_ms(), limit=limit
+            )
             asks = [
-                _expire_ask(row_execution_id(row), signal_id)
-                for row, signal_id in zip(rows, signal_ids, strict=False)
+                _expire_ask(execution_id, signal_id)
+                for execution_id, signal_id in zip(found, signal_ids, strict=False)
             ]
             outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
             acted = sum(isinstance(outcome, resumption.SuspensionExpired) for outcome in outcomes)
-            return Swept(acted=acted, full=len(rows) == limit)
+            return Swept(acted=acted, full=len(found) == limit)
 
         return await self.store.transact(body)
 
@@ -335,14 +334,16 @@ class Operators(Leases):
         check_int("limit", limit, 1, limits.BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
-            rows = await tx.select("due_waitpoints", now_ms=await tx.now_ms(), limit=limit)
+            found = await tx.select_as(
+                ExecutionId, "due_waitpoints", now_ms=await tx.now_ms(), limit=limit
+            )
             asks = [
                 Ask(execution_id, resumption.decide_expire_waitpoints)
-                for execution_id in dict.fromkeys(row_execution_id(row) for row in rows)
+                for execution_id in dict.fromkeys(found)
             ]
             outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
             closed = [o.closed for o in outcomes if isinstance(o, resumption.WaitpointsClosed)]
-            return Swept(acted=sum(closed), full=len(rows) == limit)
+            return Swept(acted=sum(closed), full=len(found) == limit)
 
         return await self.store.transact(body)
 
@@ -357,8 +358,8 @@ class Operators(Leases):
         check_int("limit", limit, 1, limits.BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
-            trimmed, looked_at = await trim_executions(tx, await tx.now_ms(), limit)
-            return Swept(acted=trimmed, full=looked_at == limit)
+            found = await trim_executions(tx, await tx.now_ms(), limit)
+            return Swept(acted=found.trimmed, full=found.looked_at == limit)
 
         return await self.store.transact(body)
 
@@ -376,15 +377,16 @@ class Operators(Leases):
 
         async def body(tx: Transaction) -> Swept:
             now_ms = await tx.now_ms()
-            due = await tx.select("due_routes", now_ms=now_ms, limit=limit)
+            due = await tx.select_as(int, "due_routes", now_ms=now_ms, limit=limit)
             if not due:
                 return Swept(acted=0, full=False)
-            (row,) = await tx.select(
+            (trimmed,) = await tx.select_as(
+                int,
                 "trim_routes",
-                route_ids=[int(str(each["route_id"])) for each in due],
+                route_ids=due,
                 retain_until_ms=now_ms + limits.ROUTE_KEEP_MS,
             )
-            return Swept(acted=int(str(row["trimmed"])), full=len(due) == limit)
+            return Swept(acted=trimmed, full=len(due) == limit)
 
         return await self.store.transact(body)
 
@@ -393,21 +395,26 @@ class Operators(Leases):
 
         async def body(tx: Transaction) -> Swept:
             before_ms = await tx.now_ms() - age_ms
-            (row,) = await tx.select(name, before_ms=before_ms, limit=limit)
-            trimmed = int(str(row["trimmed"]))
+            (trimmed,) = await tx.select_as(int, name, before_ms=before_ms, limit=limit)
             # Events go as they were stored, several in a row: there may be more of them.
             return Swept(acted=trimmed, full=trimmed >= limit)
 
         return await self.store.transact(body)
 
 
-async def trim_executions(tx: Transaction, before_ms: int, limit: int) -> tuple[int, int]:
-    """Delete what is past its keep time and needed by nobody; tell how many of how many."""
-    (row,) = await tx.select(
+class Trimmed(Struct, frozen=True):
+    trimmed: int
+    looked_at: int
+
+
+async def trim_executions(tx: Transaction, before_ms: int, limit: int) -> Trimmed:
+    """Delete what is past its keep time and needed by nobody."""
+    (found,) = await tx.select_as(
+        Trimmed,
         "trim_executions",
         before_ms=before_ms,
         limit=limit,
         held_ms_min=limits.HELD_MS_MIN,
         held_ms_max=limits.HELD_MS_MAX,
     )
-    return int(str(row["trimmed"])), int(str(row["looked_at"]))
+    return found

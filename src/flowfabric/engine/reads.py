@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self, TypeVar
 
-import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import limits, views
@@ -62,7 +61,7 @@ from flowfabric.core.states import AttemptState, PublicState, TerminalOutcome
 from flowfabric.core.steps import blocked_by_code
 from flowfabric.engine import leases, unit
 from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.store.base import Parameter, Reader, Row
+from flowfabric.store.base import Parameter, Reader
 
 # Which executions a list, a bulk cancel or a bulk replay is about -----------
 
@@ -191,10 +190,11 @@ UPSTREAMS_SHOWN_MAX = 3
 async def read_join_facts(reader: Reader, execution: Execution) -> JoinFacts | None:
     """None for an execution that no join holds back."""
     key = unit.execution_key(execution.execution_id)
-    group = (await reader.get(EdgeGroup, [key])).get(key) if execution.join_pending else None
+    group = await reader.get_one(EdgeGroup, key) if execution.join_pending else None
     if group is None:
         return None
-    rows = await reader.select(
+    rows = await reader.select_as(
+        UpstreamRow,
         "unresolved_upstreams",
         partition_key=execution.partition_key,
         downstream_id=uuid_of(execution.execution_id),
@@ -204,16 +204,28 @@ async def read_join_facts(reader: Reader, execution: Execution) -> JoinFacts | N
         group=group,
         upstreams=tuple(
             Upstream(
-                execution_id=make_execution_id(execution.partition_key, str(row["execution_id"])),
-                name=str(row["node_name"] or row["execution_kind"]),
-                public_state=PublicState(str(row["public_state"])),
-                blocked=blocked_by_code(row["lifecycle_phase"], row["blocking_reason"]),
-                over=row["terminal_outcome"] != TerminalOutcome.NONE
-                and int(str(row["replay_count"])) < int(str(row["counts_from_replay"])),
+                execution_id=row.execution_id,
+                name=row.node_name or row.execution_kind,
+                public_state=row.public_state,
+                blocked=blocked_by_code(row.lifecycle_phase, row.blocking_reason),
+                over=row.terminal_outcome is not TerminalOutcome.NONE
+                and row.replay_count < row.counts_from_replay,
             )
             for row in rows
         ),
     )
+
+
+class UpstreamRow(Struct, frozen=True, kw_only=True):
+    execution_id: ExecutionId
+    execution_kind: str
+    node_name: str | None
+    public_state: PublicState
+    lifecycle_phase: str
+    blocking_reason: str
+    terminal_outcome: TerminalOutcome
+    replay_count: int
+    counts_from_replay: int
 
 
 T = TypeVar("T")
@@ -369,14 +381,18 @@ class Reads(unit.Group):
         check_partition(partition, self.shell.deployment.partitions)
         start = FIRST_UUID if cursor is None else uuid_after(check_cursor(cursor, partition))
 
-        async def body(reader: Reader) -> Sequence[Row]:
-            return await reader.select(
-                "list_partition", partition_key=partition, start=start, limit=limit + 1
+        async def body(reader: Reader) -> list[ExecutionId]:
+            return await reader.select_as(
+                ExecutionId,
+                "list_partition",
+                partition_key=partition,
+                start=start,
+                limit=limit + 1,
             )
 
-        rows = await self.store.read(body) if limit and start else []
-        ids = tuple(make_execution_id(partition, str(row["execution_id"])) for row in rows[:limit])
-        return ExecutionPage(executions=ids, next_cursor=ids[-1] if len(rows) > limit else None)
+        found = await self.store.read(body) if limit and start else []
+        ids = tuple(found[:limit])
+        return ExecutionPage(executions=ids, next_cursor=ids[-1] if len(found) > limit else None)
 
     async def find_executions(
         self,
@@ -416,8 +432,9 @@ class Reads(unit.Group):
             parse_namespace(namespace)
         after = LeaseCursor.parse(cursor)
 
-        async def body(reader: Reader) -> Sequence[Row]:
-            return await reader.select(
+        async def body(reader: Reader) -> list[ExpiredLease]:
+            return await reader.select_as(
+                ExpiredLease,
                 "list_expired_leases",
                 as_of_ms=await reader.now_ms() if as_of_ms is None else as_of_ms,
                 namespace=namespace,
@@ -427,7 +444,7 @@ class Reads(unit.Group):
                 limit=limit + 1,
             )
 
-        found = [_expired_lease(row) for row in (await self.store.read(body) if limit else [])]
+        found = await self.store.read(body) if limit else []
         page = tuple(found[:limit])
         more = len(found) > limit
         return ExpiredLeasePage(
@@ -459,7 +476,7 @@ class Reads(unit.Group):
 
 async def find(reader: Reader, execution_id: ExecutionId) -> Execution | None:
     key = unit.execution_key(execution_id)
-    return (await reader.get(Execution, [key])).get(key)
+    return await reader.get_one(Execution, key)
 
 
 async def find_or_refuse(reader: Reader, execution_id: ExecutionId) -> Execution:
@@ -496,15 +513,22 @@ async def tags_of_many(
     if not execution_ids:
         return {}
     keys = [unit.execution_key(each) for each in execution_ids]
-    rows = await reader.select(
+    rows = await reader.select_as(
+        TagRow,
         "tags_of_executions",
         partition_keys=[int(key[0]) for key in keys],
         execution_ids=[each[-36:] for each in execution_ids],
     )
     tags: dict[ExecutionId, dict[str, str]] = {}
     for row in rows:
-        tags.setdefault(unit.row_execution_id(row), {})[str(row["tag_key"])] = str(row["tag_value"])
+        tags.setdefault(row.execution_id, {})[row.tag_key] = row.tag_value
     return tags
+
+
+class TagRow(Struct, frozen=True):
+    execution_id: ExecutionId
+    tag_key: str
+    tag_value: str
 
 
 async def select_matching(
@@ -527,7 +551,8 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
     lane_key = (execution.lane_id,)
     now_ms = await reader.now_ms()
     required = await leases.required_capabilities(reader, execution.route_id)
-    (count,) = await reader.select(
+    (ahead,) = await reader.select_as(
+        int,
         "count_ahead",
         route_id=execution.route_id,
         priority=execution.priority,
@@ -535,12 +560,11 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         execution_id=uuid_of(execution.execution_id),
         limit=QUEUE_COUNT_MAX + 1,
     )
-    ahead = int(str(count["ahead"]))
     present = await reader.select_records(
         WorkerPresence, "list_presences", seen_after_ms=now_ms - PRESENCE_MS
     )
     return Surroundings(
-        lane=(await reader.get(Lane, [lane_key])).get(lane_key),
+        lane=await reader.get_one(Lane, lane_key),
         required=required,
         ahead=ahead if ahead <= QUEUE_COUNT_MAX else None,
         served=any(leases.serves(each, execution, required) for each in present),
@@ -612,7 +636,7 @@ async def failed_step_of(reader: Reader, execution: Execution) -> FailedStep | N
     if execution.attempt_state not in FAILED_ATTEMPTS:
         return None
     key = (*unit.execution_key(execution.execution_id), execution.current_attempt_index)
-    last = (await reader.get(Attempt, [key])).get(key)
+    last = await reader.get_one(Attempt, key)
     return None if last is None else failed_step(last)
 
 
@@ -631,7 +655,7 @@ async def find_suspension(
     if suspension_id is None:
         return None
     key = (*unit.execution_key(execution_id), suspension_id)
-    return (await reader.get(Suspension, [key])).get(key)
+    return await reader.get_one(Suspension, key)
 
 
 async def condition_progress(
@@ -656,7 +680,3 @@ def check_cursor(cursor: object, partition: int) -> ExecutionId:
     if partition_of(parsed) != partition:
         raise InvalidInput("cursor", f"must be an id of partition {partition}", cursor)
     return parsed
-
-
-def _expired_lease(row: Row) -> ExpiredLease:
-    return msgspec.convert({**row, "execution_id": unit.row_execution_id(row)}, ExpiredLease)

@@ -75,7 +75,7 @@ class Schedules(Group):
 
         async def body(tx: Transaction) -> Upserted:
             key = (parse_namespace(packed.namespace), packed.schedule_id)
-            existing = (await tx.lock(Schedule, [key])).get(key)
+            existing = await tx.lock_one(Schedule, key)
             now_ms = await tx.now_ms()
             stored = rules.merge(existing, self._check_definition(packed, now_ms))
             if stored is existing:
@@ -148,7 +148,7 @@ class Schedules(Group):
         key = check_key(schedule_id, namespace)
 
         async def body(reader: Reader) -> Schedule | None:
-            return (await reader.get(Schedule, [key])).get(key)
+            return await reader.get_one(Schedule, key)
 
         return await self.store.read(body)
 
@@ -285,7 +285,7 @@ def check_cursor(cursor: object) -> tuple[str, str]:
 
 
 async def lock_schedule(tx: Transaction, key: Key) -> Schedule:
-    schedule = (await tx.lock(Schedule, [key])).get(key)
+    schedule = await tx.lock_one(Schedule, key)
     if schedule is None:
         raise NotFound("schedule", str(key[1]))
     return schedule

@@ -439,7 +439,7 @@ async def _read_receiver(tx: Unlocked, delivery: Delivery) -> Subject | None:
 async def _load_receiver(tx: Transaction, delivery: Delivery) -> Subject | None:
     """Lock what a signal can change: the attempt stays as it is until the next claim."""
     key = unit.execution_key(delivery.execution_id)
-    execution = (await tx.lock(Execution, [key])).get(key)
+    execution = await tx.lock_one(Execution, key)
     if execution is None or delivery.request.namespace not in (None, execution.namespace):
         return None
     opened = await unit.load_open(tx, [execution])
@@ -485,12 +485,13 @@ async def _kept_size(reader: Reader, execution: Execution) -> KeptSize:
     """What is kept already, since one more may have to be."""
     if not execution.keeps_signals:
         return KeptSize()
-    (row,) = await reader.select(
+    (size,) = await reader.select_as(
+        KeptSize,
         "size_kept_signals",
         partition_key=execution.partition_key,
         execution_id=uuid_of(execution.execution_id),
     )
-    return KeptSize(signals=int(str(row["signals"])), bytes=int(str(row["bytes"])))
+    return size
 
 
 async def _earlier(tx: Transaction, subject: Subject, delivery: Delivery) -> Sequence[SignalDedup]:

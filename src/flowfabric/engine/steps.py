@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core.checks import (
@@ -49,6 +50,11 @@ class StepReport(Struct, frozen=True, kw_only=True, gc=False):
 
     handle: Handle
     step: NewStep
+
+
+class StoredRow(Struct, frozen=True, gc=False):
+    position: int
+    now_ms: int
 
 
 class Steps(unit.Group):
@@ -106,8 +112,8 @@ class Steps(unit.Group):
             **unit.lease_columns([report.handle for report in reports]),
         )
         return {
-            places[int(str(row["position"]))]: StepStored(at_ms=int(str(row["now_ms"])))
-            for row in rows
+            places[row.position]: StepStored(at_ms=row.now_ms)
+            for row in msgspec.convert(rows, list[StoredRow])
         }
 
     async def _record_one(self, report: StepReport) -> StepStored | FlowFabricError:
@@ -115,7 +121,7 @@ class Steps(unit.Group):
         key = (*unit.execution_key(execution_id), report.step.step_key)
 
         async def body(tx: Transaction) -> StepStored | FlowFabricError:
-            stored = (await tx.get(Step, [key])).get(key)
+            stored = await tx.get_one(Step, key)
 
             def decide(subject: Subject, timing: Timing) -> Decision[StepStored]:
                 return decide_record(subject, fence, report.step, stored, timing)
@@ -185,10 +191,9 @@ class Steps(unit.Group):
         check_int("limit", limit, 1, BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
-            rows = await tx.select("due_awaited", limit=limit)
-            if not rows:
+            ended = await tx.select_as(ExecutionId, "due_awaited", limit=limit)
+            if not ended:
                 return Swept(acted=0, full=False)
-            ended = [unit.row_execution_id(row) for row in rows]
             acted = await self._wake(tx, ended)
             return Swept(acted=acted, full=len(ended) == limit, held=acted < len(ended))
 
@@ -280,22 +285,29 @@ def _hand_back_ask(handle: Handle, reason: str) -> unit.Ask[HandedBack]:
 # hand. Nobody would ever tell them of an end: they are woken, and find out for themselves.
 
 
+class WaiterRow(Struct, frozen=True):
+    place: int
+    waiting: str
+    execution_id: ExecutionId | None
+    """None where nothing is wrong, in the last row of a page."""
+
+
 async def find_stranded(
     tx: Transaction, after: str, limit: int
 ) -> tuple[tuple[Waiter, ...], str | None]:
     """Waits for what is gone, of the next who wait, and the last of these; none at the end."""
-    rows = await tx.select("audit_waiters", after=after, limit=limit)
+    rows = await tx.select_as(WaiterRow, "audit_waiters", after=after, limit=limit)
     lost = tuple(
         Waiter(
-            partition_key=int(str(row["partition_key"])),
-            execution_id=unit.row_execution_id(row),
-            waiting=str(row["waiting"]),
+            partition_key=partition_of(row.execution_id),
+            execution_id=row.execution_id,
+            waiting=row.waiting,
         )
         for row in rows
-        if row["execution_id"] is not None
+        if row.execution_id is not None
     )
-    full = bool(rows) and int(str(rows[-1]["place"])) == limit
-    return lost, str(rows[-1]["waiting"]) if full else None
+    full = bool(rows) and rows[-1].place == limit
+    return lost, rows[-1].waiting if full else None
 
 
 async def wake_stranded(

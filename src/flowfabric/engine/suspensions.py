@@ -141,7 +141,7 @@ async def ensure_keys(tx: Transaction) -> Sequence[HmacKey]:
 
 async def _find(tx: Transaction, kid: str) -> HmacKey | None:
     """The key of this id, though its secret be gone."""
-    return (await tx.get(HmacKey, [(kid,)])).get((kid,))
+    return await tx.get_one(HmacKey, (kid,))
 
 
 async def _install(tx: Transaction, kid: str, secret: bytes) -> HmacKey:
@@ -489,14 +489,12 @@ class Suspensions(unit.Group):
         execution = subject.execution
         at = (execution.partition_key, execution.execution_id)
         key = (*at, request.idempotency_key)
-        dedup = (await tx.lock(SuspendDedup, [key])).get(key)
+        dedup = await tx.lock_one(SuspendDedup, key)
         now_ms = await tx.now_ms()
         if dedup is None or dedup.expires_at_ms <= now_ms:
             return dedup
         keys = await ensure_keys(tx)
-        suspension = (await tx.get(Suspension, [(*at, dedup.suspension_id)])).get(
-            (*at, dedup.suspension_id)
-        )
+        suspension = await tx.get_one(Suspension, (*at, dedup.suspension_id))
         assert suspension is not None, "a suspension is kept as long as its execution"
         waitpoints = await tx.select_records(
             Waitpoint,
@@ -575,7 +573,7 @@ async def find_waitpoint(
             return waitpoint
     execution = subject.execution
     key = (execution.partition_key, execution.execution_id, waitpoint_id)
-    return (await tx.get(Waitpoint, [key])).get(key)
+    return await tx.get_one(Waitpoint, key)
 
 
 async def find_for(

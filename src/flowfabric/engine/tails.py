@@ -207,7 +207,7 @@ class Tails(unit.Group):
         key = (*unit.execution_key(asked.execution_id), asked.attempt_index)
 
         async def body(reader: Reader) -> int | None:
-            stream = (await reader.get(streams.Stream, [key])).get(key)
+            stream = await reader.get_one(streams.Stream, key)
             return None if stream is None else stream.last_frame_at_ms
 
         return await self.store.read(body)
@@ -220,10 +220,10 @@ class Tails(unit.Group):
         key = (*unit.execution_key(asked.execution_id), asked.attempt_index)
 
         async def body(reader: Reader) -> tails.SummaryDocument | None:
-            stream = (await reader.get(streams.Stream, [key])).get(key)
+            stream = await reader.get_one(streams.Stream, key)
             if stream is None or stream.forgotten:
                 return None
-            found = (await reader.get(streams.StreamSummary, [key])).get(key)
+            found = await reader.get_one(streams.StreamSummary, key)
             return None if found is None else tails.shown_summary(found)
 
         summary = await self.store.read(body)

@@ -64,15 +64,15 @@ async def stepped_in_attempt(tx: Transaction, executions: Sequence[Execution]) -
     """Those that have stored a step in their current attempt."""
     if not executions:
         return set()
-    rows = await tx.select(
-        "stepped_attempts",
-        partition_keys=[each.partition_key for each in executions],
-        execution_ids=[uuid_of(each.execution_id) for each in executions],
-        attempt_indexes=[each.current_attempt_index for each in executions],
+    return set(
+        await tx.select_as(
+            ExecutionId,
+            "stepped_attempts",
+            partition_keys=[each.partition_key for each in executions],
+            execution_ids=[uuid_of(each.execution_id) for each in executions],
+            attempt_indexes=[each.current_attempt_index for each in executions],
+        )
     )
-    return {
-        make_execution_id(int(str(row["partition_key"])), str(row["execution_id"])) for row in rows
-    }
 
 
 T = TypeVar("T")
@@ -413,13 +413,13 @@ async def held_by_others(
     tx: Transaction, execution_ids: Sequence[ExecutionId]
 ) -> dict[ExecutionId, Execution]:
     """Lock executions, but wait for nobody: those that others have locked, as they are."""
-    rows = await tx.select(
+    locked = await tx.select_as(
+        ExecutionId,
         "lock_free_executions",
         partition_keys=[partition_of(each) for each in execution_ids],
         execution_ids=[uuid_of(each) for each in execution_ids],
     )
-    locked = {row_execution_id(row) for row in rows}
-    left = [execution_key(each) for each in execution_ids if each not in locked]
+    left = [execution_key(each) for each in execution_ids if each not in set(locked)]
     return {each.execution_id: each for each in (await tx.get(Execution, left)).values()}
 
 

@@ -1,6 +1,6 @@
 """Reading suspensions, waitpoints and signals. No list shows a token."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 import msgspec
@@ -17,7 +17,6 @@ from flowfabric.core.ids import (
     WaitpointId,
     WaitpointKey,
     check_partition,
-    make_execution_id,
     parse_namespace,
     parse_uuid,
     uuid_of,
@@ -134,6 +133,41 @@ class InboxEntry(Struct, frozen=True, kw_only=True):
     required_signal_names: tuple[str, ...]
     suspended_at_ms: int
     timeout_at_ms: int | None
+
+
+class InboxRow(Struct, frozen=True, kw_only=True):
+    """An open waitpoint of a suspended execution, or one without any."""
+
+    execution_id: ExecutionId
+    suspension_id: SuspensionId
+    own_id: str | None
+    execution_kind: str
+    lane_id: str
+    waitpoint_id: WaitpointId | None
+    waitpoint_key: WaitpointKey | None
+    required_signal_names: str | None
+    suspended_at_ms: int
+    timeout_at_ms: int | None
+
+    def entries(self, received: set[tuple[ExecutionId, WaitpointKey]]) -> Iterator[InboxEntry]:
+        """What it still waits for."""
+        if self.waitpoint_id is None or self.waitpoint_key is None:
+            return
+        if (self.execution_id, self.waitpoint_key) in received:
+            return
+        yield InboxEntry(
+            execution_id=self.execution_id,
+            own_id=self.own_id,
+            execution_kind=self.execution_kind,
+            lane_id=self.lane_id,
+            waitpoint_id=self.waitpoint_id,
+            name=self.waitpoint_key,
+            required_signal_names=msgspec.json.decode(
+                self.required_signal_names or "[]", type=tuple[str, ...]
+            ),
+            suspended_at_ms=self.suspended_at_ms,
+            timeout_at_ms=self.timeout_at_ms,
+        )
 
 
 class Inbox(Struct, frozen=True, kw_only=True):
@@ -265,8 +299,9 @@ class Waitpoints(unit.Group):
             check_partition(partition, self.shell.deployment.partitions)
         start = SuspendedCursor.parse(cursor)
 
-        async def body(reader: Reader) -> Sequence[Row]:
-            return await reader.select(
+        async def body(reader: Reader) -> list[SuspendedExecution]:
+            return await reader.select_as(
+                SuspendedExecution,
                 "list_suspended",
                 partition_key=partition,
                 after_ms=start.suspended_at_ms,
@@ -274,9 +309,9 @@ class Waitpoints(unit.Group):
                 limit=limit + 1,
             )
 
-        rows = await self.store.read(body) if limit else []
-        page = tuple(_suspended(row) for row in rows[:limit])
-        more = len(rows) > limit
+        found = await self.store.read(body) if limit else []
+        page = tuple(found[:limit])
+        more = len(found) > limit
         return SuspendedPage(
             executions=page, next_cursor=SuspendedCursor.after(page[-1]) if more else None
         )
@@ -290,8 +325,11 @@ class Waitpoints(unit.Group):
         if namespace is not None:
             parse_namespace(namespace)
 
-        async def body(reader: Reader) -> tuple[Sequence[Row], set[tuple[str, str]]]:
-            found = await reader.select(
+        async def body(
+            reader: Reader,
+        ) -> tuple[list[InboxRow], set[tuple[ExecutionId, WaitpointKey]]]:
+            found = await reader.select_as(
+                InboxRow,
                 "list_inbox",
                 namespace=namespace,
                 after_ms=start.suspended_at_ms,
@@ -301,18 +339,13 @@ class Waitpoints(unit.Group):
             return found, await _received(reader, found)
 
         rows, received = await self.store.read(body)
-        listed = list(dict.fromkeys(str(row["execution_id"]) for row in rows))
+        listed = list(dict.fromkeys(row.execution_id for row in rows))
         shown = set(listed[:limit])
-        page = [row for row in rows if str(row["execution_id"]) in shown]
+        page = [row for row in rows if row.execution_id in shown]
         cursor = None
         if len(listed) > limit:
-            cursor = f"{int(str(page[-1]['suspended_at_ms']))}-{listed[limit - 1]}"
-        entries = tuple(
-            _inbox_entry(row)
-            for row in page
-            if row["waitpoint_id"] is not None
-            and (str(row["execution_id"]), str(row["waitpoint_key"])) not in received
-        )
+            cursor = f"{page[-1].suspended_at_ms}-{uuid_of(listed[limit - 1])}"
+        entries = tuple(entry for row in page for entry in row.entries(received))
         return Inbox(entries=entries, next_cursor=cursor)
 
     async def read_waitpoint_token(
@@ -327,7 +360,7 @@ class Waitpoints(unit.Group):
 
         async def body(reader: Reader) -> tuple[Waitpoint | None, Sequence[HmacKey], int]:
             key = (*unit.execution_key(asked), named)
-            waitpoint = (await reader.get(Waitpoint, [key])).get(key)
+            waitpoint = await reader.get_one(Waitpoint, key)
             return waitpoint, await suspensions.load_keys(reader), await reader.now_ms()
 
         waitpoint, keys, now_ms = await self.store.read(body)
@@ -397,47 +430,22 @@ def _waitpoint_view(waitpoint: Waitpoint) -> WaitpointView:
     return WaitpointView(**{name: fields[name] for name in WaitpointView.__struct_fields__})
 
 
-async def _received(reader: Reader, rows: Sequence[Row]) -> set[tuple[str, str]]:
-    """Uuid and name of what has come already where an execution waits for several things."""
-    waiting: dict[str, list[Row]] = {}
+async def _received(
+    reader: Reader, rows: Sequence[InboxRow]
+) -> set[tuple[ExecutionId, WaitpointKey]]:
+    """What has come already where an execution waits for several things."""
+    waiting: dict[ExecutionId, list[InboxRow]] = {}
     for row in rows:
-        waiting.setdefault(str(row["execution_id"]), []).append(row)
-    received: set[tuple[str, str]] = set()
-    for uuid, several in waiting.items():
+        waiting.setdefault(row.execution_id, []).append(row)
+    received: set[tuple[ExecutionId, WaitpointKey]] = set()
+    for execution_id, several in waiting.items():
         if len(several) == 1:
             continue
-        at = await condition_progress(
-            reader, unit.row_execution_id(several[0]), str(several[0]["suspension_id"])
-        )
+        at = await condition_progress(reader, execution_id, several[0].suspension_id)
         if at is not None and at.came:
-            names = {str(row["waitpoint_key"]) for row in several}
-            received |= {(uuid, name) for name in names.difference(at.left)}
+            names = {row.waitpoint_key for row in several if row.waitpoint_key is not None}
+            received |= {(execution_id, name) for name in names.difference(at.left)}
     return received
-
-
-def _inbox_entry(row: Row) -> InboxEntry:
-    names = msgspec.json.decode(str(row["required_signal_names"]), type=tuple[str, ...])
-    return InboxEntry(
-        execution_id=make_execution_id(int(str(row["partition_key"])), str(row["execution_id"])),
-        own_id=None if row["own_id"] is None else str(row["own_id"]),
-        execution_kind=str(row["execution_kind"]),
-        lane_id=str(row["lane_id"]),
-        waitpoint_id=WaitpointId(str(row["waitpoint_id"])),
-        name=WaitpointKey(str(row["waitpoint_key"])),
-        required_signal_names=names,
-        suspended_at_ms=int(str(row["suspended_at_ms"])),
-        timeout_at_ms=None if row["timeout_at_ms"] is None else int(str(row["timeout_at_ms"])),
-    )
-
-
-def _suspended(row: Row) -> SuspendedExecution:
-    return SuspendedExecution(
-        execution_id=make_execution_id(int(str(row["partition_key"])), str(row["execution_id"])),
-        suspension_id=SuspensionId(str(row["suspension_id"])),
-        suspended_at_ms=int(str(row["suspended_at_ms"])),
-        timeout_at_ms=None if row["timeout_at_ms"] is None else int(str(row["timeout_at_ms"])),
-        reason=SuspensionReason(str(row["reason_code"])),
-    )
 
 
 # Signals that no wait has taken yet: listing them, and taking them while working
@@ -507,7 +515,7 @@ class KeptSignals(Waitpoints):
         key = unit.execution_key(handle.execution_id)
 
         async def body(reader: Reader) -> bool:
-            execution = (await reader.get(Execution, [key])).get(key)
+            execution = await reader.get_one(Execution, key)
             # One that is gone, or somebody else's, is refused under lock.
             return execution is None or execution.keeps_signals or _not_held(execution, handle)
 
@@ -528,7 +536,7 @@ async def _is_met(tx: Transaction, subject: Subject, suspension_id: SuspensionId
     """Whether the wait was met since it was looked at without locks."""
     execution = subject.execution
     key = (execution.partition_key, execution.execution_id, suspension_id)
-    suspension = (await tx.get(Suspension, [key])).get(key)
+    suspension = await tx.get_one(Suspension, key)
     return suspension is not None and suspension.close_reason == RESUMED
 
 

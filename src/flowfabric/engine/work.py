@@ -488,17 +488,18 @@ class Work(Creation, Operators, Steps):
 
         async def body(tx: Transaction) -> Swept:
             before_ms = await tx.now_ms() if blocked_before_ms is None else blocked_before_ms
-            rows = await tx.select(
+            found = await tx.select_as(
+                ExecutionId,
                 "blocked_by_code",
                 kinds=wanted,
                 namespace=namespace,
                 blocked_before_ms=before_ms,
                 limit=limit,
             )
-            asks = [unit.Ask(unit.row_execution_id(row), decide_release) for row in rows]
+            asks = [unit.Ask(execution_id, decide_release) for execution_id in found]
             outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
             acted = sum(isinstance(outcome, results.Marked) for outcome in outcomes)
-            return Swept(acted=acted, full=len(rows) == limit)
+            return Swept(acted=acted, full=len(found) == limit)
 
         return await self.store.transact(body)
 
@@ -511,7 +512,7 @@ class Work(Creation, Operators, Steps):
         key = unit.execution_key(asked)
 
         async def body(tx: Transaction) -> results.Changed | FlowFabricError:
-            accepted = await self._accepted(tx, (await tx.lock(Execution, [key])).get(key))
+            accepted = await self._accepted(tx, await tx.lock_one(Execution, key))
 
             def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Changed]:
                 return decide_accept(subject, accepted, timing)
@@ -530,8 +531,8 @@ class Work(Creation, Operators, Steps):
             return None
         key = unit.execution_key(execution.execution_id)
         attempt_key = (*key, execution.current_attempt_index)
-        attempt = (await tx.get(Attempt, [attempt_key])).get(attempt_key)
+        attempt = await tx.get_one(Attempt, attempt_key)
         if attempt is None or attempt.blocked_on is None:
             return None
         step_key = (*key, accepted_key(attempt.blocked_on))
-        return (await tx.get(Step, [step_key])).get(step_key)
+        return await tx.get_one(Step, step_key)

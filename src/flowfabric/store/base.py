@@ -70,8 +70,20 @@ class Reader(Protocol):
         """Rows by key, those that exist."""
         ...
 
+    async def get_one(self, record: type[R], key: Key) -> R | None:
+        """The row with this key, if it exists."""
+        ...
+
     async def select(self, name: str, **parameters: Parameter) -> Sequence[Row]:
         """Rows of the statement `sql/<name>.sql`. `:name` in the file is a parameter here."""
+        ...
+
+    async def select_as(self, kind: type[T], name: str, **parameters: Parameter) -> list[T]:
+        """The same as values of a type: a struct with a field per column, or the first column.
+
+        An `ExecutionId` is made of its uuid and a `partition_key`, of the row or else the one
+        among the parameters.
+        """
         ...
 
     async def select_records(
@@ -105,6 +117,10 @@ class Transaction(Saving, Protocol):
 
     async def lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         """Rows by key, locked until the end of the transaction, in key order."""
+        ...
+
+    async def lock_one(self, record: type[R], key: Key) -> R | None:
+        """The row with this key, locked, if it exists."""
         ...
 
     async def insert_new(self, records: Sequence[R]) -> set[Key]:

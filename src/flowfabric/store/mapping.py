@@ -12,7 +12,7 @@ import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum, StrEnum
 from operator import itemgetter
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeGuard, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -32,6 +32,7 @@ from flowfabric.errors import Corruption
 from flowfabric.store.base import EventPage, Key, Row, Value
 
 S = TypeVar("S", bound=Struct)
+T = TypeVar("T")
 
 PARTITION_KEY: Final = "partition_key"
 
@@ -154,6 +155,51 @@ def from_joined(
             found.append((from_row(record, data), value))
         data = {}
     assert not left, f"the statement returns no rows of {sorted(left)}"
+    return found
+
+
+def values_of(kind: type[T], rows: Sequence[Row], partition_key: object = None) -> list[T]:
+    """Rows of a statement as structs, as ids of executions, or as their first column."""
+    names = _execution_id_names(kind)
+    if names:
+        rows = [_with_full_ids(row, names, partition_key) for row in rows]
+    if _is_struct(kind):
+        values: Sequence[object] = rows
+    elif names:
+        values = [row[names[0]] for row in rows]
+    else:
+        values = [next(iter(row.values())) for row in rows]
+    return _convert(kind, values)
+
+
+_id_names: dict[object, tuple[str, ...]] = {ids.ExecutionId: ("execution_id",)}
+
+
+def _execution_id_names(kind: type) -> tuple[str, ...]:
+    names = _id_names.get(kind)
+    if names is None:
+        fields = structs.fields(kind) if _is_struct(kind) else ()
+        names = tuple(field.name for field in fields if _bare(field.type) is ids.ExecutionId)
+        _id_names[kind] = names
+    return names
+
+
+def _is_struct(kind: object) -> TypeGuard[type[Struct]]:
+    return isinstance(kind, type) and issubclass(kind, Struct)
+
+
+def _with_full_ids(row: Row, names: Iterable[str], partition_key: object) -> Row:
+    partition = row.get(PARTITION_KEY, partition_key)
+    full = {name: f"{{fp:{partition}}}:{row[name]!s}" for name in names if row[name] is not None}
+    return {**row, **full}
+
+
+def _convert(kind: type[T], values: Sequence[object]) -> list[T]:
+    try:
+        # Not strict: one database has booleans, the other zero and one.
+        found: list[T] = msgspec.convert(values, types.GenericAlias(list, (kind,)), strict=False)
+    except msgspec.ValidationError as error:
+        raise Corruption(f"a row is no {kind.__name__}: {error}") from error
     return found
 
 

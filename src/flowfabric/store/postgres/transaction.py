@@ -17,6 +17,7 @@ from flowfabric.store.postgres.foreign import lost_in_transaction, tells_of_outa
 from flowfabric.store.statements import numbered, ordered
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 
 STATEMENTS: Final = Path(__file__).parent / "sql"
 
@@ -56,10 +57,17 @@ class PostgresReader:
         rows = await self._connection.fetch(statements.get_text(record), *_key_arrays(record, keys))
         return _by_key(mapping.from_values(record, row) for row in rows)
 
+    async def get_one(self, record: type[R], key: Key) -> R | None:
+        return (await self.get(record, [key])).get(key)
+
     async def select(self, name: str, **parameters: Parameter) -> Sequence[Row]:
         statement = numbered(name, STATEMENTS)
         values = ordered(statement, parameters, self._clock_ms)
         return [plain(row) for row in await self._connection.fetch(statement.text, *values)]
+
+    async def select_as(self, kind: type[T], name: str, **parameters: Parameter) -> list[T]:
+        rows = await self.select(name, **parameters)
+        return mapping.values_of(kind, rows, parameters.get(mapping.PARTITION_KEY))
 
     async def select_records(
         self, record: type[R], name: str, **parameters: Parameter
@@ -102,6 +110,9 @@ class PostgresTransaction(PostgresReader):
             found |= await self._lock(record, list(missed))
         self.note_absent(record, [key for key in keys if key not in found])
         return found
+
+    async def lock_one(self, record: type[R], key: Key) -> R | None:
+        return (await self.lock(record, [key])).get(key)
 
     async def _lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         rows = await self._connection.fetch(

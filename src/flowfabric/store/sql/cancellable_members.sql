@@ -1,6 +1,6 @@
 -- Members a cancellation takes along: all that have not ended, or those that no worker has and
 -- that are not suspended.
-select execution_id
+select partition_key, execution_id
   from live
  where flow_id = :flow_id
    and (not :only_waiting

@@ -1,6 +1,6 @@
 -- Members of a cancelled flow that were cancelled with it or since, or are about to be, and how
 -- many they are; those that a join gave up are not among them.
-select execution_id, count(*) over () as member_count
+select partition_key, execution_id, count(*) over () as member_count
   from flow_member
  where flow_id = :flow_id
    and ((lifecycle_phase <> 'terminal' and cancel_requested)

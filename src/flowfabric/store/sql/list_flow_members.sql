@@ -1,5 +1,5 @@
 -- Members of a flow, in ascending order.
-select m.execution_id, m.public_state, m.lifecycle_phase, m.blocking_reason,
+select m.partition_key, m.execution_id, m.public_state, m.lifecycle_phase, m.blocking_reason,
        (select e.execution_kind
           from execution e
          where e.partition_key = m.partition_key

@@ -62,6 +62,7 @@ def _same_key(table: mapping.Table) -> str:
 
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 
 ROWS: Final = "rows"
 """Stands for all list parameters of a statement together; see `_zipped`."""
@@ -89,8 +90,15 @@ class SqliteReader:
     async def get(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         return self._get(record, keys)
 
+    async def get_one(self, record: type[R], key: Key) -> R | None:
+        return (await self.get(record, [key])).get(key)
+
     async def select(self, name: str, **parameters: Parameter) -> Sequence[Row]:
         return self._run(name, parameters)
+
+    async def select_as(self, kind: type[T], name: str, **parameters: Parameter) -> list[T]:
+        rows = self._run(name, parameters)
+        return mapping.values_of(kind, rows, parameters.get(mapping.PARTITION_KEY))
 
     async def select_records(
         self, record: type[R], name: str, **parameters: Parameter
@@ -160,6 +168,9 @@ class SqliteTransaction(SqliteReader):
         self._remember(found.values())
         self.note_absent(record, [key for key in keys if key not in found])
         return found
+
+    async def lock_one(self, record: type[R], key: Key) -> R | None:
+        return (await self.lock(record, [key])).get(key)
 
     def note_absent(self, record: type[R], keys: Sequence[Key]) -> None:
         self._absent.update((record, key) for key in keys)

@@ -1,5 +1,5 @@
 -- Those of the given flows with a member that somebody still needs; see `trim_executions.sql`.
-select w.partition_key, w.flow_id
+select w.flow_id
   from unnest(:partition_keys::int[], :flow_ids::uuid[]) as w (partition_key, flow_id)
  where exists (
     select from flow_member m

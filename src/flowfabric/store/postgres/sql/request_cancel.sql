@@ -26,4 +26,4 @@ update live e
   from chosen c
  where e.partition_key = c.partition_key
    and e.execution_id = c.execution_id
-returning e.execution_id;
+returning e.partition_key, e.execution_id;

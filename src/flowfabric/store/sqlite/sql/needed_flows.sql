@@ -1,5 +1,5 @@
 -- Those of the given flows with a member that somebody still needs; see `trim_executions.sql`.
-select w.value ->> 'partition_keys' as partition_key, w.value ->> 'flow_ids' as flow_id
+select w.value ->> 'flow_ids' as flow_id
   from json_each(:rows) as w
  where exists (
     select 1 from flow_member m

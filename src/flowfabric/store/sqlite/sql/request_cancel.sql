@@ -15,4 +15,4 @@ update live
  where flow_id = :flow_id
    and (not :only_waiting
         or (lifecycle_phase in ('submitted', 'runnable') and ownership_state = 'unowned'))
-returning execution_id;
+returning partition_key, execution_id;
