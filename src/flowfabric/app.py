@@ -325,7 +325,8 @@ class App(Feed, Replaceable):
         """A flow started elsewhere, by its uuid or your own id. The app must have been opened."""
         here = self._here
         opened = here._require()
-        return FlowRun(opened, named_flow_id(flow_id, here.namespace), namespace=here.namespace)
+        named = named_flow_id(flow_id, here.namespace)
+        return FlowRun(opened, named, namespace=here.namespace, called=flow_id)
 
     def run(self, task: Task[..., R], execution_id: str) -> Run[R]:
         """The run of an execution submitted elsewhere, by its id in full, its uuid, or your own id.

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 from flowfabric.connection import Opened
+from flowfabric.core.events import read_cursor
 from flowfabric.core.ids import Namespace
 from flowfabric.engine.events import Subscription, Told
 from flowfabric.errors import InvalidInput
@@ -35,6 +36,8 @@ class Feed:
         keeps that goes on there, in any process. `category` is `completion`, `lease`, `signal`,
         `operator` or `tag`; `task` is one, or its name.
         """
+        if after not in (NOW, START):
+            _check_after(after)
         opened = await self.open()
         subscription = await opened.engine.subscribe_events(
             after={NOW: "", START: "0"}.get(after, after),
@@ -56,6 +59,14 @@ async def so_far(subscription: Subscription[Told]) -> AsyncIterator[Told]:
     """What there is, without waiting."""
     while (told := await subscription.next_if_any()) is not None:
         yield told
+
+
+def _check_after(after: object) -> None:
+    try:
+        read_cursor(after)
+    except InvalidInput:
+        problem = f"must be {NOW!r}, {START!r}, or the cursor of an event (told.cursor)"
+        raise InvalidInput("after", problem, after) from None
 
 
 def _kind(task: object) -> str | None:

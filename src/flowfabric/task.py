@@ -358,7 +358,11 @@ def _asks_for_context(function: Callable[..., object]) -> bool:
     first: object = parameters[0].annotation if parameters else None
     if isinstance(first, str):
         return first.rpartition(".")[2] == "Context"
-    return isinstance(first, type) and issubclass(first, HandlerContext)
+    return _is_context(first)
+
+
+def _is_context(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, HandlerContext)
 
 
 class Arguments:
@@ -372,7 +376,7 @@ class Arguments:
         parameters = list(inspect.signature(function).parameters.values())
         hints = resolve_hints(function)
         first = hints.get(parameters[0].name) if parameters else None
-        self.takes_context = isinstance(first, type) and issubclass(first, HandlerContext)
+        self.takes_context = _is_context(first)
         if self.takes_context:
             parameters = parameters[1:]
         elif parameters and _is_bare_context(parameters[0]):
@@ -381,6 +385,12 @@ class Arguments:
                 "has no annotation, so it would be an argument; for the context write"
                 " `ctx: Context`",
             )
+        for each in parameters:
+            if _is_context(hints.get(each.name)):
+                raise InvalidInput(
+                    f"argument {each.name} of {name}",
+                    f"is the context, which comes first: def {name}({each.name}: Context, …)",
+                )
         self.resources = resources_of(name, parameters, hints, kinds)
         """Parameters the worker fills in, with what by."""
         order = [parameter.name for parameter in parameters]

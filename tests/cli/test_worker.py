@@ -10,10 +10,12 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 
+import click
 import pytest
 
 from flowfabric import App, connect
 from flowfabric.cli import screen
+from flowfabric.cli.options import parts_of
 from flowfabric.cli.worker import greet
 from flowfabric.worker.worker import WorkerSettings
 from tests.cli.command import COMMAND, Ran, environment, run
@@ -251,6 +253,20 @@ def test_what_cannot_be_run_is_refused(folder: Path) -> None:
         assert "Traceback" not in ran.err
     assert run("worker", "shop:app", "--lane", "a=b", cwd=folder).status == 2
     assert run("worker", "shop:app", "--lane", "a=0", cwd=folder).status == 2
+
+
+@pytest.mark.parametrize(
+    ("reference", "right"),
+    [
+        ("shop.py:app", "shop:app"),
+        ("shop.py", "shop:app"),
+        ("./src/shop.py:main", "src.shop:main"),
+        ("../shop.py:app", "shop:app"),
+    ],
+)
+def test_a_file_in_place_of_a_module_is_refused_with_the_module(reference: str, right: str) -> None:
+    with pytest.raises(click.UsageError, match=rf"is a file; name its module, .*: {right}$"):
+        parts_of(reference)
 
 
 def test_an_unmigrated_database_says_which_command_to_run(

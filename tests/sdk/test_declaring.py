@@ -22,6 +22,15 @@ def refused(refusal: str) -> "pytest.RaisesExc[InvalidInput]":
         ({"url": None}, "url: must be a string (got 'NoneType')"),
         ({"url": "mysql://localhost/shop"}, "url: must look like one of sqlite:///"),
         ({"url": ""}, "url: must look like one of sqlite:///"),
+        *(
+            ({"url": url}, f"url: needs three slashes before the path: {right} (got '{url}')")
+            for url, right in (
+                ("sqlite://shop.db", "sqlite:///shop.db"),
+                ("sqlite:shop.db", "sqlite:///shop.db"),
+                ("postgresql+embedded://data", "postgresql+embedded:///data"),
+            )
+        ),
+        ({"url": "data/shop.db"}, "url: is a path; write sqlite:///data/shop.db"),
         ({"config": {}}, "config: must be an EngineConfig, such as EngineConfig("),
         ({"clock": 3}, "clock: needs a method now_ms() -> int"),
         ({"pool_max": 0}, "pool_max: must be 1 to"),
@@ -141,6 +150,18 @@ def test_a_context_without_its_annotation_is_refused() -> None:
     task: Callable[..., Callable[[object], object]] = App().task
     with refused("argument ctx of greet: has no annotation, so it would be an argument; for"):
         task(name="greet")(lambda ctx, name: name)
+
+
+def test_a_context_that_does_not_come_first_is_refused() -> None:
+    app = App()
+    with refused(
+        "argument c of greet: is the context, which comes first: def greet(c: Context, …)"
+    ):
+
+        @app.task
+        async def greet(name: str, c: Context) -> None: ...
+
+    assert not app.tasks
 
 
 @pytest.mark.parametrize("around", ["traced", lambda: None, lambda ctx: None], ids="abc")

@@ -1,6 +1,7 @@
 """`app.events`: what happens to an app's executions."""
 
 import asyncio
+import re
 
 import pytest
 
@@ -46,6 +47,13 @@ async def test_an_app_sees_its_own_namespace_alone(store_url: str) -> None:
         await run.cancel()
         async with asyncio.timeout(20):
             assert (await anext(events)).event.execution_id == run.execution_id
+
+
+async def test_a_place_in_the_log_that_is_none_is_refused_with_those_there_are() -> None:
+    problem = "after: must be 'now', 'start', or the cursor of an event (told.cursor) (got 'noon')"
+    async with testing.engine() as app:
+        with pytest.raises(InvalidInput, match=re.escape(problem)):
+            await anext(aiter(app.events(after="noon")))
 
 
 async def test_in_tests_events_are_read_without_waiting() -> None:

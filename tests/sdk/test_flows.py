@@ -280,6 +280,10 @@ async def test_the_same_flow_built_again_adds_nothing(local: LocalApp) -> None:
     assert (await again.summary()).total_members == 2
     with pytest.raises(NotFound):
         await local.flow_run(flow_id.replace("9ab", "9ac")).state()
+    nope = local.flow_run("nope")
+    for ask in (nope.state, nope.view, nope.cancel):
+        with pytest.raises(NotFound, match=r"^flow not found: nope$"):
+            await ask()
 
 
 def recorder(width: int = 100) -> Console:

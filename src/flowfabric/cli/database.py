@@ -205,7 +205,8 @@ async def _overdue(engine: Engine, at_most_ms: int) -> Finding:
     if not late:
         return Finding("timers", Verdict.FINE, "nothing is overdue")
     worst = max(late, key=lambda name: late[name])
-    says = f"{', '.join(sorted(late))} overdue, {worst} by {span(late[worst])}"
+    most = "" if len(late) == 1 else f", {worst} most,"
+    says = f"{', '.join(sorted(late))} overdue{most} by {span(late[worst])}"
     advice = "Nobody runs the reconcilers; every worker does: flowfabric worker module:app"
     return Finding("timers", Verdict.PROBLEM, says, advice)
 

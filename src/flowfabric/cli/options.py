@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import wraps
-from pathlib import Path
+from pathlib import Path, PurePath
 from shlex import quote
 from typing import Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import unquote
@@ -193,6 +193,12 @@ class BrokenProgram(Exception):
 def parts_of(reference: str) -> tuple[str, str]:
     """The module and the attribute of it that `module:attribute` names."""
     module_name, colon, attribute = reference.partition(":")
+    if module_name.endswith(".py"):
+        module = ".".join(part for part in PurePath(module_name[:-3]).parts if part.isidentifier())
+        raise click.UsageError(
+            f"{module_name!r} is a file; name its module, from the folder where Python finds it:"
+            f" {module or 'shop'}:{attribute or 'app'}"
+        )
     if not module_name or not colon or not attribute:
         raise click.UsageError(
             f"{reference!r} must look like module:app, as in {module_name or 'shop'}:app"

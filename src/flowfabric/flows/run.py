@@ -35,14 +35,25 @@ CancelPolicy = Literal["cancel_all", "cancel_pending", "flow_only"]
 class FlowRun:
     """A flow in the database."""
 
-    def __init__(self, opened: OpenedApp, flow_id: FlowId, *, namespace: str | None = None) -> None:
-        """With a `namespace`, a flow of another one does not exist here."""
+    def __init__(
+        self,
+        opened: OpenedApp,
+        flow_id: FlowId,
+        *,
+        namespace: str | None = None,
+        called: str | None = None,
+    ) -> None:
+        """With a `namespace`, a flow of another one does not exist here.
+
+        `called` is the id it was asked for by.
+        """
         self.flow_id = flow_id
+        self._called = called or flow_id
         self._namespace = namespace
         self._opened = opened
 
     def __repr__(self) -> str:
-        return f"<run of flow {self.flow_id}>"
+        return f"<run of flow {self._called}>"
 
     def run(self, node: Node[R]) -> Run[R]:
         """The execution of one node."""
@@ -75,7 +86,7 @@ class FlowRun:
                 return await self._until_ended()
         except TimeoutError:
             elapsed_ms = round((time.monotonic() - started_s) * 1_000)
-            raise errors.OperationTimeout(f"waiting for flow {self.flow_id}", elapsed_ms) from None
+            raise errors.OperationTimeout(f"waiting for flow {self._called}", elapsed_ms) from None
 
     async def _until_ended(self) -> FlowState:
         opened = await self._here()
@@ -100,7 +111,7 @@ class FlowRun:
         opened = await self._here()
         found = await opened.engine.read_flow_summary(self.flow_id)
         if found is None:
-            raise errors.NotFound("flow", self.flow_id)
+            raise errors.NotFound("flow", self._called)
         return found
 
     async def cancel(
@@ -126,7 +137,7 @@ class FlowRun:
         opened = await self._here()
         found = await read_graph(opened.engine, self.flow_id)
         if found is None:
-            raise errors.NotFound("flow", self.flow_id)
+            raise errors.NotFound("flow", self._called)
         return found
 
     async def graph(self, *, every_node: bool = False, console: Console | None = None) -> None:
@@ -143,6 +154,6 @@ class FlowRun:
         opened = self._opened = await self._opened.here()
         if self._namespace is not None:
             if await opened.engine.get_flow_namespace(self.flow_id) != self._namespace:
-                raise errors.NotFound("flow", self.flow_id)
+                raise errors.NotFound("flow", self._called)
             self._namespace = None
         return opened

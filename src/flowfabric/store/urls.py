@@ -21,6 +21,8 @@ SQLITE: Final = "sqlite:///"
 POSTGRES: Final = ("postgresql://", "postgres://")
 EMBEDDED: Final = "postgresql+embedded:///"
 
+FILE_ENDINGS: Final = (".db", ".sqlite", ".sqlite3")
+
 _PASSWORD: Final = re.compile(r"(password=)[^&]*")
 _SCHEME: Final = re.compile(r"[a-zA-Z+]*(?=://)")
 
@@ -58,6 +60,12 @@ def check_url(url: object, field: str = "url") -> str:
         raise InvalidInput(field, "must not contain NUL characters or lone surrogates")
     if url.startswith((SQLITE, *POSTGRES, EMBEDDED)) and url not in (SQLITE, EMBEDDED):
         return url
+    for scheme in (SQLITE, EMBEDDED):
+        path = url.removeprefix(scheme.rstrip("/")).lstrip("/")
+        if path and path != url.lstrip("/"):
+            raise InvalidInput(field, f"needs three slashes before the path: {scheme}{path}", url)
+    if url.endswith(FILE_ENDINGS) and "@" not in url and "://" not in url:
+        raise InvalidInput(field, f"is a path; write {SQLITE}{url}", url)
     known = ", ".join(f"{start}…" for start in (SQLITE, *POSTGRES, EMBEDDED))
     # No more of it is shown than surely holds no password.
     start = _SCHEME.match(url)
