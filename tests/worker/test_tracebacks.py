@@ -1,5 +1,8 @@
 """What is kept of a failure: where in the program it happened."""
 
+import logging
+from collections.abc import Callable
+
 import pytest
 
 from flowfabric import App, Context, Retry
@@ -34,6 +37,77 @@ async def test_every_failed_attempt_keeps_the_traceback_of_the_program(app: App)
         assert "The above exception was the direct cause" in text
         first_frame = text.rpartition("direct cause")[2].partition("File ")[2]
         assert "in share" in first_frame.partition("\n")[0]
+
+
+async def test_a_traceback_has_the_lines_of_the_program_alone(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task
+    async def step(ctx: Context) -> float:
+        return await ctx.step("divide", divide, 1, 0)
+
+    @app.task
+    def blocking(ctx: Context) -> float:
+        return ctx.blocking.step("divide", divide, 1, 0)
+
+    @app.task
+    async def child(ctx: Context) -> float:
+        return await (await ctx.submit(step)).result()
+
+    @app.task
+    async def caused(ctx: Context) -> None:
+        try:
+            await ctx.step("divide", divide, 1, 0)
+        except ZeroDivisionError as error:
+            raise RuntimeError("nobody there") from error
+
+    async with working(app):
+        for task, lines in ((step, 2), (blocking, 2), (child, 1), (caused, 3)):
+            run = await app.submit(task)
+            with pytest.raises(ExecutionFailed):
+                await run.result(timeout="20s")
+            (attempt,) = (await run.snapshot()).attempts
+            text = attempt.failure_traceback
+            assert text is not None
+            assert text.count("  File ") == text.count(f'  File "{__file__}"') == lines, text
+    logged = [logging.Formatter().formatException(r.exc_info) for r in caplog.records if r.exc_info]
+    assert [each.count("  File ") for each in logged[:2]] == [2, 2]
+
+
+async def test_a_step_given_wrong_arguments_points_to_who_gave_them(app: App) -> None:
+    untyped: Callable[..., float] = divide
+
+    @app.task
+    async def share(ctx: Context) -> float:
+        return await ctx.step("divide", untyped, 1)
+
+    async with working(app):
+        run = await app.submit(share)
+        with pytest.raises(ExecutionFailed) as caught:
+            await run.result(timeout="20s")
+        (attempt,) = (await run.snapshot()).attempts
+    assert "missing 1 required positional argument: 'divisor' (in share, " in caught.value.reason
+    assert attempt.failure_traceback is not None
+    assert attempt.failure_traceback.count("  File ") == 1
+
+
+async def test_what_goes_wrong_in_the_library_is_told_with_its_lines(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowfabric.worker.context.encode_step", None)
+
+    @app.task
+    async def share(ctx: Context) -> float:
+        return await ctx.step("divide", divide, 1, 1)
+
+    async with working(app):
+        run = await app.submit(share)
+        with pytest.raises(ExecutionFailed):
+            await run.result(timeout="20s")
+        (attempt,) = (await run.snapshot()).attempts
+    assert attempt.failure_traceback is not None
+    assert "in share\n" in attempt.failure_traceback
+    assert "in _step\n" in attempt.failure_traceback
 
 
 async def test_an_error_that_cannot_tell_its_text_still_has_a_traceback(app: App) -> None:

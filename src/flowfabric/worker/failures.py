@@ -96,7 +96,7 @@ def describe(error: BaseException) -> str:
         return origin.told.reason
     if isinstance(error, errors.FlowFabricError | ProcessDied):
         return text_of(error)
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = traceback.extract_tb(theirs(error) or error.__traceback__)
     where = f" (in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text_of(error)}{where}"
 
@@ -123,6 +123,9 @@ def text_of(error: BaseException) -> str:
 
 OURS: Final = (str(Path(__file__).parent.parent), str(Path(concurrent.futures.__file__).parent))
 """Files between the worker and a handler, of no interest to whoever wrote that one."""
+CALLS: Final = str(Path(__file__).with_name("functions.py"))
+"""Where functions of the program are called: what is raised there itself, such as a `TypeError`
+about the arguments, comes from the line that has given them."""
 LOOP: Final = str(Path(asyncio.__file__).parent)
 FRAMES_MAX: Final = 5
 CHAIN_MAX: Final = 20
@@ -130,11 +133,27 @@ CHAIN_MAX: Final = 20
 
 
 def theirs(error: BaseException) -> TracebackType | None:
-    """The traceback from the first line of the program on; None if it never came to one."""
+    """The traceback through the lines of the program; None if it never came to one.
+
+    Our own are left out, but for the last ones if something went wrong here that should not.
+    """
+    frames: list[TracebackType] = []
     frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(OURS):
+    while frame is not None:
+        frames.append(frame)
         frame = frame.tb_next
-    return frame
+    files = [each.tb_frame.f_code.co_filename for each in frames]
+    last = max((n for n, name in enumerate(files) if not name.startswith(OURS)), default=None)
+    if last is None:
+        return None
+    expected = isinstance(error, errors.FlowFabricError) or files[-1].startswith(CALLS)
+    end = last + 1 if expected else len(frames)
+    made: TracebackType | None = None
+    for n in reversed(range(end)):
+        if n > last or not files[n].startswith(OURS):
+            each = frames[n]
+            made = TracebackType(made, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return made
 
 
 def traceback_text(error: BaseException) -> str | None:
@@ -152,6 +171,8 @@ def traceback_text(error: BaseException) -> str | None:
             each.__cause__ = each.__context__ = None
             break
         each, count = cause, count + 1
+        own = [frame for frame in each.stack if not frame.filename.startswith(OURS)]
+        each.stack = traceback.StackSummary.from_list(own or each.stack)
     return "".join(told.format()).rstrip()
 
 
@@ -541,6 +562,6 @@ def _message(error: BaseException) -> str:
 
 def _traceback(error: BaseException) -> str:
     try:
-        return "".join(traceback.format_exception(error))
+        return traceback_text(error) or "".join(traceback.format_exception(error))
     except Exception as failure:
         return f"<its traceback cannot be had: {type(failure).__name__}>"
