@@ -8,9 +8,9 @@ expression in which `n` counts the copies. Copies in the phase `terminal` have e
 
 from collections.abc import Mapping
 
-from flowfabric.core.records import Record
 from flowfabric.core.states import LifecyclePhase
-from flowfabric.store.mapping import BLANKS, STATES, AskedRow, EndingRow, Live, table_of
+from flowfabric.store.mapping import AskedRow, EndingRow, Live, table_of
+from flowfabric.store.postgres.statements import written
 
 POSTGRES_ID = (
     "(lpad(to_hex({salt}), 8, '0') || '-0000-4000-8000-' || lpad(to_hex(n), 12, '0'))::uuid"
@@ -38,20 +38,10 @@ def _inserts(schema: str, uuid: str, rows: str, changes: Mapping[str, str]) -> l
     statements: list[str] = []
     for part in (AskedRow, EndingRow if ended else Live):
         table = table_of(part)
-        values = ", ".join(
-            _stored(schema, part, name, changes.get(name, f"t.{name}")) for name in table.names
-        )
+        values = {name: changes.get(name, f"t.{name}") for name in table.names}
+        stored = [written(table, name, values) if schema else values[name] for name in values]
         statements.append(
-            f"insert into {schema}{table.name} ({', '.join(table.names)}) select {values}"
+            f"insert into {schema}{table.name} ({', '.join(values)}) select {', '.join(stored)}"
             f" from {schema}execution_now as t cross join {rows} where t.execution_id = '{uuid}'"
         )
     return statements
-
-
-def _stored(schema: str, part: type[Record], name: str, value: str) -> str:
-    """As Postgres holds it where every job writes; the same for SQLite."""
-    if not schema or part is AskedRow:
-        return value
-    if name in STATES:
-        return f"({value})::{schema}{name}"
-    return f"nullif({value}, {BLANKS[name]})" if name in BLANKS else value

@@ -27,7 +27,6 @@ NO_LEASE = dict.fromkeys(
         "lease_acquired_at_ms",
         "lease_expires_at_ms",
         "lease_last_renewed_at_ms",
-        "lease_renewal_deadline_ms",
         "lease_expired_at_ms",
         "lease_revoked_at_ms",
         "lease_revoke_reason",

@@ -111,7 +111,6 @@ async def test_a_claim_gives_a_lease_and_all_a_worker_needs(
         lease_acquired_at_ms=now_ms,
         lease_expires_at_ms=now_ms + 10_001,
         lease_last_renewed_at_ms=now_ms,
-        lease_renewal_deadline_ms=now_ms + 6_667,
         attempt_deadline_ms=now_ms + 7_000,
         started_at_ms=now_ms,
         last_transition_at_ms=now_ms,

@@ -44,7 +44,6 @@ async def test_renewing_extends_the_lease_by_its_time(
         before,
         lease_expires_at_ms=now_ms + 10_000,
         lease_last_renewed_at_ms=now_ms,
-        lease_renewal_deadline_ms=now_ms + 6_666,
         last_mutation_at_ms=now_ms,
     )
     assert await engine.list_attempts(running.execution_id) == attempts

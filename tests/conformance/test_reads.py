@@ -392,7 +392,6 @@ async def test_what_no_operation_could_have_written_is_corruption_and_named(
 ) -> None:
     running = await execution_of(engine, (await given.running()).execution_id)
     bad: dict[str, tuple[object, Sequence[str]]] = {
-        "lane_id": ("bad\nlane", ["describe_execution"]),
         "lease_id": (None, ["describe_execution"]),
     }
     if engine.backend_label() == "sqlite":
@@ -409,6 +408,19 @@ async def test_what_no_operation_could_have_written_is_corruption_and_named(
         for reader in readers:
             with pytest.raises(Corruption, match=field):
                 await call(engine, reader, running.execution_id)
+
+
+async def test_an_execution_whose_route_is_gone_is_corruption_and_named(
+    engine: Engine, given: Given
+) -> None:
+    running = await execution_of(engine, (await given.running()).execution_id)
+
+    async def body(tx: Transaction) -> None:
+        await tx.save(Changes(updates=(structs.replace(running, route_id=1_000_000),)))
+
+    await engine.store.transact(body)
+    with pytest.raises(Corruption, match="namespace"):
+        await engine.describe_execution(running.execution_id)
 
 
 async def test_every_operation_refuses_an_id_it_cannot_read(engine: Engine) -> None:

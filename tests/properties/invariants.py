@@ -23,7 +23,6 @@ HELD = (
     "lease_acquired_at_ms",
     "lease_expires_at_ms",
     "lease_last_renewed_at_ms",
-    "lease_renewal_deadline_ms",
 )
 LOST = ("lease_expired_at_ms", "lease_revoked_at_ms", "lease_revoke_reason")
 

@@ -26,7 +26,7 @@ from flowfabric.core.transitions import Changes, Refusal, Subject
 from flowfabric.engine.unit import fence_of, lease_columns
 from flowfabric.store.base import Parameter, Row
 from tests.properties.pasts import LANES, Grown, Past, grow, pasts
-from tests.properties.world import RETENTION_MS, Life, Lives, World
+from tests.properties.world import Life, Lives, World
 
 KINDS = ("a", "b", "c", "d", "e")
 WORKER = WorkerIdentity(worker_id=WorkerId("ann"), worker_instance_id=WorkerInstanceId("ann-1"))
@@ -236,7 +236,7 @@ def check_complete(world: World, histories: list[Past], held: list[Grip]) -> Non
     grown, before = prepare(world, histories)
     pairs = shown(grown, held)
     handles = [handle for handle, _ in pairs]
-    timing = Timing(now_ms=world.now_ms, retention_ms=RETENTION_MS)
+    timing = Timing(now_ms=world.now_ms)
 
     def decide(position: int, subject: Subject) -> Changes:
         handle, grip = pairs[position]
@@ -250,7 +250,6 @@ def check_complete(world: World, histories: list[Past], held: list[Grip]) -> Non
         "complete_leased",
         results=[grip.result or None for _, grip in pairs],
         result_encodings=[grip.result_encoding for _, grip in pairs],
-        retention_ms=RETENTION_MS,
         **lease_columns(handles),
     )
     sure, decided = decide_each(world, before, handles, decide)
@@ -266,7 +265,7 @@ def check_renew(world: World, histories: list[Past], held: list[Grip]) -> None:
     def decide(position: int, subject: Subject) -> Changes:
         handle, grip = pairs[position]
         fence = fence_of(handle)
-        return decide_renew(subject, fence, grip.ttl_ms, world.now_ms, RETENTION_MS).changes
+        return decide_renew(subject, fence, grip.ttl_ms, world.now_ms).changes
 
     rows = run_alone(
         world,

@@ -236,11 +236,11 @@ class Executions(RuleBasedStateMachine):
         if before is None or live:
             return
         now_ms, held = self.world.now_ms, before.subject.execution.lease_id
-        noticed = decide_expire_lease(before.subject, now_ms, RETENTION_MS).changes
+        noticed = decide_expire_lease(before.subject, now_ms).changes
         if only_reports:
             noticed = NO_CHANGES
         elif noticed != NO_CHANGES and handle.lease_id == held:
-            noticed = note_expired(before.subject, now_ms, RETENTION_MS, died=False)
+            noticed = note_expired(before.subject, now_ms, died=False)
         assert self.lives[handle.execution_id] == before.after(noticed)
         assert self.told[handle.execution_id] == list(noticed.events)
 

@@ -26,7 +26,7 @@ from tests.properties.test_differential import (
     shown,
     tuned,
 )
-from tests.properties.world import RETENTION_MS, World
+from tests.properties.world import World
 
 new_steps = st.lists(
     st.builds(
@@ -56,7 +56,7 @@ def check_record(
     grown, before = prepare(world, histories)
     handles = [handle for handle, _ in shown(grown, held)]
     first = steps[: len(handles)]
-    timing = Timing(now_ms=world.now_ms, retention_ms=RETENTION_MS)
+    timing = Timing(now_ms=world.now_ms)
     expected: dict[Key, Step] = {}
     # Everything comes again, as it was, and then with what it lacked, or as something else.
     given_up = [structs.replace(step, failure=b"given up") for step in first]

@@ -9,7 +9,7 @@ from flowfabric.store.base import Store
 from flowfabric.store.postgres.store import PostgresStore
 from flowfabric.store.urls import open_store
 from tests import postgres
-from tests.store.records import SetClock
+from tests.store.records import SetClock, add_route, an_execution
 
 
 @pytest.fixture(scope="session")
@@ -34,17 +34,19 @@ def clock() -> SetClock:
 
 @pytest.fixture
 async def store(store_url: str, clock: SetClock) -> AsyncIterator[Store]:
-    """An open store, each kind in turn."""
+    """An open store, each kind in turn, with a route for executions."""
     opened = open_store(store_url, clock=clock)
     await opened.open()
+    await add_route(opened, an_execution())
     yield opened
     await opened.close()
 
 
 @pytest.fixture
 async def postgres_store(postgres_database: str) -> AsyncIterator[PostgresStore]:
-    """An open store that takes its time from the server."""
+    """An open store that takes its time from the server, with a route for executions."""
     opened = PostgresStore(postgres_database)
     await opened.open()
+    await add_route(opened, an_execution())
     yield opened
     await opened.close()

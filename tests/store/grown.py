@@ -349,7 +349,6 @@ def questions(event_ids: int = 1) -> list[Question]:
     completions: Parameters = {
         "results": [b"done"] * FENCES,
         "result_encodings": [None] * FENCES,
-        "retention_ms": 1_000,
     }
     return [
         claim("main", 1),

@@ -47,7 +47,7 @@ class SetClock:
 
 
 def an_execution(**fields: object) -> Execution:
-    """A claimable execution; its id is later than those made before."""
+    """A claimable execution of the first route; its id is later than those made before."""
     number = next(_numbers)
     base = Execution(
         partition_key=PARTITION,
@@ -102,6 +102,27 @@ async def save(store: Store, changes: Changes) -> None:
         await transaction.save(changes)
 
     await store.transact(body)
+
+
+async def add_route(store: Store, execution: Execution) -> int:
+    """The id of a route for it; the first one of a database has the id 1."""
+
+    async def body(transaction: Transaction) -> int:
+        (row,) = await transaction.select(
+            "intern_routes",
+            namespaces=[execution.namespace],
+            lane_ids=[execution.lane_id],
+            execution_kinds=[execution.execution_kind],
+            capabilities=["[]"],
+            gate_ids=["[]"],
+            now_ms=NOW_MS,
+            retain_until_ms=NOW_MS,
+            count_max=10,
+            gated_max=10,
+        )
+        return int(str(row["route_id"]))
+
+    return await store.transact(body)
 
 
 def start_python(script: str, *arguments: object) -> subprocess.Popen[str]:

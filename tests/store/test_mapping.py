@@ -29,6 +29,7 @@ from tests.store.records import (
     ENDED,
     NOW_MS,
     PARTITION,
+    add_route,
     an_event,
     an_execution,
     key,
@@ -82,6 +83,12 @@ def test_a_record_survives_the_way_to_a_row_and_back(record: type[Record]) -> No
         assert from_values(record, to_values(original, table_of(record))) == original
 
 
+async def routed(store: Store, record: Record) -> Execution:
+    """An execution with a route."""
+    assert isinstance(record, Execution)
+    return structs.replace(record, route_id=await add_route(store, record))
+
+
 async def loaded(store: Store, original: Record) -> dict[Key, Record]:
     async def load(reader: Reader) -> dict[Key, Record]:
         return await reader.get(type(original), [key_of(original)])
@@ -93,7 +100,7 @@ async def loaded(store: Store, original: Record) -> dict[Key, Record]:
 async def test_every_record_can_be_stored_and_read_back(store: Store, record: type[Record]) -> None:
     original = filled(record)
     if record is Execution:
-        original = structs.replace(original, **BEFORE_THE_END)
+        original = await routed(store, structs.replace(original, **BEFORE_THE_END))
     await save(store, Changes(inserts=(original,)))
     assert await loaded(store, original) == {key_of(original): original}
     await save(store, Changes(updates=(emptied(original),)))
@@ -101,7 +108,7 @@ async def test_every_record_can_be_stored_and_read_back(store: Store, record: ty
 
 
 async def test_an_execution_is_stored_whole_in_every_phase_of_its_life(store: Store) -> None:
-    whole_life = filled(Execution)
+    whole_life = await routed(store, filled(Execution))
     going_on = structs.replace(whole_life, **BEFORE_THE_END)
     ended = structs.replace(whole_life, **{**AFTER_THE_END, "terminal_outcome": "failed"})
     await save(store, Changes(inserts=(going_on,)))

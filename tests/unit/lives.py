@@ -44,9 +44,8 @@ from flowfabric.core.waitpoints import NORMAL, SuspendRequest, check_suspend
 
 NOW_MS = 1_000_000
 TTL_MS = 9_000
-RETENTION_MS = 500_000
-TIMING = Timing(now_ms=NOW_MS, retention_ms=RETENTION_MS)
-LATE = Timing(now_ms=NOW_MS + TTL_MS, retention_ms=RETENTION_MS)
+TIMING = Timing(now_ms=NOW_MS)
+LATE = Timing(now_ms=NOW_MS + TTL_MS)
 WORKER = WorkerIdentity(worker_id=WorkerId("w"), worker_instance_id=WorkerInstanceId("w-1"))
 KEY = HmacKey(kid="k1", secret=b"s" * 32, activated_at_ms=0)
 APPROVED = Single("gate", ByName("approved"))
@@ -173,7 +172,7 @@ def asking(condition: Condition = APPROVED, **options: object) -> SuspendRequest
 
 def expired_lease(**fields: object) -> Subject:
     held = running(**fields)
-    return applied(held, decide_expire_lease(held, LATE.now_ms, RETENTION_MS).changes)
+    return applied(held, decide_expire_lease(held, LATE.now_ms).changes)
 
 
 def revoked(**fields: object) -> Subject:
@@ -184,7 +183,6 @@ def revoked(**fields: object) -> Subject:
         worker_instance_id="",
         reason="drain",
         now_ms=NOW_MS,
-        retention_ms=RETENTION_MS,
     )
     return applied(held, decision.changes)
 

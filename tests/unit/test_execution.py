@@ -25,7 +25,6 @@ from tests.unit.lives import (
     ENDED,
     LIVES,
     NOW_MS,
-    RETENTION_MS,
     RETRY,
     TIMING,
     Life,
@@ -73,7 +72,7 @@ def test_chance_spreads_the_retry() -> None:
     held = running(policy={"retry_policy": {"backoff": jitter}})
     delays = []
     for chance in (0.0, 0.5, 0.999):
-        timing = Timing(now_ms=NOW_MS, retention_ms=RETENTION_MS, chance=chance)
+        timing = Timing(now_ms=NOW_MS, chance=chance)
         answer = decide_fail(held, HOLDER, Failure(reason="x"), timing).answer
         assert isinstance(answer, RetryScheduled)
         delays.append(answer.delay_until_ms - NOW_MS)
@@ -151,7 +150,7 @@ def test_a_delay_ends_at_its_time_and_keeps_what_the_attempt_is() -> None:
 
 def test_an_attempt_times_out_at_its_deadline() -> None:
     policy = {"timeout_policy": {"attempt_timeout_ms": 5}}
-    due = Timing(now_ms=NOW_MS + 5, retention_ms=RETENTION_MS)
+    due = Timing(now_ms=NOW_MS + 5)
     held = running(policy=policy)
     assert decide_attempt_timeout(held, TIMING).answer == AlreadySatisfied(reason="not_yet_due")
     assert decide_attempt_timeout(running(), due).answer == AlreadySatisfied(reason="not_yet_due")

@@ -147,7 +147,9 @@ def test_the_keep_time_counts_from_the_last_end_however_late_that_is_counted() -
     flow = with_last_end(with_last_end(flow, [3_000]), [1_000, 2_000])
     settled = settle_flow(flow, 5_000, 2_000)
     assert (settled.ended_at_ms, settled.retain_until_ms) == (3_000, 5_000)
-    ended = an_execution(terminal_outcome=TerminalOutcome.SUCCESS, completed_at_ms=4_000)
+    ended = an_execution(
+        terminal_outcome=TerminalOutcome.SUCCESS, completed_at_ms=4_000, retention_ms=2_000
+    )
     grown = settle_flow(with_members(settled, [ended], 9_000), 9_000, 2_000)
     assert (grown.ended_at_ms, grown.retain_until_ms) == (4_000, 6_000)
 

@@ -35,7 +35,6 @@ from tests.unit.lives import (
     LATE,
     LIVES,
     NOW_MS,
-    RETENTION_MS,
     TTL_MS,
     WORKER,
     Life,
@@ -58,7 +57,7 @@ HELD = running()
 
 def refusal_of(subject: Subject, now_ms: int = NOW_MS) -> type[Exception]:
     with pytest.raises((FlowFabricError, Refusal)) as caught:
-        check_fence(subject, fence_of(HELD), now_ms, RETENTION_MS)
+        check_fence(subject, fence_of(HELD), now_ms)
     error = caught.value
     return type(error.error if isinstance(error, Refusal) else error)
 
@@ -74,9 +73,9 @@ def test_a_lease_is_dead_from_the_millisecond_it_ends() -> None:
 
 
 def test_the_live_lease_and_nothing_else_may_act() -> None:
-    check_fence(HELD, fence_of(HELD), NOW_MS + TTL_MS - 1, RETENTION_MS)
-    check_fence(HELD, fence_of(HELD, attempt_index=0), NOW_MS, RETENTION_MS)
-    check_fence(HELD, None, NOW_MS, RETENTION_MS)
+    check_fence(HELD, fence_of(HELD), NOW_MS + TTL_MS - 1)
+    check_fence(HELD, fence_of(HELD, attempt_index=0), NOW_MS)
+    check_fence(HELD, None, NOW_MS)
     wrong = (
         {"lease_id": ids(2).lease_id},
         {"lease_epoch": 2},
@@ -87,7 +86,7 @@ def test_the_live_lease_and_nothing_else_may_act() -> None:
         for by_handle, error in ((False, StaleLease), (True, LeaseConflict)):
             fence = fence_of(HELD, by_handle=by_handle, **fields)
             with pytest.raises(error):
-                check_fence(HELD, fence, NOW_MS, RETENTION_MS)
+                check_fence(HELD, fence, NOW_MS)
 
 
 def test_phase_comes_before_revocation_before_expiry_before_the_fence() -> None:
@@ -99,11 +98,11 @@ def test_phase_comes_before_revocation_before_expiry_before_the_fence() -> None:
 
 def test_an_expired_lease_is_noted_with_the_refusal_once() -> None:
     with pytest.raises(Refusal) as caught:
-        check_fence(HELD, None, LATE.now_ms, RETENTION_MS)
-    noted = decide_expire_lease(HELD, LATE.now_ms, RETENTION_MS)
+        check_fence(HELD, None, LATE.now_ms)
+    noted = decide_expire_lease(HELD, LATE.now_ms)
     assert caught.value.changes == noted.changes != NO_CHANGES
     with pytest.raises(Refusal) as again:
-        check_fence(applied(HELD, noted.changes), None, LATE.now_ms, RETENTION_MS)
+        check_fence(applied(HELD, noted.changes), None, LATE.now_ms)
     assert again.value.changes == NO_CHANGES
 
 
@@ -195,7 +194,7 @@ def test_the_epoch_only_grows() -> None:
     subject = structs.replace(subject, execution=patient)
     epochs = [subject.execution.lease_epoch]
     for number in range(2, 6):
-        lost = decide_expire_lease(subject, NOW_MS + 10 * number * TTL_MS, RETENTION_MS)
+        lost = decide_expire_lease(subject, NOW_MS + 10 * number * TTL_MS)
         subject = taken(applied(subject, lost.changes), number, NOW_MS + 10 * number * TTL_MS)
         epochs.append(subject.execution.lease_epoch)
     assert epochs == [1, 2, 3, 4, 5]
@@ -203,17 +202,15 @@ def test_the_epoch_only_grows() -> None:
 
 
 def test_renewing_counts_from_now_and_keeps_the_epoch() -> None:
-    decision = decide_renew(HELD, fence_of(HELD), 301, NOW_MS + 5, RETENTION_MS)
+    decision = decide_renew(HELD, fence_of(HELD), 301, NOW_MS + 5)
     assert decision.answer == Renewed(expires_at_ms=NOW_MS + 306, lease_epoch=1)
-    after = applied(HELD, decision.changes).execution
-    assert after.lease_renewal_deadline_ms == NOW_MS + 5 + 200
     assert [event.event_type for event in decision.changes.events] == ["renewed"]
 
 
 def test_holding_extends_the_lease_as_renewing_does_but_tells_nobody() -> None:
     later_ms = NOW_MS + TTL_MS - 1
     held = decide_hold(HELD.execution, fence_of(HELD), TTL_MS, later_ms)
-    renewed = decide_renew(HELD, fence_of(HELD), TTL_MS, later_ms, RETENTION_MS)
+    renewed = decide_renew(HELD, fence_of(HELD), TTL_MS, later_ms)
     assert held.answer == renewed.answer
     assert held.changes.updates == renewed.changes.updates
     assert held.changes.events == ()
@@ -222,7 +219,7 @@ def test_holding_extends_the_lease_as_renewing_does_but_tells_nobody() -> None:
 
 
 def why_not_expired(subject: Subject, now_ms: int) -> str:
-    decision = decide_expire_lease(subject, now_ms, RETENTION_MS)
+    decision = decide_expire_lease(subject, now_ms)
     assert isinstance(decision.answer, AlreadySatisfied)
     assert decision.changes == NO_CHANGES
     return decision.answer.reason
@@ -253,7 +250,7 @@ def test_a_lease_that_ends_in_an_outage_is_no_death(
     ended_ms = subject.execution.lease_expires_at_ms
     assert ended_ms is not None
     now_ms = ended_ms + noticed_after_ms
-    lost = decide_expire_lease(subject, now_ms, RETENTION_MS, waited_ms=waited_ms)
+    lost = decide_expire_lease(subject, now_ms, waited_ms=waited_ms)
     assert applied(subject, lost.changes).execution.worker_deaths == deaths
 
 
@@ -262,7 +259,7 @@ def test_a_worker_that_notices_its_own_lease_is_alive() -> None:
     stale = structs.replace(fence_of(subject), lease_id=LeaseId(str(uuid4())))
     for fence, deaths in ((fence_of(subject), 0), (stale, 1), (None, 1)):
         with pytest.raises(Refusal) as refusal:
-            check_fence(subject, fence, LATE.now_ms, RETENTION_MS)
+            check_fence(subject, fence, LATE.now_ms)
         noted = applied(subject, refusal.value.changes).execution
         assert (noted.ready, noted.worker_deaths) == (True, deaths)
 
@@ -280,7 +277,6 @@ def test_revoking_answers_in_every_state(life: Life) -> None:
         worker_instance_id="",
         reason="x",
         now_ms=NOW_MS,
-        retention_ms=RETENTION_MS,
     )
     assert decision.answer == answers.get(life.__name__, AlreadySatisfied(reason="no_active_lease"))
 

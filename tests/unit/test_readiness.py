@@ -144,7 +144,7 @@ def waiting_for_children() -> Subject:
 def expired() -> Subject:
     subject = held()
     late_ms = subject.execution.lease_expires_at_ms or 0
-    return applied(subject, decide_expire_lease(subject, late_ms, 0).changes)
+    return applied(subject, decide_expire_lease(subject, late_ms).changes)
 
 
 def revoked() -> Subject:
@@ -155,7 +155,6 @@ def revoked() -> Subject:
         worker_instance_id="",
         reason="moved",
         now_ms=NOW_MS,
-        retention_ms=0,
     )
     return applied(subject, decision.changes)
 

@@ -55,7 +55,6 @@ from tests.unit.lives import (
     KEY,
     LATE,
     NOW_MS,
-    RETENTION_MS,
     RETRY,
     TIMING,
     TTL_MS,
@@ -285,7 +284,7 @@ def hand_back(subject: Subject, timing: Timing) -> Changes:
 
 
 def renew(subject: Subject, timing: Timing) -> Changes:
-    return decide_renew(subject, holder(subject), TTL_MS, timing.now_ms, RETENTION_MS).changes
+    return decide_renew(subject, holder(subject), TTL_MS, timing.now_ms).changes
 
 
 def signal(subject: Subject, timing: Timing, *, keep: bool = False) -> Changes:
@@ -322,7 +321,7 @@ def wake(subject: Subject, timing: Timing) -> Changes:
 
 
 def expire_lease(subject: Subject, timing: Timing) -> Changes:
-    return decide_expire_lease(subject, timing.now_ms, RETENTION_MS).changes
+    return decide_expire_lease(subject, timing.now_ms).changes
 
 
 def time_out_attempt(subject: Subject, timing: Timing) -> Changes:
@@ -334,7 +333,7 @@ def time_out_suspension(subject: Subject, timing: Timing) -> Changes:
 
 
 def meet_deadline(subject: Subject, timing: Timing) -> Changes:
-    late = Timing(now_ms=MUCH_LATER_MS, retention_ms=RETENTION_MS)
+    late = Timing(now_ms=MUCH_LATER_MS)
     return decide_deadline(subject, late).changes
 
 
@@ -345,7 +344,6 @@ def revoke(subject: Subject, timing: Timing) -> Changes:
         worker_instance_id="",
         reason="drain",
         now_ms=timing.now_ms,
-        retention_ms=RETENTION_MS,
     ).changes
 
 

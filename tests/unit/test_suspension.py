@@ -58,7 +58,6 @@ from tests.unit.lives import (
     LATE,
     LIVES,
     NOW_MS,
-    RETENTION_MS,
     TIMING,
     Life,
     applied,
@@ -236,7 +235,7 @@ def test_a_pending_waitpoint_keeps_signals_until_it_expires() -> None:
     answer = decide_deliver(held, request, found, TIMING).answer
     assert answer == SignalAccepted(signal_id=SIGNAL_ID, effect=SignalEffect.BUFFERED, kept=True)
     with pytest.raises(WaitpointClosed):
-        decide_deliver(held, request, found, Timing(now_ms=NOW_MS + 50, retention_ms=1))
+        decide_deliver(held, request, found, Timing(now_ms=NOW_MS + 50))
 
 
 # Coming back ------------------------------------------------------------------------
@@ -285,9 +284,9 @@ def test_each_timeout_leaves_its_state_vector(behavior: str, after: str) -> None
     held = running()
     request = asking(OperatorOnly(), timeout_at_ms=NOW_MS + 5, timeout_behavior=behavior)
     away = applied(held, decide_suspend(held, fence_of(held), request, FOUND, TIMING).changes)
-    early = Timing(now_ms=NOW_MS + 4, retention_ms=RETENTION_MS)
+    early = Timing(now_ms=NOW_MS + 4)
     assert decide_expire_suspension(away, SIGNAL_ID, early).changes == NO_CHANGES
-    due = Timing(now_ms=NOW_MS + 5, retention_ms=RETENTION_MS)
+    due = Timing(now_ms=NOW_MS + 5)
     decision = decide_expire_suspension(away, SIGNAL_ID, due)
     assert vector(applied(away, decision.changes).execution) == after
     events = [event.category for event in decision.changes.events]
@@ -341,7 +340,7 @@ def test_closing_is_for_who_may() -> None:
 
 def test_only_pending_waitpoints_expire() -> None:
     held = with_pending(running())
-    due = Timing(now_ms=NOW_MS + 50, retention_ms=RETENTION_MS)
+    due = Timing(now_ms=NOW_MS + 50)
     assert decide_expire_waitpoints(held, TIMING).changes == NO_CHANGES
     assert decide_expire_waitpoints(held, due).answer.closed == 1
     request = asking(Single("gate"), timeout_at_ms=NOW_MS + 5)

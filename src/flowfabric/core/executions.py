@@ -68,7 +68,6 @@ class Timing(Struct, frozen=True, kw_only=True):
     """What a decision needs to know about time and chance."""
 
     now_ms: int
-    retention_ms: int
     chance: float = 0.0
     """Uniform in [0, 1): spreads retries with jitter."""
 
@@ -99,12 +98,11 @@ def decide_complete(
     )
     if execution.terminal_outcome is TerminalOutcome.SUCCESS and repeats(execution, fence):
         return transitions.Decision(answer=answer)
-    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    check_fence(subject, fence, timing.now_ms)
     changes = transitions.finish(
         subject,
         TerminalOutcome.SUCCESS,
         timing.now_ms,
-        retention_ms=timing.retention_ms,
         attempt_end=AttemptLifecycle.ENDED_SUCCESS,
         reason="completed",
         fields={"result": result, "result_encoding": result_encoding},
@@ -127,7 +125,7 @@ def decide_fail(
     repeated = _repeated_failure(execution, fence)
     if repeated is not None:
         return transitions.Decision(answer=repeated)
-    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    check_fence(subject, fence, timing.now_ms)
     policy = retry_policy or policies.parse_policy(execution.policy).retry_policy
     delay_ms = policies.decide_retry(
         policy,
@@ -142,7 +140,6 @@ def decide_fail(
         subject,
         TerminalOutcome.FAILED,
         timing.now_ms,
-        retention_ms=timing.retention_ms,
         attempt_end=AttemptLifecycle.ENDED_FAILURE,
         reason="failed_terminal",
         attempt_failure=failure.reason,
@@ -218,7 +215,7 @@ def decide_delay(
     answer = results.Delayed(execution_id=execution.execution_id, public_state=PublicState.DELAYED)
     if already_parked(subject, fence, WORKER_DELAY):
         return transitions.Decision(answer=answer)
-    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    check_fence(subject, fence, timing.now_ms)
     changes = park(
         subject,
         WORKER_DELAY,
@@ -242,7 +239,7 @@ def decide_wait_children(
         return transitions.Decision(
             answer=results.Moved(execution_id=execution.execution_id, public_state=state)
         )
-    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    check_fence(subject, fence, timing.now_ms)
     changes = park(subject, WAITING_CHILDREN, timing.now_ms, into(Situation.RESUMABLE))
     parked = changes.updates[0]
     assert isinstance(parked, Execution)
@@ -400,7 +397,6 @@ def expire(
         subject,
         TerminalOutcome.EXPIRED,
         timing.now_ms,
-        retention_ms=timing.retention_ms,
         attempt_end=AttemptLifecycle.ENDED_FAILURE,
         reason=f"expired:{reason}",
         attempt_failure=reason,
@@ -480,7 +476,7 @@ def decide_worker_cancel(
     )
     if execution.terminal_outcome is TerminalOutcome.CANCELLED and repeats(execution, fence):
         return transitions.Decision(answer=answer)
-    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    check_fence(subject, fence, timing.now_ms)
     changes = _cancel(subject, reason, "worker", timing, execution.lease_epoch)
     return transitions.Decision(answer=answer, changes=changes)
 
@@ -492,7 +488,6 @@ def _cancel(
         subject,
         TerminalOutcome.CANCELLED,
         timing.now_ms,
-        retention_ms=timing.retention_ms,
         attempt_end=AttemptLifecycle.ENDED_CANCELLED,
         reason="cancelled",
         attempt_failure=f"cancelled: {reason}",
@@ -639,7 +634,7 @@ def decide_hand_back(
     before = subject.execution
     if _repeated(before, fence):
         return transitions.Decision(answer=results.HandedBack(execution_id=before.execution_id))
-    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    check_fence(subject, fence, timing.now_ms)
     why = f"{HANDED_BACK}: {reason}"
     fields: dict[str, transitions.Field] = {
         **transitions.NO_LEASE,

@@ -347,10 +347,10 @@ def with_members(flow: FlowRecord, members: Sequence[Execution], now_ms: int) ->
         node_count=count,
         graph_revision=flow.graph_revision + len(members),
         member_retention_ms=max(
-            [flow.member_retention_ms, *(each.retention_ms or 0 for each in members)]
+            [flow.member_retention_ms, *(each.retention_ms for each in members)]
         ),
         member_retention_failed_ms=max(
-            [flow.member_retention_failed_ms, *(each.retention_failed_ms or 0 for each in members)]
+            [flow.member_retention_failed_ms, *(each.retention_failed_ms for each in members)]
         ),
         last_mutation_at_ms=now_ms,
     )

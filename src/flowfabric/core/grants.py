@@ -257,7 +257,7 @@ def _notice(subject: transitions.Subject, timing: Timing) -> transitions.Changes
     leased = execution.ownership_state is OwnershipState.LEASED
     if not leased or not lease_is_dead(execution, timing.now_ms):
         return transitions.NO_CHANGES
-    return note_expired(subject, timing.now_ms, timing.retention_ms)
+    return note_expired(subject, timing.now_ms)
 
 
 def _after(subject: transitions.Subject, changes: transitions.Changes) -> transitions.Subject:
@@ -568,7 +568,6 @@ def _give_up(subject: transitions.Subject, timing: Timing) -> transitions.Change
         subject,
         TerminalOutcome.FAILED,
         timing.now_ms,
-        retention_ms=timing.retention_ms,
         attempt_end=AttemptLifecycle.INTERRUPTED_RECLAIMED,
         reason=reason,
         attempt_failure=reason,

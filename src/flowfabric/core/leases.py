@@ -71,9 +71,7 @@ def not_active(execution: Execution) -> errors.ExecutionNotActive:
     )
 
 
-def check_fence(
-    subject: transitions.Subject, fence: Fence | None, now_ms: int, retention_ms: int
-) -> None:
+def check_fence(subject: transitions.Subject, fence: Fence | None, now_ms: int) -> None:
     """Raise unless `fence` is the live lease of an active execution.
 
     Without a fence (an operator acting for the worker) only the comparison is
@@ -84,7 +82,7 @@ def check_fence(
     except errors.LeaseExpired as error:
         # A holder that can still ask is alive.
         died = fence is None or fence.lease_id != subject.execution.lease_id
-        changes = note_expired(subject, now_ms, retention_ms, died=died)
+        changes = note_expired(subject, now_ms, died=died)
         raise transitions.Refusal(error, changes) from error
 
 
@@ -146,10 +144,10 @@ def lease_is_dead(execution: Execution, now_ms: int) -> bool:
 
 
 def decide_renew(
-    subject: transitions.Subject, fence: Fence, lease_ttl_ms: int, now_ms: int, retention_ms: int
+    subject: transitions.Subject, fence: Fence, lease_ttl_ms: int, now_ms: int
 ) -> transitions.Decision[Renewed]:
     """Extend the lease to `lease_ttl_ms` from now. The epoch stays."""
-    check_fence(subject, fence, now_ms, retention_ms)
+    check_fence(subject, fence, now_ms)
     renewed = _extended(subject.execution, lease_ttl_ms, now_ms)
     return transitions.Decision(
         answer=Renewed(expires_at_ms=now_ms + lease_ttl_ms, lease_epoch=renewed.lease_epoch),
@@ -179,7 +177,6 @@ def _extended(execution: Execution, lease_ttl_ms: int, now_ms: int) -> Execution
         execution,
         now_ms,
         lease_last_renewed_at_ms=now_ms,
-        lease_renewal_deadline_ms=now_ms + lease_ttl_ms * 2 // 3,
         lease_expires_at_ms=now_ms + lease_ttl_ms,
     )
 
@@ -188,7 +185,7 @@ def _extended(execution: Execution, lease_ttl_ms: int, now_ms: int) -> Execution
 
 
 def decide_expire_lease(
-    subject: transitions.Subject, now_ms: int, retention_ms: int, *, waited_ms: int = 0
+    subject: transitions.Subject, now_ms: int, *, waited_ms: int = 0
 ) -> transitions.Decision[Marked | AlreadySatisfied]:
     """Take the execution back from a worker that went quiet, if it really did.
 
@@ -199,7 +196,7 @@ def decide_expire_lease(
     if reason is not None:
         return transitions.Decision(answer=AlreadySatisfied(reason=reason))
     died = not _ended_in_an_outage(execution, now_ms, waited_ms)
-    changes = note_expired(subject, now_ms, retention_ms, died=died)
+    changes = note_expired(subject, now_ms, died=died)
     after = changes.updates[0]
     assert isinstance(after, Execution)
     return transitions.Decision(
@@ -231,7 +228,7 @@ def _ended_in_an_outage(execution: Execution, now_ms: int, waited_ms: int) -> bo
 
 
 def note_expired(
-    subject: transitions.Subject, now_ms: int, retention_ms: int, *, died: bool = True
+    subject: transitions.Subject, now_ms: int, *, died: bool = True
 ) -> transitions.Changes:
     """Write down that the lease expired; the lease's identity stays on the row for audit."""
     execution = subject.execution
@@ -252,7 +249,6 @@ def note_expired(
         lost,
         event_changes=transitions.Changes(events=(event,)),
         now_ms=now_ms,
-        retention_ms=retention_ms,
     )
 
 
@@ -263,7 +259,6 @@ def decide_revoke(
     worker_instance_id: str,
     reason: str,
     now_ms: int,
-    retention_ms: int,
 ) -> transitions.Decision[Revoked | AlreadySatisfied]:
     """Take the lease away. The epoch grows, so the holder is fenced from this moment on."""
     execution = subject.execution
@@ -274,7 +269,7 @@ def decide_revoke(
     if lease_is_dead(execution, now_ms):
         return transitions.Decision(
             answer=AlreadySatisfied(reason="already_expired"),
-            changes=note_expired(subject, now_ms, retention_ms),
+            changes=note_expired(subject, now_ms),
         )
     assert execution.lease_id is not None
     if worker_instance_id and worker_instance_id != execution.worker_instance_id:
@@ -290,7 +285,6 @@ def decide_revoke(
             lost,
             event_changes=transitions.Changes(events=(event,)),
             now_ms=now_ms,
-            retention_ms=retention_ms,
         ),
     )
 
@@ -312,7 +306,6 @@ def _capped(
     *,
     event_changes: transitions.Changes,
     now_ms: int,
-    retention_ms: int,
 ) -> transitions.Changes:
     """The lost execution, or its end when it has been reclaimed too often.
 
@@ -328,7 +321,6 @@ def _capped(
         structs.replace(subject, execution=lost),
         TerminalOutcome.FAILED,
         now_ms,
-        retention_ms=retention_ms,
         attempt_end=AttemptLifecycle.INTERRUPTED_RECLAIMED,
         reason=reason,
         attempt_failure=reason,
@@ -498,7 +490,6 @@ def _lease(
         "lease_acquired_at_ms": now_ms,
         "lease_expires_at_ms": now_ms + lease_ttl_ms,
         "lease_last_renewed_at_ms": now_ms,
-        "lease_renewal_deadline_ms": now_ms + lease_ttl_ms * 2 // 3,
         "current_attempt_id": ids.attempt_id,
         "current_attempt_index": before.total_attempt_count,
         "total_attempt_count": before.total_attempt_count + 1,

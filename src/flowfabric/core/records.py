@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
+from flowfabric.core import limits
 from flowfabric.core.ids import (
     AttemptId,
     ExecutionId,
@@ -100,7 +101,6 @@ class Execution(Record, frozen=True, kw_only=True):
     lease_acquired_at_ms: int | None = None
     lease_expires_at_ms: int | None = None
     lease_last_renewed_at_ms: int | None = None
-    lease_renewal_deadline_ms: int | None = None
     lease_expired_at_ms: int | None = None
     lease_revoked_at_ms: int | None = None
     lease_revoke_reason: str | None = None
@@ -167,8 +167,8 @@ class Execution(Record, frozen=True, kw_only=True):
     awaits_child: bool = False
     """Whether it is parked itself until one of those it awaits has ended."""
     attempt_timeout_ms: int | None = None
-    retention_ms: int | None = None
-    retention_failed_ms: int | None = None
+    retention_ms: int = limits.RETENTION_MS
+    retention_failed_ms: int = limits.RETENTION_FAILED_MS
     """All three come from the policy, so that claiming and completing need not decode it. The
     second keep time is for every end but success."""
 

@@ -185,7 +185,6 @@ def _end(
         subject,
         outcome,
         timing.now_ms,
-        retention_ms=timing.retention_ms,
         attempt_end=AttemptLifecycle.ENDED_CANCELLED
         if cancelled
         else AttemptLifecycle.ENDED_FAILURE,

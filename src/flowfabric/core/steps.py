@@ -59,7 +59,7 @@ def decide_record(
 
     That is its place in the order, for a sleep that has ended, or that it was given up.
     """
-    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    check_fence(subject, fence, timing.now_ms)
     answer = StepStored(at_ms=timing.now_ms)
     if stored is not None:
         completed = structs.replace(
@@ -128,7 +128,7 @@ def decide_await(
 
     If one of them has ended already, the execution is ready again at once.
     """
-    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    check_fence(subject, fence, timing.now_ms)
     ended = any(e.lifecycle_phase is LifecyclePhase.TERMINAL for e in awaited.values())
     due_ms = timing.now_ms if ended else until_ms
     situation = Situation.WAITING_CHILDREN if due_ms is None else Situation.PARKED
@@ -216,7 +216,7 @@ def decide_block(
     answer = Delayed(execution_id=execution.execution_id, public_state=PublicState.DELAYED)
     if already_parked(subject, fence, BLOCKED_BY_CODE):
         return Decision(answer=answer)
-    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    check_fence(subject, fence, timing.now_ms)
     assert attempt is not None, "an active execution has an attempt"
     changes = park(
         subject,

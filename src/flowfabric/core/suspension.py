@@ -248,7 +248,7 @@ def decide_create_waitpoint(
 ) -> Decision[PendingWaitpoint]:
     """Make a waitpoint whose token can be handed out before the execution suspends."""
     execution = subject.execution
-    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    check_fence(subject, fence, timing.now_ms)
     check_waitpoint_room(execution, 1)
     expires_at_ms = min(timing.now_ms + expires_in_ms, TIME_MS_MAX)
     waitpoint = structs.replace(
@@ -280,7 +280,7 @@ def decide_repeat_waitpoint(
     One that the execution's end has closed is opened again: after a replay its token is as
     good as before, for the next wait of its name.
     """
-    check_fence(subject, fence, timing.now_ms, timing.retention_ms)
+    check_fence(subject, fence, timing.now_ms)
     if made.waitpoint_key != bound.waitpoint_key:
         raise errors.InvalidWaitpointKey(
             f"waitpoint {made.waitpoint_id} was made as {made.waitpoint_key!r}"
@@ -399,9 +399,7 @@ def _check_may_suspend(subject: Subject, fence: Fence, timing: Timing) -> None:
     if execution.lifecycle_phase is LifecyclePhase.SUSPENDED and repeats(execution, fence):
         raise errors.AlreadySuspended(f"{execution.called} is suspended already")
     index = fence.attempt_index
-    check_fence(
-        subject, structs.replace(fence, attempt_index=None), timing.now_ms, timing.retention_ms
-    )
+    check_fence(subject, structs.replace(fence, attempt_index=None), timing.now_ms)
     if index not in (None, execution.current_attempt_index):
         raise errors.InvalidLeaseForSuspend(
             f"attempt {index} of {execution.called} is not the current one"

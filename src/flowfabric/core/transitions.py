@@ -122,7 +122,6 @@ NO_LEASE: dict[str, Field] = {
     "lease_acquired_at_ms": None,
     "lease_expires_at_ms": None,
     "lease_last_renewed_at_ms": None,
-    "lease_renewal_deadline_ms": None,
     "lease_expired_at_ms": None,
     "lease_revoked_at_ms": None,
     "lease_revoke_reason": None,
@@ -216,15 +215,10 @@ def keep_of(policy: ExecutionPolicy, default: Keep) -> Keep:
     )
 
 
-def kept_ms(execution: Execution, outcome: TerminalOutcome, retention_ms: int) -> int:
-    """How long an execution is kept that ends with `outcome`.
-
-    `retention_ms` serves for a row that says nothing itself.
-    """
-    completed_ms = retention_ms if execution.retention_ms is None else execution.retention_ms
-    if outcome is TerminalOutcome.SUCCESS or execution.retention_failed_ms is None:
-        return completed_ms
-    return execution.retention_failed_ms
+def kept_ms(execution: Execution, outcome: TerminalOutcome) -> int:
+    """How long an execution is kept that ends with `outcome`."""
+    succeeded = outcome is TerminalOutcome.SUCCESS
+    return execution.retention_ms if succeeded else execution.retention_failed_ms
 
 
 def held_until_ms(ended_at_ms: int, now_ms: int) -> int:
@@ -258,7 +252,6 @@ def finish(
     outcome: TerminalOutcome,
     now_ms: int,
     *,
-    retention_ms: int,
     attempt_end: AttemptLifecycle,
     reason: str,
     attempt_failure: str | None = None,
@@ -269,7 +262,6 @@ def finish(
 ) -> Changes:
     """End the execution with `outcome`.
 
-    `retention_ms` is how long to keep it, unless its policy says otherwise.
     `reason` goes into the lease event when a live lease is released, and onto what
     is closed; `attempt_failure` onto the attempt. `fields` are further changes to
     the row, `attempt_fields` to that of the attempt.
@@ -289,9 +281,7 @@ def finish(
         "open_waitpoint_count": 0,
         "keeps_signals": before.keeps_signals or got_signals(subject.suspension),
         "completed_at_ms": now_ms,
-        "retain_until_ms": None
-        if before.flow_id
-        else now_ms + kept_ms(before, outcome, retention_ms),
+        "retain_until_ms": None if before.flow_id else now_ms + kept_ms(before, outcome),
     }
     after = change(before, now_ms, **(ended_fields | dict(fields)))
     released = (

@@ -128,7 +128,7 @@ def _handle_ask(handle: Handle) -> unit.Ask[Renewed]:
 
 def _renew_ask(execution_id: ExecutionId, fence: Fence, lease_ttl_ms: int) -> unit.Ask[Renewed]:
     def decide(subject: Subject, timing: Timing) -> Decision[Renewed]:
-        return decide_renew(subject, fence, lease_ttl_ms, timing.now_ms, timing.retention_ms)
+        return decide_renew(subject, fence, lease_ttl_ms, timing.now_ms)
 
     return unit.Ask(execution_id, decide)
 

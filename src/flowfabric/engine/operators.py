@@ -49,7 +49,7 @@ class Swept(Struct, frozen=True, kw_only=True):
 
 
 def _expire_lease(subject: Subject, timing: executions.Timing) -> Decision[results.TimerResult]:
-    return leases.decide_expire_lease(subject, timing.now_ms, timing.retention_ms)
+    return leases.decide_expire_lease(subject, timing.now_ms)
 
 
 def _promote(subject: Subject, timing: executions.Timing) -> Decision[results.TimerResult]:
@@ -160,7 +160,6 @@ class Operators(Leases):
                 worker_instance_id=worker_instance_id,
                 reason=why,
                 now_ms=timing.now_ms,
-                retention_ms=timing.retention_ms,
             )
 
         return await self.shell.decide(Ask(self.shell.check_execution_id(execution_id), decide))
@@ -234,9 +233,7 @@ class Operators(Leases):
 
         def expire(subject: Subject, timing: executions.Timing) -> Decision[results.TimerResult]:
             waited = waited_ms + int((time.monotonic() - asked_s) * 1_000)
-            return leases.decide_expire_lease(
-                subject, timing.now_ms, timing.retention_ms, waited_ms=waited
-            )
+            return leases.decide_expire_lease(subject, timing.now_ms, waited_ms=waited)
 
         return await self._sweep("due_leases", expire, limit)
 

@@ -403,7 +403,7 @@ class Suspensions(unit.Group):
 
             def decide() -> Decision[WaitpointsClosed]:
                 if given is not None:
-                    check_fence(subject, given, timing.now_ms, timing.retention_ms)
+                    check_fence(subject, given, timing.now_ms)
                 administrative = source == OPERATOR_OVERRIDE
                 return decide_close_waitpoint(
                     subject, waitpoint, reason, administrative, timing.now_ms

@@ -232,7 +232,7 @@ class Shell(KnowsRoutes):
         ]
 
     def timing(self, now_ms: int, chance: float = 0.0) -> Timing:
-        return Timing(now_ms=now_ms, retention_ms=self.config.retention_ms, chance=chance)
+        return Timing(now_ms=now_ms, chance=chance)
 
     # Input
 

@@ -204,7 +204,6 @@ class Work(Creation, Operators, Steps):
             "complete_leased",
             results=[each.result for each in completions],
             result_encodings=[each.result_encoding for each in completions],
-            retention_ms=self.shell.config.retention_ms,
             **unit.lease_columns([each.handle for each in completions]),
         )
         if rows:

@@ -11,7 +11,9 @@ import types
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum, StrEnum
+from functools import lru_cache
 from operator import itemgetter
+from string import Formatter
 from typing import Final, NamedTuple, TypeGuard, TypeVar
 
 import msgspec
@@ -19,8 +21,10 @@ from msgspec import Struct, structs
 
 from flowfabric.core import ids
 from flowfabric.core.events import Event, StoredEvent
+from flowfabric.core.limits import RETENTION_FAILED_MS, RETENTION_MS
 from flowfabric.core.records import Execution, Record
 from flowfabric.core.states import (
+    AttemptState,
     BlockingReason,
     EligibilityState,
     LifecyclePhase,
@@ -379,11 +383,15 @@ def window_of(rows: Sequence[Row]) -> tuple[int, int]:
 _KEY: Final = ("partition_key", "execution_id")
 _ASKED: Final = (
     "route_id", "created_at_ms", "attempt_timeout_ms", "retention_ms", "retention_failed_ms",
-    "namespace", "lane_id", "execution_kind", "creator_identity", "policy", "payload",
-    "payload_encoding", "own_id", "idempotency_key", "parent_execution_id",
+    "creator_identity", "policy", "payload", "payload_encoding", "own_id", "idempotency_key",
+    "parent_execution_id",
 )  # fmt: skip
+ROUTED: Final = ("namespace", "lane_id", "execution_kind")
+"""What its route says of an execution, which stays as long as one that uses it."""
 _COPIED: Final = ("route_id", "created_at_ms")
 """What was asked and stands in the other tables too, for their indexes."""
+_COPIED_LIVE: Final = (*_COPIED, "retention_ms")
+"""And in `live`, so that a completion need not look at what was asked."""
 AFTER_THE_END: Final[Mapping[str, object]] = {
     "lifecycle_phase": LifecyclePhase.TERMINAL,
     "ownership_state": OwnershipState.UNOWNED,
@@ -397,7 +405,6 @@ AFTER_THE_END: Final[Mapping[str, object]] = {
     "lease_acquired_at_ms": None,
     "lease_expires_at_ms": None,
     "lease_last_renewed_at_ms": None,
-    "lease_renewal_deadline_ms": None,
     "lease_expired_at_ms": None,
     "lease_revoked_at_ms": None,
     "lease_revoke_reason": None,
@@ -426,6 +433,12 @@ BEFORE_THE_END: Final[Mapping[str, object]] = {
 }
 """What only `ending` holds, and what it is before."""
 
+
+def _by_phase(waiting: StrEnum, other: StrEnum) -> str:
+    runnable = LifecyclePhase.RUNNABLE
+    return f"case {{lifecycle_phase}} when '{runnable}' then '{waiting}' else '{other}' end"
+
+
 _NAMES: Final = tuple(field.name for field in structs.fields(Execution))
 STATES: Final = frozenset(
     field.name
@@ -433,26 +446,62 @@ STATES: Final = frozenset(
     if isinstance(field.type, type) and issubclass(field.type, StrEnum)
 )
 """Columns with a closed set of values."""
-BLANKS: Final[Mapping[str, str]] = {
+_ZEROES: Final = {
     field.name: "false" if field.default is False else repr(field.default)
     for field in structs.fields(Execution)
     if field.default in (0, "")
 }
-"""What is the same in nearly every row, as SQL spells it; a store need not write it."""
-IMPLIED: Final[Mapping[str, Mapping[str, str]]] = {
+USUAL: Final[Mapping[str, Mapping[str, str]]] = {
+    "execution": {
+        "creator_identity": "''",
+        "policy": "'{{}}'",
+        "retention_ms": str(RETENTION_MS),
+        "retention_failed_ms": str(RETENTION_FAILED_MS),
+    },
     "live": {
-        "last_mutation_at_ms": "last_transition_at_ms",
-        "lease_last_renewed_at_ms": "lease_acquired_at_ms",
-        "started_at_ms": "lease_acquired_at_ms",
-        "current_attempt_id": "lease_id",
+        **_ZEROES,
+        "eligibility_state": _by_phase(
+            EligibilityState.ELIGIBLE_NOW, EligibilityState.NOT_APPLICABLE
+        ),
+        "blocking_reason": _by_phase(BlockingReason.WAITING_FOR_WORKER, BlockingReason.NONE),
+        "attempt_state": _by_phase(
+            AttemptState.PENDING_FIRST_ATTEMPT, AttemptState.RUNNING_ATTEMPT
+        ),
+        "total_attempt_count": "coalesce({lease_epoch}, 0)",
+        "last_transition_at_ms": "coalesce({lease_acquired_at_ms}, {created_at_ms})",
+        "last_mutation_at_ms": (
+            "coalesce({last_transition_at_ms}, {lease_acquired_at_ms}, {created_at_ms})"
+        ),
+        "lease_last_renewed_at_ms": "{lease_acquired_at_ms}",
+        "started_at_ms": "{lease_acquired_at_ms}",
+        "current_attempt_id": "{lease_id}",
+        "retention_ms": str(RETENTION_MS),
     },
     "ending": {
-        "last_mutation_at_ms": "completed_at_ms",
-        "last_transition_at_ms": "completed_at_ms",
-        "current_attempt_id": "final_lease_id",
+        **_ZEROES,
+        "priority": "0",
+        "attempt_state": f"'{AttemptState.ATTEMPT_TERMINAL}'",
+        "total_attempt_count": "coalesce({lease_epoch}, 0)",
+        "last_mutation_at_ms": "{completed_at_ms}",
+        "last_transition_at_ms": "{completed_at_ms}",
+        "current_attempt_id": "{final_lease_id}",
     },
 }
-"""By table, columns that nearly always equal another one: a store need not write them then."""
+"""By table, what a column nearly always is, as SQL spells it: a store need not write it then.
+
+It may follow from other columns, of which each stands in braces.
+"""
+
+
+@lru_cache
+def follows(table: str) -> dict[str, frozenset[str]]:
+    """By column of a table, those that tell what it usually is."""
+    return {
+        name: frozenset(part for _, part, _, _ in Formatter().parse(text) if part)
+        for name, text in USUAL.get(table, {}).items()
+    }
+
+
 _POSITIONS: Final = {name: position for position, name in enumerate(_NAMES)}
 
 
@@ -472,12 +521,9 @@ def _part(name: str, table: str, columns: Iterable[str]) -> type[Record]:
 
 
 AskedRow: Final = _part("Asked", "execution", {*_KEY, *_ASKED})
-Live: Final = _part(
-    "Live", "live", {*_KEY, *_COPIED} | set(_NAMES) - set(_ASKED) - BEFORE_THE_END.keys()
-)
-EndingRow: Final = _part(
-    "Ending", "ending", {*_KEY, *_COPIED} | set(_NAMES) - set(_ASKED) - AFTER_THE_END.keys()
-)
+_CHANGING: Final = set(_NAMES) - {*_ASKED, *ROUTED}
+Live: Final = _part("Live", "live", {*_KEY, *_COPIED_LIVE} | _CHANGING - BEFORE_THE_END.keys())
+EndingRow: Final = _part("Ending", "ending", {*_KEY, *_COPIED} | _CHANGING - AFTER_THE_END.keys())
 
 
 def _picker(part: type[Record]) -> "itemgetter[tuple[object, ...]]":

@@ -26,7 +26,7 @@ from flowfabric.store.postgres import pool
 from flowfabric.store.postgres.driver import Connection, connect
 from flowfabric.store.postgres.store import TRIES_MAX, PostgresStore
 from flowfabric.store.urls import open_store
-from tests.store.records import a_lane, an_execution, change_postgres, key, save
+from tests.store.records import a_lane, add_route, an_execution, change_postgres, key, save
 
 SOMEBODY_WAITS_FOR_A_LOCK = """
 select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
@@ -368,6 +368,7 @@ async def test_everything_works_without_session_state(postgres_database: str) ->
     store = PostgresStore(postgres_database, statement_cache_size=0)
     await store.open()
     execution = an_execution()
+    await add_route(store, execution)
     await save(store, Changes(inserts=(execution, a_lane("a"))))
     with pytest.raises(UniqueViolation):
         await save(store, Changes(inserts=(a_lane("a"),)))

@@ -7,7 +7,15 @@ from flowfabric.core.records import Execution
 from flowfabric.core.transitions import Changes
 from flowfabric.store.base import Reader
 from flowfabric.store.sqlite.store import SqliteStore
-from tests.store.records import a_lane, an_execution, change_sqlite, key, save, start_python
+from tests.store.records import (
+    a_lane,
+    add_route,
+    an_execution,
+    change_sqlite,
+    key,
+    save,
+    start_python,
+)
 
 INCREMENTS = """
 import asyncio, sys
@@ -59,6 +67,7 @@ async def test_processes_take_turns_and_lose_nothing(path: Path) -> None:
     execution = an_execution()
     store = SqliteStore(str(path))
     await store.open()
+    await add_route(store, execution)
     await save(store, Changes(inserts=(execution,)))
     processes = [start_python(INCREMENTS, path, *key(execution), 50) for _ in range(3)]
     codes = [await asyncio.to_thread(process.wait, 60) for process in processes]

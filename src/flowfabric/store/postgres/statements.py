@@ -176,15 +176,18 @@ def _locked_execution(table: mapping.Table) -> str:
         columns = ", ".join(
             _read(phase, name, "p")
             if name in phase.names
-            else f"e.{name}"
+            else _read(asked, name, "e")
             if name in asked.names
+            else f"r.{name}"
+            if name in mapping.ROUTED
             else f"{_literal(rest[name])}::{_TYPES[kind]} as {name}"
             for name, kind in table.columns
         )
         rows.append(
             f"select * from (select {columns} from {SCHEMA}.{phase.name} as p"
-            f" join {SCHEMA}.{asked.name} as e on {same} where {found} for update of p)"
-            f" as {phase.name}"
+            f" join {SCHEMA}.{asked.name} as e on {same}"
+            f" join {SCHEMA}.route as r on r.route_id = e.route_id"
+            f" where {found} for update of p) as {phase.name}"
         )
     return " union all ".join(rows)
 
@@ -244,7 +247,7 @@ def _insert_new(
     varying = [name for name in table.names if name in differing]
     places = dict(zip(table.names, _places(table, table.names, first), strict=True))
     given = {name: f"k.{name}" if name in differing else places[name] for name in table.names}
-    values = ", ".join(_written(table, name, given) for name in table.names)
+    values = ", ".join(written(table, name, given) for name in table.names)
     arrays = ", ".join(f"{places[name]}[]" for name in varying)
     rows = f"select {values} from unnest({arrays}) as k({', '.join(varying)})"
     if not is_first:
@@ -311,12 +314,12 @@ def _write(part: Part, first: int, when: str) -> str:
     names = [name for name in part.columns if name not in table.key]
     if part.alone:
         place = dict(zip(part.columns, _places(table, part.columns, first), strict=True))
-        changes = ", ".join(f"{name} = {_written(table, name, place)}" for name in names)
+        changes = ", ".join(f"{name} = {written(table, name, place)}" for name in names)
         where = " and ".join(f"{name} = {place[name]}" for name in table.key)
         rows = ""
     else:
         given = {name: f"k.{name}" for name in part.columns}
-        changes = ", ".join(f"{name} = {_written(table, name, given)}" for name in names)
+        changes = ", ".join(f"{name} = {written(table, name, given)}" for name in names)
         where = " and ".join(f"t.{name} = k.{name}" for name in table.key)
         rows = _unnest(table, part.columns, first)
     if when:
@@ -348,7 +351,7 @@ def _insert(
     else:
         given = {name: name for name in columns}
         rows = f" from {_unnest(table, columns, first)}"
-    rows = f"select {', '.join(_written(table, name, given) for name in columns)}{rows}"
+    rows = f"select {', '.join(written(table, name, given) for name in columns)}{rows}"
     return _inserted(table, columns, rows, when)
 
 
@@ -364,33 +367,23 @@ def _by_key(table: mapping.Table) -> str:
     return f"select {columns} from {SCHEMA}.{table.name} as r where {same}"
 
 
-def _written(table: mapping.Table, name: str, given: Mapping[str, str]) -> str:
+def written(table: mapping.Table, name: str, given: Mapping[str, str]) -> str:
     """A value as a column of its table holds it; `given` are those of its row."""
+    usual = mapping.USUAL.get(table.name, {})
     value = given[name]
-    implied = mapping.IMPLIED.get(table.name)
-    if implied is None:
-        return value
-    if name in mapping.STATES:
-        return f"{value}::{SCHEMA}.{name}"
-    if name in implied:
-        return f"nullif({value}, {given[implied[name]]})"
-    return f"nullif({value}, {mapping.BLANKS[name]})" if name in mapping.BLANKS else value
+    if name in usual:
+        value = f"nullif({value}, {usual[name].format_map(given)})"
+    return f"{value}::{SCHEMA}.{name}" if usual and name in mapping.STATES else value
 
 
 def _read(table: mapping.Table, name: str, row: str) -> str:
     """The value that a column holds."""
-    implied = mapping.IMPLIED.get(table.name)
-    if implied is None:
-        return f"{row}.{name}"
-    if name in mapping.STATES:
-        return f"{row}.{name}::text as {name}"
-    if name in implied:
-        return f"coalesce({row}.{name}, {row}.{implied[name]}) as {name}"
-    return (
-        f"coalesce({row}.{name}, {mapping.BLANKS[name]}) as {name}"
-        if name in mapping.BLANKS
-        else f"{row}.{name}"
-    )
+    usual = mapping.USUAL.get(table.name, {})
+    value = f"{row}.{name}::text" if usual and name in mapping.STATES else f"{row}.{name}"
+    if name in usual:
+        columns = {each: f"{row}.{each}" for each in table.names}
+        value = f"coalesce({value}, {usual[name].format_map(columns)})"
+    return f"{value} as {name}"
 
 
 def _unnest(table: mapping.Table, columns: tuple[str, ...], first: int) -> str:

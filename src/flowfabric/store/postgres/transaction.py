@@ -265,10 +265,10 @@ def _add_update(
     if not group:
         return
     written = set(table.key).union(*differing.values())
-    for name, other in mapping.IMPLIED.get(table.name, {}).items():
-        # What the one holds depends on the other.
-        if name in written or other in written:
-            written |= {name, other}
+    for name, others in mapping.follows(table.name).items():
+        # What the one holds depends on the others.
+        if not written.isdisjoint({name, *others}):
+            written |= {name, *others}
     positions = [place for place, name in enumerate(table.names) if name in written]
     rows = [mapping.to_values(record, table) for record in group]
     batch.add(

@@ -3,12 +3,7 @@
 -- always among them.
 with page as materialized (
     select e.*, '{fp:' || e.partition_key || '}:' || e.execution_id as wire_id,
-           exists (
-                select 1 from route r
-                 where r.route_id = e.route_id
-                   and r.namespace = e.namespace
-                   and r.lane_id = e.lane_id
-                   and r.execution_kind = e.execution_kind) as route_exists,
+           e.namespace is not null as route_exists,
            row_number() over (order by e.partition_key, e.execution_id) as place
       from (select *
               from execution_now

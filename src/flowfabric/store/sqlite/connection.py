@@ -120,14 +120,14 @@ create temp table claiming (
     place integer primary key, execution_rowid unique, partition_key, execution_id, kind,
     reclaim_reason, attempt_type, pending_retry_reason, pending_replay_reason,
     pending_replay_requested_by, pending_previous_attempt_index, previous_index, namespace,
-    attempt_timeout_ms
+    lane_id, execution_kind, attempt_timeout_ms
 )"""
 """Where a claim notes the rows it took, as they were; see `claim_ready.sql`."""
 
 _CREATING: Final = """
 create temp table creating (
-    place integer primary key, route_id, namespace, lane_id, execution_kind, payload_encoding,
-    priority, creator_identity, policy, attempt_timeout_ms, retention_ms, retention_failed_ms
+    place integer primary key, route_id, payload_encoding, priority, creator_identity, policy,
+    attempt_timeout_ms, retention_ms, retention_failed_ms
 )"""
 """What the executions that `create_ready.sql` creates have in common."""
 
@@ -283,7 +283,6 @@ _PUT: Final = "insert or replace into clock (singleton, boot_id, started_at_ms) 
 _MOVE: Final = """
 update live
    set lease_expires_at_ms = lease_expires_at_ms + :moved_ms,
-       lease_renewal_deadline_ms = lease_renewal_deadline_ms + :moved_ms,
        attempt_deadline_ms = attempt_deadline_ms + :moved_ms
  where ownership_state = 'leased'
    and lifecycle_phase = 'active'

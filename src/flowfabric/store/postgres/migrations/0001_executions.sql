@@ -88,15 +88,12 @@ create type public_state as enum (
 -- compares them, and finds what stands behind a text or a null only by walking there.
 create table execution (
     execution_id                   uuid not null,
-    route_id                       integer not null,
     created_at_ms                  bigint not null,
+    route_id                       integer not null,
     partition_key                  smallint not null,
-    namespace                      text collate "C" not null,
-    lane_id                        text not null,
-    execution_kind                 text not null,
-    creator_identity               text not null,
     payload                        bytea not null,
-    policy                         text not null,
+    creator_identity               text,
+    policy                         text,
     attempt_timeout_ms             bigint,
     retention_ms                   bigint,
     retention_failed_ms            bigint,
@@ -120,21 +117,20 @@ create table live (
     ready                          boolean not null,
     lifecycle_phase                lifecycle_phase not null,
     ownership_state                ownership_state not null,
-    eligibility_state              eligibility_state not null,
-    blocking_reason                blocking_reason not null,
-    attempt_state                  attempt_state not null,
     public_state                   public_state not null,
-    last_transition_at_ms          bigint not null,
+    eligibility_state              eligibility_state,
+    blocking_reason                blocking_reason,
+    attempt_state                  attempt_state,
     flow_id                        uuid,
     current_attempt_id             uuid,
     lease_id                       uuid,
     current_suspension_id          uuid,
     current_waitpoint_id           uuid,
+    last_transition_at_ms          bigint,
     last_mutation_at_ms            bigint,
     lease_acquired_at_ms           bigint,
     lease_expires_at_ms            bigint,
     lease_last_renewed_at_ms       bigint,
-    lease_renewal_deadline_ms      bigint,
     lease_expired_at_ms            bigint,
     lease_revoked_at_ms            bigint,
     started_at_ms                  bigint,
@@ -143,6 +139,7 @@ create table live (
     deadline_at_ms                 bigint,
     attempt_deadline_ms            bigint,
     attempt_time_left_ms           bigint,
+    retention_ms                   bigint,
     progress_updated_at_ms         bigint,
     last_capability_mismatch_at_ms bigint,
     lease_epoch                    integer,
@@ -176,7 +173,7 @@ create table live (
     next_input_encoding            text,
     primary key (partition_key, execution_id)
 ) with (
-    fillfactor = 40,
+    fillfactor = 35,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_threshold = 500,
     autovacuum_analyze_scale_factor = 0.05,
@@ -188,11 +185,11 @@ create table ending (
     execution_id                   uuid not null,
     created_at_ms                  bigint not null,
     route_id                       integer not null,
-    priority                       integer not null,
     partition_key                  smallint not null,
     terminal_outcome               terminal_outcome not null,
-    attempt_state                  attempt_state not null,
     public_state                   public_state not null,
+    attempt_state                  attempt_state,
+    priority                       integer,
     flow_id                        uuid,
     current_attempt_id             uuid,
     final_lease_id                 uuid,
@@ -234,7 +231,7 @@ create table ending (
     next_input_encoding            text,
     result                         bytea,
     result_encoding                text,
-    primary key (partition_key, execution_id)
+    primary key (execution_id, partition_key)
 ) with (
     autovacuum_vacuum_insert_scale_factor = 0.1,
     autovacuum_vacuum_scale_factor = 0.05,
@@ -243,20 +240,27 @@ create table ending (
 
 -- All of an execution, for whoever reads it by its id.
 create view execution_now as
-select e.partition_key, e.execution_id, e.own_id, e.namespace, e.lane_id, e.execution_kind,
-       e.route_id, coalesce(l.priority, n.priority) as priority, e.creator_identity,
-       e.idempotency_key, coalesce(l.instance_tag, n.instance_tag) as instance_tag,
+select e.partition_key, e.execution_id, e.own_id, r.namespace, r.lane_id, r.execution_kind,
+       e.route_id, coalesce(l.priority, n.priority, 0) as priority,
+       coalesce(e.creator_identity, '') as creator_identity, e.idempotency_key,
+       coalesce(l.instance_tag, n.instance_tag) as instance_tag,
        coalesce(l.flow_id, n.flow_id) as flow_id, e.parent_execution_id,
        coalesce(l.lifecycle_phase, 'terminal')::text as lifecycle_phase,
        coalesce(l.ownership_state, 'unowned')::text as ownership_state,
-       coalesce(l.eligibility_state, 'not_applicable')::text as eligibility_state,
-       coalesce(l.blocking_reason, 'none')::text as blocking_reason,
+       coalesce(l.eligibility_state::text, case l.lifecycle_phase
+           when 'runnable' then 'eligible_now' else 'not_applicable' end) as eligibility_state,
+       coalesce(l.blocking_reason::text, case l.lifecycle_phase
+           when 'runnable' then 'waiting_for_worker' else 'none' end) as blocking_reason,
        coalesce(l.blocking_detail, '') as blocking_detail,
        coalesce(n.terminal_outcome, 'none')::text as terminal_outcome,
-       coalesce(l.attempt_state, n.attempt_state)::text as attempt_state,
+       coalesce(l.attempt_state::text, n.attempt_state::text, case
+           when l.lifecycle_phase is null then 'attempt_terminal'
+           when l.lifecycle_phase = 'runnable' then 'pending_first_attempt'
+           else 'running_attempt' end) as attempt_state,
        coalesce(l.public_state, n.public_state)::text as public_state,
        coalesce(l.ready, false) as ready,
-       coalesce(l.total_attempt_count, n.total_attempt_count, 0) as total_attempt_count,
+       coalesce(l.total_attempt_count, l.lease_epoch, n.total_attempt_count, n.lease_epoch, 0)
+           as total_attempt_count,
        coalesce(l.current_attempt_index, n.current_attempt_index, 0) as current_attempt_index,
        coalesce(l.current_attempt_id, l.lease_id, n.current_attempt_id, n.final_lease_id)
            as current_attempt_id,
@@ -267,16 +271,17 @@ select e.partition_key, e.execution_id, e.own_id, e.namespace, e.lane_id, e.exec
        coalesce(l.lease_epoch, n.lease_epoch, 0) as lease_epoch, l.worker_id,
        l.worker_instance_id, l.lease_acquired_at_ms, l.lease_expires_at_ms,
        coalesce(l.lease_last_renewed_at_ms, l.lease_acquired_at_ms) as lease_last_renewed_at_ms,
-       l.lease_renewal_deadline_ms, l.lease_expired_at_ms,
-       l.lease_revoked_at_ms, l.lease_revoke_reason, n.final_lease_id, n.final_worker_id,
-       n.final_worker_instance_id, e.created_at_ms,
+       l.lease_expired_at_ms, l.lease_revoked_at_ms, l.lease_revoke_reason, n.final_lease_id,
+       n.final_worker_id, n.final_worker_instance_id, e.created_at_ms,
        coalesce(l.started_at_ms, l.lease_acquired_at_ms, n.started_at_ms) as started_at_ms, n.completed_at_ms,
-       coalesce(l.last_transition_at_ms, n.last_transition_at_ms, n.completed_at_ms)
-           as last_transition_at_ms,
        coalesce(
-           l.last_mutation_at_ms, l.last_transition_at_ms, n.last_mutation_at_ms, n.completed_at_ms)
-           as last_mutation_at_ms,
-       l.delay_until_ms, l.granted_until_ms, coalesce(l.deadline_at_ms, n.deadline_at_ms) as deadline_at_ms,
+           l.last_transition_at_ms, l.lease_acquired_at_ms, l.created_at_ms,
+           n.last_transition_at_ms, n.completed_at_ms) as last_transition_at_ms,
+       coalesce(
+           l.last_mutation_at_ms, l.last_transition_at_ms, l.lease_acquired_at_ms,
+           l.created_at_ms, n.last_mutation_at_ms, n.completed_at_ms) as last_mutation_at_ms,
+       l.delay_until_ms, l.granted_until_ms,
+       coalesce(l.deadline_at_ms, n.deadline_at_ms) as deadline_at_ms,
        l.attempt_deadline_ms, l.attempt_time_left_ms, n.retain_until_ms,
        coalesce(l.pending_retry_reason, n.pending_retry_reason) as pending_retry_reason,
        coalesce(l.pending_replay_reason, n.pending_replay_reason) as pending_replay_reason,
@@ -300,17 +305,24 @@ select e.partition_key, e.execution_id, e.own_id, e.namespace, e.lane_id, e.exec
        coalesce(l.input_encoding, n.input_encoding) as input_encoding,
        coalesce(l.next_input, n.next_input) as next_input,
        coalesce(l.next_input_encoding, n.next_input_encoding) as next_input_encoding, n.result,
-       n.result_encoding, e.policy, coalesce(l.awaited, n.awaited, false) as awaited,
-       coalesce(l.awaits_child, false) as awaits_child, e.attempt_timeout_ms, e.retention_ms,
-       e.retention_failed_ms, coalesce(l.xmin, n.xmin) as version
+       n.result_encoding, coalesce(e.policy, '{}') as policy,
+       coalesce(l.awaited, n.awaited, false) as awaited,
+       coalesce(l.awaits_child, false) as awaits_child, e.attempt_timeout_ms,
+       coalesce(e.retention_ms, 604800000) as retention_ms,
+       coalesce(e.retention_failed_ms, 2592000000) as retention_failed_ms,
+       coalesce(l.xmin, n.xmin) as version
   from execution e
+  left join route r on r.route_id = e.route_id
   left join live l on l.partition_key = e.partition_key and l.execution_id = e.execution_id
   left join ending n on n.partition_key = e.partition_key and n.execution_id = e.execution_id;
 
 -- Executions as their flows see them, found by the flow.
 create view flow_member as
 select partition_key, execution_id, route_id, flow_id, lifecycle_phase::text as lifecycle_phase,
-       eligibility_state::text as eligibility_state, blocking_reason::text as blocking_reason,
+       coalesce(eligibility_state::text, case lifecycle_phase
+           when 'runnable' then 'eligible_now' else 'not_applicable' end) as eligibility_state,
+       coalesce(blocking_reason::text, case lifecycle_phase
+           when 'runnable' then 'waiting_for_worker' else 'none' end) as blocking_reason,
        'none'::text as terminal_outcome, public_state::text as public_state,
        coalesce(replay_count, 0) as replay_count,
        coalesce(cancel_requested, false) as cancel_requested,
@@ -337,8 +349,10 @@ create index live_lost on live (route_id, priority desc, created_at_ms, executio
     where ready and public_state = 'active';
 
 -- What time makes due. All partial: a row that waits for nothing is in none of them.
-create index live_active on live (ownership_state, lease_expires_at_ms)
-    where lifecycle_phase = 'active';
+create index live_leased on live (lease_expires_at_ms)
+    where lifecycle_phase = 'active' and ownership_state = 'leased';
+create index live_overdue on live (lease_expires_at_ms)
+    where lifecycle_phase = 'active' and ownership_state = 'lease_expired_reclaimable';
 create index live_delay_due on live (delay_until_ms)
     where eligibility_state = 'not_eligible_until_time';
 create index live_attempt_due on live (attempt_deadline_ms)
@@ -349,7 +363,7 @@ create index ending_retention_due on ending (retain_until_ms)
     where retain_until_ms is not null;
 
 -- What changed code stopped, for workers that bring other code.
-create index live_blocked on live (route_id, last_transition_at_ms)
+create index live_blocked on live (route_id, coalesce(last_transition_at_ms, created_at_ms))
     where blocking_reason = 'waiting_for_code';
 
 -- Lists, newest first, page by page. Of what waits there is a queue already.

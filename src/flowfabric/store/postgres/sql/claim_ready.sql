@@ -31,7 +31,7 @@ with clock as (
                 else 'initial'
            end as attempt_type
       from (
-        select best.*
+        select best.*, route.namespace, route.lane_id, route.execution_kind
           from (
             -- Found by what the worker serves: how many other kinds there are costs nothing.
             select * from route
@@ -82,8 +82,7 @@ with clock as (
          limit :limit::bigint
       ) as best
      cross join lateral (
-        select x.namespace, x.lane_id, x.execution_kind, x.payload,
-               x.payload_encoding, x.attempt_timeout_ms
+        select x.payload, x.payload_encoding, x.attempt_timeout_ms
           from execution x
          where x.partition_key = best.partition_key
            and x.execution_id = best.execution_id
@@ -92,10 +91,10 @@ with clock as (
     update live e
        set lifecycle_phase = 'active',
            ownership_state = 'leased',
-           eligibility_state = 'not_applicable',
-           blocking_reason = 'none',
+           eligibility_state = null,
+           blocking_reason = null,
            blocking_detail = null,
-           attempt_state = 'running_attempt',
+           attempt_state = null,
            public_state = 'active',
            ready = false,
            lease_id = encode(substr(:uuids::bytea, 16 * c.place::int - 15, 16), 'hex')::uuid,
@@ -105,14 +104,15 @@ with clock as (
            lease_acquired_at_ms = (select now_ms from clock),
            lease_expires_at_ms = (select now_ms from clock) + :lease_ttl_ms::bigint,
            lease_last_renewed_at_ms = null,
-           lease_renewal_deadline_ms = (select now_ms from clock) + :lease_ttl_ms::bigint * 2 / 3,
            lease_expired_at_ms = null,
            lease_revoked_at_ms = null,
            lease_revoke_reason = null,
            current_attempt_id = case when c.kind = 'resumed' then e.current_attempt_id end,
            current_attempt_index = case when c.kind = 'resumed' then e.current_attempt_index
-                                        else e.total_attempt_count end,
-           total_attempt_count = coalesce(e.total_attempt_count, 0) + (c.kind <> 'resumed')::int,
+               else nullif(coalesce(e.total_attempt_count, e.lease_epoch), 0) end,
+           total_attempt_count = nullif(
+               coalesce(e.total_attempt_count, e.lease_epoch, 0) + (c.kind <> 'resumed')::int,
+               coalesce(e.lease_epoch, 0) + 1),
            lease_reclaim_count = nullif(
                coalesce(e.lease_reclaim_count, 0) + (c.kind = 'reclaimed')::int, 0),
            worker_deaths = case when c.kind = 'reclaimed' then e.worker_deaths end,
@@ -125,8 +125,8 @@ with clock as (
            pending_replay_reason = null,
            pending_replay_requested_by = null,
            pending_previous_attempt_index = null,
-           last_transition_at_ms = case when c.kind = 'reclaimed' then e.last_transition_at_ms
-                                        else (select now_ms from clock) end,
+           last_transition_at_ms = case when c.kind = 'reclaimed' then coalesce(
+               e.last_transition_at_ms, e.lease_acquired_at_ms, e.created_at_ms) end,
            last_mutation_at_ms = case when c.kind = 'reclaimed' then (select now_ms from clock) end
       from candidate c
      -- The row is locked, so its version cannot change under us: no need to look it up again.

@@ -20,12 +20,6 @@ with given as materialized (
 ), ended as (
     delete from live e
      using given g
-     cross join lateral (
-        select x.namespace, x.retention_ms
-          from execution x
-         where x.partition_key = g.partition_key
-           and x.execution_id = g.execution_id
-         limit 1) as asked
      -- By key and lease alone: a condition on the state would invite the planner to walk one of
      -- the partial indexes, which looks empty to it and may hold every running execution.
      where e.partition_key = g.partition_key
@@ -36,12 +30,12 @@ with given as materialized (
        and e.open_waitpoint_count is null
     -- What is read most often comes first: a row is taken apart up to what is asked of it.
     returning g.position, e.awaited, e.flow_id, e.lease_epoch, e.partition_key, e.execution_id,
-              e.lease_id, e.current_attempt_index, e.replay_count, asked.namespace,
-              e.instance_tag, e.worker_instance_id, e.worker_id, e.route_id, e.created_at_ms,
+              e.lease_id, e.current_attempt_index, e.replay_count, e.instance_tag,
+              e.worker_instance_id, e.worker_id, e.route_id, e.created_at_ms,
               e.deadline_at_ms, e.priority, e.total_attempt_count, e.current_attempt_id,
               e.retry_count, e.lease_reclaim_count, e.worker_deaths,
               coalesce(e.started_at_ms, e.lease_acquired_at_ms) as started_at_ms,
-              asked.retention_ms, e.pending_retry_reason, e.pending_replay_reason,
+              e.retention_ms, e.pending_retry_reason, e.pending_replay_reason,
               e.pending_replay_requested_by, e.pending_previous_attempt_index, e.progress_pct,
               e.progress_message, e.progress_updated_at_ms, e.signal_count, e.keeps_signals,
               e.cancel_requested, e.join_pending, e.last_capability_mismatch_at_ms, e.input,
@@ -49,8 +43,8 @@ with given as materialized (
 ), appended as (
     insert into ending (
         partition_key, execution_id, route_id, created_at_ms, flow_id, instance_tag,
-        deadline_at_ms, priority, terminal_outcome, public_state, attempt_state,
-        total_attempt_count, current_attempt_index, current_attempt_id, retry_count, replay_count,
+        deadline_at_ms, priority, terminal_outcome, public_state, total_attempt_count,
+        current_attempt_index, current_attempt_id, retry_count, replay_count,
         lease_reclaim_count, worker_deaths, lease_epoch, final_lease_id, final_worker_id,
         final_worker_instance_id, started_at_ms, completed_at_ms, retain_until_ms,
         pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
@@ -59,19 +53,20 @@ with given as materialized (
         last_capability_mismatch_at_ms, input, input_encoding, next_input, next_input_encoding,
         awaited, result, result_encoding)
     select partition_key, execution_id, route_id, created_at_ms, flow_id, instance_tag,
-           deadline_at_ms, priority, 'success', 'completed', 'attempt_terminal',
-           total_attempt_count, current_attempt_index, current_attempt_id, retry_count,
+           deadline_at_ms, nullif(priority, 0), 'success', 'completed', total_attempt_count,
+           current_attempt_index, current_attempt_id, retry_count,
            replay_count, lease_reclaim_count, worker_deaths, lease_epoch, lease_id, worker_id,
            worker_instance_id, started_at_ms, (select now_ms from clock),
            -- A member is kept as long as its flow, which knows nothing of its end yet.
            case when flow_id is null then
-               (select now_ms from clock) + coalesce(retention_ms, :retention_ms::bigint) end,
+               (select now_ms from clock) + coalesce(retention_ms, 604800000) end,
            pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
            pending_previous_attempt_index, progress_pct, progress_message, progress_updated_at_ms,
            signal_count, keeps_signals, cancel_requested, join_pending,
            last_capability_mismatch_at_ms, input, input_encoding, next_input, next_input_encoding,
            awaited, result, result_encoding
       from ended
+     order by execution_id
 ), attempts as (
     -- All but the first attempt under its first lease, which follows from the execution.
     update attempt a
@@ -94,17 +89,18 @@ with given as materialized (
     insert into event (
         occurred_at_ms, category, event_type, namespace, instance_tag, worker_instance_id, reason,
         partition_key, execution_id, flow_id, lease_id, lease_epoch, attempt_index)
-    select (select now_ms from clock), kind.category, kind.event_type, namespace, instance_tag,
+    select (select now_ms from clock), kind.category, kind.event_type,
+           (select r.namespace from route r where r.route_id = alike.route_id), instance_tag,
            case when kind.is_lease then worker_instance_id end, kind.reason, partition_keys,
            execution_ids, flow_ids, case when kind.is_lease then lease_ids end, lease_epochs,
            attempt_indexes
-      from (select namespace, instance_tag, worker_instance_id,
+      from (select route_id, instance_tag, worker_instance_id,
                    array_agg(partition_key) as partition_keys,
                    array_agg(execution_id) as execution_ids, array_agg(flow_id) as flow_ids,
                    array_agg(lease_id) as lease_ids, array_agg(lease_epoch) as lease_epochs,
                    array_agg(coalesce(current_attempt_index, 0)) as attempt_indexes
               from ended
-             group by namespace, instance_tag, worker_instance_id) as alike
+             group by route_id, instance_tag, worker_instance_id) as alike
      cross join (values ('lease', 'revoked', 'completed', true),
                         ('completion', 'success', null, false)
                 ) as kind (category, event_type, reason, is_lease)

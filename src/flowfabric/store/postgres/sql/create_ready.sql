@@ -35,20 +35,18 @@ with clock as (
      where (select count(*) from term) = jsonb_array_length(:terms::jsonb)
 ), asked as (
     insert into execution (
-        partition_key, execution_id, namespace, lane_id, execution_kind, route_id,
-        creator_identity, created_at_ms, payload, payload_encoding, policy, attempt_timeout_ms,
-        retention_ms, retention_failed_ms)
-    select partition_key, execution_id, namespace, lane_id, execution_kind, route_id,
-           creator_identity, now_ms, payload, payload_encoding, policy, attempt_timeout_ms,
-           retention_ms, retention_failed_ms
+        partition_key, execution_id, route_id, creator_identity, created_at_ms, payload,
+        payload_encoding, policy, attempt_timeout_ms, retention_ms, retention_failed_ms)
+    select partition_key, execution_id, route_id, nullif(creator_identity, ''), now_ms, payload,
+           payload_encoding, nullif(policy, '{}'), attempt_timeout_ms,
+           nullif(retention_ms, 604800000), nullif(retention_failed_ms, 2592000000)
       from new
 ), made as (
     insert into live (
         partition_key, execution_id, route_id, priority, lifecycle_phase, ownership_state,
-        eligibility_state, blocking_reason, attempt_state, public_state, ready, created_at_ms,
-        last_transition_at_ms)
-    select partition_key, execution_id, route_id, priority, 'runnable', 'unowned', 'eligible_now',
-           'waiting_for_worker', 'pending_first_attempt', 'waiting', true, now_ms, now_ms
+        public_state, ready, created_at_ms, retention_ms)
+    select partition_key, execution_id, route_id, priority, 'runnable', 'unowned', 'waiting', true,
+           now_ms, nullif(retention_ms, 604800000)
       from new
     returning 1
 )

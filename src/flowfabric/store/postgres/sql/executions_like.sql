@@ -2,8 +2,9 @@
 select k.partition_key, k.execution_id::text as execution_id
   from unnest(:partition_keys::int[], :execution_ids::uuid[]) as k (partition_key, execution_id)
  cross join lateral (
-    select x.execution_kind
+    select r.execution_kind
       from execution x
+      join route r on r.route_id = x.route_id
      where x.partition_key = k.partition_key
        and x.execution_id = k.execution_id
      limit 1) as e

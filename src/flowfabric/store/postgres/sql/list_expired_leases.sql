@@ -4,17 +4,17 @@
 -- that neither reads further than the page. They stop after leases that end together, in the order of
 -- the index: asked for the whole order, the planner may fetch every row of the range to sort it.
 with overdue as not materialized (
-    select l.partition_key, l.execution_id, e.namespace, e.lane_id, l.lease_id, l.lease_epoch,
+    select l.partition_key, l.execution_id, r.namespace, r.lane_id, l.lease_id, l.lease_epoch,
            coalesce(l.current_attempt_index, 0) as attempt_index, l.worker_instance_id,
            l.lease_expires_at_ms as expires_at_ms, l.ownership_state
       from live l
-      join execution e on e.partition_key = l.partition_key and e.execution_id = l.execution_id
+      join route r on r.route_id = l.route_id
      where lifecycle_phase = 'active'
        and lease_expires_at_ms <= :as_of_ms
        and lease_expires_at_ms >= :after_ms
        and (l.lease_expires_at_ms, l.partition_key, l.execution_id)
            > (:after_ms, :after_partition, :after_id)
-       and (cast(:namespace as text) is null or e.namespace = :namespace)
+       and (cast(:namespace as text) is null or r.namespace = :namespace)
 )
 select partition_key, execution_id, namespace, lane_id, lease_id, lease_epoch, attempt_index,
        worker_instance_id, expires_at_ms

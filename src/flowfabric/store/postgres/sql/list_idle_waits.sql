@@ -26,7 +26,7 @@ select x.partition_key, x.execution_id,
          where other.waiting = w.waiting
            and (l.awaits_child is not true
                 or l.lifecycle_phase <> 'runnable'
-                or l.eligibility_state <> 'blocked_by_dependencies'
+                or l.eligibility_state is distinct from 'blocked_by_dependencies'
                 or l.cancel_requested
                 or l.deadline_at_ms is not null))
    and not exists (

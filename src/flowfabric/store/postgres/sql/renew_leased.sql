@@ -23,7 +23,6 @@ with given as materialized (
 ), renewed as (
     update live e
        set lease_last_renewed_at_ms = (select now_ms from clock),
-           lease_renewal_deadline_ms = (select now_ms from clock) + g.lease_ttl_ms * 2 / 3,
            lease_expires_at_ms = (select now_ms from clock) + g.lease_ttl_ms,
            last_mutation_at_ms = (select now_ms from clock)
       from free g
@@ -31,22 +30,17 @@ with given as materialized (
      where e.ctid = g.row_version
     returning e.partition_key, e.execution_id, e.flow_id, e.lease_id, e.lease_epoch,
               e.current_attempt_index, e.worker_instance_id, e.instance_tag,
-              e.lease_expires_at_ms, g.position
+              e.lease_expires_at_ms, e.route_id, g.position
 ), told as (
     insert into event (
         occurred_at_ms, category, event_type, namespace, instance_tag, worker_instance_id,
         partition_key, execution_id, flow_id, lease_id, lease_epoch, attempt_index)
-    select (select now_ms from clock), 'lease', 'renewed', e.namespace, instance_tag,
-           worker_instance_id, array_agg(renewed.partition_key), array_agg(renewed.execution_id),
+    select (select now_ms from clock), 'lease', 'renewed',
+           (select r.namespace from route r where r.route_id = renewed.route_id), instance_tag,
+           worker_instance_id, array_agg(partition_key), array_agg(execution_id),
            array_agg(flow_id), array_agg(lease_id), array_agg(lease_epoch),
            array_agg(coalesce(current_attempt_index, 0))
       from renewed
-     cross join lateral (
-        select namespace
-          from execution x
-         where x.partition_key = renewed.partition_key
-           and x.execution_id = renewed.execution_id
-         limit 1) as e
-     group by e.namespace, instance_tag, worker_instance_id
+     group by route_id, instance_tag, worker_instance_id
 )
 select position - 1 as position, lease_expires_at_ms as expires_at_ms, lease_epoch from renewed;

@@ -14,7 +14,9 @@ with due as materialized (
              limit :limit::bigint
                for update skip locked) as n
      cross join lateral (
-        select x.ctid as asked_row, x.parent_execution_id, x.namespace, x.idempotency_key
+        select x.ctid as asked_row, x.parent_execution_id, x.idempotency_key,
+               case when x.idempotency_key is not null then
+                   (select r.namespace from route r where r.route_id = x.route_id) end as namespace
           from execution x
          where x.partition_key = n.partition_key and x.execution_id = n.execution_id
          limit 1) as e

@@ -68,9 +68,6 @@ create table execution (
     partition_key                  integer not null,
     execution_id                   text not null,
     own_id                         text,
-    namespace                      text not null,
-    lane_id                        text not null,
-    execution_kind                 text not null,
     route_id                       integer not null,
     creator_identity               text not null,
     idempotency_key                text,
@@ -80,8 +77,8 @@ create table execution (
     payload_encoding               text,
     policy                         text not null,
     attempt_timeout_ms             integer,
-    retention_ms                   integer,
-    retention_failed_ms            integer,
+    retention_ms                   integer not null,
+    retention_failed_ms            integer not null,
     primary key (partition_key, execution_id)
 ) strict;
 
@@ -114,7 +111,6 @@ create table live (
     lease_acquired_at_ms           integer,
     lease_expires_at_ms            integer,
     lease_last_renewed_at_ms       integer,
-    lease_renewal_deadline_ms      integer,
     lease_expired_at_ms            integer,
     lease_revoked_at_ms            integer,
     lease_revoke_reason            text,
@@ -127,6 +123,7 @@ create table live (
     deadline_at_ms                 integer,
     attempt_deadline_ms            integer,
     attempt_time_left_ms           integer,
+    retention_ms                   integer not null,
     pending_retry_reason           text,
     pending_replay_reason          text,
     pending_replay_requested_by    text,
@@ -206,7 +203,7 @@ create table ending (
 
 -- All of an execution, for whoever reads it by its id.
 create view execution_now as
-select e.partition_key, e.execution_id, e.own_id, e.namespace, e.lane_id, e.execution_kind,
+select e.partition_key, e.execution_id, e.own_id, r.namespace, r.lane_id, r.execution_kind,
        e.route_id, coalesce(l.priority, n.priority) as priority, e.creator_identity,
        e.idempotency_key, coalesce(l.instance_tag, n.instance_tag) as instance_tag,
        coalesce(l.flow_id, n.flow_id) as flow_id, e.parent_execution_id,
@@ -227,8 +224,8 @@ select e.partition_key, e.execution_id, e.own_id, e.namespace, e.lane_id, e.exec
        coalesce(l.worker_deaths, n.worker_deaths) as worker_deaths, l.lease_id,
        coalesce(l.lease_epoch, n.lease_epoch) as lease_epoch, l.worker_id, l.worker_instance_id,
        l.lease_acquired_at_ms, l.lease_expires_at_ms, l.lease_last_renewed_at_ms,
-       l.lease_renewal_deadline_ms, l.lease_expired_at_ms, l.lease_revoked_at_ms,
-       l.lease_revoke_reason, n.final_lease_id, n.final_worker_id, n.final_worker_instance_id,
+       l.lease_expired_at_ms, l.lease_revoked_at_ms, l.lease_revoke_reason,
+       n.final_lease_id, n.final_worker_id, n.final_worker_instance_id,
        e.created_at_ms, coalesce(l.started_at_ms, n.started_at_ms) as started_at_ms,
        n.completed_at_ms,
        coalesce(l.last_transition_at_ms, n.last_transition_at_ms) as last_transition_at_ms,
@@ -261,6 +258,7 @@ select e.partition_key, e.execution_id, e.own_id, e.namespace, e.lane_id, e.exec
        coalesce(l.awaits_child, 0) as awaits_child, e.attempt_timeout_ms, e.retention_ms,
        e.retention_failed_ms
   from execution e
+  left join route r on r.route_id = e.route_id
   left join live l on l.partition_key = e.partition_key and l.execution_id = e.execution_id
   left join ending n on n.partition_key = e.partition_key and n.execution_id = e.execution_id;
 
@@ -286,8 +284,10 @@ create index live_lost on live (route_id, priority desc, created_at_ms, executio
     where ready and public_state = 'active';
 
 -- What time makes due. All partial: a row that waits for nothing is in none of them.
-create index live_active on live (ownership_state, lease_expires_at_ms)
-    where lifecycle_phase = 'active';
+create index live_leased on live (lease_expires_at_ms)
+    where lifecycle_phase = 'active' and ownership_state = 'leased';
+create index live_overdue on live (lease_expires_at_ms)
+    where lifecycle_phase = 'active' and ownership_state = 'lease_expired_reclaimable';
 create index live_delay_due on live (delay_until_ms)
     where eligibility_state = 'not_eligible_until_time';
 create index live_attempt_due on live (attempt_deadline_ms)

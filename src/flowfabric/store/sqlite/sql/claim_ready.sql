@@ -13,7 +13,8 @@ delete from temp.claiming;
 insert into temp.claiming (
     execution_rowid, partition_key, execution_id, kind, reclaim_reason, attempt_type,
     pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
-    pending_previous_attempt_index, previous_index, namespace, attempt_timeout_ms)
+    pending_previous_attempt_index, previous_index, namespace, lane_id, execution_kind,
+    attempt_timeout_ms)
 select e.rowid, e.partition_key, e.execution_id,
        case when e.lifecycle_phase = 'active' then 'reclaimed'
             when e.attempt_state = 'attempt_interrupted' then 'resumed'
@@ -33,7 +34,7 @@ select e.rowid, e.partition_key, e.execution_id,
        end,
        e.pending_retry_reason, e.pending_replay_reason,
        e.pending_replay_requested_by, e.pending_previous_attempt_index, e.current_attempt_index,
-       asked.namespace, asked.attempt_timeout_ms
+       route.namespace, route.lane_id, route.execution_kind, asked.attempt_timeout_ms
   from (
     -- Found by what the worker serves: how many other kinds there are costs nothing.
     select route.* from json_each(:kinds) as kind
@@ -91,7 +92,6 @@ update live
        lease_acquired_at_ms = :clock,
        lease_expires_at_ms = :clock + :lease_ttl_ms,
        lease_last_renewed_at_ms = :clock,
-       lease_renewal_deadline_ms = :clock + :lease_ttl_ms * 2 / 3,
        lease_expired_at_ms = null,
        lease_revoked_at_ms = null,
        lease_revoke_reason = null,
@@ -175,9 +175,9 @@ select 'lease', case when c.kind = 'reclaimed' then 'reclaimed' else 'acquired' 
   from temp.claiming as c
  cross join live as e on e.rowid = c.execution_rowid;
 -- next
-select e.partition_key, e.execution_id, c.kind, e.lease_id, e.lease_epoch, asked.lane_id,
+select e.partition_key, e.execution_id, c.kind, e.lease_id, e.lease_epoch, c.lane_id,
        e.current_attempt_index as attempt_index, e.current_attempt_id as attempt_id,
-       e.lease_expires_at_ms, asked.namespace, asked.execution_kind, e.priority,
+       e.lease_expires_at_ms, c.namespace, c.execution_kind, e.priority,
        coalesce(e.input, asked.payload) as payload,
        case when e.input is null then asked.payload_encoding else e.input_encoding end
            as payload_encoding,

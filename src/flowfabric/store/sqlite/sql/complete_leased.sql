@@ -39,16 +39,14 @@ select l.partition_key, l.execution_id, l.route_id, l.created_at_ms, l.flow_id, 
        l.lease_epoch, l.lease_id, l.worker_id, l.worker_instance_id, l.started_at_ms,
        :clock, :clock, :clock,
        -- A member is kept as long as its flow, which knows nothing of its end yet.
-       case when l.flow_id is null then :clock + coalesce(e.retention_ms, :retention_ms) end,
+       case when l.flow_id is null then :clock + l.retention_ms end,
        l.pending_retry_reason, l.pending_replay_reason, l.pending_replay_requested_by,
        l.pending_previous_attempt_index, l.progress_pct, l.progress_message,
        l.progress_updated_at_ms, l.signal_count, l.keeps_signals, l.cancel_requested,
        l.join_pending, l.last_capability_mismatch_at_ms, l.input, l.input_encoding, l.next_input,
        l.next_input_encoding, l.awaited, c.result, c.result_encoding
   from temp.completing as c
- cross join live as l on l.rowid = c.execution_rowid
- cross join execution as e
-    on e.partition_key = l.partition_key and e.execution_id = l.execution_id;
+ cross join live as l on l.rowid = c.execution_rowid;
 -- next
 -- All but the first attempt under its first lease, which follows from the execution.
 update attempt
@@ -65,12 +63,11 @@ insert into event (
     attempt_index, worker_instance_id, reason, namespace, instance_tag, occurred_at_ms)
 select kind.category, kind.event_type, l.partition_key, l.execution_id, l.flow_id,
        case when kind.is_lease then l.lease_id end, l.lease_epoch, l.current_attempt_index,
-       case when kind.is_lease then l.worker_instance_id end, kind.reason, e.namespace,
+       case when kind.is_lease then l.worker_instance_id end, kind.reason, route.namespace,
        l.instance_tag, :clock
   from temp.completing as c
  cross join live as l on l.rowid = c.execution_rowid
- cross join execution as e
-    on e.partition_key = l.partition_key and e.execution_id = l.execution_id
+ cross join route on route.route_id = l.route_id
  cross join (
     select 'lease' as category, 'revoked' as event_type, 'completed' as reason, 1 as is_lease
     union all

@@ -7,8 +7,7 @@
 delete from temp.creating;
 -- next
 insert into temp.creating
-select t.key, r.route_id, r.namespace, r.lane_id, r.execution_kind,
-       t.value ->> 'payload_encoding', t.value ->> 'priority', t.value ->> 'creator_identity',
+select t.key, r.route_id, t.value ->> 'payload_encoding', t.value ->> 'priority', t.value ->> 'creator_identity',
        t.value ->> 'policy', t.value ->> 'attempt_timeout_ms', t.value ->> 'retention_ms',
        t.value ->> 'retention_failed_ms'
   from json_each(:terms) as t
@@ -26,11 +25,11 @@ delete from temp.creating
  where json_array_length(:terms) > (select count(*) from temp.creating);
 -- next
 insert into execution (
-    partition_key, execution_id, namespace, lane_id, execution_kind, route_id, creator_identity,
-    created_at_ms, payload, payload_encoding, policy, attempt_timeout_ms, retention_ms,
+    partition_key, execution_id, route_id, creator_identity, created_at_ms, payload, payload_encoding, policy, attempt_timeout_ms, retention_ms,
     retention_failed_ms)
 select substr(k.value ->> 'execution_ids', 5, length(k.value ->> 'execution_ids') - 42),
-       substr(k.value ->> 'execution_ids', -36), t.namespace, t.lane_id, t.execution_kind, t.route_id, t.creator_identity, :clock, unhex(k.value ->> 'payloads'),
+       substr(k.value ->> 'execution_ids', -36), t.route_id, t.creator_identity, :clock,
+       unhex(k.value ->> 'payloads'),
        t.payload_encoding, t.policy, t.attempt_timeout_ms, t.retention_ms, t.retention_failed_ms
   from json_each(:rows) as k
  cross join temp.creating as t on t.place = cast(substr(:places, k.key + 1, 1) as integer);
@@ -41,11 +40,12 @@ insert into live (
     total_attempt_count, current_attempt_index, retry_count, replay_count, lease_reclaim_count,
     worker_deaths, lease_epoch, open_waitpoint_count, signal_count, keeps_signals,
     cancel_requested, join_pending, awaited, awaits_child, created_at_ms, last_transition_at_ms,
-    last_mutation_at_ms)
+    last_mutation_at_ms, retention_ms)
 select substr(k.value ->> 'execution_ids', 5, length(k.value ->> 'execution_ids') - 42),
        substr(k.value ->> 'execution_ids', -36), t.route_id, t.priority,
        'runnable', 'unowned', 'eligible_now', 'waiting_for_worker', '', 'pending_first_attempt',
-       'waiting', 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :clock, :clock, :clock
+       'waiting', 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :clock, :clock, :clock,
+       t.retention_ms
   from json_each(:rows) as k
  cross join temp.creating as t on t.place = cast(substr(:places, k.key + 1, 1) as integer);
 -- next

@@ -4,9 +4,10 @@ select e.partition_key, e.execution_id
  cross join execution as e
     on e.partition_key = k.value ->> 'partition_keys'
    and e.execution_id = k.value ->> 'execution_ids'
+ cross join route as r on r.route_id = e.route_id
  where (cast(:kind as text) is null
-        or e.execution_kind = :kind
-        or substr(e.execution_kind, 1, length(:kind) + 1) = :kind || '@')
+        or r.execution_kind = :kind
+        or substr(r.execution_kind, 1, length(:kind) + 1) = :kind || '@')
    and (cast(:tag_key as text) is null
         or exists (
             select 1 from execution_tag as t

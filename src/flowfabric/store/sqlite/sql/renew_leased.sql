@@ -17,7 +17,6 @@ select e.rowid, g.key, g.value ->> 'lease_ttls_ms'
 -- next
 update live
    set lease_last_renewed_at_ms = :clock,
-       lease_renewal_deadline_ms = :clock + r.lease_ttl_ms * 2 / 3,
        lease_expires_at_ms = :clock + r.lease_ttl_ms,
        last_mutation_at_ms = :clock
   from temp.renewing as r
@@ -28,11 +27,10 @@ insert into event (
     category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
     attempt_index, worker_instance_id, namespace, instance_tag, occurred_at_ms)
 select 'lease', 'renewed', l.partition_key, l.execution_id, l.flow_id, l.lease_id, l.lease_epoch,
-       l.current_attempt_index, l.worker_instance_id, e.namespace, l.instance_tag, :clock
+       l.current_attempt_index, l.worker_instance_id, route.namespace, l.instance_tag, :clock
   from temp.renewing as r
  cross join live as l on l.rowid = r.execution_rowid
- cross join execution as e
-    on e.partition_key = l.partition_key and e.execution_id = l.execution_id
+ cross join route on route.route_id = l.route_id
  order by r.position;
 -- next
 select r.position, e.lease_expires_at_ms as expires_at_ms, e.lease_epoch

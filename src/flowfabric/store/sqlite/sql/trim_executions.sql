@@ -90,10 +90,11 @@ delete from pending_cancel
 -- Unless its key has been free before, and now finds another.
 delete from idempotency_guard
  where (namespace, idempotency_key) in (
-    select e.namespace, e.idempotency_key
+    select r.namespace, e.idempotency_key
       from temp.doomed d
      cross join execution e
         on e.partition_key = d.partition_key and e.execution_id = d.execution_id
+     cross join route r on r.route_id = e.route_id
      where e.idempotency_key is not null)
    and execution in (select '{fp:' || partition_key || '}:' || execution_id from temp.doomed);
 -- next
