@@ -194,7 +194,9 @@ def _is_struct(kind: object) -> TypeGuard[type[Struct]]:
 
 def _with_full_ids(row: Row, names: Iterable[str], partition_key: object) -> Row:
     partition = row.get(PARTITION_KEY, partition_key)
-    full = {name: f"{{fp:{partition}}}:{row[name]!s}" for name in names if row[name] is not None}
+    full = {
+        name: f"{{fp:{partition}}}:{row[name]!s}" for name in names if row.get(name) is not None
+    }
     return {**row, **full}
 
 

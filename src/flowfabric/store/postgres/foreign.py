@@ -5,7 +5,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
@@ -109,48 +109,46 @@ class _AsyncCursor(Protocol):
     async def fetchall(self) -> Iterable[Iterable[Value | uuid.UUID]]: ...
 
 
-class PsycopgConnection:
-    """A psycopg connection behind the face of asyncpg's. Its `fetch` never really waits."""
+C = TypeVar("C", _Cursor, _AsyncCursor)
 
-    def __init__(self, cursor: _Cursor, connection: _Broken) -> None:
-        self._cursor = cursor
+
+class _Psycopg(Generic[C]):
+    def __init__(self, cursor: C, connection: _Broken) -> None:
+        self._cursor: C = cursor
         self._connection = connection
 
     @property
     def is_lost(self) -> bool:
         return self._connection.broken
+
+
+class PsycopgConnection(_Psycopg[_Cursor]):
+    """A psycopg connection behind the face of asyncpg's. Its `fetch` never really waits."""
 
     async def fetch(
         self, query: str, *args: object, timeout: float | None = None
     ) -> Sequence[driver.DriverRow]:
         self._cursor.execute(query, [_parameter(value) for value in args])
         columns = self._cursor.description
-        if columns is None:
-            return []
-        names = [column.name for column in columns]
-        return [ForeignRow(names, row) for row in self._cursor.fetchall()]
+        return [] if columns is None else _rows(columns, self._cursor.fetchall())
 
 
-class AsyncPsycopgConnection:
+class AsyncPsycopgConnection(_Psycopg[_AsyncCursor]):
     """The same for psycopg's async connection."""
-
-    def __init__(self, cursor: _AsyncCursor, connection: _Broken) -> None:
-        self._cursor = cursor
-        self._connection = connection
-
-    @property
-    def is_lost(self) -> bool:
-        return self._connection.broken
 
     async def fetch(
         self, query: str, *args: object, timeout: float | None = None
     ) -> Sequence[driver.DriverRow]:
         await self._cursor.execute(query, [_parameter(value) for value in args])
         columns = self._cursor.description
-        if columns is None:
-            return []
-        names = [column.name for column in columns]
-        return [ForeignRow(names, row) for row in await self._cursor.fetchall()]
+        return [] if columns is None else _rows(columns, await self._cursor.fetchall())
+
+
+def _rows(
+    columns: Sequence[_Column], rows: Iterable[Iterable[Value | uuid.UUID]]
+) -> list[driver.DriverRow]:
+    names = [column.name for column in columns]
+    return [ForeignRow(names, row) for row in rows]
 
 
 class Psycopg2Connection:
