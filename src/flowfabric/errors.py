@@ -235,9 +235,10 @@ class StepsChanged(FlowFabricError, http_status=409):
 class CodeMismatch(StepsChanged):
     """A call, or without a key the arguments of the task, does not fit what is stored."""
 
-    def __init__(self, step_key: str | None, detail: str) -> None:
+    def __init__(self, step_key: str | None, detail: str, advice: str | None = None) -> None:
+        """`advice` says what to do if it is not to deploy other code."""
         super().__init__(detail)
-        self.step_key = step_key
+        self.step_key, self.advice = step_key, advice
 
 
 class StepFailed(FlowFabricError, http_status=500):

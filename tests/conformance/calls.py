@@ -152,7 +152,12 @@ def holding(running: Claimed) -> dict[str, Arguments]:
         "update_progress": {**by_fence, "percent": 5, "message": "on it"},
         "delay": {**by_handle, "delay_until_ms": 5},
         "wait_children": by_handle,
-        "block_on_code": {**by_handle, "step_key": "charge", "detail": "the code has changed"},
+        "block_on_code": {
+            **by_handle,
+            "step_key": "charge",
+            "detail": "the code has changed",
+            "advice": "mend",
+        },
         "cancel": {**by_handle, "reason": "no"},
         "append_frame": {**by_handle, "frame": FRAME, "retention_maxlen": 5},
         "append_frames": {"appends": [FrameAppend(handle=running.handle, frames=(FRAME,))]},

@@ -177,7 +177,7 @@ async def test_what_the_codec_could_not_encode_is_tried_again(store_url: str, wh
 
 @pytest.mark.parametrize("what", ["arguments", "step", "signal", "child"])
 async def test_what_the_codec_cannot_decode_blocks_the_run_until_it_can(
-    store_url: str, what: str
+    store_url: str, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     codec = Keys()
     done: list[str] = []
@@ -214,6 +214,8 @@ async def test_what_the_codec_cannot_decode_blocks_the_run_until_it_can(
             sentence = await blocked(run)
         assert ("codec that this app does not have, or that could" in sentence) is (what == "child")
         assert ("the app's codec could not decode a value: Conn" in sentence) is (what != "child")
+        assert "; mend the codec or bring back what it needs, or cancel it." in sentence
+        assert not [each for each in caplog.messages if "changed code" in each]
         seen = await run.snapshot()
         assert (seen.retry_count, seen.total_attempt_count, done) == (0, 1, [])
         done.append("the key service is back")

@@ -196,6 +196,7 @@ def decide_wake(subject: Subject, timing: Timing) -> Decision[Marked | None]:
 
 BLOCKED_BY_CODE: Final = "blocked_by_code"
 """What marks the attempt of a blocked execution."""
+DEPLOY: Final = "deploy code that fits"
 LOOK_AGAIN_MS: Final = 60_000
 """How long a blocked execution waits before it looks at the code again; each time twice that."""
 LOOK_AGAIN_MS_MAX: Final = 60 * 60 * 1_000
@@ -207,6 +208,8 @@ def decide_block(
     step_key: str | None,
     detail: str,
     timing: Timing,
+    *,
+    advice: str = DEPLOY,
 ) -> Decision[Delayed]:
     """Set the attempt aside because the code does not fit what is stored.
 
@@ -222,7 +225,7 @@ def decide_block(
         subject,
         BLOCKED_BY_CODE,
         timing.now_ms,
-        into(Situation.BLOCKED, _advice(execution, step_key, detail)),
+        into(Situation.BLOCKED, _with_advice(execution, step_key, f"{detail}; {advice}")),
         blocked_on=step_key,
         blocked_count=attempt.blocked_count + 1,
         delay_until_ms=timing.now_ms + look_again_ms(attempt),
@@ -236,11 +239,11 @@ def look_again_ms(attempt: Attempt) -> int:
     return min(LOOK_AGAIN_MS << doublings, LOOK_AGAIN_MS_MAX)
 
 
-def _advice(execution: Execution, step_key: str | None, detail: str) -> str:
+def _with_advice(execution: Execution, step_key: str | None, detail: str) -> str:
     named = quote(execution.called)
     accept = f"or accept the change: flowfabric accept {named}"
     way_out = "or cancel it" if step_key is None else accept
-    return f"{detail}; deploy code that fits, {way_out}"
+    return f"{detail}, {way_out}"
 
 
 def is_blocked(execution: Execution) -> bool:

@@ -31,7 +31,7 @@ from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX, TRACE
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, RetryPolicy, parse_policy
 from flowfabric.core.records import Attempt, Execution, FailedStep, Step
 from flowfabric.core.states import FailureClass, PublicState
-from flowfabric.core.steps import accepted_key, decide_accept, decide_block, decide_release
+from flowfabric.core.steps import DEPLOY, accepted_key, decide_accept, decide_block, decide_release
 from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine import unit
 from flowfabric.engine.creation import Creation
@@ -450,19 +450,26 @@ class Work(Creation, Operators, Steps):
     # Executions that the code of their task no longer fits; see `core.steps`
 
     async def block_on_code(
-        self, handle: Handle | bytes, step_key: str | None, detail: str
+        self,
+        handle: Handle | bytes,
+        step_key: str | None,
+        detail: str,
+        *,
+        advice: str = DEPLOY,
     ) -> results.Delayed:
         """Release the worker because the code does not fit what is stored. Safe to repeat.
 
-        `detail` says in words what does not fit; `step_key` names the step that must not
-        run, if it is one, so that an operator can allow it.
+        `detail` says in words what does not fit, and `advice` what to do about it; `step_key`
+        names the step that must not run, if it is one, so that an operator can allow it.
         """
         opened = self.shell.open_handle(handle)
         check_optional_text("step_key", step_key)
         check_text("detail", detail, bytes_max=TEXT_BYTES_MAX, empty=False)
+        check_text("advice", advice, empty=False)
 
         def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Delayed]:
-            return decide_block(subject, unit.fence_of(opened), step_key, detail, timing)
+            fence = unit.fence_of(opened)
+            return decide_block(subject, fence, step_key, detail, timing, advice=advice)
 
         return await self.shell.decide(unit.Ask(opened.execution_id, decide))
 

@@ -29,6 +29,7 @@ from flowfabric.core.policies import ATTEMPT_TIMEOUT
 from flowfabric.core.records import FailedStep, Step, TimeoutBehavior
 from flowfabric.core.results import AlreadySatisfied, Completed
 from flowfabric.core.states import FailureClass
+from flowfabric.core.steps import DEPLOY
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.engine.work import Completion, FailureReport
@@ -41,7 +42,7 @@ from flowfabric.worker.context import Context
 from flowfabric.worker.journal import blamed
 from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.lines import Line, current_line, inside_step
-from flowfabric.worker.parking import Parking, Pause
+from flowfabric.worker.parking import Parking, Pause, unfitting
 from flowfabric.worker.services import Services, Shared, fenced
 
 # How an execution leaves its worker before it has ended: parked, blocked, expired, or to rest
@@ -98,8 +99,10 @@ async def _suspend(engine: Engine, lease: HeldLease, pause: Pause) -> None:
 async def block(engine: Engine, lease: HeldLease, mismatch: errors.CodeMismatch) -> None:
     """Wait for other code: a deploy brings it, or a person accepts this one."""
     detail = shorten(str(mismatch), TEXT_BYTES_MAX)
-    log.warning("blocked by changed code: %s", detail, extra=lease.log_fields)
-    await engine.block_on_code(lease.handle, mismatch.step_key, detail)
+    by = " by changed code" if mismatch.advice is None else ""
+    log.warning("blocked%s: %s", by, detail, extra=lease.log_fields)
+    advice = mismatch.advice or DEPLOY
+    await engine.block_on_code(lease.handle, mismatch.step_key, detail, advice=advice)
 
 
 async def expire(engine: Engine, lease: HeldLease) -> None:
@@ -392,7 +395,7 @@ class RunningAttempt:
         except errors.InvalidInput as error:
             if self.lease.first_run and names_fit(arguments, payload):
                 raise
-            raise errors.CodeMismatch(None, str(error)) from None
+            raise unfitting(error) from None
 
     async def _with_inputs(self, payload: bytes) -> bytes:
         """The arguments, with results of the nodes it waited for put in."""
@@ -464,7 +467,7 @@ class RunningAttempt:
             log.info("met an outage, and runs again: %s", error, extra=self.lease.log_fields)
             return partial(rest, self._shared.engine, self.lease)
         if isinstance(error, errors.CodecFailed) and error.decoding:
-            error = errors.CodeMismatch(None, str(error))
+            error = unfitting(error)
         if isinstance(error, errors.CodeMismatch):
             return partial(block, self._shared.engine, self.lease, error)
         failure_class = failures.classify(error, self.task)

@@ -17,7 +17,8 @@ from flowfabric.core.conditions import Condition
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.journal import Order
 from flowfabric.core.waitpoints import FreshWaitpoint
-from flowfabric.errors import CodeMismatch, InvalidInput, Unsuccessful
+from flowfabric.errors import CodecFailed, CodeMismatch, InvalidInput, Unsuccessful
+from flowfabric.json_values import UNREADABLE
 from flowfabric.worker.failures import text_of
 
 # When a handler has come to rest: it has reacted to all it was given, and waits for more
@@ -421,6 +422,8 @@ def _end_turn(turn: "asyncio.Future[None]") -> None:
 # another field, or a function another annotation: the run is blocked like by any other
 # changed code.
 
+MEND_CODEC: Final = "mend the codec or bring back what it needs"
+
 T = TypeVar("T")
 
 
@@ -432,5 +435,12 @@ async def fitting(parking: Parking, read: Callable[[], T]) -> T:
         raise
     except Exception as error:
         # Whatever it raises: reading runs code of the program's own, which has changed.
-        await parking.until_code_fits(CodeMismatch(None, text_of(error)))
+        await parking.until_code_fits(unfitting(error))
         raise
+
+
+def unfitting(error: Exception) -> CodeMismatch:
+    """Why a run is blocked: by changed code, or by a codec that cannot read what is stored."""
+    unread = isinstance(error, InvalidInput) and error.problem == UNREADABLE
+    codec = unread or isinstance(error, CodecFailed)
+    return CodeMismatch(None, text_of(error), MEND_CODEC if codec else None)

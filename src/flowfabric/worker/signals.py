@@ -39,7 +39,7 @@ from flowfabric.worker.functions import digest_of
 from flowfabric.worker.journal import Blaming
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall
-from flowfabric.worker.parking import Pause, fitting
+from flowfabric.worker.parking import Pause, fitting, unfitting
 from flowfabric.worker.services import Services, Verbs, check_awaitable, on_loop, promised
 
 PAUSES_MAX: Final = 1_000
@@ -146,7 +146,7 @@ async def _readable(services: Services, wait: Wait) -> StoredWait:
     try:
         return await _ended(services, wait)
     except errors.CodecFailed as error:
-        await services.parking.until_code_fits(errors.CodeMismatch(None, str(error)))
+        await services.parking.until_code_fits(unfitting(error))
         raise
 
 
