@@ -22,6 +22,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, 
 from msgspec import structs
 
 from flowfabric.blocking import Blocking
+from flowfabric.budgets import AppBudgets
 from flowfabric.codec import Codec, check_codec
 from flowfabric.config import EngineConfig
 from flowfabric.connection import Opened, connect, migrate
@@ -348,6 +349,11 @@ class App(Feed, Replaceable):
     def signals(self) -> Signals:
         """Signals for executions that wait, and the list of what they wait for."""
         return Signals(self._open_engine, lambda: self._here.namespace)
+
+    @cached_property
+    def budgets(self) -> AppBudgets:
+        """What the app's runs may spend: created, reported to and looked at."""
+        return AppBudgets(self._open_engine, lambda: self._here.namespace)
 
     # Opening and closing
 

@@ -495,6 +495,27 @@ class Terminal(StateConflict):
     """The execution has ended."""
 
 
+class BudgetExceeded(StateConflict, error_class=ErrorClass.COOPERATIVE):
+    """A hard limit of a budget leaves no room. Nothing was counted; wait for its reset or ask less.
+
+    A handler may catch it.
+    """
+
+    def __init__(
+        self,
+        detail: str = "",
+        *,
+        budget: str = "",
+        dimension: str = "",
+        used: int = 0,
+        reserved: int = 0,
+        limit: int = 0,
+    ) -> None:
+        super().__init__(detail)
+        self.budget, self.dimension = budget, dimension
+        self.used, self.reserved, self.limit = used, reserved, limit
+
+
 class _Informational(StateConflict, error_class=ErrorClass.INFORMATIONAL):
     """Nothing was lost by this; note it and carry on."""
 

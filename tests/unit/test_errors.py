@@ -48,7 +48,7 @@ CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
         not_storable invalid_lease_for_suspend invalid_dependency
         invalid_waitpoint_for_execution invalid_kid invalid_secret_hex invalid_grace_ms
         corruption handle_from_other_backend invalid_handle retention_limit_exceeded
-        invalid_budget_scope
+        invalid_budget_scope invalid_quota_spec
     """,
     Contention: """
         use_claim_resumed_execution not_a_resumed_execution execution_not_leaseable
@@ -66,7 +66,7 @@ CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
         execution_not_terminal max_replays_exhausted execution_not_in_flow flow_already_terminal
         terminal execution_not_suspended already_suspended waitpoint_closed
         grant_already_exists waitpoint_not_open waitpoint_not_pending pending_waitpoint_expired
-        stream_closed stale_owner_cannot_append
+        stream_closed stale_owner_cannot_append budget_exceeded
     """,
 }
 
@@ -80,6 +80,7 @@ CLASS_EXCEPTIONS = {
     **dict.fromkeys(INFORMATIONAL.split(), ErrorClass.INFORMATIONAL),
     "execution_not_active": ErrorClass.TERMINAL,
     "active_attempt_exists": ErrorClass.BUG,
+    "budget_exceeded": ErrorClass.COOPERATIVE,
 }
 
 STATUS_EXCEPTIONS = {

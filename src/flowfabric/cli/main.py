@@ -13,6 +13,7 @@ from rich.text import Text
 
 from flowfabric.cli import options, screen
 from flowfabric.cli.bench import bench
+from flowfabric.cli.budgets import budgets
 from flowfabric.cli.database import doctor, migrate_command
 from flowfabric.cli.executions import events, ls, show, tail, why
 from flowfabric.cli.flows import flow
@@ -45,7 +46,7 @@ class Sections(click.Group):
         "See": ("ls", "show", "why", "tail", "events", "waitpoints"),
         "Steer": (
             *("submit", "signal", "cancel", "replay", "accept", "priority", "revoke"),
-            *("flow", "lanes", "schedules"),
+            *("flow", "lanes", "schedules", "budgets"),
         ),
         "Keep": ("migrate", "doctor", "bench", "completion"),
     }
@@ -89,8 +90,8 @@ def completion(shell: str, as_json: bool) -> None:
 
 
 for command in (
-    ls, show, why, submit, cancel, replay, accept, priority, revoke, flow, lanes, schedules, events,
-    signal, waitpoints, tail,
+    ls, show, why, submit, cancel, replay, accept, priority, revoke, flow, lanes, schedules,
+    budgets, events, signal, waitpoints, tail,
     migrate_command, doctor, bench, worker, dev,
 ):  # fmt: skip
     cli.add_command(command)

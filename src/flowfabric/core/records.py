@@ -615,6 +615,7 @@ class StepKind(StrEnum):
     CHILD = "child"
     WAITPOINT = "waitpoint"
     SIGNAL = "signal"
+    USAGE = "usage"
     PATCH = "patch"
     """Remembers that a changed piece of code is on for this execution."""
     ACCEPT = "accept"

@@ -34,6 +34,7 @@ from flowfabric.run import result_of
 from flowfabric.submission import Options, read_submission
 from flowfabric.task import Call as Submission
 from flowfabric.task import Retry, SubmitOptions, Task, result_codec
+from flowfabric.worker.budgets import BlockingBudgetVerbs, BudgetVerbs
 from flowfabric.worker.functions import digest_of, function_digest, is_cancelled, opaque_in
 from flowfabric.worker.journal import RESULT_OF, Blaming, Patch, failure_of, stored_outcome
 from flowfabric.worker.leases import clock_s
@@ -278,7 +279,7 @@ IN_PROCESS_SLEEP_MS: Final = 5_000
 """Shorter sleeps keep the worker; unwinding and claiming again would cost more than it frees."""
 
 
-class Context(PatchVerbs, SignalVerbs, StreamVerbs, Facts):
+class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
     """The execution a handler works on, and the verbs it has."""
 
     def __init__(self, services: Services, *, waits: bool = False) -> None:
@@ -599,12 +600,19 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, Facts):
             await self._services.progress(percent, message)
 
 
-class BlockingContext(BlockingPatchVerbs, BlockingSignalVerbs, BlockingStreamVerbs, BlockingFacts):
+class BlockingContext(
+    BlockingPatchVerbs,
+    BlockingSignalVerbs,
+    BlockingStreamVerbs,
+    BlockingBudgetVerbs,
+    BlockingFacts,
+):
     """A context's verbs for plain functions. Call it from the handler's own thread."""
 
     def __init__(self, context: Context) -> None:
         BlockingSignalVerbs.__init__(self, context)
         BlockingStreamVerbs.__init__(self, context)
+        BlockingBudgetVerbs.__init__(self, context)
         BlockingFacts.__init__(self, context)
         self._context = context
 

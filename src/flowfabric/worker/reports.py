@@ -32,6 +32,7 @@ from flowfabric.core.streams import (
     StreamMode,
 )
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.ledger import BudgetOutcome, BudgetRequest
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.streams import FrameAppend
 from flowfabric.engine.work import Completion, FailureReport
@@ -73,9 +74,12 @@ class Reports:
         self.steps = GroupCommit[StepReport, StepStored](self._record)
         self.returns = GroupCommit[Handle, HandedBack](self._hand_back)
         self.frames = GroupCommit[FrameAppend, tuple[Appended, ...]](self._append)
+        self.usage = GroupCommit[BudgetRequest, BudgetOutcome](self._post)
 
     async def close(self) -> None:
-        for group in (self.frames, self.completions, self.failures, self.steps, self.returns):
+        await self.frames.close()
+        await self.usage.close()
+        for group in (self.completions, self.failures, self.steps, self.returns):
             await group.close()
 
     async def send(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:
@@ -122,6 +126,12 @@ class Reports:
     ) -> Sequence[StepStored | FlowFabricError]:
         with statements_within(self._patience_s):
             return await self._engine.record_steps(reports)
+
+    async def _post(
+        self, requests: Sequence[BudgetRequest]
+    ) -> Sequence[BudgetOutcome | FlowFabricError]:
+        with statements_within(self._patience_s):
+            return await self._engine.post_to_budgets(requests)
 
     async def _append(
         self, appends: Sequence[FrameAppend]

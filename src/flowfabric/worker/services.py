@@ -24,6 +24,7 @@ from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.core.waitpoints import PendingWaitpoint
 from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.ledger import BudgetOutcome, BudgetRequest
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.waitpoints import SuspensionView, kept_topic
 from flowfabric.json_values import encode_value
@@ -299,6 +300,14 @@ class Services:
     async def progress(self, percent: int | None, message: str | None) -> None:
         engine, handle = self._shared.engine, self.lease.handle
         await self._tell(lambda: engine.progress(handle, percent=percent, message=message))
+
+    async def post(self, request: BudgetRequest) -> BudgetOutcome:
+        """A word to a budget, together with those of other handlers."""
+        return await self._tell(lambda: self._shared.reports.usage.add(request))
+
+    def key_of(self, identity: str) -> str:
+        """What a call is known by outside its execution."""
+        return f"{self.lease.claimed.execution_id}:{identity}"
 
     async def outcome_of(self, execution_id: ExecutionId) -> Outcome | None:
         engine = self._shared.engine

@@ -1,0 +1,159 @@
+"""Budgets as programs use them: created, reported to and looked at, by name.
+
+    await app.budgets.create("team", hard={"tokens": 1_000_000}, reset_every="1d")
+    await app.budgets.report("team", {"tokens": 812}, key="call-17")
+    print(await app.budgets.status("team"))
+
+A handler uses `ctx.report_usage` and `ctx.reserve` instead, which are counted once whatever
+crashes; see `worker.budgets`.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from flowfabric.core import budgets as rules
+from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
+from flowfabric.core.budgets import Amounts, HardBreach, UsageAlreadyApplied
+from flowfabric.core.policies import Duration, duration_ms
+from flowfabric.engine.budgets import BudgetStatus, usage_answer
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.ledger import BudgetOutcome, BudgetRequest, Usage
+from flowfabric.errors import BudgetExceeded, InvalidInput
+from flowfabric.submission import GroupCommit
+
+Posts = GroupCommit[BudgetRequest, BudgetOutcome]
+
+
+class AppBudgets:
+    """The budgets of an app's namespace."""
+
+    def __init__(
+        self, engine: Callable[[], Awaitable[Engine]], namespace: Callable[[], str]
+    ) -> None:
+        self._engine = engine
+        self._namespace = namespace
+        self._group: tuple[Engine, Posts] | None = None
+
+    async def create(
+        self,
+        name: str,
+        *,
+        hard: Amounts = rules.NOTHING,
+        soft: Amounts = rules.NOTHING,
+        reset_every: Duration | None = None,
+        lane: str | None = None,
+        task: str | None = None,
+        whole_namespace: bool = False,
+        warn_only: bool = False,
+        on_hard_limit: str = rules.OnHardLimit.REJECT,
+    ) -> BudgetStatus:
+        """Have a budget; one that exists stays as it is.
+
+        Nothing passes the `hard` limits, and reports above the `soft` ones are told so, unless
+        `warn_only`. While a hard limit is used up, runs that are attached to the budget do not
+        start: those submitted with `budget=`, and those of a `lane`, of a `task` or of the whole
+        namespace, if one is given. `on_hard_limit` is what a refusal does beyond that.
+        """
+        scope, scope_id = _scope(lane, task, self._namespace() if whole_namespace else None)
+        definition = BudgetDefinition(
+            budget_id=name,
+            namespace=self._namespace(),
+            scope_type=scope,
+            scope_id=scope_id,
+            enforcement_mode="warn" if warn_only else "strict",
+            on_hard_limit=on_hard_limit,
+            reset_interval_ms=_interval_ms(reset_every),
+            hard_limits=hard,
+            soft_limits=soft,
+        )
+        await (await self._engine()).create_budget(definition)
+        return await self.status(name)
+
+    async def change(
+        self,
+        name: str,
+        *,
+        hard: Amounts | None = None,
+        soft: Amounts | None = None,
+        reset_every: Duration | None = None,
+        warn_only: bool | None = None,
+        on_hard_limit: str | None = None,
+    ) -> BudgetStatus:
+        """Change what is named, at once and for every process; a limit of 0 is none."""
+        update = BudgetUpdate(
+            hard_limits=hard,
+            soft_limits=soft,
+            enforcement_mode=None if warn_only is None else "warn" if warn_only else "strict",
+            on_hard_limit=on_hard_limit,
+            reset_interval_ms=None if reset_every is None else _interval_ms(reset_every),
+        )
+        engine = await self._engine()
+        return await engine.update_budget(name, update, namespace=self._namespace())
+
+    async def status(self, name: str) -> BudgetStatus:
+        """What is used, reserved and left of it."""
+        return await (await self._engine()).get_budget_status(name, namespace=self._namespace())
+
+    async def reset(self, name: str) -> BudgetStatus:
+        """Start a new period now: nothing is used."""
+        await (await self._engine()).reset_budget(name, namespace=self._namespace())
+        return await self.status(name)
+
+    async def report(
+        self,
+        name: str,
+        amounts: Amounts,
+        *,
+        key: str | None = None,
+        connection: object = None,
+    ) -> None:
+        """Count what was used. Raises `BudgetExceeded`, and counts nothing, if it does not fit.
+
+        A repeat with the same `key` counts once. Reports made at the same time are stored
+        together. With `connection=` it counts if and when that connection's transaction commits;
+        until then the budget is locked, so keep that one short.
+        """
+        usage = Usage(budget_id=name, amounts=amounts, namespace=self._namespace(), dedup_key=key)
+        engine = await self._engine()
+        if connection is not None:
+            outcome = usage_answer(await engine.on(connection).post_to_budgets([usage]))
+        else:
+            outcome = usage_answer([await self._posting(engine).add(usage)])
+        refuse_breach(name, outcome, amounts)
+
+    def _posting(self, engine: Engine) -> Posts:
+        """One group per engine: it belongs to the event loop that the engine was opened on."""
+        if self._group is None or self._group[0] is not engine:
+            self._group = (engine, Posts(engine.post_to_budgets))
+        return self._group[1]
+
+
+def refuse_breach(name: str, outcome: BudgetOutcome, amounts: Amounts) -> None:
+    """Raise what a program is told of a breach."""
+    if isinstance(outcome, UsageAlreadyApplied):
+        outcome = outcome.prior_outcome
+    if isinstance(outcome, HardBreach):
+        raise BudgetExceeded(
+            rules.describe_breach(name, outcome, amounts),
+            budget=name,
+            dimension=outcome.dimension,
+            used=outcome.current_usage,
+            reserved=outcome.reserved,
+            limit=outcome.hard_limit,
+        )
+
+
+def named_amounts(given: Mapping[str, int] | None, more: Mapping[str, int]) -> dict[str, int]:
+    """Amounts as a mapping and by keyword, together."""
+    return {**(given or {}), **more}
+
+
+def _interval_ms(every: Duration | None) -> int:
+    return 0 if every in (None, 0) else duration_ms("reset_every", every)
+
+
+def _scope(lane: str | None, task: str | None, namespace: str | None) -> tuple[str, str]:
+    given = {"lane": lane, "kind": task, "namespace": namespace}
+    chosen = {scope: value for scope, value in given.items() if value is not None}
+    if len(chosen) > 1:
+        raise InvalidInput("lane", "give one of lane, task and whole_namespace", chosen)
+    return next(iter(chosen.items()), (rules.BudgetScope.TENANT, ""))

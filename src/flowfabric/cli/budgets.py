@@ -1,0 +1,270 @@
+"""What operators see and change of budgets: `budgets list`, `show`, `create`, `set`, and so on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import click
+from rich.text import Text
+
+from flowfabric.app import DEFAULT_NAMESPACE
+from flowfabric.budgets import refuse_breach
+from flowfabric.cli import options, screen
+from flowfabric.cli.screen import fixed, flexible, right
+from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
+from flowfabric.core.budgets import EnforcementMode, OnHardLimit
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.policies import duration_ms, span
+from flowfabric.engine.budgets import BudgetStatus
+from flowfabric.engine.engine import Engine
+
+COLUMNS: Final = (
+    flexible("BUDGET"),
+    flexible("DIMENSION"),
+    right("USED"),
+    right("RESERVED"),
+    right("SOFT"),
+    right("HARD"),
+    fixed("STATE"),
+    right("RESET"),
+)
+
+
+class Amount(click.ParamType[tuple[str, int]]):
+    """`tokens=1000`; underscores in the number are fine."""
+
+    name = "dimension=amount"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        dimension, _, amount = str(value).rpartition("=")
+        try:
+            return dimension, int(amount)
+        except ValueError:
+            self.fail(f"{value!r} is not of the form tokens=1000", param, ctx)
+
+
+class ResetInterval(click.ParamType[int]):
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        return 0 if value in ("0", "never") else duration_ms("reset-every", str(value))
+
+
+AMOUNT: Final = Amount()
+EVERY: Final = click.option(
+    "--reset-every",
+    type=ResetInterval(),
+    help="Start anew so often, such as 1d; never, if not given.",
+)
+HARD: Final = click.option(
+    "--hard", type=AMOUNT, multiple=True, help="What nothing passes; tokens=0 for no limit."
+)
+SOFT: Final = click.option("--soft", type=AMOUNT, multiple=True, help="What reports are told of.")
+MODE: Final = click.option("--mode", type=click.Choice(list(EnforcementMode)))
+ON_HARD: Final = click.option(
+    "--on-hard-limit", type=click.Choice(list(OnHardLimit)), help="What a refusal does beyond it."
+)
+
+
+@click.group("budgets")
+def budgets() -> None:
+    """See and change what may be spent, and what was."""
+
+
+@budgets.command("list")
+@options.namespace_option
+@options.target_options
+@options.with_engine
+async def list_budgets(engine: Engine, target: options.Target) -> None:
+    """List budgets. With --json: one per line."""
+    found: list[BudgetStatus] = []
+    cursor: tuple[str, str] | None = None
+    while True:
+        page = await engine.list_budgets(namespace=target.scope(), cursor=cursor, limit=PAGE_MAX)
+        found += page.budgets
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    await _show(engine, target, found)
+
+
+@budgets.command("show")
+@click.argument("budget")
+@options.own_namespace_option
+@options.target_options
+@options.with_engine
+async def show_budget(engine: Engine, target: options.Target, budget: str) -> None:
+    """Show what is used, reserved and left of BUDGET."""
+    await _show(engine, target, [await _status(engine, target, budget)])
+
+
+@budgets.command("create")
+@click.argument("budget")
+@HARD
+@SOFT
+@EVERY
+@MODE
+@ON_HARD
+@click.option("--lane", help="Attach whatever runs in this lane.")
+@click.option("--task", help="Attach all runs of this task.")
+@options.own_namespace_option
+@options.target_options
+@options.with_engine
+async def create_budget(
+    engine: Engine,
+    target: options.Target,
+    budget: str,
+    hard: Sequence[tuple[str, int]],
+    soft: Sequence[tuple[str, int]],
+    reset_every: int | None,
+    mode: str | None,
+    on_hard_limit: str | None,
+    lane: str | None,
+    task: str | None,
+) -> None:
+    """Create BUDGET, unless it exists under the same terms."""
+    if lane is not None and task is not None:
+        raise click.UsageError("give --lane or --task, not both")
+    scope, scope_id = ("lane", lane) if lane is not None else ("kind", task)
+    definition = BudgetDefinition(
+        budget_id=budget,
+        namespace=_namespace(target),
+        scope_type="tenant" if scope_id is None else scope,
+        scope_id=scope_id or "",
+        hard_limits=dict(hard),
+        soft_limits=dict(soft),
+        reset_interval_ms=reset_every or 0,
+        enforcement_mode=mode or EnforcementMode.STRICT,
+        on_hard_limit=on_hard_limit or OnHardLimit.REJECT,
+    )
+    await engine.create_budget(definition, if_exists="error")
+    await _show(engine, target, [await _status(engine, target, budget)])
+
+
+@budgets.command("set")
+@click.argument("budget")
+@HARD
+@SOFT
+@EVERY
+@MODE
+@ON_HARD
+@options.own_namespace_option
+@options.target_options
+@options.with_engine
+async def set_budget(
+    engine: Engine,
+    target: options.Target,
+    budget: str,
+    hard: Sequence[tuple[str, int]],
+    soft: Sequence[tuple[str, int]],
+    reset_every: int | None,
+    mode: str | None,
+    on_hard_limit: str | None,
+) -> None:
+    """Change limits and terms of BUDGET, at once and for everybody."""
+    update = BudgetUpdate(
+        hard_limits=dict(hard) or None,
+        soft_limits=dict(soft) or None,
+        reset_interval_ms=reset_every,
+        enforcement_mode=mode,
+        on_hard_limit=on_hard_limit,
+    )
+    changed = await engine.update_budget(budget, update, namespace=_namespace(target))
+    await _show(engine, target, [changed])
+
+
+@budgets.command("reset")
+@click.argument("budget")
+@options.own_namespace_option
+@options.target_options
+@options.with_engine
+async def reset_budget(engine: Engine, target: options.Target, budget: str) -> None:
+    """Start a new period of BUDGET now: nothing is used."""
+    await engine.reset_budget(budget, namespace=_namespace(target))
+    await _show(engine, target, [await _status(engine, target, budget)])
+
+
+@budgets.command("report")
+@click.argument("budget")
+@click.argument("amounts", type=AMOUNT, nargs=-1, required=True, metavar="DIMENSION=AMOUNT...")
+@click.option("--key", help="Count it once, however often it is reported under this key.")
+@options.own_namespace_option
+@options.target_options
+@options.with_engine
+async def report_usage(
+    engine: Engine,
+    target: options.Target,
+    budget: str,
+    amounts: Sequence[tuple[str, int]],
+    key: str | None,
+) -> None:
+    """Count usage of BUDGET, such as tokens=812."""
+    outcome = await engine.report_usage_admin(
+        budget,
+        [name for name, _ in amounts],
+        [amount for _, amount in amounts],
+        dedup_key=key,
+        namespace=_namespace(target),
+    )
+    refuse_breach(budget, outcome, dict(amounts))
+    await _show(engine, target, [await _status(engine, target, budget)])
+
+
+def _namespace(target: options.Target) -> str:
+    return target.scope() or DEFAULT_NAMESPACE
+
+
+async def _status(engine: Engine, target: options.Target, budget: str) -> BudgetStatus:
+    return await engine.get_budget_status(budget, namespace=_namespace(target))
+
+
+async def _show(engine: Engine, target: options.Target, found: Sequence[BudgetStatus]) -> None:
+    if target.json:
+        for budget in found:
+            screen.emit(budget)
+        return
+    if not found:
+        screen.err().print("[dim]No budgets.[/]")
+        return
+    now_ms = await engine.server_time_ms()
+    rows = [row for budget in found for row in _rows(budget, now_ms)]
+    screen.out().print(screen.table(COLUMNS, rows))
+
+
+def _rows(budget: BudgetStatus, now_ms: int) -> list[tuple[str | Text, ...]]:
+    """A line per dimension; the name stands in the first."""
+    prefix = "" if budget.namespace == "default" else f"{budget.namespace}/"
+    every = f" every {span(budget.reset_interval_ms)}" if budget.reset_interval_ms else ""
+    reset = f"{screen.ago(budget.next_reset_at_ms, now_ms)}{every}" if every else ""
+    names = sorted({*budget.usage, *budget.hard_limits, *budget.soft_limits}) or [""]
+    return [
+        (
+            f"{prefix}{budget.name}" if name == names[0] else "",
+            name,
+            _amount(budget.usage, name) or ("0" if name else ""),
+            _amount(budget.reserved, name),
+            _amount(budget.soft_limits, name),
+            _amount(budget.hard_limits, name),
+            _state(budget) if name == names[0] else "",
+            reset if name == names[0] else "",
+        )
+        for name in names
+    ]
+
+
+def _amount(amounts: Mapping[str, int], name: str) -> str:
+    amount = amounts.get(name, 0)
+    return f"{amount:,}" if amount else ""
+
+
+def _state(budget: BudgetStatus) -> Text:
+    if not budget.declared:
+        return Text("undeclared", style="dim")
+    if budget.closed:
+        return Text("used up", style="red")
+    if budget.enforcement_mode == EnforcementMode.WARN:
+        return Text("warns", style="yellow")
+    return Text("open", style="green")

@@ -1,0 +1,203 @@
+"""The verbs with which a handler keeps within a budget.
+
+A report is a durable step: it is counted once, whatever crashes. A reservation is an amount
+held for this attempt; what was really used is counted when the block ends. An attempt that dies
+in between holds nothing any more, and the next one reserves again, unless what was used is
+counted already.
+"""
+
+from collections.abc import Coroutine, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from flowfabric.budgets import named_amounts, refuse_breach
+from flowfabric.core.budget_terms import check_amounts
+from flowfabric.core.budgets import UsageAlreadyApplied
+from flowfabric.core.checks import check_name
+from flowfabric.core.journal import STEP_NAME_BYTES_MAX
+from flowfabric.core.records import StepKind
+from flowfabric.engine.ledger import Reservation, Settlement, Usage
+from flowfabric.worker.lines import DurableCall
+from flowfabric.worker.services import Services, Verbs, check_awaitable, on_loop
+
+
+class BudgetVerbs(Verbs):
+    """The verbs of a context that concern budgets."""
+
+    @on_loop
+    def report_usage(
+        self, budget: str, amounts: Mapping[str, int] | None = None, /, **more: int
+    ) -> Coroutine[object, object, None]:
+        """Count what the run has used: `await ctx.report_usage("team", tokens=812)`.
+
+        Counted once, whatever crashes. Raises `BudgetExceeded`, and counts nothing, if it
+        would pass a hard limit.
+        """
+        asked = check_amounts("amounts", named_amounts(amounts, more))
+        call = _ask(self._services, "usage", budget)
+        return _report(self._services, call, budget, asked)
+
+    def reserve(
+        self, budget: str, amounts: Mapping[str, int] | None = None, /, **more: int
+    ) -> "BudgetHold":
+        """Hold an amount while something is done whose cost is known only afterwards.
+
+            async with ctx.reserve("team", tokens=4_000) as call:
+                answer = await ctx.step("ask", ask, prompt)
+                call.settle(tokens=answer.tokens)
+
+        Raises `BudgetExceeded` if there is no room. At the end of the block what was settled is
+        counted, and the rest is free again. A block that ends without settling counts all that
+        it held; one that raises counts nothing unless it has settled.
+        """
+        check_awaitable(self, "reserve")
+        asked = check_amounts("amounts", named_amounts(amounts, more))
+        call = _ask(self._services, "reserve", budget)
+        return BudgetHold(self._services, call, budget, asked)
+
+
+class BudgetHold:
+    """What a handler has reserved. Use it as an async context."""
+
+    def __init__(
+        self, services: Services, call: DurableCall, budget: str, amounts: Mapping[str, int]
+    ) -> None:
+        self._services = services
+        self._call = call
+        self._budget = budget
+        self._used: dict[str, int] | None = None
+        self._is_settled = False
+        self.amounts = amounts
+        self.reservation_id = ""
+
+    def settle(self, amounts: Mapping[str, int] | None = None, /, **more: int) -> None:
+        """Say what was really used; it is counted when the block ends."""
+        self._used = check_amounts("used", named_amounts(amounts, more))
+
+    async def __aenter__(self) -> Self:
+        services, call = self._services, self._call
+        async with call:
+            stored = await services.steps.find(call)
+            services.check()
+            self.reservation_id = _key(services, call)
+            request = Reservation(
+                handle=services.lease.handle,
+                budget_id=self._budget,
+                amounts=self.amounts,
+                reservation_id=self.reservation_id,
+                namespace=services.lease.claimed.namespace,
+            )
+            with services.parking.working():
+                outcome = await services.post(request)
+                self._is_settled = isinstance(outcome, UsageAlreadyApplied)
+                if not self._is_settled:
+                    refuse_breach(self._budget, outcome, self.amounts)
+                if stored is None:
+                    # Every later run reserves again, under the same name.
+                    await services.steps.store_later(call, result=b"null")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._is_settled or (error is not None and not isinstance(error, Exception)):
+            # Whoever was told to stop, or is parked, holds nothing any more.
+            return
+        used = self._used
+        if used is None:
+            used = dict(self.amounts) if error is None else {}
+        services = self._services
+        request = Settlement(
+            budget_id=self._budget,
+            reservation_id=self.reservation_id,
+            used=used,
+            namespace=services.lease.claimed.namespace,
+            handle=services.lease.handle,
+        )
+        with services.parking.working():
+            outcome = await services.post(request)
+        if error is None:
+            refuse_breach(self._budget, outcome, used)
+
+
+class BlockingHold(AbstractContextManager["BlockingHold"]):
+    """The same for plain functions."""
+
+    def __init__(self, services: Services, hold: BudgetHold) -> None:
+        self._services = services
+        self._hold = hold
+
+    def settle(self, amounts: Mapping[str, int] | None = None, /, **more: int) -> None:
+        """Say what was really used; see `BudgetHold.settle`."""
+        self._hold.settle(amounts, **more)
+
+    def __enter__(self) -> "BlockingHold":
+        self._services.wait(self._hold.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._services.wait(self._hold.__aexit__(kind, error, traceback))
+
+
+class BlockingBudgetVerbs:
+    """The same for plain functions, which run in a thread."""
+
+    def __init__(self, verbs: BudgetVerbs) -> None:
+        self._budgeting = verbs
+
+    def report_usage(
+        self, budget: str, amounts: Mapping[str, int] | None = None, /, **more: int
+    ) -> None:
+        """Count what the run has used; see `Context.report_usage`."""
+        verbs = self._budgeting
+        verbs._services.wait(verbs.report_usage(budget, amounts, **more))
+
+    def reserve(
+        self, budget: str, amounts: Mapping[str, int] | None = None, /, **more: int
+    ) -> BlockingHold:
+        """Hold an amount while something is done; `with` it, and see `Context.reserve`."""
+        verbs = self._budgeting
+        return BlockingHold(verbs._services, verbs.reserve(budget, amounts, **more))
+
+
+def _ask(services: Services, verb: str, budget: object) -> DurableCall:
+    """Take the place of a call. Amounts are no part of it: what was used may be found out anew."""
+    name = f"{verb} {check_name('budget', budget, bytes_max=STEP_NAME_BYTES_MAX - 20)}"
+    return services.steps.ask(StepKind.USAGE, name, "")
+
+
+async def _report(
+    services: Services, call: DurableCall, budget: str, amounts: Mapping[str, int]
+) -> None:
+    async with call:
+        if await services.steps.find(call) is not None:
+            return
+        services.check()
+        request = Usage(
+            budget_id=budget,
+            amounts=amounts,
+            namespace=services.lease.claimed.namespace,
+            dedup_key=_key(services, call),
+            handle=services.lease.handle,
+        )
+        with services.parking.working():
+            outcome = await services.post(request)
+            refuse_breach(budget, outcome, amounts)
+            # A repeat is known by its key: the handler need not wait.
+            await services.steps.store_later(call, result=msgspec.json.encode(amounts))
+
+
+def _key(services: Services, call: DurableCall) -> str:
+    """What a call is known by to its budget: the same in every run."""
+    return services.key_of(call.identity)

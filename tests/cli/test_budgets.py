@@ -1,0 +1,56 @@
+"""Budgets on the command line."""
+
+from pathlib import Path
+
+from tests.cli.command import run
+
+
+def test_budgets_are_created_changed_reported_to_and_reset(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    assert run("migrate", url=url).status == 0
+    created = run(
+        *("budgets", "create", "team", "--hard", "tokens=1_000", "--soft", "tokens=800"),
+        *("--hard", "cents=5", "--reset-every", "1d", "--json"),
+        url=url,
+    ).document
+    assert created["hard_limits"] == {"tokens": 1_000, "cents": 5}
+    assert created["reset_interval_ms"] == 86_400_000
+
+    reported = run("budgets", "report", "team", "tokens=1000", "--key", "a", url=url)
+    assert reported.status == 0
+    refused = run("budgets", "report", "team", "tokens=1", url=url)
+    assert refused.status == 4
+    assert "budget team has no room for 1 tokens: 1000 of 1000 used" in refused.err
+
+    listed = run("budgets", "list", url=url, COLUMNS="120").lines
+    assert listed[0].split() == [
+        "BUDGET",
+        "DIMENSION",
+        "USED",
+        "RESERVED",
+        "SOFT",
+        "HARD",
+        "STATE",
+        "RESET",
+    ]
+    assert listed[1].split()[:6] == ["team", "cents", "0", "5", "used", "up"]
+    assert listed[2].split() == ["tokens", "1,000", "800", "1,000"]
+
+    raised = run("budgets", "set", "team", "--hard", "tokens=2000", "--json", url=url).document
+    assert (raised["closed"], raised["usage"]) == (False, {"tokens": 1_000})
+    reset = run("budgets", "reset", "team", "--json", url=url).document
+    assert reset["usage"] == {"tokens": 0}
+    assert run("budgets", "show", "team", "--json", url=url).document == reset
+
+
+def test_budgets_that_are_not_there_and_mistakes(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    assert run("migrate", url=url).status == 0
+    assert run("budgets", "list", url=url).err.strip() == "No budgets."
+    assert run("budgets", "show", "team", url=url).status == 3
+    assert run("budgets", "create", "team", "--hard", "many", url=url).status == 2
+    assert run("budgets", "create", "team", "--hard", "tokens=-1", url=url).status == 2
+    assert run("budgets", "create", "team", "--lane", "a", "--task", "b", url=url).status == 2
+    assert run("budgets", "create", "team", "--hard", "tokens=1", url=url).status == 0
+    assert run("budgets", "create", "team", "--hard", "tokens=1", url=url).status == 0
+    assert run("budgets", "create", "team", "--hard", "tokens=2", url=url).status == 4

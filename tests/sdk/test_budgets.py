@@ -1,0 +1,209 @@
+"""Budgets in programs: reported to by handlers and beside them, reserved and settled."""
+
+import asyncio
+import sqlite3
+
+import asyncpg
+import pytest
+
+from flowfabric import App, Context, Retry, testing
+from flowfabric.errors import BudgetExceeded, ExecutionFailed, InvalidInput
+from tests.apps import working
+
+
+async def books(app: App, name: str = "team") -> tuple[int, int]:
+    """What is used of a budget, and what is reserved."""
+    status = await app.budgets.status(name)
+    return status.usage.get("tokens", 0), status.reserved.get("tokens", 0)
+
+
+async def test_a_program_creates_changes_and_resets_a_budget(waiting_app: App) -> None:
+    budgets = waiting_app.budgets
+    created = await budgets.create(
+        "team", hard={"tokens": 10}, soft={"tokens": 8}, reset_every="1d"
+    )
+    assert (created.hard_limits, created.soft_limits) == ({"tokens": 10}, {"tokens": 8})
+    assert created.reset_interval_ms == 86_400_000
+
+    await budgets.report("team", {"tokens": 9})
+    with pytest.raises(BudgetExceeded, match="no room for 2 tokens: 9 of 10 used") as refused:
+        await budgets.report("team", {"tokens": 2})
+    assert (refused.value.budget, refused.value.dimension) == ("team", "tokens")
+    assert (refused.value.used, refused.value.limit) == (9, 10)
+    changed = await budgets.change("team", hard={"tokens": 20}, reset_every=0)
+    assert (changed.hard_limits, changed.next_reset_at_ms) == ({"tokens": 20}, None)
+    await budgets.report("team", {"tokens": 2}, key="once")
+    await budgets.report("team", {"tokens": 2}, key="once")
+    assert await books(waiting_app) == (11, 0)
+
+    assert (await budgets.reset("team")).usage == {"tokens": 0}
+
+
+async def test_reports_made_at_once_are_all_counted(waiting_app: App) -> None:
+    await waiting_app.budgets.create("team", hard={"tokens": 70})
+
+    answers = await asyncio.gather(
+        *(waiting_app.budgets.report("team", {"tokens": 1}) for _ in range(100)),
+        return_exceptions=True,
+    )
+
+    assert sum(isinstance(each, BudgetExceeded) for each in answers) == 30
+    assert await books(waiting_app) == (70, 0)
+
+
+async def test_a_report_counts_if_and_when_the_caller_s_transaction_commits(
+    waiting_app: App, store_url: str
+) -> None:
+    await waiting_app.budgets.create("team", hard={"tokens": 10})
+
+    async def report(how: str) -> None:
+        if store_url.startswith("sqlite"):
+            connection = sqlite3.connect(store_url.removeprefix("sqlite:///"), isolation_level=None)
+            connection.execute("begin immediate")
+            await waiting_app.budgets.report("team", {"tokens": 3}, connection=connection)
+            connection.execute(how)
+            connection.close()
+        else:
+            joined = await asyncpg.connect(store_url)
+            await joined.execute("begin")
+            await waiting_app.budgets.report("team", {"tokens": 3}, connection=joined)
+            await joined.execute(how)
+            await joined.close()
+
+    await report("rollback")
+    assert await books(waiting_app) == (0, 0)
+    await report("commit")
+    assert await books(waiting_app) == (3, 0)
+
+
+async def test_a_handler_is_counted_once_whatever_crashes(waiting_app: App) -> None:
+    @waiting_app.task(retry=Retry(max_retries=3, delay=0.01))
+    async def spend(ctx: Context) -> int:
+        await ctx.report_usage("team", tokens=3)
+        await ctx.report_usage("team", {"tokens": 4})
+        async with ctx.reserve("team", tokens=50) as call:
+            call.settle(tokens=5)
+        if ctx.retry_count < 2:
+            raise ConnectionError("the network is down")
+        return ctx.retry_count
+
+    async with working(waiting_app):
+        assert await (await waiting_app.submit(spend)).result(timeout="20s") == 2
+
+    assert await books(waiting_app) == (12, 0)
+
+
+async def test_a_breach_reaches_the_handler_as_an_exception_it_can_catch(waiting_app: App) -> None:
+    await waiting_app.budgets.create("team", hard={"tokens": 10})
+
+    @waiting_app.task
+    async def careful(ctx: Context) -> str:
+        try:
+            await ctx.report_usage("team", tokens=11)
+        except BudgetExceeded as refused:
+            return f"{refused.used} of {refused.limit}"
+        return "fine"
+
+    @waiting_app.task
+    async def careless(ctx: Context) -> None:
+        async with ctx.reserve("team", tokens=11):
+            pass
+
+    async with working(waiting_app):
+        assert await (await waiting_app.submit(careful)).result(timeout="20s") == "0 of 10"
+        with pytest.raises(ExecutionFailed, match="budget team has no room for 11 tokens: 0 of 10"):
+            await (await waiting_app.submit(careless)).result(timeout="20s")
+
+    assert await books(waiting_app) == (0, 0)
+
+
+async def test_a_block_counts_what_it_settles_or_all_it_held_or_nothing_if_it_raises(
+    waiting_app: App,
+) -> None:
+    await waiting_app.budgets.create("team", hard={"tokens": 1_000})
+    seen: list[tuple[int, int]] = []
+
+    @waiting_app.task
+    async def call(ctx: Context) -> None:
+        async with ctx.reserve("team", tokens=100) as made:
+            seen.append(await books(waiting_app))
+            made.settle(tokens=42)
+        async with ctx.reserve("team", tokens=100):
+            pass
+        try:
+            async with ctx.reserve("team", tokens=100):
+                raise ValueError
+        except ValueError:
+            seen.append(await books(waiting_app))
+
+    async with working(waiting_app):
+        await (await waiting_app.submit(call)).result(timeout="20s")
+
+    assert seen == [(0, 100), (142, 0)]
+    assert await books(waiting_app) == (142, 0)
+
+
+async def test_plain_functions_report_and_reserve_too(waiting_app: App) -> None:
+    @waiting_app.task
+    def call(ctx: Context) -> None:
+        ctx.blocking.report_usage("team", tokens=1)
+        with ctx.blocking.reserve("team", tokens=100) as made:
+            made.settle(tokens=42)
+
+    async with working(waiting_app):
+        await (await waiting_app.submit(call)).result(timeout="20s")
+
+    assert await books(waiting_app) == (43, 0)
+
+
+async def test_a_reservation_that_a_pause_ended_is_made_again() -> None:
+    app = App()
+
+    @app.task
+    async def call(ctx: Context) -> str:
+        async with ctx.reserve("team", tokens=100) as made:
+            said = await ctx.wait_for_signal("go", type=str)
+            made.settle(tokens=42)
+        await ctx.sleep("1h")
+        return said.payload
+
+    async with testing.engine(app=app) as local:
+        await local.budgets.create("team", hard={"tokens": 100})
+        run = await local.submit(call)
+        await local.drain()
+        assert await books(local) == (0, 0)
+        await run.signal("go", "well")
+        await local.drain()
+        assert await books(local) == (42, 0)
+        local.clock.advance("2h")
+        await local.drain()
+        assert await run.result() == "well"
+        assert await books(local) == (42, 0)
+
+
+async def test_budgets_of_two_namespaces_have_nothing_in_common(store_url: str) -> None:
+    async with App(store_url, namespace="a") as one, App(store_url, namespace="b") as other:
+        await one.budgets.report("team", {"tokens": 1})
+        await other.budgets.report("team", {"tokens": 2})
+
+        assert (await books(one), await books(other)) == ((1, 0), (2, 0))
+
+
+async def test_mistakes_are_refused_where_they_are_made(waiting_app: App) -> None:
+    seen: list[str] = []
+
+    @waiting_app.task
+    async def wrong(ctx: Context) -> None:
+        for verb in (ctx.report_usage, ctx.reserve):
+            for given in ({"tokens": -1}, {"_x": 1}):
+                try:
+                    verb("team", given)
+                except InvalidInput as refused:
+                    seen.append(refused.field)
+
+    async with working(waiting_app):
+        await (await waiting_app.submit(wrong)).result(timeout="20s")
+    with pytest.raises(InvalidInput, match="give one of lane, task and whole_namespace"):
+        await waiting_app.budgets.create("team", lane="a", whole_namespace=True)
+
+    assert seen == ["amounts[tokens]", "amounts"] * 2
