@@ -19,6 +19,7 @@ from typing import Final, Self
 
 from msgspec import structs
 
+from flowfabric.core.events import EVERYBODY, ScannerFilter, check_scanner_filter
 from flowfabric.engine import unit
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.operators import Swept
@@ -81,12 +82,28 @@ URGENT: Mapping[str, str] = {
 """Those that also run at once, by the topic of the hint that says so."""
 
 
-async def run_due(engine: Engine) -> dict[str, int]:
+SCOPED: Final[Mapping[str, Callable[[ScannerFilter], Sweep]]] = {
+    LEASE_EXPIRY: lambda only: partial(Engine.expire_due_leases, only=only),
+    "delayed": lambda only: partial(Engine.promote_due_delays, only=only),
+    "attempt_timeout": lambda only: partial(Engine.expire_due_attempts, only=only),
+    "deadline": lambda only: partial(Engine.expire_due_deadlines, only=only),
+    "suspension_timeout": lambda only: partial(Engine.expire_due_suspensions, only=only),
+    "waitpoint_expiry": lambda only: partial(Engine.expire_due_waitpoints, only=only),
+    "retention": lambda only: partial(Engine.trim_retention, only=only),
+}
+"""Those that act on one execution after another, for whoever looks after some of them only."""
+
+
+async def run_due(engine: Engine, *, only: ScannerFilter = EVERYBODY) -> dict[str, int]:
     """Do everything that is due now; tell how much each reconciler did."""
     acted: dict[str, int] = {}
     for name in due_among(await engine.next_due()):
-        acted[name] = (await _run_one(engine, SWEEPS[name])).acted
+        acted[name] = (await _run_one(engine, sweep_of(name, only))).acted
     return acted
+
+
+def sweep_of(name: str, only: ScannerFilter) -> Sweep:
+    return SCOPED[name](only) if name in SCOPED and only != EVERYBODY else SWEEPS[name]
 
 
 def due_among(waits: Mapping[str, int]) -> list[str]:
@@ -109,9 +126,20 @@ async def _run_one(engine: Engine, sweep: Sweep) -> Swept:
 class Supervisor:
     """Runs the reconcilers in the background of one process. Use as an async context."""
 
-    def __init__(self, engine: Engine, *, patience_s: float = PATIENCE_MAX_S) -> None:
-        """`patience_s` is how long a statement may take of what others wait for."""
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        patience_s: float = PATIENCE_MAX_S,
+        only: ScannerFilter = EVERYBODY,
+    ) -> None:
+        """`patience_s` is how long a statement may take of what others wait for.
+
+        With `only` it leaves executions that are not among them alone: somebody else sees to
+        those. Flows, schedules and what is shared by all it sees to as ever.
+        """
         self._engine = engine
+        self._only = check_scanner_filter(only)
         self._patience_s = min(max(patience_s, PATIENCE_MIN_S), PATIENCE_MAX_S)
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -208,9 +236,10 @@ class Supervisor:
 
     def _sweep_of(self, name: str) -> Sweep:
         if name != LEASE_EXPIRY or self._asking_since_s is None:
-            return SWEEPS[name]
+            return sweep_of(name, self._only)
         waited_s = asyncio.get_running_loop().time() - self._asking_since_s
-        return partial(Engine.expire_due_leases, waited_ms=int(waited_s * 1_000))
+        waited_ms = int(waited_s * 1_000)
+        return partial(Engine.expire_due_leases, waited_ms=waited_ms, only=self._only)
 
 
 def _tell(error: Exception, what: str) -> None:

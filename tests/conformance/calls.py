@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from flowfabric.core.events import EVERYBODY, ScannerFilter
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import FailedStep
 from flowfabric.core.results import Claimed, ReclaimGrant
@@ -24,10 +25,13 @@ BY_ID = (
 )  # fmt: skip
 BY_LANE = ("pause_lane", "resume_lane", "drain_lane", "disable_lane")
 SWEEPS = (
-    "expire_due_attempts", "expire_due_deadlines", "expire_due_suspensions",
-    "expire_due_waitpoints", "promote_due_delays", "return_due_grants",
-    "trim_events", "trim_guards", "trim_retention", "trim_routes", "trim_streams",
+    "return_due_grants", "trim_events", "trim_guards", "trim_routes", "trim_streams",
 )  # fmt: skip
+SCOPED_SWEEPS = (
+    "expire_due_attempts", "expire_due_deadlines", "expire_due_suspensions",
+    "expire_due_waitpoints", "promote_due_delays", "trim_retention",
+)  # fmt: skip
+ELSEWHERE: Arguments = {"only": ScannerFilter(namespace="n", tag=("a", "b"))}
 FAILED = ExecutionFilter(states=(PublicState.FAILED,))
 FRAME = NewFrame(payload=b"text")
 
@@ -199,7 +203,8 @@ def operating(running: Claimed, waiting: ExecutionId, ended: ExecutionId) -> dic
         "register_lane": {"lane_id": "default", "registered_by": "ann"},
         **{name: {"lane_id": "default"} for name in BY_LANE},
         **{name: {"limit": 5} for name in SWEEPS},
-        "expire_due_leases": {"limit": 5, "waited_ms": 5},
+        **{name: {"limit": 5, **ELSEWHERE} for name in SCOPED_SWEEPS},
+        "expire_due_leases": {"limit": 5, "waited_ms": 5, **ELSEWHERE},
     }
 
 
@@ -224,7 +229,7 @@ def reading(waiting: ExecutionId) -> dict[str, Arguments]:
 
 def following(waiting: ExecutionId) -> dict[str, Arguments]:
     stream: Arguments = {"execution_id": waiting, "attempt_index": 0}
-    page: Arguments = {"count_limit": 5, "visibility": ""}
+    page: Arguments = {"count_limit": 5, "visibility": "", "only": EVERYBODY}
     return {
         "read_stream": {**stream, **page, "from_cursor": "start", "to_cursor": "end"},
         "tail_stream": {**stream, **page, "after": "0-0", "block_ms": 0},

@@ -8,12 +8,13 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.conditions import Single
+from flowfabric.core.events import ScannerFilter
 from flowfabric.core.records import TimeoutBehavior
 from flowfabric.core.states import FailureClass
 from flowfabric.core.streams import BestEffortLive, NewFrame, Visibility
 from flowfabric.core.tails import CloseReason, StreamFrames
 from flowfabric.engine.streams import FrameAppend
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.given import TTL_MS, UNKNOWN_ID, Given
 
@@ -183,6 +184,23 @@ async def test_a_tail_of_durable_frames_waits_past_others(engine: Engine, given:
         await engine.append_frame(claimed.handle, live)
         await engine.append_frame(claimed.handle, text("b"))
     assert texts(await tail) == ["b"]
+
+
+async def test_a_reader_of_some_finds_nothing_of_others(engine: Engine, given: Given) -> None:
+    claimed = await given.running(namespace="shop", tags={"app.tenant": "acme"})
+    await engine.append_frame(claimed.handle, NewFrame(payload=b"a"))
+    ours = ScannerFilter(namespace="shop", tag=("app.tenant", "acme"))
+    reading = (claimed.execution_id, 0)
+    assert len((await engine.read_stream(*reading, only=ours)).frames) == 1
+    assert len((await engine.tail_stream(*reading, only=ours)).frames) == 1
+    assert len((await engine.tail_execution(claimed.execution_id, only=ours)).frames) == 1
+    for theirs in (ScannerFilter(namespace="other"), ScannerFilter(tag=("app.tenant", "x"))):
+        with pytest.raises(NotFound):
+            await engine.read_stream(*reading, only=theirs)
+        with pytest.raises(NotFound):
+            await engine.tail_stream(*reading, only=theirs)
+        with pytest.raises(NotFound):
+            await engine.tail_execution(claimed.execution_id, only=theirs)
 
 
 async def test_a_tail_gives_up_in_time(engine: Engine, given: Given) -> None:

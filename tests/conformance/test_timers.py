@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine, EngineConfig
+from flowfabric.core.events import ScannerFilter
 from flowfabric.core.limits import BATCH_MAX, ROUTE_KEEP_MS
 from flowfabric.core.results import AlreadySatisfied, Marked
 from flowfabric.core.states import (
@@ -18,7 +19,7 @@ from flowfabric.core.states import (
 )
 from flowfabric.engine.operators import Swept
 from flowfabric.errors import NotFound
-from flowfabric.reconcilers import SWEEPS, run_due
+from flowfabric.reconcilers import SCOPED, SWEEPS, run_due, sweep_of
 from flowfabric.testing import SettableClock
 from tests.conformance.expected import (
     attempt_ended,
@@ -321,6 +322,67 @@ async def test_a_sweep_takes_the_longest_overdue_first_and_says_whether_there_is
     assert await engine.read_execution_state(late) is PublicState.WAITING
     assert await engine.read_execution_state(never) is PublicState.DELAYED
     assert await engine.promote_due_delays() == Swept(acted=0, full=False)
+
+
+async def due_in(given: Given, **fields: object) -> dict[str, str]:
+    """An execution for each sweep that looks after some only, by the name of its reconciler."""
+    now_ms = given.clock.now_ms()
+    waited = await given.running(ttl_ms=60_000, **fields)
+    await given.engine.create_waitpoint(waited.handle, "gate", expires_in_ms=1_000)
+    suspended = await paused(given, fields=fields, timeout_at_ms=now_ms + 1_000)
+    return {
+        "retention": (
+            await given.completed(b"", policy={"retention_policy": {"completed_ms": 1}}, **fields)
+        ).execution_id,
+        "lease_expiry": (await given.running(ttl_ms=1_000, **fields)).execution_id,
+        "attempt_timeout": (
+            await given.running(policy=TIMED, ttl_ms=60_000, **fields)
+        ).execution_id,
+        "delayed": await given.delayed(by_ms=1_000, **fields),
+        "deadline": await given.waiting(execution_deadline_at_ms=now_ms + 1_000, **fields),
+        "suspension_timeout": suspended.execution_id,
+        "waitpoint_expiry": waited.execution_id,
+    }
+
+
+@pytest.mark.parametrize(
+    "only",
+    [
+        ScannerFilter(namespace="shop"),
+        ScannerFilter(tag=("app.tenant", "acme")),
+        ScannerFilter(namespace="shop", tag=("app.tenant", "acme")),
+    ],
+    ids=str,
+)
+async def test_a_sweep_of_some_leaves_all_others_alone(
+    engine: Engine, given: Given, clock: SettableClock, only: ScannerFilter
+) -> None:
+    theirs = await due_in(given, namespace="other", tags={"app.tenant": "other"})
+    ours = await due_in(given, namespace="shop", tags={"app.tenant": "acme"})
+    before = {name: await engine.describe_execution(each) for name, each in theirs.items()}
+    assert SCOPED.keys() == ours.keys()
+    clock.advance(ms=2_000)
+    for name in SCOPED:
+        swept = await sweep_of(name, only)(engine)
+        assert (name, swept.acted) == (name, 1)
+        assert (await sweep_of(name, only)(engine)).acted == 0
+    assert {name: await engine.describe_execution(each) for name, each in theirs.items()} == before
+    for name, each in ours.items():
+        assert await engine.describe_execution(each) != before[name]
+    acted = await run_due(engine)
+    assert {name: acted[name] for name in SCOPED} == dict.fromkeys(SCOPED, 1)
+
+
+async def test_what_is_left_alone_does_not_fill_the_batch(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    for _ in range(3):
+        await given.delayed(by_ms=10)
+    await given.delayed(by_ms=20, namespace="shop")
+    clock.advance(ms=20)
+    only = ScannerFilter(namespace="shop")
+    assert await engine.promote_due_delays(limit=1, only=only) == Swept(acted=1, full=True)
+    assert await engine.promote_due_delays(limit=1, only=only) == Swept(acted=0, full=False)
 
 
 async def test_each_sweep_does_what_its_single_form_does(

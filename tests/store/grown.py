@@ -343,7 +343,8 @@ def audits() -> Iterator[Question]:
 
 
 def questions(event_ids: int = 1) -> list[Question]:
-    due: Parameters = {"now_ms": NOW_MS, "limit": BATCH}
+    everybody: Parameters = {"namespace": None, "tag_key": None, "tag_value": None}
+    due: Parameters = {"now_ms": NOW_MS, "limit": BATCH, **everybody}
     before: Parameters = {"before_ms": NOW_MS, "limit": BATCH}
     held: Parameters = {"held_ms_min": HELD_MS_MIN, "held_ms_max": HELD_MS_MAX}
     completions: Parameters = {
@@ -389,7 +390,7 @@ def questions(event_ids: int = 1) -> list[Question]:
             100,
         ),
         Question("event_window", {"after": 50 * event_ids, "window": 100}, 100, 1),
-        Question("trim_executions", before | held, BATCH, 1),
+        Question("trim_executions", before | held | everybody, BATCH, 1),
         Question("trim_events", before, BATCH, 1),
         Question("trim_guards", before, BATCH, 1),
         *queue_questions(),

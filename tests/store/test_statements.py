@@ -28,6 +28,13 @@ def test_parameters_are_numbered_in_order_and_nothing_else_is_touched(folder: Pa
     assert statement.text == TEXT.strip().replace(":first", "$1").replace(":second", "$2")
 
 
+def test_a_filter_of_executions_is_written_once(tmp_path: Path) -> None:
+    (tmp_path / "due.sql").write_text("select 1 from live\n where due\n-- within live\n limit :n")
+    statement = numbered("due", tmp_path)
+    assert statement.parameters == ("namespace", "tag_key", "tag_value", "n")
+    assert "x.execution_id = live.execution_id" in statement.text
+
+
 def test_parameters_stay_named_and_a_file_may_hold_several_statements(folder: Path) -> None:
     first, second = named("steps", folder)
     assert (first.text, first.parameters) == ("delete from a where x = :x", ("x",))

@@ -239,6 +239,32 @@ def history_changed(cursor: Cursor, resume_after: Cursor | None) -> HistoryChang
 # gone, is equal to nothing.
 
 
+class ScannerFilter(Struct, frozen=True, kw_only=True):
+    """Whose executions a reconciler or a reader is about: everybody's, unless it says otherwise."""
+
+    namespace: str | None = None
+    tag: tuple[str, str] | None = None
+    """A tag of the execution, and its value."""
+
+    @property
+    def parameters(self) -> dict[str, str | None]:
+        """As statements take it."""
+        key, value = (None, None) if self.tag is None else self.tag
+        return {"namespace": self.namespace, "tag_key": key, "tag_value": value}
+
+
+EVERYBODY: Final = ScannerFilter()
+
+
+def check_scanner_filter(only: object) -> ScannerFilter:
+    if not isinstance(only, ScannerFilter):
+        raise InvalidInput("only", "must be a ScannerFilter", only)
+    return ScannerFilter(
+        namespace=None if only.namespace is None else parse_namespace(only.namespace),
+        tag=None if only.tag is None else _check_tag(only.tag),
+    )
+
+
 class EventFilter(Struct, frozen=True, kw_only=True):
     """Which events somebody wants; everything, unless it says otherwise."""
 

@@ -24,6 +24,7 @@ from flowfabric.core.events import (
     EventFilter,
     InstanceTagEvent,
     LeaseHistoryEvent,
+    ScannerFilter,
     SignalDeliveryEvent,
     StoredEvent,
     check_category,
@@ -354,14 +355,12 @@ def _cursor_of(event: StoredEvent) -> str:
 async def _executions_like(
     reader: Reader, ids: list[ExecutionId], wanted: EventFilter
 ) -> set[ExecutionId]:
-    key, value = (None, None) if wanted.tag is None else wanted.tag
     rows = await reader.select(
         "executions_like",
         partition_keys=[partition_of(each) for each in ids],
         execution_ids=[uuid_of(each) for each in ids],
         kind=wanted.kind,
-        tag_key=key,
-        tag_value=value,
+        **ScannerFilter(namespace=wanted.namespace, tag=wanted.tag).parameters,
     )
     return {unit.row_execution_id(row) for row in rows}
 

@@ -19,6 +19,7 @@ from flowfabric.core.checks import (
     check_reason,
     check_text,
 )
+from flowfabric.core.events import EVERYBODY, ScannerFilter, check_scanner_filter
 from flowfabric.core.ids import ExecutionId, SignalId, parse_lane_id, parse_uuid
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, DURATION_MAX_MS, EXECUTION_DEADLINE
 from flowfabric.core.transitions import Decision, Subject
@@ -221,7 +222,11 @@ class Operators(Leases):
         return await self.shell.decide(Ask(self.shell.check_execution_id(execution_id), decide))
 
     async def expire_due_leases(
-        self, *, limit: int = limits.SWEEP_BATCH, waited_ms: int = 0
+        self,
+        *,
+        limit: int = limits.SWEEP_BATCH,
+        waited_ms: int = 0,
+        only: ScannerFilter = EVERYBODY,
     ) -> Swept:
         """Take work back from workers that went quiet, longest overdue first.
 
@@ -235,19 +240,25 @@ class Operators(Leases):
             waited = waited_ms + int((time.monotonic() - asked_s) * 1_000)
             return leases.decide_expire_lease(subject, timing.now_ms, waited_ms=waited)
 
-        return await self._sweep("due_leases", expire, limit)
+        return await self._sweep("due_leases", expire, limit, only)
 
-    async def promote_due_delays(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
+    async def promote_due_delays(
+        self, *, limit: int = limits.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
+    ) -> Swept:
         """Make delayed executions ready whose time has come."""
-        return await self._sweep("due_delays", _promote, limit)
+        return await self._sweep("due_delays", _promote, limit, only)
 
-    async def expire_due_attempts(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
+    async def expire_due_attempts(
+        self, *, limit: int = limits.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
+    ) -> Swept:
         """End attempts that run too long."""
-        return await self._sweep("due_attempts", executions.decide_attempt_timeout, limit)
+        return await self._sweep("due_attempts", executions.decide_attempt_timeout, limit, only)
 
-    async def expire_due_deadlines(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
+    async def expire_due_deadlines(
+        self, *, limit: int = limits.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
+    ) -> Swept:
         """End executions past their deadline."""
-        return await self._sweep("due_deadlines", executions.decide_deadline, limit)
+        return await self._sweep("due_deadlines", executions.decide_deadline, limit, only)
 
     async def next_due(self) -> dict[str, int]:
         """Milliseconds until each reconciler has something to do; those that never do are absent.
@@ -267,13 +278,18 @@ class Operators(Leases):
 
         return await self.store.read(body)
 
-    async def _sweep(self, due: str, decide: TimerDecision, limit: int) -> Swept:
+    async def _sweep(
+        self, due: str, decide: TimerDecision, limit: int, only: ScannerFilter
+    ) -> Swept:
         """Find due rows nobody else is handling, and decide each again under its lock."""
         check_int("limit", limit, 1, limits.BATCH_MAX)
+        whose = check_scanner_filter(only).parameters
         chances = [random.random() for _ in range(limit)]
 
         async def body(tx: Transaction) -> Swept:
-            found = await tx.select_as(ExecutionId, due, now_ms=await tx.now_ms(), limit=limit)
+            found = await tx.select_as(
+                ExecutionId, due, now_ms=await tx.now_ms(), limit=limit, **whose
+            )
             asks = [Ask(execution_id, decide) for execution_id in found]
             outcomes = await self.shell.decide_in(tx, asks, chances[: len(asks)]) if asks else []
             acted = sum(isinstance(outcome, results.Marked) for outcome in outcomes)
@@ -307,14 +323,17 @@ class Operators(Leases):
         except NotFound:
             return results.AlreadySatisfied(reason="not_found_cleaned")
 
-    async def expire_due_suspensions(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
+    async def expire_due_suspensions(
+        self, *, limit: int = limits.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
+    ) -> Swept:
         """Apply the timeouts of suspensions that last too long."""
         check_int("limit", limit, 1, limits.BATCH_MAX)
+        whose = check_scanner_filter(only).parameters
         signal_ids = [new_uuid() for _ in range(limit)]
 
         async def body(tx: Transaction) -> Swept:
             found = await tx.select_as(
-                ExecutionId, "due_suspensions", now_ms=await tx.now_ms(), limit=limit
+                ExecutionId, "due_suspensions", now_ms=await tx.now_ms(), limit=limit, **whose
             )
             asks = [
                 _expire_ask(execution_id, signal_id)
@@ -326,13 +345,16 @@ class Operators(Leases):
 
         return await self.store.transact(body)
 
-    async def expire_due_waitpoints(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
+    async def expire_due_waitpoints(
+        self, *, limit: int = limits.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
+    ) -> Swept:
         """Close pending waitpoints that no suspension took over in time."""
         check_int("limit", limit, 1, limits.BATCH_MAX)
+        whose = check_scanner_filter(only).parameters
 
         async def body(tx: Transaction) -> Swept:
             found = await tx.select_as(
-                ExecutionId, "due_waitpoints", now_ms=await tx.now_ms(), limit=limit
+                ExecutionId, "due_waitpoints", now_ms=await tx.now_ms(), limit=limit, **whose
             )
             asks = [
                 Ask(execution_id, resumption.decide_expire_waitpoints)
@@ -350,12 +372,15 @@ class Operators(Leases):
     # for it is one index and a policy's own retention needs no special case. What somebody
     # waits for, and what a parent that has not ended may still ask for, is kept beyond it.
 
-    async def trim_retention(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
+    async def trim_retention(
+        self, *, limit: int = limits.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
+    ) -> Swept:
         """Delete ended executions past their keep time, with all that belongs to them."""
         check_int("limit", limit, 1, limits.BATCH_MAX)
+        whose = check_scanner_filter(only)
 
         async def body(tx: Transaction) -> Swept:
-            found = await trim_executions(tx, await tx.now_ms(), limit)
+            found = await trim_executions(tx, await tx.now_ms(), limit, whose)
             return Swept(acted=found.trimmed, full=found.looked_at == limit)
 
         return await self.store.transact(body)
@@ -404,7 +429,9 @@ class Trimmed(Struct, frozen=True):
     looked_at: int
 
 
-async def trim_executions(tx: Transaction, before_ms: int, limit: int) -> Trimmed:
+async def trim_executions(
+    tx: Transaction, before_ms: int, limit: int, only: ScannerFilter = EVERYBODY
+) -> Trimmed:
     """Delete what is past its keep time and needed by nobody."""
     (found,) = await tx.select_as(
         Trimmed,
@@ -413,5 +440,6 @@ async def trim_executions(tx: Transaction, before_ms: int, limit: int) -> Trimme
         limit=limit,
         held_ms_min=limits.HELD_MS_MIN,
         held_ms_max=limits.HELD_MS_MAX,
+        **only.parameters,
     )
     return found

@@ -16,7 +16,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import streams, tails
+from flowfabric.core import events, streams, tails
 from flowfabric.core.checks import check_bool, check_int
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.leases import check_attempt_index
@@ -93,11 +93,12 @@ class Tails(unit.Group):
         to_cursor: str = "end",
         count_limit: int = 100,
         visibility: str = streams.Visibility.ALL,
+        only: events.ScannerFilter = events.EVERYBODY,
     ) -> tails.StreamFrames:
         """Frames from one cursor to another, both included, oldest first.
 
         A stream nothing was written to is empty. To go on after a page, pass its
-        `next_cursor` to `tail_stream`.
+        `next_cursor` to `tail_stream`. What is not among those `only` names is not found.
         """
         asked = Slice(
             key=self._check_key(execution_id, attempt_index),
@@ -106,6 +107,7 @@ class Tails(unit.Group):
             count_limit=tails.check_count(count_limit),
             visibility=tails.check_visibility(visibility),
         )
+        await self._check_whose(asked.key.execution_id, only)
         return await self._read_slice(asked)
 
     async def tail_stream(
@@ -117,6 +119,7 @@ class Tails(unit.Group):
         block_ms: int = 0,
         count_limit: int = 50,
         visibility: str = streams.Visibility.ALL,
+        only: events.ScannerFilter = events.EVERYBODY,
     ) -> tails.StreamFrames:
         """Frames after one; if there are none, wait up to `block_ms` for the next.
 
@@ -130,6 +133,7 @@ class Tails(unit.Group):
             visibility=tails.check_visibility(visibility),
         )
         check_int("block_ms", block_ms, 0, streams.BLOCK_MS_MAX)
+        await self._check_whose(asked.key.execution_id, only)
         return await self.wait_for(
             asked.key.execution_id,
             asked.key.attempt_index,
@@ -172,6 +176,7 @@ class Tails(unit.Group):
         count_limit: int = 50,
         visibility: str = streams.Visibility.ALL,
         superseded: bool = False,
+        only: events.ScannerFilter = events.EVERYBODY,
     ) -> tails.ExecutionFrames:
         """Frames of all attempts, one after another, and where one took over from another.
 
@@ -184,6 +189,7 @@ class Tails(unit.Group):
         check_bool("superseded", superseded)
         count = tails.check_count(count_limit)
         seen = tails.check_visibility(visibility)
+        await self._check_whose(asked, only)
         if cursor is None:
             cursor = await self.store.read(lambda reader: last_cursor(reader, asked))
         start = TailPlace(
@@ -256,6 +262,24 @@ class Tails(unit.Group):
                 frames, lambda each: structs.replace(each, payload=show(each.payload))
             )
         )
+
+    async def _check_whose(self, execution_id: ExecutionId, only: object) -> None:
+        """Not found, unless it is among those that the caller is about."""
+        whose = events.check_scanner_filter(only)
+        if whose == events.EVERYBODY:
+            return
+
+        async def body(reader: Reader) -> Sequence[Row]:
+            return await reader.select(
+                "executions_like",
+                partition_keys=[partition_of(execution_id)],
+                execution_ids=[uuid_of(execution_id)],
+                kind=None,
+                **whose.parameters,
+            )
+
+        if not await self.store.read(body):
+            raise NotFound("execution", execution_id)
 
     def _check_key(self, execution_id: object, attempt_index: object) -> StreamKey:
         parsed = self.shell.check_execution_id(execution_id)

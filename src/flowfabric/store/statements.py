@@ -3,6 +3,9 @@
 A file is looked for in the dialect's own `sql/` folder first, then in the shared
 one. Which parameters a statement takes is read from its text, so passing too few
 or too many is an error before the database sees anything.
+
+A line `-- within live`, or with another table of executions, stands for the filter of
+whoever looks after some of them only.
 """
 
 import re
@@ -16,6 +19,20 @@ from flowfabric.store.base import Parameter
 CLOCK: Final = "clock"
 """The parameter a store fills in by itself: the injected time, or null to ask the database."""
 
+WITHIN: Final = """   and (cast(:namespace as text) is null
+        or :namespace = (
+            select r.namespace from execution x
+             cross join route r
+             where r.route_id = x.route_id
+               and x.partition_key = each.partition_key and x.execution_id = each.execution_id))
+   and (cast(:tag_key as text) is null
+        or :tag_value = (
+            select t.tag_value from execution_tag t
+             where t.partition_key = each.partition_key and t.execution_id = each.execution_id
+               and t.tag_key = :tag_key))"""
+"""Of executions called `each`, those in a namespace and with a tag; null asks for neither."""
+
+_WITHIN: Final = re.compile(r"^-- within (\w+)$", re.MULTILINE)
 _SHARED: Final = Path(__file__).parent / "sql"
 _NEXT: Final = re.compile(r"^-- next\s*$", re.MULTILINE)
 _LOCKING: Final = re.compile(r"\bfor\s+(no\s+key\s+)?update\b")
@@ -58,8 +75,12 @@ def load(name: str, folder: Path) -> str:
     for place in (folder, _SHARED):
         path = place / f"{name}.sql"
         if path.is_file():
-            return path.read_text("utf-8")
+            return _WITHIN.sub(_within, path.read_text("utf-8"))
     raise LookupError(f"there is no statement {name}.sql in {folder} or {_SHARED}")
+
+
+def _within(place: re.Match[str]) -> str:
+    return WITHIN.replace("each.", f"{place[1]}.")
 
 
 @lru_cache(maxsize=1024)

@@ -7,6 +7,7 @@ select e.partition_key, e.execution_id
  where s.closed_at_ms is null
    and s.timeout_at_ms is not null
    and s.timeout_at_ms <= :now_ms
+-- within e
  order by s.timeout_at_ms
  limit :limit
    for update of e skip locked;

@@ -7,6 +7,7 @@ select e.partition_key, e.execution_id
  where w.state = 'pending'
    and w.expires_at_ms is not null
    and w.expires_at_ms <= :now_ms
+-- within e
  order by w.expires_at_ms
  limit :limit
    for update of e skip locked;

@@ -10,6 +10,7 @@ with due as materialized (
               from ending
              where retain_until_ms is not null
                and retain_until_ms <= :before_ms::bigint
+-- within ending
              order by retain_until_ms
              limit :limit::bigint
                for update skip locked) as n

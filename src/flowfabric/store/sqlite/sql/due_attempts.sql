@@ -3,5 +3,6 @@ select partition_key, execution_id
   from live
  where attempt_deadline_ms is not null
    and attempt_deadline_ms <= :now_ms
+-- within live
  order by attempt_deadline_ms
  limit :limit;

@@ -4,5 +4,6 @@ select partition_key, execution_id
  where lifecycle_phase = 'active'
    and ownership_state = 'leased'
    and lease_expires_at_ms <= :now_ms
+-- within live
  order by lease_expires_at_ms
  limit :limit;

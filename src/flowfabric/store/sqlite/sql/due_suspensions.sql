@@ -4,5 +4,6 @@ select partition_key, execution_id
  where closed_at_ms is null
    and timeout_at_ms is not null
    and timeout_at_ms <= :now_ms
+-- within suspension
  order by timeout_at_ms
  limit :limit;

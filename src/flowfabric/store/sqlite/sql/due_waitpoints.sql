@@ -4,5 +4,6 @@ select partition_key, execution_id
  where state = 'pending'
    and expires_at_ms is not null
    and expires_at_ms <= :now_ms
+-- within waitpoint
  order by expires_at_ms
  limit :limit;

@@ -1,11 +1,12 @@
--- Those of the given executions that are of a kind and have a tag; null asks for neither.
+-- Those of the given executions that are of a kind, in a namespace and have a tag; null asks for none.
 select e.partition_key, e.execution_id
   from json_each(:rows) as k
  cross join execution as e
     on e.partition_key = k.value ->> 'partition_keys'
    and e.execution_id = k.value ->> 'execution_ids'
  cross join route as r on r.route_id = e.route_id
- where (cast(:kind as text) is null
+ where (cast(:namespace as text) is null or r.namespace = :namespace)
+   and (cast(:kind as text) is null
         or r.execution_kind = :kind
         or substr(r.execution_kind, 1, length(:kind) + 1) = :kind || '@')
    and (cast(:tag_key as text) is null

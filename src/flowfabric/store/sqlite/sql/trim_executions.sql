@@ -33,6 +33,7 @@ select d.rowid, d.partition_key, d.execution_id,
     on e.partition_key = d.partition_key and e.execution_id = d.execution_id
  where d.retain_until_ms is not null
    and d.retain_until_ms <= :before_ms
+-- within d
  order by d.retain_until_ms
  limit :limit;
 -- next
