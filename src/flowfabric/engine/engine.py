@@ -270,6 +270,11 @@ class Engine(Unimplemented):
         return self.shell.values.plain_bytes_max
 
     @property
+    def claims_again_in_s(self) -> float | None:
+        """When a window opens that held up the last claim of limited work."""
+        return self.work.gated.again_in_s
+
+    @property
     def parked_tails(self) -> int:
         """How many readers of this process wait for frames."""
         return self.following.parked_tails

@@ -1,22 +1,36 @@
-"""Gates of routes: made known before the first execution that has to pass them, and looked at."""
+"""Gates of routes: made known before the first execution that passes them, and asked by claims.
 
-from collections.abc import Collection, Sequence
+A claim of limited work is one transaction: find routes with work and lock their gates; see, by a
+statement of its own, what is held of each; let the core share out what fits; claim that much, and
+count what started. Routes take turns: each claim goes on after the last route that it looked at.
+
+Work without limits pays nothing for that: whether there is any under limits is remembered.
+"""
+
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from flowfabric.core.gates import (
-    Gate,
-    GateName,
-    GateOwner,
-    GateState,
-    Limits,
-    QuotaPolicy,
+from flowfabric.core import gates
+from flowfabric.core.gates import Gate, GateName, GateOwner, GateState, Limits, QuotaPolicy
+from flowfabric.core.handles import Handle, HandleKind
+from flowfabric.core.ids import (
+    UUID_BYTES,
+    GateId,
+    GateOwnerId,
+    LaneId,
+    LeaseId,
+    Namespace,
+    uuids_from,
 )
-from flowfabric.core.ids import GateId, GateOwnerId
 from flowfabric.core.limits import GATED_ROUTES_MAX
+from flowfabric.core.transitions import Changes
 from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.store.base import Reader, Transaction
+from flowfabric.store.base import HintListener, Parameter, Reader, Row, Store, Transaction
 
 GATES_TOPIC = "gates"
 """Limits have changed, or there are some where there were none."""
@@ -90,3 +104,250 @@ async def load(
         return []
     rows = await reader.select("gates_in_use", gate_ids=gate_ids, counts_all=always)
     return msgspec.convert(rows, list[GateRow], strict=False)
+
+
+# Claiming -------------------------------------------------------------------
+
+ASK_AGAIN_S: Final = 1.0
+"""How long a process without limited work goes on without asking whether there is any."""
+STEPS_MAX: Final = 1_000
+"""Routes one claim looks at."""
+ROUNDS_MAX: Final = 4
+"""How often one claim looks again where less was ready than fitted, or others were at a gate."""
+ROUTES_MIN: Final = 16
+"""Routes one round locks the gates of, if that many have work, however little is asked for."""
+LONG_SEARCH: Final = 100
+QUIET_FACTOR: Final = 10
+"""A search through so many routes that found nothing is not repeated before this many times as long
+as it took."""
+REMEMBERED_MAX: Final = 100_000
+
+gated_routes: Final[set[int]] = set()
+"""Routes under limits that this process has claimed from: when what runs on them is let go of,
+others may fit. Only hints follow from it, so it need not tell databases apart."""
+
+
+class ClaimQuery(Struct, frozen=True, kw_only=True):
+    """What a worker can run."""
+
+    namespace: Namespace | None
+    """None: every namespace."""
+    lanes: tuple[LaneId, ...]
+    kinds: tuple[str, ...] | None
+    """None: every kind."""
+    capabilities: tuple[str, ...]
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """As a statement takes them, without the kinds."""
+        return {
+            "namespace": self.namespace,
+            "lanes": self.lanes,
+            "capabilities": self.capabilities,
+        }
+
+
+class ClaimRequest(Struct, frozen=True, kw_only=True):
+    """Who claims, and for how long."""
+
+    worker_id: str
+    worker_instance_id: str
+    lease_ttl_ms: int
+
+    def parameters(self, limit: int) -> dict[str, Parameter]:
+        """As a statement takes them, with ids for the leases."""
+        return {
+            "worker_id": self.worker_id,
+            "worker_instance_id": self.worker_instance_id,
+            "lease_ttl_ms": self.lease_ttl_ms,
+            "limit": limit,
+            "uuids": uuids_from(os.urandom(UUID_BYTES * limit)),
+        }
+
+
+class FoundRow(Struct, frozen=True, kw_only=True):
+    """A row of `find_gated`; the last one has no route."""
+
+    route_id: int | None
+    priority: int | None
+    resumes: bool | None
+    gate_ids: str | None
+    looked_at: int | None
+    steps: int | None
+    opens_at_ms: int | None
+
+    @property
+    def route(self) -> gates.WaitingRoute:
+        assert self.route_id is not None
+        return gates.WaitingRoute(
+            route_id=self.route_id,
+            gate_ids=_ids(self.gate_ids),
+            priority=self.priority or 0,
+            resumes=bool(self.resumes),
+        )
+
+
+class Round(Struct, frozen=True, kw_only=True):
+    """What one transaction has claimed."""
+
+    rows: Sequence[Row]
+    looked_at: int | None
+    """The last route of the search; None if there was none after it."""
+    steps: int
+    opens_in_ms: int | None
+
+
+class Known(Struct, kw_only=True):
+    """What a process remembers of the limited work it serves."""
+
+    is_there: bool = False
+    asked_at_s: float | None = None
+    after: int = 0
+    """The route that was looked at last."""
+    quiet_until_s: float = 0.0
+
+
+class GatedClaims:
+    """Claims of work under limits, for the workers of a process."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[ClaimQuery, Known] = {}
+        self._hints: HintListener | None = None
+        self._leases: dict[LeaseId, None] = {}
+        self.again_in_s: float | None = None
+        """After which time the last claim may find more, as far as it knows."""
+
+    async def serves(self, query: ClaimQuery) -> bool:
+        """Whether there is limited work that a worker could do."""
+        if self._hints is None:
+            self._hints = self._store.hints([GATES_TOPIC])
+        if self._hints.take():
+            self._known.clear()
+        known = self._known.get(query)
+        if known is None:
+            if len(self._known) >= REMEMBERED_MAX:
+                self._known.clear()
+            known = self._known[query] = Known()
+        now_s = time.monotonic()
+        if known.asked_at_s is None or now_s - known.asked_at_s > ASK_AGAIN_S:
+
+            async def body(reader: Reader) -> Sequence[Row]:
+                return await reader.select("has_gated", lanes=query.lanes, kinds=query.kinds)
+
+            (row,) = await self._store.read(body)
+            known.is_there, known.asked_at_s = bool(row["found"]), now_s
+        return known.is_there
+
+    async def claim(self, query: ClaimQuery, request: ClaimRequest, limit: int) -> list[Row]:
+        """Rows of `claim_ready`, at most `limit`."""
+        known = self._known.setdefault(query, Known())
+        began_s = time.monotonic()
+        if began_s < known.quiet_until_s:
+            self.again_in_s = known.quiet_until_s - began_s
+            return []
+        claimed: list[Row] = []
+        for _ in range(ROUNDS_MAX):
+            after, left = known.after, limit - len(claimed)
+            made = await self._store.transact(_Claiming(query, request, left, after).run)
+            claimed += made.rows
+            known.after = made.looked_at or 0
+            if len(claimed) >= limit or (made.looked_at is None and not made.rows):
+                break
+        if made.opens_in_ms is not None:
+            self.again_in_s = max(1, made.opens_in_ms) / 1_000
+        if not claimed and made.steps >= LONG_SEARCH:
+            took_s = time.monotonic() - began_s
+            known.quiet_until_s = began_s + took_s * QUIET_FACTOR
+        self._remember(claimed)
+        return claimed
+
+    def _remember(self, claimed: Sequence[Row]) -> None:
+        if len(self._leases) > REMEMBERED_MAX:
+            self._leases.clear()
+        for row in claimed:
+            self._leases[LeaseId(str(row["lease_id"]))] = None
+
+    def lanes_released(self, handles: Sequence[Handle]) -> set[LaneId]:
+        """Where others may wait for a slot that one of these leases has held until now."""
+        if not self._leases:
+            return set()
+        return {each.lane_id for each in handles if self._leases.pop(each.lease_id, self) is None}
+
+
+class _Claiming:
+    """One transaction that claims limited work."""
+
+    def __init__(self, query: ClaimQuery, request: ClaimRequest, limit: int, after: int) -> None:
+        self._query = query
+        self._request = request
+        self._limit = limit
+        self._after = after
+
+    async def run(self, tx: Transaction) -> Round:
+        *found, last = await self._find(tx, self._after)
+        if not found and self._after:
+            # There is none after the last: begin again with the first.
+            *found, last = await self._find(tx, 0)
+        routes = [each.route for each in found]
+        loaded = await load(tx, _ids(last.gate_ids))
+        now_ms = loaded[0].now_ms if loaded else await tx.now_ms()
+        states = {each.gate_id: each.state for each in loaded}
+        allowed = gates.allot(routes, states, self._limit, now_ms)
+        claimed = await self._take(tx, allowed) if allowed else []
+        await self._count(tx, {each.route_id: each for each in routes}, states, claimed)
+        opens_at_ms = gates.next_opening_ms(states.values(), now_ms) or last.opens_at_ms
+        return Round(
+            rows=claimed,
+            looked_at=last.looked_at,
+            steps=last.steps or 0,
+            opens_in_ms=None if opens_at_ms is None else max(0, opens_at_ms - now_ms),
+        )
+
+    async def _find(self, tx: Transaction, after: int) -> list[FoundRow]:
+        rows = await tx.select(
+            "find_gated",
+            **self._query.parameters,
+            kinds=self._query.kinds,
+            after=after,
+            limit=max(self._limit, ROUTES_MIN),
+            steps_max=STEPS_MAX,
+        )
+        return msgspec.convert(rows, list[FoundRow], strict=False)
+
+    async def _take(self, tx: Transaction, allowed: Sequence[gates.Allowance]) -> Sequence[Row]:
+        gated_routes.update(each.route_id for each in allowed)
+        return await tx.select(
+            "claim_ready",
+            **self._query.parameters,
+            **self._request.parameters(self._limit),
+            kinds=(),
+            allowed=msgspec.json.encode(allowed).decode(),
+        )
+
+    async def _count(
+        self,
+        tx: Transaction,
+        routes: Mapping[int, gates.WaitingRoute],
+        states: Mapping[GateId, GateState],
+        claimed: Sequence[Row],
+    ) -> None:
+        """Count what has started, at the time it did."""
+        started: dict[GateId, int] = {}
+        for row in claimed:
+            if row["kind"] != HandleKind.RESUMED:
+                for gate_id in routes[int(str(row["route_id"]))].gate_ids:
+                    started[gate_id] = started.get(gate_id, 0) + 1
+        if not started:
+            return
+        at_ms = int(str(claimed[0]["lease_expires_at_ms"])) - self._request.lease_ttl_ms
+        counting = [
+            states[gate_id].after(count, at_ms)
+            for gate_id, count in sorted(started.items())
+            if states[gate_id].limits.rate
+        ]
+        await tx.save(Changes(updates=tuple(counting)))
+
+
+def _ids(text: str | None) -> tuple[GateId, ...]:
+    return () if text is None else tuple(msgspec.json.decode(text, type=list[GateId]))

@@ -6,9 +6,8 @@ and takes up to `limit` of them in one round trip. The statement behind it
 holds the two together.
 """
 
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct, structs
@@ -24,7 +23,6 @@ from flowfabric.core.checks import (
 from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle, HandleKind, sign
 from flowfabric.core.ids import (
-    UUID_BYTES,
     AttemptId,
     ExecutionId,
     FlowId,
@@ -39,7 +37,6 @@ from flowfabric.core.ids import (
     parse_namespace,
     parse_worker_id,
     uuid_of,
-    uuids_from,
 )
 from flowfabric.core.leases import (
     Fence,
@@ -57,21 +54,11 @@ from flowfabric.core.states import AttemptType, LaneState
 from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.core.views import ExecutionSnapshot, stored_lane_id
 from flowfabric.engine import routes, unit
+from flowfabric.engine.gates import GATES_TOPIC, ClaimQuery, ClaimRequest, GatedClaims
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
-from flowfabric.store.base import Reader, Transaction
+from flowfabric.store.base import Reader, Row, Transaction
 
 LEASE_TTL_MS = 30_000
-
-
-class ClaimQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker can run."""
-
-    namespace: Namespace | None
-    """None: every namespace."""
-    lanes: tuple[LaneId, ...]
-    kinds: tuple[str, ...] | None
-    """None: every kind."""
-    capabilities: tuple[str, ...]
 
 
 class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -140,6 +127,11 @@ def check_worker(worker_id: object, worker_instance_id: object) -> WorkerIdentit
             parse_worker_id("worker_instance_id", worker_instance_id)
         ),
     )
+
+
+def claim_topics(lanes: Iterable[str]) -> list[str]:
+    """What tells that there may be something to claim."""
+    return [GATES_TOPIC, *(unit.ready_topic(lane) for lane in lanes)]
 
 
 def check_query(
@@ -213,6 +205,11 @@ def _read_names(text: str) -> list[str]:
 
 
 class Leases(unit.Group):
+    def __init__(self, shell: unit.Shell) -> None:
+        super().__init__(shell)
+        self.gated = GatedClaims(shell.store)
+        self._gated_first = False
+
     async def claim(
         self,
         lane_id: str = "default",
@@ -268,35 +265,60 @@ class Leases(unit.Group):
         if max_wait_ms == 0:
             return await self._claim(query, worker, lease_ttl_ms, limit)
         deadline_s = time.monotonic() + max_wait_ms / 1_000
-        with self.store.hints([unit.ready_topic(lane) for lane in query.lanes]) as hints:
+        with self.store.hints(claim_topics(query.lanes)) as hints:
             while True:
                 claimed = await self._claim(query, worker, lease_ttl_ms, limit)
                 left_s = deadline_s - time.monotonic()
                 if claimed or left_s <= 0:
                     return claimed
-                await hints.wait(min(left_s, 1.0))
+                await hints.wait(min(left_s, 1.0, self.gated.again_in_s or 1.0))
 
     async def _claim(
         self, query: ClaimQuery, worker: WorkerIdentity, lease_ttl_ms: int, limit: int
     ) -> list[Claimed]:
-        rows = await self.store.execute_alone(
-            "claim_ready",
-            namespace=query.namespace,
-            lanes=query.lanes,
-            kinds=query.kinds,
-            capabilities=query.capabilities,
+        request = ClaimRequest(
             worker_id=worker.worker_id,
             worker_instance_id=worker.worker_instance_id,
             lease_ttl_ms=lease_ttl_ms,
-            limit=limit,
-            uuids=uuids_from(os.urandom(UUID_BYTES * limit)),
         )
+        self.gated.again_in_s = None
+        if await self.gated.serves(query):
+            rows = await self._claim_both(query, request, limit)
+        else:
+            rows = await self._claim_free(query, request, limit)
         leases = msgspec.convert(rows, list[ClaimRow])
         if any(lease.ends_within_ms(lease_ttl_ms) <= unit.DUE_HINT_WITHIN_MS for lease in leases):
             self.store.hint(unit.DUE_TOPIC)
         instance_id = worker.worker_instance_id
         claimed = [self._read_claim(lease, instance_id, lease_ttl_ms) for lease in leases]
         return list(await self.shell.values.through_all(claimed, self._shown))
+
+    async def _claim_free(
+        self, query: ClaimQuery, request: ClaimRequest, limit: int
+    ) -> Sequence[Row]:
+        """Claim what no limit holds up."""
+        return await self.store.execute_alone(
+            "claim_ready",
+            **query.parameters,
+            **request.parameters(limit),
+            kinds=query.kinds,
+            allowed=None,
+        )
+
+    async def _claim_both(
+        self, query: ClaimQuery, request: ClaimRequest, limit: int
+    ) -> Sequence[Row]:
+        """Claim what is under limits and what is not, in turns: the other gets what one leaves."""
+        self._gated_first = not self._gated_first
+        if not self._gated_first:
+            rows = list(await self._claim_free(query, request, limit))
+            if len(rows) < limit:
+                rows += await self.gated.claim(query, request, limit - len(rows))
+            return rows
+        rows = await self.gated.claim(query, request, limit)
+        if len(rows) < limit:
+            rows += await self._claim_free(query, request, limit - len(rows))
+        return rows
 
     async def renew(self, handle: Handle | bytes) -> Renewed:
         """Extend the lease by the time it was claimed for."""

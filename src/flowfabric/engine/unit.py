@@ -51,8 +51,9 @@ from flowfabric.core.records import (
     runs_first_attempt,
 )
 from flowfabric.core.situations import LOST_LEASE
-from flowfabric.core.states import LifecyclePhase, TerminalOutcome
+from flowfabric.core.states import LifecyclePhase, OwnershipState, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Refusal, Subject, combine
+from flowfabric.engine.gates import gated_routes
 from flowfabric.engine.routes import KnowsRoutes
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Key, Parameter, Row, Saving, Store, Transaction, Unlocked
@@ -517,7 +518,9 @@ def hint_about(tx: Saving, changes: Changes, now_ms: int) -> None:
             tx.hint(ATTEMPT_TOPIC)
         if not isinstance(record, Execution):
             continue
-        if record.ready:
+        if record.ready or (
+            record.route_id in gated_routes and record.ownership_state is not OwnershipState.LEASED
+        ):
             tx.hint(ready_topic(record.lane_id))
         if taken_away(record):
             tx.hint(LOST_TOPIC)

@@ -210,6 +210,8 @@ class Work(Creation, Operators, Steps):
             self.store.hint(unit.COMPLETION_TOPIC)
         if any(row["awaited"] for row in rows):
             self.store.hint(unit.DUE_TOPIC)
+        for lane_id in self.gated.lanes_released([each.handle for each in completions]):
+            self.store.hint(unit.ready_topic(lane_id))
         if any(row["in_flow"] for row in rows):
             self.store.hint(unit.DISPATCH_TOPIC)
         done = msgspec.convert(rows, list[Position])

@@ -193,6 +193,10 @@ class HintListener(Protocol):
         """Wait for a hint, at first so long, and longer the longer there was nothing to do."""
         ...
 
+    def take(self) -> bool:
+        """Tell without waiting whether a hint came, and forget it."""
+        ...
+
     def wake(self) -> None:
         """End the wait, or the next one, as a hint would."""
         ...

@@ -105,6 +105,11 @@ class Listener:
     async def look_out(self, first_s: float, max_s: float) -> bool:
         return await self.wait(look_s(time.monotonic() - self._busy_at_s, first_s, max_s))
 
+    def take(self) -> bool:
+        hinted = self._hinted.is_set()
+        self._hinted.clear()
+        return hinted
+
     def found_work(self) -> None:
         self._busy_at_s = time.monotonic()
 

@@ -29,7 +29,8 @@ from flowfabric.core.ids import ExecutionId, parse_lane_id, parse_worker_id, uui
 from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.unit import LOST_TOPIC, ready_topic
+from flowfabric.engine.leases import claim_topics
+from flowfabric.engine.unit import LOST_TOPIC
 from flowfabric.errors import DatabaseGone, FlowFabricError, InvalidInput
 from flowfabric.logs import open_log
 from flowfabric.outages import first_of, level_of, statements_within
@@ -379,8 +380,7 @@ class Worker:
 
     async def _claim_until_stopped(self) -> None:
         backoff_s = BACKOFF_FIRST_S
-        topics = [ready_topic(lane) for lane in self._shares.names]
-        with self._engine.store.hints(topics) as hints:
+        with self._engine.store.hints(claim_topics(self._shares.names)) as hints:
             self._ready = hints
             while not self._stopping.is_set():
                 if self._waiting and time.monotonic() - self._started_at_s > STUCK_S:
@@ -419,7 +419,8 @@ class Worker:
                 if found:
                     hints.found_work()
                 if found < wanted:
-                    await hints.wait(STUCK_S if self._waiting else IDLE_S)
+                    idle_s = STUCK_S if self._waiting else IDLE_S
+                    await hints.wait(min(idle_s, self._engine.claims_again_in_s or idle_s))
 
     def _wanted(self) -> int:
         """How many executions there is room for."""

@@ -31,7 +31,7 @@ with clock as (
                 else 'initial'
            end as attempt_type
       from (
-        select best.*, route.namespace, route.lane_id, route.execution_kind
+        (select best.*, route.namespace, route.lane_id, route.execution_kind
           from (
             -- Found by what the worker serves: how many other kinds there are costs nothing.
             select * from route
@@ -79,7 +79,63 @@ with clock as (
            and route.required_capabilities <@ :capabilities::text[]
            and lane.state in ('active', 'draining')
          order by best.priority desc, best.created_at_ms, best.execution_id
-         limit :limit::bigint
+         limit :limit::bigint)
+        union all
+        -- Of routes under limits, what `core.gates.allot` has given each of them.
+        select best.row_version, best.partition_key, best.execution_id, best.priority,
+               best.created_at_ms, best.lifecycle_phase, best.ownership_state, best.attempt_state,
+               best.pending_retry_reason, best.pending_replay_reason,
+               best.pending_replay_requested_by, best.pending_previous_attempt_index,
+               best.previous_index, route.namespace, route.lane_id, route.execution_kind
+          from jsonb_to_recordset(:allowed::jsonb)
+                   as given (route_id integer, slots bigint, starts bigint)
+          join route using (route_id)
+         cross join lateral (
+            select *,
+                   sum((attempt_state is distinct from 'attempt_interrupted'
+                        or lifecycle_phase = 'active')::int)
+                       over (order by priority desc, created_at_ms, execution_id) as starting
+              from (
+                select *
+                  from (
+                    select *
+                      from (
+                        select e.ctid as row_version, e.partition_key, e.execution_id, e.priority,
+                               e.created_at_ms, e.lifecycle_phase, e.ownership_state,
+                               e.attempt_state, e.pending_retry_reason, e.pending_replay_reason,
+                               e.pending_replay_requested_by, e.pending_previous_attempt_index,
+                               coalesce(e.current_attempt_index, 0) as previous_index
+                          from live e
+                         where e.route_id = given.route_id
+                           and e.ready
+                           and e.public_state = 'waiting'
+                         order by e.priority desc, e.created_at_ms, e.execution_id
+                         limit given.slots
+                           for update skip locked
+                      ) as waiting
+                    union all
+                    select *
+                      from (
+                        select e.ctid as row_version, e.partition_key, e.execution_id, e.priority,
+                               e.created_at_ms, e.lifecycle_phase, e.ownership_state,
+                               e.attempt_state, e.pending_retry_reason, e.pending_replay_reason,
+                               e.pending_replay_requested_by, e.pending_previous_attempt_index,
+                               coalesce(e.current_attempt_index, 0) as previous_index
+                          from live e
+                         where e.route_id = given.route_id
+                           and e.ready
+                           and e.public_state = 'active'
+                         order by e.priority desc, e.created_at_ms, e.execution_id
+                         limit given.slots
+                           for update skip locked
+                      ) as lost
+                  ) as heads
+                 order by priority desc, created_at_ms, execution_id
+                 limit given.slots
+              ) as fitting
+         ) as best
+         where best.starting <= given.starts
+            or (best.attempt_state = 'attempt_interrupted' and best.lifecycle_phase <> 'active')
       ) as best
      cross join lateral (
         select x.payload, x.payload_encoding, x.attempt_timeout_ms
@@ -134,7 +190,7 @@ with clock as (
        -- Another worker's whole turn may have passed since this statement began. Its attempt
        -- is invisible here and could not be continued; the next claim sees it.
        and c.attempt_type is not null
-    returning e.partition_key, e.execution_id, c.namespace, e.instance_tag, e.flow_id, c.lane_id,
+    returning e.partition_key, e.execution_id, e.route_id, c.namespace, e.instance_tag, e.flow_id, c.lane_id,
               c.execution_kind, e.priority, coalesce(e.input, c.payload) as payload,
               case when e.input is null then c.payload_encoding else e.input_encoding end
                   as payload_encoding,
@@ -211,6 +267,6 @@ select partition_key, execution_id::text as execution_id, kind, lease_id::text a
        current_attempt_id::text as attempt_id,
        (select now_ms from clock) + :lease_ttl_ms::bigint as lease_expires_at_ms, namespace,
        execution_kind, priority, payload, payload_encoding, flow_id::text as flow_id, retry_count,
-       created_at_ms, deadline_at_ms, attempt_deadline_ms, attempt_type
+       created_at_ms, deadline_at_ms, attempt_deadline_ms, attempt_type, route_id
   from leased
  order by place;

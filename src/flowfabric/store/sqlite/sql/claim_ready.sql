@@ -76,6 +76,66 @@ select e.rowid, e.partition_key, e.execution_id,
  order by e.priority desc, e.created_at_ms, e.execution_id
  limit :limit;
 -- next
+-- Of routes under limits, what `core.gates.allot` has given each of them.
+insert into temp.claiming (
+    execution_rowid, partition_key, execution_id, kind, reclaim_reason, attempt_type,
+    pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
+    pending_previous_attempt_index, previous_index, namespace, lane_id, execution_kind,
+    attempt_timeout_ms)
+select e.rowid, e.partition_key, e.execution_id,
+       case when e.lifecycle_phase = 'active' then 'reclaimed'
+            when e.attempt_state = 'attempt_interrupted' then 'resumed'
+            else 'fresh'
+       end,
+       case when e.lifecycle_phase = 'active' then e.ownership_state end,
+       case when e.lifecycle_phase = 'active' then 'reclaim'
+            when e.attempt_state = 'attempt_interrupted' then (
+                select attempt_type
+                  from attempt
+                 where attempt.partition_key = e.partition_key
+                   and attempt.execution_id = e.execution_id
+                   and attempt.attempt_index = e.current_attempt_index)
+            when e.attempt_state = 'pending_retry_attempt' then 'retry'
+            when e.attempt_state = 'pending_replay_attempt' then 'replay'
+            else 'initial'
+       end,
+       e.pending_retry_reason, e.pending_replay_reason,
+       e.pending_replay_requested_by, e.pending_previous_attempt_index, e.current_attempt_index,
+       route.namespace, route.lane_id, route.execution_kind, asked.attempt_timeout_ms
+  from json_each(:allowed) as given
+ cross join route on route.route_id = given.value ->> 'route_id'
+ cross join live as e on e.rowid in (
+    select rowid
+      from (
+        select rowid,
+               row_number() over (order by priority desc, created_at_ms, execution_id) as place,
+               resumes,
+               sum(not resumes) over (order by priority desc, created_at_ms, execution_id)
+                   as starting
+          from (
+            select * from (
+                select x.rowid, x.priority, x.created_at_ms, x.execution_id,
+                       x.attempt_state = 'attempt_interrupted' as resumes
+                  from live as x
+                 where x.route_id = given.value ->> 'route_id'
+                   and x.ready
+                   and x.public_state = 'waiting'
+                 order by x.priority desc, x.created_at_ms, x.execution_id
+                 limit :limit)
+            union all
+            select * from (
+                select x.rowid, x.priority, x.created_at_ms, x.execution_id, 0 as resumes
+                  from live as x
+                 where x.route_id = given.value ->> 'route_id'
+                   and x.ready
+                   and x.public_state = 'active'
+                 order by x.priority desc, x.created_at_ms, x.execution_id
+                 limit :limit)))
+     where place <= given.value ->> 'slots'
+       and (resumes or starting <= given.value ->> 'starts'))
+ cross join execution as asked
+    on asked.partition_key = e.partition_key and asked.execution_id = e.execution_id;
+-- next
 update live
    set lifecycle_phase = 'active',
        ownership_state = 'leased',
@@ -182,7 +242,7 @@ select e.partition_key, e.execution_id, c.kind, e.lease_id, e.lease_epoch, c.lan
        case when e.input is null then asked.payload_encoding else e.input_encoding end
            as payload_encoding,
        e.flow_id, e.retry_count, e.created_at_ms, e.deadline_at_ms, e.attempt_deadline_ms,
-       c.attempt_type
+       c.attempt_type, e.route_id
   from temp.claiming as c
  cross join live as e on e.rowid = c.execution_rowid
  cross join execution as asked

@@ -1,0 +1,329 @@
+"""Claims of work under limits."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from flowfabric import Engine
+from flowfabric.core.gates import Gate, GateName, GateOwner
+from flowfabric.core.ids import ExecutionId, QuotaPolicyId
+from flowfabric.core.results import Claimed
+from flowfabric.core.transitions import Changes
+from flowfabric.engine.admission import GateUse
+from flowfabric.store.base import Transaction
+from flowfabric.testing import SettableClock
+from tests.conformance.given import TTL_MS, WORKER, Given
+
+CAP = QuotaPolicyId("7d9f2c1e-1a1b-4c4d-8e8f-000000000001")
+RATE = QuotaPolicyId("7d9f2c1e-1a1b-4c4d-8e8f-000000000002")
+BUDGET = "7d9f2c1e-1a1b-4c4d-8e8f-000000000003"
+
+
+def gate(policy: str = CAP, key: str = "") -> GateName:
+    return GateName(GateOwner.QUOTA, policy, key)
+
+
+async def claim(
+    engine: Engine, limit: int = 100, lanes: Sequence[str] = ("default",)
+) -> list[Claimed]:
+    return await engine.claim_many(list(lanes), limit=limit, lease_ttl_ms=TTL_MS, **WORKER)
+
+
+async def created(given: Given, count: int, **fields: object) -> list[ExecutionId]:
+    """So many, the oldest first."""
+    made: list[ExecutionId] = []
+    for _ in range(count):
+        made.append(await given.waiting(**fields))
+        given.clock.advance("1ms")
+    return made
+
+
+def ids(claimed: Sequence[Claimed]) -> list[ExecutionId]:
+    return [each.execution_id for each in claimed]
+
+
+async def use(engine: Engine, policy: str = CAP) -> dict[str, GateUse]:
+    page = await engine.list_limit_use(policy)
+    return {each.key: each for each in page.gates}
+
+
+@pytest.fixture
+async def cap(engine: Engine) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=2)
+
+
+@pytest.fixture
+async def rate(engine: Engine) -> None:
+    await engine.create_quota_policy(RATE, window_seconds=60, max_requests_per_window=3)
+
+
+async def test_no_more_run_at_once_than_may(engine: Engine, given: Given, cap: None) -> None:
+    waiting = await created(given, 5, gates=[gate()])
+    first = await claim(engine)
+    assert ids(first) == waiting[:2]
+    assert await claim(engine) == []
+    assert (await use(engine))[""].running == 2
+    await engine.complete(first[0].handle)
+    assert ids(await claim(engine)) == waiting[2:3]
+
+
+async def test_what_has_no_limit_is_claimed_beside(engine: Engine, given: Given, cap: None) -> None:
+    limited = await created(given, 3, gates=[gate()])
+    free = [await given.waiting() for _ in range(3)]
+    assert set(ids(await claim(engine))) == {*free, *limited[:2]}
+
+
+async def test_limited_and_unlimited_work_take_turns(engine: Engine, given: Given) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=100)
+    limited = {await given.waiting(gates=[gate()]) for _ in range(4)}
+    free = {await given.waiting() for _ in range(4)}
+    claimed = [ids(await claim(engine, 2)) for _ in range(4)]
+    assert {frozenset(each) <= frozenset(limited) for each in claimed} == {True, False}
+    assert {each for batch in claimed for each in batch} == limited | free
+    assert [set(batch) <= limited for batch in claimed].count(True) == 2
+
+
+async def test_each_key_has_slots_of_its_own(engine: Engine, given: Given, cap: None) -> None:
+    for key in ("ann", "bob", "cy"):
+        for _ in range(3):
+            await given.waiting(gates=[gate(key=key)])
+    assert len(await claim(engine)) == 6
+    assert {key: each.running for key, each in (await use(engine)).items()} == {
+        "ann": 2,
+        "bob": 2,
+        "cy": 2,
+    }
+
+
+async def test_keys_take_turns_whatever_waits_for_each(engine: Engine, given: Given) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=100)
+    for _ in range(20):
+        await given.waiting(gates=[gate(key="large")])
+    small = [await given.waiting(gates=[gate(key=f"small-{n}")]) for n in range(30)]
+    seen: set[ExecutionId] = set()
+    for _ in range(12):
+        seen.update(ids(await claim(engine, 4)))
+    assert seen >= set(small)
+
+
+async def test_an_execution_passes_all_of_its_gates(
+    engine: Engine, given: Given, cap: None, rate: None
+) -> None:
+    for key in ("ann", "bob"):
+        for _ in range(5):
+            await given.waiting(gates=[gate(key=key), gate(RATE)])
+    claimed = await claim(engine)
+    assert len(claimed) == 3
+    for each in claimed:
+        await engine.complete(each.handle)
+    assert await claim(engine) == []
+    assert (await use(engine, RATE))[""].started == 3
+
+
+async def test_tasks_may_share_a_limit(engine: Engine, given: Given, cap: None) -> None:
+    for kind in ("mail", "sms", "push"):
+        await given.waiting(execution_kind=kind, gates=[gate()])
+    assert len(await claim(engine)) == 2
+
+
+async def test_no_more_start_in_a_window_than_may(
+    engine: Engine, given: Given, clock: SettableClock, rate: None
+) -> None:
+    waiting = await created(given, 7, gates=[gate(RATE)])
+    for number in range(3):
+        (claimed,) = await claim(engine, 1)
+        assert claimed.execution_id == waiting[number]
+        await engine.complete(claimed.handle)
+        clock.advance("10s")
+    assert await claim(engine) == []
+    assert engine.claims_again_in_s == 30
+    clock.advance("29.999s")
+    assert await claim(engine) == []
+    clock.advance("1ms")
+    assert ids(await claim(engine)) == waiting[3:4]
+    clock.advance("10s")
+    assert ids(await claim(engine)) == waiting[4:5]
+
+
+async def test_who_goes_on_after_a_pause_needs_a_slot_but_no_start(
+    engine: Engine, given: Given, clock: SettableClock, rate: None
+) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=3)
+    for _ in range(3):
+        await given.waiting(gates=[gate(), gate(RATE)])
+    first, *others = await claim(engine)
+    clock.advance("1ms")
+    later = await given.waiting(gates=[gate(), gate(RATE)])
+    await engine.delay(first.handle, clock.now_ms() + 1_000)
+    clock.advance("1s")
+    await engine.promote_due_delays()
+    assert ids(await claim(engine)) == [first.execution_id]
+    assert (await use(engine, RATE))[""].started == 3
+    await engine.complete(others[0].handle)
+    assert await claim(engine) == []
+    clock.advance("1m")
+    assert ids(await claim(engine)) == [later]
+
+
+async def test_whatever_lets_go_of_a_lease_frees_its_slot(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=1)
+    for _ in range(6):
+        await given.waiting(gates=[gate()])
+
+    async def next_one() -> Claimed:
+        (claimed,) = await claim(engine)
+        assert await claim(engine) == []
+        return claimed
+
+    await engine.fail((await next_one()).handle, "no")
+    await engine.cancel_execution((await next_one()).execution_id, reason="gone")
+    delayed = await next_one()
+    await engine.delay(delayed.handle, clock.now_ms() + 10**9)
+    await engine.cancel((await next_one()).handle, "gone")
+    handed = await next_one()
+    await engine.hand_back(handed.handle, reason="later")
+    again = await next_one()
+    assert again.execution_id == handed.execution_id
+    revoked = again
+    await engine.revoke_lease(revoked.execution_id, reason="drained")
+    lost = await next_one()
+    clock.set_ms(lost.lease_expires_at_ms)
+    # Nobody has noticed yet, and it is free all the same.
+    assert len(await claim(engine)) == 1
+
+
+async def test_a_lost_lease_needs_a_start_again(
+    engine: Engine, given: Given, clock: SettableClock, rate: None
+) -> None:
+    limited = await given.waiting(gates=[gate(RATE)])
+    for _ in range(3):
+        (claimed,) = await claim(engine)
+        clock.set_ms(claimed.lease_expires_at_ms - 20_000)
+        await engine.revoke_lease(limited, reason="drained")
+    assert await claim(engine) == []
+    clock.advance("1m")
+    assert ids(await claim(engine)) == [limited]
+
+
+async def test_a_live_grant_holds_a_slot(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=1)
+    granted, other = await created(given, 2, gates=[gate()])
+    await engine.issue_claim_grant(granted, grant_ttl_ms=5_000, **WORKER)
+    assert await claim(engine) == []
+    clock.advance("5s")
+    assert len(await claim(engine)) == 1
+    assert other is not None
+
+
+async def test_an_admission_by_hand_holds_a_slot(engine: Engine, given: Given) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=1)
+    by_hand = await given.waiting(lane_id="other")
+    limited = await given.waiting(gates=[gate()])
+    await engine.check_admission(CAP, by_hand)
+    assert await claim(engine) == []
+    await engine.release_admission(CAP, by_hand)
+    assert ids(await claim(engine)) == [limited]
+
+
+async def test_a_changed_limit_counts_from_the_next_claim_on(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    policy = await engine.set_limit("mail", window_ms=60_000, max_requests_per_window=1)
+    for _ in range(6):
+        await given.waiting(gates=[gate(policy.quota_policy_id)])
+    assert len(await claim(engine)) == 1
+    assert await claim(engine) == []
+    await engine.set_limit("mail", window_ms=60_000, max_requests_per_window=3)
+    assert len(await claim(engine)) == 2
+    await engine.set_limit("mail", active_concurrency_cap=4)
+    assert len(await claim(engine)) == 1
+    await engine.set_limit("mail")
+    assert len(await claim(engine)) == 2
+
+
+async def test_nothing_passes_a_closed_gate(engine: Engine, given: Given) -> None:
+    name = GateName(GateOwner.BUDGET, BUDGET)
+    waiting = await given.waiting(gates=[name])
+    (claimed,) = await claim(engine)
+    await engine.hand_back(claimed.handle, reason="later")
+
+    async def close(*, closed: bool) -> None:
+        async def body(tx: Transaction) -> None:
+            key = (name.gate_id,)
+            found = (await tx.lock(Gate, [key]))[key]
+            changed = Gate(
+                gate_id=found.gate_id,
+                owner_kind=found.owner_kind,
+                owner_id=found.owner_id,
+                gate_key=found.gate_key,
+                closed=closed,
+            )
+            await tx.save(Changes(updates=(changed,)))
+
+        await engine.store.transact(body)
+
+    await close(closed=True)
+    assert await claim(engine) == []
+    await close(closed=False)
+    assert ids(await claim(engine)) == [waiting]
+
+
+async def test_lanes_kinds_namespaces_and_capabilities_hold_for_limited_work(
+    engine: Engine, given: Given, cap: None
+) -> None:
+    needs = {"routing_requirements": {"required_capabilities": ["gpu"]}}
+    wanted = await given.waiting(gates=[gate(key="a")], policy=needs, namespace="shop")
+    await given.waiting(gates=[gate(key="b")], lane_id="other")
+    await given.waiting(gates=[gate(key="c")], execution_kind="other")
+
+    async def ask(
+        kinds: Sequence[str] = ("work",),
+        capabilities: Sequence[str] = ("gpu",),
+        namespace: str = "shop",
+    ) -> list[ExecutionId]:
+        return ids(
+            await engine.claim_many(
+                ["default"],
+                limit=9,
+                kinds=kinds,
+                capabilities=capabilities,
+                namespace=namespace,
+                **WORKER,
+            )
+        )
+
+    assert await ask(kinds=["other"]) == []
+    assert await ask(kinds=[]) == []
+    assert await ask(capabilities=[]) == []
+    assert await ask(namespace="default") == []
+    await engine.pause_lane("default")
+    assert await ask() == []
+    await engine.resume_lane("default")
+    assert await ask() == [wanted]
+
+
+async def test_the_best_of_a_key_comes_first(engine: Engine, given: Given) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=1)
+    await given.waiting(gates=[gate()], priority=1)
+    best = await given.waiting(gates=[gate()], priority=9)
+    assert ids(await claim(engine)) == [best]
+
+
+async def test_a_waiting_claim_is_woken_when_a_slot_comes_free(
+    engine: Engine, given: Given
+) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=1)
+    one, two = await created(given, 2, gates=[gate()])
+    (held,) = await claim(engine)
+    waiting = asyncio.create_task(engine.claim(max_wait_ms=60_000, **WORKER))
+    await asyncio.sleep(0)
+    await engine.complete(held.handle)
+    async with asyncio.timeout(5):
+        claimed = await waiting
+    assert claimed is not None
+    assert {held.execution_id, claimed.execution_id} == {one, two}
