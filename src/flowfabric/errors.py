@@ -228,7 +228,7 @@ class StepsChanged(FlowFabricError, http_status=409):
     """The code no longer accounts for the steps it has stored.
 
     It was changed while the execution was under way, or depends on something that
-    is not recorded. Restore the steps, or submit the work anew.
+    is not recorded. Restore the steps, or submit the work again.
     """
 
 
@@ -433,7 +433,7 @@ class NoActiveLease(Contention, error_class=ErrorClass.INFORMATIONAL):
 class RetryExhausted(Contention, http_status=503):
     """The transaction kept colliding with others. Try again later."""
 class LockTimeout(RetryExhausted):
-    """Somebody else keeps locked what a transaction needs, such as a key that he inserted."""
+    """Another transaction keeps a row locked that this one needs, such as a key it inserted."""
 class KeyUndecided(Contention):
     """Another open transaction is deciding the same idempotency key or id. Try again."""
 

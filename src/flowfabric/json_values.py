@@ -101,7 +101,7 @@ _WHOLE: Final = frozenset(
 
 def with_private_fields(value: object) -> object:
     """The value itself; a copy, if there are such objects in it."""
-    # Nobody can have made a class with a package that is not there.
+    # A package that is missing cannot have made a class.
     return _shown(value) if "attr" in sys.modules else value
 
 

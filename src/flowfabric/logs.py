@@ -1,7 +1,7 @@
-"""Our loggers. What they record is safe to show, whoever formats it.
+"""Our loggers. What they record is safe to show, however it is formatted.
 
-A failure's text was chosen by whoever may submit work, the name of a database by whoever
-wrote its URL. Both are made visible in the record itself, arguments and traceback, since
+A failure's text comes from anyone who may submit work, the name of a database from its
+URL. Both are made visible in the record itself, arguments and traceback, since
 the program may print records with any formatter.
 """
 

@@ -1,10 +1,10 @@
 """Outages and patience: one line when a database goes away, and how long a statement may take.
 
 Claims, renewals, reports, reconcilers and readers all meet the same outage, again and
-again. The stores say here what they see; whoever waits an outage out says nothing more.
+again. The stores say here what they see; code that waits out an outage logs nothing more.
 A file that is gone is told of once as well, but is no outage: nobody waits for it.
 
-A disk that is full still answers whoever only reads. So an outage that was met in
+A full disk still answers readers. So an outage that was met in
 writing is over when something has been written again.
 """
 
@@ -189,7 +189,7 @@ class OutageWatch:
             self._outages.failed(self._database, error, self._asked_at_s, writing=self._writing)
 
 
-# How long a statement may take, as whoever asks for it says -----------------
+# How long a statement may take, as its caller says --------------------------
 #
 # A network can swallow a statement or its answer without a word. Whoever must know in
 # time, as a worker about its leases, says how long it can wait; everybody else waits

@@ -1,6 +1,6 @@
 """Fixtures for tests of code that uses FlowFabric; pytest finds them by itself.
 
-Loaded into every test session of whoever has the package installed, so nothing of
+Loaded into every test session where the package is installed, so nothing of
 the package is imported before a fixture is asked for. The app needs an event loop
 and is offered where pytest-asyncio provides one.
 """

@@ -3,8 +3,8 @@
 Each reconciler is one bounded sweep: find due rows with an index, let the engine
 decide each again under lock, repeat while the batch was full. The supervisor runs
 them all, then sleeps until the next due time the database reports, or until
-somebody makes something due sooner and says so. Any number of processes may run
-one: rows somebody else is handling are skipped.
+another process makes something due sooner and hints at it. Any number of processes may run
+one: rows that another process is handling are skipped.
 
 Work that others wait for right now (dependents of an execution that has ended) does
 not stand in line: a hint on its topic runs its sweeps at once, beside the others.
@@ -33,9 +33,9 @@ ROUNDS_MAX = 1_000
 LONGEST_SLEEP_S = unit.DUE_HINT_WITHIN_MS / 1_000
 AFTER_ERROR_S = 1.0
 URGENT_SLEEP_S = 600.0
-"""How long an urgent sweep waits for its hint: a lost one is made up for by the regular round."""
+"""How long an urgent sweep waits for its hint: the regular round finds what a lost one meant."""
 AFTER_HELD_S = 0.02
-"""How soon to look again at urgent work that somebody else was holding."""
+"""How soon to look again at urgent work that another process was holding."""
 
 PATIENCE_MIN_S = 2.0
 PATIENCE_MAX_S = 10.0
@@ -211,7 +211,7 @@ class Supervisor:
         if not waits:
             return LONGEST_SLEEP_S
         if soonest_s <= 0:
-            # What is still due after its sweep is held by somebody else, or failed.
+            # What is still due after its sweep is held by another process, or failed.
             return AFTER_ERROR_S
         # Processes that wait for the same row spread out a little.
         return min(soonest_s + random.uniform(0.001, 0.01), LONGEST_SLEEP_S)

@@ -245,7 +245,7 @@ class Registry:
         """Make a function a task that runs by the clock: by cron, or `every="10m"`.
 
         `catch_up` says what happens to due times that passed while no worker ran: the
-        latest is made up for, all are, or none.
+        latest missed run is created, all are, or none.
         """
         check_cron(cron)
         settings = TaskSettings(

@@ -1,4 +1,4 @@
-"""A submitted execution, seen by whoever submitted it.
+"""A submitted execution, as its caller sees it.
 
 All waits of a process share one reader: it looks for the ends of everything that
 is waited for in one statement, when a hint says that something has ended and now
@@ -41,9 +41,9 @@ READ_GAP_S: Final = 0.002
 """Between two reads, per thousand awaited executions: a burst of ends costs few reads."""
 AFTER_ERROR_S: Final = 0.5
 READ_TIMEOUT_S: Final = 5.0
-"""How long a look may take: a network that swallows it must not hold up whoever waits."""
+"""How long a look may take: a network that swallows it must not delay the caller."""
 REASON_TIMEOUT_S: Final = 1.0
-"""How long whoever waited in vain waits for the reason."""
+"""How long a caller that waited in vain waits for the reason."""
 
 _ENDINGS: Final[dict[PublicState, type[errors.Unsuccessful]]] = {
     PublicState.FAILED: errors.ExecutionFailed,
@@ -79,7 +79,7 @@ class Endings:
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._awaited.setdefault(execution_id, set()).add(future)
         if self._hints is not None:
-            # Somebody new has to look at once.
+            # A new waiter looks at once.
             self._hints.wake()
         if self._reader is None or self._reader.done():
             self._reader = asyncio.create_task(self._read(), name="flowfabric-results")
@@ -242,7 +242,7 @@ class Run(Generic[R_co]):
         From the `start`, from `now` on, or after the cursor of a frame. When a later attempt
         takes over, a frame of kind `superseded` tells which earlier ones no longer count; what
         no longer counts from the outset is left out, unless `superseded` asks for it.
-        `live=False` leaves out what is only for whoever watches.
+        `live=False` omits what is only for those watching live.
         """
         follower = self.follow(after, superseded=superseded, live=live)
         while (page := await follower.next_page()) is not None:

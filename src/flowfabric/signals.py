@@ -162,7 +162,7 @@ class SignalToken:
         return self._token
 
     def reveal(self) -> str:
-        """The token as text, safe in links. Whoever has it can send the signal."""
+        """The token as text, safe in links. Anyone who has it can send the signal."""
         text = f"{self.execution_id} {self.waitpoint_id} {self._token.reveal()}"
         return TOKEN_PREFIX + base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 

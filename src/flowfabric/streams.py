@@ -36,7 +36,7 @@ class Frame(Struct, frozen=True, kw_only=True):
     step: str | None = None
     """The step in which it was emitted."""
     live: bool = False
-    """It was only for whoever watches, and is soon forgotten."""
+    """Only for those watching live; it is soon forgotten."""
     superseded: bool = False
     """A later attempt has taken its place."""
     take_over: TakeOver | None = None
@@ -70,7 +70,7 @@ class Idle(Protocol):
 
 
 class Follower:
-    """Reads on where it has stopped. A page is all it holds: whoever reads slowly delays nobody."""
+    """Reads on where it has stopped. It holds one page: a slow reader delays nobody."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Follower:
         """Attempts and steps of what was passed on: whether a later attempt drops any of it."""
         started = read_execution_cursor(self._after)
         if started is not None and started.frame_id:
-            # Whoever goes on after a frame may have been told anything before it.
+            # A reader that resumes after a frame may have seen anything before it.
             self._told.add((started.attempt_index, None))
 
     async def now(self) -> list[Frame]:

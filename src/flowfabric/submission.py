@@ -3,7 +3,7 @@
 Submissions of one process that happen at nearly the same time are committed
 together. Each is checked before it joins the others, so that a bad one is
 refused alone and before anything is written. One whose key or id is being decided
-in somebody else's open transaction leaves the others and waits by itself, without
+in another open transaction leaves the others and waits by itself, without
 a connection.
 """
 
@@ -118,7 +118,7 @@ class GroupCommit(Generic[Item, Answer]):
             self._flushes = {task for task in self._flushes if task is not asyncio.current_task()}
 
     async def _flush_waiting(self) -> None:
-        # Even without a delay: whoever is about to run joins in.
+        # Even without a delay, coroutines that are about to run join in.
         await asyncio.sleep(self._delay_s)
         while batch := self._take():
             items = [entry.item for entry in batch]

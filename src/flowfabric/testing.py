@@ -193,7 +193,7 @@ class LocalApp(App):
 
     async def _wait_for_drains(self) -> bool:
         """Until nothing is being run; False when nothing was."""
-        # Whoever waits on another loop keeps this one, and with it every drain, from going on.
+        # A wait on another loop keeps this one, and with it every drain, from going on.
         if not self._drains or not self._is_here():
             return False
         await self._drained.wait()

@@ -13,9 +13,9 @@ from typing import Final
 from flowfabric.core import limits
 from flowfabric.errors import InvalidCapabilities, InvalidInput, PayloadTooLarge
 
-# Text that somebody else wrote, made safe to show ---------------------------
+# Text that others wrote, made safe to show ----------------------------------
 #
-# What comes out of the database was chosen by whoever may submit work: a failure reason may
+# What comes out of the database was chosen by anyone who may submit work: a failure reason may
 # clear a terminal, set its title, forge a line of a log or turn the reading order around.
 # `visible` replaces whatever acts instead of being seen by an escape that is seen: control
 # characters of both sets, line breaks of every kind, directional overrides and isolates,

@@ -2,7 +2,7 @@
 
 The processes that share a file run on one machine. They count time since it started,
 which nobody can set, from an anchor they share: what the wall clock showed when the
-machine started. When somebody sets the wall clock the anchor follows, since schedules
+machine started. When the wall clock is set the anchor follows, since schedules
 and deadlines are meant by it; what counts time from one moment to another, as a lease
 does, moves along and lasts as long as it was to last.
 """

@@ -134,12 +134,12 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     ahead: int | None
     """Ready executions of the same route that go first; None when there are more than counted."""
     served: bool
-    """Whether somebody claimed from this route lately."""
+    """Whether a worker claimed from this route lately."""
     attended: bool = True
     """Whether any worker is there, of whatever route: each sees to what is due."""
     now_ms: int
     other_versions: tuple[int, ...] = ()
-    """The versions of the same task that somebody claimed lately."""
+    """The versions of the same task that workers claimed lately."""
     waits_for: tuple[str, ...] = ()
     """The names of its open waitpoints, which signals are sent to."""
     progress: Progress | None = None
@@ -450,7 +450,7 @@ ADVICE = {
     Wrong.JOIN_MISREAD: "it does not know how its join stands: cancel it, and replay it if wanted",
     Wrong.MISCOUNTED: "counts of its flow or join are wrong: see project_flow_summary",
     Wrong.FLOW_GONE: "its flow is gone: cancel it if it has not ended",
-    Wrong.ROUTE_GONE: "no worker finds it, nor after a replay: cancel it and submit it anew",
+    Wrong.ROUTE_GONE: "no worker finds it, nor after a replay: cancel it and submit it again",
     Wrong.KEPT_FOR_EVER: "it has ended and will never be deleted: replay and cancel it",
     Wrong.STRAY: "it belongs to an execution that is gone, and can be deleted",
     Wrong.RING: "nothing will move it: cancel one of those that wait for each other",

@@ -606,7 +606,7 @@ def _replayed(
 
 
 def _rearmed_deadline(execution: Execution, now_ms: int) -> int | None:
-    """A relative deadline starts anew; a fixed one that has passed no longer applies."""
+    """A relative deadline starts again; a fixed one that has passed no longer applies."""
     timeout = policies.parse_policy(execution.policy).timeout_policy
     if timeout is not None and timeout.execution_deadline_ms is not None:
         return now_ms + timeout.execution_deadline_ms

@@ -242,7 +242,7 @@ def _skip(subject: transitions.Subject, timing: Timing) -> transitions.Changes:
 
 
 def _fenced(subject: transitions.Subject) -> dict[str, transitions.Field]:
-    """Whoever runs it is fenced at once."""
+    """Its worker is fenced at once."""
     return {"lease_epoch": subject.execution.lease_epoch + 1}
 
 
@@ -351,7 +351,7 @@ def cancelled_flow(
         cancel_reason=reason or flow.cancel_reason or "",
         cancellation_policy=policy,
         last_mutation_at_ms=now_ms,
-        # A flow whose members had all ended ends anew, as cancelled.
+        # A flow whose members had all ended ends again, as cancelled.
         ended_at_ms=None if first else flow.ended_at_ms,
     )
 
@@ -574,7 +574,7 @@ def overlooked(flow: FlowRecord, execution: Execution, group: EdgeGroup | None) 
     """The fired group of an execution that waits although nothing holds it back; none if it does.
 
     An execution without a group, or with one that has no edges, waits for nothing. One that
-    waits for the end of a child has somebody who wakes it.
+    waits for the end of a child is woken by it.
     """
     if held_by(execution) in (Hold.ENDED, Hold.CANCELLATION):
         return None

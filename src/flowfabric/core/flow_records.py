@@ -4,7 +4,7 @@ An edge says that one execution (downstream) waits for another (upstream). All e
 into one execution form its *edge group*, which holds the join policy and counts how
 the upstreams ended. A group leaves `pending` once: it *fires*.
 
-Whoever changes a flow's edges or groups holds the lock of the flow's row.
+To change a flow's edges or groups, lock the flow's row.
 """
 
 from enum import StrEnum

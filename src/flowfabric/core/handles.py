@@ -109,7 +109,7 @@ def verify(handle: Handle, key: bytes, *, backend_tag: int) -> None:
             )
         genuine = hmac.compare_digest(_signature(handle, key), handle.signature)
     except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
-        # Made up by hand: the engine gives out no handle with fields of other types.
+        # Made by hand: the engine issues no handle with fields of other types.
         raise _failure("malformed field") from None
     if not genuine:
         raise _failure("signature mismatch")

@@ -264,7 +264,7 @@ def parse_any_id(
 
 
 def parse_own_id(text: object, field: str = "execution_id") -> str | None:
-    """The id somebody chose for an execution or a flow; None if the text is one of ours, or bad."""
+    """The id a caller chose for an execution or a flow; None if the text is one of ours, or bad."""
     if not isinstance(text, str) or text.startswith("{") or _UUID.fullmatch(text.lower()):
         return None
     if text.isspace():
@@ -273,12 +273,12 @@ def parse_own_id(text: object, field: str = "execution_id") -> str | None:
 
 
 def own_execution_id(namespace: str, own_id: str, partitions: PartitionConfig) -> ExecutionId:
-    """The execution id that an id of somebody's own stands for, in a namespace."""
+    """The execution id that a caller's own id stands for, in a namespace."""
     return solo_execution_id(derived_uuid(namespace, own_id), partitions)
 
 
 def named_flow_id(text: object, namespace: str) -> FlowId:
-    """A flow's uuid, or the one that an id of somebody's own stands for, in a namespace."""
+    """A flow's uuid, or the one that a caller's own id stands for, in a namespace."""
     own_id = parse_own_id(text, "flow_id")
     if own_id is None:
         return FlowId(parse_uuid("flow_id", text))

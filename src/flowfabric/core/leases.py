@@ -7,8 +7,8 @@ still holds the old fence, so its writes are refused whatever its own clock
 says.
 
 `check_holder` is the only place ownership is decided. A lease is dead from
-`lease_expires_at_ms` on, whether or not anybody has noticed; whoever notices
-first writes it down.
+`lease_expires_at_ms` on, whether or not anybody has noticed; the first to notice
+writes it down.
 
 A lost lease, expired or revoked, leaves the execution active and ready: the
 next claim continues it with a new attempt, counted against the policy's
@@ -334,7 +334,7 @@ def _too_often(lost: Execution) -> str | None:
 
     A lease that runs out is how the death of a worker shows; one that was given back, or taken
     away by an operator, is none. Once a step is stored, or the execution waits, the count
-    begins anew: what gets on is not what kills its workers.
+    starts again: an execution that makes progress is not what kills its workers.
     """
     policy = parse_policy(lost.policy)
     if lost.lease_reclaim_count >= reclaim_limit(policy):
@@ -348,7 +348,7 @@ def _too_often(lost: Execution) -> str | None:
 
 # Giving an execution to a worker --------------------------------------------
 #
-# A grant raises the epoch, so whoever held the execution before is fenced from this moment
+# A grant raises the epoch, so the previous holder is fenced from this moment
 # on. A paused attempt continues; a lost lease, a retry or a replay starts another.
 
 NO_TIMERS: Mapping[str, transitions.Field] = MappingProxyType({})

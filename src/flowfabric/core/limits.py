@@ -42,7 +42,7 @@ GATED_ROUTES_MAX = 1_000_000
 GATES_PER_ROUTE_MAX = 16
 """Limits and budgets one execution may be under."""
 ROUTE_KEEP_MS = 24 * 60 * 60 * 1_000
-"""How long a route that no execution uses is kept after somebody last asked for it."""
+"""How long a route that no execution uses is kept after it was last asked for."""
 ROUTE_CACHE_MS = 60 * 60 * 1_000
 """How long a process remembers a route; far less than it is kept."""
 
@@ -99,11 +99,11 @@ EDGE_APPLY_AFTER_MS = 60_000
 """A staged edge nobody applied is applied after this long."""
 AUDIT_EVERY_MS = 60_000
 AUDIT_BATCH = 2_000
-"""How often somebody looks for what was left behind in flows, and at how many members."""
+"""How often flows are searched for what was left behind, and how many members at a time."""
 CANCEL_WAIT_MS_MAX = 300_000
 """The longest a caller may wait for a flow's members to be cancelled."""
 
 OUTAGE_MS_MIN = 1_000
-"""Whoever looks for expired leases and is kept waiting for so long has met an outage."""
+"""A search for expired leases that is kept waiting for this long has met an outage."""
 OUTAGE_SLACK_MS = 2_000
 """How long after the end of a lease such a wait may begin and still explain it."""

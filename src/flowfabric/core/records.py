@@ -633,7 +633,7 @@ class Step(Record, frozen=True, kw_only=True):
     step_key: str
     """A name nothing else of the execution has; see `journal.step_key`."""
     after_key: str | None = None
-    """The step before it in the same line, for whoever reads them in order."""
+    """The step before it in the same line, for reading them in order."""
     kind: StepKind
     line: str = ""
     """The line it belongs to; empty for the function itself."""

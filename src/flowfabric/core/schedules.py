@@ -49,9 +49,9 @@ class CatchUp(StrEnum):
     """What happens to due times that nobody was there to notice."""
 
     LATEST = "latest"
-    """The last one is made up for, those before it are dropped."""
+    """Only the latest missed run is created."""
     ALL = "all"
-    """Each is made up for, oldest first; see `CATCH_UP_MAX`."""
+    """Every missed run is created, oldest first; see `CATCH_UP_MAX`."""
     NONE = "none"
     """All are dropped; see `LATENESS_MAX_MS`."""
 
@@ -160,7 +160,7 @@ def check_definition(
     """The schedule asked for, as if it were new; its first due time is still to be found.
 
     Raises on the first field that is wrong. Whether cron and time zone make sense
-    is found out by whoever knows calendars.
+    is checked where calendars are known.
     """
     if not isinstance(definition, ScheduleDefinition):
         raise InvalidInput("definition", "must be a ScheduleDefinition", definition)
@@ -221,7 +221,7 @@ def merge(existing: Schedule | None, wanted: Schedule) -> Schedule:
 
     A definition whose timing is unchanged keeps its place in time, so registering
     it again at every start of a process neither loses nor repeats a due time. A
-    pause outlives every definition: somebody asked for it.
+    pause outlives every definition: an operator asked for it.
     """
     if existing is None:
         return wanted
@@ -320,7 +320,7 @@ def _plan_all(recurrence: Recurrence, first_ms: int, now_ms: int) -> FiringPlan:
 
 
 def _oldest_kept(recurrence: Recurrence, first_ms: int, now_ms: int) -> int:
-    """The oldest missed due time that is made up for: looks back further and further."""
+    """The oldest missed due time to create a run for: looks back further and further."""
     span_ms = _FIRST_SPAN_MS
     while (start_ms := now_ms - span_ms) >= first_ms:
         newest = deque(between(recurrence, start_ms, now_ms), maxlen=CATCH_UP_MAX)

@@ -59,7 +59,7 @@ class SignalRequest(Struct, frozen=True, kw_only=True):
 
     signal_id: SignalId
     signal_id_is_new: bool
-    """Made up just now: no row can have it."""
+    """Generated just now: no row can have it."""
     signal_name: str
     signal_category: str
     source_type: str

@@ -66,7 +66,7 @@ class Situation(StrEnum):
     FAILED = "failed"
     """It failed, and is not tried again."""
     CANCELLED = "cancelled"
-    """Somebody called it off."""
+    """It was called off."""
     EXPIRED = "expired"
     """It ran out of time."""
     SKIPPED = "skipped"
@@ -145,7 +145,7 @@ def _from(before: Iterable[Situation], *after: Situation) -> dict[Situation, tup
 
 
 def _by_holder(*after: Situation) -> Rule:
-    """For whoever shows the fence of the lease. An overdue lease is noted on the way."""
+    """For the holder of the lease's fence. An overdue lease is noted on the way."""
     idle = (*READY, *SET_ASIDE, *ENDED)
     lost: dict[Situation, Error] = {
         Situation.OVERDUE_LEASE: errors.LeaseExpired,

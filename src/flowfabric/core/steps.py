@@ -6,8 +6,8 @@ happens when an answer was lost, changes nothing.
 
 An execution that waits for others is parked like one that sleeps. What it waits
 for is marked `awaited`; when a marked execution has ended, a reconciler makes
-whoever waits for it ready. Waking is a matter of "look again": the handler runs
-anew, finds the results there are, and parks again for the rest.
+those that wait for it ready. Waking is a matter of "look again": the handler runs
+again, finds the results there are, and parks for the rest.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -247,7 +247,7 @@ def _with_advice(execution: Execution, step_key: str | None, detail: str) -> str
 
 
 def is_blocked(execution: Execution) -> bool:
-    """Whether changed code has stopped it: delayed, until somebody does something about it."""
+    """Whether changed code has stopped it: delayed, until an operator or other code helps."""
     return blocked_by_code(execution.lifecycle_phase, execution.blocking_reason)
 
 

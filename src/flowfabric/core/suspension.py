@@ -275,7 +275,7 @@ def decide_repeat_waitpoint(
     keys: Sequence[HmacKey],
     timing: Timing,
 ) -> Decision[PendingWaitpoint]:
-    """Give whoever holds the execution the waitpoint it made before, open or closed.
+    """Give the holder the waitpoint it made before, open or closed.
 
     One that the execution's end has closed is opened again: after a replay its token is as
     good as before, for the next wait of its name.

@@ -187,7 +187,7 @@ def change(execution: Execution, now_ms: int, **fields: Field) -> Execution:
 
 # How long what has ended is kept --------------------------------------------
 #
-# Failures are kept longer than successes: somebody still has to look at them. How long
+# Failures are kept longer than successes: people still have to look at them. How long
 # an execution is kept is settled when it is created, from its policy or the engine's
 # settings, and written on its row.
 
@@ -222,7 +222,7 @@ def kept_ms(execution: Execution, outcome: TerminalOutcome) -> int:
 
 
 def held_until_ms(ended_at_ms: int, now_ms: int) -> int:
-    """When to look again at something past its keep time that somebody still needs.
+    """When to look again at something past its keep time that is still needed.
 
     After as long as it has been kept already, within limits: what is needed for long
     costs little, and what is needed briefly goes soon.
@@ -238,7 +238,7 @@ def _first(asked: int | None, ttl_ms: int | None, default: int) -> int:
 
 # How executions end ---------------------------------------------------------
 #
-# `finish` is the one terminal transition, whoever causes it: it ends the attempt,
+# `finish` is the one terminal transition, whatever causes it: it ends the attempt,
 # frees the lease, closes the suspension and every waitpoint, drops any claim grant,
 # sets the time after which the row may be deleted, and appends the completion event.
 # The end of a flow's member is also queued for its dependents; the flow decides how

@@ -519,7 +519,7 @@ class FlowMember(Struct, frozen=True, kw_only=True):
     execution_kind: str
     public_state: PublicState
     blocked: bool = False
-    """Whether changed code has stopped it: delayed, until somebody does something about it."""
+    """Whether changed code has stopped it: delayed, until an operator or other code helps."""
     tags: dict[str, str] = {}
 
 

@@ -44,7 +44,7 @@ Word = TypeVar("Word", SuspensionReason, Requester, TimeoutBehavior)
 
 
 class FreshWaitpoint(Struct, frozen=True, kw_only=True):
-    """A waitpoint made by the suspension itself. Ids left out are made up."""
+    """A waitpoint made by the suspension itself. Omitted ids are generated."""
 
     waitpoint_key: str | None = None
     """`wpk:<waitpoint_id>` when left out."""
@@ -320,7 +320,7 @@ def _one_of(words: type[Word], field: str, value: object) -> Word:
 #
 # A token is `<kid>:<hex>`, where hex is HMAC-SHA256 over `kid:execution:waitpoint`
 # with the secret that `kid` names. Nothing about a token is stored; it is computed
-# again from its key, so whoever reads the database without the key table learns
+# again from its key, so reading the database without the key table reveals
 # nothing. Verification looks at the token, the ids it is presented for, and the
 # keys; not at whether such a waitpoint exists. So nobody can find out which ids
 # exist by presenting tokens. Only an empty token, and one that a key of ours did
@@ -348,7 +348,7 @@ _HEX: Final = re.compile(r"(?:[0-9a-fA-F]{2})+")
 
 
 class WaitpointToken:
-    """A token on its way to whoever may use it. `reveal` is the only way to its text."""
+    """A token on its way to its user. `reveal` is the only way to its text."""
 
     __slots__ = ("_text",)
 

@@ -135,7 +135,7 @@ class Stage:
 
 
 def started(step: str) -> Until:
-    """Goes on once somebody has begun a step."""
+    """Goes on once a worker has begun a step."""
 
     def until(notes: list[Note], snapshots: Snapshots) -> bool:
         return any(each.step == step for each in notes)

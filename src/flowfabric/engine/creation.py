@@ -2,15 +2,15 @@
 
 A batch is checked whole before anything is written, then lands in one
 transaction: idempotency guards, executions and tags. Lanes and routes that are
-new are registered before that, in a transaction of their own: whoever submits in
+new are registered before that, in a transaction of their own: callers that submit in
 a transaction that stays open must not hold up everyone else who uses them. Only
 where writers take turns anyway are they registered inside.
 
 Most requests ask for rows that are ready at once, under ids of ours: those take one
 statement, `create_ready.sql`, which writes nothing where a route or lane is in the way.
 
-A key or id that is new belongs to whoever inserts it first, and that is known
-when his transaction ends. Others wait for it, within limits.
+A new key or id belongs to the transaction that inserts it first, which is known
+when that one ends. Others wait for it, within limits.
 """
 
 import os
@@ -242,7 +242,7 @@ class CreateBody:
         )
 
     async def _admit(self, tx: Transaction) -> None:
-        """Hold the routes, registering those not there; refuse lanes that take no more work."""
+        """Hold the routes, registering missing ones; refuse lanes that take no more work."""
         asked = routes.routes_of(self.checked)
         known = {route: self.known_routes[route] for route in asked & self.known_routes.keys()}
         held = await routes.hold_routes(tx, known)

@@ -209,7 +209,7 @@ class Details(Group):
         return await self.store.read(body)
 
     async def own_ids(self, execution_ids: Sequence[str]) -> dict[ExecutionId, str]:
-        """What people call those of these executions that have an id of somebody's own."""
+        """The ids that callers chose for these executions, where they did."""
         given = check_list("execution_ids", execution_ids, 0, EVENTS_BACK_MAX)
         asked = [
             execution_key(each) for each in dict.fromkeys(map(self.shell.check_execution_id, given))
@@ -246,7 +246,7 @@ class Details(Group):
         return (await self.own_ids([asked])).get(asked) or uuid_of(asked)
 
     async def _find_named(self, own_id: str, namespace: str | None) -> dict[str, ExecutionId]:
-        """By namespace, the executions that somebody gave this id."""
+        """The executions that were given this id, by namespace."""
 
         async def body(reader: Reader) -> dict[str, ExecutionId]:
             places = [namespace]
@@ -283,7 +283,7 @@ class Details(Group):
 
         return await self.store.read(body)
 
-    # How executions ended, read for whoever waits for them ------------------
+    # How executions ended, read for those that wait for them ----------------
 
     async def read_outcomes(self, execution_ids: Sequence[str]) -> dict[ExecutionId, Outcome]:
         """How the given executions ended; those that have not, or do not exist, are left out."""

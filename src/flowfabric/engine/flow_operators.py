@@ -2,7 +2,7 @@
 
 Cancelling closes the flow and marks its members in one transaction: from then on nobody
 can claim them. A small flow's members are cancelled in the same transaction, those of
-a large one batch by batch, by whoever waits for it or by the dispatcher. A member
+a large one batch by batch, by the caller that waits for it or by the dispatcher. A member
 that cannot be cancelled holds up no other: it stays queued and is tried again.
 """
 
@@ -37,7 +37,7 @@ from flowfabric.engine.reads import ExecutionFilter, ListCursor, check_filter, s
 from flowfabric.store.base import Key, Reader, Transaction
 
 BUSY_PAUSE_S = 0.05
-"""How long a waiting caller leaves members alone that somebody else is cancelling."""
+"""How long a waiting caller leaves members alone that another process is cancelling."""
 DRAIN_ROUNDS_MAX = 100_000
 
 
@@ -242,7 +242,7 @@ class FlowOperators(FlowBuilding):
     async def ack_cancel_member(self, flow_id: str, execution_id: str) -> None:
         """Take a member that has ended off the queue of those to be cancelled.
 
-        One that is not there is fine; one that has not ended stays, for nobody else would
+        A missing one is fine; one that has not ended stays, for nobody else would
         cancel it.
         """
         asked = self.check_flow_id(flow_id)
@@ -264,7 +264,7 @@ class FlowOperators(FlowBuilding):
     ) -> results.SiblingCancelAction:
         """Take upstreams of a join off the queue of those to be cancelled, if they need not be.
 
-        The dispatcher does so by itself; this is for whoever wants to be sure.
+        The dispatcher does so by itself; call this to be sure.
         """
         asked = self.check_flow_id(flow_id)
         downstream_id = self.check_member_id(

@@ -174,7 +174,7 @@ class FlowReads(FlowBuilding):
     async def find_named_flows(
         self, own_id: str, *, namespace: str | None = None
     ) -> dict[str, FlowId]:
-        """By namespace, the flows that somebody gave this id."""
+        """The flows that were given this id, by namespace."""
 
         async def body(reader: Reader) -> dict[str, FlowId]:
             places = [namespace]
@@ -281,7 +281,7 @@ class FlowReads(FlowBuilding):
         return await self.store.read(body)
 
     async def project_flow_summary(self, flow_id: str) -> bool:
-        """Count the flow's ended members anew and store what they make of it.
+        """Count the flow's ended members again and store the result.
 
         The dispatcher keeps these counts right by itself; this mends them. False
         for a flow without members, of which nothing is written.

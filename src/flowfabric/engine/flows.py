@@ -45,7 +45,7 @@ from flowfabric.engine.work import Work
 from flowfabric.store.base import Parameter, Reader, Transaction
 
 TROUBLE = (errors.Corruption, errors.Bug, errors.RetryExhausted)
-"""What the rows of one member, or whoever holds them, can do to a whole batch."""
+"""How the rows of one member, or a lock on them, can fail a whole batch."""
 
 
 class Settled(Struct, frozen=True, kw_only=True):
@@ -308,7 +308,7 @@ class FlowBuilding(unit.Group):
         endings: Mapping[ExecutionId, Ending],
         also: Changes = NO_CHANGES,
     ) -> Settled:
-        """Resolve edges and let go whoever need not wait any longer; `also` is saved with it."""
+        """Resolve edges and release what need not wait any longer; saves `also` along."""
         resolution = resolve_edges(edges, groups, endings, await tx.now_ms())
         own = Changes(inserts=resolution.inputs, updates=resolution.edges + resolution.groups)
         children = await self.fire(tx, resolution.fired, resolution.inputs, combine([own, also]))
@@ -324,7 +324,7 @@ class FlowBuilding(unit.Group):
         """Let go the downstreams of groups that fired, and have what they spare cancelled."""
         sparing = [group for group in fired if group.cancel_reason is not None]
         if sparing:
-            # Before any member is locked: whoever cancels them locks in this order too.
+            # Before any member is locked: cancelling locks in this order, too.
             await tx.save(also)
             also = NO_CHANGES
             await enqueue_siblings(tx, sparing)
@@ -581,7 +581,7 @@ class FlowBuilding(unit.Group):
     #
     # Members carry no keep time of their own, so none is deleted while others may still
     # ask how it ended; when the flow's time is over they are given it, and go like any
-    # execution. A flow with a member that somebody outside still needs stays as a whole.
+    # execution. A flow with a member that is still needed outside stays as a whole.
     # Past its keep time a flow is gone for every operation, also while a large one is still
     # being deleted batch by batch.
 
@@ -632,7 +632,7 @@ async def forget(tx: Transaction, due: Sequence[FlowRecord], limit: int) -> Forg
 
 
 async def _let_go(tx: Transaction, flows: Sequence[FlowRecord], now_ms: int) -> list[FlowRecord]:
-    """The flows that may go. One with a member that somebody still needs stays as a whole."""
+    """The flows that may go. One with a member that is still needed stays as a whole."""
     fresh = [flow for flow in flows if not flow.going]
     needed = set(await tx.select_as(FlowId, "needed_flows", **_which(fresh)) if fresh else [])
     held = tuple(

@@ -94,12 +94,12 @@ class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def _held_up(handle: Handle, execution: Execution, now_ms: int) -> FlowFabricError:
-    """Why the lease of an execution that somebody else has locked is not renewed."""
+    """Why the lease of an execution that another transaction has locked is not renewed."""
     fence = unit.fence_of(handle)
     try:
         check_holder(execution, fence, now_ms)
     except LeaseExpired:
-        # Whoever has it locked may be its holder, who keeps the lease in a fence.
+        # Its holder may have locked it, to keep the lease in a fence.
         try:
             compare_fence(execution, fence)
         except FlowFabricError as error:
@@ -333,7 +333,7 @@ class Leases(unit.Group):
         """Renew all leases of a process at once; each handle gets its own answer.
 
         Without `waits`, `RetryExhausted` is the answer for a live lease whose execution
-        somebody else has locked: nothing holds up the answers for the others.
+        another transaction has locked: nothing delays the answers for the others.
         """
         check_list("handles", handles, 0, BATCH_MAX)
         check_bool("waits", waits)
@@ -353,7 +353,7 @@ class Leases(unit.Group):
         ]
 
     async def find_lost_leases(self, handles: Sequence[Handle | bytes]) -> list[Handle]:
-        """Those of the given leases that somebody has taken away. Changes nothing."""
+        """The given leases that were taken away. Changes nothing."""
         check_list("handles", handles, 0, BATCH_MAX)
         opened = [self.shell.open_handle(handle) for handle in handles]
         if not opened:

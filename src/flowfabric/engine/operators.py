@@ -44,7 +44,7 @@ class Swept(Struct, frozen=True, kw_only=True):
     full: bool
     """Whether the batch was full: there may be more."""
     held: bool = False
-    """Whether there was something to do that somebody else is holding."""
+    """Whether another process holds something that is due."""
     failures: tuple[str, ...] = ()
     """What could not be done, and why; it is tried again later."""
 

@@ -1,4 +1,4 @@
-"""Schedules: executions created at due times, once per due time whoever is looking.
+"""Schedules: executions created at due times, once each, by however many processes.
 
 Any number of processes may fire schedules. The due row is locked while its
 executions are created the way all others are, and moves on in the same

@@ -75,7 +75,7 @@ class SignalOptions(TypedDict, total=False):
     """What may be said about a signal beside its name."""
 
     signal_id: str | None
-    """Made up when left out."""
+    """Generated if omitted."""
     signal_category: str
     source_type: str
     source_identity: str
@@ -86,7 +86,7 @@ class SignalOptions(TypedDict, total=False):
     target_scope: str
     created_at_ms: int | None
     dedup_ttl_ms: int | None
-    """How long the idempotency key holds; as long as the execution exists, when left out."""
+    """How long the idempotency key holds; as long as the execution exists, if omitted."""
     namespace: str | None
     """An execution of another one counts as unknown."""
 

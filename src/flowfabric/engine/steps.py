@@ -187,7 +187,7 @@ class Steps(unit.Group):
         return outcome
 
     async def wake_awaiting(self, *, limit: int = SWEEP_BATCH) -> Swept:
-        """Make ready whoever waits for an execution that has ended."""
+        """Make executions ready that wait for one that has ended."""
         check_int("limit", limit, 1, BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
@@ -281,7 +281,7 @@ def _hand_back_ask(handle: Handle, reason: str) -> unit.Ask[HandedBack]:
 
 # Executions that wait for one that is gone ----------------------------------
 #
-# Nothing that somebody waits for is trimmed, so there are none; unless rows were deleted by
+# What others wait for is never trimmed, so there are none, unless rows were deleted by
 # hand. Nobody would ever tell them of an end: they are woken, and find out for themselves.
 
 

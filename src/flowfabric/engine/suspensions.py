@@ -202,7 +202,7 @@ class SuspendOptions(TypedDict, total=False):
     waitpoints: Sequence[Binding] | None
     """A fresh one for each key the condition mentions, when left out."""
     suspension_id: str | None
-    """Made up when left out."""
+    """Generated if omitted."""
     resume_policy: ResumePolicy
     reason_code: str
     requested_by: str
@@ -429,7 +429,7 @@ class Suspensions(unit.Group):
     def _parking(
         self, execution_id: ExecutionId, fence: Fence, request: SuspendRequest
     ) -> UnlockedBody[tuple[Parked, Handle] | None]:
-        """Suspends whoever holds the lease and asks for the first time."""
+        """Suspends the holder of the lease, if this is no repeat."""
 
         async def body(tx: Unlocked) -> tuple[Parked, Handle] | None:
             rows = await tx.select_joined(

@@ -1,4 +1,4 @@
-"""The shell around every decision: lock, decide, save, and wake whoever waits.
+"""The shell around every decision: lock, decide, save, and wake what waits.
 
 Every group of operations holds the `Shell`. Its `decide_many` is the
 only way a single execution changes: it locks the executions with their
@@ -352,7 +352,7 @@ def decided(decide: Callable[[], Decision[T]]) -> Decided[T]:
 async def settle_in(
     tx: Transaction, decide: Callable[[], Decision[T]], now_ms: int
 ) -> T | FlowFabricError:
-    """Decide about rows loaded before, save, and wake whoever waits.
+    """Decide about rows loaded before, save, and wake what waits.
 
     A refusal is returned, not raised: what it leaves to write must be committed.
     """

@@ -516,7 +516,7 @@ class KeptSignals(Waitpoints):
 
         async def body(reader: Reader) -> bool:
             execution = await reader.get_one(Execution, key)
-            # One that is gone, or somebody else's, is refused under lock.
+            # One that is gone, or held by another worker, is refused under lock.
             return execution is None or execution.keeps_signals or _not_held(execution, handle)
 
         return await self.store.read(body)

@@ -1,4 +1,4 @@
-"""A started flow, seen by whoever started it."""
+"""A started flow, as its caller sees it."""
 
 import asyncio
 import os

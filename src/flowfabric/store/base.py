@@ -108,7 +108,7 @@ class Saving(Reader, Protocol):
         ...
 
     def hint(self, topic: str) -> None:
-        """Wake whoever waits for `topic`, once this has been committed."""
+        """Wake those who wait for `topic`, once this has been committed."""
         ...
 
 
@@ -130,7 +130,7 @@ class Transaction(Saving, Protocol):
     def broken_by(self, error: BaseException) -> bool:
         """Whether that tells that the database went away before this could commit.
 
-        Also to be asked later, of a transaction of somebody else's that was taken part in.
+        Also to be asked later, of a caller's transaction that was joined.
         """
         ...
 
@@ -216,7 +216,7 @@ class Store(Protocol):
     label: str
     """`postgres` or `sqlite`."""
     writes_beside: bool
-    """Whether others can write while somebody's transaction is open."""
+    """Whether others can write while a transaction is open."""
     backend_tag: int
     """The byte that marks this store's worker handles."""
 
@@ -235,7 +235,7 @@ class Store(Protocol):
     async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
         """Run `body` in one transaction. Deadlocks and serialization failures run it again.
 
-        Raises `LockTimeout` when somebody keeps locked what it needs, where writers do not
+        Raises `LockTimeout` when another transaction keeps a row locked, where writers do not
         take turns anyway after `lock_wait_ms`.
         """
         ...
@@ -250,7 +250,7 @@ class Store(Protocol):
     async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
         """Run `body` in two round trips: one reads, one writes if that is still how it is.
 
-        None, and nothing written, when somebody changed a row meanwhile, when a row that
+        None, and nothing written, when a row has changed meanwhile, when a row that
         is new was there already, and when `body` refuses: `transact` then finds out under
         lock what is true.
         """
@@ -259,7 +259,7 @@ class Store(Protocol):
     async def transact_on(
         self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
     ) -> T:
-        """Run `body` inside the open transaction of somebody else's connection, once.
+        """Run `body` once, inside the open transaction of the caller's connection.
 
         Nothing is committed, and nobody is hinted before the transaction commits. After a
         `LockTimeout`, as after any refusal of ours, their transaction is sound.
@@ -285,7 +285,7 @@ class Store(Protocol):
     ) -> Sequence[Row]:
         """Run the statement `sql/<name>.sql` as a transaction of its own, in one round trip.
 
-        Once it has committed, whoever waits for `topics` is woken.
+        Once it has committed, those who wait for `topics` are woken.
         It returns numbers, texts and bytes; uuids are cast to text in the file.
         A file for SQLite may hold several statements, separated by lines `-- next`;
         the rows are those of the last one.
@@ -308,7 +308,7 @@ class Store(Protocol):
         ...
 
     def hint(self, topic: str) -> None:
-        """Wake whoever waits for `topic`, now: for what `execute_alone` has committed."""
+        """Wake those who wait for `topic` now: for what `execute_alone` has committed."""
         ...
 
     def hints(self, topics: Sequence[str]) -> HintListener:

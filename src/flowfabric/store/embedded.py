@@ -1,4 +1,4 @@
-"""The Postgres that comes in a wheel, run for as long as somebody uses it.
+"""The Postgres that comes in a wheel, running for as long as it is used.
 
 The wheel stops its server when the last process that uses it exits, and a process that is
 killed, by SIGTERM already, does nothing any more. So a guard of our own uses it in place of

@@ -1,4 +1,4 @@
-"""Somebody else's connection: finding the driver's own in it, and working inside its transaction.
+"""A caller's connection: finding the driver's own in it, and working inside its transaction.
 
 SQLAlchemy and Django wrap the driver's connection. SQLAlchemy begins its transaction only when it
 is first used, so it is used here first: what is then written through the driver
@@ -83,11 +83,11 @@ def unknown(connection: object) -> InvalidInput:
 
 
 def _loaded(name: str) -> ModuleType | None:
-    """Whoever passes an object of a package has imported it."""
+    """A caller that passes an object of a package has imported it."""
     return sys.modules.get(name)
 
 
-# A store that works inside the open transaction of somebody else's connection
+# A store that works inside the open transaction of a caller's connection
 #
 # Whatever is asked of it becomes part of that transaction, reads included: they see
 # what it has written. Nothing is committed here, and nothing is tried twice.

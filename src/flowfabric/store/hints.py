@@ -18,7 +18,7 @@ EVERY_TOPIC: Final = "*"
 POLL_FIRST_S: Final = 0.005
 POLL_MAX_S: Final = 1.0
 POLLS_PER_IDLE_TIME: Final = 8
-"""Whoever has had nothing to do for a second looks again after an eighth of that."""
+"""After a second without work, look again after an eighth of that."""
 
 
 LOOKS_PER_IDLE_TIME: Final = 4

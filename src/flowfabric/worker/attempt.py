@@ -181,7 +181,7 @@ class RunningAttempt:
         self._running = self._task_of(self._run())
 
     def _task_of(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
-        """In the worker's context: whoever is here now has one of his own."""
+        """In the worker's context: the caller here has its own."""
         shared = self._shared
         return asyncio.Task(
             work,
@@ -659,7 +659,7 @@ def _unwatch(loop: "weakref.ref[asyncio.AbstractEventLoop]", watch: _Watch) -> N
     watched = loop()
     if watched is None or watch.uses > 0:
         return
-    # Whoever has put another one in place meanwhile keeps it.
+    # Another one that was put in place meanwhile stays.
     if watched.get_task_factory() == watch.factory:
         watched.set_task_factory(watch.before)
         _watching.pop(watched, None)

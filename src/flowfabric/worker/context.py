@@ -201,11 +201,11 @@ class BlockingChild(Generic[R_co]):
         return self._child._services.wait(self._child.result())
 
 
-# The verbs with which a handler speaks to whoever watches its run -----------
+# The verbs with which a handler speaks to those who watch its run -----------
 
 
 class StreamVerbs(Verbs):
-    """The verbs of a context that speak to whoever watches the run."""
+    """The verbs of a context that speak to those who watch the run."""
 
     @on_loop
     async def emit(
@@ -216,10 +216,10 @@ class StreamVerbs(Verbs):
         live: Duration | None = None,
         correlation_id: str | None = None,
     ) -> None:
-        """Say something to whoever follows the run: text, bytes, or anything that is JSON.
+        """Say something to those who follow the run: text, bytes, or anything that is JSON.
 
         It is on its way when this returns, and stored before the attempt ends. `kind` is a
-        label of yours. With `live="10s"` it is only for whoever watches, and soon forgotten.
+        label of yours. With `live="10s"` only those watching live see it, and it is soon forgotten.
         Emitted in a step, it counts as long as that step; outside of steps, as long as its
         attempt, and what was emitted before a pause is not emitted again.
         """
@@ -260,7 +260,7 @@ class BlockingStreamVerbs:
         live: Duration | None = None,
         correlation_id: str | None = None,
     ) -> None:
-        """Say something to whoever follows the run; see `Context.emit`."""
+        """Say something to those who follow the run; see `Context.emit`."""
         verb = self._streaming.emit(content, kind=kind, live=live, correlation_id=correlation_id)
         self._streaming._services.wait(verb)
 

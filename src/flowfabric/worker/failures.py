@@ -122,7 +122,7 @@ def text_of(error: BaseException) -> str:
 # What is kept of a handler's exception beside its message: where in the program it happened
 
 OURS: Final = (str(Path(__file__).parent.parent), str(Path(concurrent.futures.__file__).parent))
-"""Files between the worker and a handler, of no interest to whoever wrote that one."""
+"""Files between the worker and a handler, of no interest to its author."""
 CALLS: Final = str(Path(__file__).with_name("functions.py"))
 """Where functions of the program are called: what is raised there itself, such as a `TypeError`
 about the arguments, comes from the line that has given them."""

@@ -287,7 +287,7 @@ class Functions:
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Whether somebody cancelled the task; else it is an exception that a function raised."""
+    """Whether the task was cancelled, as opposed to a function having raised it."""
     task = asyncio.current_task()
     cancelling = task is not None and task.cancelling() > 0
     return cancelling and isinstance(error, asyncio.CancelledError)

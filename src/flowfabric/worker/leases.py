@@ -2,7 +2,7 @@
 
 The worker's own clock never decides who owns what; the database does. It only
 bounds how long the worker may believe: a lease that was last confirmed longer
-ago than it lasts may belong to somebody else by now. That is counted from before
+ago than it lasts may belong to another worker by now. That is counted from before
 the question was sent, by a clock that nobody sets and that goes on while the
 process or the whole machine stands still.
 """
@@ -125,7 +125,7 @@ class HeldLease:
             self.renew_soon()
 
     def still_locked(self, asked_at_s: float) -> None:
-        """Somebody has the row locked, maybe the fence: nobody could take the lease so far."""
+        """The row is locked, maybe by the fence: nobody could take the lease so far."""
         if self.unsettled:
             until_s = min(asked_at_s + UNSETTLED_S, self._fenced_until_s)
             self.valid_until_s = max(self.valid_until_s, until_s)
@@ -389,7 +389,7 @@ class Heartbeat:
     async def _look_for_lost(self) -> None:
         """Renew what seems to be taken away, and nothing else: the answer says what became of it.
 
-        A look that fails is made up for by the next renewal.
+        If the look fails, the next renewal finds out.
         """
         with self._lock:
             held = {lease.handle: lease for lease in self._held.values() if not lease.fenced}
@@ -407,7 +407,7 @@ class Heartbeat:
     async def _renew(self, held: Sequence[HeldLease]) -> bool:
         asked_at_s = clock_s()
         try:
-            # A row that somebody has locked costs its own lease at most.
+            # A locked row costs its own lease at most.
             with statements_within(self._interval_s):
                 outcomes = await self._engine.renew_many(
                     [lease.handle for lease in held], waits=False

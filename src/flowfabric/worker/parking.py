@@ -4,7 +4,7 @@ A branch that has to wait long says so and stops there. The handler is parked wh
 nothing else of it goes on: no call of another branch is under way, no branch works outside of
 calls, and it is at rest. So a result on its way to another branch is used, and an exception on its
 way out of the handler ends the run: it counts for more than a wait. As long as it is not parked,
-whoever waits looks for itself whether the wait is over.
+each wait looks for itself whether it is over.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ TURNS_MAX: Final = 2_000
 
 
 class Rest:
-    """Tells whoever watches that the handler is at rest."""
+    """Tells its watchers that the handler is at rest."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -85,7 +85,7 @@ class Reports:
     async def send(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:
         """Make a report that is safe to repeat; repeat it while the database is away.
 
-        Raises `LeaseExpired` once the lease may have passed to somebody else.
+        Raises `LeaseExpired` once the lease may have passed to another worker.
         """
         pause_s = BACKOFF_FIRST_S
         while True:
@@ -159,7 +159,7 @@ APPEND_BYTES_MAX: Final = 1024 * 1024
 TEXT_CHARS: Final = FRAME_BYTES_MAX // 4
 """Longer text is sent in several frames."""
 SEQ_BITS: Final = 32
-"""Of a frame's number, counted anew under each lease."""
+"""Of a frame's number; counting starts again under each lease."""
 
 DURABLE: Final = Durable()
 NEVER_MS: Final = -1

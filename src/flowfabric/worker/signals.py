@@ -2,7 +2,7 @@
 
 A wait is known by its place among the calls. Its pause in the database has an id
 made from that place, so every run of the handler finds out how the pause ended,
-whoever started it and however often the worker died in between. The outcome is
+whichever worker started it and however often one died in between. The outcome is
 stored as a step too, from which later runs take it with all the others; since the
 pause keeps it anyway, the handler goes on without waiting for that.
 """

@@ -513,7 +513,7 @@ class Worker:
         self._free(attempt)
 
     async def _watch_for_lost(self) -> None:
-        """Somebody cancelled or revoked something: see at once whether it is ours."""
+        """Something was cancelled or revoked: see at once whether it is ours."""
         with self._engine.store.hints([LOST_TOPIC]) as hints:
             while True:
                 if await hints.wait(3_600) and self._running:

@@ -119,7 +119,7 @@ _ARRAY_TYPES: Final = [
 
 
 def know_arrays(connection: Connection) -> None:
-    """Spare the driver asking each server connection anew what arrays of numbers are.
+    """Spare the driver asking each server connection again what arrays of numbers are.
 
     Its question costs more than all the rest of a first statement.
     """
@@ -172,7 +172,7 @@ _WORDS: Final = {
     "53200": "the server is out of memory",
     "53300": "the server has no connection left; raise its max_connections, or lower pool_max or"
     " the number of processes",
-    "57P01": "the server is being stopped, or somebody ended the connection",
+    "57P01": "the server is being stopped, or an administrator ended the connection",
     "57P03": "the server is starting or stopping",
     _LOCK_TIMEOUT: "somebody else keeps locked what this needs, a fence or another transaction that"
     " is still open; try again once it has ended",
@@ -187,7 +187,7 @@ _PROTOCOL_VIOLATION: Final = "08P01"
 _ABOUT_DATA: Final = ("21", "22", "23", "44", "54")
 
 # Serialization failure, deadlock; and a prepared statement that a migration made
-# stale, which the driver prepares anew the next time.
+# stale, which the driver prepares again the next time.
 COLLISIONS: Final = frozenset({"40001", "40P01", _INVALID_PLAN})
 
 _UNANSWERED: Final = "it was sent, and no answer came"
@@ -236,7 +236,7 @@ def note_unanswered(error: Exception) -> None:
 
 
 def demoted(error: BaseException) -> bool:
-    """Whether the server became a standby, so that connections should be made anew."""
+    """Whether the server became a standby, so that connections should be made again."""
     return sqlstate(error) == _READ_ONLY
 
 

@@ -2,7 +2,7 @@
 
 Ids are handed out when a row is inserted and seen when it commits, so a reader
 can meet 7 before 6 exists. A missing id is either still to come or was rolled
-back. Whoever was given an id holds a write lock on the table until its
+back. A transaction that was given an id holds a write lock on the table until its
 transaction is over, and gives it up only after its rows can be seen. So: look
 who holds one now, wait for exactly those to end, look again. What is missing
 below the highest id seen before that will never come. Transactions that do not

@@ -1,4 +1,4 @@
-"""Our statements on somebody else's Postgres connection, inside their transaction."""
+"""Our statements on a caller's Postgres connection, inside its transaction."""
 
 import importlib
 import re

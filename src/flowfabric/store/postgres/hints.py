@@ -35,7 +35,7 @@ LISTEN_AFTER_S: Final = 0.05
 """What is waited for so briefly is found by asking before a connection could be made."""
 PROOF_TIMEOUT_S: Final = 2.0
 HEALTH_INTERVAL_S: Final = 15.0
-"""A network that falls silent is noticed by the kernel, or by whoever has a statement under way."""
+"""A network that falls silent is noticed by the kernel, or by a statement under way."""
 HEALTH_TIMEOUT_S: Final = 3.0
 SUSPECT_TIMEOUT_S: Final = 1.0
 """How long a listening connection may take to answer once others have fallen silent."""
@@ -56,7 +56,7 @@ _EXPECTED: Final = (*DRIVER_ERRORS, FlowFabricError)
 
 
 def hint_payloads(origin: str, topics: set[str]) -> list[str]:
-    """Messages that hint `topics`; whoever sent them knows them by their origin.
+    """Messages that hint `topics`; their sender knows them by their origin.
 
     Too many topics are all of them, which wakes everybody: a last resort.
     """

@@ -89,11 +89,11 @@ class IdleConnection(Struct, frozen=True):
 
 
 class Turn(NamedTuple):
-    """Somebody who waits for a connection; None says that there may be room to make one."""
+    """A caller waiting for a connection; None says that there may be room to make one."""
 
     future: "asyncio.Future[Connection | None]"
     late_at_s: float
-    """From when on he has waited longer than he would for an answer."""
+    """From when on it has waited longer than it would for an answer."""
 
 
 class Timed:
@@ -115,7 +115,7 @@ class Timed:
         self._connection.terminate()
 
     def _bounded(self, timeout_s: float | None) -> float | None:
-        # Asked for anew each time: what is left may have become less.
+        # Asked for each time: less may be left.
         return patience_s(self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s))
 
 
@@ -228,7 +228,7 @@ class Connections:
         return Acquired(self)
 
     def release(self, connection: Connection, error: BaseException | None) -> None:
-        """Somebody has used a connection, with this error if any."""
+        """A connection was used, with this error if any."""
         if error is None:
             self._give_back(connection)
         elif isinstance(error, TimeoutError):
@@ -296,7 +296,7 @@ class Connections:
         raise Unavailable("store", "it is not open")
 
     async def _wait_for_turn(self, timeout_s: float, *, grows: bool) -> Connection | None:
-        """A connection that somebody gave back, or one made meanwhile if the pool `grows`.
+        """A connection that was given back, or one made meanwhile if the pool `grows`.
 
         None when there may be room for another.
         """
@@ -310,7 +310,7 @@ class Connections:
                 return await asyncio.shield(future)
         except BaseException as error:
             if future.done() and future.exception() is None:
-                # It came at the same moment: somebody else gets it.
+                # It came at the same moment: another caller gets it.
                 connection = future.result()
                 self._wake_next() if connection is None else self._give_back(connection)
             if len(self._generations) < self.pool_max or future.done():
@@ -381,7 +381,7 @@ class Connections:
             except PostgresError as error:
                 if not (settings and setting_refused(error)):
                     raise
-                # Only a pooler does that. Whoever connects first finds out, open or not.
+                # Only a pooler does that. The first to connect finds out, open or not.
                 self.behind_pooler, settings = True, {}
             else:
                 give_up_early(connection)

@@ -72,7 +72,7 @@ _NOT_OPENED: Final = frozenset(
 def translate_opening(error: sqlite3.Error, path: str) -> BaseException:
     """The same for a file that could not be opened: which file, and why, if that can be told.
 
-    What somebody has to mend first is no outage that passes by itself.
+    What an operator has to mend is no outage that passes by itself.
     """
     if _code(error) & _PRIMARY_CODE in _NOT_OPENED:
         reason = _why_not(Path(path).absolute())

@@ -1,4 +1,4 @@
-"""Our statements on somebody else's SQLite connection, inside their transaction.
+"""Our statements on a caller's SQLite connection, inside its transaction.
 
 Nobody needs to be told: other connections to the file notice the commit.
 """

@@ -96,7 +96,7 @@ def _has_ledger(connection: sqlite3.Connection) -> bool:
 def _up_to_date(connection: sqlite3.Connection) -> bool:
     """Whether there is nothing to apply: then opening the file needs no lock on it.
 
-    Somebody may open it for the first time while their own transaction holds the lock.
+    A caller may open it for the first time while its own transaction holds the lock.
     """
     if not _has_ledger(connection):
         return False
@@ -235,7 +235,7 @@ class SqliteStore:
         raise Bug("writers of an SQLite file take turns")
 
     async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
-        """Nobody can interfere: whoever writes is alone."""
+        """Nobody can interfere: there is one writer at a time."""
 
         async def unless_refused(transaction: SqliteTransaction) -> T | None:
             try:

@@ -44,7 +44,7 @@ class WriterJob(Protocol):
 
 
 class Unit(Generic[T]):
-    """A unit of work and the future of whoever waits for it."""
+    """A unit of work and the future of its caller."""
 
     def __init__(self, body: SqliteBody[T], future: "asyncio.Future[T]") -> None:
         self.failure: BaseException | None = None
@@ -199,7 +199,7 @@ class Writer:
         return result
 
     async def data_version(self) -> int:
-        """A number that changes when somebody else commits, and not when we do."""
+        """A number that changes when another process commits, and not when we do."""
         future: asyncio.Future[int] = self._loop.create_future()
         self._hand_over(Probe(future))
         return await future
