@@ -52,7 +52,8 @@ async def test_filters_by_execution_kind_tag_category_and_namespace(
     shop = await cancelled(engine, namespace="shop")
     assert ids("--id", plain, url=url) == [plain]
     assert ids("--kind", "mail", url=url) == [mail]
-    assert ids("--tag", "team=sport", url=url) == [tagged]
+    assert ids("--tag", "team=sport", url=url) == [tagged, tagged]
+    assert ids("--category", "tag", url=url) == [tagged]
     assert ids("--namespace", "shop", url=url) == [shop]
     assert ids("--category", "completion", "-n", "2", url=url) == [tagged, shop]
     assert ids("--category", "lease", url=url) == []
