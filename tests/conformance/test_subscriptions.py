@@ -1,7 +1,7 @@
 """Subscriptions: every event once, in order, from any place, through filters."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import pytest
@@ -12,7 +12,7 @@ from flowfabric.core.events import CompletionOutcome, DeliveryEffect, LeaseEvent
 from flowfabric.core.states import FailureClass
 from flowfabric.engine.events import Subscription, Told
 from flowfabric.engine.unit import EVENT_TOPIC
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import InvalidInput, ResourceExhausted, Unavailable
 from flowfabric.testing import SettableClock
 from tests.conformance.given import TTL_MS, Given
 
@@ -66,6 +66,30 @@ async def test_a_parked_subscriber_is_woken(engine: Engine, given: Given) -> Non
     ended = await given.completed()
     for told in await asyncio.gather(*waiting):
         assert {each.event.execution_id for each in told} == {ended.execution_id}
+
+
+async def test_a_parked_subscriber_is_told_that_its_engine_was_closed(engine: Engine) -> None:
+    subscription = await engine.subscribe_events()
+    waiting = asyncio.create_task(some(subscription, 1))
+    await asyncio.wait([waiting], timeout=0.05)
+    await engine.following.close_subscriptions()
+    with pytest.raises(Unavailable):
+        await waiting
+    with pytest.raises(Unavailable):
+        await some(subscription, 1)
+
+
+async def test_so_many_subscribers_may_be_parked_and_no_more(
+    engine: Engine, given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowfabric.engine.events.SUBSCRIPTIONS_MAX", 1)
+    first, second = await engine.subscribe_events(), await engine.subscribe_events()
+    waiting = [asyncio.create_task(some(each, 3)) for each in (first, second)]
+    done, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert [type(each.exception()) for each in done] == [ResourceExhausted]
+    ended = await given.completed()
+    (other,) = others
+    assert {told.event.execution_id for told in await other} == {ended.execution_id}
 
 
 async def test_what_people_do_is_hinted(engine: Engine, given: Given) -> None:
@@ -199,6 +223,30 @@ async def test_signals_are_told_with_their_effect(engine: Engine, given: Given) 
         ("bob", DeliveryEffect.SATISFIED),
     ]
     assert all(each.signal_id for each in told)
+
+
+@pytest.mark.parametrize("only", [{"namespace": "shop"}, {"tag": ("app.tenant", "acme")}], ids=str)
+async def test_two_tenants_see_nothing_of_each_other(
+    engine: Engine, given: Given, only: dict[str, object]
+) -> None:
+    subscribes: tuple[Callable[..., Awaitable[AsyncIterator[object]]], ...] = (
+        engine.subscribe_completion,
+        engine.subscribe_lease_history,
+        engine.subscribe_signal_delivery,
+        engine.subscribe_instance_tags,
+    )
+    subscriptions = [await subscribe(**only) for subscribe in subscribes]
+    whole = [
+        {"namespace": name, "tags": {"app.tenant": tenant}}
+        for name, tenant in (("other", "other"), ("shop", "acme"))
+    ]
+    for fields in whole:
+        claimed = await given.running(**fields)
+        await engine.deliver_operator_signal(claimed.execution_id, "x", signal_name="x")
+        await engine.complete(claimed.handle)
+    async with asyncio.timeout(10):
+        told = [await anext(subscription) for subscription in subscriptions]
+    assert [getattr(each, "execution_id", None) for each in told] == [claimed.execution_id] * 4
 
 
 async def test_tags_are_told_as_they_change(

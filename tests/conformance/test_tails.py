@@ -14,7 +14,7 @@ from flowfabric.core.states import FailureClass
 from flowfabric.core.streams import BestEffortLive, NewFrame, Visibility
 from flowfabric.core.tails import CloseReason, StreamFrames
 from flowfabric.engine.streams import FrameAppend
-from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.errors import InvalidInput, NotFound, ResourceExhausted
 from flowfabric.testing import SettableClock
 from tests.conformance.given import TTL_MS, UNKNOWN_ID, Given
 
@@ -207,6 +207,37 @@ async def test_a_tail_gives_up_in_time(engine: Engine, given: Given) -> None:
     claimed = await given.running()
     page = await engine.tail_stream(claimed.execution_id, 0, block_ms=20)
     assert page == StreamFrames(frames=(), next_cursor="0-0")
+
+
+async def test_a_tail_that_is_parked_returns_when_its_engine_is_closed(
+    engine: Engine, given: Given
+) -> None:
+    claimed = await given.running()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        tail = group.create_task(engine.tail_stream(claimed.execution_id, 0, block_ms=LONG_MS))
+        await parked(tail, engine)
+        await engine.following.close_tails()
+    assert await tail == StreamFrames(frames=(), next_cursor="0-0")
+
+
+async def test_so_many_tails_may_be_parked_and_no_more(
+    engine: Engine, given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowfabric.engine.tails.TAILS_MAX", 2)
+    claimed = await given.running()
+    reading = (claimed.execution_id, 0)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        tails = [
+            group.create_task(engine.tail_stream(*reading, block_ms=LONG_MS)) for _ in range(2)
+        ]
+        while engine.parked_tails < 2:
+            await asyncio.wait(tails, timeout=0.001)
+        with pytest.raises(ResourceExhausted, match="stream_tails"):
+            await engine.tail_stream(*reading, block_ms=LONG_MS)
+        # What does not wait is read all the same.
+        assert texts(await engine.tail_stream(*reading)) == []
+        await engine.append_frame(claimed.handle, text("a"))
+    assert [texts(await tail) for tail in tails] == [["a"], ["a"]]
 
 
 # Ends

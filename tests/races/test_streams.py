@@ -2,7 +2,7 @@
 
 import asyncio
 
-from flowfabric import Engine, FlowFabricError
+from flowfabric import Engine, FlowFabricError, connect
 from flowfabric.core.results import Claimed
 from flowfabric.core.streams import DurableSummary, NewFrame
 from flowfabric.core.tails import CloseReason
@@ -79,3 +79,20 @@ async def last_page(engine: Engine, execution_id: str) -> list[str]:
                 CloseReason.ATTEMPT_CANCELLED,
             )
             return [frame.id for frame in page.frames]
+
+
+async def test_parked_tails_hold_no_connection(postgres_database: str) -> None:
+    async with await connect(postgres_database, pool_max=2) as engine:
+        (claimed,) = await running(engine)
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            tails = [
+                group.create_task(
+                    engine.tail_stream(claimed.execution_id, 0, block_ms=30_000), name=str(number)
+                )
+                for number in range(8)
+            ]
+            while engine.parked_tails < 8:
+                await asyncio.wait(tails, timeout=0.001)
+            async with asyncio.timeout(2):
+                await engine.append_frame(claimed.handle, NewFrame(payload=b"a"))
+        assert [len((await tail).frames) for tail in tails] == [1] * 8

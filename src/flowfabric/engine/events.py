@@ -378,9 +378,12 @@ class LogWatch:
         self._waiting: dict[asyncio.Event, int] = {}
         self._hints: HintListener | None = None
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
     async def wait(self, after_id: int) -> None:
         """Until the log reaches past an event; what is there may still have to be waited for."""
+        if self._closed:
+            raise errors.Unavailable("subscriptions", "the engine was closed")
         if len(self._waiting) >= SUBSCRIPTIONS_MAX:
             raise errors.ResourceExhausted("subscriptions", SUBSCRIPTIONS_MAX)
         arrived = asyncio.Event()
@@ -396,6 +399,10 @@ class LogWatch:
             del self._waiting[arrived]
 
     async def close(self) -> None:
+        """Whoever waits is told, and whoever would."""
+        self._closed = True
+        for arrived in self._waiting:
+            arrived.set()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -163,7 +163,7 @@ class Tails(unit.Group):
             while True:
                 found = await read()
                 left_s = until_s - time.monotonic()
-                if is_enough(found) or left_s <= 0:
+                if is_enough(found) or left_s <= 0 or self._watch.closed:
                     return found
                 await hints.wait(left_s)
 
@@ -451,6 +451,7 @@ class StreamWatch:
         self.number = 0
         self._seen: dict[StreamKey, object] = {}
         self._task: asyncio.Task[None] | None = None
+        self.closed = False
 
     @contextmanager
     def parked(self, key: StreamKey, hints: HintListener) -> Iterator[None]:
@@ -471,6 +472,11 @@ class StreamWatch:
                 self._seen.pop(key, None)
 
     async def close(self) -> None:
+        """Parked tails return with what there is, as if their time was over."""
+        self.closed = True
+        for each in self._parked.values():
+            for hints in each:
+                hints.wake()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
