@@ -371,7 +371,7 @@ def settle(
     beyond = {name: n for name, n in used.items() if n > held.get(name, 0)}
     over = _over(freed, beyond)
     if over is not None and account.budget.enforcement_mode is EnforcementMode.STRICT:
-        promised = {name: min(n, held.get(name, 0)) for name, n in used.items()}
+        promised = {name: min(n, held[name]) for name, n in used.items() if name in held}
         counted = structs.replace(freed, usage=plus(freed.usage, promised))
         refused = structs.replace(over, current_usage=counted.usage.get(over.dimension, 0))
         return Posting(_breached(counted, over.dimension, now_ms), refused)
