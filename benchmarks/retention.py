@@ -28,7 +28,7 @@ select 1, 'completion', 'success', 'default', array[7], array[gen_random_uuid()]
 LEFT = """
 select (select count(*) from flowfabric.frame)
      + (select count(*) from flowfabric.event where occurred_at_ms = 1)
-     + (select count(*) from flowfabric.execution where execution_kind = 'spoke')
+     + (select count(*) from flowfabric.execution_now where execution_kind = 'spoke')
 """
 SWEEPS = ("retention", "stream_retention", "event_retention")
 

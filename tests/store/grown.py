@@ -5,6 +5,7 @@ hundred rows of each kind are due. At the head of the lane `main` stand crowds t
 worker in question cannot serve: work that needs `gpu`, and work of the kind `video`.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -240,6 +241,41 @@ def claim(lane: str, limit: int, kind: str = "mail") -> Question:
         "clock": NOW_MS,
     }
     return Question("claim_ready", parameters, limit, limit, f"{limit} {kind} from {lane}")
+
+
+def creation() -> Question:
+    """Of executions with keys, ids and parents, where all is new."""
+    term = {
+        "place": 0,
+        "route_id": CROWDED_ROUTE,
+        "namespace": "default",
+        "lane_id": "main",
+        "execution_kind": "video",
+        "required_capabilities": [],
+        "gate_ids": "[]",
+        "priority": 0,
+        "creator_identity": "",
+        "policy": "{}",
+        "retention_ms": 1,
+        "retention_failed_ms": 1,
+        "delay_ms": 1_000,
+        "tag_rows": [["app.tenant", "acme", "attached", "{}"]],
+    }
+    parameters: Parameters = {
+        "terms": json.dumps([term]),
+        "places": b"0" * FENCES,
+        "ids_are_new": False,
+        "lock_wait_ms": 100,
+        "execution_ids": [make_execution_id(*id_of(0xF, n)) for n in range(FENCES)],
+        "payloads": [b"{}"] * FENCES,
+        "own_ids": [f"own-{n}" for n in range(FENCES)],
+        "idempotency_keys": [f"new-{n}" for n in range(FENCES)],
+        "fingerprints": [b"f"] * FENCES,
+        "parents": [make_execution_id(*id_of(LEASED_SALT, n + 1)) for n in range(FENCES)],
+        "clock": NOW_MS,
+    }
+    # Each is looked for in three tables and written into five.
+    return Question("create_new", parameters, 2 * FENCES, 1)
 
 
 def fences() -> Parameters:

@@ -38,6 +38,7 @@ from tests.store.grown import (
     START_MS,
     Question,
     claim,
+    creation,
     groups,
     questions,
 )
@@ -57,8 +58,8 @@ LARGE = {
     "execution", "live", "ending", "attempt", "event", "execution_tag", "idempotency_guard",
     "suspension", "waiter", "waitpoint", "stream", "frame",
 }  # fmt: skip
-QUESTIONS = questions()
-POSTGRES_QUESTIONS = questions(EVENTS_PER_ROW)
+QUESTIONS = [*questions(), creation()]
+POSTGRES_QUESTIONS = [*questions(EVENTS_PER_ROW), creation()]
 
 POSTGRES_EVENTS = """
     insert into event (occurred_at_ms, execution_id, partition_key, category, event_type, namespace)
@@ -192,7 +193,8 @@ async def as_the_store_does(url: str) -> Connection:
 async def explain(connection: Connection, question: Question) -> Node:
     """Carry the statement out with the plan that serves all parameters, and undo it."""
     statement = numbered(question.statement, POSTGRES_STATEMENTS)
-    arguments = ", ".join(literal(question.parameters[name]) for name in statement.parameters)
+    given = {"hint": None, **question.parameters}
+    arguments = ", ".join(literal(given[name]) for name in statement.parameters)
     await connection.execute(f"prepare question as {statement.text}")
     await connection.execute("begin")
     try:

@@ -153,11 +153,16 @@ class Terms(Struct, frozen=True, kw_only=True):
     gate_ids: str = NO_GATES
     """Those of the gates, as JSON: what a route knows them by."""
 
+    def waits_until_ms(self, now_ms: int) -> int | None:
+        """Until when what is created now is delayed, if it is."""
+        until_ms = self.delay_until_ms
+        if until_ms is None and self.delay_ms is not None:
+            until_ms = now_ms + self.delay_ms
+        return until_ms if until_ms is not None and until_ms > now_ms else None
+
     @property
-    def is_ready(self) -> bool:
-        """Whether what is created becomes one row that is ready, and nothing else."""
-        times = (self.delay_until_ms, self.delay_ms, self.deadline_at_ms, self.deadline_after_ms)
-        return not self.tags and times.count(None) == len(times)
+    def instance_tag(self) -> str | None:
+        return self.tags.get(INSTANCE_TAG_KEY)
 
 
 class Checked(Struct, frozen=True, kw_only=True, gc=False):
@@ -350,10 +355,8 @@ def check_parent(checked: Checked, namespaces: Mapping[ExecutionId, str]) -> Non
 
 def new_execution(checked: Checked, route_id: int, now_ms: int) -> Execution:
     terms = checked.terms
-    delay_until_ms = terms.delay_until_ms
-    if delay_until_ms is None and terms.delay_ms is not None:
-        delay_until_ms = now_ms + terms.delay_ms
-    delayed = delay_until_ms is not None and delay_until_ms > now_ms
+    delay_until_ms = terms.waits_until_ms(now_ms)
+    delayed = delay_until_ms is not None
     deadline_at_ms = terms.deadline_at_ms
     if deadline_at_ms is None and terms.deadline_after_ms is not None:
         deadline_at_ms = now_ms + terms.deadline_after_ms
@@ -370,7 +373,7 @@ def new_execution(checked: Checked, route_id: int, now_ms: int) -> Execution:
             creator_identity=terms.creator_identity,
             idempotency_key=checked.idempotency_key,
             parent_execution_id=checked.parent_execution_id,
-            instance_tag=terms.tags.get(INSTANCE_TAG_KEY),
+            instance_tag=terms.instance_tag,
             lifecycle_phase=LifecyclePhase.RUNNABLE,
             ownership_state=OwnershipState.UNOWNED,
             eligibility_state=EligibilityState.NOT_ELIGIBLE_UNTIL_TIME
@@ -386,7 +389,7 @@ def new_execution(checked: Checked, route_id: int, now_ms: int) -> Execution:
             created_at_ms=now_ms,
             last_transition_at_ms=now_ms,
             last_mutation_at_ms=now_ms,
-            delay_until_ms=delay_until_ms if delayed else None,
+            delay_until_ms=delay_until_ms,
             deadline_at_ms=deadline_at_ms,
             payload=checked.payload,
             payload_encoding=terms.payload_encoding,

@@ -142,17 +142,30 @@ def tag_events(execution: Execution, tags: Mapping[str, str], now_ms: int) -> tu
     return tuple(
         Event(
             category=EventCategory.TAG,
-            event_type=TagEventType.ATTACHED if value else TagEventType.CLEARED,
+            event_type=event_type,
             partition_key=execution.partition_key,
             execution_id=execution.execution_id,
             flow_id=execution.flow_id,
             namespace=execution.namespace,
             instance_tag=execution.instance_tag,
-            details=msgspec.json.encode(TagDetails(key, value)).decode(),
+            details=details,
             occurred_at_ms=now_ms,
         )
-        for key, value in tags.items()
+        for _, _, event_type, details in tag_rows(tags)
     )
+
+
+def tag_rows(tags: Mapping[str, str]) -> list[tuple[str, str, TagEventType, str]]:
+    """Each tag with the type of the event that tells of it, and its details."""
+    return [
+        (
+            key,
+            value,
+            TagEventType.ATTACHED if value else TagEventType.CLEARED,
+            msgspec.json.encode(TagDetails(key, value)).decode(),
+        )
+        for key, value in tags.items()
+    ]
 
 
 # Where a reader of the event log is, and in which history -------------------

@@ -6,8 +6,8 @@ new are registered before that, in a transaction of their own: callers that subm
 a transaction that stays open must not hold up everyone else who uses them. Only
 where writers take turns anyway are they registered inside.
 
-Most requests ask for rows that are ready at once, under ids of ours: those take one
-statement, `create_ready.sql`, which writes nothing where a route or lane is in the way.
+Most requests ask for what is not there yet: those take one statement, `create_new.sql`, which
+writes nothing where a route, a lane, a key or an id is in the way.
 
 A new key or id belongs to the transaction that inserts it first, which is known
 when that one ends. Others wait for it, within limits.
@@ -15,12 +15,10 @@ when that one ends. Others wait for it, within limits.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Self
 
-import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from flowfabric import errors
 from flowfabric.core import creation
@@ -42,48 +40,8 @@ from flowfabric.core.states import TERMINAL_STATES, LaneState, PublicState
 from flowfabric.core.steps import new_waiter
 from flowfabric.core.transitions import Changes
 from flowfabric.engine import routes, unit
-from flowfabric.store.base import Body, Key, Parameter, Transaction
-
-TERMS_MAX: Final = 10
-"""How many different terms the requests of one statement may have: each is known by a digit."""
-
-
-class ReadyRows(Struct, frozen=True):
-    """Requests as `create_ready.sql` takes them: for executions that are ready at once.
-
-    Most submissions ask for nothing else. What they share travels once, as a JSON document.
-    """
-
-    parameters: dict[str, Parameter]
-    topics: set[str]
-    """Whom to wake for them."""
-
-    @classmethod
-    def of(
-        cls, checked: Sequence[creation.Checked], route_ids: Mapping[routes.Route, int]
-    ) -> Self | None:
-        """None unless it can take all of them."""
-        terms = {id(each.terms): each.terms for each in checked}
-        if len(terms) > TERMS_MAX or not all(
-            each.is_ready and routes.route_of(each) in route_ids for each in terms.values()
-        ):
-            return None
-        for each in checked:
-            if not each.id_is_new or each.idempotency_key or each.parent_execution_id:
-                return None
-        places = {key: str(place) for place, key in enumerate(terms)}
-        shared = [
-            {"place": place, "route_id": route_ids[routes.route_of(each)], **structs.asdict(each)}
-            for place, each in enumerate(terms.values())
-        ]
-        parameters: dict[str, Parameter] = {
-            "terms": msgspec.json.encode(shared).decode(),
-            "places": "".join([places[id(each.terms)] for each in checked]).encode(),
-            "execution_ids": [each.execution_id for each in checked],
-            "payloads": [each.payload for each in checked],
-        }
-        return cls(parameters, {unit.ready_topic(each.lane_id) for each in terms.values()})
-
+from flowfabric.engine.fresh import FreshRows
+from flowfabric.store.base import Body, Key, Transaction, UniqueViolation
 
 GUARD_TRIES_MAX = 5
 """How often a key that vanishes while it is looked at is tried."""
@@ -91,9 +49,17 @@ KEYS_SHOWN_MAX = 3
 ACCEPTING = (LaneState.ACTIVE, LaneState.PAUSED)
 
 
-def _all_created(checked: Sequence[creation.Checked]) -> list[CreateResult]:
-    waiting = PublicState.WAITING
-    return [Created(execution_id=each.execution_id, public_state=waiting) for each in checked]
+def _all_created(checked: Sequence[creation.Checked], now_ms: int) -> list[CreateResult]:
+    states = {
+        id(each.terms): PublicState.WAITING
+        if each.terms.waits_until_ms(now_ms) is None
+        else PublicState.DELAYED
+        for each in checked
+    }
+    return [
+        Created(execution_id=each.execution_id, public_state=states[id(each.terms)])
+        for each in checked
+    ]
 
 
 @contextmanager
@@ -509,20 +475,21 @@ class Creation(unit.Group):
         if not checked:
             return []
         await self.shell.know_routes(checked)
-        ready = ReadyRows.of(checked, self.shell.routes) if self.shell.commits else None
-        if ready is None:
+        new = FreshRows.of(checked, self.shell.routes) if self.shell.commits else None
+        if new is None:
             return await self._create(checked, key_wait_ms)
         try:
-            (row,) = await self.store.execute_alone(
-                "create_ready", ready.topics, **ready.parameters
-            )
+            (row,) = await self.store.execute_alone("create_new", new.topics, **new.parameters)
+        except (UniqueViolation, errors.LockTimeout):
+            # Others have taken a key or an id meanwhile, or are about to.
+            return await self._create(checked, key_wait_ms)
         except errors.Transport as lost:
-            if lost.kind is not errors.BackendErrorKind.TRANSPORT:
+            if lost.kind is not errors.BackendErrorKind.TRANSPORT or new.parameters["lock_wait_ms"]:
                 raise
             return await self._create_again(checked, lost)
         if not row["made"]:
             return await self._create(checked, key_wait_ms)
-        return _all_created(checked)
+        return _all_created(checked, int(str(row["now_ms"])))
 
     async def _create(
         self, checked: Sequence[creation.Checked], key_wait_ms: int
@@ -542,7 +509,7 @@ class Creation(unit.Group):
             await self._create(checked, KEY_WAIT_MS)
         except errors.Transport:
             raise lost from None
-        return _all_created(checked)
+        return _all_created(checked, time.time_ns() // 1_000_000)
 
     # Taking part in the caller's own database transaction -------------------
     #

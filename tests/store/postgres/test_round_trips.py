@@ -4,11 +4,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import asyncpg
 import pytest
+from msgspec import structs
 
 from flowfabric import Engine, connect
 from flowfabric.core.conditions import ByName, Single
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.results import Claimed
+from flowfabric.core.results import Claimed, Created
 from flowfabric.core.waitpoints import FreshWaitpoint
 from flowfabric.engine.suspensions import SuspendOutcome
 
@@ -67,6 +68,28 @@ async def test_a_submission(engine: Engine, sent: list[str]) -> None:
     await engine.create_execution(work)
     sent.clear()
     await engine.create_executions([work, work])
+    assert len(sent) == 1, sent
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"idempotency_key": "k"},
+        {"execution_id": "own"},
+        {"tags": {"some.tag": "v"}},
+        {"delay_ms": 60_000},
+        {"execution_deadline_at_ms": 4_000_000_000_000},
+        {"idempotency_key": "k", "tags": {"some.tag": "v"}, "delay_ms": 60_000},
+    ],
+    ids=str,
+)
+async def test_a_submission_of_more_than_work(
+    engine: Engine, sent: list[str], asked: dict[str, object]
+) -> None:
+    await engine.create_execution(NewExecution(execution_kind="work"))
+    sent.clear()
+    request = structs.replace(NewExecution(execution_kind="work"), **asked)
+    assert isinstance(await engine.create_execution(request), Created)
     assert len(sent) == 1, sent
 
 

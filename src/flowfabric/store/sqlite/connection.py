@@ -126,10 +126,11 @@ create temp table claiming (
 
 _CREATING: Final = """
 create temp table creating (
-    place integer primary key, route_id, payload_encoding, priority, creator_identity, policy,
-    attempt_timeout_ms, retention_ms, retention_failed_ms
+    place integer primary key, route_id, namespace, payload_encoding, priority, creator_identity,
+    policy, attempt_timeout_ms, retention_ms, retention_failed_ms, until_ms, deadline_at_ms,
+    idempotency_ttl_ms, instance_tag, tag_rows
 )"""
-"""What the executions that `create_ready.sql` creates have in common."""
+"""What the executions that `create_new.sql` creates have in common."""
 
 _COMPLETING: Final = """
 create temp table completing (

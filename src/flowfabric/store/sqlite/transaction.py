@@ -268,13 +268,15 @@ def _element(part: object) -> object:
 def _zipped(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
     """All list parameters as one, `:rows`: a JSON array of objects named after them.
 
-    Joining several `json_each` on their position compares each with each.
+    Joining several `json_each` on their position compares each with each. A list that is empty
+    where others are not says nothing of any row.
     """
     lists = {
         name: [_element(part) for part in value]
         for name, value in parameters.items()
         if _is_list(value)
     }
-    rows = [dict(zip(lists, row, strict=False)) for row in zip(*lists.values(), strict=True)]
     scalars = {name: value for name, value in parameters.items() if name not in lists}
+    lists = {name: parts for name, parts in lists.items() if parts}
+    rows = [dict(zip(lists, row, strict=False)) for row in zip(*lists.values(), strict=True)]
     return scalars | {ROWS: msgspec.json.encode(rows).decode()}

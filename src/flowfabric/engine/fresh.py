@@ -1,0 +1,107 @@
+"""Requests for executions of which nothing is there yet, as rows of one statement.
+
+Most submissions are such: under ids of ours, or with keys and ids that are new.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Self
+
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric.core import creation
+from flowfabric.core.events import tag_rows
+from flowfabric.engine import routes, unit
+from flowfabric.store.base import Parameter
+
+TERMS_MAX: Final = 10
+"""How many different terms the requests of one statement may have: each is known by a digit."""
+LOCK_WAIT_MS: Final = 200
+"""How long that statement waits for whoever is deciding the same key or id."""
+
+
+class FreshRows(Struct, frozen=True):
+    """Requests as `create_new.sql` takes them: for executions of which nothing is there yet.
+
+    Most submissions ask for nothing else. What they share travels once, as a JSON document.
+    """
+
+    parameters: dict[str, Parameter]
+    topics: set[str]
+    """Whom to wake for them."""
+
+    @classmethod
+    def of(
+        cls, checked: Sequence[creation.Checked], route_ids: Mapping[routes.Route, int]
+    ) -> Self | None:
+        """None unless it can take all of them."""
+        terms = {id(each.terms): each.terms for each in checked}
+        if len(terms) > TERMS_MAX or not all(
+            routes.route_of(each) in route_ids for each in terms.values()
+        ):
+            return None
+        keys = _column([each.idempotency_key for each in checked])
+        ids_are_new = all(each.id_is_new for each in checked)
+        if _repeated([each.execution_id for each in checked if not each.id_is_new]) or _repeated(
+            [
+                (each.terms.namespace, each.idempotency_key)
+                for each in checked
+                if each.idempotency_key
+            ]
+        ):
+            return None
+        places = {key: str(place) for place, key in enumerate(terms)}
+        parameters: dict[str, Parameter] = {
+            "terms": msgspec.json.encode(
+                [
+                    _shared(place, each, route_ids[routes.route_of(each)])
+                    for place, each in enumerate(terms.values())
+                ]
+            ).decode(),
+            "places": "".join([places[id(each.terms)] for each in checked]).encode(),
+            "ids_are_new": ids_are_new,
+            "lock_wait_ms": None if ids_are_new and not keys else LOCK_WAIT_MS,
+            "execution_ids": [each.execution_id for each in checked],
+            "payloads": [each.payload for each in checked],
+            "own_ids": _column([each.own_id for each in checked]),
+            "idempotency_keys": keys,
+            "fingerprints": [each.fingerprint for each in checked] if keys else [],
+            "parents": _column([each.parent_execution_id for each in checked]),
+        }
+        topics: set[str] = set()
+        for each in terms.values():
+            topics |= _topics(each)
+        return cls(parameters, topics)
+
+
+def _repeated(names: Sequence[object]) -> bool:
+    return len(set(names)) < len(names)
+
+
+def _column(values: Sequence[str | None]) -> Sequence[str | None]:
+    """An empty list where none of them is there, which costs nothing."""
+    return () if values.count(None) == len(values) else values
+
+
+def _shared(place: int, terms: creation.Terms, route_id: int) -> dict[str, object]:
+    return {
+        "place": place,
+        "route_id": route_id,
+        "instance_tag": terms.instance_tag,
+        "tag_rows": tag_rows(terms.tags),
+        **structs.asdict(terms),
+    }
+
+
+def _topics(terms: creation.Terms) -> set[str]:
+    """Whom to wake for executions with these terms, whatever the time is in the database."""
+    topics = {unit.EVENT_TOPIC} if terms.tags else set[str]()
+    if terms.delay_until_ms is None and not terms.delay_ms:
+        topics.add(unit.ready_topic(terms.lane_id))
+    times = (terms.delay_until_ms, terms.deadline_at_ms)
+    spans = (terms.delay_ms, terms.deadline_after_ms)
+    if times != (None, None) or any(
+        each is not None and each <= unit.DUE_HINT_WITHIN_MS for each in spans
+    ):
+        topics |= {unit.DUE_TOPIC, unit.ready_topic(terms.lane_id)}
+    return topics
