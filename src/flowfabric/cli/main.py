@@ -19,6 +19,7 @@ from flowfabric.cli.executions import events, ls, show, tail, why
 from flowfabric.cli.flows import flow
 from flowfabric.cli.operators import accept, cancel, lanes, priority, replay, revoke, schedules
 from flowfabric.cli.options import BrokenProgram, json_option
+from flowfabric.cli.server import reconcile, serve, tokens
 from flowfabric.cli.signals import signal, waitpoints
 from flowfabric.cli.submit import submit
 from flowfabric.cli.worker import dev, worker
@@ -42,13 +43,13 @@ class Sections(click.Group):
     """A group whose help lists commands by what they are for."""
 
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Run": ("worker", "dev"),
+        "Run": ("worker", "dev", "serve", "reconcile"),
         "See": ("ls", "show", "why", "tail", "events", "waitpoints"),
         "Steer": (
             *("submit", "signal", "cancel", "replay", "accept", "priority", "revoke"),
             *("flow", "lanes", "schedules", "budgets"),
         ),
-        "Keep": ("migrate", "doctor", "bench", "completion"),
+        "Keep": ("migrate", "doctor", "tokens", "bench", "completion"),
     }
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -92,7 +93,7 @@ def completion(shell: str, as_json: bool) -> None:
 for command in (
     ls, show, why, submit, cancel, replay, accept, priority, revoke, flow, lanes, schedules,
     budgets, events, signal, waitpoints, tail,
-    migrate_command, doctor, bench, worker, dev,
+    migrate_command, doctor, bench, worker, dev, serve, reconcile, tokens,
 ):  # fmt: skip
     cli.add_command(command)
 

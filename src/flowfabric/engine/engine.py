@@ -32,6 +32,7 @@ from flowfabric.engine.signals import SignalOperations
 from flowfabric.engine.streams import Streams
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tails import Tails
+from flowfabric.engine.tokens import Tokens
 from flowfabric.engine.unit import Deployment, Shell, Values
 from flowfabric.engine.waitpoints import KeptSignals
 from flowfabric.engine.work import Work
@@ -195,6 +196,7 @@ class Engine(Unimplemented):
         self.pauses = Pauses(shell)
         self.reading = Reading(shell)
         self.following = Following(shell)
+        self.tokens = Tokens(shell)
 
     @classmethod
     async def open(
@@ -547,6 +549,14 @@ class Engine(Unimplemented):
     subscribe_lease_history = operation("following", Following.subscribe_lease_history)
     subscribe_signal_delivery = operation("following", Following.subscribe_signal_delivery)
     subscribe_instance_tags = operation("following", Following.subscribe_instance_tags)
+
+    # Who may ask a server
+
+    create_token = operation("tokens", Tokens.create_token)
+    list_tokens = operation("tokens", Tokens.list_tokens)
+    revoke_token = operation("tokens", Tokens.revoke_token)
+    check_token = operation("tokens", Tokens.check_token)
+    has_tokens = operation("tokens", Tokens.has_tokens)
 
 
 class DeploymentRow(Struct, frozen=True, kw_only=True):

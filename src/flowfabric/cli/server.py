@@ -1,0 +1,202 @@
+"""`serve`, `tokens` and `reconcile`: the HTTP server, who may ask it, and what time makes due."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from flowfabric.cli import options, screen
+from flowfabric.cli.options import Target, target_options, with_engine
+from flowfabric.cli.worker import configure, log_level_option
+from flowfabric.core.policies import duration_ms
+from flowfabric.core.tokens import ApiToken, Scope
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import Unavailable
+from flowfabric.reconcilers import Supervisor
+
+MISSING: Final = (
+    "the HTTP server needs more packages; install them with: pip install 'flowfabric[server]'"
+)
+
+
+@click.command("serve", short_help="Serve the database over HTTP.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", default=9090, show_default=True, type=click.IntRange(0, 65_535))
+@click.option(
+    "--cors-origin",
+    "origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let web pages of this origin ask, such as https://example.org; may be repeated.",
+)
+@click.option("--insecure", is_flag=True, help="Let anybody do everything, from anywhere.")
+@click.option(
+    "--reconcile/--no-reconcile",
+    "reconciles",
+    default=True,
+    help="Whether it also does what time makes due, as workers do.  [default: it does]",
+)
+@log_level_option
+@target_options
+def serve(
+    target: Target,
+    host: str,
+    port: int,
+    origins: tuple[str, ...],
+    insecure: bool,
+    reconciles: bool,
+    log_level: str,
+) -> int:
+    """Serve the database over HTTP until it is stopped; /docs describes every request.
+
+    Who asks needs a token (`flowfabric tokens create`). Without any, it serves this machine only.
+    """
+    try:
+        from flowfabric.server import serve as serving
+        from flowfabric.server.api import ServerConfig
+    except ImportError as error:
+        raise Unavailable("serve", f"{MISSING} ({error.name} is missing)") from None
+    configure(log_level, as_json=target.json or None)
+    listening = serving.Listening(host=host, port=port, reconciles=reconciles)
+    config = ServerConfig(cors_origins=origins, anybody="always" if insecure else "without_tokens")
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Engine]:
+        async with await target.open() as engine:
+            yield engine
+
+    async def run() -> bool:
+        await serving.check_guarded(connect, listening, insecure=insecure)
+        if not target.json:
+            screen.err().print(
+                f"serving at http://{host}:{port}, described at /docs", soft_wrap=True
+            )
+        return await serving.serve(connect, listening, config)
+
+    return options.OK if asyncio.run(run()) else options.FAILED
+
+
+@click.command("reconcile", short_help="Do what time makes due, without running tasks.")
+@log_level_option
+@target_options
+@with_engine
+async def reconcile(engine: Engine, target: Target, log_level: str) -> int:
+    """End delays and leases, time out, fire schedules and delete what is old, until stopped.
+
+    Workers and servers do the same beside their work; any number of processes may.
+    """
+    configure(log_level, as_json=target.json or None)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    async with Supervisor(engine) as supervisor:
+        await stopped.wait()
+        await supervisor.drain()
+    return options.OK
+
+
+@click.group("tokens")
+def tokens() -> None:
+    """Who may ask the HTTP server for what."""
+
+
+@tokens.command("create")
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    required=True,
+    type=click.Choice([str(scope) for scope in Scope]),
+    help="What it allows; may be repeated.",
+)
+@click.option("--namespace", help="Only in this namespace.  [default: in every one]")
+@click.option("--expires", metavar="DURATION", help="Until when, such as 90d.  [default: for good]")
+@target_options
+@with_engine
+async def create(
+    engine: Engine,
+    target: Target,
+    name: str,
+    scopes: tuple[str, ...],
+    expires: str | None,
+) -> int:
+    """Make a token for NAME, the machine or the person who gets it. It is shown only now."""
+    created = await engine.create_token(
+        name,
+        scopes=scopes,
+        namespace=target.namespace,
+        expires_in_ms=None if expires is None else duration_ms("--expires", expires),
+    )
+    if target.json:
+        screen.emit({"token": created.token, **_shown(created.stored)})
+    else:
+        click.echo(created.token)
+        click.echo("Keep it safe: it cannot be shown again.", err=True)
+    return options.OK
+
+
+@tokens.command("list")
+@target_options
+@with_engine
+async def list_tokens(engine: Engine, target: Target) -> int:
+    """List tokens, those that no longer let anybody in included."""
+    found: list[ApiToken] = []
+    cursor: str | None = None
+    while True:
+        page = await engine.list_tokens(cursor=cursor, limit=1_000)
+        found += page.tokens
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    now_ms = await engine.server_time_ms()
+    if target.json:
+        screen.emit({"tokens": [_shown(each) for each in found]})
+        return options.OK
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("ID", "NAME", "SCOPES", "NAMESPACE", "STATE"):
+        table.add_column(title, overflow="fold")
+    for each in found:
+        live = each.is_live(now_ms)
+        state = "live" if live else "revoked" if each.revoked_at_ms else "expired"
+        table.add_row(
+            each.token_id,
+            Text(each.name),
+            each.scopes,
+            Text(each.namespace or "every one"),
+            Text(state, "green" if live else "dim"),
+        )
+    screen.out().print(table if found else "There are no tokens.")
+    return options.OK
+
+
+@tokens.command("revoke")
+@click.argument("token_id", metavar="ID")
+@target_options
+@with_engine
+async def revoke(engine: Engine, target: Target, token_id: str) -> int:
+    """Let nobody in with the token of this ID any more; servers notice within seconds."""
+    revoked = await engine.revoke_token(token_id)
+    if target.json:
+        screen.emit(_shown(revoked))
+    else:
+        screen.out().print(Text(f"revoked {revoked.token_id} ({revoked.name})"))
+    return options.OK
+
+
+def _shown(token: ApiToken) -> dict[str, object]:
+    return {
+        "token_id": token.token_id,
+        "name": token.name,
+        "scopes": token.scopes.split(),
+        "namespace": token.namespace,
+        "created_at_ms": token.created_at_ms,
+        "expires_at_ms": token.expires_at_ms,
+        "revoked_at_ms": token.revoked_at_ms,
+    }

@@ -1,0 +1,102 @@
+"""API tokens: handed out, listed, revoked, and looked at when somebody presents one."""
+
+import os
+from collections.abc import Collection, Sequence
+
+from msgspec import Struct
+
+from flowfabric.core import tokens as rules
+from flowfabric.core.checks import check_int, check_text
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.tokens import ApiToken
+from flowfabric.core.transitions import Changes
+from flowfabric.engine import unit
+from flowfabric.errors import NotFound
+from flowfabric.store.base import Reader, Transaction
+
+
+class TokenCreated(Struct, frozen=True, kw_only=True):
+    token: str
+    """Shown once: the database does not know it."""
+    stored: ApiToken
+
+
+class TokenPage(Struct, frozen=True, kw_only=True):
+    tokens: tuple[ApiToken, ...]
+    next_cursor: str | None
+
+
+class Tokens(unit.Group):
+    async def create_token(
+        self,
+        name: str,
+        *,
+        scopes: Collection[str],
+        namespace: str | None = None,
+        expires_in_ms: int | None = None,
+    ) -> TokenCreated:
+        """Hand out a token; without a `namespace` it is good for every one."""
+        request = rules.check_new_token(name, scopes, namespace, expires_in_ms)
+
+        async def body(tx: Transaction) -> TokenCreated:
+            randomness = os.urandom(rules.ID_BYTES + rules.SECRET_BYTES)
+            stored, token = rules.make_token(request, randomness, await tx.now_ms())
+            await tx.save(Changes(inserts=(stored,)))
+            return TokenCreated(token=token, stored=stored)
+
+        return await self.store.transact(body)
+
+    async def list_tokens(self, *, cursor: str | None = None, limit: int = 100) -> TokenPage:
+        """Every token ever handed out, by id; nothing in it lets anybody in."""
+        check_int("limit", limit, 1, PAGE_MAX)
+        after = "" if cursor is None else check_text("cursor", cursor)
+
+        async def body(reader: Reader) -> Sequence[ApiToken]:
+            return await reader.select_records(
+                ApiToken, "list_tokens", after=after, limit=limit + 1
+            )
+
+        found = await self.store.read(body)
+        more = len(found) > limit
+        return TokenPage(
+            tokens=tuple(found[:limit]), next_cursor=found[limit - 1].token_id if more else None
+        )
+
+    async def revoke_token(self, token_id: str) -> ApiToken:
+        """Let nobody in with it any more. Safe to repeat."""
+        key = (check_text("token_id", token_id),)
+
+        async def body(tx: Transaction) -> ApiToken:
+            stored = (await tx.lock(ApiToken, [key])).get(key)
+            if stored is None:
+                raise NotFound("token", token_id)
+            without = rules.revoked(stored, await tx.now_ms())
+            await tx.save(Changes(updates=(without,)))
+            return without
+
+        return await self.store.transact(body)
+
+    async def check_token(self, presented: str) -> ApiToken | None:
+        """The token that was presented, if it is one and lets its bearer in now."""
+        parts = rules.split_token(presented)
+        if parts is None:
+            return None
+        token_id, secret = parts
+        key = (token_id,)
+
+        async def body(reader: Reader) -> ApiToken | None:
+            stored = (await reader.get(ApiToken, [key])).get(key)
+            if stored is None or not rules.proves(stored, secret):
+                return None
+            return stored if stored.is_live(await reader.now_ms()) else None
+
+        return await self.store.read(body)
+
+    async def has_tokens(self) -> bool:
+        """Whether any token lets anybody in now."""
+
+        async def body(reader: Reader) -> bool:
+            now_ms = await reader.now_ms()
+            return bool(await reader.select("live_tokens", now_ms=now_ms))
+
+        return await self.store.read(body)

@@ -1,0 +1,1 @@
+"""The HTTP server: the engine's operations for programs in any language."""

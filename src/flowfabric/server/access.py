@@ -1,0 +1,200 @@
+"""Who may ask: tokens, scopes, and how many tries and requests are taken.
+
+Each request comes from a `Caller`: the bearer of a token, or anybody where the server is open.
+A caller that is confined to a namespace does not learn that anything else exists: what lies
+elsewhere is "not found".
+"""
+
+import re
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from litestar.di import NamedDependency
+from msgspec import Struct
+
+from flowfabric.core.ids import ExecutionId, Namespace
+from flowfabric.core.tokens import ApiToken, Scope
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import NotFound
+from flowfabric.run import Endings
+from flowfabric.server.draining import Waiting
+from flowfabric.server.problems import Problem, Refused, refuse
+
+_UUID: Final = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+TOKEN_CACHE_S: Final = 5.0
+"""How long a revoked token may still be good in a process that has just seen it."""
+CACHED_MAX: Final = 10_000
+FAILURES_MAX: Final = 20
+"""Wrong tokens one address may present in a minute."""
+REQUESTS_MAX: Final = 60_000
+"""Requests one token, or one address without any, may make in a minute."""
+WINDOW_S: Final = 60.0
+
+
+class Caller(Struct, frozen=True, kw_only=True):
+    """Who makes a request, and what he may do."""
+
+    name: str
+    scopes: frozenset[Scope]
+    namespace: Namespace | None = None
+
+    def check(self, scope: Scope) -> None:
+        if scope not in self.scopes:
+            raise refuse(
+                403,
+                "scope_missing",
+                f"the token lacks the scope {scope!r}; ask for one that has it",
+            )
+
+    def namespace_for(self, asked: str | None) -> str | None:
+        """The namespace a request is about: the one it names, or the only one it may name."""
+        if self.namespace is None:
+            return asked
+        if asked is not None and asked != self.namespace:
+            raise refuse(
+                403, "namespace_denied", "the token is for another namespace", field="namespace"
+            )
+        return self.namespace
+
+
+@dataclass(frozen=True)
+class Session:
+    """One request: who asks, and all that can answer."""
+
+    caller: Caller
+    engine: Engine
+    endings: Endings
+    waiting: Waiting
+
+    def allow(self, scope: Scope) -> None:
+        """Go on only if the caller may do this."""
+        self.caller.check(scope)
+
+    async def find(self, text: str) -> ExecutionId:
+        """The execution that an id of any form means, if the caller may know of it."""
+        owner = self.caller.namespace
+        namespace = owner or "default"
+        if text.startswith("{"):
+            # As it is: the reference's clients choose partitions themselves.
+            execution_id = self.engine.check_execution_id(text)
+        elif _UUID.fullmatch(text):
+            # Members of flows lie where their flow does: the uuid alone does not say where.
+            execution_id = await self.engine.resolve_execution_id(text, namespace=namespace)
+        else:
+            execution_id = self.engine.named_execution_id(text, namespace)
+        if owner is None or await self.engine.get_execution_namespace(execution_id) == owner:
+            return execution_id
+        raise NotFound("execution", text)
+
+    async def check_flow(self, flow_id: str) -> None:
+        """Go on only if the caller may know of the flow."""
+        owner = self.caller.namespace
+        if owner is not None and await self.engine.get_flow_namespace(flow_id) != owner:
+            raise NotFound("flow", flow_id)
+
+
+InSession = NamedDependency[Session]
+"""How handlers get it."""
+
+Anybody = Literal["never", "without_tokens", "always"]
+"""When callers without a token may do everything."""
+ANYBODY: Final = Caller(name="anybody", scopes=frozenset(Scope))
+"""Whoever asks a server that has no tokens."""
+
+
+class Tally:
+    """Counts per name within a minute, of as many names as fit."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._counts: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def count(self, name: str, now_s: float) -> None:
+        since_s, count = self._current(name, now_s)
+        self._counts[name] = (since_s, count + 1)
+        self._counts.move_to_end(name)
+        while len(self._counts) > CACHED_MAX:
+            self._counts.popitem(last=False)
+
+    def retry_after_s(self, name: str, now_s: float) -> int | None:
+        """How long to wait, where as much was counted as may be."""
+        since_s, count = self._current(name, now_s)
+        return None if count < self._limit else max(1, round(since_s + WINDOW_S - now_s))
+
+    def _current(self, name: str, now_s: float) -> tuple[float, int]:
+        since_s, count = self._counts.get(name, (now_s, 0))
+        return (now_s, 0) if now_s - since_s >= WINDOW_S else (since_s, count)
+
+
+class Access:
+    """Checks what callers present."""
+
+    def __init__(
+        self, engine: Engine, *, anybody: Anybody, requests_max: int = REQUESTS_MAX
+    ) -> None:
+        self._engine = engine
+        self._anybody = anybody
+        self._open_until_s = 0.0
+        self._checked: OrderedDict[str, tuple[float, ApiToken]] = OrderedDict()
+        self._failures = Tally(FAILURES_MAX)
+        self._requests = Tally(requests_max)
+
+    async def caller(self, authorization: str | None, address: str) -> Caller:
+        """Who presents this header, from this address."""
+        now_s = time.monotonic()
+        _refuse_beyond(self._failures, address, now_s, "too many wrong tokens from this address")
+        if authorization is None and await self._takes_anybody(now_s):
+            self._count(address, now_s)
+            return ANYBODY
+        token = await self._token(authorization, now_s)
+        if token is None:
+            self._failures.count(address, now_s)
+            raise Refused(
+                401,
+                Problem(
+                    error="missing or invalid Authorization header; send 'Bearer <token>'",
+                    code="unauthorized",
+                ),
+                {"WWW-Authenticate": "Bearer"},
+            )
+        self._count(token.token_id, now_s)
+        return Caller(name=token.name, scopes=token.allowed(), namespace=token.namespace)
+
+    async def _takes_anybody(self, now_s: float) -> bool:
+        if self._anybody != "without_tokens":
+            return self._anybody == "always"
+        if now_s >= self._open_until_s and not await self._engine.has_tokens():
+            self._open_until_s = now_s + TOKEN_CACHE_S
+        return now_s < self._open_until_s
+
+    def _count(self, name: str, now_s: float) -> None:
+        _refuse_beyond(self._requests, name, now_s, "too many requests in a minute")
+        self._requests.count(name, now_s)
+
+    async def _token(self, authorization: str | None, now_s: float) -> ApiToken | None:
+        if authorization is None or not authorization.startswith("Bearer "):
+            return None
+        presented = authorization.removeprefix("Bearer ")
+        until_s, known = self._checked.get(presented, (0.0, None))
+        if now_s < until_s:
+            return known
+        token = await self._engine.check_token(presented)
+        if token is not None:
+            self._checked[presented] = (now_s + TOKEN_CACHE_S, token)
+            while len(self._checked) > CACHED_MAX:
+                self._checked.popitem(last=False)
+        return token
+
+
+def _refuse_beyond(window: Tally, name: str, now_s: float, what: str) -> None:
+    wait_s = window.retry_after_s(name, now_s)
+    if wait_s is not None:
+        problem = Problem(
+            error=f"{what}; retry after {wait_s} s",
+            code="rate_limit_exceeded",
+            kind="rate_limit_exceeded",
+            retryable=True,
+        )
+        raise Refused(429, problem, {"Retry-After": str(wait_s)})

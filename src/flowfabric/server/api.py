@@ -1,0 +1,246 @@
+"""The application: routes, and what every request passes on its way to them."""
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final
+
+from litestar import Litestar
+from litestar.config.cors import CORSConfig
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.middleware import ASGIMiddleware
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import ScalarRenderPlugin
+from litestar.types import ASGIApp, Message, Receive, ReceiveMessage, Scope, Send
+from msgspec import Struct
+
+from flowfabric.core.checks import visible
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import FlowFabricError, Unavailable
+from flowfabric.run import Endings
+from flowfabric.server import admin, executions, flows, signals, streams
+from flowfabric.server.access import ANYBODY, Access, Anybody, InSession, Session
+from flowfabric.server.draining import Waiting
+from flowfabric.server.problems import (
+    AnyRequest,
+    Problem,
+    Refused,
+    on_bug,
+    on_engine_error,
+    on_http_error,
+    on_refusal,
+    refuse,
+)
+from flowfabric.server.routing import get
+from flowfabric.version import __version__
+
+access_log = logging.getLogger("flowfabric.access")
+
+BODY_LIMIT: Final = 65_536
+"""What a request may carry, unless its route says otherwise."""
+OPEN_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
+"""They answer anybody, and tell nothing but that."""
+HEADERS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+)
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True):
+    """How the server answers."""
+
+    cors_origins: tuple[str, ...] = ()
+    """Web pages of these origins may ask from a browser; none may unless told."""
+    anybody: Anybody = "never"
+    """Whether callers without a token may do everything."""
+    waiting_max: int = 1_000
+    """Requests of one process that may wait for something to happen, at once."""
+
+
+CLOSED: Final = ServerConfig()
+
+
+async def add_headers(message: Message, scope: Scope) -> None:
+    """Every answer has an id, and headers that keep browsers careful."""
+    if message["type"] == "http.response.start":
+        mark = (b"x-request-id", request_id(scope).encode())
+        message["headers"] = [*message["headers"], mark, *HEADERS]
+
+
+def request_id(scope: Scope) -> str:
+    """What the request is called in the log: as its sender says, if that is safe to show."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and value.isalnum() and len(value) <= 64:
+            return value.decode()
+    made = scope["state"].setdefault("request_id", uuid.uuid4().hex)
+    return str(made)
+
+
+class AccessLog(ASGIMiddleware):
+    """A line for each request. Queries are left out: people put secrets there."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        started_s = time.perf_counter()
+        status = 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await next_app(scope, receive, sending)
+        finally:
+            access_log.info(
+                "%s %s %s %d %.1f ms",
+                request_id(scope),
+                scope.get("method", ""),
+                visible(scope["path"]),
+                status,
+                (time.perf_counter() - started_s) * 1_000,
+            )
+
+
+class Bodies(ASGIMiddleware):
+    """Refuses bodies that are larger than their route takes, also of handlers that read none, or
+    not JSON."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        limit = int(scope["route_handler"].opt.get("body_limit", BODY_LIMIT))
+        headers = dict(scope["headers"])
+        announced = headers.get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > limit:
+            raise _too_large(scope, limit)
+        if "data" in scope["route_handler"].parsed_fn_signature.parameters:
+            _check_is_json(headers.get(b"content-type", b""))
+        taken = 0
+
+        async def receiving() -> ReceiveMessage:
+            nonlocal taken
+            message = await receive()
+            if message["type"] == "http.request":
+                taken += len(message["body"])
+                if taken > limit:
+                    raise _too_large(scope, limit)
+            return message
+
+        await next_app(scope, receiving, send)
+
+
+def _check_is_json(content_type: bytes) -> None:
+    if content_type.partition(b";")[0].strip().lower() != b"application/json":
+        told = "Content-Type: must be application/json"
+        raise refuse(415, "unsupported_media_type", told, field="content-type")
+
+
+def _too_large(scope: Scope, limit: int) -> Refused:
+    problem = Problem(
+        error="payload_too_large",
+        code="payload_too_large",
+        limit_bytes=limit,
+        route=scope["path_template"],
+    )
+    return Refused(413, problem)
+
+
+class Health(Struct):
+    status: str
+
+
+@get(
+    ["/healthz", "/readyz"],
+    opt={"open": True},
+    tags=["health"],
+    summary="Whether requests can be served",
+)
+async def ready(asked: InSession) -> Health:
+    if asked.waiting.is_draining:
+        raise Unavailable("server", "it is stopping")
+    await asked.engine.ping()
+    return Health(status="ok")
+
+
+@get("/livez", tags=["health"], summary="Whether the process is alive")
+async def alive() -> Health:
+    return Health(status="ok")
+
+
+def create_app(
+    connect: Callable[[], AbstractAsyncContextManager[Engine]],
+    config: ServerConfig = CLOSED,
+) -> Litestar:
+    """The server as an ASGI application; `connect` opens its engine when it starts."""
+
+    @asynccontextmanager
+    async def opened(app: Litestar) -> AsyncIterator[None]:
+        async with connect() as engine:
+            endings = Endings(engine)
+            app.state.engine, app.state.endings = engine, endings
+            app.state.waiting = Waiting(config.waiting_max)
+            app.state.access = Access(engine, anybody=config.anybody)
+            try:
+                yield
+            finally:
+                await endings.close()
+
+    return Litestar(
+        route_handlers=[
+            executions.routes,
+            signals.routes,
+            signals.inbox,
+            flows.routes,
+            streams.routes,
+            streams.events,
+            admin.routes,
+            ready,
+            alive,
+        ],
+        lifespan=[opened],
+        middleware=[AccessLog(), Bodies()],
+        before_send=[add_headers],
+        dependencies={"asked": Provide(provide_session)},
+        exception_handlers={
+            FlowFabricError: on_engine_error,
+            Refused: on_refusal,
+            HTTPException: on_http_error,
+            Exception: on_bug,
+        },
+        cors_config=_cors(config),
+        openapi_config=OpenAPIConfig(
+            title="FlowFabric",
+            version=__version__,
+            path="/docs",
+            render_plugins=[ScalarRenderPlugin()],
+        ),
+        request_max_body_size=None,
+        logging_config=None,
+    )
+
+
+def _cors(config: ServerConfig) -> CORSConfig | None:
+    if not config.cors_origins:
+        return None
+    return CORSConfig(
+        allow_origins=list(config.cors_origins),
+        allow_methods=["GET", "POST", "PUT", "DELETE"],
+        allow_headers=["content-type", "authorization", "last-event-id"],
+    )
+
+
+async def provide_session(request: AnyRequest) -> Session:
+    """Find out who asks; whoever may not is refused here."""
+    state = request.app.state
+    assert isinstance(state.access, Access)
+    assert isinstance(state.engine, Engine)
+    assert isinstance(state.endings, Endings)
+    assert isinstance(state.waiting, Waiting)
+    caller = ANYBODY
+    if not request.route_handler.opt.get("open"):
+        address = request.client.host if request.client else "unknown"
+        caller = await state.access.caller(request.headers.get("authorization"), address)
+    return Session(caller, state.engine, state.endings, state.waiting)

@@ -1,0 +1,194 @@
+"""Flows over HTTP: built member by member or at once, read, cancelled."""
+
+from typing import Annotated
+
+from litestar import Router
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+
+from flowfabric.core.flow_endings import NoWait, WaitIndefinite
+from flowfabric.core.flow_joins import Join
+from flowfabric.core.results import Added, DependenciesAdded, FlowCreated
+from flowfabric.core.tokens import Scope
+from flowfabric.core.views import FlowSnapshot
+from flowfabric.engine.flow_reads import FlowMemberPage, FlowPage
+from flowfabric.errors import NotFound
+from flowfabric.server import wire
+from flowfabric.server.access import InSession
+from flowfabric.server.executions import BATCH_BODY, check_same, new_execution
+from flowfabric.server.routing import JsonAnswer, answer, get, post
+
+PAGE = 100
+PAGE_MAX = 1_000
+
+
+@post("/", summary="Create a flow")
+async def create(
+    data: JSONBody[wire.NewFlow],
+    asked: InSession,
+) -> JsonAnswer[wire.Tagged]:
+    asked.allow(Scope.SUBMIT)
+    namespace = asked.caller.namespace_for(data.namespace) or "default"
+    if asked.caller.namespace is not None:
+        owner = await asked.engine.get_flow_namespace(data.flow_id)
+        if owner is not None and owner != asked.caller.namespace:
+            raise NotFound("flow", data.flow_id)
+    made = await asked.engine.create_flow(
+        data.flow_id, flow_kind=data.flow_kind, namespace=namespace
+    )
+    return answer(made, new=isinstance(made, FlowCreated))
+
+
+@get("/", summary="List flows")
+async def list_flows(
+    asked: InSession,
+    partition: FromQuery[int | None] = None,
+    namespace: FromQuery[str | None] = None,
+    cursor: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = PAGE,
+) -> FlowPage:
+    asked.allow(Scope.READ)
+    wanted = asked.caller.namespace_for(namespace)
+    return await asked.engine.list_flows(partition, namespace=wanted, cursor=cursor, limit=limit)
+
+
+@get("/{id:str}", summary="Read a flow")
+async def read(
+    id: FromPath[str],  # noqa: A002
+    asked: InSession,
+) -> FlowSnapshot:
+    asked.allow(Scope.READ)
+    await asked.check_flow(id)
+    found = await asked.engine.describe_flow(id)
+    if found is None:
+        raise NotFound("flow", id)
+    return found
+
+
+@get("/{id:str}/members", summary="List the members of a flow")
+async def members(
+    id: FromPath[str],  # noqa: A002
+    asked: InSession,
+    cursor: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = PAGE,
+) -> FlowMemberPage:
+    asked.allow(Scope.READ)
+    await asked.check_flow(id)
+    return await asked.engine.list_flow_members(id, cursor=cursor, limit=limit)
+
+
+@post("/{id:str}/members", summary="Add an execution to a flow")
+async def add_member(
+    id: FromPath[str],  # noqa: A002
+    data: JSONBody[wire.NewMember],
+    asked: InSession,
+) -> JsonAnswer[wire.Tagged]:
+    asked.allow(Scope.SUBMIT)
+    check_same("flow_id", id, data.flow_id)
+    await asked.check_flow(id)
+    execution_id = await asked.find(data.execution_id)
+    added = await asked.engine.add_execution_to_flow(id, execution_id)
+    return answer(added, new=isinstance(added, Added))
+
+
+@post("/{id:str}/graph", opt=BATCH_BODY, status_code=200, summary="Add members and dependencies")
+async def add_graph(
+    id: FromPath[str],  # noqa: A002
+    data: JSONBody[wire.NewGraph],
+    asked: InSession,
+) -> DependenciesAdded:
+    asked.allow(Scope.SUBMIT)
+    await asked.check_flow(id)
+    given = [
+        await asked.find(each) if isinstance(each, str) else new_execution(each, asked.caller)
+        for each in data.members
+    ]
+    return await asked.engine.add_dependencies(
+        id, [_join(each) for each in data.joins], members=given
+    )
+
+
+def _join(given: wire.NewJoin) -> Join:
+    return Join(
+        downstream_execution_id=given.downstream_execution_id,
+        dependencies=given.dependencies,
+        policy=given.policy,
+    )
+
+
+@post("/{id:str}/edges", summary="Stage a dependency")
+async def stage(
+    id: FromPath[str],  # noqa: A002
+    data: JSONBody[wire.StageEdge],
+    asked: InSession,
+) -> JsonAnswer[wire.Tagged]:
+    asked.allow(Scope.SUBMIT)
+    check_same("flow_id", id, data.flow_id)
+    await asked.check_flow(id)
+    staged = await asked.engine.stage_dependency_edge(
+        id,
+        data.edge_id,
+        upstream_execution_id=data.upstream_execution_id,
+        downstream_execution_id=data.downstream_execution_id,
+        dependency_kind=data.dependency_kind,
+        data_passing_ref=data.data_passing_ref,
+        expected_graph_revision=data.expected_graph_revision,
+    )
+    return answer(staged, new=True)
+
+
+@post("/{id:str}/edges/apply", status_code=200, summary="Let a dependency take effect")
+async def apply(
+    id: FromPath[str],  # noqa: A002
+    data: JSONBody[wire.ApplyEdge],
+    asked: InSession,
+) -> JsonAnswer[wire.Tagged]:
+    asked.allow(Scope.SUBMIT)
+    check_same("flow_id", id, data.flow_id)
+    await asked.check_flow(id)
+    applied = await asked.engine.apply_dependency_to_child(
+        id,
+        data.edge_id,
+        upstream_execution_id=data.upstream_execution_id,
+        downstream_execution_id=data.downstream_execution_id,
+        graph_revision=data.graph_revision,
+        dependency_kind=data.dependency_kind,
+        data_passing_ref=data.data_passing_ref,
+    )
+    return answer(applied)
+
+
+@post("/{id:str}/cancel", status_code=200, summary="Cancel a flow")
+async def cancel(
+    id: FromPath[str],  # noqa: A002
+    data: JSONBody[wire.CancelFlow],
+    asked: InSession,
+    wait: FromQuery[str] = "",
+) -> JsonAnswer[wire.Tagged]:
+    """With `wait=true` the answer comes when the members are cancelled."""
+    asked.allow(Scope.OPERATE)
+    check_same("flow_id", id, data.flow_id)
+    await asked.check_flow(id)
+    cancelled = await asked.engine.cancel_flow(
+        id,
+        reason=data.reason,
+        cancellation_policy=data.cancellation_policy,
+        wait=WaitIndefinite() if wait in ("true", "1") else NoWait(),
+    )
+    return answer(cancelled)
+
+
+routes = Router(
+    path="/v1/flows",
+    tags=["flows"],
+    route_handlers=[
+        create,
+        list_flows,
+        read,
+        members,
+        add_member,
+        add_graph,
+        stage,
+        apply,
+        cancel,
+    ],
+)

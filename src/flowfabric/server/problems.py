@@ -1,0 +1,175 @@
+"""What goes wrong, as HTTP tells it.
+
+Every error is a JSON object. `error` is for people and `code` for programs: it names the exact
+error, the one a program in Python would have caught. `kind` and `retryable` are there for
+clients of the reference's server, which has fewer kinds, and none for requests that are wrong.
+"""
+
+import logging
+from typing import Final, TypeVar
+
+import msgspec
+from litestar import Request, Response
+from litestar.datastructures import State
+from litestar.exceptions import HTTPException, SerializationException
+from msgspec import Struct
+
+from flowfabric import errors
+from flowfabric.errors import FlowFabricError
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S: Final = 1
+"""What clients are told to wait where nothing better is known."""
+_OWN_KINDS: Final = frozenset(
+    {"execution_not_terminal", "max_replays_exhausted", "terminal", "flow_already_terminal"}
+)
+_SATISFIED: Final = (errors.LeaseExpired, errors.LeaseRevoked, errors.StreamClosed)
+_BY_STATUS: Final = {
+    404: "no_such_route",
+    405: "method_not_allowed",
+    413: "payload_too_large",
+    415: "unsupported_media_type",
+}
+_ALIASES: Final = {
+    "states": "state",
+    "from_cursor": "from",
+    "to_cursor": "to",
+    "last_event_id": "Last-Event-ID",
+}
+"""Parameters that cannot have their own name in Python or Litestar."""
+AnyRequest = Request[object, object, State]
+R = TypeVar("R")
+
+
+class Problem(Struct, omit_defaults=True, kw_only=True):
+    """The body of every answer that is not a success."""
+
+    error: str
+    code: str
+    kind: str | None = None
+    retryable: bool | None = None
+    field: str | None = None
+    """The field of the request that is wrong."""
+    limit_bytes: int | None = None
+    route: str | None = None
+
+
+class Refused(Exception):
+    """What the server itself refuses, before the engine is asked."""
+
+    def __init__(
+        self, status: int, problem: Problem, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(problem.error)
+        self.status, self.problem, self.headers = status, problem, headers or {}
+
+
+def refuse(status: int, code: str, error: str, *, field: str | None = None) -> Refused:
+    return Refused(status, Problem(error=error, code=code, field=field))
+
+
+def problem_of(error: FlowFabricError) -> tuple[int, Problem]:
+    """The status and the body that stand for an error of the engine."""
+    status = _status_of(error)
+    problem = Problem(
+        error=str(error) if isinstance(error, errors.NotFound) else f"{error.code}: {error}",
+        code=error.code,
+        field=getattr(error, "field", None),
+    )
+    if status not in (400, 404):
+        problem.kind = _kind_of(error)
+        problem.retryable = error.retryable
+    return status, problem
+
+
+def _status_of(error: FlowFabricError) -> int:
+    if isinstance(error, errors.Transport) and error.retryable:
+        return 503
+    return error.http_status
+
+
+def _kind_of(error: FlowFabricError) -> str:
+    if isinstance(error, errors.Contention) and not isinstance(error, errors.RetryExhausted):
+        return "contention"
+    if isinstance(error, errors.StateConflict) and error.code not in _OWN_KINDS:
+        return "already_satisfied" if isinstance(error, _SATISFIED) else "state_conflict"
+    if isinstance(error, errors.Unavailable):
+        return "unavailable"
+    return error.kind if isinstance(error, errors.Transport) else error.code
+
+
+def respond(
+    status: int, problem: Problem, headers: dict[str, str] | None = None
+) -> Response[Problem]:
+    given = dict(headers or {})
+    if status in (429, 503):
+        given.setdefault("Retry-After", str(RETRY_AFTER_S))
+    return Response(problem, status_code=status, headers=given, media_type="application/json")
+
+
+# What Litestar calls when a handler has raised ------------------------------
+
+
+def on_engine_error(_request: AnyRequest, error: FlowFabricError) -> Response[Problem]:
+    status, problem = problem_of(error)
+    headers = None
+    if isinstance(error, errors.ResourceExhausted) and error.retry_after_ms is not None:
+        headers = {"Retry-After": str(-(-error.retry_after_ms // 1_000))}
+    return respond(status, problem, headers)
+
+
+def on_refusal(_request: AnyRequest, error: Refused) -> Response[Problem]:
+    return respond(error.status, error.problem, error.headers)
+
+
+def on_http_error(request: AnyRequest, error: HTTPException) -> Response[Problem]:
+    """What Litestar itself refuses: routes, methods, bodies, parameters."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, SerializationException | msgspec.MsgspecError):
+            return _unreadable(cause)
+        cause = cause.__cause__
+    status = error.status_code
+    code = _BY_STATUS.get(status, "invalid_input" if status < 500 else "internal_error")
+    if status >= 500:
+        return on_bug(request, error)
+    return respond(status, Problem(error=_told(error), code=code, field=_field_of(error)))
+
+
+def on_bug(request: AnyRequest, error: Exception) -> Response[Problem]:
+    logger.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+    problem = Problem(error="internal error; see the server's log", code="internal_error")
+    problem.retryable = False
+    return respond(500, problem)
+
+
+def _unreadable(error: BaseException) -> Response[Problem]:
+    """JSON that cannot be read, JSON of another shape, or a bad value in path or query."""
+    if not isinstance(error, msgspec.ValidationError):
+        if not isinstance(error.__cause__, msgspec.ValidationError):
+            return respond(400, Problem(error=f"invalid JSON: {error}", code="invalid_json"))
+        error = error.__cause__
+    text, _, path = str(error).partition(" - at `")
+    place, _, within = path.rstrip("`").removeprefix("$").removeprefix(".").partition(".")
+    if place in ("", "data"):
+        shown = f"{within}: {text}" if within else text
+        problem = Problem(error=f"invalid JSON: {shown}", code="invalid_json", field=within or None)
+        return respond(422, problem)
+    name = place.partition("[")[0]
+    name = _ALIASES.get(name, name)
+    return respond(400, Problem(error=f"{name}: {text}", code="invalid_input", field=name))
+
+
+def _told(error: HTTPException) -> str:
+    extra = error.extra
+    if isinstance(extra, list) and extra and isinstance(extra[0], dict):
+        return "; ".join(f"{each.get('key', 'request')}: {each.get('message')}" for each in extra)
+    return str(error.detail)
+
+
+def _field_of(error: HTTPException) -> str | None:
+    extra = error.extra
+    if isinstance(extra, list) and extra and isinstance(extra[0], dict):
+        return str(extra[0].get("key")) if extra[0].get("key") else None
+    return None

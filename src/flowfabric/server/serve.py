@@ -1,0 +1,100 @@
+"""The server as a process: where it listens, and how it stops."""
+
+import ipaddress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import FrameType
+from typing import Final
+
+import uvicorn
+from litestar import Litestar
+from msgspec import Struct
+
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import InvalidInput
+from flowfabric.reconcilers import Supervisor
+from flowfabric.server.api import ServerConfig, create_app
+from flowfabric.server.draining import Waiting
+
+DRAIN_S: Final = 30
+HEADER_BYTES_MAX: Final = 32_768
+KEEP_ALIVE_S: Final = 75
+
+EngineOpener = Callable[[], AbstractAsyncContextManager[Engine]]
+
+
+class Listening(Struct, frozen=True, kw_only=True):
+    host: str = "127.0.0.1"
+    port: int = 9090
+    drain_s: int = DRAIN_S
+    reconciles: bool = True
+    """Whether this process also does what time makes due."""
+
+    @property
+    def is_local(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+class Draining(uvicorn.Server):
+    """Lets go of requests that wait as soon as it is told to stop, and then of the others."""
+
+    def __init__(self, config: uvicorn.Config, app: Litestar) -> None:
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        waiting = self._app.state.get("waiting")
+        if isinstance(waiting, Waiting):
+            waiting.drain()
+        super().handle_exit(sig, frame)
+
+
+async def check_guarded(connect: EngineOpener, listening: Listening, *, insecure: bool) -> None:
+    """Refuse to let anybody in from elsewhere."""
+    if listening.is_local or insecure:
+        return
+    async with connect() as engine:
+        if not await engine.has_tokens():
+            raise InvalidInput(
+                "--host",
+                "is reachable from elsewhere and there are no tokens: whoever finds it could do"
+                " everything. Make one (flowfabric tokens create), or pass --insecure",
+                listening.host,
+            )
+
+
+async def serve(connect: EngineOpener, listening: Listening, config: ServerConfig) -> bool:
+    """Serve until a signal says stop; whether it ever began to."""
+    app = create_app(with_reconcilers(connect) if listening.reconciles else connect, config)
+    settings = uvicorn.Config(
+        app,
+        host=listening.host,
+        port=listening.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=listening.drain_s,
+        lifespan="on",
+    )
+    server = Draining(settings, app)
+    await server.serve()
+    return server.started
+
+
+def with_reconcilers(connect: EngineOpener) -> EngineOpener:
+    """The same engine, with what time makes due done in the background."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Engine]:
+        async with connect() as engine, Supervisor(engine):
+            yield engine
+
+    return opened

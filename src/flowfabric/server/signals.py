@@ -1,0 +1,114 @@
+"""Signals over HTTP, and the waitpoints they reach.
+
+Whoever has the token of a waitpoint may signal it: that is what the token is for, so these
+requests need no other. Anybody else is told the same, whether the execution exists or not.
+"""
+
+from typing import Annotated
+
+from litestar import Router
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+
+from flowfabric.core.tokens import Scope
+from flowfabric.engine.waitpoints import Inbox, WaitpointView
+from flowfabric.errors import InvalidToken, NotFound
+from flowfabric.server import wire
+from flowfabric.server.access import InSession
+from flowfabric.server.executions import MEDIUM_BODY, NO_STORE, check_same
+from flowfabric.server.routing import JsonAnswer, answer, get, post
+
+PAGE = 100
+PAGE_MAX = 1_000
+
+
+@post("/{id:str}/signal", opt={**MEDIUM_BODY, "open": True}, summary="Deliver a signal")
+async def deliver(
+    id: FromPath[str],  # noqa: A002
+    data: JSONBody[wire.DeliverSignal],
+    asked: InSession,
+) -> JsonAnswer[wire.Tagged]:
+    check_same("execution_id", id, data.execution_id)
+    payload, encoding = wire.read_bytes(
+        "payload", data.payload, data.payload_base64, data.payload_json
+    )
+    try:
+        delivered = await asked.engine.deliver_signal(
+            asked.engine.check_execution_id(id),
+            data.waitpoint_id,
+            waitpoint_token=data.waitpoint_token,
+            signal_name=data.signal_name,
+            signal_id=data.signal_id,
+            signal_category=data.signal_category,
+            source_type=data.source_type,
+            source_identity=data.source_identity,
+            target_scope=data.target_scope or "waitpoint",
+            payload=payload,
+            payload_encoding=data.payload_encoding or encoding or "json",
+            correlation_id=data.correlation_id or "",
+            idempotency_key=data.idempotency_key,
+            created_at_ms=data.created_at,
+            dedup_ttl_ms=data.dedup_ttl_ms,
+        )
+    except NotFound:
+        # Nobody learns by guessing which executions there are.
+        raise InvalidToken from None
+    return answer(delivered)
+
+
+@get("/{id:str}/pending-waitpoints", summary="What an execution waits for")
+async def pending(
+    id: FromPath[str],  # noqa: A002
+    asked: InSession,
+    after: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = PAGE,
+) -> list[wire.OpenWaitpoint]:
+    """Page by page: pass the last `waitpoint_id` as `after`."""
+    asked.allow(Scope.READ)
+    execution_id = await asked.find(id)
+    if await asked.engine.read_execution_state(execution_id) is None:
+        raise NotFound("execution", id)
+    page = await asked.engine.list_pending_waitpoints(execution_id, after=after, limit=limit)
+    return [_shown(each) for each in page.waitpoints]
+
+
+@get("/{id:str}/waitpoints/{waitpoint_id:str}/token", summary="The token of a waitpoint")
+async def token(
+    id: FromPath[str],  # noqa: A002
+    waitpoint_id: FromPath[str],
+    asked: InSession,
+) -> JsonAnswer[wire.Secret]:
+    asked.allow(Scope.SIGNAL)
+    found = await asked.engine.read_waitpoint_token(await asked.find(id), waitpoint_id)
+    if found is None:
+        raise NotFound("waitpoint token", f"{waitpoint_id} is unknown, used or expired")
+    return JsonAnswer(wire.Secret(token=found.reveal()), headers=NO_STORE)
+
+
+@get("/v1/inbox", tags=["signals"], summary="Everything that waits for a signal")
+async def inbox(
+    asked: InSession,
+    namespace: FromQuery[str | None] = None,
+    cursor: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = PAGE,
+) -> Inbox:
+    asked.allow(Scope.READ)
+    wanted = asked.caller.namespace_for(namespace)
+    return await asked.engine.list_inbox(namespace=wanted, cursor=cursor, limit=limit)
+
+
+def _shown(view: WaitpointView) -> wire.OpenWaitpoint:
+    return wire.OpenWaitpoint(
+        waitpoint_id=view.waitpoint_id,
+        waitpoint_key=view.waitpoint_key,
+        state=view.state,
+        required_signal_names=view.required_signal_names,
+        created_at=view.created_at_ms,
+        activated_at=view.activated_at_ms,
+        expires_at=view.expires_at_ms,
+        execution_id=view.execution_id,
+        token_kid=view.token_kid,
+        token_fingerprint=view.token_fingerprint,
+    )
+
+
+routes = Router(path="/v1/executions", tags=["signals"], route_handlers=[deliver, pending, token])

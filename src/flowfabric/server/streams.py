@@ -1,0 +1,197 @@
+"""Streams and events over HTTP: page by page, by long poll, and as server-sent events.
+
+A stream of server-sent events can be picked up where it broke off: each event has a cursor for
+its id, which browsers send back as `Last-Event-ID`. Whoever reads slowly holds one page, and
+delays nobody.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Final
+
+import msgspec
+from litestar import Router
+from litestar.params import FromPath, FromQuery, HeaderParameter, QueryParameter
+from litestar.response import ServerSentEvent, ServerSentEventMessage
+
+from flowfabric.core import tails
+from flowfabric.core.streams import BLOCK_MS_MAX
+from flowfabric.core.tokens import Scope
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.events import Told
+from flowfabric.errors import NotFound
+from flowfabric.run import Endings
+from flowfabric.server import wire
+from flowfabric.server.access import InSession
+from flowfabric.server.executions import split_tag
+from flowfabric.server.problems import refuse
+from flowfabric.server.routing import JsonAnswer, get
+from flowfabric.streams import Follower, Frame
+
+READ_LIMIT: Final = 100
+TAIL_LIMIT: Final = 50
+LIMIT_MAX: Final = 1_000
+PING_S: Final = 15.0
+"""How often a stream that has nothing to say shows that it is alive."""
+PING: Final = ServerSentEventMessage(comment="ping")
+
+LastEventId = Annotated[str | None, HeaderParameter(name="Last-Event-ID")]
+
+
+def check_limit(limit: int, how: str) -> None:
+    if limit < 1:
+        raise refuse(400, "invalid_input", "limit must be >= 1", field="limit")
+    if limit > LIMIT_MAX:
+        told = f"limit exceeds REST ceiling {LIMIT_MAX}; paginate via {how} for larger spans"
+        raise refuse(400, "invalid_input", told, field="limit")
+
+
+@get("/{id:str}/attempts/{attempt:int}/stream", summary="Read what an attempt has emitted")
+async def read(
+    id: FromPath[str],  # noqa: A002
+    attempt: FromPath[int],
+    asked: InSession,
+    from_cursor: Annotated[str, QueryParameter(name="from")] = "start",
+    to_cursor: Annotated[str, QueryParameter(name="to")] = "end",
+    limit: FromQuery[int] = READ_LIMIT,
+) -> JsonAnswer[wire.WireFrames]:
+    asked.allow(Scope.READ)
+    check_limit(limit, "from/to")
+    page = await asked.engine.read_stream(
+        await asked.find(id),
+        attempt,
+        from_cursor=from_cursor,
+        to_cursor=to_cursor,
+        count_limit=limit,
+    )
+    return JsonAnswer(_shown(page))
+
+
+@get("/{id:str}/attempts/{attempt:int}/stream/tail", summary="Wait for what an attempt emits")
+async def tail(
+    id: FromPath[str],  # noqa: A002
+    attempt: FromPath[int],
+    asked: InSession,
+    after: FromQuery[str] = "0-0",
+    block_ms: FromQuery[int] = 0,
+    limit: FromQuery[int] = TAIL_LIMIT,
+) -> JsonAnswer[wire.WireFrames]:
+    asked.allow(Scope.READ)
+    check_limit(limit, "after")
+    if not 0 <= block_ms <= BLOCK_MS_MAX:
+        told = f"block_ms exceeds {BLOCK_MS_MAX}ms ceiling"
+        raise refuse(400, "invalid_input", told, field="block_ms")
+    execution_id = await asked.find(id)
+    page = await asked.waiting.run(
+        asked.engine.tail_stream(
+            execution_id, attempt, after=after, block_ms=block_ms, count_limit=limit
+        )
+    )
+    return JsonAnswer(_shown(page))
+
+
+@get("/{id:str}/stream", summary="Follow what an execution emits, as server-sent events")
+async def follow(
+    id: FromPath[str],  # noqa: A002
+    asked: InSession,
+    after: FromQuery[str] = "start",
+    last_event_id: LastEventId = None,
+) -> ServerSentEvent:
+    """Ends with an event `end` when the execution has ended. `superseded` takes back."""
+    asked.allow(Scope.READ)
+    execution_id = await asked.find(id)
+    if await asked.engine.read_execution_state(execution_id) is None:
+        raise NotFound("execution", id)
+
+    async def here() -> tuple[Engine, Endings]:
+        return asked.engine, asked.endings
+
+    follower = Follower(
+        here, execution_id, after=last_event_id or after, superseded=False, live=True
+    )
+    return ServerSentEvent(asked.waiting.each(_frames(follower), PING_S, PING))
+
+
+@get("/v1/events", tags=["events"], summary="Follow what happens, as server-sent events")
+async def events(
+    asked: InSession,
+    after: FromQuery[str] = "",
+    last_event_id: LastEventId = None,
+    namespace: FromQuery[str | None] = None,
+    category: FromQuery[str | None] = None,
+    execution_id: FromQuery[str | None] = None,
+    kind: FromQuery[str | None] = None,
+    tag: FromQuery[str | None] = None,
+) -> ServerSentEvent:
+    """From now on, or after a cursor. It never ends by itself."""
+    asked.allow(Scope.READ)
+    subscription = await asked.engine.subscribe_events(
+        after=last_event_id or after,
+        namespace=asked.caller.namespace_for(namespace),
+        category=category,
+        execution_id=None if execution_id is None else await asked.find(execution_id),
+        kind=kind,
+        tag=None if tag is None else split_tag(tag),
+    )
+
+    async def told() -> AsyncIterator[ServerSentEventMessage]:
+        async for each in subscription:
+            yield _event(each)
+
+    return ServerSentEvent(asked.waiting.each(told(), PING_S, PING))
+
+
+def _event(told: Told) -> ServerSentEventMessage:
+    return ServerSentEventMessage(
+        id=told.cursor, event=told.event.event_type, data=msgspec.json.encode(told.event).decode()
+    )
+
+
+async def _frames(follower: Follower) -> AsyncIterator[ServerSentEventMessage]:
+    while (page := await follower.next_page()) is not None:
+        for frame in page:
+            yield _frame(frame)
+    yield ServerSentEventMessage(event="end", data="{}")
+
+
+def _frame(frame: Frame) -> ServerSentEventMessage:
+    data: dict[str, object] = {
+        "text": frame.text,
+        "kind": frame.kind,
+        "attempt": frame.attempt,
+        "step": frame.step,
+        "at_ms": frame.at_ms,
+    }
+    name = "message"
+    if frame.take_over is not None:
+        name = frame.kind
+        data["kept_steps"] = sorted(frame.take_over.kept_steps)
+    return ServerSentEventMessage(
+        id=frame.cursor, event=name, data=msgspec.json.encode(data).decode()
+    )
+
+
+def _shown(page: tails.StreamFrames) -> wire.WireFrames:
+    return wire.WireFrames(
+        frames=[wire.WireFrame(id=each.id, fields=_fields(each)) for each in page.frames],
+        count=len(page.frames),
+        closed_at=page.closed_at_ms,
+        closed_reason=page.closed_reason,
+    )
+
+
+def _fields(frame: tails.StreamFrame) -> dict[str, str]:
+    fields: dict[str, object] = {
+        "frame_type": frame.frame_type,
+        "ts": frame.ts,
+        "payload": frame.text,
+        "encoding": frame.encoding,
+        "source": frame.source,
+        "mode": frame.mode,
+        "correlation_id": frame.correlation_id,
+        "summary_version": frame.summary_version,
+        "ttl_ms": frame.ttl_ms,
+    }
+    return {name: str(value) for name, value in fields.items() if value is not None}
+
+
+routes = Router(path="/v1/executions", tags=["streams"], route_handlers=[read, tail, follow])
