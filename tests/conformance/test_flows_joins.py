@@ -218,6 +218,22 @@ async def test_new_members_name_an_id_of_the_flows_partition(engine: Engine, gra
     assert request.execution_id == graph["a"]
 
 
+async def test_new_members_may_be_checked_before(engine: Engine, graph: Graph) -> None:
+    members = [engine.check_request(request) for request in graph.new("a", "b")]
+    for count in (2, 0):
+        added = await engine.add_dependencies(
+            graph.flow_id, [graph.join("b", "a")], members=members
+        )
+        assert added.members_added == count
+    assert set(await graph.claim()) == {"a"}
+    other = await graph_elsewhere(graph)
+    other.new("x")
+    with pytest.raises(InvalidInput, match="partition"):
+        await engine.add_dependencies(
+            graph.flow_id, members=[engine.check_request(other.request("x"))]
+        )
+
+
 async def test_a_call_has_limits(engine: Engine, graph: Graph) -> None:
     graph.new("a", "b")
     with pytest.raises(InvalidInput) as caught:

@@ -45,9 +45,9 @@ from flowfabric.engine.unit import (
     DUE_TOPIC,
     Group,
     Shell,
-    attempt,
     execution_key,
     row_execution_id,
+    value_or_error,
 )
 from flowfabric.engine.work import FailureReport, Work
 from flowfabric.errors import BudgetExists, FlowFabricError, InvalidInput, NotFound
@@ -241,7 +241,7 @@ class Budgets(Group):
         Where a budget says so, an execution whose request is refused is failed.
         """
         check_list("requests", requests, 0, BATCH_MAX)
-        checked = [attempt(self._entry, each) for each in requests]
+        checked = [value_or_error(self._entry, each) for each in requests]
         entries = [each for each in checked if isinstance(each, BudgetEntry)]
         if not entries:
             return [each for each in checked if isinstance(each, FlowFabricError)]

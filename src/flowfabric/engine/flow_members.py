@@ -57,12 +57,13 @@ class FlowMembers(FlowBuilding):
         flow_id: str,
         joins: Sequence[flow_joins.Join] = (),
         *,
-        members: Sequence[NewExecution | str] = (),
+        members: Sequence[NewExecution | Checked | str] = (),
     ) -> DependenciesAdded:
         """Add members and everything they wait for, all at once or not at all.
 
-        `members` are executions to create, under ids of `new_member_id`, or ids of
-        executions that exist. Repeating a call adds nothing.
+        `members` are executions to create, under ids of `new_member_id`, the same once
+        `check_request` has passed them, or ids of executions that exist. Repeating a call
+        adds nothing.
         """
         plan = self._check_plan(flow_id, joins, members)
         await self.shell.know_routes(plan.created)
@@ -72,7 +73,7 @@ class FlowMembers(FlowBuilding):
         self,
         flow_id: object,
         joins: Sequence[flow_joins.Join],
-        members: Sequence[NewExecution | str],
+        members: Sequence[NewExecution | Checked | str],
     ) -> JoinPlan:
         asked = self.check_flow_id(flow_id)
         check_list("members", members, 0, BATCH_MAX)
@@ -88,12 +89,12 @@ class FlowMembers(FlowBuilding):
             created=tuple(
                 self._check_new_member(asked, each)
                 for each in members
-                if isinstance(each, NewExecution)
+                if isinstance(each, NewExecution | Checked)
             ),
             adopted=tuple(
                 self.check_member_id(asked, each)
                 for each in members
-                if not isinstance(each, NewExecution)
+                if not isinstance(each, NewExecution | Checked)
             ),
             joins=by_downstream,
         )
@@ -134,7 +135,7 @@ class FlowMembers(FlowBuilding):
             check_bool("replaces_payload", dependency.replaces_payload),
         )
 
-    def _check_new_member(self, flow_id: FlowId, request: NewExecution) -> Checked:
+    def _check_new_member(self, flow_id: FlowId, request: NewExecution | Checked) -> Checked:
         if request.idempotency_key:
             raise InvalidInput(
                 "idempotency_key", "does not apply: a flow's member is known by its execution_id"
@@ -142,7 +143,7 @@ class FlowMembers(FlowBuilding):
         if request.execution_id is None:
             raise InvalidInput("execution_id", "must be given: see new_member_id")
         self.check_member_id(flow_id, request.execution_id)
-        return self.work.check_request(request)
+        return request if isinstance(request, Checked) else self.work.check_request(request)
 
 
 def check_join(join: object) -> flow_joins.Join:

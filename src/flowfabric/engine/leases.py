@@ -337,7 +337,7 @@ class Leases(unit.Group):
         """
         check_list("handles", handles, 0, BATCH_MAX)
         check_bool("waits", waits)
-        opened = [unit.attempt(self.shell.open_handle, handle) for handle in handles]
+        opened = [unit.value_or_error(self.shell.open_handle, handle) for handle in handles]
         sure = await self._renew_sure(opened)
         if waits:
             return await self.shell.decide_rest(opened, sure, _handle_ask)

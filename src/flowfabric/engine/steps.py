@@ -64,7 +64,7 @@ class Steps(unit.Group):
         """Store finished steps, each under its handle's fence. Safe to repeat."""
         check_list("reports", reports, 0, BATCH_MAX)
         packed = await self.shell.values.through_all(reports, self._packed_report)
-        checked = [unit.attempt(self._check_report, report) for report in packed]
+        checked = [unit.value_or_error(self._check_report, report) for report in packed]
         given = {i: each for i, each in enumerate(checked) if isinstance(each, StepReport)}
         sure = await self._record_sure(list(given), list(given.values())) if given else {}
         answers: list[StepStored | FlowFabricError] = []
@@ -238,7 +238,7 @@ class Steps(unit.Group):
         """Return many leases at once; each gets its own answer or error."""
         check_list("handles", handles, 0, BATCH_MAX)
         why = check_reason(reason)
-        opened = [unit.attempt(self.shell.open_handle, handle) for handle in handles]
+        opened = [unit.value_or_error(self.shell.open_handle, handle) for handle in handles]
         nothing: dict[int, HandedBack] = {}
         return await self.shell.decide_rest(
             opened, nothing, lambda handle: _hand_back_ask(handle, why)

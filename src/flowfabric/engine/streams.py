@@ -44,7 +44,7 @@ from flowfabric.core.streams import (
 )
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.operators import Swept
-from flowfabric.engine.unit import Group, attempt, execution_key, fence_of, row_execution_id
+from flowfabric.engine.unit import Group, execution_key, fence_of, row_execution_id, value_or_error
 from flowfabric.errors import FlowFabricError, InvalidInput, RetentionLimitExceeded
 from flowfabric.store.base import Key, Transaction, UniqueViolation
 
@@ -97,7 +97,7 @@ class Streams(Group):
     ) -> list[tuple[Appended, ...] | FlowFabricError]:
         """Append frames of many attempts at once; each attempt gets its own answers or error."""
         check_list("appends", appends, 0, BATCH_MAX)
-        checked = [attempt(self._check_append, each) for each in appends]
+        checked = [value_or_error(self._check_append, each) for each in appends]
         good = [each for each in checked if isinstance(each, Append)]
         outcomes = iter(await self._append(good) if good else ())
         return [each if isinstance(each, FlowFabricError) else next(outcomes) for each in checked]

@@ -302,7 +302,7 @@ class Suspensions(unit.Group):
         asks for.
         """
         # A handle that ended with its suspension is told so whatever else is asked for.
-        given = unit.attempt(self.shell.open_handle, handle)
+        given = unit.value_or_error(self.shell.open_handle, handle)
         if isinstance(given, errors.AlreadySuspended):
             raise given
         request = checked_request(resume_condition, options)

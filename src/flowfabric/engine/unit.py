@@ -278,7 +278,7 @@ class Group:
         self.store = shell.store
 
 
-def attempt(check: Callable[[V], T], value: V) -> T | FlowFabricError:
+def value_or_error(check: Callable[[V], T], value: V) -> T | FlowFabricError:
     """The checked value, or the refusal: one bad item does not spoil its batch."""
     try:
         return check(value)

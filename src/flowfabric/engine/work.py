@@ -49,18 +49,8 @@ class Completion(Struct, frozen=True, kw_only=True, gc=False):
     result_encoding: str | None = None
 
 
-class OpenCompletion(Struct, frozen=True, kw_only=True, gc=False):
-    """A completion whose handle and result have been checked."""
-
-    handle: Handle
-    result: bytes | None
-    result_encoding: str | None
-
-
-class Position(Struct, frozen=True, gc=False):
-    """Which of the given rows a set-based statement handled."""
-
-    position: int
+HeldCompletion = tuple[Handle, Completion]
+"""A completion whose result is checked, and its handle."""
 
 
 class FailureReport(Struct, frozen=True, kw_only=True):
@@ -76,15 +66,16 @@ class FailureReport(Struct, frozen=True, kw_only=True):
     """The step whose failure it is, if it is one."""
 
 
-def _completion_ask(completion: OpenCompletion) -> unit.Ask[results.Completed]:
-    fence = unit.fence_of(completion.handle)
+def _completion_ask(opened: HeldCompletion) -> unit.Ask[results.Completed]:
+    handle, completion = opened
+    fence = unit.fence_of(handle)
 
     def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Completed]:
         return executions.decide_complete(
-            subject, fence, completion.result, completion.result_encoding, timing
+            subject, fence, completion.result or None, completion.result_encoding, timing
         )
 
-    return unit.Ask(completion.handle.execution_id, decide)
+    return unit.Ask(handle.execution_id, decide)
 
 
 def _fail_ask(
@@ -169,7 +160,7 @@ class Work(Creation, Operators, Steps):
         """Finish many at once; each gets its own answer or error."""
         check_list("completions", completions, 0, BATCH_MAX)
         packed = await self.shell.values.through_all(completions, self._packed)
-        opened = [unit.attempt(self._open_completion, completion) for completion in packed]
+        opened = [unit.value_or_error(self._open_completion, completion) for completion in packed]
         return await self.shell.decide_rest(
             opened, await self._complete_sure(opened), _completion_ask
         )
@@ -182,45 +173,40 @@ class Work(Creation, Operators, Steps):
         if result is not None:
             check_json("result", result, self.shell.config.payload_bytes_max, encoding=encoding)
 
-    def _open_completion(self, completion: object) -> OpenCompletion:
+    def _open_completion(self, completion: object) -> HeldCompletion:
         if not isinstance(completion, Completion):
             raise InvalidInput("completions", "must be a list of Completion", completion)
         self._check_result(completion.result, completion.result_encoding)
-        return OpenCompletion(
-            handle=self.shell.open_handle(completion.handle),
-            result=completion.result or None,
-            result_encoding=completion.result_encoding,
-        )
+        return self.shell.open_handle(completion.handle), completion
 
     async def _complete_sure(
-        self, opened: Sequence[OpenCompletion | FlowFabricError]
+        self, opened: Sequence[HeldCompletion | FlowFabricError]
     ) -> dict[int, results.Completed]:
         """Complete those whose lease is certainly live, in one statement, by position."""
-        given = {i: each for i, each in enumerate(opened) if isinstance(each, OpenCompletion)}
+        given = {i: each for i, each in enumerate(opened) if isinstance(each, tuple)}
         if not given:
             return {}
-        places, completions = list(given), list(given.values())
+        places, handles = list(given), [handle for handle, _ in given.values()]
         rows = await self.store.execute_alone(
             "complete_leased",
-            results=[each.result for each in completions],
-            result_encodings=[each.result_encoding for each in completions],
-            **unit.lease_columns([each.handle for each in completions]),
+            results=[each.result or None for _, each in given.values()],
+            result_encodings=[each.result_encoding for _, each in given.values()],
+            **unit.lease_columns(handles),
         )
         if rows:
             self.store.hint(unit.COMPLETION_TOPIC)
         if any(row["awaited"] for row in rows):
             self.store.hint(unit.DUE_TOPIC)
-        for lane_id in self.gated.lanes_released([each.handle for each in completions]):
+        for lane_id in self.gated.lanes_released(handles):
             self.store.hint(unit.ready_topic(lane_id))
         if any(row["in_flow"] for row in rows):
             self.store.hint(unit.DISPATCH_TOPIC)
-        done = msgspec.convert(rows, list[Position])
         return {
-            places[each.position]: results.Completed(
-                execution_id=completions[each.position].handle.execution_id,
+            places[position]: results.Completed(
+                execution_id=handles[position].execution_id,
                 public_state=PublicState.COMPLETED,
             )
-            for each in done
+            for position in msgspec.convert([row["position"] for row in rows], list[int])
         }
 
     async def complete_execution(
@@ -288,7 +274,7 @@ class Work(Creation, Operators, Steps):
     ) -> list[results.FailResult | FlowFabricError]:
         """Report many failed attempts at once; each gets its own answer or error."""
         check_list("reports", reports, 0, BATCH_MAX)
-        opened = [unit.attempt(self._report_ask, report) for report in reports]
+        opened = [unit.value_or_error(self._report_ask, report) for report in reports]
         sure: dict[int, results.FailResult] = {}
         return await self.shell.decide_rest(opened, sure, lambda ask: ask)
 

@@ -274,11 +274,10 @@ class Flow:
         opened = await self._open_app()
         engine = opened.engine
         partitions = engine.deployment.partitions
-        requests = [_request(each, partitions) for each in self._plan]
         checked: list[Checked] = []
-        for planned, request in zip(self._plan, requests, strict=True):
+        for planned in self._plan:
             try:
-                checked.append(engine.check_request(request))
+                checked.append(engine.check_request(_request(planned, partitions)))
             except Validation as error:
                 error.add_note(f"This is about the node {planned.node.name}.")
                 raise
@@ -293,7 +292,7 @@ class Flow:
             await self._tag(engine)
             for part in self._parts():
                 joins = [_join(each, partitions) for each in part if each.waits_for]
-                members = [requests[each.node.index] for each in part]
+                members = [checked[each.node.index] for each in part]
                 await engine.add_dependencies(self.flow_id, joins, members=members)
         return FlowRun(opened, self.flow_id)
 
