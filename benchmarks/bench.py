@@ -27,7 +27,7 @@ class Scale:
 async def wear_in(server: str) -> None:
     """Give the server files of WAL to recycle, as one in use has them.
 
-    A new one fills each with zeroes first, at the expense of whoever happens to commit: some
+    A new one fills each with zeroes first, at the expense of the next commit: some
     three microseconds per job that no production server spends.
     """
     connection = await asyncpg.connect(server)

@@ -122,7 +122,7 @@ async def everybody_listens(app: App) -> None:
 
 
 async def latencies(store: str, url: str, *, apart: bool) -> float:
-    """From the call of `emit` to the loop of whoever follows; the p50 in milliseconds."""
+    """From the call of `emit` to the loop of the follower; the p50 in milliseconds."""
     working, listening = App(url), App(url)
     cues: asyncio.Queue[bool] = asyncio.Queue()
 

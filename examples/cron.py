@@ -1,8 +1,8 @@
 """Work that the clock starts: `python cron.py`. It leaves `flowfabric.db` behind.
 
 Any number of processes may run this program: each due time starts one run. With
-`catch_up`, times that passed while nobody was there are made up for, all of them,
-only the latest, or none.
+`catch_up`, runs missed while no process was up are created late: all of them, only the
+latest, or none.
 """
 
 import asyncio

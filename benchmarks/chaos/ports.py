@@ -1,4 +1,4 @@
-"""Finding a free port, and waiting for somebody to listen there."""
+"""Finding a free port, and waiting for a server to listen there."""
 
 import asyncio
 import socket

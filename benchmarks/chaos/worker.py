@@ -10,7 +10,7 @@ import asyncpg
 from benchmarks.chaos.holds import FENCED, HELD, noted
 from flowfabric import App, Context, Retry, WorkerSettings
 
-# Whoever imports the tasks to submit them has arguments of his own.
+# A program that imports the tasks to submit them has its own arguments.
 URL, HOLDS = (
     (sys.argv[1], Path(sys.argv[2]))
     if __name__ == "__main__"

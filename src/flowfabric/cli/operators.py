@@ -5,7 +5,7 @@ import getpass
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from typing import Concatenate, Final, ParamSpec
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -29,19 +29,36 @@ from flowfabric.errors import FlowFabricError, NoActiveLease, NotFound
 
 # `cancel`, `replay`, `accept`, `priority`, `revoke`: by id, or on everything a filter matches
 
+P = ParamSpec("P")
+
 REFUSALS_SHOWN_MAX: Final = 10
 
 Action = Callable[[Sequence[str]], Awaitable[Sequence[object]]]
 
 
+def by_id_or_filter(
+    reason: str | None = None,
+) -> Callable[
+    [Callable[Concatenate[Engine, options.Target, options.Chosen, P], Awaitable[int]]],
+    Callable[P, int],
+]:
+    """Adds what every command has that acts on executions by id or by filter."""
+
+    def decorate(
+        command: Callable[Concatenate[Engine, options.Target, options.Chosen, P], Awaitable[int]],
+    ) -> Callable[P, int]:
+        made = options.namespace_option(options.target_options(options.with_engine(command)))
+        made = click.option("--yes", "-y", is_flag=True, help="Do not ask.")(made)
+        if reason is not None:
+            made = click.option("--reason", default=reason, show_default=True)(made)
+        ids = click.argument("execution_ids", metavar="[ID]...", nargs=-1)
+        return ids(options.filter_options(made))
+
+    return decorate
+
+
 @click.command("cancel", short_help="End executions, by id or by filter.")
-@click.argument("execution_ids", metavar="[ID]...", nargs=-1)
-@options.filter_options
-@click.option("--reason", default="cancelled from the command line", show_default=True)
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@by_id_or_filter(reason="cancelled from the command line")
 async def cancel(
     engine: Engine,
     target: options.Target,
@@ -61,13 +78,7 @@ async def cancel(
 
 
 @click.command("replay", short_help="Run ended executions again, by id or by filter.")
-@click.argument("execution_ids", metavar="[ID]...", nargs=-1)
-@options.filter_options
-@click.option("--reason", default="replayed from the command line", show_default=True)
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@by_id_or_filter(reason="replayed from the command line")
 async def replay(
     engine: Engine,
     target: options.Target,
@@ -91,12 +102,7 @@ async def replay(
 
 
 @click.command("accept", short_help="Let blocked executions run with the code as it is now.")
-@click.argument("execution_ids", metavar="[ID]...", nargs=-1)
-@options.filter_options
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@by_id_or_filter()
 async def accept(
     engine: Engine,
     target: options.Target,
