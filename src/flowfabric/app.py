@@ -143,6 +143,7 @@ class App(Feed, Replaceable):
         timeout: Duration | None = None,
         priority: int = 0,
         capabilities: Sequence[str] = (),
+        budget: str | Sequence[str] = (),
         executor: Executor = "thread",
         keep: Duration | None = None,
         keep_failed: Duration | None = None,
@@ -160,6 +161,7 @@ class App(Feed, Replaceable):
         timeout: Duration | None = None,
         priority: int = 0,
         capabilities: Sequence[str] = (),
+        budget: str | Sequence[str] = (),
         executor: Executor = "thread",
         keep: Duration | None = None,
         keep_failed: Duration | None = None,
@@ -170,7 +172,8 @@ class App(Feed, Replaceable):
         Async functions run on the worker's event loop, plain ones in a thread;
         `executor="process"` runs a plain function in another process. `keep` and
         `keep_failed` say how long its runs are kept after they have completed, or
-        ended in any other way; `EngineConfig` says it for every task. `max_worker_deaths` is
+        ended in any other way; `EngineConfig` says it for every task. While a hard limit of a
+        `budget` is used up, or of one of several, none of its runs starts. `max_worker_deaths` is
         how often in a row its worker may die before a run fails: three, unless given.
         Several versions of one name stand beside each other: runs stay with the version
         they began with.
@@ -181,6 +184,7 @@ class App(Feed, Replaceable):
             timeout=timeout,
             priority=priority,
             capabilities=capabilities,
+            budget=budget,
             executor=executor,
             keep=keep,
             keep_failed=keep_failed,
@@ -425,6 +429,7 @@ class App(Feed, Replaceable):
         *,
         lanes: LaneWeights | None = None,
         capabilities: Sequence[str] = (),
+        budget: str | Sequence[str] = (),
         concurrency: int | None = None,
         settings: WorkerSettings | None = None,
         stop: asyncio.Event | None = None,

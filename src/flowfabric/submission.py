@@ -23,13 +23,13 @@ from msgspec import Struct
 from flowfabric import errors
 from flowfabric.core.checks import check_priority
 from flowfabric.core.creation import Checked, NewExecution, Terms
-from flowfabric.core.ids import ExecutionId, solo_execution_id, uuid4_from
+from flowfabric.core.ids import ExecutionId, named_budget_id, solo_execution_id, uuid4_from
 from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.policies import ExecutionPolicy, TimeoutPolicy, optional_duration_ms
 from flowfabric.core.results import CreateResult
 from flowfabric.engine.engine import Engine
 from flowfabric.outages import everything_within, statements_within
-from flowfabric.task import JSON, OPTION_NAMES, Arguments, Call, Source, Task
+from flowfabric.task import JSON, OPTION_NAMES, Arguments, Call, Source, Task, check_budgets
 
 # Concurrent single calls, made together -------------------------------------
 #
@@ -184,13 +184,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     delay: object = None
     deadline: object = None
     execution_id: str | None = None
+    budget: object = ()
     connection: object = None
 
     @property
     def has_terms(self) -> bool:
         """Whether something about the execution itself is said, beside its id and key."""
         said = (self.priority, self.lane, self.delay, self.deadline)
-        return bool(self.tags) or any(each is not None for each in said)
+        return bool(self.tags or self.budget) or any(each is not None for each in said)
 
     @property
     def names_one(self) -> bool:
@@ -253,19 +254,25 @@ def request_of(call: Call[object], options: Options, namespace: str) -> NewExecu
         idempotency_key=options.idempotency_key,
         strict=options.strict,
         tags=options.tags,
-        policy=policy_of(call.task, options),
+        policy=policy_of(call.task, options, namespace),
         delay_ms=optional_duration_ms("delay", options.delay),
         execution_id=options.execution_id,
         id_is_chosen=options.execution_id is not None,
     )
 
 
-def policy_of(task: Task[..., object], options: Options) -> ExecutionPolicy | None:
+def policy_of(task: Task[..., object], options: Options, namespace: str) -> ExecutionPolicy | None:
     deadline_ms = optional_duration_ms("deadline", options.deadline)
     policy = task.settings.policy
-    if deadline_ms is None:
+    budgets = {*task.settings.budgets, *check_budgets(options.budget)}
+    if deadline_ms is None and not budgets:
         return policy
-    own = policy or ExecutionPolicy()
+    own = msgspec.structs.replace(
+        policy or ExecutionPolicy(),
+        budget_ids=tuple(sorted(named_budget_id(each, namespace) for each in budgets)),
+    )
+    if deadline_ms is None:
+        return own
     timeout = own.timeout_policy or TimeoutPolicy()
     return msgspec.structs.replace(
         own, timeout_policy=msgspec.structs.replace(timeout, execution_deadline_ms=deadline_ms)

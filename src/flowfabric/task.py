@@ -24,6 +24,7 @@ from flowfabric.core.checks import (
     ENCODED,
     check_bool,
     check_int,
+    check_name,
     check_names,
     check_priority,
     check_required,
@@ -199,6 +200,8 @@ class SubmitOptions(TypedDict, total=False):
     deadline: policies.Duration
     """Expire unless it has ended this long from now."""
     execution_id: str
+    budget: str | Sequence[str]
+    """Not to be started while this budget, or one of these, is used up; beside the task's own."""
     connection: object
     """Take part in the transaction of this connection; see `App.submit`."""
 
@@ -215,6 +218,7 @@ class TaskSettings:
     timeout: policies.Duration | None = None
     priority: int = 0
     capabilities: Sequence[str] = ()
+    budget: str | Sequence[str] = ()
     executor: Executor = "thread"
     keep: policies.Duration | None = None
     keep_failed: policies.Duration | None = None
@@ -230,6 +234,12 @@ class TaskSettings:
         if self.executor not in get_args(Executor):
             raise InvalidInput("executor", "must be thread or process", self.executor)
         check_names("capabilities", self.capabilities)
+        _ = self.budgets
+
+    @cached_property
+    def budgets(self) -> tuple[str, ...]:
+        """The names of the budgets its runs are attached to."""
+        return check_budgets(self.budget)
 
     @cached_property
     def policy(self) -> policies.ExecutionPolicy | None:
@@ -258,6 +268,14 @@ class TaskSettings:
                 retention_policy=retention if kept else None,
             )
         )
+
+
+def check_budgets(given: object) -> tuple[str, ...]:
+    """The name of a budget, or those of several, each once."""
+    names = [given] if isinstance(given, str) else given
+    check_names("budget", names)
+    assert isinstance(names, Iterable)
+    return tuple(sorted({check_name("budget", each) for each in names}))
 
 
 class Call(Generic[R_co]):

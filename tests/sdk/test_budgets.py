@@ -207,3 +207,28 @@ async def test_mistakes_are_refused_where_they_are_made(waiting_app: App) -> Non
         await waiting_app.budgets.create("team", lane="a", whole_namespace=True)
 
     assert seen == ["amounts[tokens]", "amounts"] * 2
+
+
+async def test_runs_wait_while_a_budget_they_are_attached_to_is_used_up(waiting_app: App) -> None:
+    @waiting_app.task(budget="team")
+    async def attached(ctx: Context) -> str:
+        return "done"
+
+    @waiting_app.task
+    async def plain(ctx: Context) -> str:
+        return "done"
+
+    await waiting_app.budgets.create("team", hard={"tokens": 10})
+    await waiting_app.budgets.create("lab", hard={"tokens": 10})
+    await waiting_app.budgets.report("team", {"tokens": 10})
+    held = await waiting_app.submit(attached)
+    twice = await waiting_app.submit(plain(), budget=["team", "lab"])
+    free = await waiting_app.submit(plain(), budget="lab")
+    async with working(waiting_app):
+        assert await free.result(timeout="20s") == "done"
+        assert [str(await each.state()) for each in (held, twice)] == ["waiting"] * 2
+        await waiting_app.budgets.reset("team")
+        assert await held.result(timeout="20s") == "done"
+        assert await twice.result(timeout="20s") == "done"
+    with pytest.raises(InvalidInput, match="budget"):
+        waiting_app.task(budget=[""])(lambda: None)

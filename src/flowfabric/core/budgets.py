@@ -48,6 +48,10 @@ class BudgetScope(StrEnum):
     """Whatever is attached by name; nothing is by itself."""
 
 
+ATTACHING: Final = (BudgetScope.LANE, BudgetScope.KIND, BudgetScope.NAMESPACE)
+"""Those that reach whatever is submitted there; others are named by who submits."""
+
+
 class EnforcementMode(StrEnum):
     STRICT = "strict"
     """Hard limits hold."""

@@ -24,7 +24,7 @@ from flowfabric.core.checks import (
     check_text,
 )
 from flowfabric.core.executions import clamp_priority
-from flowfabric.core.gates import NO_GATES, GateName, check_gates, gate_ids_of
+from flowfabric.core.gates import NO_GATES, GateName, GateOwner, check_gates, gate_ids_of
 from flowfabric.core.ids import (
     INDEX_MAX,
     ExecutionId,
@@ -214,7 +214,7 @@ def check_terms(request: NewExecution, keep: Keep = DEFAULT_KEEP) -> Terms:
             "execution_deadline_at_ms", request.execution_deadline_at_ms
         ),
         deadline_after_ms=None if timeout is None else timeout.execution_deadline_ms,
-        **_gate_terms(request.gates),
+        **_gate_terms(request.gates, policy),
     )
 
 
@@ -223,10 +223,12 @@ class _GateTerms(TypedDict, total=False):
     gate_ids: str
 
 
-def _gate_terms(given: object) -> _GateTerms:
-    if given == ():
+def _gate_terms(given: object, policy: ExecutionPolicy) -> _GateTerms:
+    """The gates that were asked for, and those of the policy's budgets."""
+    if given == () and not policy.budget_ids:
         return {}
-    gates = check_gates(given)
+    budgets = tuple(GateName(GateOwner.BUDGET, each) for each in policy.budget_ids)
+    gates = check_gates((*check_gates(given), *budgets))
     return {"gates": gates, "gate_ids": gate_ids_of(gates)}
 
 

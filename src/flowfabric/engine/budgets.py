@@ -29,6 +29,7 @@ from flowfabric.core.handles import Handle
 from flowfabric.core.limits import BATCH_MAX, PAGE_MAX, SWEEP_BATCH
 from flowfabric.core.states import FailureClass
 from flowfabric.core.transitions import Changes
+from flowfabric.engine import gates
 from flowfabric.engine.ledger import (
     BudgetEntry,
     BudgetOutcome,
@@ -156,11 +157,17 @@ class Budgets(Group):
             else:
                 account = rules.opened(terms.defined(existing, wanted))
                 wanted = rules.posted(account, now_ms)
-                await tx.save(Changes(updates=(wanted,)))
+                await save_budget(tx, existing, wanted)
+            if wanted.scope_type in rules.ATTACHING:
+                await gates.attach_budget(tx, wanted)
             hint_if_soon(tx, wanted, now_ms)
             return BudgetCreated(budget=wanted, change="created")
 
-        return await self.store.transact(body)
+        created = await self.store.transact(body)
+        if created.change == "created" and created.budget.scope_type in rules.ATTACHING:
+            # Again: a route that was being added meanwhile saw no budget, and was not seen.
+            await self.store.transact(lambda tx: gates.attach_budget(tx, created.budget))
+        return created
 
     async def update_budget(
         self, budget_id: str, update: terms.BudgetUpdate, *, namespace: str = "default"
@@ -173,7 +180,7 @@ class Budgets(Group):
             account = terms.updated(rules.opened(before), update, now_ms)
             after = rules.posted(account, now_ms)
             if after != before:
-                await tx.save(Changes(updates=(after,)))
+                await save_budget(tx, before, after)
                 hint_if_soon(tx, after, now_ms)
             return status_of(rules.opened(after))
 
@@ -354,7 +361,8 @@ class Budgets(Group):
                 return
             account = rules.give_back(rules.opened(before), spend)
             after = rules.posted(account, await tx.now_ms())
-            await tx.save(Changes(updates=(after,), deletes=(spend,)))
+            await save_budget(tx, before, after)
+            await tx.save(Changes(deletes=(spend,)))
 
         await self.store.transact(body)
 
@@ -575,11 +583,18 @@ async def lock_budget(tx: Transaction, wanted: Budget) -> Budget:
     return budget
 
 
+async def save_budget(tx: Transaction, before: Budget, after: Budget) -> None:
+    """Save a budget that is locked, and its gate if it closes or opens by that."""
+    turned = await gates.turned(tx, {before.budget_id: before}, [after])
+    await tx.save(Changes(updates=(after, *turned)))
+
+
 async def reset_in(tx: Transaction, budgets: Sequence[Budget]) -> list[Budget]:
     """Budgets that are locked, in their next periods."""
     now_ms = await tx.now_ms()
     after = [rules.posted(rules.reset(rules.opened(each), now_ms), now_ms) for each in budgets]
-    await tx.save(Changes(updates=tuple(after)))
+    turned = await gates.turned(tx, {each.budget_id: each for each in budgets}, after)
+    await tx.save(Changes(updates=(*after, *turned)))
     for each in after:
         hint_if_soon(tx, each, now_ms)
     return after

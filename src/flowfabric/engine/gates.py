@@ -13,13 +13,16 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric.core import gates
+from flowfabric.core.budgets import Budget
+from flowfabric.core.checks import split_kind
 from flowfabric.core.gates import Gate, GateName, GateOwner, GateState, Limits, QuotaPolicy
 from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.ids import (
     UUID_BYTES,
+    BudgetId,
     GateId,
     GateOwnerId,
     LaneId,
@@ -45,8 +48,57 @@ async def register(tx: Transaction, names: Collection[GateName]) -> None:
     for each in quotas:
         if (each,) not in known:
             raise NotFound("quota_policy", each)
-    await tx.insert_new([each.new() for each in sorted(names)])
+    there = await tx.get(Gate, [(each.gate_id,) for each in sorted(names)])
+    new = [each for each in sorted(names) if (each.gate_id,) not in there]
+    # A budget may be used up already; under its lock, nobody changes that meanwhile.
+    owners = sorted({each.owner_id for each in new if each.owner_kind is GateOwner.BUDGET})
+    budgets = await tx.lock(Budget, [(each,) for each in owners])
+    closed = {budget.budget_id for budget in budgets.values() if budget.closed}
+    await tx.insert_new(
+        [structs.replace(each.new(), closed=each.owner_id in closed) for each in new]
+    )
     tx.hint(GATES_TOPIC)
+
+
+async def attach_to_routes(tx: Transaction, routes: Mapping[int, tuple[str, str, str]]) -> None:
+    """Have routes pass the budgets for their lane, kind or namespace.
+
+    Each is given by its namespace, lane and kind.
+    """
+    found = sorted(routes.items())
+    (row,) = await tx.select(
+        "attach_to_routes",
+        route_ids=[route_id for route_id, _ in found],
+        namespaces=[namespace for _, (namespace, _, _) in found],
+        lane_ids=[lane_id for _, (_, lane_id, _) in found],
+        kinds=[kind for _, (_, _, kind) in found],
+        names=[split_kind(kind)[0] for _, (_, _, kind) in found],
+    )
+    if row["limited"]:
+        tx.hint(GATES_TOPIC)
+
+
+async def attach_budget(tx: Transaction, budget: Budget) -> None:
+    """Have the routes of what a budget is for pass it: those that exist now."""
+    await register(tx, [GateName(GateOwner.BUDGET, budget.budget_id)])
+    await tx.select("attach_budget", budget_id=budget.budget_id)
+
+
+async def turned(
+    tx: Transaction, before: Mapping[BudgetId, Budget], after: Sequence[Budget]
+) -> list[Gate]:
+    """The gates of budgets that close or open, to be saved with them."""
+    closed = {
+        GateName(GateOwner.BUDGET, each.budget_id).gate_id: each.closed
+        for each in after
+        if each.closed is not before[each.budget_id].closed
+    }
+    if not closed:
+        return []
+    if not all(closed.values()):
+        tx.hint(GATES_TOPIC)
+    found = await tx.lock(Gate, [(gate_id,) for gate_id in sorted(closed)])
+    return [structs.replace(each, closed=closed[each.gate_id]) for each in found.values()]
 
 
 def check_count(total: int) -> None:

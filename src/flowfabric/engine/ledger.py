@@ -31,6 +31,7 @@ from flowfabric.core.budgets import (
 from flowfabric.core.handles import Handle
 from flowfabric.core.records import Record
 from flowfabric.core.transitions import Changes
+from flowfabric.engine import gates
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound
 from flowfabric.store.base import Key, Transaction
@@ -274,12 +275,14 @@ class Ledger:
     async def _save(self, tx: Transaction) -> None:
         parts = [self._reports.changes(), self._spends.changes(), self._reservations.changes()]
         budgets = [rules.posted(each, self._now_ms) for each in self.accounts.values()]
+        turned = await gates.turned(tx, self._before, budgets)
         await tx.save(
             Changes(
                 inserts=tuple(each for part in parts for each in part.inserts),
                 updates=(
                     *(each for each in budgets if each != self._before[each.budget_id]),
                     *(each for part in parts for each in part.updates),
+                    *turned,
                 ),
                 deletes=tuple(each for part in parts for each in part.deletes),
             )

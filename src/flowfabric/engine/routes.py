@@ -74,7 +74,9 @@ class Registration:
                 " required capabilities; those that nothing uses are forgotten after a day",
                 self.unknown[0][2],
             )
-        return {_stored_route(row): int(str(row["route_id"])) for row in rows}
+        found = {_stored_route(row): int(str(row["route_id"])) for row in rows}
+        await gates.attach_to_routes(tx, {number: route[:3] for route, number in found.items()})
+        return found
 
 
 async def hold_routes(tx: Transaction, known: Mapping[Route, int]) -> dict[Route, LaneState]:

@@ -1,0 +1,178 @@
+"""Budgets that are used up: what is attached to them waits until there is room."""
+
+import asyncio
+
+import pytest
+from msgspec import structs
+
+from flowfabric import Engine
+from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
+from flowfabric.core.budgets import UsageCounted
+from flowfabric.core.ids import ExecutionId, named_budget_id
+from flowfabric.core.results import Claimed
+from flowfabric.testing import SettableClock
+from tests.conformance.given import UNKNOWN_ID, WORKER, Given
+
+HOUR_MS = 3_600_000
+TEAM_ID = named_budget_id("team", "default")
+TEAM = BudgetDefinition(budget_id="team", hard_limits={"tokens": 100})
+ATTACHED = {"budget_ids": [TEAM_ID]}
+
+
+async def create(engine: Engine, **fields: object) -> None:
+    await engine.create_budget(structs.replace(TEAM, **fields))
+
+
+async def report(engine: Engine, tokens: int) -> None:
+    assert await engine.report_usage_admin("team", ["tokens"], [tokens]) == UsageCounted()
+
+
+async def claim(engine: Engine, lane_id: str = "default", wait_ms: int = 0) -> ExecutionId | None:
+    claimed = await engine.claim(lane_id, **WORKER, max_wait_ms=wait_ms)
+    return None if claimed is None else claimed.execution_id
+
+
+async def test_what_is_attached_starts_as_long_as_there_is_room(
+    engine: Engine, given: Given
+) -> None:
+    await create(engine)
+    first, second = [await given.waiting(policy=ATTACHED) for _ in range(2)]
+    await report(engine, 99)
+
+    assert await claim(engine) == first
+    await report(engine, 1)
+    assert await claim(engine) is None
+
+    free = await given.waiting()
+    assert await claim(engine) == free
+    await engine.reset_budget("team")
+    assert await claim(engine) == second
+
+
+async def test_what_runs_already_goes_on(engine: Engine, given: Given) -> None:
+    await create(engine)
+    await given.waiting(policy=ATTACHED)
+    claimed = await engine.claim(**WORKER)
+    assert isinstance(claimed, Claimed)
+
+    await report(engine, 100)
+
+    await engine.renew(claimed.handle)
+    await engine.complete(claimed.handle, None)
+
+
+@pytest.mark.parametrize("how", ["reset", "raised", "given back", "advisory", "due reset"])
+async def test_room_lets_it_start(
+    engine: Engine, given: Given, clock: SettableClock, how: str
+) -> None:
+    await create(engine, reset_interval_ms=HOUR_MS)
+    waiting = await given.waiting(policy=ATTACHED)
+    await engine.record_spend("team", UNKNOWN_ID, {"tokens": 100}, idempotency_key="k")
+    assert await claim(engine) is None
+
+    match how:
+        case "reset":
+            await engine.reset_budget("team")
+        case "raised":
+            await engine.update_budget("team", BudgetUpdate(hard_limits={"tokens": 101}))
+        case "given back":
+            await engine.release_budget("team", UNKNOWN_ID)
+        case "advisory":
+            await engine.update_budget("team", BudgetUpdate(enforcement_mode="warn"))
+        case _:
+            clock.advance(ms=HOUR_MS)
+            assert (await engine.reset_due_budgets()).acted == 1
+
+    assert await claim(engine) == waiting
+
+
+async def test_lowering_the_limit_stops_it_from_starting(engine: Engine, given: Given) -> None:
+    await create(engine)
+    waiting = await given.waiting(policy=ATTACHED)
+    await report(engine, 50)
+    await engine.update_budget("team", BudgetUpdate(hard_limits={"tokens": 50}))
+
+    assert await claim(engine) is None
+
+    await engine.update_budget("team", BudgetUpdate(hard_limits={"tokens": 0}))
+    assert await claim(engine) == waiting
+
+
+async def test_a_budget_that_is_used_up_before_anything_is_attached_stops_it_too(
+    engine: Engine, given: Given
+) -> None:
+    await create(engine)
+    await report(engine, 100)
+    waiting = await given.waiting(policy=ATTACHED)
+
+    assert await claim(engine) is None
+
+    await engine.reset_budget("team")
+    assert await claim(engine) == waiting
+
+
+async def test_usage_of_a_budget_nobody_has_created_stops_nothing(
+    engine: Engine, given: Given
+) -> None:
+    waiting = await given.waiting(policy=ATTACHED)
+    await engine.report_usage_admin("team", ["tokens"], [10**6])
+    assert await claim(engine) == waiting
+
+    await given.waiting(policy=ATTACHED)
+    await create(engine)
+    assert await claim(engine) is None
+
+
+async def test_a_worker_that_waits_is_woken_by_the_reset(engine: Engine, given: Given) -> None:
+    await create(engine)
+    waiting = await given.waiting(policy=ATTACHED)
+    await report(engine, 100)
+    asking = asyncio.create_task(claim(engine, wait_ms=30_000))
+
+    await engine.reset_budget("team")
+
+    assert await asking == waiting
+
+
+@pytest.mark.parametrize("existing", [True, False])
+@pytest.mark.parametrize(
+    ("scope_type", "scope_id", "attached", "others"),
+    [
+        ("lane", "gpu", [{"lane_id": "gpu"}], [{"lane_id": "cpu"}]),
+        (
+            "kind",
+            "ask",
+            [{"execution_kind": "ask"}, {"execution_kind": "ask@2"}],
+            [{"execution_kind": "asks"}, {"execution_kind": "ask", "namespace": "shop"}],
+        ),
+        ("namespace", "shop", [{"namespace": "shop"}], [{"namespace": "default"}]),
+    ],
+)
+async def test_a_budget_reaches_all_of_its_scope(
+    engine: Engine,
+    given: Given,
+    existing: bool,
+    scope_type: str,
+    scope_id: str,
+    attached: list[dict[str, object]],
+    others: list[dict[str, object]],
+) -> None:
+    lanes = ["default", "gpu", "cpu"]
+
+    async def claimed() -> set[ExecutionId]:
+        found = await engine.claim_many(lanes, limit=10, **WORKER)
+        return {each.execution_id for each in found}
+
+    if existing:
+        # Their routes are there before the budget is.
+        before = [await given.waiting(**fields) for fields in (*attached, *others)]
+        assert await claimed() == set(before)
+    await create(engine, scope_type=scope_type, scope_id=scope_id)
+    await report(engine, 100)
+    held = {await given.waiting(**fields) for fields in attached}
+    free = {await given.waiting(**fields) for fields in others}
+
+    assert await claimed() == free
+
+    await engine.reset_budget("team")
+    assert await claimed() == held
