@@ -53,6 +53,7 @@ SWEEPS: Mapping[str, Sweep] = {
     "flow_audit": Engine.audit_flows,
     LEASE_EXPIRY: Engine.expire_due_leases,
     "grant_expiry": Engine.return_due_grants,
+    "worker_expiry": Engine.expire_workers,
     "schedules": Engine.fire_due_schedules,
     "delayed": Engine.promote_due_delays,
     "attempt_timeout": Engine.expire_due_attempts,

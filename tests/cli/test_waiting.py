@@ -42,8 +42,12 @@ async def test_what_is_due_without_a_worker_says_so_everywhere(engine: Engine, u
     assert ran.status == 1
     assert re.search(r"delayed overdue by 7m\d+s", ran.out)
 
-    await engine.report_presence(
-        ["default"], worker_id="w", worker_instance_id="w-1", kinds=["other"]
+    await engine.register_worker(
+        ["default"],
+        worker_id="w",
+        worker_instance_id="w-1",
+        kinds=["other"],
+        liveness_ttl_ms=60_000,
     )
     assert "no worker for remind, due " in run("ls", url=url).lines[1]
 
@@ -54,8 +58,12 @@ async def test_what_no_worker_has_the_capabilities_for_says_so(engine: Engine, u
     )
     await engine.create_execution(NewExecution(execution_kind="render", policy=policy))
     await engine.create_execution(NewExecution(execution_kind="send"))
-    await engine.report_presence(
-        ["default"], worker_id="w", worker_instance_id="w-1", capabilities=["gpu"]
+    await engine.register_worker(
+        ["default"],
+        worker_id="w",
+        worker_instance_id="w-1",
+        capabilities=["gpu"],
+        liveness_ttl_ms=60_000,
     )
     lines = {line.split()[0]: line for line in run("ls", url=url).lines[1:]}
     assert lines["render"].endswith("no worker with cuda, gpu")

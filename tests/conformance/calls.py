@@ -25,7 +25,8 @@ BY_ID = (
 )  # fmt: skip
 BY_LANE = ("pause_lane", "resume_lane", "drain_lane", "disable_lane")
 SWEEPS = (
-    "return_due_grants", "trim_events", "trim_guards", "trim_routes", "trim_streams",
+    "expire_workers", "return_due_grants", "trim_events", "trim_guards", "trim_routes",
+    "trim_streams",
 )  # fmt: skip
 SCOPED_SWEEPS = (
     "expire_due_attempts", "expire_due_deadlines", "expire_due_suspensions",
@@ -47,7 +48,26 @@ async def valid_calls(given: Given) -> dict[str, Arguments]:
         | reading(waiting)
         | {"accept_changes": {"execution_id": blocked}}
         | await granting(given)
+        | registering()
     )
+
+
+def registering() -> dict[str, Arguments]:
+    one: Arguments = {"worker_instance_id": "w-1", "namespace": "n"}
+    return {
+        "register_worker": {
+            **one,
+            "lane_ids": ["default"],
+            "worker_id": "w",
+            "liveness_ttl_ms": 1_000,
+            "capabilities": [],
+            "kinds": ["work"],
+        },
+        "heartbeat_worker": one,
+        "mark_worker_dead": {**one, "reason": "gone", "revoke_leases": True},
+        "list_workers": {"namespace": "n", "cursor": None, "limit": 5, "include_expired": True},
+        "list_worker_events": {**one, "limit": 5},
+    }
 
 
 async def granting(given: Given) -> dict[str, Arguments]:

@@ -25,15 +25,28 @@ from flowfabric.engine.reads import Reads
 from flowfabric.engine.streams import Streams
 from flowfabric.engine.tails import Tails
 from flowfabric.engine.work import Work
+from flowfabric.engine.workers import Workers
 from flowfabric.errors import Validation
 from tests.conformance.calls import Arguments, valid_calls
 from tests.conformance.given import Given
 from tests.conformance.observed import call, unchanged
 
-GROUPS = (Creation, Leases, Grants, Work, Operators, Reads, Details, FlowReplays, Streams, Tails)
+GROUPS = (
+    Creation,
+    Leases,
+    Workers,
+    Grants,
+    Work,
+    Operators,
+    Reads,
+    Details,
+    FlowReplays,
+    Streams,
+    Tails,
+)
 INTERNAL = {
     "claimed", "create_checked", "create_checked_on", "find_outcomes", "from_store",
-    "read_outcomes", "report_presence", "to_store", "wait_for", "withdraw_presence",
+    "read_outcomes", "to_store", "wait_for",
 }  # fmt: skip
 """They take what has been checked before."""
 ELSEWHERE = {

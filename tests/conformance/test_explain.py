@@ -1,14 +1,12 @@
 """Why an execution is not running."""
 
+import json
+
 from flowfabric import Engine
 from flowfabric.core.diagnosis import Cause, Explanation
-from flowfabric.core.ids import WorkerId, WorkerInstanceId
-from flowfabric.core.records import WorkerPresence
 from flowfabric.core.states import PublicState
-from flowfabric.core.transitions import Changes
 from flowfabric.engine.reads import QUEUE_COUNT_MAX
 from flowfabric.errors import NotFound
-from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given, new
 from tests.conformance.observed import execution_of, refused, unchanged
@@ -21,21 +19,16 @@ async def present(
     capabilities: str = "[]",
     name: str = "w-1",
 ) -> None:
-    """A worker that asked for work just now."""
+    """A worker that is there."""
 
-    async def body(tx: Transaction) -> None:
-        presence = WorkerPresence(
-            worker_instance_id=WorkerInstanceId(name),
-            namespace=None,
-            worker_id=WorkerId("w"),
-            lanes=lanes,
-            kinds=kinds,
-            capabilities=capabilities,
-            last_seen_ms=await tx.now_ms(),
-        )
-        await tx.save(Changes(inserts=(presence,)))
-
-    await engine.store.transact(body)
+    await engine.register_worker(
+        json.loads(lanes),
+        worker_id="w",
+        worker_instance_id=name,
+        liveness_ttl_ms=60_000,
+        kinds=None if kinds is None else json.loads(kinds),
+        capabilities=json.loads(capabilities),
+    )
 
 
 async def why(engine: Engine, execution_id: str) -> tuple[Cause, str]:

@@ -5,7 +5,6 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.creation import NewExecution
 from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.testing import SettableClock
 
 FIRST = "{fp:7}:550e8400-e29b-41d4-a716-4466554400aa"
 SECOND = "{fp:9}:550e8400-e29b-41d4-a716-4466554400bb"
@@ -62,16 +61,6 @@ async def test_what_cannot_be_an_id_is_refused(engine: Engine, text: str) -> Non
 async def test_what_cannot_be_a_part_is_nobodys_own_id_either(engine: Engine, text: str) -> None:
     with pytest.raises(NotFound):
         await engine.resolve_execution_id(text)
-
-
-async def test_workers_that_asked_lately_are_present(engine: Engine, clock: SettableClock) -> None:
-    assert await engine.list_presences() == ()
-    for name in ("b", "a"):
-        await engine.report_presence(["default"], worker_id="w", worker_instance_id=name)
-    present = [each.worker_instance_id for each in await engine.list_presences()]
-    assert present == ["a", "b"]
-    clock.advance(seconds=61)
-    assert await engine.list_presences() == ()
 
 
 async def test_the_last_event_is_known(engine: Engine) -> None:

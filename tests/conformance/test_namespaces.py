@@ -35,13 +35,14 @@ async def test_a_worker_of_another_namespace_serves_nothing_here(
     engine: Engine, given: Given
 ) -> None:
     execution_id = await given.waiting(namespace="shop")
-    await engine.report_presence(["default"], namespace="bank", **WORKER)
+    await engine.register_worker(["default"], namespace="bank", **WORKER, liveness_ttl_ms=60_000)
     assert (await engine.explain_execution(execution_id)).cause == "no_worker"
 
-    await engine.report_presence(["default"], namespace="shop", **WORKER)
+    await engine.register_worker(["default"], namespace="shop", **WORKER, liveness_ttl_ms=60_000)
     assert (await engine.explain_execution(execution_id)).cause == "queued"
-    await engine.report_presence(["default"], namespace="bank", **WORKER)
-    await engine.report_presence(["default"], **OTHER_WORKER)
+    await engine.mark_worker_dead(WORKER["worker_instance_id"], namespace="shop")
+    assert (await engine.explain_execution(execution_id)).cause == "no_worker"
+    await engine.register_worker(["default"], **OTHER_WORKER, liveness_ttl_ms=60_000)
     assert (await engine.explain_execution(execution_id)).cause == "queued"
 
 

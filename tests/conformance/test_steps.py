@@ -168,18 +168,6 @@ async def test_outcomes_are_read_for_those_that_have_ended(engine: Engine, given
     }
 
 
-async def test_presence_tells_who_serves_a_route(engine: Engine, given: Given) -> None:
-    execution_id = await given.waiting()
-    assert (await engine.explain_execution(execution_id)).cause == "no_worker"
-    for _ in range(2):
-        await engine.report_presence(
-            ["default"], worker_id="w", worker_instance_id="w-1", kinds=["work"]
-        )
-    assert (await engine.explain_execution(execution_id)).cause == "queued"
-    await engine.withdraw_presence("w-1")
-    assert (await engine.explain_execution(execution_id)).cause == "no_worker"
-
-
 async def test_the_awaited_are_named_in_the_order_of_their_ids(
     engine: Engine, given: Given
 ) -> None:

@@ -7,8 +7,7 @@ from flowfabric.core.checks import TAG_KEY_MAX_BYTES
 from flowfabric.core.limits import PRIORITY_MAX
 from flowfabric.core.results import Delayed, Moved, Updated
 from flowfabric.core.states import PublicState
-from flowfabric.engine.engine import NAMES
-from flowfabric.errors import InvalidInput, StaleLease, Unavailable
+from flowfabric.errors import InvalidInput, StaleLease
 from flowfabric.testing import SettableClock
 from tests.conformance.given import Given, fence_of
 from tests.conformance.graphs import new_graph
@@ -63,13 +62,6 @@ async def test_a_priority_changes_only_in_the_lane_that_is_meant(
         await engine.change_priority(waiting, 5, lane_id="other")
     await engine.change_priority(waiting, PRIORITY_MAX, lane_id="default")
     assert (await execution_of(engine, waiting)).priority == PRIORITY_MAX
-
-
-@pytest.mark.parametrize("name", NAMES)
-async def test_an_operation_that_is_not_there_yet_says_so(engine: Engine, name: str) -> None:
-    with pytest.raises(Unavailable) as caught:
-        await call(engine, name, "anything", lane_id="at all")
-    assert caught.value.op == name
 
 
 async def test_several_tags_of_a_flow_are_set_at_once(engine: Engine) -> None:

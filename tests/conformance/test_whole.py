@@ -20,6 +20,10 @@ OPERATIONS = """
     describe_flow list_flows list_edges describe_edge set_flow_tag get_flow_tag cancel_flow
     cancel_flow_header ack_cancel_member project_flow_summary
     reconcile_sibling_cancel_group
+    claim_for_worker issue_claim_grant issue_grant_and_claim issue_reclaim_grant
+    reclaim_execution claim_resumed_execution claim_from_resume_grant
+    block_execution_for_admission unblock_execution
+    register_worker heartbeat_worker mark_worker_dead list_workers
 """
 
 

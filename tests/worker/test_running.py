@@ -453,7 +453,7 @@ async def test_many_submissions_and_results_go_through_together(app: App) -> Non
 async def until_present(app: App, wanted: bool) -> None:
     async with asyncio.timeout(PATIENCE_S):
         for _ in itertools.count():
-            if bool(await app.engine.list_presences()) is wanted:
+            if bool((await app.engine.list_workers()).workers) is wanted:
                 return
             await asyncio.sleep(0)
 
@@ -492,6 +492,6 @@ async def test_a_worker_that_has_stopped_serves_nothing_any_more(app: App) -> No
         run = await app.submit(idle)
         await run.result(timeout="20s")
         await until_present(app, True)
-    assert await app.engine.list_presences() == ()
+    assert (await app.engine.list_workers()).workers == ()
     waiting = await app.submit(idle)
     assert (await waiting.why()).cause is Cause.NO_WORKER

@@ -144,7 +144,7 @@ async def _findings(target: Target) -> AsyncIterator[Finding]:
         yield await _round_trip(engine)
         yield await _clock(engine)
         yield await _hints(engine)
-        workers = await engine.list_presences()
+        workers = (await engine.list_workers()).workers
         yield _workers(len(workers))
         yield await _overdue(engine, OVERDUE_MAX_MS if workers else 0)
         yield await _lanes(engine)
@@ -187,12 +187,10 @@ async def _hints(engine: Engine) -> Finding:
 
 def _workers(count: int) -> Finding:
     if count:
-        says = f"{count} asked for work within the last minute"
+        says = f"{count} {'is' if count == 1 else 'are'} there"
         return Finding("workers", Verdict.FINE, says)
     advice = "Start one: flowfabric worker module:app"
-    return Finding(
-        "workers", Verdict.WARNING, "nobody asked for work within the last minute", advice
-    )
+    return Finding("workers", Verdict.WARNING, "none is there", advice)
 
 
 async def _overdue(engine: Engine, at_most_ms: int) -> Finding:

@@ -16,13 +16,13 @@ from flowfabric.core.events import EventCategory, StoredEvent
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.policies import span
-from flowfabric.core.records import Attempt, WorkerPresence
+from flowfabric.core.records import Attempt
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.streams import Encoding
 from flowfabric.core.views import ExecutionDetails, ExecutionSnapshot, StepView
+from flowfabric.core.workers import WorkerEntry, need_of, other_versions, serves
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.events import Subscription, Told
-from flowfabric.engine.leases import other_versions, serves
 from flowfabric.errors import HistoryChanged, NotFound
 from flowfabric.streams import Follower, Frame
 from flowfabric.terminal import Indented
@@ -189,7 +189,7 @@ async def _unserved(
 ) -> dict[str, str]:
     """What waits for a worker that is not there."""
     due = [each for each in found if wants_worker(each, now_ms)]
-    present = await engine.list_presences() if due else ()
+    present = (await engine.list_workers()).workers if due else ()
     required: dict[ExecutionId, tuple[str, ...]] = {}
     for start in range(0, len(due) if present else 0, PAGE_MAX):
         page = [each.execution_id for each in due[start : start + PAGE_MAX]]
@@ -262,15 +262,15 @@ def wants_worker(execution: ExecutionSnapshot, now_ms: int) -> bool:
 def unserved(
     execution: ExecutionSnapshot,
     required: tuple[str, ...],
-    present: Sequence[WorkerPresence],
+    present: Sequence[WorkerEntry],
     now_ms: int,
 ) -> str | None:
     """Says so if no worker that is there would run it, and what the others lack."""
-    if any(serves(each, execution, required) for each in present):
+    if any(serves(each, need_of(execution, required)) for each in present):
         return None
     kind = execution.execution_kind
     due = f", {_due(execution, now_ms)}" if overdue(execution, now_ms) else ""
-    if any(serves(each, execution, ()) for each in present):
+    if any(serves(each, need_of(execution, ())) for each in present):
         return f"no worker with {', '.join(required)}{due}"
     if other_versions(present, execution):
         return f"no worker for version {split_kind(kind)[1]} any more{due}"

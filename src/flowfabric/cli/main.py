@@ -23,6 +23,7 @@ from flowfabric.cli.server import reconcile, serve, tokens
 from flowfabric.cli.signals import signal, waitpoints
 from flowfabric.cli.submit import submit
 from flowfabric.cli.worker import dev, worker
+from flowfabric.cli.workers import workers
 from flowfabric.core.checks import visible
 from flowfabric.errors import FlowFabricError
 from flowfabric.terminal import block
@@ -47,7 +48,7 @@ class Sections(click.Group):
         "See": ("ls", "show", "why", "tail", "events", "waitpoints"),
         "Steer": (
             *("submit", "signal", "cancel", "replay", "accept", "priority", "revoke"),
-            *("flow", "lanes", "schedules", "budgets"),
+            *("flow", "lanes", "workers", "schedules", "budgets"),
         ),
         "Keep": ("migrate", "doctor", "tokens", "bench", "completion"),
     }
@@ -92,7 +93,7 @@ def completion(shell: str, as_json: bool) -> None:
 
 for command in (
     ls, show, why, submit, cancel, replay, accept, priority, revoke, flow, lanes, schedules,
-    budgets, events, signal, waitpoints, tail,
+    budgets, events, signal, waitpoints, tail, workers,
     migrate_command, doctor, bench, worker, dev, serve, reconcile, tokens,
 ):  # fmt: skip
     cli.add_command(command)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Concatenate, Final, ParamSpec
 
 import click
+from msgspec import structs
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -25,6 +26,7 @@ from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow_operators import BULK_MAX
 from flowfabric.engine.reads import ExecutionFilter
+from flowfabric.engine.workers import LaneCounts
 from flowfabric.errors import FlowFabricError, NoActiveLease, NotFound
 
 # `cancel`, `replay`, `accept`, `priority`, `revoke`: by id, or on everything a filter matches
@@ -323,7 +325,7 @@ def lanes() -> None:
 @options.target_options
 @options.with_engine
 async def list_lanes(engine: Engine, target: options.Target) -> None:
-    """List lanes. With --json: one per line."""
+    """List lanes, and how much work there is in each. With --json: one per line."""
     found: list[Lane] = []
     cursor: str | None = None
     while True:
@@ -332,19 +334,33 @@ async def list_lanes(engine: Engine, target: options.Target) -> None:
         cursor = page.next_cursor
         if cursor is None:
             break
+    counts = {each.lane_id: each for each in await engine.count_lanes()}
+    counted = [(lane, counts.get(lane.lane_id, LaneCounts(lane_id=lane.lane_id))) for lane in found]
     if target.json:
-        for lane in found:
-            screen.emit(lane)
+        for lane, count in counted:
+            screen.emit({**structs.asdict(lane), **structs.asdict(count)})
         return
     if not found:
         screen.err().print("[dim]No lanes yet: the first execution in a lane creates it.[/]")
         return
     now_ms = await engine.server_time_ms()
-    rows = [
-        (lane.lane_id, screen.lane_state(lane.state), screen.ago(_since_ms(lane), now_ms))
-        for lane in found
+    numbers = ("ready", "running", "delayed", "suspended", "held")
+    rows: list[tuple[Text | str, ...]] = [
+        (
+            lane.lane_id,
+            screen.lane_state(lane.state),
+            screen.ago(_since_ms(lane), now_ms),
+            *(str(getattr(count, name)) for name in numbers),
+        )
+        for lane, count in counted
     ]
-    screen.out().print(screen.table([flexible("LANE"), fixed("STATE"), right("SINCE")], rows))
+    columns = [
+        flexible("LANE"),
+        fixed("STATE"),
+        right("SINCE"),
+        *(right(name.upper()) for name in numbers),
+    ]
+    screen.out().print(screen.table(columns, rows))
 
 
 def _since_ms(lane: Lane) -> int:

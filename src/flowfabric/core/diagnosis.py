@@ -214,6 +214,8 @@ def _reason(execution: Execution, around: Surroundings) -> Reason:
             return _running(execution, around)
     if execution.eligibility_state is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME:
         return _delayed(execution, around)
+    if execution.blocking_reason is BlockingReason.WAITING_FOR_CAPABLE_WORKER:
+        return _unserved(execution, around)
     if not execution.ready:
         why = execution.blocking_detail or execution.blocking_reason
         return Cause.BLOCKED, f"It is blocked: {why}.", _blocking(execution)
@@ -231,6 +233,13 @@ def _granted(execution: Execution, around: Surroundings) -> Reason:
         when = f"It has not claimed it for {span(-left_ms)}, and no worker is there: start one."
     detail = {"worker_id": around.granted_to, "granted_until_ms": until_ms}
     return Cause.GRANTED, f"It is kept for worker {around.granted_to}. {when}", detail
+
+
+def _unserved(execution: Execution, around: Surroundings) -> Reason:
+    detail = _blocking(execution) | {"required_capabilities": ",".join(around.required)}
+    if around.served:
+        return Cause.BLOCKED, "It is blocked until its worker says that it is there.", detail
+    return Cause.NO_WORKER, _nobody(execution, around), detail
 
 
 def _suspended(execution: Execution, around: Surroundings) -> Reason:

@@ -13,6 +13,11 @@ FENCE_MS_MAX = 10 * 60 * 1_000
 FENCE_WAIT_MS_MIN = 1_000
 """How long a fence waits at least for its row, before it looks whether its lease is live."""
 GRANT_TTL_MS_MAX = 60_000
+LIVENESS_TTL_MS_MIN = 1_000
+LIVENESS_TTL_MS_MAX = 60 * 60 * 1_000
+"""How long a worker may be silent before it counts as gone."""
+PARKED_MAX = 256
+"""Executions that nobody could run, which one call of a scheduler keeps back."""
 
 PAYLOAD_BYTES_MAX = 4 * 1024 * 1024
 """Input payload and result, each. `EngineConfig.payload_bytes_max` changes it."""

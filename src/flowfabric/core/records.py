@@ -306,23 +306,6 @@ class IdempotencyGuard(Record, frozen=True, kw_only=True):
         return self.expires_at_ms is None or self.expires_at_ms > now_ms
 
 
-class WorkerPresence(Record, frozen=True, kw_only=True):
-    """What a worker last asked for. Tells whether anybody serves a route; decides nothing."""
-
-    table: ClassVar[str] = "worker_presence"
-    key: ClassVar[tuple[str, ...]] = ("worker_instance_id",)
-
-    worker_instance_id: WorkerInstanceId
-    worker_id: WorkerId
-    namespace: Namespace | None
-    """Null for a worker that serves every namespace."""
-    lanes: str
-    """JSON lists; `kinds` is null for a worker that takes every kind."""
-    kinds: str | None
-    capabilities: str
-    last_seen_ms: int
-
-
 # The attempt that needs no row ----------------------------------------------
 #
 # Most executions run once and succeed. All there is to know about such an attempt

@@ -28,13 +28,13 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
 from flowfabric.core.policies import in_words
-from flowfabric.core.records import Execution, ExecutionTag, Step, WorkerPresence
+from flowfabric.core.records import Execution, ExecutionTag, Step
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import in_order
 from flowfabric.core.transitions import Changes, change
 from flowfabric.core.views import ChildView, ExecutionDetails, details
 from flowfabric.engine.leases import required_capabilities
-from flowfabric.engine.reads import PRESENCE_MS, attempts_of, find, tags_of, with_kept_signals
+from flowfabric.engine.reads import attempts_of, find, tags_of, with_kept_signals
 from flowfabric.engine.unit import EVENT_TOPIC, Group, execution_key
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
@@ -169,18 +169,6 @@ class Details(Group):
             more = " and more" if len(found) > MATCHES_SHOWN_MAX else ""
             raise InvalidInput("execution_id", f"fits several executions: {shown}{more}", text)
         return found[0]
-
-    async def list_presences(self) -> tuple[WorkerPresence, ...]:
-        """Workers that have asked for work within the last minute."""
-
-        async def body(reader: Reader) -> tuple[WorkerPresence, ...]:
-            seen_after_ms = await reader.now_ms() - PRESENCE_MS
-            found = await reader.select_records(
-                WorkerPresence, "list_presences", seen_after_ms=seen_after_ms
-            )
-            return tuple(sorted(found, key=lambda each: each.worker_instance_id))
-
-        return await self.store.read(body)
 
     async def last_event_id(self) -> int:
         """The latest event there is; 0 when there is none."""

@@ -7,8 +7,8 @@ by noun, in the modules beside this one; each locks, lets the core decide, and s
 import asyncio
 import copy
 import functools
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from msgspec import Struct
 
@@ -36,7 +36,8 @@ from flowfabric.engine.tokens import Tokens
 from flowfabric.engine.unit import Deployment, Shell, Values
 from flowfabric.engine.waitpoints import KeptSignals
 from flowfabric.engine.work import Work
-from flowfabric.errors import OperationTimeout, Unavailable
+from flowfabric.engine.workers import Workers
+from flowfabric.errors import OperationTimeout
 from flowfabric.store.base import Reader, Store
 from flowfabric.store.foreign import OnConnection
 from flowfabric.version import __version__
@@ -44,34 +45,6 @@ from flowfabric.version import __version__
 G = TypeVar("G")
 P = ParamSpec("P")
 T = TypeVar("T")
-
-# Operations of the specification that this engine does not have yet ---------
-#
-# Each exists under its name and says so, whatever it is given.
-
-NAMES: Final = (
-    "heartbeat_worker",
-    "list_workers",
-    "mark_worker_dead",
-    "register_worker",
-)
-
-
-def _unavailable(name: str) -> Callable[..., Coroutine[object, object, NoReturn]]:
-    async def operation(self: object, *args: object, **kwargs: object) -> NoReturn:
-        raise Unavailable(name)
-
-    operation.__name__ = name
-    operation.__doc__ = f"Not there yet: raises `Unavailable({name!r})`."
-    return operation
-
-
-class Unimplemented:
-    """What answers `Unavailable`."""
-
-
-for _name in NAMES:
-    setattr(Unimplemented, _name, _unavailable(_name))
 
 SHUTDOWN_GRACE_MS = 10_000
 
@@ -170,7 +143,7 @@ def operation(
     return call
 
 
-class Engine(Unimplemented):
+class Engine:
     """Every operation of FlowFabric. Use as an async context, or `close` it."""
 
     def __init__(
@@ -188,6 +161,7 @@ class Engine(Unimplemented):
         self.config = shell.config
         self.deployment = shell.deployment
         self.work = Work(shell)
+        self.workers = Workers(shell)
         self.grants = Grants(shell, self.work)
         self.schedules = Schedules(shell, self.work)
         self.admissions = Admissions(shell)
@@ -324,8 +298,6 @@ class Engine(Unimplemented):
     renew_many = operation("work", Work.renew_many)
     find_lost_leases = operation("work", Work.find_lost_leases)
     renew_lease = operation("work", Work.renew_lease)
-    report_presence = operation("work", Work.report_presence)
-    withdraw_presence = operation("work", Work.withdraw_presence)
     register_lane = operation("work", Work.register_lane)
     register_configured_lanes = operation("work", Work.register_configured_lanes)
     list_lanes = operation("work", Work.list_lanes)
@@ -424,6 +396,16 @@ class Engine(Unimplemented):
     block_execution_for_admission = operation("grants", Grants.block_execution_for_admission)
     unblock_execution = operation("grants", Grants.unblock_execution)
 
+    # Workers
+
+    register_worker = operation("workers", Workers.register_worker)
+    heartbeat_worker = operation("workers", Workers.heartbeat_worker)
+    mark_worker_dead = operation("workers", Workers.mark_worker_dead)
+    list_workers = operation("workers", Workers.list_workers)
+    list_worker_events = operation("workers", Workers.list_worker_events)
+    expire_workers = operation("workers", Workers.expire_workers)
+    count_lanes = operation("workers", Workers.count_lanes)
+
     # Schedules
 
     upsert_schedule = operation("schedules", Schedules.upsert_schedule)
@@ -517,7 +499,6 @@ class Engine(Unimplemented):
     list_expired_leases = operation("reading", Reading.list_expired_leases)
     inspect_execution = operation("reading", Reading.inspect_execution)
     resolve_execution_id = operation("reading", Reading.resolve_execution_id)
-    list_presences = operation("reading", Reading.list_presences)
     last_event_id = operation("reading", Reading.last_event_id)
     before_latest_events = operation("reading", Reading.before_latest_events)
     own_ids = operation("reading", Reading.own_ids)

@@ -11,19 +11,29 @@ from typing import TypeVar
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import gating, grants, limits, results
+from flowfabric.core import gating, grants, limits, results, workers
 from flowfabric.core.checks import check_bool, check_int, check_offered, check_optional_text
 from flowfabric.core.executions import Timing
-from flowfabric.core.ids import AttemptId, ExecutionId, LeaseId, parse_lane_id, parse_uuid
+from flowfabric.core.ids import (
+    AttemptId,
+    ExecutionId,
+    LaneId,
+    LeaseId,
+    Namespace,
+    parse_lane_id,
+    parse_uuid,
+)
 from flowfabric.core.leases import Granted, check_ttl
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.records import GrantKind, Lane, StoredGrant
 from flowfabric.core.states import AttemptState, BlockingReason, LifecyclePhase
 from flowfabric.core.transitions import Decision, Subject, combine
 from flowfabric.engine import leases, unit
+from flowfabric.engine.gates import ClaimQuery
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.work import Work
-from flowfabric.store.base import Transaction
+from flowfabric.engine.workers import present_workers
+from flowfabric.store.base import Parameter, Transaction
 
 T = TypeVar("T")
 GRANT_TTL_MS = 5_000
@@ -68,7 +78,8 @@ class Grants(unit.Group):
         query = leases.check_query(lane_ids, kinds, capabilities, namespace)
 
         async def body(tx: Transaction) -> AnyGrant | None:
-            found = await tx.select(
+            found = await tx.select_as(
+                ExecutionId,
                 "best_ready",
                 namespace=query.namespace,
                 lanes=query.lanes,
@@ -77,11 +88,41 @@ class Grants(unit.Group):
                 candidates=CANDIDATES,
             )
             if not found:
+                await self._park_unserved(tx, query)
                 return None
-            outcome = await self._settle_in(tx, unit.row_execution_id(found[0]), _offer(request))
+            outcome = await self._settle_in(tx, found[0], _offer(request))
             return self._shown(outcome) if isinstance(outcome, Issued) else None
 
         return await self.store.transact(body)
+
+    async def _park_unserved(self, tx: Transaction, query: ClaimQuery) -> None:
+        """Keep back what waits in these lanes and no worker that is there could run.
+
+        What this worker cannot run and another one can is left to that.
+        """
+        asked: dict[str, Parameter] = {
+            "namespace": query.namespace,
+            "lanes": query.lanes,
+            "kinds": query.kinds,
+            "capabilities": query.capabilities,
+            "limit": limits.PARKED_MAX,
+        }
+        if not await tx.select_as(Unserved, "ready_elsewhere", **asked):
+            return
+        # A worker that registers holds the lanes it serves: it is seen here, or sees these.
+        await tx.lock(Lane, [(lane,) for lane in sorted(query.lanes)])
+        rows = await tx.select_as(Unserved, "ready_elsewhere", **asked)
+        present = await present_workers(tx)
+        served: dict[workers.Need, bool] = {}
+        alone: list[ExecutionId] = []
+        for row in rows:
+            need = row.need
+            if need not in served:
+                served[need] = any(workers.serves(each, need) for each in present)
+            if not served[need]:
+                alone.append(row.execution_id)
+        asks = [unit.Ask(each, _park) for each in alone]
+        await self.shell.decide_in(tx, asks, [0.0] * len(asks))
 
     async def issue_claim_grant(
         self,
@@ -337,15 +378,17 @@ class Grants(unit.Group):
         check_int("limit", limit, 1, limits.BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
-            rows = await tx.select("due_grants", now_ms=await tx.now_ms(), limit=limit)
-            subjects = await _load(tx, [unit.row_execution_id(row) for row in rows])
+            due = await tx.select_as(
+                ExecutionId, "due_grants", now_ms=await tx.now_ms(), limit=limit
+            )
+            subjects = await _load(tx, due)
             now_ms = await tx.now_ms()
             made = [grants.decide_return(each, now_ms) for each in subjects.values()]
             changes = combine(each.changes for each in made)
             await tx.save(changes)
             unit.hint_about(tx, changes, now_ms)
             acted = sum(each.answer is not None for each in made)
-            return Swept(acted=acted, full=len(rows) == limit)
+            return Swept(acted=acted, full=len(due) == limit)
 
         return await self.store.transact(body)
 
@@ -418,9 +461,8 @@ class Grants(unit.Group):
         if subject is None:
             raise errors.NotFound("execution", execution_id)
         execution = subject.execution
-        lane_key = (execution.lane_id,)
         place = grants.Where(
-            lane=(await tx.get(Lane, [lane_key])).get(lane_key),
+            lane=await tx.get_one(Lane, (execution.lane_id,)),
             required=await leases.required_capabilities(tx, execution.route_id),
         )
         now_ms = await tx.now_ms()
@@ -446,6 +488,34 @@ async def _load(
         each: structs.replace(subject, grant=stored.get(unit.execution_key(each)))
         for each, subject in subjects.items()
     }
+
+
+NO_CAPABLE_WORKER = "no connected worker satisfies required_capabilities"
+
+
+def _park(subject: Subject, timing: Timing) -> Decision[results.Blocked]:
+    why = BlockingReason.WAITING_FOR_CAPABLE_WORKER
+    return gating.decide_keep_back(subject, why, NO_CAPABLE_WORKER, timing.now_ms)
+
+
+class Unserved(Struct, frozen=True, kw_only=True):
+    """A row of `ready_elsewhere`."""
+
+    partition_key: int
+    execution_id: ExecutionId
+    namespace: Namespace
+    lane_id: LaneId
+    execution_kind: str
+    capabilities: str
+
+    @property
+    def need(self) -> workers.Need:
+        return workers.Need(
+            namespace=self.namespace,
+            lane_id=self.lane_id,
+            execution_kind=self.execution_kind,
+            required=tuple(workers.read_names(self.capabilities)),
+        )
 
 
 def _check_request(

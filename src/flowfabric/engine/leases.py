@@ -18,7 +18,6 @@ from flowfabric.core.checks import (
     check_list,
     check_offered,
     check_text,
-    split_kind,
 )
 from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle, HandleKind, sign
@@ -48,11 +47,11 @@ from flowfabric.core.leases import (
     decide_renew,
 )
 from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
-from flowfabric.core.records import Execution, Lane, WorkerPresence
+from flowfabric.core.records import Execution, Lane
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.states import AttemptType, LaneState
 from flowfabric.core.transitions import Changes, Decision, Subject
-from flowfabric.core.views import ExecutionSnapshot, stored_lane_id
+from flowfabric.core.views import stored_lane_id
 from flowfabric.engine import routes, unit
 from flowfabric.engine.gates import GATES_TOPIC, ClaimQuery, ClaimRequest, GatedClaims
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
@@ -152,10 +151,6 @@ def check_query(
     )
 
 
-def _names(names: Sequence[str]) -> str:
-    return msgspec.json.encode(names).decode()
-
-
 class RenewedRow(Struct, frozen=True, gc=False):
     position: int
     expires_at_ms: int
@@ -170,38 +165,6 @@ class LanePage(Struct, frozen=True, kw_only=True):
 async def required_capabilities(reader: Reader, route_id: int) -> tuple[str, ...]:
     (row,) = await reader.select("route_by_id", route_id=route_id)
     return tuple(msgspec.json.decode(str(row["capabilities"]), type=list[str]))
-
-
-def serves(
-    presence: WorkerPresence, execution: Execution | ExecutionSnapshot, required: tuple[str, ...]
-) -> bool:
-    """Whether the worker would claim the execution, which needs the required capabilities."""
-    kinds = None if presence.kinds is None else _read_names(presence.kinds)
-    return (
-        presence.namespace in (None, execution.namespace)
-        and execution.lane_id in _read_names(presence.lanes)
-        and (kinds is None or execution.execution_kind in kinds)
-        and set(required) <= set(_read_names(presence.capabilities))
-    )
-
-
-def other_versions(
-    present: Sequence[WorkerPresence], execution: Execution | ExecutionSnapshot
-) -> tuple[int, ...]:
-    """Which other versions of the task the workers that are there serve in its lane."""
-    name, version = split_kind(execution.execution_kind)
-    served = {
-        split_kind(kind)
-        for presence in present
-        if presence.namespace in (None, execution.namespace)
-        and execution.lane_id in _read_names(presence.lanes)
-        for kind in _read_names(presence.kinds or "[]")
-    }
-    return tuple(sorted(other for found, other in served if found == name and other != version))
-
-
-def _read_names(text: str) -> list[str]:
-    return msgspec.json.decode(text, type=list[str])
 
 
 class Leases(unit.Group):
@@ -471,44 +434,6 @@ class Leases(unit.Group):
             deadline_at_ms=row.deadline_at_ms,
             attempt_deadline_ms=row.attempt_deadline_ms,
         )
-
-    # Which workers are there and what they can run --------------------------
-    #
-    # Claims need none of this. It answers "why does nobody take this": an execution
-    # whose route no present worker serves says so.
-
-    async def report_presence(
-        self,
-        lane_ids: Sequence[str],
-        *,
-        worker_id: str,
-        worker_instance_id: str,
-        capabilities: Sequence[str] = (),
-        kinds: Sequence[str] | None = None,
-        namespace: str | None = None,
-    ) -> None:
-        """Say that a worker is there, what it serves, and that it was seen just now."""
-        worker = check_worker(worker_id, worker_instance_id)
-        query = check_query(lane_ids, kinds, capabilities, namespace)
-        await self.store.execute_alone(
-            "report_presence",
-            worker_instance_id=worker.worker_instance_id,
-            worker_id=worker.worker_id,
-            namespace=query.namespace,
-            lanes=_names(query.lanes),
-            kinds=None if query.kinds is None else _names(query.kinds),
-            capabilities=_names(query.capabilities),
-        )
-
-    async def withdraw_presence(self, worker_instance_id: str) -> None:
-        """Say that a worker is gone. Safe to repeat."""
-        asked = WorkerInstanceId(parse_worker_id("worker_instance_id", worker_instance_id))
-
-        async def body(tx: Transaction) -> None:
-            found = await tx.lock(WorkerPresence, [(asked,)])
-            await tx.save(Changes(deletes=tuple(found.values())))
-
-        await self.store.transact(body)
 
     # Lanes: named queues that can be paused, resumed and drained ------------
     #

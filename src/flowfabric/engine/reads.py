@@ -6,7 +6,7 @@ from typing import Self, TypeVar
 
 from msgspec import Struct, structs
 
-from flowfabric.core import limits, views
+from flowfabric.core import limits, views, workers
 from flowfabric.core.checks import (
     SEPARATOR,
     check_int,
@@ -53,13 +53,13 @@ from flowfabric.core.records import (
     StoredGrant,
     Suspension,
     Waitpoint,
-    WorkerPresence,
     failed_step,
     first_attempt,
 )
 from flowfabric.core.states import AttemptState, PublicState, TerminalOutcome
 from flowfabric.core.steps import blocked_by_code
 from flowfabric.engine import leases, unit
+from flowfabric.engine.workers import present_workers
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Parameter, Reader
 
@@ -234,8 +234,6 @@ QUEUE_COUNT_MAX = 1_000
 """How far `explain_execution` counts the queue before it says "many"."""
 FAILED_ATTEMPTS = (AttemptState.PENDING_RETRY_ATTEMPT, AttemptState.ATTEMPT_TERMINAL)
 """Where the last attempt of an execution may have failed."""
-PRESENCE_MS = 60_000
-"""A worker that asked for work this long ago is taken to be still there."""
 
 
 class ExecutionPage(Struct, frozen=True, kw_only=True):
@@ -560,16 +558,15 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         execution_id=uuid_of(execution.execution_id),
         limit=QUEUE_COUNT_MAX + 1,
     )
-    present = await reader.select_records(
-        WorkerPresence, "list_presences", seen_after_ms=now_ms - PRESENCE_MS
-    )
+    present = await present_workers(reader)
+    need = workers.need_of(execution, required)
     return Surroundings(
         lane=await reader.get_one(Lane, lane_key),
         required=required,
         ahead=ahead if ahead <= QUEUE_COUNT_MAX else None,
-        served=any(leases.serves(each, execution, required) for each in present),
+        served=any(workers.serves(each, need) for each in present),
         attended=bool(present),
-        other_versions=leases.other_versions(present, execution),
+        other_versions=workers.other_versions(present, execution),
         now_ms=now_ms,
         waits_for=await waits_for(reader, execution),
         progress=await condition_progress(

@@ -26,8 +26,9 @@ from typing import Final
 
 from flowfabric.core.checks import check_bool, check_int, check_offered
 from flowfabric.core.ids import ExecutionId, parse_lane_id, parse_worker_id, uuid_of
-from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.limits import BATCH_MAX, LIVENESS_TTL_MS_MAX, LIVENESS_TTL_MS_MIN
 from flowfabric.core.policies import Duration, duration_ms
+from flowfabric.core.workers import Refreshed
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.leases import claim_topics
 from flowfabric.engine.unit import LOST_TOPIC
@@ -157,6 +158,11 @@ class WorkerSettings:
     def lease_ttl_ms(self) -> int:
         return duration_ms("lease_ttl", self.lease_ttl)
 
+    @property
+    def liveness_ttl_ms(self) -> int:
+        """How long the worker may be silent before others take it for dead."""
+        return min(max(2 * self.lease_ttl_ms, LIVENESS_TTL_MS_MIN), LIVENESS_TTL_MS_MAX)
+
     def ahead(self, average_s: float) -> int:
         """How many executions may be claimed ahead of a free slot, by how long handlers take."""
         if average_s >= QUICK_S:
@@ -179,10 +185,11 @@ def check_worker_settings(given: object) -> None:
 
 log = open_log(__name__)
 
-INTERVAL_S: Final = 15.0
 RELEASES_MAX: Final = 1_000
 """Batches of blocked executions a starting worker releases; the rest look again by themselves."""
 REPORT_TIMEOUT_S: Final = 5.0
+BEATS_PER_LIFE: Final = 3
+"""How often a worker says that it is alive before it would be taken for dead."""
 WITHDRAW_TIMEOUT_S: Final = 5.0
 
 
@@ -193,26 +200,41 @@ async def announce(
     tasks: Mapping[str, Task[..., object]],
     namespace: str | None,
 ) -> None:
-    """Report presence now and then until cancelled, then withdraw it."""
+    """Keep the worker registered until cancelled, then say that it has gone."""
+    registered = False
     try:
         while True:
             try:
                 with statements_within(REPORT_TIMEOUT_S):
-                    await engine.report_presence(
-                        lanes,
-                        worker_id=settings.worker_id,
-                        worker_instance_id=settings.worker_instance_id,
-                        capabilities=settings.capabilities,
-                        kinds=list(tasks),
-                        namespace=namespace,
-                    )
+                    if registered:
+                        alive = await engine.heartbeat_worker(
+                            settings.worker_instance_id, namespace=namespace
+                        )
+                        registered = isinstance(alive, Refreshed)
+                    if not registered:
+                        await engine.register_worker(
+                            lanes,
+                            worker_id=settings.worker_id,
+                            worker_instance_id=settings.worker_instance_id,
+                            liveness_ttl_ms=settings.liveness_ttl_ms,
+                            capabilities=settings.capabilities,
+                            kinds=list(tasks),
+                            namespace=namespace,
+                        )
+                        registered = True
             except FlowFabricError as error:
-                log.log(level_of(error), "could not report presence: %s", error)
-            await asyncio.sleep(INTERVAL_S)
+                log.log(level_of(error), "could not register the worker: %s", error)
+            await asyncio.sleep(settings.liveness_ttl_ms / BEATS_PER_LIFE / 1_000)
     finally:
         with suppress(FlowFabricError, TimeoutError):
             async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
-                await engine.withdraw_presence(settings.worker_instance_id)
+                # What it has in hand it finishes, or hands back.
+                await engine.mark_worker_dead(
+                    settings.worker_instance_id,
+                    namespace=namespace,
+                    reason="stopped",
+                    revoke_leases=False,
+                )
 
 
 async def release_blocked(

@@ -3,6 +3,11 @@ select coalesce(:clock, (select now_ms from this_moment)) as now_ms,
        (select min(lease_expires_at_ms) from live
          where lifecycle_phase = 'active' and ownership_state = 'leased') as lease_expiry,
        (select min(expires_at_ms) + 1 from claim_grant) as grant_expiry,
+       (select min(due_at_ms)
+          from (select min(expires_at_ms) as due_at_ms from worker
+                union all
+                select min(event_at_ms) + :event_retention_ms from worker_event) as workers)
+           as worker_expiry,
        (select min(delay_until_ms) from live
          where eligibility_state = 'not_eligible_until_time') as delayed,
        (select min(attempt_deadline_ms) from live

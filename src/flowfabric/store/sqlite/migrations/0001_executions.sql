@@ -384,15 +384,33 @@ create table idempotency_guard (
 create index idempotency_guard_due on idempotency_guard (expires_at_ms)
     where expires_at_ms is not null;
 
-create table worker_presence (
-    worker_instance_id  text not null primary key,
+create table worker (
+    namespace           text not null,
+    worker_instance_id  text not null,
     worker_id           text not null,
-    namespace           text,
     lanes               text not null,
     kinds               text,
     capabilities        text not null,
-    last_seen_ms        integer not null
+    registered_at_ms    integer not null,
+    last_heartbeat_ms   integer not null,
+    liveness_ttl_ms     integer not null,
+    expires_at_ms       integer not null,
+    primary key (namespace, worker_instance_id)
 ) strict, without rowid;
+
+create index worker_due on worker (expires_at_ms);
+
+create table worker_event (
+    event_id            text not null primary key,
+    namespace           text not null,
+    worker_instance_id  text not null,
+    worker_id           text not null,
+    event_kind          text not null check (event_kind in ('registered', 'marked_dead', 'ttl_swept')),
+    event_at_ms         integer not null,
+    reason              text not null
+) strict, without rowid;
+
+create index worker_event_by_time on worker_event (event_at_ms, event_id);
 
 create table event (
     event_id            integer primary key autoincrement,

@@ -1,0 +1,136 @@
+"""`workers`: which are there, what each serves and has in hand; those that are gone."""
+
+from collections.abc import Sequence
+
+import click
+from rich.text import Text
+
+from flowfabric.cli import options, screen
+from flowfabric.cli.screen import fixed, flexible, right
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.workers import WorkerDead, WorkerEntry, WorkerEvent
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import NotFound
+
+LISTED_MAX = 100
+"""Pages of workers a list holds."""
+
+
+@click.group("workers")
+def workers() -> None:
+    """See which workers are there, and tell of those that are dead."""
+
+
+@workers.command("list")
+@click.option("--all", "everybody", is_flag=True, help="Also those that have been silent too long.")
+@options.namespace_option
+@options.target_options
+@options.with_engine
+async def list_workers(engine: Engine, target: options.Target, everybody: bool) -> None:
+    """List workers: what each serves, what it has in hand. With --json: one per line."""
+    found: list[WorkerEntry] = []
+    cursor: str | None = None
+    for _ in range(LISTED_MAX):
+        page = await engine.list_workers(
+            namespace=target.scope(), cursor=cursor, limit=PAGE_MAX, include_expired=everybody
+        )
+        found += page.workers
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    if target.json:
+        for worker in found:
+            screen.emit(worker)
+        return
+    if not found:
+        screen.err().print("[dim]No worker is there: flowfabric worker module:app[/]")
+        return
+    _print_workers(found, await engine.server_time_ms())
+
+
+def _print_workers(found: Sequence[WorkerEntry], now_ms: int) -> None:
+    """Capabilities and namespaces only where some worker has them."""
+    offers = any(worker.capabilities for worker in found)
+    apart = any(worker.namespace for worker in found)
+    columns = [
+        flexible("WORKER"),
+        flexible("LANES"),
+        flexible("TASKS"),
+        *([flexible("CAPABILITIES")] if offers else []),
+        *([flexible("NAMESPACE")] if apart else []),
+        right("RUNNING"),
+        right("SEEN"),
+    ]
+    rows = [
+        (
+            worker.worker_instance_id,
+            ", ".join(worker.lanes),
+            "all" if worker.kinds is None else ", ".join(worker.kinds),
+            *([", ".join(worker.capabilities)] if offers else []),
+            *([worker.namespace or "all"] if apart else []),
+            str(worker.held_leases),
+            screen.ago(worker.last_heartbeat_ms, now_ms),
+        )
+        for worker in found
+    ]
+    screen.out().print(screen.table(columns, rows))
+
+
+@workers.command("events")
+@options.limit_option
+@options.namespace_option
+@options.target_options
+@options.with_engine
+async def worker_events(engine: Engine, target: options.Target, limit: int) -> None:
+    """List what happened to workers, newest first. With --json: one per line."""
+    found = await engine.list_worker_events(namespace=target.scope(), limit=min(limit, PAGE_MAX))
+    if target.json:
+        for event in found:
+            screen.emit(event)
+        return
+    now_ms = await engine.server_time_ms()
+    columns = [right("WHEN"), flexible("WORKER"), fixed("WHAT"), flexible("WHY")]
+    screen.out().print(screen.table(columns, [_event_row(event, now_ms) for event in found]))
+
+
+def _event_row(event: WorkerEvent, now_ms: int) -> tuple[str, ...]:
+    what = event.event_kind.replace("_", " ")
+    return screen.ago(event.event_at_ms, now_ms), event.worker_instance_id, what, event.reason
+
+
+@workers.command("dead")
+@click.argument("worker")
+@click.option("--reason", default="", help="Why; it is shown with what it had in hand.")
+@click.option("--keep-leases", is_flag=True, help="Leave it what it has in hand.")
+@options.namespace_option
+@options.target_options
+@options.with_engine
+async def mark_dead(
+    engine: Engine, target: options.Target, worker: str, reason: str, keep_leases: bool
+) -> None:
+    """Say that WORKER is dead: others get what it had in hand at once.
+
+    One that is alive after all registers again, and goes on with other work.
+    """
+    namespaces = await _namespaces_of(engine, worker, target.scope())
+    taken, known = 0, False
+    for namespace in namespaces:
+        answer = await engine.mark_worker_dead(
+            worker, reason=reason, namespace=namespace, revoke_leases=not keep_leases
+        )
+        taken += answer.revoked_leases
+        known = known or isinstance(answer, WorkerDead)
+    if not known and not taken:
+        raise NotFound("worker", worker)
+    if target.json:
+        screen.emit({"worker_instance_id": worker, "revoked_leases": taken})
+        return
+    said = f"{worker} is dead; {taken} execution{'' if taken == 1 else 's'} handed to others"
+    screen.out().print(Text(said))
+
+
+async def _namespaces_of(engine: Engine, instance_id: str, scope: str | None) -> list[str | None]:
+    """Under which namespaces it is registered; as one of all of them if it is not."""
+    page = await engine.list_workers(namespace=scope, include_expired=True)
+    found = [each.namespace for each in page.workers if each.worker_instance_id == instance_id]
+    return [*found] if found else [scope]

@@ -1,0 +1,271 @@
+"""Which workers there are: what each serves, and until when it counts as there.
+
+A worker is one process, known by its instance id; its worker id names the pool it belongs to.
+It registers, says that it is alive before `liveness_ttl_ms` is over, and registers again if it
+has been forgotten. Claims need none of this. It tells people who serves what, gives back the
+leases of a worker that somebody knows to be dead, and lets go of work that was kept back because
+no worker could run it.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import ClassVar
+
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric.core import limits, transitions
+from flowfabric.core.checks import check_int, check_name, split_kind
+from flowfabric.core.ids import LaneId, Namespace, WorkerId, WorkerInstanceId
+from flowfabric.core.leases import WorkerIdentity
+from flowfabric.core.records import Execution, Record
+from flowfabric.core.views import ExecutionSnapshot
+from flowfabric.errors import InvalidInput
+
+EVERYWHERE = Namespace("")
+"""What a worker that serves every namespace is stored under."""
+
+
+class RegisteredWorker(Record, frozen=True, kw_only=True):
+    """A worker that is there, and what it serves."""
+
+    table: ClassVar[str] = "worker"
+    key: ClassVar[tuple[str, ...]] = ("namespace", "worker_instance_id")
+
+    namespace: Namespace
+    """Empty for a worker that serves every namespace."""
+    worker_instance_id: WorkerInstanceId
+    worker_id: WorkerId
+    lanes: str
+    """JSON lists; `kinds` is null for a worker that takes every kind."""
+    kinds: str | None
+    capabilities: str
+    registered_at_ms: int
+    last_heartbeat_ms: int
+    liveness_ttl_ms: int
+    expires_at_ms: int
+    """When it counts as gone unless it says before that it is alive."""
+
+
+class WorkerEventKind(StrEnum):
+    REGISTERED = "registered"
+    MARKED_DEAD = "marked_dead"
+    TTL_SWEPT = "ttl_swept"
+
+
+class WorkerEvent(Record, frozen=True, kw_only=True):
+    """What has happened to a worker, kept as long as other events."""
+
+    table: ClassVar[str] = "worker_event"
+    key: ClassVar[tuple[str, ...]] = ("event_id",)
+
+    event_id: str
+    """In the order of time."""
+    namespace: Namespace
+    """Empty for a worker that serves every namespace."""
+    worker_instance_id: WorkerInstanceId
+    worker_id: WorkerId
+    event_kind: WorkerEventKind
+    event_at_ms: int
+    reason: str
+
+
+class Registered(Struct, frozen=True, kw_only=True, tag=True):
+    """The worker was not known, or had been silent for too long."""
+
+    expires_at_ms: int
+
+
+class Refreshed(Struct, frozen=True, kw_only=True, tag=True):
+    """The worker was known; what it serves has been replaced, if that was said."""
+
+    expires_at_ms: int
+    """When it counts as gone unless it says before that it is alive."""
+
+
+class NotRegistered(Struct, frozen=True, kw_only=True, tag=True):
+    """There is no such worker, or not any more."""
+
+    revoked_leases: int = 0
+
+
+class WorkerDead(Struct, frozen=True, kw_only=True, tag="Marked"):
+    """The worker counts as gone."""
+
+    revoked_leases: int
+    """How many executions were taken away from it."""
+
+
+class WorkerEntry(Struct, frozen=True, kw_only=True):
+    """A worker as lists show it."""
+
+    namespace: Namespace | None
+    """None: it serves every namespace."""
+    worker_id: WorkerId
+    worker_instance_id: WorkerInstanceId
+    lanes: tuple[LaneId, ...]
+    kinds: tuple[str, ...] | None
+    """None: it takes every kind."""
+    capabilities: tuple[str, ...]
+    registered_at_ms: int
+    last_heartbeat_ms: int
+    liveness_ttl_ms: int
+    expires_at_ms: int
+    held_leases: int
+
+
+class Offer(Struct, frozen=True, kw_only=True):
+    """Who a worker is and what it serves."""
+
+    worker: WorkerIdentity
+    namespace: Namespace | None
+    lanes: tuple[LaneId, ...]
+    kinds: tuple[str, ...] | None
+    capabilities: tuple[str, ...]
+    liveness_ttl_ms: int
+
+
+def check_liveness(liveness_ttl_ms: object) -> int:
+    low, high = limits.LIVENESS_TTL_MS_MIN, limits.LIVENESS_TTL_MS_MAX
+    return check_int("liveness_ttl_ms", liveness_ttl_ms, low, high)
+
+
+def check_dead_reason(reason: object) -> str:
+    return reason if reason == "" else check_name("reason", reason)
+
+
+def is_live(worker: RegisteredWorker, now_ms: int) -> bool:
+    return worker.expires_at_ms > now_ms
+
+
+def decide_register(
+    before: RegisteredWorker | None, offer: Offer, now_ms: int
+) -> transitions.Decision[Registered | Refreshed]:
+    """Note what a worker serves. One instance belongs to one pool as long as it lives."""
+    known = before is not None and is_live(before, now_ms)
+    if before is not None and known and before.worker_id != offer.worker.worker_id:
+        raise InvalidInput(
+            "worker_instance_id",
+            f"instance_id reassigned: it belongs to {before.worker_id} and is alive",
+            offer.worker.worker_instance_id,
+        )
+    worker = RegisteredWorker(
+        namespace=offer.namespace or EVERYWHERE,
+        worker_instance_id=offer.worker.worker_instance_id,
+        worker_id=offer.worker.worker_id,
+        lanes=_names(offer.lanes),
+        kinds=None if offer.kinds is None else _names(offer.kinds),
+        capabilities=_names(offer.capabilities),
+        registered_at_ms=before.registered_at_ms if before is not None and known else now_ms,
+        last_heartbeat_ms=now_ms,
+        liveness_ttl_ms=offer.liveness_ttl_ms,
+        expires_at_ms=now_ms + offer.liveness_ttl_ms,
+    )
+    answer = (
+        Refreshed(expires_at_ms=worker.expires_at_ms)
+        if known
+        else Registered(expires_at_ms=worker.expires_at_ms)
+    )
+    changes = (
+        transitions.Changes(inserts=(worker,))
+        if before is None
+        else transitions.Changes(updates=(worker,))
+    )
+    return transitions.Decision(answer=answer, changes=changes)
+
+
+def decide_heartbeat(
+    before: RegisteredWorker | None, now_ms: int
+) -> transitions.Decision[Refreshed | NotRegistered]:
+    """Extend a worker's life. One that was silent for too long has to register again."""
+    if before is None or not is_live(before, now_ms):
+        return transitions.Decision(answer=NotRegistered())
+    expires_at_ms = now_ms + before.liveness_ttl_ms
+    alive = structs.replace(before, last_heartbeat_ms=now_ms, expires_at_ms=expires_at_ms)
+    return transitions.Decision(
+        answer=Refreshed(expires_at_ms=expires_at_ms),
+        changes=transitions.Changes(updates=(alive,)),
+    )
+
+
+def event_of(
+    worker: RegisteredWorker, kind: WorkerEventKind, event_id: str, now_ms: int, reason: str = ""
+) -> WorkerEvent:
+    return WorkerEvent(
+        event_id=event_id,
+        namespace=worker.namespace,
+        worker_instance_id=worker.worker_instance_id,
+        worker_id=worker.worker_id,
+        event_kind=kind,
+        event_at_ms=now_ms,
+        reason=reason,
+    )
+
+
+# Who serves what ------------------------------------------------------------
+
+
+class Need(Struct, frozen=True, kw_only=True):
+    """What an execution asks of a worker."""
+
+    namespace: Namespace
+    lane_id: LaneId
+    execution_kind: str
+    required: tuple[str, ...]
+
+
+def need_of(execution: Execution | ExecutionSnapshot, required: tuple[str, ...]) -> Need:
+    return Need(
+        namespace=execution.namespace,
+        lane_id=execution.lane_id,
+        execution_kind=execution.execution_kind,
+        required=required,
+    )
+
+
+def serves(worker: WorkerEntry, need: Need) -> bool:
+    """Whether the worker would claim an execution that asks for this."""
+    return (
+        worker.namespace in (None, need.namespace)
+        and need.lane_id in worker.lanes
+        and (worker.kinds is None or need.execution_kind in worker.kinds)
+        and set(need.required) <= set(worker.capabilities)
+    )
+
+
+def other_versions(
+    present: Iterable[WorkerEntry], execution: Execution | ExecutionSnapshot
+) -> tuple[int, ...]:
+    """Which other versions of the task the workers that are there serve in its lane."""
+    name, version = split_kind(execution.execution_kind)
+    served = {
+        split_kind(kind)
+        for worker in present
+        if worker.namespace in (None, execution.namespace) and execution.lane_id in worker.lanes
+        for kind in worker.kinds or ()
+    }
+    return tuple(sorted(other for found, other in served if found == name and other != version))
+
+
+def entry(worker: RegisteredWorker, held_leases: int = 0) -> WorkerEntry:
+    return WorkerEntry(
+        namespace=worker.namespace or None,
+        worker_id=worker.worker_id,
+        worker_instance_id=worker.worker_instance_id,
+        lanes=tuple(LaneId(each) for each in read_names(worker.lanes)),
+        kinds=None if worker.kinds is None else tuple(read_names(worker.kinds)),
+        capabilities=tuple(read_names(worker.capabilities)),
+        registered_at_ms=worker.registered_at_ms,
+        last_heartbeat_ms=worker.last_heartbeat_ms,
+        liveness_ttl_ms=worker.liveness_ttl_ms,
+        expires_at_ms=worker.expires_at_ms,
+        held_leases=held_leases,
+    )
+
+
+def _names(names: Sequence[str]) -> str:
+    return msgspec.json.encode(names).decode()
+
+
+def read_names(text: str) -> list[str]:
+    return msgspec.json.decode(text, type=list[str])

@@ -1,0 +1,420 @@
+"""The workers that are there: registered, alive, gone; and what follows from that.
+
+A worker that registers, or says that it is alive, frees what was kept back until somebody like it
+comes. One that is marked dead gives its leases back at once. Time forgets those that are silent.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from flowfabric import errors
+from flowfabric.core import gating, limits, workers
+from flowfabric.core.checks import check_bool, check_int
+from flowfabric.core.executions import Timing
+from flowfabric.core.ids import (
+    ExecutionId,
+    LaneId,
+    Namespace,
+    WorkerInstanceId,
+    parse_namespace,
+    parse_worker_id,
+)
+from flowfabric.core.leases import decide_revoke
+from flowfabric.core.records import Lane
+from flowfabric.core.results import AlreadySatisfied, Revoked, Unblocked
+from flowfabric.core.states import BlockingReason, PublicState
+from flowfabric.core.transitions import Changes, Decision, Subject
+from flowfabric.core.workers import RegisteredWorker, WorkerEvent, WorkerEventKind
+from flowfabric.engine import unit
+from flowfabric.engine.leases import check_query, check_worker
+from flowfabric.engine.operators import Swept
+from flowfabric.store.base import Key, Reader, Transaction
+
+ROUNDS_MAX = 1_000
+"""Batches of leases or of executions kept back that one call works off."""
+EVENTS_PAGE = 100
+
+
+class WorkerPage(Struct, frozen=True, kw_only=True):
+    workers: tuple[workers.WorkerEntry, ...]
+    next_cursor: str | None
+
+
+class LaneCounts(Struct, frozen=True, kw_only=True):
+    """How much work there is in a lane that has not ended."""
+
+    lane_id: LaneId
+    ready: int = 0
+    """Nothing but a worker is missing."""
+    running: int = 0
+    delayed: int = 0
+    suspended: int = 0
+    held: int = 0
+    """It waits for other executions, a limit, a grant or an operator."""
+
+
+class LaneCount(Struct, frozen=True, kw_only=True):
+    """A row of `count_by_lane`."""
+
+    lane_id: LaneId
+    public_state: PublicState
+    ready: bool
+    executions: int
+
+    @property
+    def counted_as(self) -> str:
+        if self.ready:
+            return "ready"
+        match self.public_state:
+            case PublicState.ACTIVE:
+                return "running"
+            case PublicState.DELAYED:
+                return "delayed"
+            case PublicState.SUSPENDED:
+                return "suspended"
+            case _:
+                return "held"
+
+
+class Held(Struct, frozen=True, kw_only=True):
+    """A row of `count_leases`."""
+
+    worker_instance_id: WorkerInstanceId
+    held: int
+
+
+class Workers(unit.Group):
+    async def register_worker(
+        self,
+        lane_ids: Sequence[str],
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        liveness_ttl_ms: int,
+        capabilities: Sequence[str] = (),
+        kinds: Sequence[str] | None = None,
+        namespace: str | None = None,
+    ) -> workers.Registered | workers.Refreshed:
+        """Say that a worker is there and what it serves; it stays so for `liveness_ttl_ms`.
+
+        Without a `namespace` it serves every one, without `kinds` every kind.
+        """
+        query = check_query(lane_ids, kinds, capabilities, namespace)
+        offer = workers.Offer(
+            worker=check_worker(worker_id, worker_instance_id),
+            namespace=query.namespace,
+            lanes=query.lanes,
+            kinds=query.kinds,
+            capabilities=query.capabilities,
+            liveness_ttl_ms=workers.check_liveness(liveness_ttl_ms),
+        )
+        event_id = unit.new_uuid()
+
+        async def body(tx: Transaction) -> workers.Registered | workers.Refreshed:
+            # Whoever keeps work back for want of workers holds its lane, too.
+            await tx.lock(Lane, [(lane,) for lane in sorted(offer.lanes)])
+            return await _register(tx, offer, event_id)
+
+        answer = await self.store.transact(body)
+        await self._free_for(offer)
+        return answer
+
+    async def heartbeat_worker(
+        self, worker_instance_id: str, *, namespace: str | None = None
+    ) -> workers.Refreshed | workers.NotRegistered:
+        """Say that a worker is alive. `NotRegistered`: it has to register again."""
+        key = _key(worker_instance_id, namespace)
+
+        async def body(
+            tx: Transaction,
+        ) -> tuple[workers.Refreshed | workers.NotRegistered, RegisteredWorker | None]:
+            before = await _lock(tx, key)
+            decision = workers.decide_heartbeat(before, await tx.now_ms())
+            await tx.save(decision.changes)
+            return decision.answer, before
+
+        answer, worker = await self.store.transact(body)
+        if worker is not None and isinstance(answer, workers.Refreshed):
+            await self._free_for(_offer(worker))
+        return answer
+
+    async def mark_worker_dead(
+        self,
+        worker_instance_id: str,
+        *,
+        reason: str = "",
+        namespace: str | None = None,
+        revoke_leases: bool = True,
+    ) -> workers.WorkerDead | workers.NotRegistered:
+        """Forget a worker that is gone, and give what it had in hand to others at once.
+
+        Safe to repeat: leases it still has are taken from it whether or not it is registered. A
+        worker that is alive after all registers again.
+        """
+        key = _key(worker_instance_id, namespace)
+        why = workers.check_dead_reason(reason)
+        check_bool("revoke_leases", revoke_leases)
+        event_id = unit.new_uuid()
+
+        async def body(tx: Transaction) -> tuple[bool, Swept]:
+            worker = await _lock(tx, key)
+            live = worker is not None and workers.is_live(worker, await tx.now_ms())
+            if worker is not None:
+                kind = WorkerEventKind.MARKED_DEAD if live else WorkerEventKind.TTL_SWEPT
+                await _forget(tx, [worker], kind, [event_id], why if live else "")
+            if not revoke_leases:
+                return live, Swept(acted=0, full=False)
+            return live, await self._revoke_some(tx, key, why)
+
+        known, swept = await self.store.transact(body)
+        revoked = swept.acted
+        for _ in range(ROUNDS_MAX):
+            if not swept.full:
+                break
+
+            async def more(tx: Transaction) -> Swept:
+                return await self._revoke_some(tx, key, why)
+
+            swept = await self.store.transact(more)
+            revoked += swept.acted
+        if not known:
+            return workers.NotRegistered(revoked_leases=revoked)
+        return workers.WorkerDead(revoked_leases=revoked)
+
+    async def _revoke_some(self, tx: Transaction, key: Key, reason: str) -> Swept:
+        """Take a batch of leases from a worker."""
+        namespace, instance_id = str(key[0]), str(key[1])
+        held = await tx.select_as(
+            ExecutionId,
+            "leases_of_worker",
+            worker_instance_id=instance_id,
+            namespace=namespace or None,
+            limit=limits.SWEEP_BATCH,
+        )
+        said = f"its worker is dead{f': {reason}' if reason else ''}"
+
+        def decide(subject: Subject, timing: Timing) -> Decision[Revoked | AlreadySatisfied]:
+            return decide_revoke(
+                subject,
+                expected_lease_id="",
+                worker_instance_id=instance_id,
+                reason=said,
+                now_ms=timing.now_ms,
+            )
+
+        asks = [unit.Ask(each, decide) for each in held]
+        outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
+        acted = sum(isinstance(outcome, Revoked) for outcome in outcomes)
+        return Swept(acted=acted, full=len(held) == limits.SWEEP_BATCH)
+
+    async def list_workers(
+        self,
+        *,
+        namespace: str | None = None,
+        cursor: str | None = None,
+        limit: int = limits.PAGE_MAX,
+        include_expired: bool = False,
+    ) -> WorkerPage:
+        """Workers by namespace and instance id, after `cursor`, with what they have in hand.
+
+        Of a `namespace`: those that serve it. Those that were silent for too long are left out
+        unless asked for.
+        """
+        check_int("limit", limit, 1, limits.PAGE_MAX)
+        check_bool("include_expired", include_expired)
+        asked = None if namespace is None else parse_namespace(namespace)
+        after = _read_cursor(cursor)
+
+        async def body(reader: Reader) -> tuple[Sequence[RegisteredWorker], Sequence[Held]]:
+            now_ms = await reader.now_ms()
+            found = await reader.select_records(
+                RegisteredWorker,
+                "list_workers",
+                after_namespace=after[0],
+                after_instance=after[1],
+                alive_at_ms=0 if include_expired else now_ms,
+                namespace=asked,
+                limit=limit + 1,
+            )
+            held = await reader.select_as(Held, "count_leases", now_ms=now_ms) if found else ()
+            return found, held
+
+        found, rows = await self.store.read(body)
+        held = {row.worker_instance_id: row.held for row in rows}
+        page = tuple(
+            workers.entry(each, held.get(each.worker_instance_id, 0)) for each in found[:limit]
+        )
+        more = len(found) > limit
+        return WorkerPage(workers=page, next_cursor=_cursor(found[limit - 1]) if more else None)
+
+    async def list_worker_events(
+        self,
+        *,
+        namespace: str | None = None,
+        worker_instance_id: str | None = None,
+        limit: int = EVENTS_PAGE,
+    ) -> tuple[WorkerEvent, ...]:
+        """What happened to workers lately, newest first."""
+        check_int("limit", limit, 1, limits.PAGE_MAX)
+        asked = None if namespace is None else parse_namespace(namespace)
+        instance_id = (
+            None
+            if worker_instance_id is None
+            else parse_worker_id("worker_instance_id", worker_instance_id)
+        )
+
+        async def body(reader: Reader) -> Sequence[WorkerEvent]:
+            return await reader.select_records(
+                WorkerEvent,
+                "list_worker_events",
+                before_ms=limits.TIME_MS_MAX + 1,
+                before_id="",
+                namespace=asked,
+                worker_instance_id=instance_id,
+                limit=limit,
+            )
+
+        return tuple(await self.store.read(body))
+
+    async def expire_workers(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
+        """Forget workers that were silent for too long, and what happened to workers long ago."""
+        check_int("limit", limit, 1, limits.BATCH_MAX)
+        event_ids = [unit.new_uuid() for _ in range(limit)]
+        keep_ms = self.shell.config.event_retention_ms
+
+        async def body(tx: Transaction) -> Swept:
+            now_ms = await tx.now_ms()
+            gone = await tx.select_records(
+                RegisteredWorker, "due_workers", now_ms=now_ms, limit=limit
+            )
+            await _forget(tx, gone, WorkerEventKind.TTL_SWEPT, event_ids)
+            old = await tx.select_records(
+                WorkerEvent, "old_worker_events", before_ms=now_ms - keep_ms, limit=limit
+            )
+            await tx.save(Changes(deletes=tuple(old)))
+            return Swept(acted=len(gone) + len(old), full=limit in (len(gone), len(old)))
+
+        return await self.store.transact(body)
+
+    async def count_lanes(self) -> tuple[LaneCounts, ...]:
+        """How much work there is in each lane that has any."""
+
+        async def body(reader: Reader) -> Sequence[LaneCount]:
+            return await reader.select_as(LaneCount, "count_by_lane")
+
+        counts: dict[LaneId, dict[str, int]] = {}
+        for row in await self.store.read(body):
+            lane, what = counts.setdefault(row.lane_id, {}), row.counted_as
+            lane[what] = lane.get(what, 0) + row.executions
+        return tuple(LaneCounts(lane_id=lane, **each) for lane, each in sorted(counts.items()))
+
+    async def _free_for(self, offer: workers.Offer) -> None:
+        """Let go of what was kept back until a worker like this one comes."""
+        for _ in range(ROUNDS_MAX):
+
+            async def body(reader: Reader) -> Sequence[ExecutionId]:
+                return await reader.select_as(
+                    ExecutionId,
+                    "parked_for",
+                    lanes=offer.lanes,
+                    kinds=offer.kinds,
+                    namespace=offer.namespace,
+                    capabilities=offer.capabilities,
+                    limit=limits.SWEEP_BATCH,
+                )
+
+            parked = await self.store.read(body)
+            if not parked:
+                return
+            freed = await self.shell.decide_many([unit.Ask(each, _let_go) for each in parked])
+            some = any(isinstance(each, Unblocked) for each in freed)
+            if len(parked) < limits.SWEEP_BATCH or not some:
+                return
+
+
+def _let_go(subject: Subject, timing: Timing) -> Decision[Unblocked]:
+    return gating.decide_let_go(subject, BlockingReason.WAITING_FOR_CAPABLE_WORKER, timing.now_ms)
+
+
+async def present_workers(reader: Reader) -> Sequence[workers.WorkerEntry]:
+    """Those that are there."""
+    now_ms = await reader.now_ms()
+    found = await reader.select_records(RegisteredWorker, "live_workers", now_ms=now_ms)
+    return [workers.entry(each) for each in found]
+
+
+async def _register(
+    tx: Transaction, offer: workers.Offer, event_id: str
+) -> workers.Registered | workers.Refreshed:
+    key = (offer.namespace or workers.EVERYWHERE, offer.worker.worker_instance_id)
+    before = await _lock(tx, key)
+    now_ms = await tx.now_ms()
+    decision = workers.decide_register(before, offer, now_ms)
+    if before is None:
+        (worker,) = decision.changes.inserts
+        assert isinstance(worker, RegisteredWorker)
+        if not await tx.insert_new([worker]):
+            # Somebody else has registered it since: that is what is there now.
+            before = await _lock(tx, key)
+            decision = workers.decide_register(before, offer, now_ms)
+            await tx.save(decision.changes)
+    else:
+        (worker,) = decision.changes.updates
+        assert isinstance(worker, RegisteredWorker)
+        await tx.save(decision.changes)
+    if isinstance(decision.answer, workers.Registered):
+        event = workers.event_of(worker, WorkerEventKind.REGISTERED, event_id, now_ms)
+        await tx.save(Changes(inserts=(event,)))
+    return decision.answer
+
+
+async def _forget(
+    tx: Transaction,
+    gone: Sequence[RegisteredWorker],
+    kind: WorkerEventKind,
+    event_ids: Sequence[str],
+    reason: str = "",
+) -> None:
+    now_ms = await tx.now_ms()
+    told = [
+        workers.event_of(worker, kind, event_id, now_ms, reason)
+        for worker, event_id in zip(gone, event_ids, strict=False)
+    ]
+    await tx.save(Changes(inserts=tuple(told), deletes=tuple(gone)))
+
+
+async def _lock(tx: Transaction, key: Key) -> RegisteredWorker | None:
+    return await tx.lock_one(RegisteredWorker, key)
+
+
+def _key(worker_instance_id: object, namespace: object) -> Key:
+    instance_id = WorkerInstanceId(parse_worker_id("worker_instance_id", worker_instance_id))
+    found_in = workers.EVERYWHERE if namespace is None else parse_namespace(namespace)
+    return (found_in, instance_id)
+
+
+def _offer(worker: RegisteredWorker) -> workers.Offer:
+    return workers.Offer(
+        worker=check_worker(worker.worker_id, worker.worker_instance_id),
+        namespace=worker.namespace or None,
+        lanes=tuple(LaneId(each) for each in workers.read_names(worker.lanes)),
+        kinds=None if worker.kinds is None else tuple(workers.read_names(worker.kinds)),
+        capabilities=tuple(workers.read_names(worker.capabilities)),
+        liveness_ttl_ms=worker.liveness_ttl_ms,
+    )
+
+
+def _cursor(worker: RegisteredWorker) -> str:
+    return f"{worker.namespace} {worker.worker_instance_id}"
+
+
+def _read_cursor(cursor: object) -> tuple[Namespace, str]:
+    """Instance ids have no spaces in them."""
+    if cursor is None:
+        return workers.EVERYWHERE, ""
+    if not isinstance(cursor, str) or " " not in cursor:
+        raise errors.InvalidInput("cursor", "must be one that a page gave", cursor)
+    namespace, _, instance_id = cursor.rpartition(" ")
+    parse_worker_id("cursor", instance_id)
+    return (parse_namespace(namespace) if namespace else workers.EVERYWHERE), instance_id

@@ -1,0 +1,10 @@
+-- Executions a worker has in hand. Whoever has them all looks through all that is in hand.
+select l.partition_key, l.execution_id
+  from live l
+  join route r on r.route_id = l.route_id
+ where l.lifecycle_phase = 'active'
+   and l.ownership_state = 'leased'
+   and l.worker_instance_id = :worker_instance_id
+   and (cast(:namespace as text) is null or r.namespace = :namespace)
+ order by l.partition_key, l.execution_id
+ limit :limit;

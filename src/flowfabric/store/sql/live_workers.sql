@@ -1,0 +1,5 @@
+-- Workers that are there.
+select *
+  from worker
+ where expires_at_ms > :now_ms
+ order by namespace, worker_instance_id;

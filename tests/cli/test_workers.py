@@ -1,0 +1,92 @@
+"""`workers` and the counts of `lanes list`."""
+
+from flowfabric import Engine
+from flowfabric.core.creation import NewExecution
+from tests.cli.command import run
+
+TTL_MS = 60_000
+
+
+async def register(engine: Engine, name: str, namespace: str | None = None) -> None:
+    await engine.register_worker(
+        ["default", "gpu"],
+        worker_id="pool",
+        worker_instance_id=name,
+        liveness_ttl_ms=TTL_MS,
+        kinds=["send"],
+        capabilities=["cuda"],
+        namespace=namespace,
+    )
+
+
+async def test_a_list_shows_what_workers_serve_and_have_in_hand(engine: Engine, url: str) -> None:
+    assert run("workers", "list", url=url).lines == []
+    await register(engine, "w-1")
+    await register(engine, "w-2", "shop")
+    await engine.create_execution(NewExecution(execution_kind="send"))
+    await engine.claim(worker_id="pool", worker_instance_id="w-1")
+    title, first, second = run("workers", "list", url=url).lines
+    assert title.split() == (
+        ["WORKER", "LANES", "TASKS", "CAPABILITIES", "NAMESPACE", "RUNNING", "SEEN"]
+    )
+    assert first.split()[:7] == ["w-1", "default,", "gpu", "send", "cuda", "all", "1"]
+    assert second.split()[:7] == ["w-2", "default,", "gpu", "send", "cuda", "shop", "0"]
+    listed = run("workers", "list", "--json", url=url).documents
+    assert [(each["worker_instance_id"], each["held_leases"]) for each in listed] == [
+        ("w-1", 1),
+        ("w-2", 0),
+    ]
+    only = run("workers", "list", "--namespace", "bank", "--json", url=url).documents
+    assert [each["worker_instance_id"] for each in only] == ["w-1"]
+
+
+async def test_a_dead_worker_gives_back_what_it_had(engine: Engine, url: str) -> None:
+    await register(engine, "w-1", "shop")
+    await engine.create_execution(NewExecution(execution_kind="send", namespace="shop"))
+    claimed = await engine.claim(worker_id="pool", worker_instance_id="w-1")
+    assert claimed is not None
+    ran = run("workers", "dead", "w-1", "--reason", "host lost", url=url)
+    assert (ran.status, ran.out) == (0, "w-1 is dead; 1 execution handed to others\n")
+    again = run("workers", "dead", "w-1", url=url)
+    assert again.status == 3
+    _, dead, registered = run("workers", "events", url=url).lines
+    assert dead.split()[-4:] == ["marked", "dead", "host", "lost"]
+    assert registered.split()[-1] == "registered"
+    kinds = [each["event_kind"] for each in run("workers", "events", "--json", url=url).documents]
+    assert kinds == ["marked_dead", "registered"]
+
+
+async def test_leases_may_be_left_to_a_worker(engine: Engine, url: str) -> None:
+    await register(engine, "w-1")
+    await engine.create_execution(NewExecution(execution_kind="send"))
+    claimed = await engine.claim(worker_id="pool", worker_instance_id="w-1")
+    assert claimed is not None
+    ran = run("workers", "dead", "w-1", "--keep-leases", "--json", url=url)
+    assert ran.document == {"worker_instance_id": "w-1", "revoked_leases": 0}
+    await engine.complete(claimed.handle)
+
+
+async def test_lanes_are_listed_with_what_is_in_them(engine: Engine, url: str) -> None:
+    for _ in range(3):
+        await engine.create_execution(NewExecution(execution_kind="send"))
+    await engine.claim(worker_id="pool", worker_instance_id="w-1")
+    title, line = run("lanes", "list", url=url).lines
+    assert title.split() == [
+        "LANE",
+        "STATE",
+        "SINCE",
+        "READY",
+        "RUNNING",
+        "DELAYED",
+        "SUSPENDED",
+        "HELD",
+    ]
+    assert line.split()[-5:] == ["2", "1", "0", "0", "0"]
+    (listed,) = run("lanes", "list", "--json", url=url).documents
+    assert {name: listed[name] for name in ("lane_id", "state", "ready", "running", "held")} == {
+        "lane_id": "default",
+        "state": "active",
+        "ready": 2,
+        "running": 1,
+        "held": 0,
+    }
