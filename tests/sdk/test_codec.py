@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from flowfabric import App, Context, EngineConfig, Retry, Run, testing
+from flowfabric.core.checks import ENCODED
+from flowfabric.core.creation import NewExecution
 from flowfabric.core.states import PublicState
-from flowfabric.errors import CodecFailed, ExecutionFailed, IdempotencyConflict
+from flowfabric.errors import CodecFailed, ExecutionFailed, IdempotencyConflict, PayloadTooLarge
 from flowfabric.task import SubmitOptions
 from tests.apps import blocked, reached, working
 
@@ -83,6 +85,14 @@ async def test_large_values_fit_when_the_codec_keeps_them_elsewhere(store_url: s
         async with working(app):
             run = await app.submit(echo, "x" * 10_000)
             assert await run.result(timeout="20s") == "x" * 10_000
+
+
+async def test_what_is_encoded_already_must_fit_too(store_url: str) -> None:
+    config = EngineConfig(payload_bytes_max=1_000)
+    async with App(store_url, codec=Elsewhere(), config=config) as app:
+        request = NewExecution(execution_kind="work", input_payload=ENCODED + b"x" * 1_000)
+        with pytest.raises(PayloadTooLarge, match="1000"):
+            await app.engine.create_execution(request)
 
 
 class Picky:

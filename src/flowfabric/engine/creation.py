@@ -441,13 +441,13 @@ class Creation(unit.Group):
 
     def check_payload(self, payload: object, encoding: str | None) -> bytes:
         """A payload as it is stored."""
-        values, limit = self.shell.values, self.shell.config.payload_bytes_max
-        # How deep a value is nested shows only before a codec.
-        plain = check_json("input_payload", payload, values.plain_bytes_max, encoding=encoding)
-        packed = values.pack(plain)
-        if packed is plain:
-            return plain
-        return check_json("input_payload", packed, limit, encoding=encoding)
+        values = self.shell.values
+        if values.coded:
+            # How deep a value is nested shows only before the codec.
+            plain = check_json("input_payload", payload, values.plain_bytes_max, encoding=encoding)
+            payload = values.pack(plain)
+        limit = self.shell.config.payload_bytes_max
+        return check_json("input_payload", payload, limit, encoding=encoding)
 
     async def create_execution(self, request: creation.NewExecution) -> CreateResult:
         """Create one execution, or find the one the id or idempotency key already names."""
