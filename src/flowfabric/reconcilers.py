@@ -63,6 +63,7 @@ SWEEPS: Mapping[str, Sweep] = {
     "awaited": Engine.wake_awaiting,
     "budget_reset": Engine.reset_due_budgets,
     "budget_reservations": Engine.check_reservations,
+    "budget_action": Engine.act_on_breaches,
     "retention": Engine.trim_retention,
     "flow_retention": Engine.trim_flows,
     "event_retention": Engine.trim_events,

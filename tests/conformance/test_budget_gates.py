@@ -7,11 +7,14 @@ from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
-from flowfabric.core.budgets import UsageCounted
-from flowfabric.core.ids import ExecutionId, named_budget_id
+from flowfabric.core.budgets import HardBreach, UsageCounted
+from flowfabric.core.ids import ExecutionId, named_budget_id, named_flow_id
 from flowfabric.core.results import Claimed
+from flowfabric.core.states import PublicState
+from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, WORKER, Given
+from tests.conformance.graphs import Graph
 
 HOUR_MS = 3_600_000
 TEAM_ID = named_budget_id("team", "default")
@@ -176,3 +179,73 @@ async def test_a_budget_reaches_all_of_its_scope(
 
     await engine.reset_budget("team")
     assert await claimed() == held
+
+
+# What a breach cancels
+
+
+async def test_a_breach_may_cancel_whatever_is_attached_and_not_running(
+    engine: Engine, given: Given
+) -> None:
+    await create(engine, on_hard_limit="cancel_pending")
+    running = await given.running(policy=ATTACHED)
+    waiting = [await given.waiting(policy=ATTACHED) for _ in range(3)]
+    delayed = await given.delayed(policy=ATTACHED)
+    suspended = await given.suspended(policy=ATTACHED)
+    other = await given.waiting()
+
+    assert isinstance(await engine.report_usage_admin("team", ["tokens"], [101]), HardBreach)
+    assert (await engine.next_due())["budget_action"] == 0
+    while "budget_action" in await engine.next_due():
+        await engine.act_on_breaches(limit=2)
+
+    states = [await engine.read_execution_state(each) for each in (*waiting, delayed)]
+    assert states == [PublicState.CANCELLED] * 4
+    assert await engine.read_execution_state(running.execution_id) is PublicState.ACTIVE
+    assert await engine.read_execution_state(suspended.execution_id) is PublicState.SUSPENDED
+    assert await engine.read_execution_state(other) is PublicState.WAITING
+    described = await engine.describe_execution(delayed)
+    assert described is not None
+    assert described.cancellation_reason == "budget team is used up"
+
+
+async def test_a_refusal_because_of_what_others_hold_cancels_nothing(
+    engine: Engine, given: Given
+) -> None:
+    await create(engine, on_hard_limit="cancel_pending")
+    running = await given.running(policy=ATTACHED)
+    await engine.reserve_budget(running.handle, "team", {"tokens": 60}, reservation_id="r")
+
+    assert isinstance(await engine.report_usage_admin("team", ["tokens"], [41]), HardBreach)
+
+    assert "budget_action" not in await engine.next_due()
+
+
+async def test_an_advisory_budget_cancels_nothing(engine: Engine) -> None:
+    await create(engine, on_hard_limit="cancel_pending", enforcement_mode="warn")
+
+    await engine.report_usage_admin("team", ["tokens"], [101])
+
+    assert "budget_action" not in await engine.next_due()
+
+
+async def test_a_breach_may_cancel_the_flow_the_budget_is_for(engine: Engine) -> None:
+    flow_id = named_flow_id("nightly", "default")
+    await engine.create_flow(flow_id, flow_kind="nightly", namespace="default")
+    member = await Graph(engine, flow_id).member("page")
+    await create(engine, on_hard_limit="cancel_flow", scope_type="flow", scope_id="nightly")
+
+    assert isinstance(await engine.report_usage_admin("team", ["tokens"], [101]), HardBreach)
+    await run_due(engine)
+
+    assert await engine.read_execution_state(member) is PublicState.CANCELLED
+    assert "budget_action" not in await engine.next_due()
+
+
+async def test_a_breach_of_a_budget_whose_flow_is_not_there_is_over_with(engine: Engine) -> None:
+    await create(engine, on_hard_limit="cancel_flow", scope_type="flow", scope_id="nightly")
+
+    await engine.report_usage_admin("team", ["tokens"], [101])
+    await run_due(engine)
+
+    assert "budget_action" not in await engine.next_due()

@@ -338,7 +338,7 @@ def report(account: Account, amounts: Amounts, now_ms: int) -> Posting[Counted |
     """Count all amounts, or none if one of them would pass its hard limit."""
     over = _over(account, amounts)
     if over is not None and account.budget.enforcement_mode is EnforcementMode.STRICT:
-        return Posting(_breached(account, over.dimension, now_ms), over)
+        return Posting(_breached(account, over, now_ms), over)
     counted = structs.replace(account, usage=plus(account.usage, amounts))
     if over is not None:
         warned = SoftBreach(
@@ -346,7 +346,7 @@ def report(account: Account, amounts: Amounts, now_ms: int) -> Posting[Counted |
             current_usage=counted.usage[over.dimension],
             soft_limit=over.hard_limit,
         )
-        return Posting(_breached(counted, over.dimension, now_ms), warned)
+        return Posting(_breached(counted, over, now_ms), warned)
     return _judged(counted, amounts)
 
 
@@ -357,7 +357,7 @@ def reserve(
     without = structs.replace(account, reserved=_minus(account.reserved, held))
     over = _over(without, amounts)
     if over is not None and account.budget.enforcement_mode is EnforcementMode.STRICT:
-        return Posting(_breached(account, over.dimension, now_ms), over)
+        return Posting(_breached(account, over, now_ms), over)
     reserved = plus(without.reserved, amounts)
     told = Reserved(undeclared=not account.budget.declared)
     return Posting(structs.replace(account, reserved=reserved), told)
@@ -378,7 +378,7 @@ def settle(
         promised = {name: min(n, held[name]) for name, n in used.items() if name in held}
         counted = structs.replace(freed, usage=plus(freed.usage, promised))
         refused = structs.replace(over, current_usage=counted.usage.get(over.dimension, 0))
-        return Posting(_breached(counted, over.dimension, now_ms), refused)
+        return Posting(_breached(counted, over, now_ms), refused)
     if over is not None:
         return report(freed, used, now_ms)
     return _judged(structs.replace(freed, usage=plus(freed.usage, used)), used)
@@ -450,15 +450,20 @@ def _over(account: Account, amounts: Amounts) -> HardBreach | None:
     return None
 
 
-def _breached(account: Account, dimension: str, now_ms: int) -> Account:
+def _breached(account: Account, breach: HardBreach, now_ms: int) -> Account:
     before = account.budget
-    acts = before.on_hard_limit in CANCELLING and before.enforcement_mode is EnforcementMode.STRICT
+    acts = (
+        before.on_hard_limit in CANCELLING
+        and before.enforcement_mode is EnforcementMode.STRICT
+        # What others hold they may give back.
+        and breach.reserved == 0
+    )
     budget = structs.replace(
         before,
-        act_at_ms=now_ms if acts else before.act_at_ms,
+        act_at_ms=now_ms if acts and before.act_at_ms is None else before.act_at_ms,
         breach_count=before.breach_count + 1,
         last_breach_at_ms=now_ms,
-        last_breach_dim=dimension,
+        last_breach_dim=breach.dimension,
     )
     return structs.replace(account, budget=budget)
 

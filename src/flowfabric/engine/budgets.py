@@ -14,7 +14,6 @@ from flowfabric.core import ids
 from flowfabric.core.budgets import (
     Amounts,
     Budget,
-    BudgetReport,
     BudgetReservation,
     BudgetSpend,
     HardBreach,
@@ -26,7 +25,7 @@ from flowfabric.core.budgets import (
 )
 from flowfabric.core.checks import check_bool, check_int, check_list, check_text
 from flowfabric.core.handles import Handle
-from flowfabric.core.limits import BATCH_MAX, PAGE_MAX, SWEEP_BATCH
+from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
 from flowfabric.core.states import FailureClass
 from flowfabric.core.transitions import Changes
 from flowfabric.engine import gates
@@ -40,23 +39,18 @@ from flowfabric.engine.ledger import (
     Spend,
     Usage,
 )
-from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import (
     DUE_HINT_WITHIN_MS,
     DUE_TOPIC,
     Group,
     Shell,
     execution_key,
-    row_execution_id,
     value_or_error,
 )
 from flowfabric.engine.work import FailureReport, Work
 from flowfabric.errors import BudgetExists, FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
-from flowfabric.store.mapping import key_of
 
-BUDGETS_SWEEP: Final = 100
-"""Budgets one sweep resets."""
 BUDGET_EXCEEDED: Final = "budget_exceeded"
 """The category of failures that budgets cause."""
 
@@ -481,86 +475,6 @@ class Budgets(Group):
 
         return await self.store.transact(body)
 
-    async def reset_due_budgets(self, *, limit: int = BUDGETS_SWEEP) -> Swept:
-        """Start new periods of the budgets whose time has come."""
-        check_int("limit", limit, 1, BATCH_MAX)
-
-        async def body(tx: Transaction) -> Swept:
-            due = await tx.select_records(
-                Budget, "due_budget_resets", now_ms=await tx.now_ms(), limit=limit
-            )
-            await reset_in(tx, due)
-            return Swept(acted=len(due), full=len(due) == limit)
-
-        return await self.store.transact(body)
-
-    async def check_reservations(self, *, limit: int = SWEEP_BATCH) -> Swept:
-        """Free reservations whose attempts have ended; others are looked at again later."""
-        check_int("limit", limit, 1, BATCH_MAX)
-
-        async def body(tx: Transaction) -> Swept:
-            now_ms = await tx.now_ms()
-            found = await tx.select_records(
-                BudgetReservation, "due_reservations", now_ms=now_ms, limit=limit
-            )
-            locked = await tx.lock(Budget, sorted({(each.budget_id,) for each in found}))
-            # Under the locks: some may have been settled meanwhile.
-            keys = [(each.budget_id, each.reservation_id) for each in found]
-            due = await tx.get(BudgetReservation, keys)
-            dead = await tx.select_records(
-                BudgetReservation,
-                "dead_reservations",
-                budget_ids=[str(key[0]) for key in locked],
-                now_ms=now_ms,
-            )
-            freed = [rules.posted(each, now_ms) for each in freed_accounts(locked.values(), dead)]
-            gone = {(each.budget_id, each.reservation_id) for each in dead}
-            later = [
-                structs.replace(each, check_at_ms=now_ms + rules.RESERVATION_CHECK_MS)
-                for key, each in due.items()
-                if key not in gone
-            ]
-            await tx.save(Changes(updates=(*freed, *later), deletes=tuple(dead)))
-            return Swept(acted=len(found), full=len(found) == limit)
-
-        return await self.store.transact(body)
-
-    async def trim_budgets(self, *, limit: int = SWEEP_BATCH) -> Swept:
-        """Forget keys and spends that are old, unless their executions exist."""
-        check_int("limit", limit, 1, BATCH_MAX)
-
-        async def body(tx: Transaction) -> Swept:
-            now_ms = await tx.now_ms()
-            reports = await tx.select_records(
-                BudgetReport, "due_budget_reports", now_ms=now_ms, limit=limit
-            )
-            spends = await tx.select_records(
-                BudgetSpend, "due_budget_spends", now_ms=now_ms, limit=limit
-            )
-            found: list[BudgetReport | BudgetSpend] = [*reports, *spends]
-            await tx.lock(Budget, sorted({(each.budget_id,) for each in found}))
-            # Under the locks: some may have been used again meanwhile.
-            current: list[BudgetReport | BudgetSpend] = [
-                *(await tx.get(BudgetReport, [key_of(each) for each in reports])).values(),
-                *(await tx.get(BudgetSpend, [key_of(each) for each in spends])).values(),
-            ]
-            due = [each for each in current if each.keep_until_ms <= now_ms]
-            there = await existing_executions(tx, [each.execution_id for each in due])
-            keep_ms = now_ms + rules.KEPT_MS
-            await tx.save(
-                Changes(
-                    updates=tuple(
-                        structs.replace(each, keep_until_ms=keep_ms)
-                        for each in due
-                        if each.execution_id in there
-                    ),
-                    deletes=tuple(each for each in due if each.execution_id not in there),
-                )
-            )
-            return Swept(acted=len(found), full=limit in (len(reports), len(spends)))
-
-        return await self.store.transact(body)
-
 
 def blank_budget(budget_id: object, namespace: object) -> Budget:
     """The budget as it is when somebody reports to it before it is created."""
@@ -610,20 +524,6 @@ def freed_accounts(
         )
         for budget in budgets
     ]
-
-
-async def existing_executions(
-    tx: Transaction, execution_ids: Iterable[ids.ExecutionId | None]
-) -> set[ids.ExecutionId | None]:
-    wanted = sorted({each for each in execution_ids if each is not None})
-    if not wanted:
-        return set()
-    rows = await tx.select(
-        "namespaces_of",
-        partition_keys=[ids.partition_of(each) for each in wanted],
-        execution_ids=[ids.uuid_of(each) for each in wanted],
-    )
-    return {row_execution_id(row) for row in rows}
 
 
 async def read_statuses(reader: Reader, budgets: Sequence[Budget]) -> list[BudgetStatus]:

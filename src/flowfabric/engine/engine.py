@@ -17,6 +17,7 @@ from flowfabric.core.checks import check_int
 from flowfabric.core.ids import PartitionConfig
 from flowfabric.engine.admission import Admissions
 from flowfabric.engine.audit import Audits
+from flowfabric.engine.budget_sweeps import BudgetSweeps
 from flowfabric.engine.budgets import Budgets
 from flowfabric.engine.details import Details
 from flowfabric.engine.events import Subscriptions
@@ -167,6 +168,7 @@ class Engine:
         self.admissions = Admissions(shell)
         self.budgets = Budgets(shell, self.work)
         self.flows = Flows(shell, self.work)
+        self.budget_sweeps = BudgetSweeps(shell, self.work, self.flows)
         self.pauses = Pauses(shell)
         self.reading = Reading(shell)
         self.following = Following(shell)
@@ -378,9 +380,10 @@ class Engine:
     reserve_budget = operation("budgets", Budgets.reserve_budget)
     settle_reservation = operation("budgets", Budgets.settle_reservation)
     reset_budget = operation("budgets", Budgets.reset_budget)
-    reset_due_budgets = operation("budgets", Budgets.reset_due_budgets)
-    check_reservations = operation("budgets", Budgets.check_reservations)
-    trim_budgets = operation("budgets", Budgets.trim_budgets)
+    reset_due_budgets = operation("budget_sweeps", BudgetSweeps.reset_due_budgets)
+    check_reservations = operation("budget_sweeps", BudgetSweeps.check_reservations)
+    act_on_breaches = operation("budget_sweeps", BudgetSweeps.act_on_breaches)
+    trim_budgets = operation("budget_sweeps", BudgetSweeps.trim_budgets)
 
     # Grants
 

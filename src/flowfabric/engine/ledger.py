@@ -32,7 +32,7 @@ from flowfabric.core.handles import Handle
 from flowfabric.core.records import Record
 from flowfabric.core.transitions import Changes
 from flowfabric.engine import gates
-from flowfabric.engine.unit import execution_key
+from flowfabric.engine.unit import DUE_TOPIC, execution_key
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound
 from flowfabric.store.base import Key, Transaction
 
@@ -276,6 +276,8 @@ class Ledger:
         parts = [self._reports.changes(), self._spends.changes(), self._reservations.changes()]
         budgets = [rules.posted(each, self._now_ms) for each in self.accounts.values()]
         turned = await gates.turned(tx, self._before, budgets)
+        if any(each.act_at_ms == self._now_ms for each in budgets):
+            tx.hint(DUE_TOPIC)
         await tx.save(
             Changes(
                 inserts=tuple(each for part in parts for each in part.inserts),

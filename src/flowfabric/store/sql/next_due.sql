@@ -34,6 +34,8 @@ select coalesce(:clock, (select now_ms from this_moment)) as now_ms,
        (select min(next_reset_at_ms) from budget
          where next_reset_at_ms is not null) as budget_reset,
        (select min(check_at_ms) from budget_reservation) as budget_reservations,
+       (select min(act_at_ms) from budget
+         where act_at_ms is not null) as budget_action,
        (select min(due_at_ms)
           from (select min(keep_until_ms) as due_at_ms from budget_report
                 union all
