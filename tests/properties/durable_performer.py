@@ -22,6 +22,8 @@ from tests.properties.durable_programs import (
 )
 
 AGAIN = Retry(max_retries=2, delay=0)
+MOMENTS = (0, 0.0002, 0.001, 0.004, 0.02)
+"""How long something takes outside of calls, in seconds: another time in every run."""
 
 
 class World(msgspec.Struct, frozen=True):
@@ -69,13 +71,15 @@ class Performer:
     def _order(self, told: Told, count: int) -> list[int]:
         """The order of the code; that of a set, if arguments tell which is which."""
         numbers = list(range(count))
-        if told == "path":
+        if told in ("path", "name"):
             self._chance.shuffle(numbers)
         return numbers
 
     # Branches
 
     async def _parallel(self, ctx: Context, program: Parallel, path: str) -> Value:
+        if program.how == "body":
+            return await self._body(ctx, program, path)
         order = self._order(program.told, len(program.branches))
         made = [self._branch(ctx, program, f"{path}.{number}", number) for number in order]
         match program.how:
@@ -87,8 +91,8 @@ class Performer:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(each) for each in made]
                 found = [task.result() for task in tasks]
-            case "as completed":
-                found = await self._as_completed(ctx, order, made, path)
+            case "as completed" | "spawned" | "as waited" | "timed":
+                found = await self._in_order_of_arrival(ctx, program, order, made, path)
             case "first" | "beside":
                 found = await self._beside(ctx, program.how, made, path)
         return [value for _, value in sorted(zip(order, found, strict=True), key=lambda x: x[0])]
@@ -110,7 +114,7 @@ class Performer:
             return known_by_its_name()
         if program.told == "place":
             return known_by_its_place()
-        if program.told == "path":
+        if program.told in ("path", "name"):
             return known_by_its_arguments(path)
 
         async def known_although_it_changes(_: float | str) -> Value:
@@ -132,26 +136,71 @@ class Performer:
                 values.append(each)
         return values
 
-    async def _as_completed(
+    async def _body(self, ctx: Context, program: Parallel, path: str) -> Value:
+        """Perform the first one oneself, while the others are under way."""
+        tasks: dict[int, asyncio.Task[Value]] = {}
+        async with asyncio.TaskGroup() as group:
+            for number in self._order(program.told, len(program.branches) - 1):
+                branch = self._branch(ctx, program, f"{path}.{number + 1}", number + 1)
+                tasks[number + 1] = group.create_task(branch)
+            own = await self.run(ctx, program.branches[0], f"{path}.0")
+        return [own, *(tasks[number].result() for number in sorted(tasks))]
+
+    async def _in_order_of_arrival(
         self,
         ctx: Context,
+        program: Parallel,
         order: list[int],
         made: list[Coroutine[object, object, Value]],
         path: str,
     ) -> list[Value]:
-        """Go on in order of arrival, each time with an argument of its own."""
+        """Go on in order of arrival, each time with an argument or a name of its own."""
         found: dict[int, Value] = {}
 
         async def numbered(_: str, number: int, branch: Coroutine[object, object, Value]) -> int:
             found[number] = await branch
             return number
 
-        for each in asyncio.as_completed(
-            [numbered(path, n, branch) for n, branch in zip(order, made, strict=True)]
-        ):
-            number = await each
-            await ctx.step("used", self._world.effect, f"{path}.{number}.used", False)
+        async def use(number: int) -> None:
+            used = f"{path}.{number}.used"
+            if program.how == "timed":
+                with ctx.branch(used):
+                    await self._step(ctx, "used", program.told, used)
+            else:
+                await self._step(ctx, "used", program.told, used)
+            if program.how == "as waited":
+                # It is parked, and comes by here again with others finished meanwhile.
+                await ctx.sleep(10)
+
+        coming = [numbered(path, n, branch) for n, branch in zip(order, made, strict=True)]
+        if program.how == "as completed":
+            for each in asyncio.as_completed(coming):
+                await use(await each)
+        elif program.how == "spawned":
+            using = [asyncio.create_task(use(await each)) for each in asyncio.as_completed(coming)]
+            await asyncio.gather(*using)
+        else:
+            over = asyncio.Event()
+            # Where nothing else is under way, the order of the code counts, and sets have none.
+            beside = asyncio.create_task(self._until(ctx, over))
+            pending = {asyncio.create_task(each) for each in coming}
+            while pending:
+                timeout = self._chance.choice(MOMENTS) if program.how == "timed" else None
+                done, pending = await asyncio.wait(
+                    pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                )
+                # As a set has them.
+                for task in self._chance.sample(list(done), len(done)):
+                    await use(task.result())
+            over.set()
+            await beside
         return [found[number] for number in order]
+
+    @staticmethod
+    async def _until(ctx: Context, over: asyncio.Event) -> None:
+        """Be under way until the others are done."""
+        await ctx.uuid()
+        await over.wait()
 
     async def _beside(
         self,
@@ -200,8 +249,8 @@ class Performer:
         async def changing(_: str) -> str:
             return await effect(hidden[0], fails)
 
-        if told == "path":
-            return ctx.step(name, effect, path, fails)
+        if told in ("path", "name"):
+            return ctx.step(path if told == "name" else name, effect, path, fails)
         if told == "change":
             return ctx.step(name, changing, str(self._chance.random()))
         return ctx.step(name, nameless)
@@ -234,6 +283,8 @@ class Performer:
                 await ctx.uuid()
             case "signal":
                 return (await ctx.wait_for_signal(call.name)).name
+            case "request":
+                await asyncio.sleep(self._chance.choice(MOMENTS))
             case "nothing":
                 pass
         return call.verb

@@ -2,7 +2,8 @@
 
 There are two kinds. In an *ordered* program the order of the code says which call is meant:
 arguments may be missing, equal or new in every run. In a *wild* one calls are made in order of
-arrival, beside branches that are still under way: their arguments tell them apart.
+arrival, beside branches that are still under way and that take their time outside of calls, over
+sets of finished tasks and between timeouts: their arguments or their names tell them apart.
 """
 
 from collections import Counter
@@ -12,10 +13,14 @@ import msgspec
 from hypothesis import strategies as st
 
 Verb = Literal[
-    "step", "caught", "raises", "flaky", "sleep", "child", "lost child", "uuid", "signal", "nothing"
-]
-Told = Literal["place", "change", "path"]
-How = Literal["gather", "gather all", "group", "named", "as completed", "first", "beside"]
+    "step", "caught", "raises", "flaky", "sleep", "child", "lost child", "uuid", "signal",
+    "nothing", "request"
+]  # fmt: skip
+Told = Literal["place", "change", "path", "name"]
+How = Literal[
+    "gather", "gather all", "group", "named", "as completed", "spawned", "as waited", "timed",
+    "first", "beside", "body"
+]  # fmt: skip
 Value = str | list["Value"]
 
 
@@ -26,7 +31,7 @@ class Call(msgspec.Struct, frozen=True):
     name: str
     told: Told
     """By what it is told from others of its name: by its place alone, whether or not its
-    arguments change, or by its arguments too."""
+    arguments change, or by its arguments too. Or it has a name of its own."""
 
 
 class Burst(msgspec.Struct, frozen=True):
@@ -68,7 +73,15 @@ VERBS: tuple[Verb, ...] = (*QUICK, "sleep", "child", "lost child")
 class Family:
     """Programs of one kind."""
 
-    def __init__(self, told: tuple[Told, ...], safe: tuple[How, ...], failing: tuple[How, ...]):
+    def __init__(
+        self,
+        told: tuple[Told, ...],
+        safe: tuple[How, ...],
+        failing: tuple[How, ...],
+        verbs: tuple[Verb, ...] = (),
+    ) -> None:
+        """`verbs` are those that others do not have."""
+        self._verbs = (*VERBS, *verbs)
         self.told = st.sampled_from(told)
         self.safe = st.sampled_from(safe)
         self.failing = st.sampled_from(failing)
@@ -101,7 +114,7 @@ class Family:
 
     def programs(self, *others: Verb) -> st.SearchStrategy[Program]:
         """`others` are called in between, by the function itself."""
-        leaves = st.one_of(self.calls(*VERBS), self.bursts("step", "child", "twin"))
+        leaves = st.one_of(self.calls(*self._verbs), self.bursts("step", "child", "twin"))
         parts = st.recursive(leaves, self.larger, max_leaves=8)
         if others:
             parts = st.one_of(parts, self.calls(*others))
@@ -123,10 +136,17 @@ ordered = Family(
     failing=("group", "gather all"),
 )
 wild = Family(
-    told=("path",),
-    safe=("gather", "group", "named", "as completed", "first", "beside"),
-    failing=("gather", "group", "as completed", "first", "beside"),
-)
+    told=("path", "name"),
+    safe=(
+        "gather", "group", "named", "as completed", "spawned", "as waited", "timed", "first",
+        "beside", "body"
+    ),
+    failing=(
+        "gather", "group", "as completed", "spawned", "as waited", "timed", "first", "beside",
+        "body"
+    ),
+    verbs=("request",),
+)  # fmt: skip
 programs = st.one_of(ordered.programs("signal"), ordered.programs_with_signals())
 # Without signals: a branch that was left behind may wait long meanwhile.
 wild_programs = wild.programs()
@@ -138,6 +158,10 @@ def _call(verb: Verb) -> Call:
 
 def _place(verb: Verb) -> Call:
     return Call(verb, "a", "place")
+
+
+def _named(verb: Verb) -> Call:
+    return Call(verb, "a", "name")
 
 
 def _parallel(how: How, *branches: Program) -> Parallel:
@@ -171,6 +195,15 @@ FOUND: tuple[Program, ...] = (
             Caught(_parallel("as completed", Burst("step", "path", 1), _call("raises"))),
             _parallel("gather", Burst("child", "path", 2)),
             _parallel("first", Burst("child", "path", 2)),
+        )
+    ),
+    Sequence(
+        (
+            Parallel(
+                "as waited",
+                "name",
+                (_named("step"), _named("step"), Sequence((_named("step"), _named("sleep")))),
+            ),
         )
     ),
 )
@@ -231,7 +264,7 @@ class Meaning:
             raise ValueError(path)
         if how in ("first", "beside"):
             self.effects.add(f"{path}.{how}")
-        if how == "as completed":
+        if how in ("as completed", "spawned", "as waited", "timed"):
             self.effects.update(f"{path}.{n}.used" for n in range(len(branches)))
         return found
 
@@ -248,6 +281,6 @@ class Meaning:
             self.effects.add(path)
         if verb == "raises":
             raise ValueError(path)
-        if verb in ("sleep", "uuid", "nothing"):
+        if verb in ("sleep", "uuid", "nothing", "request"):
             return verb
         return name if verb == "signal" else [verb, path]

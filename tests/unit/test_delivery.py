@@ -16,6 +16,10 @@ from flowfabric.core.journal import Order
 
 def played(stored: list[int], what_happens: str) -> list[object]:
     """What each rest brings."""
+    return ended(stored, what_happens)[0]
+
+
+def ended(stored: list[int], what_happens: str) -> tuple[list[object], Order]:
     order = Order()
     order.take_in(stored)
     brought: list[object] = []
@@ -26,14 +30,14 @@ def played(stored: list[int], what_happens: str) -> list[object]:
             position = order.next()
             brought.append(position or ("run" if order.may_run else None))
             if position is not None:
-                order.end(position)
+                order.deliver(position)
         elif word == "!":
             order.expect_no_more()
         elif word.startswith("-"):
             order.end(int(word.strip("-[]")))
         else:
             order.wait(int(word.strip("[]")))
-    return brought
+    return brought, order
 
 
 @pytest.mark.parametrize(
@@ -58,6 +62,26 @@ def test_outcomes_reach_the_function_in_their_order(
     stored: list[int], what_happens: str, brought: list[object]
 ) -> None:
     assert played(stored, what_happens) == brought
+
+
+@pytest.mark.parametrize(
+    ("stored", "what_happens", "reached"),
+    [
+        pytest.param([], ".", 0, id="nothing yet"),
+        pytest.param([1, 2], "1 2 . .", 2, id="all that is stored"),
+        pytest.param([1], "1 . + + [3] [2] . .", 3, id="and new ones"),
+        pytest.param([1, 2], "1 . . !", 1, id="one that nobody asks for"),
+        pytest.param([1, 2, 3], "1 3 . . ! .", None, id="another one in its place"),
+        pytest.param([1, 2, 3], "1 3 . . ! . 2 .", None, id="which comes too late"),
+        pytest.param([1, 3], "1 3 . .", None, id="the run before has seen more than it stored"),
+        pytest.param([1, 2], "1 2 -1 .", None, id="one was given up"),
+        pytest.param([1], "+ [2] . ! .", None, id="a new one before a stored one"),
+    ],
+)
+def test_two_runs_have_seen_the_same_if_they_have_reached_the_same_outcome(
+    stored: list[int], what_happens: str, reached: int | None
+) -> None:
+    assert ended(stored, what_happens)[1].reached == reached
 
 
 def test_a_function_is_replayed_until_all_that_is_stored_has_reached_it() -> None:

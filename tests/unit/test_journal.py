@@ -235,6 +235,29 @@ def test_a_change_that_a_person_accepted_is_no_reason_to_refuse() -> None:
     assert shelf.left == [kept("a")]
 
 
+@pytest.mark.parametrize(
+    ("call", "refused"),
+    [
+        pytest.param(Asked("call", "b", "1", 1, True, after=3), True, id="another name"),
+        pytest.param(Asked("uuid", "a", "1", 1, True, after=3), True, id="another kind"),
+        pytest.param(Asked("call", "a", "2", 1, True, after=3), False, id="of its name"),
+        pytest.param(Asked("call", "b", "1", 1, True, after=4), False, id="after another outcome"),
+        pytest.param(Asked("call", "b", "1", 1, True), False, id="after who knows what"),
+    ],
+)
+def test_a_line_asks_for_the_same_after_the_same_outcomes(call: Asked, refused: bool) -> None:
+    stored = Kept("a", "call", "a", "1", 1, True, after=3)
+    unknown = Kept("c", "call", "c", "1", 1, True)
+    shelf = Shelf([stored, unknown])
+    assert [match.refusal for match in shelf.take([call])] == [""]
+    assert bool(shelf.missed(call)) == refused
+    shelf.forgive(["a"])
+    assert not shelf.missed(call), "a person has accepted it"
+    shelf = Shelf([stored, unknown])
+    shelf.take([Asked("call", "a", "1", 1, True, after=3)])
+    assert not shelf.missed(call), "it was asked for"
+
+
 def test_what_was_stored_after_an_acceptance_still_has_to_be_asked_for() -> None:
     shelf = Shelf([kept("a"), kept("b")])
     shelf.forgive([kept("a").key])

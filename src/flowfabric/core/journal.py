@@ -18,7 +18,12 @@ them is awaited, are matched together:
 
 A call that finds no stored step is new. It may run only if its line has left no step
 of the line behind: otherwise the code no longer accounts for what is stored.
-Parallel steps are no such sign, since whoever asks for them may still come.
+Parallel steps are no such sign, since whoever asks for them may still come. But a line that has
+seen the same outcomes asks for the same: if an earlier run asked for another call in this line,
+after the same outcome, and this run waits for a new one there instead, the code has changed. That
+outcome is known (`Asked.after`) unless something else may have brought the line there: a branch
+that works outside of calls, or several that ended since its last call, of which it may have
+taken any first.
 
 A line is known by its parent, its name, its arguments and its ordinal among its equals there,
 which it gets when it is started, whether or not it ever stores anything: so the first of two
@@ -79,6 +84,9 @@ class Asked(NamedTuple):
     """Which use of name and all its arguments it is, in its line."""
     unsure: bool = False
     """Branches that make no calls are under way in its line: it may have come in their order."""
+    after: int | None = None
+    """If it is parallel: the position of the last outcome before it (see `Order`); none, if
+    what the code does outside of steps may have brought it here."""
 
 
 class Kept(NamedTuple):
@@ -92,6 +100,7 @@ class Kept(NamedTuple):
     parallel: bool = False
     equal: int = 1
     same: int = 1
+    after: int | None = None
 
 
 class Match(NamedTuple):
@@ -119,6 +128,8 @@ class Shelf:
         self._ordered: dict[tuple[str, str], dict[int, dict[str, Kept]]] = {}
         """By number. Branches started in no certain order may share one."""
         self._parallel: dict[tuple[str, str], dict[str, Kept]] = {}
+        self._after: dict[int, list[Kept]] = {}
+        """Parallel ones by the outcome after which they were asked for."""
         self._left: dict[str, Kept] = {}
         self._forgiven: set[str] = set()
         self._burst: set[tuple[str, str, int]] = set()
@@ -135,6 +146,8 @@ class Shelf:
                 self._firm.setdefault(_firm_rank(each), {})[each.key] = each
             if each.parallel:
                 self._parallel.setdefault(name, {})[each.key] = each
+                if each.after is not None:
+                    self._after.setdefault(each.after, []).append(each)
             else:
                 numbered = self._ordered.setdefault(name, {}).setdefault(each.number, {})
                 numbered[each.key] = each
@@ -203,6 +216,18 @@ class Shelf:
             ),
             None,
         )
+
+    def missed(self, asked: Asked) -> str:
+        """Why a call that holds its line must not run: an earlier run asked for another there.
+
+        That was in the same line and after the same outcomes. If it had the name of this call, the
+        two may be items of a set.
+        """
+        for kept in () if asked.after is None else self._after.get(asked.after, ()):
+            left = kept.key in self._left and kept.key not in self._forgiven
+            if left and (kept.kind, kept.name) != (asked.kind, asked.name):
+                return _not_asked_for(asked, kept)
+        return ""
 
     # Candidates, best first
 
@@ -295,9 +320,7 @@ class Shelf:
         if behind is not None and asked.unsure and (behind.kind, behind.name) == asked[:2]:
             return indistinct(asked)
         if behind is not None and not (asked.kind == BRANCH and self._may_come(asked)):
-            return (
-                f"{shown(asked)} is not stored, but {shown(behind)} is and has not been asked for"
-            )
+            return _not_asked_for(asked, behind)
         for kept in self._parallel.get((asked.kind, asked.name), {}).values():
             if firm(kept.digest) == firm(asked.digest):
                 return (
@@ -316,6 +339,10 @@ def _rank(call: Asked | Kept) -> tuple[int, bool]:
 
 def _firm_rank(call: Asked | Kept) -> tuple[str, str, int]:
     return call.name, firm(call.digest), call.equal
+
+
+def _not_asked_for(asked: Asked, left: Kept) -> str:
+    return f"{shown(asked)} is not stored, but {shown(left)} is and has not been asked for"
 
 
 def indistinct(asked: Asked) -> str:
@@ -465,6 +492,14 @@ def with_parents(line_ids: Iterable[str]) -> set[str]:
     return found
 
 
+def started_beside(line: str) -> bool:
+    """Whether it, or one it is in, was started while others of the same line were under way."""
+    return any(
+        each != ROOT and not each.startswith("=") and _kept_line(each).parallel
+        for each in with_parents([line])
+    )
+
+
 def kept_lines(line_ids: Iterable[str]) -> dict[str, list[Kept]]:
     """The stored lines by the place they were started at; without those that have names."""
     groups: dict[str, list[Kept]] = {}
@@ -550,6 +585,9 @@ class Order:
         """Those of them the function waits for; a heap."""
         self._allotted: dict[int, bool] = {}
         """New ones in order, and whether they are stored by now."""
+        self.reached: int | None = 0
+        """The position of the last outcome delivered; none once one before it was left out, since
+        the function has seen another sequence then."""
 
     def take_in(self, positions: Iterable[int]) -> None:
         """Know what earlier runs have stored."""
@@ -570,8 +608,13 @@ class Order:
         else:
             self._allotted[position] = True
 
+    def deliver(self, position: int) -> None:
+        """It reaches the function now."""
+        self.reached = position if self.reached == position - 1 else None
+        self.end(position)
+
     def end(self, position: int) -> None:
-        """It has reached the function, or nobody waits for it any more."""
+        """Nobody waits for it any more, or it has reached the function."""
         self._stored.discard(position)
         self._allotted.pop(position, None)
 

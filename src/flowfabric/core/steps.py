@@ -40,6 +40,7 @@ class NewStep(Struct, frozen=True, kw_only=True, gc=False):
     digest: str = ""
     number: int = 1
     parallel: bool = False
+    asked_after: int | None = None
     position: int | None = None
     result: bytes | None = None
     failure: bytes | None = None
@@ -81,6 +82,7 @@ def decide_record(
         digest=step.digest,
         number=step.number,
         parallel=step.parallel,
+        asked_after=step.asked_after,
         position=step.position,
         result=step.result,
         failure=step.failure,

@@ -104,6 +104,7 @@ class Steps(unit.Group):
             digests=[step.digest for step in steps],
             numbers=[step.number for step in steps],
             parallels=[step.parallel for step in steps],
+            asked_afters=[step.asked_after for step in steps],
             positions=[step.position for step in steps],
             failures=[step.failure for step in steps],
             results=[step.result for step in steps],
@@ -259,6 +260,8 @@ def check_step(step: object, result_bytes_max: int) -> NewStep:
     check_int("number", step.number, 1, STEPS_MAX)
     if not isinstance(step.parallel, bool):
         raise InvalidInput("parallel", "must be a bool", step.parallel)
+    if step.asked_after is not None:
+        check_int("asked_after", step.asked_after, 0, STEPS_MAX)
     if step.position is not None:
         check_int("position", step.position, 1, STEPS_MAX)
     check_optional_bytes(f"the result of {key}", step.result, result_bytes_max)

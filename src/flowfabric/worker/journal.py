@@ -33,12 +33,12 @@ from flowfabric.worker.leases import HeldLease, clock_s
 from flowfabric.worker.lines import (
     DurableCall,
     Line,
-    Moves,
     SeenFailure,
     current_line,
     inside_step,
     root_line,
 )
+from flowfabric.worker.moves import Moves
 from flowfabric.worker.parking import Parking, Turns
 from flowfabric.worker.reports import come_further
 
@@ -56,8 +56,10 @@ def positions_of(steps: Sequence[Step]) -> dict[str, int]:
 
 
 def kept_of(step: Step) -> journal.Kept:
+    # What has not reached the handler has had no effect there.
+    after = None if step.position is None else step.asked_after
     return journal.Kept(
-        step.step_key, step.kind, step.name, step.digest, step.number, step.parallel
+        step.step_key, step.kind, step.name, step.digest, step.number, step.parallel, after=after
     )
 
 
@@ -79,6 +81,7 @@ def new_step(
         digest=asked.digest,
         number=asked.number,
         parallel=asked.parallel,
+        asked_after=asked.after,
         position=position,
         result=result,
         failure=failure,
@@ -179,6 +182,10 @@ class Journal:
         self._by_line: dict[str, list[journal.Kept]] = {}
         self._lines: dict[str, journal.Shelf] = {}
         self._giving_up = 0
+        self._suspected = 0
+        """Calls that wait for others which may have to ask first for what looks like them."""
+        self._unsuspected = asyncio.Event()
+        self._unsuspected.set()
         self._branched = False
         self._has_accepted = False
         self._keys: set[str] = set()
@@ -270,10 +277,7 @@ class Journal:
         refusal = call.refusal
         if not refusal:
             await self._turns.run_new()
-            refusal = self._moves.refusal(call) and await self._lasting_refusal(call)
-            left = self._left_to(call.line) if self._untaken and not refusal else None
-            if left is not None:
-                refusal = journal.behind_others(call.asked, kept_of(left), left.line)
+            refusal = await self._refusal(call) if self._untaken else ""
         if self.closed:
             raise asyncio.CancelledError("the handler has been told to stop")
         if refusal:
@@ -282,6 +286,27 @@ class Journal:
             async with self._passing:
                 await self._store_seen(call.line.gone_past(call))
 
+    async def _refusal(self, call: DurableCall) -> str:
+        """Why a call must not run, now that all was asked for that is asked for without it."""
+        refusal = call.line.shelf.missed(call.asked) if call.holds_line else ""
+        if not refusal and self._moves.refusal(call):
+            refusal = await self._lasting_refusal(call)
+        left = None if refusal else self._left_to(call.line)
+        if left is not None:
+            refusal = journal.behind_others(call.asked, kept_of(left), left.line)
+        if not refusal:
+            await self._until_others_fit()
+        return refusal
+
+    async def _until_others_fit(self) -> None:
+        """Nothing new runs once the code does not fit: code that does would not know it."""
+        # Others that were let go together with this one have to be looked at first.
+        await asyncio.sleep(0)
+        await self._unsuspected.wait()
+        mismatch = None if self._parking is None else self._parking.mismatch
+        if mismatch is not None:
+            await self._until_code_fits(mismatch)
+
     def _left_to(self, line: Line) -> Step | None:
         """What lies ahead of a line in others, if it alone goes on."""
         return self._moves.left_to(line) if self._turns.alone else None
@@ -289,15 +314,22 @@ class Journal:
     async def _lasting_refusal(self, call: DurableCall) -> str:
         """Why it must not run a while later: what is done outside of steps takes its time."""
         until_s = clock_s() + PATIENCE_S
-        while refusal := self._moves.refusal(call):
-            if self._giving_up:
-                # Whoever gave up a call before will do so again, and go on then.
-                return ""
-            if self._turns.alone or clock_s() > until_s:
-                break
-            await asyncio.sleep(LOOK_AGAIN_S)
-            await self._turns.run_new()
-        return refusal
+        self._suspected += 1
+        self._unsuspected.clear()
+        try:
+            while refusal := self._moves.refusal(call):
+                if self._giving_up:
+                    # Whoever gave up a call before will do so again, and go on then.
+                    return ""
+                if self._turns.alone or clock_s() > until_s:
+                    break
+                await asyncio.sleep(LOOK_AGAIN_S)
+                await self._turns.run_new()
+            return refusal
+        finally:
+            self._suspected -= 1
+            if not self._suspected:
+                self._unsuspected.set()
 
     async def store(
         self,
@@ -413,6 +445,9 @@ class Journal:
     def tick(self) -> int:
         self._count += 1
         return self._count
+
+    def reached(self) -> int | None:
+        return None if self._moves.at_work() else self._turns.order.reached
 
     def asked(self) -> None:
         self._turns.calls += 1
@@ -572,6 +607,7 @@ class Journal:
         self._turns.let_go()
         self._moves.let_go()
         self._root.let_go()
+        self._root.work.end()
         self._named.clear()
         self.seen.clear()
         self._store, self._store_later, self._parking = _gone, _gone_too, None

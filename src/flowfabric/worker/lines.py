@@ -17,7 +17,7 @@ import asyncio
 import asyncio.queues
 import inspect
 from collections import deque
-from collections.abc import Collection, Container, Iterator, Mapping, Set
+from collections.abc import Collection, Container, Iterator
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, Protocol, TypeVar
@@ -26,7 +26,6 @@ from flowfabric.core.journal import (
     BRANCH,
     ROOT,
     Asked,
-    Going,
     Kept,
     Shelf,
     alike,
@@ -35,8 +34,6 @@ from flowfabric.core.journal import (
     inserted_key,
     label_of,
     line_group,
-    may_ask_yet,
-    moved,
     named_line,
 )
 from flowfabric.core.records import Step, StepKind
@@ -63,7 +60,7 @@ class TaskActivity:
     def __init__(self, starter: "TaskActivity | None" = None) -> None:
         self.starter = starter
         self.running: object = None
-        """The task itself, as long as it runs; none for the handler's own."""
+        """The task itself, as long as it runs."""
         self.calls = 0
         """Durable calls of it that are awaited."""
         self.branches = 0
@@ -110,6 +107,9 @@ class Watched(Protocol):
 
     def tick(self) -> int:
         """The next number of all: whatever happens later gets a higher one."""
+
+    def reached(self) -> int | None:
+        """The position of the last outcome that has reached the handler, if it reacts to that."""
 
     def steps_of(self, line: str) -> Shelf:
         """What is stored of a line."""
@@ -164,8 +164,8 @@ class DurableCall:
     """One call of a durable verb. While it is under way, use it as a context."""
 
     __slots__ = (
-        "after_key", "asked", "before", "has_result", "key", "kind", "line", "made", "refusal",
-        "refused_as", "step", "took_ms", "work"
+        "after_key", "asked", "before", "has_result", "holds_line", "key", "kind", "line", "made",
+        "refusal", "refused_as", "step", "took_ms", "work"
     )  # fmt: skip
 
     def __init__(self, line: "Line", kind: StepKind, asked: Asked, made: int) -> None:
@@ -179,6 +179,8 @@ class DurableCall:
         """What is stored of it."""
         self.before = line.before
         self.work = line.work
+        self.holds_line = False
+        """The task of its line awaits it: nothing more is called there meanwhile."""
         self.has_result = False
         """What it returns is stored by this run, or is being stored."""
         self.took_ms: int | None = None
@@ -208,6 +210,7 @@ class DurableCall:
 
     async def __aenter__(self) -> None:
         self.work.calls += 1
+        self.holds_line = asyncio.current_task() is self.work.running
         self.line.begin()
 
     async def __aexit__(
@@ -222,7 +225,7 @@ class DurableCall:
                 await self.line.journal.failed(self, exc)
         finally:
             self.work.calls -= 1
-            self.line.end()
+            self.line.end(beside=not self.holds_line)
 
 
 class SeenFailure:
@@ -286,6 +289,11 @@ class Line:
         self._active = False
         self._quiet: set[Line] = set()
         """Branches that have made no call yet."""
+        self._ended_beside = 0
+        """Branches, and calls awaited by others, that have ended since its last call."""
+        self._in_turn = True
+        """It may have gone on with one of them at a time. As a set has them, their order is
+        another in every run."""
         self.work = TaskActivity()
         """Of the task that makes its calls."""
         self.news_ms: int = 0 if parent is None else parent.news_ms
@@ -310,7 +318,12 @@ class Line:
             self.before, self.forks = self.forks, Forks(self._burst)
         equal = _count(self._equals, alike(kind, name, digest))
         made = self.journal.tick()
-        asked = Asked(kind, name, digest, number, parallel, equal, unsure=unsure)
+        self._in_turn = not parallel or (self._in_turn and self._ended_beside <= 1)
+        self._ended_beside = 0
+        after = self.journal.reached() if parallel and self._in_turn and not unsure else None
+        if not parallel and self._is_beside:
+            after = 0
+        asked = Asked(kind, name, digest, number, parallel, equal, unsure=unsure, after=after)
         call = DurableCall(self, kind, asked, made)
         if opaque and unsure:
             first = self._opaque.setdefault((kind, name, digest), opaque)
@@ -319,14 +332,26 @@ class Line:
         self._burst.append(call)
         return call
 
+    @property
+    def _is_beside(self) -> bool:
+        """Whether a line with a name came beside others: its id does not tell."""
+        line: Line | None = self if self.is_named else None
+        while line is not None:
+            around = line.parent
+            if line.asked.parallel or (line.is_named and around and around._open > line._active):
+                return True
+            line = around
+        return False
+
     def begin(self) -> None:
         """One of its calls is awaited: whatever is called from now on is not of its burst."""
         self._open += 1
         self._close_burst()
         self.journal.began()
 
-    def end(self) -> None:
+    def end(self, *, beside: bool) -> None:
         self._open -= 1
+        self._ended_beside += beside
         self.journal.ended()
 
     def _close_burst(self) -> None:
@@ -459,7 +484,7 @@ class Line:
 
     @property
     def is_named(self) -> bool:
-        return self.known_as.startswith("=")
+        return self.id is not None and self.id.startswith("=")
 
     @property
     def known_as(self) -> str:
@@ -494,7 +519,7 @@ class Line:
     def named(self, name: str) -> "Line":
         """A line the code gives a name: it is known by that alone, wherever it is."""
         above: Line | None = self
-        while above is not None and not (above.id or "").startswith("="):
+        while above is not None and not above.is_named:
             above = above.parent
         path = named_line(above.known_as if above is not None else ROOT, name)
         made = Line(self.journal, self, Asked(BRANCH, name, "", 1), self.journal.tick())
@@ -507,6 +532,11 @@ class Line:
         self.left()
         self.let_go()
         self.work.end()
+        line = self.parent
+        while line is not None:
+            line._ended_beside += 1
+            # What is called inside of a name is called by the task around it.
+            line = line.parent if line.is_named else None
         # What it failed with is for whoever awaits it to retrieve.
         cut_off = task.cancelled() or getattr(task, "_exception", None) is not None
         self.journal.task_ended(self, cut_off=cut_off)
@@ -566,117 +596,5 @@ def _count(counts: dict[tuple[str, ...], int], what: tuple[str, ...]) -> int:
 def root_line(journal: Watched) -> Line:
     line = Line(journal, None, Asked(BRANCH, ROOT, "", 1))
     line.id = ROOT
+    line.work.running = asyncio.current_task()
     return line
-
-
-# Notices calls that changed code has moved from one line to another; see docs/deploys.md
-#
-# When a call that is not stored is about to run, every call the handler makes without a new
-# result has been made, unless it does something outside of steps first. If one like it is
-# stored in a line where nobody asks for it, and nobody will, the code has moved it, and its
-# effect would happen again.
-
-
-class Moves:
-    """Which lines a run has started, and what is stored where nobody asks for it."""
-
-    def __init__(
-        self,
-        untaken: Set[str],
-        named: Mapping[str, Line],
-        entered: Collection[str],
-    ) -> None:
-        """The keys of stored steps that were not asked for; lines with names, and those in use."""
-        self._untaken = untaken
-        self._named = named
-        self._entered = entered
-        self._alike: dict[tuple[str, ...], list[Step]] = {}
-        self._stored: dict[str, Step] = {}
-        self._tasks: set[Line] = set()
-        self._cut_off: set[str] = set()
-        """Lines that were cancelled or have failed."""
-        self._unknown: set[str] = set()
-        """Labels of those of them that had made no call."""
-        self._forgiven: set[str] = set()
-
-    @property
-    def tasks(self) -> int:
-        """How many tasks the handler has started that have not ended."""
-        return len(self._tasks)
-
-    def at_work(self) -> bool:
-        """Whether a task of the handler works outside of durable calls.
-
-        One with branches of its own waits for them, as the handler itself does.
-        """
-        leaves = [line.work for line in self._tasks if line.work.is_outside_calls]
-        tasks = {line.work.running for line in self._tasks} if leaves else set()
-        return any(at_work(leaf.running, tasks) for leaf in leaves)
-
-    def take_in(self, step: Step) -> None:
-        """Know a stored step that has an outcome."""
-        self._alike.setdefault(alike(step.kind, step.name, step.digest), []).append(step)
-        self._stored[step.step_key] = step
-
-    def task_began(self, line: Line) -> None:
-        self._tasks.add(line)
-
-    def task_ended(self, line: Line) -> None:
-        self._tasks.discard(line)
-
-    def cut_off(self, line: Line) -> None:
-        """A line ends because it was cancelled, or has failed."""
-        if line.id is None:
-            self._unknown.add(line.asked.name)
-        else:
-            self._cut_off.add(line.id)
-
-    def forgive(self, keys: Collection[str]) -> None:
-        self._forgiven.update(keys)
-
-    def refusal(self, call: DurableCall) -> str:
-        """Why a call that is not stored must not run; empty if it may."""
-        asked = call.asked
-        lines = {
-            step.line
-            for step in self._alike.get(alike(asked.kind, asked.name, asked.digest), ())
-            if step.step_key in self._untaken and step.step_key not in self._forgiven
-        }
-        lines.discard(call.line.known_as)
-        if lines:
-            going = self._going(call.line)
-            for line in sorted(lines):
-                if not may_ask_yet(line, going):
-                    return moved(asked, line)
-        return ""
-
-    def left_to(self, line: Line) -> Step | None:
-        """What is stored elsewhere and nobody has asked for, nor will, while a line is alone."""
-        left = self._untaken - self._forgiven if self._untaken else ()
-        if left:
-            going = self._going(line)
-            for key in sorted(left):
-                step = self._stored.get(key)
-                if step and step.line != line.known_as and not may_ask_yet(step.line, going):
-                    return step
-        return None
-
-    def _going(self, line: Line) -> Going:
-        waiting = list(line.and_above())
-        for each in waiting:
-            each.identify()
-        others = self._tasks.difference(waiting) if self.at_work() else set[Line]()
-        known = [each for each in others if each.id is not None]
-        named = {each for each in self._entered if self._named[each] not in waiting}
-        # A line with a name is known by that alone, wherever it is started.
-        places = () if line.is_named else (each.whereabouts for each in known)
-        return Going(
-            alive={each.known_as for each in known} | (named if others else set()),
-            places={place for place in places if place is not None},
-            unknown=self._unknown | {each.asked.name for each in others if each.id is None},
-            cut_off=self._cut_off,
-        )
-
-    def let_go(self) -> None:
-        """Of the lines, which point back to the attempt."""
-        self._tasks.clear()

@@ -113,8 +113,12 @@ class Parking:
         self.until_ms: list[int] = []
         self.executions: list[ExecutionId] = []
         self.pause: Pause | None = None
-        self.mismatch: CodeMismatch | None = None
+        self._mismatches: list[CodeMismatch] = []
+
+    @property
+    def mismatch(self) -> CodeMismatch | None:
         """Why the code does not fit what is stored; nothing else is waited for then."""
+        return self._mismatches[0] if self._mismatches else None
 
     @property
     def wanted(self) -> bool:
@@ -200,12 +204,12 @@ class Parking:
 
     async def until_code_fits(self, mismatch: CodeMismatch) -> None:
         """Stop here until other code is deployed, or this one accepted. Does not return either."""
-        self.mismatch = self.mismatch or mismatch
+        self._mismatches.append(mismatch)
         try:
             await self.stop_here()
         finally:
             if not self._decided:
-                self.mismatch = None
+                self._mismatches.remove(mismatch)
                 self.rest.watch()
 
     def check_free(self) -> None:
@@ -311,7 +315,7 @@ class Turns:
     async def take(self, position: int) -> None:
         """Wait until it is the turn of an outcome to reach the handler."""
         if self.alone or self._closed:
-            self.order.end(position)
+            self.order.deliver(position)
             return
         self.order.wait(position)
         turn = self._waiting[position] = asyncio.get_running_loop().create_future()
@@ -361,7 +365,10 @@ class Turns:
                 _end_turn(turn)
         if position is not None:
             self._settled = False
-            self.order.end(position)
+            if not self._rest.reached:
+                # It goes on without end: what it has asked for by now is a matter of chance.
+                self.order.reached = None
+            self.order.deliver(position)
             _end_turn(self._waiting[position])
             self._rest.moved()
             self._rest.watch()

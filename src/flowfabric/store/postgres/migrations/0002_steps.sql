@@ -8,6 +8,7 @@ create table step (
     attempt_index    int not null,
     number           int not null,
     parallel         boolean not null,
+    asked_after      int,
     position         int,
     recorded_at_ms   bigint not null,
     wake_at_ms       bigint,

@@ -10,11 +10,11 @@ with given as materialized (
           :partition_keys::int[], :execution_ids::uuid[], :lease_ids::uuid[],
           :step_keys::text[], :after_keys::text[], :kinds::text[], :lines::text[],
           :names::text[], :digests::text[], :numbers::int[], :parallels::boolean[],
-          :positions::int[], :results::bytea[], :failures::bytea[], :sleeps_ms::bigint[],
+          :asked_afters::int[], :positions::int[], :results::bytea[], :failures::bytea[], :sleeps_ms::bigint[],
           :durations_ms::bigint[]
       ) with ordinality as g (
           partition_key, execution_id, lease_id, step_key, after_key, kind, line, name, digest,
-          number, parallel, position, result, failure, sleep_ms, duration_ms, place)
+          number, parallel, asked_after, position, result, failure, sleep_ms, duration_ms, place)
 ), locked as materialized (
     -- Shared: several steps of one execution may be stored at once, but nobody may take
     -- the lease away before they are.
@@ -38,11 +38,11 @@ with given as materialized (
 ), written as (
     insert into step (
         partition_key, execution_id, step_key, after_key, kind, line, name, digest, number,
-        parallel, position, result, failure, wake_at_ms, duration_ms, attempt_index,
-        recorded_at_ms)
+        parallel, asked_after, position, result, failure, wake_at_ms, duration_ms,
+        attempt_index, recorded_at_ms)
     select partition_key, execution_id, step_key, after_key, kind, line, name, digest, number,
-           parallel, position, result, failure, now_ms + sleep_ms, duration_ms, attempt_index,
-           now_ms
+           parallel, asked_after, position, result, failure, now_ms + sleep_ms, duration_ms,
+           attempt_index, now_ms
       from held
         on conflict (partition_key, execution_id, step_key) do nothing
 ), completed as (

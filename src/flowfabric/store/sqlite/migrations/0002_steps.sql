@@ -13,6 +13,7 @@ create table step (
     digest           text not null,
     number           integer not null,
     parallel         integer not null,
+    asked_after      integer,
     position         integer,
     attempt_index    integer not null,
     recorded_at_ms   integer not null,

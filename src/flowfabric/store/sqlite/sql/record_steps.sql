@@ -6,12 +6,12 @@
 -- given up.
 insert into step (
     partition_key, execution_id, step_key, after_key, kind, line, name, digest, number,
-    parallel, position, result, failure, wake_at_ms, duration_ms, attempt_index,
-    recorded_at_ms)
+    parallel, asked_after, position, result, failure, wake_at_ms, duration_ms,
+    attempt_index, recorded_at_ms)
 select e.partition_key, e.execution_id, g.value ->> 'step_keys', g.value ->> 'after_keys',
        g.value ->> 'kinds', g.value ->> 'lines', g.value ->> 'names', g.value ->> 'digests',
-       g.value ->> 'numbers', g.value ->> 'parallels', g.value ->> 'positions',
-       unhex(g.value ->> 'results'),
+       g.value ->> 'numbers', g.value ->> 'parallels', g.value ->> 'asked_afters',
+       g.value ->> 'positions', unhex(g.value ->> 'results'),
        unhex(g.value ->> 'failures'), :clock + (g.value ->> 'sleeps_ms'),
        g.value ->> 'durations_ms',
        e.current_attempt_index, :clock

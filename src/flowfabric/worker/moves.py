@@ -1,0 +1,129 @@
+"""Notices what changed code leaves behind in other lines than that of a call; see docs/deploys.md.
+
+When a call that is not stored is about to run, every call the handler makes without a new
+result has been made, unless it does something outside of steps first. If one like it is
+stored in a line where nobody asks for it, and nobody will, the code has moved it, and its
+effect would happen again. While its line alone goes on, anything stored elsewhere lies ahead of
+it, but for what was asked for beside others: that came in order of arrival.
+"""
+
+from collections.abc import Collection, Mapping, Set
+
+from flowfabric.core import journal
+from flowfabric.core.records import Step
+from flowfabric.worker import lines
+
+
+class Moves:
+    """Which lines a run has started, and what is stored where nobody asks for it."""
+
+    def __init__(
+        self,
+        untaken: Set[str],
+        named: Mapping[str, lines.Line],
+        entered: Collection[str],
+    ) -> None:
+        """The keys of stored steps that were not asked for; lines with names, and those in use."""
+        self._untaken = untaken
+        self._named = named
+        self._entered = entered
+        self._alike: dict[tuple[str, ...], list[Step]] = {}
+        self._stored: dict[str, Step] = {}
+        self._tasks: set[lines.Line] = set()
+        self._cut_off: set[str] = set()
+        """Lines that were cancelled or have failed."""
+        self._unknown: set[str] = set()
+        """Labels of those of them that had made no call."""
+        self._forgiven: set[str] = set()
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks the handler has started that have not ended."""
+        return len(self._tasks)
+
+    def at_work(self) -> bool:
+        """Whether a task of the handler works outside of durable calls.
+
+        One with branches of its own waits for them, as the handler itself does.
+        """
+        leaves = [line.work for line in self._tasks if line.work.is_outside_calls]
+        tasks = {line.work.running for line in self._tasks} if leaves else set()
+        return any(lines.at_work(leaf.running, tasks) for leaf in leaves)
+
+    def take_in(self, step: Step) -> None:
+        """Know a stored step that has an outcome."""
+        self._alike.setdefault(journal.alike(step.kind, step.name, step.digest), []).append(step)
+        self._stored[step.step_key] = step
+
+    def task_began(self, line: lines.Line) -> None:
+        self._tasks.add(line)
+
+    def task_ended(self, line: lines.Line) -> None:
+        self._tasks.discard(line)
+
+    def cut_off(self, line: lines.Line) -> None:
+        """A line ends because it was cancelled, or has failed."""
+        if line.id is None:
+            self._unknown.add(line.asked.name)
+        else:
+            self._cut_off.add(line.id)
+
+    def forgive(self, keys: Collection[str]) -> None:
+        self._forgiven.update(keys)
+
+    def refusal(self, call: lines.DurableCall) -> str:
+        """Why a call that is not stored must not run; empty if it may."""
+        asked = call.asked
+        elsewhere = {
+            step.line
+            for step in self._alike.get(journal.alike(asked.kind, asked.name, asked.digest), ())
+            if step.step_key in self._untaken and step.step_key not in self._forgiven
+        }
+        elsewhere.discard(call.line.known_as)
+        if elsewhere:
+            going = self._going(call.line)
+            for line in sorted(elsewhere):
+                if not journal.may_ask_yet(line, going):
+                    return journal.moved(asked, line)
+        return ""
+
+    def left_to(self, line: lines.Line) -> Step | None:
+        """What is stored elsewhere and nobody has asked for, nor will, while a line is alone."""
+        left = self._untaken - self._forgiven if self._untaken else ()
+        if left:
+            going = self._going(line)
+            for key in sorted(left):
+                step = self._stored.get(key)
+                if step is None or step.line == line.known_as or _is_beside(step):
+                    continue
+                # In which order branches with names come is for the code to say.
+                if line.is_named and step.line.startswith("="):
+                    continue
+                if not journal.may_ask_yet(step.line, going):
+                    return step
+        return None
+
+    def _going(self, line: lines.Line) -> journal.Going:
+        waiting = list(line.and_above())
+        for each in waiting:
+            each.identify()
+        others = self._tasks.difference(waiting) if self.at_work() else set[lines.Line]()
+        known = [each for each in others if each.id is not None]
+        named = {each for each in self._entered if self._named[each] not in waiting}
+        # A line with a name is known by that alone, wherever it is started.
+        places = () if line.is_named else (each.whereabouts for each in known)
+        return journal.Going(
+            alive={each.known_as for each in known} | (named if others else set()),
+            places={place for place in places if place is not None},
+            unknown=self._unknown | {each.asked.name for each in others if each.id is None},
+            cut_off=self._cut_off,
+        )
+
+    def let_go(self) -> None:
+        """Of the lines, which point back to the attempt."""
+        self._tasks.clear()
+
+
+def _is_beside(step: Step) -> bool:
+    """Whether it was asked for beside others: then nobody may ask for it in another run."""
+    return step.parallel or step.asked_after is not None or journal.started_beside(step.line)
