@@ -241,7 +241,7 @@ class Run(Generic[R_co]):
 
         From the `start`, from `now` on, or after the cursor of a frame. When a later attempt
         takes over, a frame of kind `superseded` tells which earlier ones no longer count; what
-        no longer counts from the outset is left out, unless `superseded` asks for it.
+        no longer counts from the outset is omitted, unless `superseded` asks for it.
         `live=False` omits what is only for those watching live.
         """
         follower = self.follow(after, superseded=superseded, live=live)

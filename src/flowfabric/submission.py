@@ -135,7 +135,7 @@ class GroupCommit(Generic[Item, Answer]):
         return [self._waiting.popleft() for _ in range(count)]
 
     async def _split(self, batch: list[Entry[Item, Answer]], error: Exception) -> None:
-        """One item that is refused does not spoil its batch: each is tried alone."""
+        """A refused item does not fail its batch: each is tried alone."""
         if isinstance(error, OUTAGE):
             self._refuse_late(error)
         if len(batch) == 1 or isinstance(error, OUTAGE):
@@ -143,7 +143,7 @@ class GroupCommit(Generic[Item, Answer]):
                 entry.tell(error)
             return
         left = iter(batch)
-        # A few at once, so that one which has to wait holds up no other.
+        # A few at once, so that one that has to wait delays no other.
         await asyncio.gather(*(self._commit_alone(left) for _ in range(SPLIT_PARALLEL)))
 
     def _refuse_late(self, outage: errors.FlowFabricError) -> None:
@@ -427,7 +427,7 @@ class Composed(Struct, frozen=True):
     payload: bytes
     payload_encoding: str
     passed: tuple[Source, ...]
-    """Whose results are to be passed on."""
+    """Whose results are passed on."""
 
 
 _DECODER: Final = msgspec.json.Decoder(Incomplete)
@@ -506,7 +506,7 @@ def _check_may_miss(task: Task[..., object], sources: Mapping[str, Source | list
 
 
 def complete(task: Task[..., object], payload: bytes, results: Mapping[str, bytes | None]) -> bytes:
-    """The payload with results put in. One that did not come is left out, or null."""
+    """The payload with results put in. A missing one is omitted, or null."""
     try:
         incomplete = _DECODER.decode(payload)
     except msgspec.DecodeError as error:

@@ -498,7 +498,7 @@ class Arguments:
         return name in self.names or inspect.Parameter.VAR_KEYWORD in kinds
 
     def takes_none(self, name: str) -> bool:
-        """Whether a parameter may be left out or be None."""
+        """Whether a parameter may be omitted or be None."""
         if name not in self.required:
             return True
         try:

@@ -26,7 +26,7 @@ class Anchored(Struct, frozen=True, kw_only=True):
     anchor: Anchor
     """The one to count from now on."""
     moved_ms: int
-    """By how much whatever counts time is to be moved."""
+    """By how much to move everything that counts time."""
 
 
 def decide_anchor(known: Anchor | None, *, boot_id: str, wall_ms: int, uptime_ms: int) -> Anchored:

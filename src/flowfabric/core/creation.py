@@ -243,7 +243,7 @@ def check_new(
 ) -> Checked:
     """Raise on the first of the fields that is wrong which requests do not share.
 
-    `payload` is to be stored for what was `asked`. `new_uuid` is used if the caller names no id.
+    `payload` is what to store for what was `asked`. `new_uuid` is used if the caller names no id.
     """
     own_id = None if request.execution_id is None else parse_own_id(request.execution_id)
     key = request.idempotency_key

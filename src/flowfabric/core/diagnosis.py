@@ -527,7 +527,7 @@ def _blocked_mover(about: Circumstances) -> Mover | None:
 
 
 Waits = Mapping[ExecutionId, Collection[ExecutionId]]
-"""What executions wait for, of those that nothing but an end of these will move."""
+"""What executions wait for that only the end of these will move."""
 
 
 def rings(waits: Waits) -> dict[ExecutionId, tuple[ExecutionId, ...]]:

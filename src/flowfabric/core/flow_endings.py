@@ -383,7 +383,7 @@ def postponed(row: PendingCancel, now_ms: int) -> PendingCancel:
 
 
 def reconciled(group: EdgeGroup | None, queued: int, unended: int) -> SiblingCancelAction:
-    """What is to become of the upstreams queued because a join no longer needs them."""
+    """What happens to upstreams queued because a join no longer needs them."""
     if not queued:
         return SiblingCancelAction.NO_OP
     if group is None or group.cancel_reason is None:

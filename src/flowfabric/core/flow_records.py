@@ -206,7 +206,7 @@ class CompletionDispatch(Record, frozen=True, kw_only=True):
 
 
 class PendingCancel(Record, frozen=True, kw_only=True):
-    """A flow member that is to be cancelled, by its flow's cancellation or a join's policy."""
+    """A flow member to cancel, by its flow's cancellation or a join's policy."""
 
     table: ClassVar[str] = "pending_cancel"
     key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id")

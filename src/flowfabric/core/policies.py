@@ -1,4 +1,4 @@
-"""How an execution is to be treated: retries, timeouts, routing, retention.
+"""How an execution is treated: retries, timeouts, routing, retention.
 
 A policy is fixed when the execution is created and stored as JSON. `parse_policy`
 is the only way in: it accepts a policy object, a mapping or JSON text, and checks
@@ -195,7 +195,7 @@ def _parse(value: ExecutionPolicy | str | bytes | Mapping[str, object]) -> Execu
 
 
 def encode_policy(policy: ExecutionPolicy) -> str:
-    """The policy as JSON: fields in their declared order, defaults left out."""
+    """The policy as JSON: fields in their declared order, defaults omitted."""
     if policy is DEFAULT_POLICY:
         return "{}"
     return msgspec.json.encode(_present(policy)).decode()

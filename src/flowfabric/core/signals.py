@@ -233,7 +233,7 @@ def _repeated(
 def _open_suspension(
     subject: Subject, waitpoint: Waitpoint | None, now_ms: int
 ) -> Suspension | None:
-    """The suspension the signal counts for; none when it is to be kept for a later one."""
+    """The suspension the signal counts for; none if it is kept for a later one."""
     execution, suspension = subject.execution, subject.suspension
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
         raise errors.TargetNotSignalable(f"{execution.called} is {execution.public_state}")

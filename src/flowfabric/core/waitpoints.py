@@ -47,7 +47,7 @@ class FreshWaitpoint(Struct, frozen=True, kw_only=True):
     """A waitpoint made by the suspension itself. Omitted ids are generated."""
 
     waitpoint_key: str | None = None
-    """`wpk:<waitpoint_id>` when left out."""
+    """`wpk:<waitpoint_id>` if omitted."""
     waitpoint_id: str | None = None
     own_name_only: bool = False
     """Refuse signals whose name is not the key."""

@@ -3,7 +3,7 @@
 A batch is checked whole before anything is written, then lands in one
 transaction: idempotency guards, executions and tags. Lanes and routes that are
 new are registered before that, in a transaction of their own: callers that submit in
-a transaction that stays open must not hold up everyone else who uses them. Only
+a transaction that stays open must not delay everyone else who uses them. Only
 where writers take turns anyway are they registered inside.
 
 Most requests ask for what is not there yet: those take one statement, `create_new.sql`, which
@@ -161,7 +161,7 @@ class CreateBody:
             repeats = asked
         namespaces = await _namespaces(tx, sorted({each.execution_id for each in repeats}))
         for checked in repeats:
-            # What retention has deleted meanwhile is told of as before.
+            # Report what retention has deleted meanwhile as before.
             creation.check_repeat(
                 checked, namespaces.get(checked.execution_id, checked.terms.namespace)
             )

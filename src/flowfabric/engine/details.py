@@ -274,7 +274,7 @@ class Details(Group):
     # How executions ended, read for those that wait for them ----------------
 
     async def read_outcomes(self, execution_ids: Sequence[str]) -> dict[ExecutionId, Outcome]:
-        """How the given executions ended; those that have not, or do not exist, are left out."""
+        """How the given executions ended; those that have not, or do not exist, are omitted."""
         return (await self.find_outcomes(execution_ids)).ended
 
     async def find_outcomes(self, execution_ids: Sequence[str]) -> Found:

@@ -107,7 +107,7 @@ class FlowEndings(FlowBuilding):
         return Swept(acted=done.finished + edges, full=done.more or len(taken) == limit)
 
     async def _dispatch_one_by_one(self, start: int, limit: int) -> Swept:
-        """A flow that fails holds up no other."""
+        """A flow that fails delays no other."""
 
         async def chosen(tx: Transaction) -> Sequence[FlowRecord]:
             return await _flows_with_endings(tx, start)

@@ -47,7 +47,7 @@ class JoinPlan(Struct, frozen=True, kw_only=True):
 
 class FlowMembers(FlowBuilding):
     def new_member_id(self, flow_id: str) -> ExecutionId:
-        """A fresh id for an execution that is to become a member of the flow."""
+        """A fresh id for a new member of the flow."""
         return member_execution_id(
             self.check_flow_id(flow_id), new_uuid(), self.shell.deployment.partitions
         )

@@ -3,7 +3,7 @@
 Cancelling closes the flow and marks its members in one transaction: from then on nobody
 can claim them. A small flow's members are cancelled in the same transaction, those of
 a large one batch by batch, by the caller that waits for it or by the dispatcher. A member
-that cannot be cancelled holds up no other: it stays queued and is tried again.
+that cannot be cancelled delays no other: it stays queued and is tried again.
 """
 
 import asyncio

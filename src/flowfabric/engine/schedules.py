@@ -220,7 +220,7 @@ class Schedules(Group):
         return [self._due(schedule, lanes.get((schedule.lane_id,)), now_ms) for schedule in found]
 
     def _due(self, schedule: Schedule, lane: Lane | None, now_ms: int) -> Due:
-        """What to create. One schedule that cannot be served does not hold up the others."""
+        """What to create. A schedule that cannot be served does not delay the others."""
         try:
             planned = rules.plan(schedule, recurrence_of(schedule), now_ms)
         except InvalidInput as error:

@@ -242,7 +242,7 @@ class SignalOperations(unit.Group):
         """Deliver an operator's decision, by convention `approved` or `rejected`.
 
         No token is needed, so this works however often the keys were rotated. Name the
-        operator when distinct approvers are to be counted.
+        operator when distinct approvers count.
         """
         check_name("signal_name", signal_name)
         check_text("idempotency_suffix", idempotency_suffix)

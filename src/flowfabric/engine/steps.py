@@ -201,7 +201,7 @@ class Steps(unit.Group):
         return await self.store.transact(body)
 
     async def _wake(self, tx: Transaction, ended: Sequence[ExecutionId]) -> int:
-        """Tell for how many of them everybody was woken; who is locked holds up no other."""
+        """Return for how many of them every waiter was woken; a locked one delays no other."""
         waiters = await tx.select_records(
             Waiter,
             "list_waiters",

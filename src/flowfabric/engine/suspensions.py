@@ -200,7 +200,7 @@ class SuspendOptions(TypedDict, total=False):
     """What may be said about a suspension beside its condition."""
 
     waitpoints: Sequence[Binding] | None
-    """A fresh one for each key the condition mentions, when left out."""
+    """One per key that the condition mentions, generated if omitted."""
     suspension_id: str | None
     """Generated if omitted."""
     resume_policy: ResumePolicy
@@ -301,7 +301,7 @@ class Suspensions(unit.Group):
         A repeat with the same `idempotency_key` gets the first answer, whatever else it
         asks for.
         """
-        # A handle that ended with its suspension is told so whatever else is asked for.
+        # Refuse a handle that ended with its suspension first, before other arguments.
         given = unit.value_or_error(self.shell.open_handle, handle)
         if isinstance(given, errors.AlreadySuspended):
             raise given
@@ -457,7 +457,7 @@ class Suspensions(unit.Group):
     def _suspending(
         self, execution_id: ExecutionId, fence: Fence, request: SuspendRequest
     ) -> Body[tuple[Parked, Handle] | errors.FlowFabricError]:
-        """Suspends, repeats or refuses, whatever is the case."""
+        """Suspends, repeats or refuses."""
 
         async def body(tx: Transaction) -> tuple[Parked, Handle] | errors.FlowFabricError:
             subject = await load_subject(tx, execution_id)

@@ -130,7 +130,7 @@ class Values:
         return data
 
     def show(self, data: Data) -> Data:
-        """Unpacked; as it is stored if it cannot be read, so that it spoils no others."""
+        """Unpacked; as it is stored if it cannot be read, so that others still can."""
         return data
 
     async def through(self, value: T, change: Callable[[T], T]) -> T:
@@ -279,7 +279,7 @@ class Group:
 
 
 def value_or_error(check: Callable[[V], T], value: V) -> T | FlowFabricError:
-    """The checked value, or the refusal: one bad item does not spoil its batch."""
+    """The checked value, or the refusal: one bad item does not fail its batch."""
     try:
         return check(value)
     except FlowFabricError as error:
@@ -309,7 +309,7 @@ def lease_columns(handles: Sequence[Handle]) -> dict[str, Parameter]:
 
 
 def check_fence_given(fence: Fence | None, source: str) -> Fence | None:
-    """A fence may be left out only by an operator acting for the worker."""
+    """Only an operator acting for the worker may omit the fence."""
     check_text("source", source)
     if fence is None:
         if source != OPERATOR_OVERRIDE:
@@ -388,7 +388,7 @@ def row_execution_id(row: Row) -> ExecutionId:
 async def load_subjects(
     tx: Transaction, execution_ids: Iterable[ExecutionId]
 ) -> dict[ExecutionId, Subject]:
-    """Lock executions with their current attempts; ids without a row are left out."""
+    """Lock executions with their current attempts; ids without a row are omitted."""
     executions = await tx.lock(Execution, [execution_key(i) for i in sorted(execution_ids)])
     attempts = await _load_attempts(tx, executions.values())
     stepped = await stepped_in_attempt(

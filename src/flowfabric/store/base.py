@@ -190,7 +190,7 @@ class HintListener(Protocol):
         ...
 
     async def look_out(self, first_s: float, max_s: float) -> bool:
-        """Wait for a hint, at first so long, and longer the longer there was nothing to do."""
+        """Wait for a hint: `first_s` at first, then longer while there is nothing to do."""
         ...
 
     def take(self) -> bool:

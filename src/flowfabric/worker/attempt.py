@@ -234,7 +234,7 @@ class RunningAttempt:
                 self._shared.reports.completions.hand_in(result, partial(self._answered, result))
 
     async def _run_handler(self) -> Completion | Report | None:
-        """What is to be reported, if anything."""
+        """What to report, if anything."""
         self._start_timer()
         try:
             return await self._outcome()
@@ -298,7 +298,7 @@ class RunningAttempt:
             )
 
     async def _outcome(self) -> Completion | Report | None:
-        """Run the handler; what is to be reported, if anything."""
+        """Run the handler; return what to report, if anything."""
         assert self._running is not None
         try:
             result = await self._handle()

@@ -129,7 +129,7 @@ about the arguments, comes from the line that has given them."""
 LOOP: Final = str(Path(asyncio.__file__).parent)
 FRAMES_MAX: Final = 5
 CHAIN_MAX: Final = 20
-"""Exceptions of a chain of causes that are told."""
+"""How many exceptions of a chain of causes are reported."""
 
 
 def theirs(error: BaseException) -> TracebackType | None:

@@ -59,7 +59,7 @@ class Rest:
         self._quiet_turns = 0
 
     def watch(self) -> None:
-        """Somebody wants to be told when it is at rest."""
+        """Some watcher wants to know when it is at rest."""
         if not self._watching:
             self._watching = True
             self._turns = 0

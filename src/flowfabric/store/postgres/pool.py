@@ -97,7 +97,7 @@ class Turn(NamedTuple):
 
 
 class Timed:
-    """A connection whose statements may take so long and no longer."""
+    """A connection whose statements have a time limit."""
 
     def __init__(self, connection: Connection, timeout_s: float) -> None:
         self._connection = connection
@@ -331,7 +331,7 @@ class Connections:
             raise
 
     async def _grow(self, turn: Turn) -> None:
-        """Another connection, for who has waited longest; if it fails, who wanted it is told."""
+        """Another connection, for the caller that waited longest; on failure, it gets the error."""
         wanted = False
         try:
             await asyncio.sleep(GROW_AFTER_S)

@@ -118,9 +118,9 @@ LOOK_FIRST_S: Final = 0.001
 LOOK_MAX_S: Final = 0.25
 LOOK_GROWTH: Final = 1.5
 SETTLED_S: Final = 0.01
-"""Looking less often than this, we wait to be told of the next write."""
+"""Past this interval, wait for a file notification."""
 TOLD_MAX_S: Final = 1.0
-"""How long to go without looking where writes are told of."""
+"""How long to go without looking where file notifications arrive."""
 
 
 async def watch(board: HintBoard, writer: Writer, path: str) -> None:
