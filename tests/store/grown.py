@@ -265,6 +265,8 @@ def creation() -> Question:
         "terms": json.dumps([term]),
         "places": b"0" * FENCES,
         "ids_are_new": False,
+        "has_keys": True,
+        "has_parents": True,
         "lock_wait_ms": 100,
         "execution_ids": [make_execution_id(*id_of(0xF, n)) for n in range(FENCES)],
         "payloads": [b"{}"] * FENCES,

@@ -41,6 +41,7 @@ class FreshRows(Struct, frozen=True):
         ):
             return None
         keys = _column([each.idempotency_key for each in checked])
+        parents = _column([each.parent_execution_id for each in checked])
         ids_are_new = all(each.id_is_new for each in checked)
         if _repeated([each.execution_id for each in checked if not each.id_is_new]) or _repeated(
             [
@@ -60,13 +61,15 @@ class FreshRows(Struct, frozen=True):
             ).decode(),
             "places": "".join([places[id(each.terms)] for each in checked]).encode(),
             "ids_are_new": ids_are_new,
+            "has_keys": bool(keys),
+            "has_parents": bool(parents),
             "lock_wait_ms": None if ids_are_new and not keys else LOCK_WAIT_MS,
             "execution_ids": [each.execution_id for each in checked],
             "payloads": [each.payload for each in checked],
             "own_ids": _column([each.own_id for each in checked]),
             "idempotency_keys": keys,
             "fingerprints": [each.fingerprint for each in checked] if keys else [],
-            "parents": _column([each.parent_execution_id for each in checked]),
+            "parents": parents,
         }
         topics: set[str] = set()
         for each in terms.values():

@@ -46,7 +46,7 @@ with clock as materialized (
       join term t on t.place = get_byte(:places::bytea, k.number::integer - 1) - ascii('0')
      where (select count(*) from term) = jsonb_array_length(:terms::jsonb)
 ), taken as materialized (
-    select case when cardinality(:idempotency_keys::text[]) > 0 then exists (
+    select case when :has_keys::boolean then exists (
                     select
                       from new
                      cross join lateral (
@@ -65,7 +65,7 @@ with clock as materialized (
                            and x.execution_id = new.execution_id
                          limit 1) as former)
                    end
-           or case when cardinality(:parents::text[]) > 0 then exists (
+           or case when :has_parents::boolean then exists (
                     select
                       from new
                      cross join lateral (

@@ -2,7 +2,8 @@
 -- ids and their parents are in their namespace; else none. Returns whether they were created, and when.
 --
 -- It stands in for `core.creation.new_execution` where all is new. `terms` is what requests share, and
--- `places` has a digit for each request that says which of them are its.
+-- `places` has a digit for each request that says which of them are its. Who writes is alone, and
+-- waits for nobody.
 delete from temp.creating;
 -- next
 insert into temp.creating
@@ -23,11 +24,11 @@ select t.key, r.route_id, r.namespace, t.value ->> 'payload_encoding', t.value -
    and r.required_capabilities = t.value ->> 'required_capabilities'
    and r.gate_ids = t.value ->> 'gate_ids'
  cross join lane on lane.lane_id = r.lane_id and lane.state in ('active', 'paused')
- where :lock_wait_ms is null or true;
+ where coalesce(:lock_wait_ms, 0) >= 0;
 -- next
 delete from temp.creating
  where json_array_length(:terms) > (select count(*) from temp.creating)
-    or exists (
+    or :has_keys and exists (
         select 1
           from json_each(:rows) as k
          cross join temp.creating as t
@@ -43,7 +44,7 @@ delete from temp.creating
             on x.partition_key
                = cast(substr(k.value ->> 'execution_ids', 5) as integer)
            and x.execution_id = substr(k.value ->> 'execution_ids', -36))
-    or exists (
+    or :has_parents and exists (
         select 1
           from json_each(:rows) as k
          cross join temp.creating as t
@@ -60,7 +61,8 @@ select t.namespace, k.value ->> 'idempotency_keys', k.value ->> 'execution_ids',
        unhex(k.value ->> 'fingerprints'), :clock + t.idempotency_ttl_ms
   from json_each(:rows) as k
  cross join temp.creating as t on t.place = cast(substr(:places, k.key + 1, 1) as integer)
- where k.value ->> 'idempotency_keys' is not null;
+ where :has_keys
+   and k.value ->> 'idempotency_keys' is not null;
 -- next
 insert into execution (
     partition_key, execution_id, route_id, creator_identity, created_at_ms, payload,
@@ -95,9 +97,9 @@ select cast(substr(k.value ->> 'execution_ids', 5) as integer),
 insert into execution_tag (partition_key, execution_id, tag_key, tag_value, created_at_ms)
 select cast(substr(k.value ->> 'execution_ids', 5) as integer),
        substr(k.value ->> 'execution_ids', -36), tag.value ->> 0, tag.value ->> 1, :clock
-  from json_each(:rows) as k
- cross join temp.creating as t on t.place = cast(substr(:places, k.key + 1, 1) as integer)
- cross join json_each(t.tag_rows) as tag;
+  from temp.creating as t
+ cross join json_each(t.tag_rows) as tag
+ cross join json_each(:rows) as k on t.place = cast(substr(:places, k.key + 1, 1) as integer);
 -- next
 insert into event (
     category, event_type, partition_key, execution_id, details, namespace, instance_tag,
@@ -105,9 +107,9 @@ insert into event (
 select 'tag', tag.value ->> 2, cast(substr(k.value ->> 'execution_ids', 5) as integer),
        substr(k.value ->> 'execution_ids', -36), tag.value ->> 3, t.namespace, t.instance_tag,
        :clock
-  from json_each(:rows) as k
- cross join temp.creating as t on t.place = cast(substr(:places, k.key + 1, 1) as integer)
+  from temp.creating as t
  cross join json_each(t.tag_rows) as tag
+ cross join json_each(:rows) as k on t.place = cast(substr(:places, k.key + 1, 1) as integer)
  order by k.key, tag.key;
 -- next
 select count(*) > 0 as made, :clock as now_ms from temp.creating;
