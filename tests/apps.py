@@ -11,7 +11,7 @@ from flowfabric import App, Run, WorkerSettings
 from flowfabric.core.diagnosis import Cause
 from flowfabric.core.policies import Duration
 from flowfabric.core.states import PublicState
-from flowfabric.worker.worker import LaneWeights
+from flowfabric.core.workers import LaneWeights
 
 PATIENCE_S = 20
 ASK_AGAIN_S = 0.01

@@ -28,6 +28,7 @@ from flowfabric.config import EngineConfig
 from flowfabric.connection import Opened, connect, migrate
 from flowfabric.core.ids import named_flow_id
 from flowfabric.core.policies import Duration
+from flowfabric.core.workers import LaneWeights
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import Unavailable
 from flowfabric.feed import Feed
@@ -46,7 +47,6 @@ from flowfabric.worker.context import Context
 from flowfabric.worker.functions import Factory, Resources
 from flowfabric.worker.leases import Connect
 from flowfabric.worker.worker import (
-    LaneWeights,
     Stopping,
     Worker,
     WorkerSettings,

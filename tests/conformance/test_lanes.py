@@ -1,6 +1,7 @@
 """Lanes: registering, listing, pausing, draining, disabling."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 from msgspec import structs
@@ -17,7 +18,7 @@ from flowfabric.errors import Corruption, LaneNotAccepting, NotFound
 from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock
 from tests.conformance.given import WORKER, Given, new
-from tests.conformance.observed import refused, refuses, unchanged
+from tests.conformance.observed import execution_of, refused, refuses, unchanged
 
 STATES = {
     "pause_lane": LaneState.PAUSED,
@@ -245,3 +246,73 @@ async def test_a_lane_knows_since_when_it_is_in_its_state(
     assert lanes[paused.lane_id] == paused
     resumed_at_ms = clock.advance("1m")
     assert (await engine.resume_lane("mail")).state_changed_at_ms == resumed_at_ms
+
+
+# Weights ------------------------------------------------------------------------
+
+
+async def fill(given: Given, count: int) -> None:
+    for lane in ("a", "b", "c"):
+        for _ in range(count):
+            await given.waiting(lane_id=lane)
+
+
+WEIGHTS = {"a": 5, "b": 3, "c": 1}
+
+
+@pytest.mark.parametrize("limit", [1, 4, 9, 30])
+async def test_lanes_with_weights_get_their_share_call_after_call(
+    engine: Engine, given: Given, limit: int
+) -> None:
+    await fill(given, 60)
+    got: Counter[str] = Counter()
+    while sum(got.values()) < 90:
+        claimed = await engine.claim_many(WEIGHTS, limit=limit, **WORKER)
+        assert len(claimed) == limit
+        got.update(each.lane_id for each in claimed)
+    total = sum(got.values())
+    shares = {lane: got[lane] / total for lane in WEIGHTS}
+    assert shares == pytest.approx({"a": 5 / 9, "b": 3 / 9, "c": 1 / 9}, rel=0.1)
+
+
+async def test_what_a_lane_has_no_work_for_goes_to_the_others(engine: Engine, given: Given) -> None:
+    await given.waiting(lane_id="a")
+    for _ in range(6):
+        await given.waiting(lane_id="c")
+    claimed = await engine.claim_many(WEIGHTS, limit=5, **WORKER)
+    assert Counter(each.lane_id for each in claimed) == {"a": 1, "c": 4}
+    claimed = await engine.claim_many(WEIGHTS, limit=5, **WORKER)
+    assert Counter(each.lane_id for each in claimed) == {"c": 2}
+    assert await engine.claim_many(WEIGHTS, limit=5, **WORKER) == []
+
+
+async def test_lanes_of_equal_weight_are_one_queue(engine: Engine, given: Given) -> None:
+    low = await given.waiting(lane_id="a", priority=1)
+    high = await given.waiting(lane_id="b", priority=2)
+    claimed = await engine.claim_many({"a": 3, "b": 3}, limit=2, **WORKER)
+    assert [each.execution_id for each in claimed] == [high, low]
+
+
+async def test_a_scheduler_grants_by_weight_too(engine: Engine, given: Given) -> None:
+    await fill(given, 10)
+    got: Counter[str] = Counter()
+    for _ in range(18):
+        grant = await engine.claim_for_worker(WEIGHTS, **WORKER)
+        assert grant is not None
+        got[(await execution_of(engine, grant.execution_id)).lane_id] += 1
+    assert got == {"a": 10, "b": 6, "c": 2}
+    for _ in range(12):
+        assert await engine.claim_for_worker(WEIGHTS, **WORKER) is not None
+    assert await engine.claim_for_worker(WEIGHTS, **WORKER) is None
+
+
+async def test_bad_weights_are_refused(engine: Engine) -> None:
+    async with unchanged(engine):
+        for field, lanes in (
+            ("lane_ids", {}),
+            ("lane_ids['a']", {"a": 0}),
+            ("lane_ids['a']", {"a": "5"}),
+            ("lane_id", {"": 1}),
+        ):
+            await refuses(engine, field, "claim_many", lanes, limit=1, **WORKER)
+            await refuses(engine, field, "claim_for_worker", lanes, **WORKER)

@@ -1,11 +1,17 @@
 """Who counts as there, and who serves what."""
 
+from collections import Counter
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from flowfabric.core.ids import LaneId, Namespace, WorkerId, WorkerInstanceId
 from flowfabric.core.leases import WorkerIdentity
 from flowfabric.core.workers import (
+    LaneShares,
+    LaneWeights,
     Need,
     NotRegistered,
     Offer,
@@ -115,3 +121,52 @@ def test_times_and_reasons_have_bounds() -> None:
     for reason in ("r" * 257, "a\nb", 5, None):
         with pytest.raises(InvalidInput, match="reason"):
             check_dead_reason(reason)
+
+
+# Turns --------------------------------------------------------------------------
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 20), min_size=1),
+    st.lists(st.integers(1, 30), max_size=30),
+)
+def test_lanes_get_their_shares_however_many_turns_are_asked_for_at_once(
+    weights: dict[str, int], asked: list[int]
+) -> None:
+    shares = LaneShares(weights)
+    got: Counter[str] = Counter()
+    for count in asked:
+        turns = shares.turns(count, shares.names)
+        assert sum(turns.values()) == count
+        got.update(turns)
+        total = sum(got.values())
+        for lane, weight in weights.items():
+            due = total * weight / sum(weights.values())
+            assert abs(got[lane] - due) < len(weights)
+
+
+def test_a_lane_that_takes_no_part_gets_no_turn_and_none_later_for_that() -> None:
+    shares = LaneShares({"a": 5, "b": 3, "c": 1})
+    without = Counter(shares.next({"b", "c"}) for _ in range(400))
+    assert without == {"b": 300, "c": 100}
+    everybody = Counter(shares.next() for _ in range(900))
+    assert everybody == {"a": 500, "b": 300, "c": 100}
+
+
+@pytest.mark.parametrize(
+    ("lanes", "problem"),
+    [
+        ([], "^lanes"),
+        ({}, "^lanes"),
+        ("a", "^lanes"),
+        (5, "^lanes"),
+        ({"a": 0}, r"lanes\['a'\]: must be 1 to 1000"),
+        ({"a": 1_001}, r"lanes\['a'\]: must be 1 to 1000"),
+        ({"a": 1.5}, r"lanes\['a'\]"),
+        ({"": 1}, "lane_id"),
+        ([str(number) for number in range(1_001)], "^lanes"),
+    ],
+)
+def test_weights_that_make_no_sense_are_refused(lanes: LaneWeights, problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        LaneShares(lanes)

@@ -7,8 +7,8 @@ import pytest
 
 from flowfabric import WorkerSettings
 from flowfabric.core.policies import Duration
+from flowfabric.core.workers import LaneShares, LaneWeights
 from flowfabric.errors import FlowFabricError
-from flowfabric.worker.worker import LaneShares, LaneWeights
 
 
 def test_every_few_turns_each_lane_gets_its_share() -> None:

@@ -7,7 +7,8 @@ leases of a worker that somebody knows to be dead, and lets go of work that was 
 no worker could run it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import ClassVar
 
@@ -15,8 +16,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import limits, transitions
-from flowfabric.core.checks import check_int, check_name, split_kind
-from flowfabric.core.ids import LaneId, Namespace, WorkerId, WorkerInstanceId
+from flowfabric.core.checks import check_int, check_list, check_name, split_kind
+from flowfabric.core.ids import LaneId, Namespace, WorkerId, WorkerInstanceId, parse_lane_id
 from flowfabric.core.leases import WorkerIdentity
 from flowfabric.core.records import Execution, Record
 from flowfabric.core.views import ExecutionSnapshot
@@ -200,6 +201,48 @@ def event_of(
         event_at_ms=now_ms,
         reason=reason,
     )
+
+
+# Which lane's turn it is, where a worker serves several with different weights
+
+LaneWeights = Sequence[str] | Mapping[str, int]
+"""Lanes, or lanes with weights: one of weight 3 gets thrice the turns of one of weight 1."""
+
+
+class LaneShares:
+    """Smooth weighted round robin: of any few turns in a row each lane gets its share.
+
+    Turns go only to lanes that take part, and are not made up for later: a lane that had no work
+    for a while has no claim to more than its share when it has some.
+    """
+
+    def __init__(self, lanes: LaneWeights, field: str = "lanes") -> None:
+        weights = lanes if isinstance(lanes, Mapping) else _alike(field, lanes)
+        check_list(field, list(weights), 1, limits.BATCH_MAX)
+        self.weights: dict[str, int] = {
+            parse_lane_id(lane): check_int(f"{field}[{lane!r}]", weight, 1, limits.WEIGHT_MAX)
+            for lane, weight in weights.items()
+        }
+        self.names = tuple(self.weights)
+        self.alike = len(set(self.weights.values())) == 1
+        self._credit = dict.fromkeys(self.names, 0)
+
+    def next(self, among: Collection[str] | None = None) -> str:
+        """The lane whose turn it is, of those that take part."""
+        taking = self.names if among is None else [lane for lane in self.names if lane in among]
+        for lane in taking:
+            self._credit[lane] += self.weights[lane]
+        chosen = max(taking, key=lambda lane: self._credit[lane])
+        self._credit[chosen] -= sum(self.weights[lane] for lane in taking)
+        return chosen
+
+    def turns(self, count: int, among: Collection[str]) -> dict[str, int]:
+        """How many of the next turns each lane gets, in the order of its first."""
+        return dict(Counter(self.next(among) for _ in range(count)))
+
+
+def _alike(field: str, lanes: Sequence[str]) -> dict[str, int]:
+    return {str(lane): 1 for lane in check_list(field, lanes, 1, limits.BATCH_MAX)}
 
 
 # Who serves what ------------------------------------------------------------

@@ -61,7 +61,7 @@ class Grants(unit.Group):
 
     async def claim_for_worker(
         self,
-        lane_ids: Sequence[str],
+        lane_ids: workers.LaneWeights,
         *,
         worker_id: str,
         worker_instance_id: str,
@@ -72,25 +72,20 @@ class Grants(unit.Group):
     ) -> AnyGrant | None:
         """Reserve the best ready execution of the lanes for a worker; None if there is none.
 
-        The kind of grant says which operation turns it into a lease.
+        The kind of grant says which operation turns it into a lease. With weights, as in
+        `{"mail": 5, "default": 1}`, each lane gets its share of the grants.
         """
         request = _check_request(worker_id, worker_instance_id, capabilities, grant_ttl_ms)
         query = leases.check_query(lane_ids, kinds, capabilities, namespace)
 
+        shares = self._work.shares(worker_id, lane_ids)
+
         async def body(tx: Transaction) -> AnyGrant | None:
-            found = await tx.select_as(
-                ExecutionId,
-                "best_ready",
-                namespace=query.namespace,
-                lanes=query.lanes,
-                kinds=query.kinds,
-                capabilities=query.capabilities,
-                candidates=CANDIDATES,
-            )
-            if not found:
+            found = await _best(tx, query, shares)
+            if found is None:
                 await self._park_unserved(tx, query)
                 return None
-            outcome = await self._settle_in(tx, found[0], _offer(request))
+            outcome = await self._settle_in(tx, found, _offer(request))
             return self._shown(outcome) if isinstance(outcome, Issued) else None
 
         return await self.store.transact(body)
@@ -475,6 +470,28 @@ class Issued(Struct, frozen=True, kw_only=True):
 
     grant: StoredGrant
     subject: Subject
+
+
+async def _best(
+    tx: Transaction, query: ClaimQuery, shares: workers.LaneShares | None
+) -> ExecutionId | None:
+    """Lock the best ready execution, of the lane whose turn it is if they take turns."""
+    left: set[str] = set(query.lanes)
+    while left:
+        lanes = query.lanes if shares is None else (shares.next(left),)
+        found = await tx.select_as(
+            ExecutionId,
+            "best_ready",
+            namespace=query.namespace,
+            lanes=lanes,
+            kinds=query.kinds,
+            capabilities=query.capabilities,
+            candidates=CANDIDATES,
+        )
+        if found:
+            return found[0]
+        left -= set(lanes)
+    return None
 
 
 async def _load(

@@ -52,12 +52,15 @@ from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.states import AttemptType, LaneState
 from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.core.views import stored_lane_id
+from flowfabric.core.workers import LaneShares, LaneWeights
 from flowfabric.engine import routes, unit
 from flowfabric.engine.gates import GATES_TOPIC, ClaimQuery, ClaimRequest, GatedClaims
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
 from flowfabric.store.base import Reader, Row, Transaction
 
 LEASE_TTL_MS = 30_000
+SHARES_REMEMBERED = 256
+"""Sets of lanes with weights whose turns a process remembers."""
 
 
 class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -128,18 +131,25 @@ def check_worker(worker_id: object, worker_instance_id: object) -> WorkerIdentit
     )
 
 
+def sooner(one_s: float | None, other_s: float | None) -> float | None:
+    return min((each for each in (one_s, other_s) if each is not None), default=None)
+
+
 def claim_topics(lanes: Iterable[str]) -> list[str]:
     """What tells that there may be something to claim."""
     return [GATES_TOPIC, *(unit.ready_topic(lane) for lane in lanes)]
 
 
 def check_query(
-    lane_ids: Sequence[str],
+    lane_ids: LaneWeights,
     kinds: Sequence[str] | None,
     capabilities: Sequence[str],
     namespace: str | None,
 ) -> ClaimQuery:
-    lanes = check_list("lane_ids", lane_ids, 1, BATCH_MAX)
+    if isinstance(lane_ids, Mapping):
+        lanes: Sequence[object] = LaneShares(lane_ids, "lane_ids").names
+    else:
+        lanes = check_list("lane_ids", lane_ids, 1, BATCH_MAX)
     wanted = None if kinds is None else check_list("kinds", kinds, 0, BATCH_MAX)
     return ClaimQuery(
         namespace=None if namespace is None else parse_namespace(namespace),
@@ -172,6 +182,7 @@ class Leases(unit.Group):
         super().__init__(shell)
         self.gated = GatedClaims(shell.store)
         self._gated_first = False
+        self._shares: dict[object, LaneShares] = {}
 
     async def claim(
         self,
@@ -204,7 +215,7 @@ class Leases(unit.Group):
 
     async def claim_many(
         self,
-        lane_ids: Sequence[str],
+        lane_ids: LaneWeights,
         *,
         limit: int,
         worker_id: str,
@@ -218,23 +229,63 @@ class Leases(unit.Group):
         """Take up to `limit` ready executions, best first over all lanes together.
 
         The highest priority is best, then the earliest creation; of one millisecond, the
-        smallest uuid.
+        smallest uuid. With weights, as in `{"mail": 5, "default": 1}`, each lane gets its share
+        of what is claimed, call after call; what it has no work for goes to the others.
         """
         check_int("limit", limit, 1, BATCH_MAX)
         check_int("max_wait_ms", max_wait_ms, 0, 10 * 60 * 1_000)
         check_ttl(lease_ttl_ms)
         worker = check_worker(worker_id, worker_instance_id)
         query = check_query(lane_ids, kinds, capabilities, namespace)
+        shares = self.shares(worker_id, lane_ids)
         if max_wait_ms == 0:
-            return await self._claim(query, worker, lease_ttl_ms, limit)
+            return await self._claim_shares(query, shares, worker, lease_ttl_ms, limit)
         deadline_s = time.monotonic() + max_wait_ms / 1_000
         with self.store.hints(claim_topics(query.lanes)) as hints:
             while True:
-                claimed = await self._claim(query, worker, lease_ttl_ms, limit)
+                claimed = await self._claim_shares(query, shares, worker, lease_ttl_ms, limit)
                 left_s = deadline_s - time.monotonic()
                 if claimed or left_s <= 0:
                     return claimed
                 await hints.wait(min(left_s, 1.0, self.gated.again_in_s or 1.0))
+
+    def shares(self, worker_id: str, lanes: LaneWeights) -> LaneShares | None:
+        """Whose turn it is among the lanes of a pool; None where they have no weights."""
+        if not isinstance(lanes, Mapping):
+            return None
+        key = (worker_id, *lanes.items())
+        shares = self._shares.get(key)
+        if shares is None:
+            if len(self._shares) >= SHARES_REMEMBERED:
+                self._shares.clear()
+            shares = self._shares[key] = LaneShares(lanes, "lane_ids")
+        return None if shares.alike else shares
+
+    async def _claim_shares(
+        self,
+        query: ClaimQuery,
+        shares: LaneShares | None,
+        worker: WorkerIdentity,
+        lease_ttl_ms: int,
+        limit: int,
+    ) -> list[Claimed]:
+        """Claim from each lane its share, and what one has no work for from the others."""
+        if shares is None:
+            return await self._claim(query, worker, lease_ttl_ms, limit)
+        claimed: list[Claimed] = []
+        lanes: set[str] = set(query.lanes)
+        again_in_s: float | None = None
+        while lanes and len(claimed) < limit:
+            for lane, count in shares.turns(limit - len(claimed), lanes).items():
+                found = await self._claim(
+                    structs.replace(query, lanes=(LaneId(lane),)), worker, lease_ttl_ms, count
+                )
+                claimed += found
+                if len(found) < count:
+                    lanes.discard(lane)
+                again_in_s = sooner(again_in_s, self.gated.again_in_s)
+        self.gated.again_in_s = again_in_s
+        return claimed
 
     async def _claim(
         self, query: ClaimQuery, worker: WorkerIdentity, lease_ttl_ms: int, limit: int

@@ -87,7 +87,7 @@ class Held(Struct, frozen=True, kw_only=True):
 class Workers(unit.Group):
     async def register_worker(
         self,
-        lane_ids: Sequence[str],
+        lane_ids: workers.LaneWeights,
         *,
         worker_id: str,
         worker_instance_id: str,
@@ -98,7 +98,8 @@ class Workers(unit.Group):
     ) -> workers.Registered | workers.Refreshed:
         """Say that a worker is there and what it serves; it stays so for `liveness_ttl_ms`.
 
-        Without a `namespace` it serves every one, without `kinds` every kind.
+        Without a `namespace` it serves every one, without `kinds` every kind. Weights of lanes
+        are its own business.
         """
         query = check_query(lane_ids, kinds, capabilities, namespace)
         offer = workers.Offer(

@@ -25,10 +25,10 @@ from functools import partial
 from typing import Final
 
 from flowfabric.core.checks import check_bool, check_int, check_offered
-from flowfabric.core.ids import ExecutionId, parse_lane_id, parse_worker_id, uuid_of
+from flowfabric.core.ids import ExecutionId, parse_worker_id, uuid_of
 from flowfabric.core.limits import BATCH_MAX, LIVENESS_TTL_MS_MAX, LIVENESS_TTL_MS_MIN
 from flowfabric.core.policies import Duration, duration_ms
-from flowfabric.core.workers import Refreshed
+from flowfabric.core.workers import LaneShares, LaneWeights, Refreshed
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.leases import claim_topics
 from flowfabric.engine.unit import LOST_TOPIC
@@ -46,40 +46,10 @@ from flowfabric.worker.leases import BEATS_PER_LEASE, Connect, Heartbeat, HeldLe
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.services import Shared
 
-# Which lane gets the next slots when a worker serves several with different weights
-
-WEIGHT_MAX = 1_000
-
-LaneWeights = Sequence[str] | Mapping[str, int]
-
 
 def lanes_of(tasks: Mapping[str, Task[..., object]]) -> list[str]:
     """The lanes that tasks are submitted to."""
     return sorted({task.settings.lane for task in tasks.values()}) or ["default"]
-
-
-class LaneShares:
-    """Smooth weighted round robin: of any few turns in a row each lane gets its share."""
-
-    def __init__(self, lanes: LaneWeights) -> None:
-        if isinstance(lanes, str) or not lanes:
-            raise InvalidInput("lanes", "must be a non-empty list of lanes", lanes)
-        weights = lanes if isinstance(lanes, Mapping) else dict.fromkeys(lanes, 1)
-        self.weights = {
-            parse_lane_id(lane): check_int(f"lanes[{lane!r}]", weight, 1, WEIGHT_MAX)
-            for lane, weight in weights.items()
-        }
-        self.names = tuple(self.weights)
-        self.alike = len(set(self.weights.values())) == 1
-        self._credit = dict.fromkeys(self.names, 0)
-
-    def next(self) -> str:
-        """The lane whose turn it is."""
-        for lane, weight in self.weights.items():
-            self._credit[lane] += weight
-        chosen = max(self.names, key=lambda lane: self._credit[lane])
-        self._credit[chosen] -= sum(self.weights.values())
-        return chosen
 
 
 # How a worker runs, checked once --------------------------------------------
@@ -455,22 +425,14 @@ class Worker:
         # Not all of it at once: the next are on their way here while these run.
         return max(0, min(room, max(settings.concurrency, ahead), BATCH_MAX))
 
-    async def _claim(self, wanted: int) -> int:
-        """Take up to `wanted`, from the lane whose turn it is first, then from all."""
-        if self._shares.alike:
-            return await self._claim_from(self._shares.names, wanted)
-        found = await self._claim_from([self._shares.next()], wanted)
-        if found < wanted:
-            found += await self._claim_from(self._shares.names, wanted - found)
-        return found
-
-    async def _claim_from(self, lanes: Sequence[str], limit: int) -> int:
+    async def _claim(self, limit: int) -> int:
+        """Take up to `limit`; where lanes have weights, from each its share."""
         if not self._tasks:
             return 0
         asked_at_s = clock_s()
         with statements_within(self._patience_s):
             claimed = await self._engine.claim_many(
-                lanes,
+                self._shares.names if self._shares.alike else self._shares.weights,
                 limit=limit,
                 worker_id=self.settings.worker_id,
                 worker_instance_id=self.settings.worker_instance_id,
