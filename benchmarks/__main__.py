@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from benchmarks import (
+    budgets,
     costs,
     executions,
     flows,
@@ -43,6 +44,7 @@ SECTIONS: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "flows": flows.measure,
     "suspension": suspension.measure,
     "streams": streams.measure,
+    "budgets": budgets.measure,
     "retention": retention.measure,
 }
 
