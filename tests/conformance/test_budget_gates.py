@@ -7,7 +7,7 @@ from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
-from flowfabric.core.budgets import HardBreach, UsageCounted
+from flowfabric.core.budgets import RESERVATION_CHECK_MS, HardBreach, UsageCounted
 from flowfabric.core.ids import ExecutionId, named_budget_id, named_flow_id
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import PublicState
@@ -179,6 +179,46 @@ async def test_a_budget_reaches_all_of_its_scope(
 
     await engine.reset_budget("team")
     assert await claimed() == held
+
+
+async def test_nothing_starts_before_there_is_room_for_who_waits(
+    engine: Engine, given: Given
+) -> None:
+    await create(engine)
+    holder, asking = await given.running(policy=ATTACHED), await given.running(policy=ATTACHED)
+    waiting = await given.waiting(policy=ATTACHED)
+    await engine.reserve_budget(holder.handle, "team", {"tokens": 60}, reservation_id="a")
+
+    refused = await engine.reserve_budget(
+        asking.handle, "team", {"tokens": 50}, reservation_id="b", waits=True
+    )
+
+    assert isinstance(refused, HardBreach)
+    status = await engine.get_budget_status("team")
+    assert (status.closed, status.breach_count) == (True, 0)
+    assert await claim(engine) is None
+    await engine.settle_reservation("team", "a", {"tokens": 51})
+    assert await claim(engine) is None
+    await engine.update_budget("team", BudgetUpdate(hard_limits={"tokens": 101}))
+    assert await claim(engine) == waiting
+
+
+async def test_room_that_an_ended_attempt_leaves_is_found_by_who_waits(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    await create(engine)
+    holder, asking = await given.running(policy=ATTACHED), await given.running(policy=ATTACHED)
+    waiting = await given.waiting(policy=ATTACHED)
+    await engine.reserve_budget(holder.handle, "team", {"tokens": 60}, reservation_id="a")
+    await engine.reserve_budget(
+        asking.handle, "team", {"tokens": 50}, reservation_id="b", waits=True
+    )
+    await engine.complete(holder.handle, None)
+
+    clock.advance(ms=RESERVATION_CHECK_MS)
+    await engine.check_reservations()
+
+    assert await claim(engine) == waiting
 
 
 # What a breach cancels

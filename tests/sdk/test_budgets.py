@@ -232,3 +232,32 @@ async def test_runs_wait_while_a_budget_they_are_attached_to_is_used_up(waiting_
         assert await twice.result(timeout="20s") == "done"
     with pytest.raises(InvalidInput, match="budget"):
         waiting_app.task(budget=[""])(lambda: None)
+
+
+async def test_a_run_may_wait_for_room_without_holding_its_worker(waiting_app: App) -> None:
+    leave = asyncio.Event()
+
+    @waiting_app.task(budget="team")
+    async def first(ctx: Context) -> None:
+        async with ctx.reserve("team", tokens=8) as call:
+            await leave.wait()
+            call.settle(tokens=1)
+
+    @waiting_app.task(budget="team")
+    async def second(ctx: Context) -> str:
+        async with ctx.reserve("team", tokens=9, wait=True):
+            return "done"
+
+    await waiting_app.budgets.create("team", hard={"tokens": 10})
+    async with working(waiting_app):
+        holding = await waiting_app.submit(first)
+        while await books(waiting_app) != (0, 8):
+            pass
+        run = await waiting_app.submit(second)
+        while not (await waiting_app.budgets.status("team")).closed:
+            pass
+        leave.set()
+        await holding.result(timeout="20s")
+        assert await run.result(timeout="20s") == "done"
+
+    assert await books(waiting_app) == (10, 0)

@@ -272,6 +272,25 @@ def test_a_promise_is_kept_though_the_limit_was_lowered_meanwhile() -> None:
     assert (posting.outcome, posting.account.usage) == (UsageCounted(), {"a": 11})
 
 
+def test_whoever_waits_keeps_others_from_starting_until_there_is_room() -> None:
+    budget = account(hard={"a": 10}, usage={"a": 7})
+
+    waiting = rules.reserve(budget, {}, {"a": 5}, NOW, waits=True)
+    assert isinstance(waiting.outcome, HardBreach)
+    assert waiting.account.budget.breach_count == 0
+    short = rules.posted(waiting.account, NOW)
+    assert (short.closed, short.wanted) == (True, '{"a":5}')
+    # The least that somebody waits for counts, and anybody who is running may use what there is.
+    other = rules.reserve(rules.opened(short), {}, {"a": 4}, NOW, waits=True)
+    used = rules.report(other.account, {"a": 1}, NOW)
+    assert used.outcome == UsageCounted()
+    assert rules.posted(used.account, NOW).wanted == '{"a":4}'
+
+    given_back = rules.give_back(used.account, spend(0, a=2))
+    opened = rules.posted(given_back, NOW)
+    assert (opened.closed, opened.wanted) == (False, "{}")
+
+
 def test_an_advisory_limit_holds_back_no_reservation() -> None:
     budget = account(hard={"a": 5}, enforcement_mode=EnforcementMode.WARN)
 
@@ -485,6 +504,7 @@ def test_a_definition_becomes_a_budget() -> None:
         "soft_limits": '{"cents":5,"tokens":80}',
         "usage": "{}",
         "reserved": "{}",
+        "wanted": "{}",
         "closed": False,
         "breach_count": 0,
         "soft_breach_count": 0,

@@ -107,9 +107,11 @@ class Budget(Record, frozen=True, kw_only=True):
     soft_limits: str = "{}"
     usage: str = "{}"
     reserved: str = "{}"
-    """All four are JSON objects of amounts by dimension."""
+    wanted: str = "{}"
+    """What somebody waits for who found no room, until there is. All five are JSON objects of
+    amounts by dimension."""
     closed: bool = False
-    """Whether a hard limit is used up, so that nothing attached may start."""
+    """Whether a hard limit is used up, or what is wanted does not fit: nothing attached starts."""
     breach_count: int = 0
     soft_breach_count: int = 0
     last_breach_at_ms: int | None = None
@@ -271,6 +273,7 @@ class Account(Struct, frozen=True):
     soft: Amounts
     usage: Amounts
     reserved: Amounts
+    wanted: Amounts = NOTHING
 
 
 class Posting(Struct, Generic[Outcome], frozen=True):
@@ -299,6 +302,7 @@ def opened(budget: Budget) -> Account:
         decode_amounts(budget.soft_limits),
         decode_amounts(budget.usage),
         decode_amounts(budget.reserved),
+        decode_amounts(budget.wanted),
     )
 
 
@@ -310,16 +314,24 @@ def posted(account: Account, now_ms: int) -> Budget:
         soft_limits=encode_amounts(account.soft),
         usage=encode_amounts(account.usage),
         reserved=encode_amounts({name: n for name, n in account.reserved.items() if n}),
+        wanted=encode_amounts(account.wanted if is_short(account) else NOTHING),
         closed=is_closed(account),
     )
     return after if after == account.budget else structs.replace(after, updated_at_ms=now_ms)
 
 
 def is_closed(account: Account) -> bool:
-    """Whether a hard limit that holds is used up."""
+    """Whether a hard limit that holds is used up, or there is no room for who waits."""
     if account.budget.enforcement_mode is not EnforcementMode.STRICT:
         return False
-    return any(0 < limit <= account.usage.get(name, 0) for name, limit in account.hard.items())
+    used_up = any(0 < limit <= account.usage.get(name, 0) for name, limit in account.hard.items())
+    return used_up or is_short(account)
+
+
+def is_short(account: Account) -> bool:
+    """Whether somebody waits for more than there is room for."""
+    strict = account.budget.enforcement_mode is EnforcementMode.STRICT
+    return strict and _over(account, account.wanted) is not None
 
 
 def room(account: Account, dimension: str) -> int | None:
@@ -351,12 +363,19 @@ def report(account: Account, amounts: Amounts, now_ms: int) -> Posting[Counted |
 
 
 def reserve(
-    account: Account, held: Amounts, amounts: Amounts, now_ms: int
+    account: Account, held: Amounts, amounts: Amounts, now_ms: int, *, waits: bool = False
 ) -> Posting[Reserved | HardBreach]:
-    """Hold `amounts` instead of `held`, or leave all as it is."""
+    """Hold `amounts` instead of `held`, or leave all as it is.
+
+    Whoever `waits` is no breach: nothing attached starts before there is room for him, or for
+    the least that somebody waits for.
+    """
     without = structs.replace(account, reserved=_minus(account.reserved, held))
     over = _over(without, amounts)
     if over is not None and account.budget.enforcement_mode is EnforcementMode.STRICT:
+        if waits:
+            least = amounts if not account.wanted else min(account.wanted, amounts, key=_size)
+            return Posting(structs.replace(account, wanted=least), over)
         return Posting(_breached(account, over, now_ms), over)
     reserved = plus(without.reserved, amounts)
     told = Reserved(undeclared=not account.budget.declared)
@@ -436,6 +455,10 @@ def added_spend(
         amounts=encode_amounts(plus(before, amounts)),
         period=account.budget.reset_count,
     )
+
+
+def _size(amounts: Amounts) -> tuple[int, ...]:
+    return tuple(sorted(amounts.values(), reverse=True))
 
 
 def _over(account: Account, amounts: Amounts) -> HardBreach | None:

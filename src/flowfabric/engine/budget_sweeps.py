@@ -17,6 +17,7 @@ from flowfabric.core.budgets import (
 from flowfabric.core.checks import check_int
 from flowfabric.core.limits import BATCH_MAX, CANCEL_BATCH, SWEEP_BATCH
 from flowfabric.core.transitions import Changes
+from flowfabric.engine import gates
 from flowfabric.engine.budgets import freed_accounts, reset_in
 from flowfabric.engine.flow_operators import FlowOperators
 from flowfabric.engine.operators import Swept
@@ -75,7 +76,10 @@ class BudgetSweeps(Group):
                 for key, each in due.items()
                 if key not in gone
             ]
-            await tx.save(Changes(updates=(*freed, *later), deletes=tuple(dead)))
+            turned = await gates.turned(
+                tx, {each.budget_id: each for each in locked.values()}, freed
+            )
+            await tx.save(Changes(updates=(*freed, *later, *turned), deletes=tuple(dead)))
             return Swept(acted=len(found), full=len(found) == limit)
 
         return await self.store.transact(body)

@@ -370,10 +370,12 @@ class Budgets(Group):
         *,
         reservation_id: str,
         namespace: str = "default",
+        waits: bool = False,
     ) -> ReserveOutcome:
         """Hold an amount for the attempt of `handle`, until it settles or its lease ends.
 
-        Asking again under the same id replaces what is held.
+        Asking again under the same id replaces what is held. With `waits`, a refusal is no
+        breach: nothing attached to the budget starts before there is room for this.
         """
         asked = Reservation(
             handle=handle,
@@ -381,6 +383,7 @@ class Budgets(Group):
             amounts=amounts,
             reservation_id=reservation_id,
             namespace=namespace,
+            waits=waits,
         )
         return reserve_answer(await self.post_to_budgets([asked]))
 
@@ -443,7 +446,8 @@ class Budgets(Group):
                     key=_check_reservation_id(request.reservation_id),
                     execution_id=handle.execution_id,
                     lease_id=handle.lease_id,
-                    handle=handle,
+                    handle=None if request.waits else handle,
+                    waits=check_bool("waits", request.waits),
                 )
             case Settlement():
                 handle = (

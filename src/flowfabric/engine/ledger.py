@@ -74,6 +74,8 @@ class Reservation(Struct, frozen=True, kw_only=True):
     reservation_id: str
     """The attempt's own: asking again replaces what it holds."""
     namespace: str = "default"
+    waits: bool = False
+    """If there is no room, let nothing attached to the budget start before there is."""
 
 
 class Settlement(Struct, frozen=True, kw_only=True):
@@ -101,6 +103,7 @@ class BudgetEntry(Struct, frozen=True, kw_only=True):
     """Whether it goes into the ledger of its execution."""
     require_declared: bool = False
     handle: Handle | None = None
+    waits: bool = False
 
     @property
     def budget_id(self) -> ids.BudgetId:
@@ -216,7 +219,8 @@ class Ledger:
             case "report":
                 return rules.report(account, entry.amounts, self._now_ms)
             case "reserve":
-                return rules.reserve(account, self._held(entry), entry.amounts, self._now_ms)
+                held = self._held(entry)
+                return rules.reserve(account, held, entry.amounts, self._now_ms, waits=entry.waits)
             case "settle":
                 return rules.settle(account, self._held(entry), entry.amounts, self._now_ms)
 

@@ -9,14 +9,14 @@ counted already.
 from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
 from flowfabric.budgets import named_amounts, refuse_breach
 from flowfabric.core.budget_terms import check_amounts
-from flowfabric.core.budgets import UsageAlreadyApplied
-from flowfabric.core.checks import check_name
+from flowfabric.core.budgets import HardBreach, UsageAlreadyApplied
+from flowfabric.core.checks import check_bool, check_name
 from flowfabric.core.journal import STEP_NAME_BYTES_MAX
 from flowfabric.core.records import StepKind
 from flowfabric.engine.ledger import Reservation, Settlement, Usage
@@ -41,7 +41,13 @@ class BudgetVerbs(Verbs):
         return _report(self._services, call, budget, asked)
 
     def reserve(
-        self, budget: str, amounts: Mapping[str, int] | None = None, /, **more: int
+        self,
+        budget: str,
+        amounts: Mapping[str, int] | None = None,
+        /,
+        *,
+        wait: bool = False,
+        **more: int,
     ) -> "BudgetHold":
         """Hold an amount while something is done whose cost is known only afterwards.
 
@@ -49,24 +55,32 @@ class BudgetVerbs(Verbs):
                 answer = await ctx.step("ask", ask, prompt)
                 call.settle(tokens=answer.tokens)
 
-        Raises `BudgetExceeded` if there is no room. At the end of the block what was settled is
-        counted, and the rest is free again. A block that ends without settling counts all that
-        it held; one that raises counts nothing unless it has settled.
+        Raises `BudgetExceeded` if there is no room. With `wait=True` it lets go of the worker
+        until there is; attach the run to the budget for that. At the end of the block what was
+        settled is counted, and the rest is free again. A block that ends without settling counts
+        all that it held; one that raises counts nothing unless it has settled.
         """
         check_awaitable(self, "reserve")
         asked = check_amounts("amounts", named_amounts(amounts, more))
         call = _ask(self._services, "reserve", budget)
-        return BudgetHold(self._services, call, budget, asked)
+        return BudgetHold(self._services, call, budget, asked, wait=check_bool("wait", wait))
 
 
 class BudgetHold:
     """What a handler has reserved. Use it as an async context."""
 
     def __init__(
-        self, services: Services, call: DurableCall, budget: str, amounts: Mapping[str, int]
+        self,
+        services: Services,
+        call: DurableCall,
+        budget: str,
+        amounts: Mapping[str, int],
+        *,
+        wait: bool,
     ) -> None:
         self._services = services
         self._call = call
+        self._wait = wait
         self._budget = budget
         self._used: dict[str, int] | None = None
         self._is_settled = False
@@ -89,14 +103,23 @@ class BudgetHold:
                 amounts=self.amounts,
                 reservation_id=self.reservation_id,
                 namespace=services.lease.claimed.namespace,
+                waits=self._wait,
             )
-            with services.parking.working():
-                outcome = await services.post(request)
-                self._is_settled = isinstance(outcome, UsageAlreadyApplied)
-                if not self._is_settled:
-                    refuse_breach(self._budget, outcome, self.amounts)
-                if stored is None:
-                    # Every later run reserves again, under the same name.
+            while True:
+                with services.parking.working():
+                    outcome = await services.post(request)
+                if not (self._wait and isinstance(outcome, HardBreach)):
+                    break
+                # After a moment it waits for the budget, like whatever has not started yet.
+                wake_at_ms = services.lease.store_now_ms() + WAIT_MS
+                await services.parking.until(wake_at_ms, WAIT_MS / 1_000)
+                services.check()
+            self._is_settled = isinstance(outcome, UsageAlreadyApplied)
+            if not self._is_settled:
+                refuse_breach(self._budget, outcome, self.amounts)
+            if stored is None:
+                # Every later run reserves again, under the same name.
+                with services.parking.working():
                     await services.steps.store_later(call, result=b"null")
         return self
 
@@ -124,6 +147,10 @@ class BudgetHold:
             outcome = await services.post(request)
         if error is None:
             refuse_breach(self._budget, outcome, used)
+
+
+WAIT_MS: Final = 1_000
+"""How long a run that found no room lets go of its worker before it is in line for some."""
 
 
 class BlockingHold(AbstractContextManager["BlockingHold"]):
@@ -164,11 +191,17 @@ class BlockingBudgetVerbs:
         verbs._services.wait(verbs.report_usage(budget, amounts, **more))
 
     def reserve(
-        self, budget: str, amounts: Mapping[str, int] | None = None, /, **more: int
+        self,
+        budget: str,
+        amounts: Mapping[str, int] | None = None,
+        /,
+        *,
+        wait: bool = False,
+        **more: int,
     ) -> BlockingHold:
         """Hold an amount while something is done; `with` it, and see `Context.reserve`."""
         verbs = self._budgeting
-        return BlockingHold(verbs._services, verbs.reserve(budget, amounts, **more))
+        return BlockingHold(verbs._services, verbs.reserve(budget, amounts, wait=wait, **more))
 
 
 def _ask(services: Services, verb: str, budget: object) -> DurableCall:

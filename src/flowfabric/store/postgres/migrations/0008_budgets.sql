@@ -19,6 +19,7 @@ create table budget (
     soft_limits        text not null,
     usage              text not null,
     reserved           text not null,
+    wanted             text not null,
     closed             boolean not null,
     breach_count       bigint not null,
     soft_breach_count  bigint not null,

@@ -19,6 +19,7 @@ create table budget (
     soft_limits        text not null,
     usage              text not null,
     reserved           text not null,
+    wanted             text not null,
     closed             integer not null check (closed in (0, 1)),
     breach_count       integer not null,
     soft_breach_count  integer not null,
