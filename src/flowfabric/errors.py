@@ -395,6 +395,10 @@ class LeaseConflict(Contention):
     """Another worker holds the lease."""
 class InvalidClaimGrant(Contention):
     """The claim grant does not exist or was issued to another worker."""
+class RateLimitExceeded(Contention, http_status=429):
+    """As many have started lately as may. Try again when the window has moved on."""
+class ConcurrencyLimitExceeded(Contention, http_status=429):
+    """As many are in hand as may be at once. Try again when one has ended."""
 class LanePaused(Contention):
     """The lane is paused or disabled and hands out no work. Resume it."""
 class ClaimGrantExpired(Contention):

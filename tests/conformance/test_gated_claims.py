@@ -215,7 +215,7 @@ async def test_a_live_grant_holds_a_slot(
     granted, other = await created(given, 2, gates=[gate()])
     await engine.issue_claim_grant(granted, grant_ttl_ms=5_000, **WORKER)
     assert await claim(engine) == []
-    clock.advance("5s")
+    clock.advance(ms=5_001)
     assert len(await claim(engine)) == 1
     assert other is not None
 

@@ -27,9 +27,10 @@ from flowfabric.core.leases import Granted, check_ttl
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.records import GrantKind, Lane, StoredGrant
 from flowfabric.core.states import AttemptState, BlockingReason, LifecyclePhase
-from flowfabric.core.transitions import Decision, Subject, combine
+from flowfabric.core.transitions import NO_CHANGES, Decision, Subject, combine
 from flowfabric.engine import leases, unit
-from flowfabric.engine.gates import ClaimQuery
+from flowfabric.engine.gates import REMEMBERED_MAX, ClaimQuery
+from flowfabric.engine.grant_limits import admit, best_limited, best_ready
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.work import Work
 from flowfabric.engine.workers import present_workers
@@ -37,8 +38,6 @@ from flowfabric.store.base import Parameter, Transaction
 
 T = TypeVar("T")
 GRANT_TTL_MS = 5_000
-CANDIDATES = 64
-"""How many of the best executions are looked at for one that nobody else is taking."""
 AnyGrant = results.ClaimGrant | results.ResumeGrant | results.ReclaimGrant
 Decide = Callable[[Subject, grants.Where, Timing], Decision[T]]
 
@@ -56,6 +55,9 @@ class Grants(unit.Group):
     def __init__(self, shell: unit.Shell, work: Work) -> None:
         super().__init__(shell)
         self._work = work
+        self._limited_first = False
+        self._after: dict[ClaimQuery, int] = {}
+        """The limited route that was granted from last, by what was asked for."""
 
     # Issuing
 
@@ -79,16 +81,53 @@ class Grants(unit.Group):
         query = leases.check_query(lane_ids, kinds, capabilities, namespace)
 
         shares = self._work.shares(worker_id, lane_ids)
+        limited = await self._work.gated.serves(query)
+        self._limited_first = not self._limited_first
 
         async def body(tx: Transaction) -> AnyGrant | None:
-            found = await _best(tx, query, shares)
+            found = await self._best(tx, query, shares, limited=limited)
             if found is None:
                 await self._park_unserved(tx, query)
                 return None
-            outcome = await self._settle_in(tx, found, _offer(request))
+            outcome = await self._issue_in(tx, found, _offer(request))
             return self._shown(outcome) if isinstance(outcome, Issued) else None
 
         return await self.store.transact(body)
+
+    async def _best(
+        self,
+        tx: Transaction,
+        query: ClaimQuery,
+        shares: workers.LaneShares | None,
+        *,
+        limited: bool,
+    ) -> ExecutionId | None:
+        """Lock the best ready execution, of the lane whose turn it is if they take turns.
+
+        What is under limits and what is not take turns, too.
+        """
+        left: set[str] = set(query.lanes)
+        while left:
+            lanes = query.lanes if shares is None else (LaneId(shares.next(left)),)
+            served = structs.replace(query, lanes=lanes)
+            for under_limits in (self._limited_first, not self._limited_first):
+                if not under_limits:
+                    found = await best_ready(tx, served)
+                elif limited:
+                    found = await self._best_limited(tx, served)
+                else:
+                    continue
+                if found is not None:
+                    return found
+            left -= set(lanes)
+        return None
+
+    async def _best_limited(self, tx: Transaction, query: ClaimQuery) -> ExecutionId | None:
+        pick = await best_limited(tx, query, self._after.get(query, 0))
+        if len(self._after) >= REMEMBERED_MAX:
+            self._after.clear()
+        self._after[query] = pick.after
+        return pick.execution_id
 
     async def _park_unserved(self, tx: Transaction, query: ClaimQuery) -> None:
         """Keep back what waits in these lanes and no worker that is there could run.
@@ -135,7 +174,7 @@ class Grants(unit.Group):
             made = grants.decide_grant(subject, request, place=place, now_ms=timing.now_ms)
             return _issued(subject, made)
 
-        grant = self._shown(await self._settle(execution_id, decide))
+        grant = self._shown(await self._issue(execution_id, decide))
         assert not isinstance(grant, results.ReclaimGrant)
         return grant
 
@@ -153,7 +192,7 @@ class Grants(unit.Group):
         A lease that is over counts as lost, whether or not anybody has noticed.
         """
         request = _check_request(worker_id, worker_instance_id, capabilities, grant_ttl_ms)
-        outcome = await self._settle(execution_id, _offer_reclaim(request))
+        outcome = await self._issue(execution_id, _offer_reclaim(request))
         if not isinstance(outcome, Issued):
             return outcome
         grant = self._shown(outcome)
@@ -437,6 +476,30 @@ class Grants(unit.Group):
 
     # Deciding
 
+    async def _issue(self, execution_id: str, decide: Decide[T]) -> T:
+        asked = self.shell.check_execution_id(execution_id)
+
+        async def body(tx: Transaction) -> T | errors.FlowFabricError:
+            return await self._issue_in(tx, asked, decide)
+
+        outcome = await self.store.transact(body)
+        if isinstance(outcome, errors.FlowFabricError):
+            raise outcome
+        return outcome
+
+    async def _issue_in(
+        self, tx: Transaction, execution_id: ExecutionId, decide: Decide[T]
+    ) -> T | errors.FlowFabricError:
+        """Decide about a grant; a new one takes a slot of the limits it is under."""
+        subject, place = await self._about(tx, execution_id)
+        now_ms = await tx.now_ms()
+        made = unit.decided(lambda: decide(subject, place, self.shell.timing(now_ms)))
+        if isinstance(made.outcome, Issued) and made.changes is not NO_CHANGES:
+            await admit(tx, subject.execution)
+        await tx.save(made.changes)
+        unit.hint_about(tx, made.changes, now_ms)
+        return made.outcome
+
     async def _settle(self, execution_id: str, decide: Decide[T]) -> T:
         asked = self.shell.check_execution_id(execution_id)
 
@@ -452,6 +515,14 @@ class Grants(unit.Group):
         self, tx: Transaction, execution_id: ExecutionId, decide: Decide[T]
     ) -> T | errors.FlowFabricError:
         """Decide about one execution with its grant, its lane and what its route requires."""
+        subject, place = await self._about(tx, execution_id)
+        now_ms = await tx.now_ms()
+        timing = self.shell.timing(now_ms)
+        return await unit.settle_in(tx, lambda: decide(subject, place, timing), now_ms)
+
+    async def _about(
+        self, tx: Transaction, execution_id: ExecutionId
+    ) -> tuple[Subject, grants.Where]:
         subject = (await _load(tx, [execution_id])).get(execution_id)
         if subject is None:
             raise errors.NotFound("execution", execution_id)
@@ -460,9 +531,7 @@ class Grants(unit.Group):
             lane=await tx.get_one(Lane, (execution.lane_id,)),
             required=await leases.required_capabilities(tx, execution.route_id),
         )
-        now_ms = await tx.now_ms()
-        timing = self.shell.timing(now_ms)
-        return await unit.settle_in(tx, lambda: decide(subject, place, timing), now_ms)
+        return subject, place
 
 
 class Issued(Struct, frozen=True, kw_only=True):
@@ -470,28 +539,6 @@ class Issued(Struct, frozen=True, kw_only=True):
 
     grant: StoredGrant
     subject: Subject
-
-
-async def _best(
-    tx: Transaction, query: ClaimQuery, shares: workers.LaneShares | None
-) -> ExecutionId | None:
-    """Lock the best ready execution, of the lane whose turn it is if they take turns."""
-    left: set[str] = set(query.lanes)
-    while left:
-        lanes = query.lanes if shares is None else (shares.next(left),)
-        found = await tx.select_as(
-            ExecutionId,
-            "best_ready",
-            namespace=query.namespace,
-            lanes=lanes,
-            kinds=query.kinds,
-            capabilities=query.capabilities,
-            candidates=CANDIDATES,
-        )
-        if found:
-            return found[0]
-        left -= set(lanes)
-    return None
 
 
 async def _load(

@@ -1,7 +1,7 @@
 -- The best ready execution that a worker can serve and nobody else is taking, locked.
 --
 -- Routes first, rows second, as in `claim_ready`. Some candidates are looked at without a lock, so
--- that those not chosen are left to others.
+-- that those not chosen are left to others. With a route, which is under limits then, that one alone.
 with candidate as materialized (
     select best.partition_key, best.execution_id, row_number() over () as place
       from (
@@ -9,10 +9,11 @@ with candidate as materialized (
           from (
             select * from route
              where execution_kind = any(:kinds::text[]) and lane_id = any(:lanes::text[])
-               and not gated
+               and gated = (:route_id::integer is not null)
             union all
             select * from route
-             where :kinds::text[] is null and lane_id = any(:lanes::text[]) and not gated
+             where :kinds::text[] is null and lane_id = any(:lanes::text[])
+               and gated = (:route_id::integer is not null)
           ) as route
           join lane using (lane_id)
          cross join lateral (
@@ -41,6 +42,7 @@ with candidate as materialized (
          where (:namespace::text is null or route.namespace = :namespace)
            and route.required_capabilities <@ :capabilities::text[]
            and lane.state in ('active', 'draining')
+           and (:route_id::integer is null or route.route_id = :route_id::integer)
          order by best.priority desc, best.created_at_ms, best.execution_id
          limit :candidates::bigint
       ) as best

@@ -38,7 +38,14 @@ select g.gate_id::text as gate_id, g.owner_kind, g.owner_id::text as owner_id, g
             else (select count(*)
                     from claim_grant c
                     join gate_route r on r.route_id = c.route_id and r.gate_id = g.gate_id
-                   where c.expires_at_ms > clock.now_ms)
+                   cross join lateral (
+                        select
+                          from live l
+                         where l.partition_key = c.partition_key
+                           and l.execution_id = c.execution_id
+                           and l.granted_until_ms = c.expires_at_ms
+                         limit 1) as kept
+                   where c.expires_at_ms >= clock.now_ms)
        end as granted,
        case when not (:counts_all::boolean or coalesce(p.active_concurrency_cap, 0) > 0) then 0
             else (select count(*)

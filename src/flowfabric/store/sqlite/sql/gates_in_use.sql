@@ -30,7 +30,10 @@ select g.gate_id, g.owner_kind, g.owner_id, g.gate_key, g.starts, g.opens_at_ms,
             else (select count(*)
                     from claim_grant as c
                    cross join gate_route as r on r.gate_id = g.gate_id and r.route_id = c.route_id
-                   where c.expires_at_ms > :clock)
+                   cross join live as l
+                      on l.partition_key = c.partition_key and l.execution_id = c.execution_id
+                   where c.expires_at_ms >= :clock
+                     and l.granted_until_ms = c.expires_at_ms)
        end as granted,
        case when not (:counts_all or coalesce(p.active_concurrency_cap, 0) > 0) then 0
             else (select count(*)

@@ -1,0 +1,106 @@
+"""What limits say about grants: which limited execution fits, and that one fits under lock.
+
+A grant holds a slot as a lease does, from the moment it is issued. It also counts as a start
+where nothing is resumed, since claiming with it asks no limit again. One that nobody uses has
+spent that start.
+"""
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric import errors
+from flowfabric.core import gates
+from flowfabric.core.gates import Gate
+from flowfabric.core.ids import ExecutionId, GateId
+from flowfabric.core.records import Execution
+from flowfabric.core.states import AttemptState, LifecyclePhase
+from flowfabric.core.transitions import Changes
+from flowfabric.engine.gates import ROUTES_MIN, STEPS_MAX, ClaimQuery, FoundRow, load
+from flowfabric.store.base import Transaction
+
+CANDIDATES = 64
+"""How many of the best executions are looked at for one that nobody else is taking."""
+
+
+class Pick(Struct, frozen=True, kw_only=True):
+    """What was found, and where the next search begins."""
+
+    execution_id: ExecutionId | None
+    after: int
+
+
+async def best_ready(
+    tx: Transaction, query: ClaimQuery, route_id: int | None = None
+) -> ExecutionId | None:
+    """Lock the best ready execution: of a route under limits, or of those without."""
+    found = await tx.select_as(
+        ExecutionId,
+        "best_ready",
+        **query.parameters,
+        kinds=query.kinds,
+        route_id=route_id,
+        candidates=CANDIDATES,
+    )
+    return found[0] if found else None
+
+
+async def best_limited(tx: Transaction, query: ClaimQuery, after: int) -> Pick:
+    """Lock the best ready execution of the next route whose limits leave room for one."""
+    for start in (after, 0) if after else (0,):
+        rows = await tx.select(
+            "find_gated",
+            **query.parameters,
+            kinds=query.kinds,
+            after=start,
+            limit=ROUTES_MIN,
+            steps_max=STEPS_MAX,
+        )
+        *found, last = msgspec.convert(rows, list[FoundRow], strict=False)
+        loaded = await load(tx, _ids(last.gate_ids))
+        states = {each.gate_id: each.state for each in loaded}
+        routes = [each.route for each in found]
+        for allowed in gates.allot(routes, states, 1, await tx.now_ms()):
+            execution_id = await best_ready(tx, query, allowed.route_id)
+            if execution_id is not None:
+                return Pick(execution_id=execution_id, after=allowed.route_id)
+    return Pick(execution_id=None, after=0)
+
+
+async def admit(tx: Transaction, execution: Execution) -> None:
+    """Take a slot of each gate the execution passes, and count its start. Raise if one is full."""
+    gate_ids = await tx.select_as(GateId, "gates_of_route", route_id=execution.route_id)
+    if not gate_ids:
+        return
+    await tx.lock(Gate, [(gate_id,) for gate_id in sorted(gate_ids)])
+    now_ms = await tx.now_ms()
+    states = {each.gate_id: each.state for each in await load(tx, gate_ids)}
+    resumes = (
+        execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+        and execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED
+    )
+    for state in states.values():
+        _check_room(state, execution, now_ms, resumes=resumes)
+    if not resumes:
+        started = [each.after(1, now_ms) for each in states.values() if each.limits.rate]
+        await tx.save(Changes(updates=tuple(started)))
+
+
+def _check_room(
+    state: gates.GateState, execution: Execution, now_ms: int, *, resumes: bool
+) -> None:
+    if state.gate.closed:
+        raise errors.BudgetExceeded(f"a budget of {execution.called} is used up")
+    room = state.room(now_ms)
+    if room.slots == 0:
+        raise errors.ConcurrencyLimitExceeded(
+            f"{execution.called}: {state.in_use} of {state.limits.cap} are in use"
+        )
+    if room.starts == 0 and not resumes:
+        raise errors.RateLimitExceeded(
+            f"{execution.called}: {state.limits.rate} have started in the last"
+            f" {state.limits.window_ms} ms"
+        )
+
+
+def _ids(text: str | None) -> tuple[GateId, ...]:
+    return () if text is None else tuple(msgspec.json.decode(text, type=list[GateId]))
