@@ -429,7 +429,6 @@ class App(Feed, Replaceable):
         *,
         lanes: LaneWeights | None = None,
         capabilities: Sequence[str] = (),
-        budget: str | Sequence[str] = (),
         concurrency: int | None = None,
         settings: WorkerSettings | None = None,
         stop: asyncio.Event | None = None,

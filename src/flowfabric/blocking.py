@@ -11,13 +11,17 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Generic, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
+from flowfabric.budgets import refuse_breach
 from flowfabric.connection import Opened
+from flowfabric.core.budgets import Amounts
 from flowfabric.core.diagnosis import Explanation
 from flowfabric.core.policies import Duration
 from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState
 from flowfabric.core.views import ExecutionDetails, StepView
+from flowfabric.engine.budgets import BudgetStatus, usage_answer
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.ledger import Usage
 from flowfabric.engine.waitpoints import Inbox
 from flowfabric.registry import check_calls, check_task
 from flowfabric.run import Run
@@ -113,6 +117,11 @@ class Blocking:
     def signals(self) -> "BlockingSignals":
         """Signals for what waits; see `App.signals`."""
         return BlockingSignals(self)
+
+    @property
+    def budgets(self) -> "BlockingBudgets":
+        """What runs may spend; see `App.budgets`."""
+        return BlockingBudgets(self)
 
     @property
     def here(self) -> "Blocking":
@@ -260,6 +269,39 @@ class BlockingRun(Generic[R_co]):
 
     def why(self) -> Explanation:
         return self._blocking.wait(self._run.why())
+
+
+class BlockingBudgets:
+    """Budgets, for code without an event loop."""
+
+    def __init__(self, blocking: Blocking) -> None:
+        self._given = blocking
+
+    @property
+    def _blocking(self) -> Blocking:
+        return self._given.here
+
+    def report(
+        self, name: str, amounts: Amounts, *, key: str | None = None, connection: object = None
+    ) -> None:
+        """Count what was used; see `AppBudgets.report`."""
+        namespace = self._blocking.namespace
+        usage = Usage(budget_id=name, amounts=amounts, namespace=namespace, dedup_key=key)
+        told = self._blocking.sending(connection, lambda engine: engine.post_to_budgets([usage]))
+        refuse_breach(name, usage_answer(told), amounts)
+
+    def status(self, name: str) -> BudgetStatus:
+        """What is used, reserved and left of it."""
+        namespace = self._blocking.namespace
+        return self._blocking.sending(
+            None, lambda engine: engine.get_budget_status(name, namespace=namespace)
+        )
+
+    def reset(self, name: str) -> BudgetStatus:
+        """Start a new period now: nothing is used."""
+        namespace = self._blocking.namespace
+        self._blocking.sending(None, lambda engine: engine.reset_budget(name, namespace=namespace))
+        return self.status(name)
 
 
 class BlockingSignals:

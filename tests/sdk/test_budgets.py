@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 
 import asyncpg
+import psycopg
 import pytest
 
 from flowfabric import App, Context, Retry, testing
@@ -261,3 +262,31 @@ async def test_a_run_may_wait_for_room_without_holding_its_worker(waiting_app: A
         assert await run.result(timeout="20s") == "done"
 
     assert await books(waiting_app) == (10, 0)
+
+
+def test_code_without_an_event_loop_reports_too(store_url: str) -> None:
+    app = App(store_url)
+    blocking = app.blocking
+    blocking.budgets.report("team", {"tokens": 3}, key="a")
+    blocking.budgets.report("team", {"tokens": 3}, key="a")
+    assert blocking.budgets.status("team").usage == {"tokens": 3}
+    connection: sqlite3.Connection | psycopg.Connection
+    if store_url.startswith("sqlite"):
+        connection = sqlite3.connect(store_url.removeprefix("sqlite:///"), isolation_level=None)
+        connection.execute("begin immediate")
+    else:
+        connection = psycopg.connect(store_url)
+    blocking.budgets.report("team", {"tokens": 4}, connection=connection)
+    connection.commit()
+    connection.close()
+    assert blocking.budgets.status("team").usage == {"tokens": 7}
+    assert blocking.budgets.reset("team").usage == {"tokens": 0}
+    asyncio.run(_limit(app))
+    with pytest.raises(BudgetExceeded):
+        blocking.budgets.report("team", {"tokens": 2})
+    blocking.close()
+
+
+async def _limit(app: App) -> None:
+    async with app:
+        await app.budgets.create("team", hard={"tokens": 1})
