@@ -16,6 +16,12 @@ from flowfabric.testing import SettableClock
 from tests.conformance.given import Given
 
 
+@pytest.fixture(params=["sqlite-memory", "postgres"])
+def store_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
+    """A database of each kind: what becomes of files is none of the server's business."""
+    return new_database(request.param)
+
+
 @pytest.fixture
 def clock() -> SettableClock:
     return SettableClock()

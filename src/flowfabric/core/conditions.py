@@ -42,13 +42,13 @@ class CountKind(StrEnum):
     DISTINCT_SOURCES = "DistinctSources"
 
 
-class ByName(Struct, frozen=True):
+class ByName(Struct, frozen=True, tag=True):
     """Takes signals of exactly this name."""
 
     signal_name: str
 
 
-class Wildcard(Struct, frozen=True):
+class Wildcard(Struct, frozen=True, tag=True):
     """Takes every signal."""
 
 
@@ -56,27 +56,27 @@ Matcher: TypeAlias = ByName | Wildcard
 WILDCARD: Final = Wildcard()
 
 
-class Single(Struct, frozen=True):
+class Single(Struct, frozen=True, tag=True):
     waitpoint_key: str
     matcher: Matcher = WILDCARD
 
 
-class Count(Struct, frozen=True):
+class Count(Struct, frozen=True, tag=True):
     n: int
     count_kind: CountKind
     waitpoints: tuple[str, ...]
     matcher: Matcher = WILDCARD
 
 
-class AllConditions(Struct, frozen=True):
+class AllConditions(Struct, frozen=True, tag=True):
     members: tuple["Condition", ...]
 
 
-class OperatorOnly(Struct, frozen=True):
+class OperatorOnly(Struct, frozen=True, tag=True):
     """Only an operator resumes it."""
 
 
-class TimeoutOnly(Struct, frozen=True):
+class TimeoutOnly(Struct, frozen=True, tag=True):
     """Only its timeout resumes it."""
 
 

@@ -163,13 +163,13 @@ class Visibility(StrEnum):
     EXCLUDE_BEST_EFFORT = "exclude_best_effort"
 
 
-class Durable(Struct, frozen=True):
+class Durable(Struct, frozen=True, tag=True):
     """Kept with the execution, up to the stream's limit."""
 
     name: ClassVar[ModeName] = ModeName.DURABLE
 
 
-class DurableSummary(Struct, frozen=True):
+class DurableSummary(Struct, frozen=True, tag=True):
     """The payload is a patch to the attempt's summary, and kept for a while as a frame."""
 
     name: ClassVar[ModeName] = ModeName.SUMMARY
@@ -177,7 +177,7 @@ class DurableSummary(Struct, frozen=True):
     patch_kind: str = "json-merge-patch"
 
 
-class BestEffortLive(Struct, frozen=True):
+class BestEffortLive(Struct, frozen=True, tag=True):
     """For whoever watches now. How many are kept follows from how fast they come."""
 
     name: ClassVar[ModeName] = ModeName.BEST_EFFORT

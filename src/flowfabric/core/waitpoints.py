@@ -43,7 +43,7 @@ from flowfabric.core.transitions import Changes, Subject, change
 Word = TypeVar("Word", SuspensionReason, Requester, TimeoutBehavior)
 
 
-class FreshWaitpoint(Struct, frozen=True, kw_only=True):
+class FreshWaitpoint(Struct, frozen=True, kw_only=True, tag=True):
     """A waitpoint made by the suspension itself. Omitted ids are generated."""
 
     waitpoint_key: str | None = None
@@ -53,7 +53,7 @@ class FreshWaitpoint(Struct, frozen=True, kw_only=True):
     """Refuse signals whose name is not the key."""
 
 
-class UsePending(Struct, frozen=True, kw_only=True):
+class UsePending(Struct, frozen=True, kw_only=True, tag=True):
     """A waitpoint made beforehand; its key and token stay."""
 
     waitpoint_id: str

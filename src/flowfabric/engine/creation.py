@@ -22,11 +22,12 @@ from msgspec import Struct
 
 from flowfabric import errors
 from flowfabric.core import creation
-from flowfabric.core.checks import check_json, check_list
+from flowfabric.core.checks import check_int, check_json, check_list
 from flowfabric.core.events import tag_events
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import (
     ExecutionId,
+    Namespace,
     new_execution_ids,
     parse_execution_id,
     partition_of,
@@ -333,7 +334,7 @@ async def _namespaces(
 
 class NamespaceRow(Struct, frozen=True):
     execution_id: ExecutionId
-    namespace: str
+    namespace: Namespace
 
 
 async def _insert_or_lock(
@@ -455,14 +456,16 @@ class Creation(unit.Group):
         return result
 
     async def create_executions(
-        self, requests: Sequence[creation.NewExecution]
+        self, requests: Sequence[creation.NewExecution], *, key_wait_ms: int = KEY_WAIT_MS
     ) -> list[CreateResult]:
         """Create many in one transaction; answers in the order of the requests.
 
-        One bad request refuses the whole batch and nothing is written.
+        One bad request refuses the whole batch and nothing is written. `key_wait_ms` is how
+        long it waits for another transaction that is deciding one of their keys.
         """
         check_list("requests", requests, 0, BATCH_MAX)
-        return await self.create_checked(self.check_requests(requests))
+        check_int("key_wait_ms", key_wait_ms, 0, KEY_WAIT_MS)
+        return await self.create_checked(self.check_requests(requests), key_wait_ms=key_wait_ms)
 
     async def create_checked(
         self, checked: Sequence[creation.Checked], *, key_wait_ms: int = KEY_WAIT_MS

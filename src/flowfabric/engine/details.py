@@ -26,13 +26,14 @@ from flowfabric.core.ids import (
     partition_of,
     uuid_of,
 )
-from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
+from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX, PAGE_MAX
 from flowfabric.core.policies import in_words
 from flowfabric.core.records import Execution, ExecutionTag, Step
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import in_order
 from flowfabric.core.transitions import Changes, change
 from flowfabric.core.views import ChildView, ExecutionDetails, details
+from flowfabric.engine.creation import NamespaceRow
 from flowfabric.engine.leases import required_capabilities
 from flowfabric.engine.reads import attempts_of, find, tags_of, with_kept_signals
 from flowfabric.engine.unit import EVENT_TOPIC, Group, execution_key
@@ -350,6 +351,22 @@ class Details(Group):
             return None if tag is None else tag.tag_value
 
         return await self.store.read(body)
+
+    async def find_namespaces(self, execution_ids: Sequence[str]) -> dict[ExecutionId, Namespace]:
+        """The namespaces of those of these executions that exist."""
+        given = check_list("execution_ids", execution_ids, 0, JOIN_EDGES_MAX)
+        asked = sorted(set(map(self.shell.check_execution_id, given)))
+
+        async def body(reader: Reader) -> dict[ExecutionId, Namespace]:
+            rows = await reader.select_as(
+                NamespaceRow,
+                "namespaces_of",
+                partition_keys=[partition_of(each) for each in asked],
+                execution_ids=[uuid_of(each) for each in asked],
+            )
+            return {row.execution_id: row.namespace for row in rows}
+
+        return await self.store.read(body) if asked else {}
 
     async def get_execution_namespace(self, execution_id: str) -> Namespace | None:
         asked = self.shell.check_execution_id(execution_id)

@@ -513,6 +513,7 @@ class Engine:
     set_execution_tags = operation("reading", Reading.set_execution_tags)
     get_execution_tag = operation("reading", Reading.get_execution_tag)
     get_execution_namespace = operation("reading", Reading.get_execution_namespace)
+    find_namespaces = operation("reading", Reading.find_namespaces)
     audit = operation("reading", Reading.audit)
 
     # What runs say, and what happens to them
@@ -527,6 +528,7 @@ class Engine:
     last_frame_at = operation("following", Following.last_frame_at)
     read_summary = operation("following", Following.read_summary)
     read_events = operation("following", Following.read_events)
+    next_events = operation("following", Following.next_events)
     end_of_log = operation("following", Following.end_of_log)
     subscribe_events = operation("following", Following.subscribe_events)
     subscribe_completion = operation("following", Following.subscribe_completion)

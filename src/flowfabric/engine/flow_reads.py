@@ -34,13 +34,13 @@ from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Reader, Transaction
 
 
-class Outgoing(Struct, frozen=True):
+class Outgoing(Struct, frozen=True, tag=True):
     """Edges out of one execution."""
 
     from_node: str
 
 
-class Incoming(Struct, frozen=True):
+class Incoming(Struct, frozen=True, tag=True):
     """Edges into one execution."""
 
     to_node: str

@@ -42,7 +42,7 @@ R = TypeVar("R", bound=Record)
 # Requests -------------------------------------------------------------------
 
 
-class Usage(Struct, frozen=True, kw_only=True):
+class Usage(Struct, frozen=True, kw_only=True, tag=True):
     """One report, for `post_to_budgets`. With a handle the reporter is known, and may be failed."""
 
     budget_id: str
@@ -55,7 +55,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     """Refuse to count for a budget nobody has created."""
 
 
-class Spend(Struct, frozen=True, kw_only=True):
+class Spend(Struct, frozen=True, kw_only=True, tag=True):
     """Usage that `release_budget` can give back."""
 
     budget_id: str
@@ -65,7 +65,7 @@ class Spend(Struct, frozen=True, kw_only=True):
     namespace: str = "default"
 
 
-class Reservation(Struct, frozen=True, kw_only=True):
+class Reservation(Struct, frozen=True, kw_only=True, tag=True):
     """An amount to hold for the attempt of a handle."""
 
     handle: Handle | bytes
@@ -78,7 +78,7 @@ class Reservation(Struct, frozen=True, kw_only=True):
     """If there is no room, let nothing attached to the budget start before there is."""
 
 
-class Settlement(Struct, frozen=True, kw_only=True):
+class Settlement(Struct, frozen=True, kw_only=True, tag=True):
     """What was used in place of what was reserved."""
 
     budget_id: str

@@ -8,6 +8,7 @@ elsewhere is "not found".
 import re
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -26,6 +27,8 @@ _UUID: Final = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 TOKEN_CACHE_S: Final = 5.0
 """How long a revoked token may still be good in a process that has just seen it."""
 CACHED_MAX: Final = 10_000
+KNOWN_MAX: Final = 100_000
+"""Executions whose namespace a process remembers; it never changes."""
 FAILURES_MAX: Final = 20
 """Wrong tokens one address may present in a minute."""
 REQUESTS_MAX: Final = 60_000
@@ -59,6 +62,27 @@ class Caller(Struct, frozen=True, kw_only=True):
         return self.namespace
 
 
+class Namespaces:
+    """Which namespace each execution belongs to, as far as this process was asked."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._known: OrderedDict[ExecutionId, Namespace] = OrderedDict()
+
+    def remember(self, execution_ids: Iterable[ExecutionId], namespace: Namespace) -> None:
+        for each in execution_ids:
+            self._known[each] = namespace
+        while len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+
+    async def of(self, execution_ids: Iterable[ExecutionId]) -> dict[ExecutionId, Namespace]:
+        wanted = set(execution_ids)
+        unknown = sorted(wanted - self._known.keys())
+        for each, namespace in (await self._engine.find_namespaces(unknown)).items():
+            self.remember([each], namespace)
+        return {each: self._known[each] for each in wanted if each in self._known}
+
+
 @dataclass(frozen=True)
 class Session:
     """One request: who asks, and all that can answer."""
@@ -67,6 +91,7 @@ class Session:
     engine: Engine
     endings: Endings
     waiting: Waiting
+    namespaces: Namespaces
 
     def allow(self, scope: Scope) -> None:
         """Go on only if the caller may do this."""
@@ -84,7 +109,7 @@ class Session:
             execution_id = await self.engine.resolve_execution_id(text, namespace=namespace)
         else:
             execution_id = self.engine.named_execution_id(text, namespace)
-        if owner is None or await self.engine.get_execution_namespace(execution_id) == owner:
+        if owner is None or (await self.namespaces.of([execution_id])).get(execution_id) == owner:
             return execution_id
         raise NotFound("execution", text)
 

@@ -21,18 +21,18 @@ from flowfabric.core.checks import visible
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError, Unavailable
 from flowfabric.run import Endings
-from flowfabric.server import admin, executions, flows, signals, streams
-from flowfabric.server.access import ANYBODY, Access, Anybody, InSession, Session
+from flowfabric.server import admin, executions, flows, operations, signals, streams
+from flowfabric.server.access import ANYBODY, Access, Anybody, InSession, Namespaces, Session
 from flowfabric.server.draining import Waiting
 from flowfabric.server.problems import (
     AnyRequest,
     Problem,
     Refused,
+    check_is_json,
     on_bug,
     on_engine_error,
     on_http_error,
     on_refusal,
-    refuse,
 )
 from flowfabric.server.routing import get
 from flowfabric.version import __version__
@@ -117,7 +117,7 @@ class Bodies(ASGIMiddleware):
         if announced.isdigit() and int(announced) > limit:
             raise _too_large(scope, limit)
         if "data" in scope["route_handler"].parsed_fn_signature.parameters:
-            _check_is_json(headers.get(b"content-type", b""))
+            check_is_json(headers.get(b"content-type", b"").decode("latin-1"))
         taken = 0
 
         async def receiving() -> ReceiveMessage:
@@ -130,12 +130,6 @@ class Bodies(ASGIMiddleware):
             return message
 
         await next_app(scope, receiving, send)
-
-
-def _check_is_json(content_type: bytes) -> None:
-    if content_type.partition(b";")[0].strip().lower() != b"application/json":
-        told = "Content-Type: must be application/json"
-        raise refuse(415, "unsupported_media_type", told, field="content-type")
 
 
 def _too_large(scope: Scope, limit: int) -> Refused:
@@ -183,6 +177,7 @@ def create_app(
             app.state.engine, app.state.endings = engine, endings
             app.state.waiting = Waiting(config.waiting_max)
             app.state.access = Access(engine, anybody=config.anybody)
+            app.state.namespaces = Namespaces(engine)
             try:
                 yield
             finally:
@@ -197,6 +192,9 @@ def create_app(
             streams.routes,
             streams.events,
             admin.routes,
+            operations.call,
+            operations.deployment,
+            operations.hints,
             ready,
             alive,
         ],
@@ -239,8 +237,9 @@ async def provide_session(request: AnyRequest) -> Session:
     assert isinstance(state.engine, Engine)
     assert isinstance(state.endings, Endings)
     assert isinstance(state.waiting, Waiting)
+    assert isinstance(state.namespaces, Namespaces)
     caller = ANYBODY
     if not request.route_handler.opt.get("open"):
         address = request.client.host if request.client else "unknown"
         caller = await state.access.caller(request.headers.get("authorization"), address)
-    return Session(caller, state.engine, state.endings, state.waiting)
+    return Session(caller, state.engine, state.endings, state.waiting, state.namespaces)

@@ -69,6 +69,12 @@ def refuse(status: int, code: str, error: str, *, field: str | None = None) -> R
     return Refused(status, Problem(error=error, code=code, field=field))
 
 
+def check_is_json(content_type: str) -> None:
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        told = "Content-Type: must be application/json"
+        raise refuse(415, "unsupported_media_type", told, field="content-type")
+
+
 def problem_of(error: FlowFabricError) -> tuple[int, Problem]:
     """The status and the body that stand for an error of the engine."""
     status = _status_of(error)

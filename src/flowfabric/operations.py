@@ -1,0 +1,356 @@
+"""Operations of the engine that can be asked for from afar: who may, and how they travel.
+
+One table says which those are. What it does not name cannot be called. Arguments travel by name
+as JSON, decoded by the annotations of the operation itself, and so do results: bytes in base64,
+structs of a union by their tag. An error travels by its code and attributes, and is raised again
+as what it was.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from types import GenericAlias, UnionType
+from typing import Final, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from flowfabric.core.creation import Checked, NewExecution
+from flowfabric.core.flow_joins import EdgeDependencyPolicy, Join
+from flowfabric.core.schedules import ScheduleDefinition
+from flowfabric.core.tokens import Scope
+from flowfabric.core.waitpoints import WaitpointToken
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import BackendErrorKind, ErrorClass, FlowFabricError
+
+T = TypeVar("T")
+
+BODY_BYTES_MAX: Final = 16 * 1_048_576
+"""What one call may carry."""
+WAITS: Final = frozenset({"tail_stream", "tail_execution", "cancel_flow"})
+"""What may take long because it was asked to wait."""
+
+
+class Reach(StrEnum):
+    """What an operation is about, for callers that are confined to a namespace."""
+
+    OWN = "own"
+    """Executions, flows or a namespace that its arguments name."""
+    EVERYTHING = "everything"
+    """More than one namespace: confined callers may not."""
+    NOTHING = "nothing"
+    """Nothing that belongs to anybody."""
+
+
+# Errors -----------------------------------------------------------------------
+
+
+class WireError(Struct, frozen=True, kw_only=True):
+    """What is needed to raise an error again."""
+
+    code: str
+    detail: str
+    attributes: dict[str, object] = {}
+
+
+def _classes(base: type[FlowFabricError]) -> dict[str, type[FlowFabricError]]:
+    found = {base.code: base}
+    for each in base.__subclasses__():
+        found |= _classes(each)
+    return found
+
+
+_BY_CODE: Final = _classes(FlowFabricError)
+_KINDS: Final[Mapping[str, Callable[[str], object]]] = {
+    "error_class": ErrorClass,
+    "kind": BackendErrorKind,
+}
+
+
+def send_error(error: FlowFabricError) -> WireError:
+    """Attributes that are no plain values stay behind: they are for whoever raised it."""
+    attributes: dict[str, object] = {
+        name: value
+        for name, value in vars(error).items()
+        if name != "detail" and isinstance(value, str | int | float | tuple | list | None)
+    }
+    return WireError(code=error.code, detail=str(error), attributes=attributes)
+
+
+def raised_again(sent: WireError) -> FlowFabricError:
+    kind = _BY_CODE.get(sent.code, FlowFabricError)
+    error = kind.__new__(kind)
+    error.args, error.detail = (sent.detail,), sent.detail
+    for name, value in sent.attributes.items():
+        if isinstance(value, str) and name in _KINDS:
+            value = _KINDS[name](value)
+        if name != "__notes__" and isinstance(value, list):
+            value = tuple(value)
+        setattr(error, name, value)
+    return error
+
+
+class Answer(Struct, Generic[T], frozen=True, omit_defaults=True):
+    """One of many answers: what happened, or why it did not."""
+
+    ok: T | UnsetType = UNSET
+    error: WireError | None = None
+
+
+# Types as they travel ---------------------------------------------------------
+
+
+class SentExecution(NewExecution, frozen=True, kw_only=True):
+    policy: dict[str, object] | str | None = None
+
+
+class SentJoin(Join, frozen=True, kw_only=True):
+    policy: EdgeDependencyPolicy | None = None
+
+
+class SentSchedule(ScheduleDefinition, frozen=True, kw_only=True):
+    policy: dict[str, object] | str | None = None
+
+
+_SENT: Final[Mapping[object, object]] = {
+    NewExecution: SentExecution,
+    Join: SentJoin,
+    ScheduleDefinition: SentSchedule,
+}
+
+
+def wired(hint: object) -> object:
+    """A type that stands for this one in JSON, where JSON could not tell what is meant.
+
+    Requests that were checked travel as they were: the server checks them itself.
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is None:
+        return _SENT.get(hint, hint)
+    if origin in (Union, UnionType):
+        kept = [
+            each for each in inner if not (each is Checked or (str in inner and _is_text(each)))
+        ]
+        return Union[tuple(wired(each) for each in kept)]  # noqa: UP007
+    if origin is Literal:
+        return hint
+    if origin is list and FlowFabricError in get_args(inner[0]):
+        rest = [each for each in get_args(inner[0]) if each is not FlowFabricError]
+        return GenericAlias(list, (GenericAlias(Answer, (Union[tuple(rest)],)),))  # noqa: UP007
+    return GenericAlias(origin, tuple(each if each is ... else wired(each) for each in inner))
+
+
+def _is_text(kind: object) -> bool:
+    """Whether text is as good, wherever that is taken too."""
+    return kind is WaitpointToken or (isinstance(kind, type) and issubclass(kind, StrEnum))
+
+
+def _to_wire(value: object) -> object:
+    if isinstance(value, WaitpointToken):
+        return value.reveal()
+    if isinstance(value, FlowFabricError):
+        return send_error(value)
+    raise NotImplementedError(f"{type(value).__name__} does not travel")
+
+
+def _from_wire(kind: type, value: object) -> object:
+    if kind is WaitpointToken and isinstance(value, str):
+        return WaitpointToken(value)
+    if kind is FlowFabricError:
+        return raised_again(msgspec.convert(value, WireError))
+    raise NotImplementedError(f"{kind.__name__} does not travel")
+
+
+encode: Final = msgspec.json.Encoder(enc_hook=_to_wire).encode
+
+
+class RemoteOperation:
+    """One that can be asked for from afar."""
+
+    def __init__(
+        self, name: str, scopes: frozenset[Scope], reach: Reach, *, repeatable: bool
+    ) -> None:
+        function = inspect.unwrap(getattr(Engine, name))
+        hints = get_type_hints(function)
+        self.name, self.scopes, self.reach, self.repeatable = name, scopes, reach, repeatable
+        self._signature = inspect.signature(function)
+        self._fields: list[tuple[str, object] | tuple[str, object, object]] = []
+        for parameter in list(self._signature.parameters.values())[1:]:
+            hint = hints[parameter.name]
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                (options,) = get_args(hint)
+                for key, given in get_type_hints(options).items():
+                    self._add_optional(key, given)
+            elif parameter.default is inspect.Parameter.empty:
+                self._fields.append((parameter.name, wired(hint)))
+            else:
+                self._add_optional(parameter.name, hint)
+        self.may_be_none = type(None) in get_args(hints["return"]) or hints["return"] is type(None)
+        self._arguments = self._struct()
+        self._decoder = msgspec.json.Decoder(self._arguments, dec_hook=_from_wire)
+        result = wired(hints["return"])
+        self._answers = get_args(result)[:1] and get_origin(get_args(result)[0]) is Answer
+        self._results = msgspec.json.Decoder(result, dec_hook=_from_wire)
+
+    def _add_optional(self, name: str, hint: object) -> None:
+        self._fields.append((name, Union[wired(hint), UnsetType], UNSET))  # noqa: UP007
+
+    def _struct(self) -> type[Struct]:
+        return msgspec.defstruct(
+            f"{self.name}_arguments", self._fields, kw_only=True, forbid_unknown_fields=True
+        )
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of its arguments."""
+        return self._arguments.__struct_fields__
+
+    @property
+    def required(self) -> Sequence[str]:
+        return tuple(field[0] for field in self._fields if len(field) == 2)
+
+    @property
+    def kinds(self) -> Sequence[object]:
+        """Of its arguments, as they travel."""
+        return tuple(field[1] for field in self._fields)
+
+    def bind(self, args: Sequence[object], given: Mapping[str, object]) -> dict[str, object]:
+        """Arguments by name."""
+        bound = self._signature.bind(None, *args, **given).arguments
+        return {**dict(list(bound.items())[1:]), **bound.get("options", {})}
+
+    def decode_arguments(self, body: bytes) -> dict[str, object]:
+        """Those that were given, or an error of msgspec."""
+        decoded = self._decoder.decode(body or b"{}")
+        given = {name: getattr(decoded, name) for name in self.names}
+        return {name: value for name, value in given.items() if value is not UNSET}
+
+    def encode_result(self, result: object) -> bytes:
+        if self._answers and isinstance(result, list):
+            return encode(
+                [
+                    {"error": each} if isinstance(each, FlowFabricError) else {"ok": each}
+                    for each in result
+                ]
+            )
+        return encode(result)
+
+    def decode_result(self, body: bytes) -> object:
+        result = self._results.decode(body)
+        if self._answers and isinstance(result, list):
+            return [each.ok if each.error is None else raised_again(each.error) for each in result]
+        return result
+
+
+# The table --------------------------------------------------------------------
+
+_READ: Final = frozenset({Scope.READ})
+_READ_OR_WORK: Final = frozenset({Scope.READ, Scope.WORK})
+_SUBMIT: Final = frozenset({Scope.SUBMIT})
+_SIGNAL: Final = frozenset({Scope.SIGNAL})
+_WORK: Final = frozenset({Scope.WORK})
+_OPERATE: Final = frozenset({Scope.OPERATE})
+_ADMIN: Final = frozenset({Scope.ADMIN})
+_ANY: Final = frozenset(Scope)
+
+_TABLE: Final[Sequence[tuple[frozenset[Scope], Reach, bool, str]]] = (
+    # Scopes, each of which is enough; what it is about; whether it may be repeated; names.
+    (_ANY, Reach.NOTHING, True, "ping server_time_ms end_of_log"),
+    (_WORK, Reach.NOTHING, True, "to_store from_store"),
+    (
+        _READ_OR_WORK,
+        Reach.OWN,
+        True,
+        """list_steps find_outcomes describe_suspension read_execution_context own_ids
+        read_execution_inputs last_frame_at get_execution_namespace""",
+    ),
+    (
+        _READ,
+        Reach.OWN,
+        True,
+        """describe_execution read_execution_state read_execution_info get_execution_result
+        resolve_execution_flow_id read_current_attempt_index read_total_attempt_count list_attempts
+        read_exec_core_fields explain_execution find_executions inspect_execution
+        resolve_execution_id before_latest_events required_capabilities called read_outcomes
+        get_execution_tag list_expired_leases describe_flow list_flows list_flow_members
+        list_edge_groups find_named_flows list_edges describe_edge evaluate_flow_eligibility
+        read_flow_summary get_flow_namespace get_flow_tag list_pending_waitpoints list_inbox
+        read_stream tail_stream tail_execution read_summary next_events describe_schedule
+        list_schedules get_budget_status read_budget_usage_and_limits list_budgets read_limit
+        list_limits list_workers list_worker_events""",
+    ),
+    (
+        _READ,
+        Reach.EVERYTHING,
+        True,
+        """list_executions list_lanes count_lanes list_suspended last_event_id read_events
+        read_quota_policy_limits list_limit_use""",
+    ),
+    (
+        _SUBMIT,
+        Reach.OWN,
+        True,
+        """create_flow add_execution_to_flow add_dependencies stage_dependency_edge
+        apply_dependency_to_child set_edge_group_policy set_flow_tag set_flow_tags
+        set_execution_tag set_execution_tags upsert_schedule remove_schedule""",
+    ),
+    (_SUBMIT, Reach.OWN, False, "create_execution create_executions trigger_schedule"),
+    (_SIGNAL, Reach.OWN, True, "read_waitpoint_token"),
+    (
+        _SIGNAL,
+        Reach.OWN,
+        False,
+        "deliver_signal deliver_operator_signal deliver_approval_signal",
+    ),
+    (
+        _WORK,
+        Reach.OWN,
+        True,
+        """renew renew_many renew_lease find_lost_leases register_worker heartbeat_worker
+        record_steps await_executions hand_back hand_back_many complete complete_many progress
+        update_progress release_blocked create_waitpoint close_waitpoint observe_signals
+        take_signals expire_execution""",
+    ),
+    (
+        _WORK,
+        Reach.OWN,
+        False,
+        """claim claim_many claim_for_worker issue_claim_grant issue_reclaim_grant claim_execution
+        claim_resumed_execution claim_from_resume_grant reclaim_execution complete_execution fail
+        fail_many fail_execution delay delay_execution wait_children move_to_waiting_children
+        cancel block_on_code suspend suspend_by_triple append_frame append_frames report_usage
+        reserve_budget settle_reservation post_to_budgets record_spend release_budget""",
+    ),
+    (frozenset({Scope.WORK, Scope.OPERATE}), Reach.OWN, True, "mark_worker_dead"),
+    (
+        _OPERATE,
+        Reach.OWN,
+        False,
+        """cancel_execution cancel_executions cancel_matching cancel_flow cancel_flow_header
+        replay_execution replay_executions replay_matching revoke_lease change_priority
+        accept_changes resume_execution block_execution_for_admission unblock_execution
+        issue_grant_and_claim pause_schedule resume_schedule create_budget update_budget
+        reset_budget report_usage_admin create_quota_policy declare_limits set_limit
+        reset_limit""",
+    ),
+    (
+        _OPERATE,
+        Reach.EVERYTHING,
+        False,
+        """register_lane pause_lane resume_lane drain_lane disable_lane check_admission
+        release_admission audit""",
+    ),
+    (
+        _ADMIN,
+        Reach.EVERYTHING,
+        False,
+        """create_token list_tokens revoke_token list_waitpoint_hmac_kids
+        seed_waitpoint_hmac_secret rotate_waitpoint_hmac_secret_all""",
+    ),
+)
+
+OPERATIONS: Final[Mapping[str, RemoteOperation]] = {
+    name: RemoteOperation(name, scopes, reach, repeatable=repeatable)
+    for scopes, reach, repeatable, names in _TABLE
+    for name in names.split()
+}
