@@ -8,7 +8,7 @@ from flowfabric import App, Context, Frame, Retry, testing
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.run import Run
 from tests.apps import traced_memory, working
-from tests.conformance.given import UNKNOWN_ID
+from tests.conformance.given import NOBODY
 
 
 class Cue:
@@ -223,7 +223,7 @@ async def test_in_tests_nothing_is_waited_for() -> None:
 async def test_what_does_not_exist_cannot_be_followed(waiting_app: App) -> None:
     acting(waiting_app)
     await waiting_app.open()
-    run = waiting_app.run(waiting_app.tasks["act"], UNKNOWN_ID)
+    run = waiting_app.run(waiting_app.tasks["act"], NOBODY)
     with pytest.raises(NotFound):
         await anext(run.stream())
     with pytest.raises(NotFound):
