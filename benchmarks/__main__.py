@@ -25,6 +25,7 @@ from benchmarks import (
     processes,
     report,
     retention,
+    routing,
     sdk,
     streams,
     suspension,
@@ -46,6 +47,7 @@ SECTIONS: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "streams": streams.measure,
     "budgets": budgets.measure,
     "retention": retention.measure,
+    "routing": routing.measure,
 }
 
 

@@ -373,6 +373,15 @@ async def test_what_no_worker_can_run_is_kept_back_until_one_registers(
     assert await execution_of(engine, execution_id) == before
 
 
+async def test_a_capable_worker_that_asks_frees_it_too(engine: Engine, given: Given) -> None:
+    execution_id = await given.waiting(policy=GPU)
+    assert await engine.claim_for_worker(["default"], **WORKER) is None
+    assert not (await execution_of(engine, execution_id)).ready
+    grant = await engine.claim_for_worker(["default"], **WORKER, capabilities=["cuda", "gpu"])
+    assert grant is not None
+    assert grant.execution_id == execution_id
+
+
 async def test_a_heartbeat_frees_what_was_missed(engine: Engine, given: Given) -> None:
     await register(engine, capabilities=["cuda", "gpu"])
     execution_id = await given.waiting(policy=GPU)

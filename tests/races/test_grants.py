@@ -57,6 +57,23 @@ async def test_grants_and_claims_hand_out_each_execution_once(engine: Engine, ri
     assert await rival.count(DEADLOCKS) == 0
 
 
+async def test_what_is_granted_meanwhile_is_not_parked(engine: Engine, rival: Rival) -> None:
+    """Between a look at what waits and the lock of it, a worker was granted it."""
+    created = await engine.create_execution(NewExecution(execution_kind="work", policy=GPU))
+    execution_id = created.execution_id
+    names = WorkerNames(worker_id="w", worker_instance_id="w-1")
+    async with rival.holding("select from live for update"):
+        granting, parking = await rival.queued(
+            engine.issue_claim_grant(execution_id, **names, capabilities=["gpu"]),
+            engine.claim_for_worker(["default"], worker_id="b", worker_instance_id="b-1"),
+        )
+    assert await parking is None
+    grant = await granting
+    assert isinstance(grant, ClaimGrant)
+    claimed = await engine.claim_execution(execution_id, **names, grant_key=grant.grant_key)
+    assert claimed.lease_epoch == 1
+
+
 async def test_two_schedulers_are_given_different_executions(engine: Engine) -> None:
     for _ in range(2):
         await create(engine)

@@ -85,6 +85,8 @@ CLASS_EXCEPTIONS = {
 }
 
 STATUS_EXCEPTIONS = {
+    "rate_limit_exceeded": 429,
+    "concurrency_limit_exceeded": 429,
     "retry_exhausted": 503,
     "lock_timeout": 503,
     "corruption": 500,

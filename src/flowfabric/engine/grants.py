@@ -33,7 +33,7 @@ from flowfabric.engine.gates import REMEMBERED_MAX, ClaimQuery
 from flowfabric.engine.grant_limits import admit, best_limited, best_ready
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.work import Work
-from flowfabric.engine.workers import present_workers
+from flowfabric.engine.workers import let_go, present_workers
 from flowfabric.store.base import Parameter, Transaction
 
 T = TypeVar("T")
@@ -86,6 +86,8 @@ class Grants(unit.Group):
 
         async def body(tx: Transaction) -> AnyGrant | None:
             found = await self._best(tx, query, shares, limited=limited)
+            if found is None and await self._free_parked(tx, query):
+                found = await self._best(tx, query, shares, limited=limited)
             if found is None:
                 await self._park_unserved(tx, query)
                 return None
@@ -128,6 +130,19 @@ class Grants(unit.Group):
             self._after.clear()
         self._after[query] = pick.after
         return pick.execution_id
+
+    async def _free_parked(self, tx: Transaction, query: ClaimQuery) -> bool:
+        """Let go of what was kept back until a worker like this one comes."""
+        parked = await tx.select_as(
+            ExecutionId,
+            "parked_for",
+            **query.parameters,
+            kinds=query.kinds,
+            limit=limits.PARKED_MAX,
+        )
+        asks = [unit.Ask(each, let_go) for each in parked]
+        await self.shell.decide_in(tx, asks, [0.0] * len(asks))
+        return bool(parked)
 
     async def _park_unserved(self, tx: Transaction, query: ClaimQuery) -> None:
         """Keep back what waits in these lanes and no worker that is there could run.
@@ -557,9 +572,13 @@ async def _load(
 NO_CAPABLE_WORKER = "no connected worker satisfies required_capabilities"
 
 
-def _park(subject: Subject, timing: Timing) -> Decision[results.Blocked]:
+def _park(subject: Subject, timing: Timing) -> Decision[results.Blocked | None]:
+    if not subject.execution.ready:
+        # Somebody has claimed it, or was granted it, since it was found.
+        return Decision(answer=None)
     why = BlockingReason.WAITING_FOR_CAPABLE_WORKER
-    return gating.decide_keep_back(subject, why, NO_CAPABLE_WORKER, timing.now_ms)
+    made = gating.decide_keep_back(subject, why, NO_CAPABLE_WORKER, timing.now_ms)
+    return Decision(answer=made.answer, changes=made.changes)
 
 
 class Unserved(Struct, frozen=True, kw_only=True):

@@ -328,13 +328,13 @@ class Workers(unit.Group):
             parked = await self.store.read(body)
             if not parked:
                 return
-            freed = await self.shell.decide_many([unit.Ask(each, _let_go) for each in parked])
+            freed = await self.shell.decide_many([unit.Ask(each, let_go) for each in parked])
             some = any(isinstance(each, Unblocked) for each in freed)
             if len(parked) < limits.SWEEP_BATCH or not some:
                 return
 
 
-def _let_go(subject: Subject, timing: Timing) -> Decision[Unblocked]:
+def let_go(subject: Subject, timing: Timing) -> Decision[Unblocked]:
     return gating.decide_let_go(subject, BlockingReason.WAITING_FOR_CAPABLE_WORKER, timing.now_ms)
 
 
