@@ -9,6 +9,7 @@ from flowfabric.errors import DoNotRetry, FlowFabricError, SignalTimeout
 from flowfabric.flows.builder import Flow
 from flowfabric.flows.nodes import AllOf, AnyOf, Node, Quorum
 from flowfabric.flows.run import FlowRun
+from flowfabric.limits import Limit
 from flowfabric.run import Run
 from flowfabric.signals import Signal, SignalToken, all_of, any_of, count
 from flowfabric.streams import Frame
@@ -30,6 +31,7 @@ __all__ = [
     "FlowFabricError",
     "FlowRun",
     "Frame",
+    "Limit",
     "Node",
     "Quorum",
     "Retry",

@@ -34,6 +34,7 @@ from flowfabric.errors import Unavailable
 from flowfabric.feed import Feed
 from flowfabric.flows.builder import Flow
 from flowfabric.flows.run import FlowRun
+from flowfabric.limits import AppLimits, KeySource, Limit
 from flowfabric.logs import open_log
 from flowfabric.outages import waited_out
 from flowfabric.registry import Replaceable, check_app, check_calls, check_middleware, check_task
@@ -148,6 +149,10 @@ class App(Feed, Replaceable):
         keep: Duration | None = None,
         keep_failed: Duration | None = None,
         max_worker_deaths: int | None = None,
+        rate_limit: str | None = None,
+        concurrency: int | None = None,
+        key: KeySource | None = None,
+        limits: Sequence[Limit] = (),
     ) -> "TaskDecorator": ...
     def task(
         self,
@@ -166,6 +171,10 @@ class App(Feed, Replaceable):
         keep: Duration | None = None,
         keep_failed: Duration | None = None,
         max_worker_deaths: int | None = None,
+        rate_limit: str | None = None,
+        concurrency: int | None = None,
+        key: KeySource | None = None,
+        limits: Sequence[Limit] = (),
     ) -> "Task[..., object] | TaskDecorator":
         """Make a function a task, under its own name unless `name` gives another.
 
@@ -176,7 +185,9 @@ class App(Feed, Replaceable):
         `budget` is used up, or of one of several, none of its runs starts. `max_worker_deaths` is
         how often in a row its worker may die before a run fails: three, unless given.
         Several versions of one name stand beside each other: runs stay with the version
-        they began with.
+        they began with. `rate_limit="100/m"` and `concurrency=10` limit how many of its runs start
+        in a time and run at once, over all workers; with `key="{tenant}"`, or a function of the
+        arguments, for each value of it. `limits` are those it shares with other tasks.
         """
         settings = TaskSettings(
             lane=lane,
@@ -189,6 +200,10 @@ class App(Feed, Replaceable):
             keep=keep,
             keep_failed=keep_failed,
             max_worker_deaths=max_worker_deaths,
+            rate_limit=rate_limit,
+            concurrency=concurrency,
+            key=key,
+            limits=limits,
         )
         decorate = TaskDecorator(self, name, settings, version)
         return decorate if function is None else decorate.register(function)
@@ -359,6 +374,11 @@ class App(Feed, Replaceable):
         """What the app's runs may spend: created, reported to and looked at."""
         return AppBudgets(self._open_engine, lambda: self._here.namespace)
 
+    @cached_property
+    def limits(self) -> AppLimits:
+        """What limits the app's runs: looked at, and changed without a deploy."""
+        return AppLimits(self._open_engine, lambda: self._here.namespace)
+
     # Opening and closing
 
     @property
@@ -458,6 +478,7 @@ class App(Feed, Replaceable):
 
     async def _open_with_schedules(self) -> Opened:
         opened = await self.open()
+        await self.declare_limits(opened.engine)
         await self.store_schedules(opened.engine)
         return opened
 

@@ -14,6 +14,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar, overload
 
+from msgspec import structs
+
 from flowfabric.config import EngineConfig
 from flowfabric.core import schedules
 from flowfabric.core.checks import (
@@ -26,11 +28,18 @@ from flowfabric.core.checks import (
 )
 from flowfabric.core.ids import parse_namespace
 from flowfabric.core.limits import PAYLOAD_BYTES_MAX
-from flowfabric.core.policies import Duration, optional_duration_ms, span
+from flowfabric.core.policies import (
+    Duration,
+    ExecutionPolicy,
+    QuotaUse,
+    optional_duration_ms,
+    span,
+)
 from flowfabric.cron import recurrence_of
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput
 from flowfabric.store.urls import POSTGRES, check_url
+from flowfabric.submission import NO_OPTIONS, limit_uses, policy_of
 from flowfabric.task import JSON, Call, Retry, Task, TaskSettings
 from flowfabric.worker.context import Context
 
@@ -182,6 +191,7 @@ class Registry:
             raise InvalidInput("name", "is missing: only functions have a name of their own")
         name = check_task_name(own if name is None else name)
         task: Task[..., object] = Task(name, function, settings, version, self.provided_kinds())
+        self._check_limits(task)
         known = self.tasks.get(task.kind)
         if known is not None:
             raise InvalidInput(
@@ -190,6 +200,17 @@ class Registry:
                 " `name=` or `version=`",
             )
         return task
+
+    def _check_limits(self, task: Task[..., object]) -> None:
+        """Refuse a limit that another task declares with other values: they would take turns."""
+        known = {each.name: each for other in self.tasks.values() for each in other.limits}
+        for limit in task.limits:
+            if known.get(limit.name, limit).spec != limit.spec:
+                raise InvalidInput(
+                    "limits",
+                    f"limit {limit.name!r} has other values in another task; declare it once, as"
+                    " a Limit that both name",
+                )
 
     def keep_task(self, task: Task[..., object]) -> Task[..., object]:
         task.owner = self
@@ -302,7 +323,7 @@ class Registry:
             lane_id=settings.lane,
             input_payload=call.payload,
             payload_encoding=JSON,
-            policy=settings.policy,
+            policy=_limited_policy(call, self.namespace),
             priority=settings.priority,
         )
         recurrence_of(
@@ -310,10 +331,29 @@ class Registry:
         )
         self.schedules.append(definition)
 
+    async def declare_limits(self, engine: Engine) -> None:
+        """Have the database know every limit of a task. What was set at run time stays."""
+        limits = {limit.name: limit for task in self.tasks.values() for limit in task.limits}
+        await engine.declare_limits([each.declared(self.namespace) for each in limits.values()])
+
     async def store_schedules(self, engine: Engine) -> None:
         """Have the database know every schedule declared."""
         for definition in self.schedules:
             await engine.upsert_schedule(definition)
+
+
+def _limited_policy(call: Call[object], namespace: str) -> ExecutionPolicy | None:
+    """The policy of a task's runs by the clock, which names the limits they are under."""
+    policy = policy_of(call.task, NO_OPTIONS, namespace)
+    uses = limit_uses(call, NO_OPTIONS, namespace)
+    if not uses:
+        return policy
+    return structs.replace(
+        policy or ExecutionPolicy(),
+        quota_policies=tuple(
+            QuotaUse(quota_policy_id=each.limit.quota_policy_id, key=each.key) for each in uses
+        ),
+    )
 
 
 def _place(task: Task[..., object]) -> str:

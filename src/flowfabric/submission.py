@@ -22,12 +22,14 @@ from msgspec import Struct
 
 from flowfabric import errors
 from flowfabric.core.checks import check_priority
-from flowfabric.core.creation import Checked, NewExecution, Terms
+from flowfabric.core.creation import Checked, NewExecution, Terms, with_limits
+from flowfabric.core.gates import LimitUse
 from flowfabric.core.ids import ExecutionId, named_budget_id, solo_execution_id, uuid4_from
 from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.policies import ExecutionPolicy, TimeoutPolicy, optional_duration_ms
 from flowfabric.core.results import CreateResult
 from flowfabric.engine.engine import Engine
+from flowfabric.limits import BoundArguments, check_limits
 from flowfabric.outages import everything_within, statements_within
 from flowfabric.task import JSON, OPTION_NAMES, Arguments, Call, Source, Task, check_budgets
 
@@ -186,6 +188,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     execution_id: str | None = None
     budget: object = ()
     connection: object = None
+    limits: object = ()
 
     @property
     def has_terms(self) -> bool:
@@ -200,6 +203,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 NO_OPTIONS: Final = Options()
+NO_ARGUMENTS: Final = BoundArguments({})
 
 
 def read_submission(
@@ -233,6 +237,8 @@ def check_options(given: Mapping[str, object]) -> Options:
     if unknown:
         known = ", ".join(sorted(OPTION_NAMES))
         raise errors.InvalidInput(unknown[0], f"is not an option of submit; those are {known}")
+    if "limits" in given:
+        given = {**given, "limits": check_limits(given["limits"])}
     try:
         return msgspec.convert(dict(given), Options)
     except msgspec.ValidationError as error:
@@ -240,7 +246,10 @@ def check_options(given: Mapping[str, object]) -> Options:
         raise errors.InvalidInput(path.rstrip("`") or "options", problem) from None
 
 
-def request_of(call: Call[object], options: Options, namespace: str) -> NewExecution:
+def request_of(
+    call: Call[object], options: Options, namespace: str, *, limited: bool = True
+) -> NewExecution:
+    """What a call asks for; without its limits unless `limited`."""
     settings = call.task.settings
     return NewExecution(
         execution_kind=call.task.kind,
@@ -258,7 +267,20 @@ def request_of(call: Call[object], options: Options, namespace: str) -> NewExecu
         delay_ms=optional_duration_ms("delay", options.delay),
         execution_id=options.execution_id,
         id_is_chosen=options.execution_id is not None,
+        limits=limit_uses(call, options, namespace) if limited else (),
     )
+
+
+def limit_uses(call: Call[object], options: Options, namespace: str) -> tuple[LimitUse, ...]:
+    """The limits of a submission, with the values of their keys."""
+    limits = call.task.limits
+    if options.limits:
+        limits = check_limits([*limits, *check_limits(options.limits)])
+    if not limits:
+        return ()
+    keyed = any(each.key is not None for each in limits)
+    bound = call.task.arguments.for_keys(call.payload) if keyed else NO_ARGUMENTS
+    return tuple(each.use(namespace, bound) for each in limits)
 
 
 def policy_of(task: Task[..., object], options: Options, namespace: str) -> ExecutionPolicy | None:
@@ -281,6 +303,8 @@ def policy_of(task: Task[..., object], options: Options, namespace: str) -> Exec
 
 TERMS_KEPT: Final = 1_024
 """Of how many tasks it is remembered what their submissions have in common."""
+LIMITED_TERMS_KEPT: Final = 16_384
+"""The same of values of keys."""
 SUBMIT_PATIENCE_S: Final = 10.0
 """How long a try to store submissions may take, the wait for a connection included."""
 MANY_PATIENCE_S: Final = SUBMIT_PATIENCE_S + KEY_WAIT_MS / 1_000
@@ -301,6 +325,7 @@ class Submissions:
         self._group = GroupCommit[Checked, CreateResult](self._create, patience_s=SUBMIT_PATIENCE_S)
         self._undecided: Counter[tuple[str, str]] = Counter()
         self._asking = asyncio.Semaphore(ASKING_MAX)
+        self._limited_terms: dict[tuple[int, tuple[LimitUse, ...]], tuple[Terms, Terms]] = {}
         self._usual_terms = lru_cache(maxsize=TERMS_KEPT)(self._check_terms)
 
     def check(
@@ -314,16 +339,26 @@ class Submissions:
         usual = self._usual_terms
         if options is NO_OPTIONS and parent is None:
             return self._engine.check_payloads(
-                [(usual(each.task, namespace), each.payload) for each in calls]
+                [
+                    (
+                        self._under_limits(usual(each.task, namespace), each, options, namespace)
+                        if each.task.limits
+                        else usual(each.task, namespace),
+                        each.payload,
+                    )
+                    for each in calls
+                ]
             )
-        terms = {
+        shared = {
             task: self._check_terms(task, namespace, options)
             if options.has_terms
             else usual(task, namespace)
             for task in {call.task: None for call in calls}
         }
+        terms = [self._under_limits(shared[each.task], each, options, namespace) for each in calls]
         if parent is None and not options.names_one:
-            return self._engine.check_payloads([(terms[each.task], each.payload) for each in calls])
+            payloads = [each.payload for each in calls]
+            return self._engine.check_payloads(list(zip(terms, payloads, strict=True)))
         request = NewExecution(
             execution_kind="",
             idempotency_key=options.idempotency_key,
@@ -334,15 +369,33 @@ class Submissions:
         )
         return [
             self._engine.check_request(
-                msgspec.structs.replace(request, input_payload=each.payload), terms[each.task]
+                msgspec.structs.replace(request, input_payload=each.payload), own
             )
-            for each in calls
+            for each, own in zip(calls, terms, strict=True)
         ]
 
     def _check_terms(
         self, task: Task[..., object], namespace: str, options: Options = NO_OPTIONS
     ) -> Terms:
-        return self._engine.check_terms(request_of(Call(task, b""), options, namespace))
+        unlimited = msgspec.structs.replace(options, limits=())
+        request = request_of(Call(task, b"{}"), unlimited, namespace, limited=False)
+        return self._engine.check_terms(request)
+
+    def _under_limits(
+        self, terms: Terms, call: Call[object], options: Options, namespace: str
+    ) -> Terms:
+        """The terms of one call. Those of the same limits and keys share theirs."""
+        uses = limit_uses(call, options, namespace)
+        if not uses:
+            return terms
+        if options.has_terms:
+            return with_limits(terms, uses)
+        known = self._limited_terms.get((id(terms), uses))
+        if known is None or known[0] is not terms:
+            if len(self._limited_terms) >= LIMITED_TERMS_KEPT:
+                self._limited_terms.clear()
+            known = self._limited_terms[id(terms), uses] = (terms, with_limits(terms, uses))
+        return known[1]
 
     async def submit(self, checked: Checked) -> CreateResult:
         if self._undecided and _decided_by(checked) in self._undecided:

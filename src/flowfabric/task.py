@@ -35,6 +35,7 @@ from flowfabric.core.ids import parse_execution_kind, parse_lane_id
 from flowfabric.core.limits import WORKER_DEATHS_MAX
 from flowfabric.errors import InvalidInput
 from flowfabric.json_values import UNREADABLE, check_storable, decoder_of, encode_value, typed
+from flowfabric.limits import BoundArguments, KeySource, Limit, check_keys, limits_of
 
 # Parameters that the worker fills in: what `app.provide` has been told to make
 #
@@ -204,6 +205,8 @@ class SubmitOptions(TypedDict, total=False):
     """Not to be started while this budget, or one of these, is used up; beside the task's own."""
     connection: object
     """Take part in the transaction of this connection; see `App.submit`."""
+    limits: Sequence[Limit]
+    """Under these limits, beside those of the task."""
 
 
 OPTION_NAMES: Final = frozenset(SubmitOptions.__annotations__)
@@ -223,6 +226,10 @@ class TaskSettings:
     keep: policies.Duration | None = None
     keep_failed: policies.Duration | None = None
     max_worker_deaths: int | None = None
+    rate_limit: str | None = None
+    concurrency: int | None = None
+    key: KeySource | None = None
+    limits: Sequence[Limit] = ()
 
     def __post_init__(self) -> None:
         """Refuse by its name what is not checked with the policy."""
@@ -326,7 +333,12 @@ class Task(Generic[P, R_co]):
                 "executor", f"{name} takes a context, which cannot reach another process"
             )
         _ = settings.policy
+        self.limits = limits_of(
+            self.name, settings.rate_limit, settings.concurrency, settings.key, settings.limits
+        )
+        """Those it is under, its own first."""
         if names_are_known(function):
+            check_keys(self.name, self.limits, self.arguments)
             if self.arguments.resources and settings.executor == "process":
                 raise InvalidInput("executor", "resources cannot be passed to another process")
             result_codec(function)
@@ -540,6 +552,27 @@ class Arguments:
                 case _:
                     positional.append(value)
         return Bound(tuple(positional), bound.kwargs)
+
+    def for_keys(self, payload: bytes) -> BoundArguments:
+        """The arguments of a payload as far as they are known, with defaults for the others."""
+        try:
+            document = msgspec.json.decode(payload or b"{}", type=dict[str, object])
+        except msgspec.DecodeError as error:
+            raise self._refusal(str(error)) from None
+        inputs = {"arguments", "inputs"}
+        if document.keys() == inputs and not inputs & set(self.names):
+            # The others are results of other nodes of a flow.
+            document = msgspec.convert(document["arguments"], dict[str, object])
+        defaults = {
+            each.name: each.default
+            for each in self._signature.parameters.values()
+            if each.default is not inspect.Parameter.empty
+        }
+        try:
+            bound = self.decode(payload)
+        except InvalidInput:
+            bound = Bound((), {})
+        return BoundArguments(defaults | document, bound.args, bound.kwargs)
 
     def _refusal(self, problem: str) -> InvalidInput:
         """Say in the words of the function what msgspec says of the object."""

@@ -1,6 +1,7 @@
 """Help for tests of code that uses FlowFabric."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -240,6 +241,7 @@ class LocalApp(App):
 
     async def _drain(self, skip_time: bool, patience_s: float) -> int:
         opened = await self.open()
+        await self.declare_limits(opened.engine)
         await self.store_schedules(opened.engine)
         await self.resources.open()
         worker = InlineWorker(
@@ -287,6 +289,8 @@ class LocalApp(App):
             for name in ("delayed", "awaited", "deadline", "suspension_timeout")
             if name in waits
         ]
+        if self.engine.claims_again_in_s is not None:
+            work.append(math.ceil(self.engine.claims_again_in_s * 1_000))
         if not work:
             return False
         self.clock.advance(ms=max(0, min(work)))

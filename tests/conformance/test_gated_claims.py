@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core.diagnosis import Cause
 from flowfabric.core.gates import Gate, GateName, GateOwner
 from flowfabric.core.ids import ExecutionId, QuotaPolicyId
 from flowfabric.core.results import Claimed
@@ -327,3 +328,28 @@ async def test_a_waiting_claim_is_woken_when_a_slot_comes_free(
         claimed = await waiting
     assert claimed is not None
     assert {held.execution_id, claimed.execution_id} == {one, two}
+
+
+async def test_why_tells_what_holds_up_limited_work_with_the_numbers(
+    engine: Engine, given: Given, clock: SettableClock, rate: None
+) -> None:
+    policy = await engine.set_limit("sync", active_concurrency_cap=2)
+    await engine.register_worker(["default"], **WORKER, liveness_ttl_ms=60_000)
+    first, *_, last = await created(
+        given, 5, gates=[gate(policy.quota_policy_id, "ann"), gate(RATE)]
+    )
+    assert (await engine.explain_execution(first)).cause is Cause.QUEUED
+    claimed = await claim(engine)
+    why = await engine.explain_execution(last)
+    assert why.cause is Cause.LIMITED
+    assert why.sentence == "It waits for its limit 'sync': 2 of 2 running for ann; 2 ahead."
+    assert why.remark == "2 of 2 running for ann"
+    for each in claimed:
+        await engine.complete(each.handle)
+    await engine.set_limit("sync")
+    clock.advance("10s")
+    await claim(engine)
+    why = await engine.explain_execution(last)
+    assert why.sentence == (
+        f"It waits for its limit '{RATE}': 3 of 3 started in the last 1m, room in 50.0s; 1 ahead."
+    )

@@ -12,6 +12,7 @@ from flowfabric.core.gates import (
     Admitted,
     AlreadyAdmitted,
     ConcurrencyExceeded,
+    DeclaredLimit,
     GateName,
     GateOwner,
     LimitSource,
@@ -22,7 +23,6 @@ from flowfabric.core.ids import QuotaPolicyId
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.engine.admission import (
     AdmissionReleased,
-    DeclaredLimit,
     GatePage,
     GateUse,
     PolicyCreated,

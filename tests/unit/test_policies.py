@@ -103,6 +103,7 @@ def test_the_defaults_are() -> None:
         "fallback_policy": None,
         "max_replay_count": 10,
         "budget_ids": (),
+        "quota_policies": (),
         "routing_requirements": None,
         "dedup_window_ms": None,
         "stream_policy": None,

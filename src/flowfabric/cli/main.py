@@ -17,6 +17,7 @@ from flowfabric.cli.budgets import budgets
 from flowfabric.cli.database import doctor, migrate_command
 from flowfabric.cli.executions import events, ls, show, tail, why
 from flowfabric.cli.flows import flow
+from flowfabric.cli.limits import limits
 from flowfabric.cli.operators import accept, cancel, lanes, priority, replay, revoke, schedules
 from flowfabric.cli.options import BrokenProgram, json_option
 from flowfabric.cli.server import reconcile, serve, tokens
@@ -48,7 +49,7 @@ class Sections(click.Group):
         "See": ("ls", "show", "why", "tail", "events", "waitpoints"),
         "Steer": (
             *("submit", "signal", "cancel", "replay", "accept", "priority", "revoke"),
-            *("flow", "lanes", "workers", "schedules", "budgets"),
+            *("flow", "lanes", "workers", "schedules", "budgets", "limits"),
         ),
         "Keep": ("migrate", "doctor", "tokens", "bench", "completion"),
     }
@@ -93,7 +94,7 @@ def completion(shell: str, as_json: bool) -> None:
 
 for command in (
     ls, show, why, submit, cancel, replay, accept, priority, revoke, flow, lanes, schedules,
-    budgets, events, signal, waitpoints, tail, workers,
+    budgets, limits, events, signal, waitpoints, tail, workers,
     migrate_command, doctor, bench, worker, dev, serve, reconcile, tokens,
 ):  # fmt: skip
     cli.add_command(command)

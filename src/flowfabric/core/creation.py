@@ -8,7 +8,7 @@ execution in every lane as long as that execution exists.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypedDict
 
 from msgspec import Struct, structs
@@ -24,7 +24,16 @@ from flowfabric.core.checks import (
     check_text,
 )
 from flowfabric.core.executions import clamp_priority
-from flowfabric.core.gates import NO_GATES, GateName, GateOwner, check_gates, gate_ids_of
+from flowfabric.core.gates import (
+    NO_GATES,
+    DeclaredLimit,
+    GateName,
+    GateOwner,
+    LimitUse,
+    check_gates,
+    check_uses,
+    gate_ids_of,
+)
 from flowfabric.core.ids import (
     INDEX_MAX,
     ExecutionId,
@@ -98,6 +107,8 @@ class NewExecution(Struct, frozen=True, kw_only=True):
     """The execution that submits this one. Once ended, a child is kept while its parent runs."""
     gates: Sequence[GateName] = ()
     """The limits and budgets that its claims ask, each with the value of its key."""
+    limits: Sequence[LimitUse] = ()
+    """More limits, declared along with their use."""
 
 
 _SHARED: Final = (
@@ -112,6 +123,7 @@ _SHARED: Final = (
     "delay_ms",
     "execution_deadline_at_ms",
     "gates",
+    "limits",
 )
 """What terms are made of, tags aside."""
 
@@ -152,6 +164,8 @@ class Terms(Struct, frozen=True, kw_only=True):
     gates: tuple[GateName, ...] = ()
     gate_ids: str = NO_GATES
     """Those of the gates, as JSON: what a route knows them by."""
+    limits: tuple[DeclaredLimit, ...] = ()
+    """What the program declares of them."""
 
     def waits_until_ms(self, now_ms: int) -> int | None:
         """Until when what is created now is delayed, if it is."""
@@ -214,22 +228,40 @@ def check_terms(request: NewExecution, keep: Keep = DEFAULT_KEEP) -> Terms:
             "execution_deadline_at_ms", request.execution_deadline_at_ms
         ),
         deadline_after_ms=None if timeout is None else timeout.execution_deadline_ms,
-        **_gate_terms(request.gates, policy),
+        **_gate_terms(request, policy),
     )
 
 
-class _GateTerms(TypedDict, total=False):
+class GateTerms(TypedDict, total=False):
     gates: tuple[GateName, ...]
     gate_ids: str
+    limits: tuple[DeclaredLimit, ...]
 
 
-def _gate_terms(given: object, policy: ExecutionPolicy) -> _GateTerms:
-    """The gates that were asked for, and those of the policy's budgets."""
-    if given == () and not policy.budget_ids:
+def _gate_terms(request: NewExecution, policy: ExecutionPolicy) -> GateTerms:
+    """The gates and limits that were asked for, and those that the policy names."""
+    named = [
+        *(GateName(GateOwner.BUDGET, each) for each in policy.budget_ids),
+        *(GateName(GateOwner.QUOTA, q.quota_policy_id, q.key) for q in policy.quota_policies),
+    ]
+    if request.gates == () and request.limits == () and not named:
         return {}
-    budgets = tuple(GateName(GateOwner.BUDGET, each) for each in policy.budget_ids)
-    gates = check_gates((*check_gates(given), *budgets))
-    return {"gates": gates, "gate_ids": gate_ids_of(gates)}
+    return gate_terms((*check_gates(request.gates), *named), check_uses(request.limits))
+
+
+def gate_terms(gates: Iterable[GateName], uses: Iterable[LimitUse]) -> GateTerms:
+    """What terms say about the limits of an execution."""
+    passed = check_gates({*gates, *(each.gate for each in uses)})
+    return {
+        "gates": passed,
+        "gate_ids": gate_ids_of(passed),
+        "limits": tuple({each.limit.quota_policy_id: each.limit for each in uses}.values()),
+    }
+
+
+def with_limits(terms: Terms, uses: Iterable[LimitUse]) -> Terms:
+    """The same terms under limits."""
+    return structs.replace(terms, **gate_terms(terms.gates, uses))
 
 
 def check_new(

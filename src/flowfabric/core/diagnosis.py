@@ -18,6 +18,7 @@ from flowfabric.core.checks import split_kind
 from flowfabric.core.conditions import Progress
 from flowfabric.core.flow_joins import needed_count, resolved_count
 from flowfabric.core.flow_records import EdgeGroup, GroupState
+from flowfabric.core.gates import GateFacts
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.leases import lease_is_dead
 from flowfabric.core.policies import in_words, span
@@ -112,6 +113,7 @@ class Cause(StrEnum):
     NO_WORKER = "no_worker"
     LEASE_LOST = "lease_lost"
     GRANTED = "granted"
+    LIMITED = "limited"
     QUEUED = "queued"
 
 
@@ -154,6 +156,8 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     """The step whose failure ended its last attempt."""
     granted_to: str | None = None
     """The worker it is kept for."""
+    gates: tuple[GateFacts, ...] = ()
+    """The limits and budgets it is under."""
 
 
 def explain(execution: Execution, around: Surroundings) -> Explanation:
@@ -174,6 +178,8 @@ def explain(execution: Execution, around: Surroundings) -> Explanation:
 
 def _remark(execution: Execution, around: Surroundings) -> str:
     """What lists cannot tell from the execution alone."""
+    if execution.ready:
+        return next(filter(None, (each.obstacle(around.now_ms) for each in around.gates)), "")
     if held_by(execution) is Hold.JOIN and around.join is not None:
         return around.join.remark()
     at = around.progress
@@ -358,7 +364,32 @@ def _queued(execution: Execution, around: Surroundings) -> Reason:
         return Cause.NO_WORKER, _nobody(execution, around), detail
     if execution.ownership_state is not OwnershipState.UNOWNED:
         return Cause.LEASE_LOST, f"Its worker was lost ({execution.blocking_detail}).", detail
-    return Cause.QUEUED, f"It is next in line{_after(around.ahead)}.", detail
+    return _limited(around, detail) or (
+        Cause.QUEUED,
+        f"It is next in line{_after(around.ahead)}.",
+        detail,
+    )
+
+
+def _limited(around: Surroundings, detail: dict[str, str | int | None]) -> Reason | None:
+    """That a limit holds it up, with the numbers."""
+    for each in around.gates:
+        obstacle = each.obstacle(around.now_ms)
+        if obstacle is None:
+            continue
+        ahead = "many" if around.ahead is None else str(around.ahead)
+        what = "" if each.limit is None else f" its limit {each.limit!r}:"
+        gate = each.state.gate
+        numbers: dict[str, str | int | None] = {
+            "limit": each.limit,
+            "key": gate.gate_key,
+            "running": each.state.in_use,
+            "concurrency": each.state.limits.cap,
+            "rate": each.state.limits.rate,
+            "opens_at_ms": gate.opens_at_ms,
+        }
+        return Cause.LIMITED, f"It waits for{what} {obstacle}; {ahead} ahead.", detail | numbers
+    return None
 
 
 def _nobody(execution: Execution, around: Surroundings) -> str:

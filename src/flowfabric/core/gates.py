@@ -28,9 +28,11 @@ from flowfabric.core.ids import (
     Namespace,
     QuotaPolicyId,
     derived_uuid,
+    parse_namespace,
     parse_uuid,
 )
 from flowfabric.core.limits import GATES_PER_ROUTE_MAX
+from flowfabric.core.policies import span
 from flowfabric.core.records import Record
 from flowfabric.errors import InvalidInput, InvalidQuotaSpec
 
@@ -154,7 +156,8 @@ def gate_ids_of(gates: Iterable[GateName]) -> str:
 def check_gates(given: object) -> tuple[GateName, ...]:
     """The gates of a request, each once and in order."""
     found = set[GateName]()
-    for each in check_list("gates", given, 0, GATES_PER_ROUTE_MAX):
+    gates = sorted(given) if isinstance(given, set) else given
+    for each in check_list("gates", gates, 0, GATES_PER_ROUTE_MAX):
         if not isinstance(each, GateName) or each.owner_kind not in list(GateOwner):
             raise InvalidInput("gates", "must be a list of GateName", each)
         parse_uuid("gates.owner_id", each.owner_id)
@@ -219,6 +222,50 @@ def check_spec(spec: QuotaSpec, *, may_be_empty: bool = False) -> QuotaSpec:
             "max_requests_per_window and active_concurrency_cap: at least one must be above 0"
         )
     return spec
+
+
+class DeclaredLimit(Struct, frozen=True, kw_only=True):
+    """A limit as a program declares it, by name within a namespace."""
+
+    namespace: str
+    name: str
+    spec: QuotaSpec
+
+    @property
+    def quota_policy_id(self) -> QuotaPolicyId:
+        return policy_id_of(self.namespace, self.name)
+
+
+class LimitUse(Struct, frozen=True, kw_only=True):
+    """A declared limit, and the value of its key that an execution has."""
+
+    limit: DeclaredLimit
+    key: str = ""
+
+    @property
+    def gate(self) -> GateName:
+        return GateName(GateOwner.QUOTA, self.limit.quota_policy_id, self.key)
+
+
+def check_declared(limit: object) -> DeclaredLimit:
+    if not isinstance(limit, DeclaredLimit):
+        raise InvalidInput("limits", "must be a list of DeclaredLimit", limit)
+    parse_namespace(limit.namespace)
+    check_name("name", limit.name)
+    check_spec(limit.spec)
+    return limit
+
+
+def check_uses(given: object) -> tuple[LimitUse, ...]:
+    """The limits a request names, each with a value of its key."""
+    found: list[LimitUse] = []
+    for each in check_list("limits", given, 0, GATES_PER_ROUTE_MAX):
+        if not isinstance(each, LimitUse):
+            raise InvalidInput("limits", "must be a list of LimitUse", each)
+        check_declared(each.limit)
+        check_gate_key(each.key)
+        found.append(each)
+    return tuple(found)
 
 
 def declared(policy: QuotaPolicy | None, new: QuotaPolicy) -> QuotaPolicy:
@@ -442,6 +489,35 @@ def next_opening_ms(states: Iterable[GateState], now_ms: int) -> int | None:
     """When the first of the windows that are full opens."""
     times = (opens_at_ms(state.limits, read_window(state.gate.starts), now_ms) for state in states)
     return min((each for each in times if each is not None), default=None)
+
+
+# What people are told --------------------------------------------------------
+
+
+class GateFacts(Struct, frozen=True, kw_only=True):
+    """A gate that an execution has to pass, as `why` tells of it."""
+
+    limit: str | None
+    """The name of the policy; None for a budget."""
+    state: GateState
+
+    def obstacle(self, now_ms: int) -> str | None:
+        """What keeps an execution from passing it now, if anything does."""
+        gate, limits, room = self.state.gate, self.state.limits, self.state.room(now_ms)
+        whose = f" for {gate.gate_key}" if gate.gate_key else ""
+        if gate.closed:
+            return f"a budget it is attached to is used up{whose}"
+        if room.slots == 0:
+            return f"{self.state.in_use} of {limits.cap} running{whose}"
+        window = read_window(gate.starts)
+        opens_at = opens_at_ms(limits, window, now_ms)
+        if opens_at is None:
+            return None
+        started = counted(trimmed(window, limits.window_ms, now_ms))
+        return (
+            f"{started} of {limits.rate} started in the last {span(limits.window_ms)}{whose}, room"
+            f" in {span(opens_at - now_ms)}"
+        )
 
 
 # Slots taken by hand --------------------------------------------------------

@@ -107,6 +107,13 @@ class RoutingRequirements(_Policy, frozen=True, kw_only=True):
     isolation_level: Text | None = None
 
 
+class QuotaUse(_Policy, frozen=True, kw_only=True):
+    """A quota policy the execution is under, and the value of its key."""
+
+    quota_policy_id: Text
+    key: Annotated[str, Meta(max_length=TEXT_MAX_CHARS)] = ""
+
+
 class StreamPolicy(_Policy, frozen=True, kw_only=True):
     """How the execution's output is kept."""
 
@@ -139,6 +146,7 @@ class ExecutionPolicy(_Policy, frozen=True, kw_only=True):
     fallback_policy: FallbackPolicy | None = None
     max_replay_count: PolicyCount = 10
     budget_ids: Annotated[tuple[str, ...], Meta(max_length=LIST_MAX)] = ()
+    quota_policies: Annotated[tuple[QuotaUse, ...], Meta(max_length=LIST_MAX)] = ()
     routing_requirements: RoutingRequirements | None = None
     dedup_window_ms: DurationMs | None = None
     stream_policy: StreamPolicy | None = None

@@ -5,24 +5,12 @@ time it starts. What somebody sets at run time wins over that until it is reset.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
 from flowfabric.core import gates
 from flowfabric.core.checks import check_int, check_list, check_name
-from flowfabric.core.gates import (
-    Admission,
-    AdmissionOutcome,
-    Gate,
-    GateName,
-    GateOwner,
-    GateState,
-    Limits,
-    LimitSource,
-    QuotaPolicy,
-    QuotaSpec,
-)
 from flowfabric.core.ids import QuotaPolicyId, parse_namespace, parse_uuid, partition_of, uuid_of
 from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
 from flowfabric.core.records import Execution
@@ -30,7 +18,7 @@ from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import TERMINAL_STATES
 from flowfabric.core.transitions import Changes
 from flowfabric.engine import unit
-from flowfabric.engine.gates import GATES_TOPIC, GateRow, load
+from flowfabric.engine.gates import GATES_TOPIC, GateRow, declare, load, save_policies
 from flowfabric.errors import Conflict, InvalidInput, NotFound, Terminal
 from flowfabric.store.base import Key, Reader, Transaction
 
@@ -54,16 +42,8 @@ class AdmissionReleased(Struct, frozen=True, tag=True):
     """The execution holds no slot of the policy; it need not have held one."""
 
 
-class DeclaredLimit(Struct, frozen=True, kw_only=True):
-    """A limit as a program declares it, by name within a namespace."""
-
-    namespace: str
-    name: str
-    spec: QuotaSpec
-
-
 class LimitPage(Struct, frozen=True, kw_only=True):
-    limits: tuple[QuotaPolicy, ...]
+    limits: tuple[gates.QuotaPolicy, ...]
     next_cursor: str | None
 
 
@@ -100,7 +80,7 @@ class Admissions(unit.Group):
         """
         check_int("window_seconds", window_seconds, 0, gates.WINDOW_MS_MAX // 1_000)
         spec = gates.check_spec(
-            QuotaSpec(
+            gates.QuotaSpec(
                 window_ms=window_seconds * 1_000,
                 max_requests_per_window=max_requests_per_window,
                 active_concurrency_cap=max_concurrent,
@@ -112,9 +92,9 @@ class Admissions(unit.Group):
         called = asked if name is None else check_name("name", name)
 
         async def body(tx: Transaction) -> PolicyCreated | AlreadySatisfied:
-            now_ms = await tx.now_ms()
-            policy = gates.new_policy(asked, found_in, called, spec, LimitSource.STORED, now_ms)
-            if (asked,) in await tx.get(QuotaPolicy, [(asked,)]):
+            now_ms, stored = await tx.now_ms(), gates.LimitSource.STORED
+            policy = gates.new_policy(asked, found_in, called, spec, stored, now_ms)
+            if (asked,) in await tx.get(gates.QuotaPolicy, [(asked,)]):
                 return AlreadySatisfied(reason="exists")
             rows = await tx.select("policy_by_name", namespace=found_in, called=called)
             if rows:
@@ -132,8 +112,8 @@ class Admissions(unit.Group):
         """What a policy limits, or None if there is no such policy."""
         key = (parse_uuid("quota_policy_id", quota_policy_id),)
 
-        async def body(reader: Reader) -> QuotaPolicy | None:
-            return (await reader.get(QuotaPolicy, [key])).get(key)
+        async def body(reader: Reader) -> gates.QuotaPolicy | None:
+            return (await reader.get(gates.QuotaPolicy, [key])).get(key)
 
         policy = await self.store.read(body)
         if policy is None:
@@ -155,7 +135,7 @@ class Admissions(unit.Group):
         rate_limit: int = 0,
         concurrency_cap: int = 0,
         jitter_ms: int = 0,
-    ) -> AdmissionOutcome:
+    ) -> gates.AdmissionOutcome:
         """Take a slot for an execution by hand, if there is one.
 
         It is held until the execution ends or `release_admission`; `dimension` is a value of the
@@ -165,7 +145,7 @@ class Admissions(unit.Group):
         policy_id = parse_uuid("quota_policy_id", quota_policy_id)
         key = "" if dimension in ("", DEFAULT_DIMENSION) else gates.check_gate_key(dimension)
         check_int("window_seconds", window_seconds, 0, gates.WINDOW_MS_MAX // 1_000)
-        asked = QuotaSpec(
+        asked = gates.QuotaSpec(
             window_ms=window_seconds * 1_000,
             max_requests_per_window=rate_limit,
             active_concurrency_cap=concurrency_cap,
@@ -173,7 +153,7 @@ class Admissions(unit.Group):
         )
         gates.check_spec(asked, may_be_empty=True)
         admitting = _Admitting(
-            name=GateName(GateOwner.QUOTA, policy_id, key),
+            name=gates.GateName(gates.GateOwner.QUOTA, policy_id, key),
             spec=asked,
             execution_key=unit.execution_key(self.shell.check_execution_id(execution_id)),
             chance=random.random(),
@@ -187,7 +167,7 @@ class Admissions(unit.Group):
 
         async def body(tx: Transaction) -> AdmissionReleased:
             held = await tx.select_records(
-                Admission,
+                gates.Admission,
                 "admissions_of",
                 owner_id=policy_id,
                 partition_key=partition_of(asked),
@@ -202,31 +182,19 @@ class Admissions(unit.Group):
 
     # Limits by name, as programs declare them and people change them ---------
 
-    async def declare_limits(self, limits: Sequence[DeclaredLimit]) -> list[QuotaPolicy]:
+    async def declare_limits(
+        self, limits: Sequence[gates.DeclaredLimit]
+    ) -> list[gates.QuotaPolicy]:
         """Make the limits of a program known, as they count now.
 
         What is new or was changed in the program takes effect; what somebody has set at run time
         stays. Each is answered with the policy that counts.
         """
         check_list("limits", limits, 0, BATCH_MAX)
-        for each in limits:
-            parse_namespace(each.namespace)
-            check_name("name", each.name)
-            gates.check_spec(each.spec)
+        checked = [gates.check_declared(each) for each in limits]
 
-        async def body(tx: Transaction) -> list[QuotaPolicy]:
-            now_ms = await tx.now_ms()
-            asked = [_declared(each, now_ms) for each in limits]
-            keys = sorted({(each.quota_policy_id,) for each in asked})
-            known = await tx.get(QuotaPolicy, keys)
-            after = [gates.declared(known.get((each.quota_policy_id,)), each) for each in asked]
-            if all(known.get((each.quota_policy_id,)) == each for each in after):
-                return after
-            await tx.insert_new(asked)
-            locked = await tx.lock(QuotaPolicy, keys)
-            after = [gates.declared(locked[(each.quota_policy_id,)], each) for each in asked]
-            await _save(tx, {each.quota_policy_id: each for each in after}, locked)
-            return after
+        async def body(tx: Transaction) -> list[gates.QuotaPolicy]:
+            return await declare(tx, checked)
 
         return await self.store.transact(body)
 
@@ -239,9 +207,9 @@ class Admissions(unit.Group):
         max_requests_per_window: int = 0,
         active_concurrency_cap: int = 0,
         jitter_ms: int = 0,
-    ) -> QuotaPolicy:
+    ) -> gates.QuotaPolicy:
         """Set a limit at run time; 0 is no limit. It wins over what programs declare."""
-        spec = QuotaSpec(
+        spec = gates.QuotaSpec(
             window_ms=window_ms,
             max_requests_per_window=max_requests_per_window,
             active_concurrency_cap=active_concurrency_cap,
@@ -250,33 +218,34 @@ class Admissions(unit.Group):
         gates.check_spec(spec, may_be_empty=True)
         found_in, called = parse_namespace(namespace), check_name("name", name)
 
-        async def body(tx: Transaction) -> QuotaPolicy:
+        async def body(tx: Transaction) -> gates.QuotaPolicy:
             now_ms = await tx.now_ms()
+            stored = gates.LimitSource.STORED
             policy_id = await _policy_id(tx, found_in, called)
-            new = gates.new_policy(policy_id, found_in, called, spec, LimitSource.STORED, now_ms)
+            new = gates.new_policy(policy_id, found_in, called, spec, stored, now_ms)
             await tx.insert_new([new])
-            locked = await tx.lock(QuotaPolicy, [(policy_id,)])
-            policy = gates.changed(locked[(policy_id,)], spec, LimitSource.STORED, now_ms)
-            await _save(tx, {policy_id: policy}, locked)
+            locked = await tx.lock(gates.QuotaPolicy, [(policy_id,)])
+            policy = gates.changed(locked[(policy_id,)], spec, stored, now_ms)
+            await save_policies(tx, {policy_id: policy}, locked)
             return policy
 
         return await self.store.transact(body)
 
-    async def reset_limit(self, name: str, *, namespace: str = "default") -> QuotaPolicy:
+    async def reset_limit(self, name: str, *, namespace: str = "default") -> gates.QuotaPolicy:
         """Let what programs declare count again."""
         found_in, called = parse_namespace(namespace), check_name("name", name)
 
-        async def body(tx: Transaction) -> QuotaPolicy:
+        async def body(tx: Transaction) -> gates.QuotaPolicy:
             policy_id = await _policy_id(tx, found_in, called)
-            locked = await tx.lock(QuotaPolicy, [(policy_id,)])
+            locked = await tx.lock(gates.QuotaPolicy, [(policy_id,)])
             if (policy_id,) not in locked:
                 raise NotFound("limit", called)
             before = locked[(policy_id,)]
             spec = gates.declared_spec(before)
             if spec is None:
                 raise NotFound("limit", f"{called} in any program; set another value instead")
-            policy = gates.changed(before, spec, LimitSource.CODE, await tx.now_ms())
-            await _save(tx, {policy_id: policy}, locked)
+            policy = gates.changed(before, spec, gates.LimitSource.CODE, await tx.now_ms())
+            await save_policies(tx, {policy_id: policy}, locked)
             return policy
 
         return await self.store.transact(body)
@@ -289,9 +258,9 @@ class Admissions(unit.Group):
         wanted = None if namespace is None else parse_namespace(namespace)
         after = _read_cursor(cursor)
 
-        async def body(reader: Reader) -> Sequence[QuotaPolicy]:
+        async def body(reader: Reader) -> Sequence[gates.QuotaPolicy]:
             return await reader.select_records(
-                QuotaPolicy,
+                gates.QuotaPolicy,
                 "list_quota_policies",
                 namespace=wanted,
                 after_namespace=after[0],
@@ -307,13 +276,13 @@ class Admissions(unit.Group):
             next_cursor=f"{page[-1].namespace}\n{page[-1].name}" if more else None,
         )
 
-    async def read_limit(self, name: str, *, namespace: str = "default") -> QuotaPolicy:
+    async def read_limit(self, name: str, *, namespace: str = "default") -> gates.QuotaPolicy:
         """The policy of a name."""
         found_in, called = parse_namespace(namespace), check_name("name", name)
 
-        async def body(reader: Reader) -> QuotaPolicy | None:
+        async def body(reader: Reader) -> gates.QuotaPolicy | None:
             policy_id = await _policy_id(reader, found_in, called)
-            return (await reader.get(QuotaPolicy, [(policy_id,)])).get((policy_id,))
+            return (await reader.get(gates.QuotaPolicy, [(policy_id,)])).get((policy_id,))
 
         policy = await self.store.read(body)
         if policy is None:
@@ -330,7 +299,7 @@ class Admissions(unit.Group):
 
         async def body(reader: Reader) -> list[GateRow]:
             found = await reader.select_records(
-                Gate, "gates_of_owner", owner_id=policy_id, after=after, limit=limit + 1
+                gates.Gate, "gates_of_owner", owner_id=policy_id, after=after, limit=limit + 1
             )
             # Counted whether or not the policy caps it.
             return await load(reader, [each.gate_id for each in found], always=True)
@@ -345,21 +314,21 @@ class Admissions(unit.Group):
 class _Admitting(Struct, frozen=True, kw_only=True):
     """One slot asked for by hand."""
 
-    name: GateName
-    spec: QuotaSpec
+    name: gates.GateName
+    spec: gates.QuotaSpec
     """What counts where there is no such policy."""
     execution_key: Key
     chance: float
 
-    async def run(self, tx: Transaction) -> AdmissionOutcome:
+    async def run(self, tx: Transaction) -> gates.AdmissionOutcome:
         execution = (await tx.get(Execution, [self.execution_key])).get(self.execution_key)
         if execution is None:
             raise NotFound("execution", str(self.execution_key[1]))
         gate_id = self.name.gate_id
         await tx.insert_new([self.name.new()])
-        await tx.lock(Gate, [(gate_id,)])
+        await tx.lock(gates.Gate, [(gate_id,)])
         (row,) = await load(tx, [gate_id], always=True)
-        if not row.has_policy and self.spec == QuotaSpec():
+        if not row.has_policy and self.spec == gates.QuotaSpec():
             raise NotFound("quota_policy", self.name.owner_id)
         await self._check_own(tx, execution)
         if await self._is_admitted(tx, execution):
@@ -386,13 +355,13 @@ class _Admitting(Struct, frozen=True, kw_only=True):
 
     async def _is_admitted(self, tx: Transaction, execution: Execution) -> bool:
         key = (self.name.gate_id, *self.execution_key)
-        held = (await tx.lock(Admission, [key])).get(key)
+        held = (await tx.lock(gates.Admission, [key])).get(key)
         return held is not None and held.replay_count == execution.replay_count
 
     async def _admit(
-        self, tx: Transaction, execution: Execution, state: GateState, now_ms: int
+        self, tx: Transaction, execution: Execution, state: gates.GateState, now_ms: int
     ) -> None:
-        admission = Admission(
+        admission = gates.Admission(
             gate_id=self.name.gate_id,
             partition_key=execution.partition_key,
             execution_id=execution.execution_id,
@@ -406,18 +375,12 @@ class _Admitting(Struct, frozen=True, kw_only=True):
         await tx.select("trim_admissions", gate_id=self.name.gate_id)
 
 
-def _limits(spec: QuotaSpec) -> Limits:
-    return Limits(
+def _limits(spec: gates.QuotaSpec) -> gates.Limits:
+    return gates.Limits(
         window_ms=spec.window_ms,
         rate=spec.max_requests_per_window,
         cap=spec.active_concurrency_cap,
     )
-
-
-def _declared(limit: DeclaredLimit, now_ms: int) -> QuotaPolicy:
-    namespace = parse_namespace(limit.namespace)
-    policy_id = gates.policy_id_of(namespace, limit.name)
-    return gates.new_policy(policy_id, namespace, limit.name, limit.spec, LimitSource.CODE, now_ms)
 
 
 async def _policy_id(reader: Reader, namespace: str, name: str) -> QuotaPolicyId:
@@ -426,19 +389,6 @@ async def _policy_id(reader: Reader, namespace: str, name: str) -> QuotaPolicyId
     if rows:
         return QuotaPolicyId(str(rows[0]["quota_policy_id"]))
     return gates.policy_id_of(namespace, name)
-
-
-async def _save(
-    tx: Transaction,
-    policies: Mapping[QuotaPolicyId, QuotaPolicy],
-    before: Mapping[Key, QuotaPolicy],
-) -> None:
-    """Write what changed. Windows that were full may have room now, or other claims may."""
-    await tx.save(Changes(updates=tuple(policies.values())))
-    for policy_id, policy in policies.items():
-        if before[(policy_id,)].spec != policy.spec:
-            await tx.select("open_gates", owner_id=policy_id)
-            tx.hint(GATES_TOPIC)
 
 
 def _use(row: GateRow) -> GateUse:

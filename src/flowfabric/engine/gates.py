@@ -18,7 +18,6 @@ from msgspec import Struct, structs
 from flowfabric.core import gates
 from flowfabric.core.budgets import Budget
 from flowfabric.core.checks import split_kind
-from flowfabric.core.gates import Gate, GateName, GateOwner, GateState, Limits, QuotaPolicy
 from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.ids import (
     UUID_BYTES,
@@ -28,30 +27,36 @@ from flowfabric.core.ids import (
     LaneId,
     LeaseId,
     Namespace,
+    QuotaPolicyId,
+    parse_namespace,
     uuids_from,
 )
 from flowfabric.core.limits import GATED_ROUTES_MAX
 from flowfabric.core.transitions import Changes
-from flowfabric.errors import InvalidInput, NotFound
-from flowfabric.store.base import HintListener, Parameter, Reader, Row, Store, Transaction
+from flowfabric.errors import Conflict, InvalidInput, NotFound
+from flowfabric.store.base import HintListener, Key, Parameter, Reader, Row, Store, Transaction
 
 GATES_TOPIC = "gates"
 """Limits have changed, or there are some where there were none."""
 
 
-async def register(tx: Transaction, names: Collection[GateName]) -> None:
-    """Add gates that are new. A limit has to exist; a budget may be used before it is declared."""
+async def register(
+    tx: Transaction, names: Collection[gates.GateName], limits: Collection[gates.DeclaredLimit] = ()
+) -> None:
+    """Add gates that are new. A limit has to exist, unless it is declared along with its use; a
+    budget may be used before."""
     if not names:
         return
-    quotas = sorted({each.owner_id for each in names if each.owner_kind is GateOwner.QUOTA})
-    known = await tx.get(QuotaPolicy, [(each,) for each in quotas])
+    await declare(tx, sorted(limits, key=lambda each: each.quota_policy_id))
+    quotas = sorted({each.owner_id for each in names if each.owner_kind is gates.GateOwner.QUOTA})
+    known = await tx.get(gates.QuotaPolicy, [(each,) for each in quotas])
     for each in quotas:
         if (each,) not in known:
             raise NotFound("quota_policy", each)
-    there = await tx.get(Gate, [(each.gate_id,) for each in sorted(names)])
+    there = await tx.get(gates.Gate, [(each.gate_id,) for each in sorted(names)])
     new = [each for each in sorted(names) if (each.gate_id,) not in there]
     # A budget may be used up already; under its lock, nobody changes that meanwhile.
-    owners = sorted({each.owner_id for each in new if each.owner_kind is GateOwner.BUDGET})
+    owners = sorted({each.owner_id for each in new if each.owner_kind is gates.GateOwner.BUDGET})
     budgets = await tx.lock(Budget, [(each,) for each in owners])
     closed = {budget.budget_id for budget in budgets.values() if budget.closed}
     await tx.insert_new(
@@ -80,16 +85,16 @@ async def attach_to_routes(tx: Transaction, routes: Mapping[int, tuple[str, str,
 
 async def attach_budget(tx: Transaction, budget: Budget) -> None:
     """Have the routes of what a budget is for pass it: those that exist now."""
-    await register(tx, [GateName(GateOwner.BUDGET, budget.budget_id)])
+    await register(tx, [gates.GateName(gates.GateOwner.BUDGET, budget.budget_id)])
     await tx.select("attach_budget", budget_id=budget.budget_id)
 
 
 async def turned(
     tx: Transaction, before: Mapping[BudgetId, Budget], after: Sequence[Budget]
-) -> list[Gate]:
+) -> list[gates.Gate]:
     """The gates of budgets that close or open, to be saved with them."""
     closed = {
-        GateName(GateOwner.BUDGET, each.budget_id).gate_id: each.closed
+        gates.GateName(gates.GateOwner.BUDGET, each.budget_id).gate_id: each.closed
         for each in after
         if each.closed is not before[each.budget_id].closed
     }
@@ -97,8 +102,65 @@ async def turned(
         return []
     if not all(closed.values()):
         tx.hint(GATES_TOPIC)
-    found = await tx.lock(Gate, [(gate_id,) for gate_id in sorted(closed)])
+    found = await tx.lock(gates.Gate, [(gate_id,) for gate_id in sorted(closed)])
     return [structs.replace(each, closed=closed[each.gate_id]) for each in found.values()]
+
+
+async def declare(
+    tx: Transaction, limits: Sequence[gates.DeclaredLimit]
+) -> list[gates.QuotaPolicy]:
+    """Have what a program declares count, unless somebody has set something else at run time."""
+    if not limits:
+        return []
+    now_ms = await tx.now_ms()
+    asked = [_as_declared(each, now_ms) for each in limits]
+    keys = sorted({(each.quota_policy_id,) for each in asked})
+    known = await tx.get(gates.QuotaPolicy, keys)
+    after = [gates.declared(known.get((each.quota_policy_id,)), each) for each in asked]
+    if all(known.get((each.quota_policy_id,)) == each for each in after):
+        return after
+    new = {each.quota_policy_id: each for each in asked if (each.quota_policy_id,) not in known}
+    for each in new.values():
+        await _check_name_free(tx, each)
+    await tx.insert_new(list(new.values()))
+    locked = await tx.lock(gates.QuotaPolicy, keys)
+    after = [gates.declared(locked[(each.quota_policy_id,)], each) for each in asked]
+    await save_policies(tx, {each.quota_policy_id: each for each in after}, locked)
+    return after
+
+
+async def _check_name_free(tx: Transaction, policy: gates.QuotaPolicy) -> None:
+    rows = await tx.select("policy_by_name", namespace=policy.namespace, called=policy.name)
+    for row in rows:
+        if str(row["quota_policy_id"]) != policy.quota_policy_id:
+            raise Conflict(
+                f"quota policy {policy.name!r} exists already in namespace {policy.namespace!r},"
+                f" with an id of its own; give the limit another name"
+            )
+
+
+def _as_declared(limit: gates.DeclaredLimit, now_ms: int) -> gates.QuotaPolicy:
+    return gates.new_policy(
+        limit.quota_policy_id,
+        parse_namespace(limit.namespace),
+        limit.name,
+        limit.spec,
+        gates.LimitSource.CODE,
+        now_ms,
+    )
+
+
+async def save_policies(
+    tx: Transaction,
+    policies: Mapping[QuotaPolicyId, gates.QuotaPolicy],
+    before: Mapping[Key, gates.QuotaPolicy],
+) -> None:
+    """Write what changed. Windows that were full may have room now, or other claims may."""
+    await tx.save(Changes(updates=tuple(policies.values())))
+    for policy_id, policy in policies.items():
+        if before[(policy_id,)].spec != policy.spec:
+            await tx.select("open_gates", owner_id=policy_id)
+            tx.hint(GATES_TOPIC)
 
 
 def check_count(total: int) -> None:
@@ -115,7 +177,7 @@ class GateRow(Struct, frozen=True, kw_only=True):
     """A row of `gates_in_use`."""
 
     gate_id: GateId
-    owner_kind: GateOwner
+    owner_kind: gates.GateOwner
     owner_id: GateOwnerId
     gate_key: str
     starts: str
@@ -132,9 +194,9 @@ class GateRow(Struct, frozen=True, kw_only=True):
     now_ms: int
 
     @property
-    def state(self) -> GateState:
-        return GateState(
-            gate=Gate(
+    def state(self) -> gates.GateState:
+        return gates.GateState(
+            gate=gates.Gate(
                 gate_id=self.gate_id,
                 owner_kind=self.owner_kind,
                 owner_id=self.owner_id,
@@ -143,7 +205,7 @@ class GateRow(Struct, frozen=True, kw_only=True):
                 opens_at_ms=self.opens_at_ms,
                 closed=self.closed,
             ),
-            limits=Limits(window_ms=self.window_ms, rate=self.rate, cap=self.cap),
+            limits=gates.Limits(window_ms=self.window_ms, rate=self.rate, cap=self.cap),
             in_use=self.leased + self.granted + self.admitted,
         )
 
@@ -156,6 +218,18 @@ async def load(
         return []
     rows = await reader.select("gates_in_use", gate_ids=gate_ids, counts_all=always)
     return msgspec.convert(rows, list[GateRow], strict=False)
+
+
+async def gate_facts(reader: Reader, route_id: int) -> tuple[gates.GateFacts, ...]:
+    """The gates of a route, with the names of their limits."""
+    rows = await reader.select("gates_of_route", route_id=route_id)
+    loaded = await load(reader, [GateId(str(row["gate_id"])) for row in rows])
+    policies = await reader.get(gates.QuotaPolicy, [(each.owner_id,) for each in loaded])
+    return tuple(
+        gates.GateFacts(limit=None if policy is None else policy.name, state=each.state)
+        for each in loaded
+        for policy in (policies.get((each.owner_id,)),)
+    )
 
 
 # Claiming -------------------------------------------------------------------
@@ -381,7 +455,7 @@ class _Claiming:
         self,
         tx: Transaction,
         routes: Mapping[int, gates.WaitingRoute],
-        states: Mapping[GateId, GateState],
+        states: Mapping[GateId, gates.GateState],
         claimed: Sequence[Row],
     ) -> None:
         """Count what has started, at the time it did."""

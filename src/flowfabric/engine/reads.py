@@ -58,7 +58,7 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.states import AttemptState, PublicState, TerminalOutcome
 from flowfabric.core.steps import blocked_by_code
-from flowfabric.engine import leases, unit
+from flowfabric.engine import gates, leases, unit
 from flowfabric.engine.workers import present_workers
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Parameter, Reader
@@ -576,6 +576,7 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         failed_step=await failed_step_of(reader, execution),
         granted_to=await granted_to(reader, execution),
         join=await read_join_facts(reader, execution),
+        gates=await gates.gate_facts(reader, execution.route_id) if execution.ready else (),
         kept=Counter(each.signal_name for each in await load_kept(reader, execution)),
     )
 

@@ -49,11 +49,12 @@ class Registration:
     def __init__(self, checked: Sequence[Checked], known_routes: Container[Route]) -> None:
         self.unknown = sorted(each for each in routes_of(checked) if each not in known_routes)
         self._gates = {gate for each in checked for gate in each.terms.gates}
+        self._limits = {limit for each in checked for limit in each.terms.limits}
 
     async def run(self, tx: Transaction) -> dict[Route, int]:
         """Their ids, once they are there."""
         await register_lanes(tx, sorted({route[1] for route in self.unknown}), "create_execution")
-        await gates.register(tx, self._gates)
+        await gates.register(tx, self._gates, self._limits)
         rows = await tx.select(
             "intern_routes",
             namespaces=[route[0] for route in self.unknown],

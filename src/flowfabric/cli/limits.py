@@ -1,0 +1,160 @@
+"""What operators see and change of limits: `limits list`, `show`, `set` and `reset`."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import click
+from rich.text import Text
+
+from flowfabric.app import DEFAULT_NAMESPACE
+from flowfabric.cli import options, screen
+from flowfabric.cli.screen import fixed, flexible, right
+from flowfabric.core import gates
+from flowfabric.core.gates import LimitSource, QuotaPolicy
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.engine.engine import Engine
+from flowfabric.limits import rate_text, spec_of, status_of
+
+COLUMNS: Final = (
+    flexible("LIMIT"),
+    right("RATE"),
+    right("AT ONCE"),
+    fixed("SET BY"),
+    flexible("PROGRAM SAYS"),
+)
+USE_COLUMNS: Final = (
+    flexible("KEY"),
+    right("RUNNING"),
+    right("STARTED"),
+    fixed("ROOM"),
+)
+SHOWN_MAX: Final = 1_000
+"""Keys that `show` lists, unless told."""
+
+
+@click.group("limits")
+def limits() -> None:
+    """See and change how much may start in a time and run at once."""
+
+
+@limits.command("list")
+@options.namespace_option
+@options.target_options
+@options.with_engine
+async def list_limits(engine: Engine, target: options.Target) -> None:
+    """List limits. With --json: one per line."""
+    found: list[QuotaPolicy] = []
+    cursor: str | None = None
+    while True:
+        page = await engine.list_limits(namespace=target.scope(), cursor=cursor, limit=PAGE_MAX)
+        found += page.limits
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    _show(target, found)
+
+
+@limits.command("show")
+@click.argument("limit")
+@click.option("--after", help="List keys after this one.")
+@options.own_namespace_option
+@options.target_options
+@options.with_engine
+async def show_limit(engine: Engine, target: options.Target, limit: str, after: str | None) -> None:
+    """Show what each value of LIMIT's key uses now: up to a thousand, by key."""
+    policy = await engine.read_limit(limit, namespace=_namespace(target))
+    page = await engine.list_limit_use(policy.quota_policy_id, cursor=after, limit=SHOWN_MAX)
+    if target.json:
+        screen.emit({"limit": status_of(policy), "keys": page.gates})
+        return
+    _show(target, [policy])
+    now_ms = await engine.server_time_ms()
+    rows: list[tuple[str | Text, ...]] = [
+        (
+            each.key or "(all)",
+            f"{each.running:,}",
+            f"{each.started:,}" if policy.max_requests_per_window else "",
+            "" if each.opens_at_ms is None else screen.ago(each.opens_at_ms, now_ms),
+        )
+        for each in page.gates
+    ]
+    if rows:
+        screen.out().print(screen.table(USE_COLUMNS, rows))
+    if page.next_cursor is not None:
+        screen.err().print(Text(f"More: --after {page.next_cursor}", style="dim"))
+
+
+@limits.command("set")
+@click.argument("limit")
+@click.option("--rate", help='Starts per time, such as "100/m"; none if not given.')
+@click.option("--concurrency", type=int, help="How many at once; any number if not given.")
+@options.own_namespace_option
+@options.target_options
+@options.with_engine
+async def set_limit(
+    engine: Engine, target: options.Target, limit: str, rate: str | None, concurrency: int | None
+) -> None:
+    """Have these values of LIMIT count from now on, whatever programs declare.
+
+    Without either, it limits nothing until it is reset.
+    """
+    spec = spec_of(rate, concurrency)
+    policy = await engine.set_limit(
+        limit,
+        namespace=_namespace(target),
+        window_ms=spec.window_ms,
+        max_requests_per_window=spec.max_requests_per_window,
+        active_concurrency_cap=spec.active_concurrency_cap,
+    )
+    _show(target, [policy])
+
+
+@limits.command("reset")
+@click.argument("limit")
+@options.own_namespace_option
+@options.target_options
+@options.with_engine
+async def reset_limit(engine: Engine, target: options.Target, limit: str) -> None:
+    """Have what programs declare of LIMIT count again."""
+    _show(target, [await engine.reset_limit(limit, namespace=_namespace(target))])
+
+
+def _namespace(target: options.Target) -> str:
+    return target.scope() or DEFAULT_NAMESPACE
+
+
+def _show(target: options.Target, found: Sequence[QuotaPolicy]) -> None:
+    if target.json:
+        for policy in found:
+            screen.emit({"namespace": policy.namespace, **_fields(policy)})
+        return
+    if not found:
+        screen.err().print("[dim]No limits.[/]")
+        return
+    screen.out().print(screen.table(COLUMNS, [_row(policy) for policy in found]))
+
+
+def _fields(policy: QuotaPolicy) -> dict[str, object]:
+    status = status_of(policy)
+    return {name: getattr(status, name) for name in status.__struct_fields__}
+
+
+def _row(policy: QuotaPolicy) -> tuple[str | Text, ...]:
+    prefix = "" if policy.namespace == DEFAULT_NAMESPACE else f"{policy.namespace}/"
+    stored = policy.source is LimitSource.STORED
+    return (
+        f"{prefix}{policy.name}",
+        rate_text(policy.spec) or "",
+        f"{policy.active_concurrency_cap:,}" if policy.active_concurrency_cap else "",
+        Text("people", style="yellow") if stored else "program",
+        _declared(policy) if stored else "",
+    )
+
+
+def _declared(policy: QuotaPolicy) -> str:
+    spec = gates.declared_spec(policy)
+    if spec is None:
+        return "nothing"
+    cap = spec.active_concurrency_cap
+    parts = [rate_text(spec), f"{cap:,} at once" if cap else None]
+    return ", ".join(part for part in parts if part)

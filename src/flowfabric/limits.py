@@ -1,0 +1,279 @@
+"""Limits as programs declare and change them: how much starts in a time, how much runs at once.
+
+    @app.task(rate_limit="100/m", concurrency=10, key="{tenant}")
+    async def sync(ctx: Context, tenant: str) -> None: ...
+
+    provider = Limit("provider", rate="500/m", concurrency=50)
+
+    @app.task(limits=[provider])
+    async def ask(ctx: Context, prompt: str) -> str: ...
+
+    await app.limits.set("provider", rate="200/m")  # at once, for every process
+
+A limit has a name; tasks that name the same one share it. With a `key`, each value of it has
+room of its own.
+"""
+
+import re
+import string
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Protocol, TypeVar
+
+from msgspec import Struct
+
+from flowfabric.core import gates
+from flowfabric.core.checks import check_int, check_name
+from flowfabric.core.gates import DeclaredLimit, LimitSource, LimitUse, QuotaPolicy, QuotaSpec
+from flowfabric.core.ids import parse_namespace
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.policies import duration_ms, span
+from flowfabric.engine.admission import GateUse
+from flowfabric.engine.engine import Engine
+from flowfabric.errors import InvalidInput
+
+T = TypeVar("T")
+KeySource = str | Callable[..., object]
+"""A template over the arguments, as in `"{tenant}"`, or a function of them."""
+
+_RATE: Final = re.compile(r"\s*(\d+)\s*/\s*(.+?)\s*")
+_EXPECTED: Final = 'must be a number per time, such as "100/m", "5/10s" or "1000/h"'
+
+
+def rate_of(field: str, rate: object) -> tuple[int, int]:
+    """How many starts in how many milliseconds: `"100/m"`, `"5/10s"`."""
+    found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
+    if found is None:
+        raise InvalidInput(field, _EXPECTED, rate)
+    count, per = int(found[1]), found[2]
+    try:
+        window_ms = duration_ms(field, f"1{per}" if per.isalpha() else per)
+    except InvalidInput:
+        raise InvalidInput(field, _EXPECTED, rate) from None
+    check_int(field, count, 1, gates.AMOUNT_MAX)
+    if not 0 < window_ms <= gates.WINDOW_MS_MAX:
+        longest = span(gates.WINDOW_MS_MAX)
+        raise InvalidInput(field, f"must be per time of up to {longest}", rate)
+    return count, window_ms
+
+
+def rate_text(spec: QuotaSpec) -> str | None:
+    """The rate of a policy as people write it."""
+    if not spec.max_requests_per_window:
+        return None
+    per = re.sub(r"\.0(?=s$)", "", span(spec.window_ms))
+    return f"{spec.max_requests_per_window}/{per}".replace("/1m0s", "/m")
+
+
+def spec_of(rate: object, concurrency: object, field: str = "") -> QuotaSpec:
+    """What a policy stores; None is no limit."""
+    count, window_ms = (0, 0) if rate is None else rate_of(f"{field}rate", rate)
+    cap = 0
+    if concurrency is not None:
+        cap = check_int(f"{field}concurrency", concurrency, 1, gates.AMOUNT_MAX)
+    return QuotaSpec(window_ms=window_ms, max_requests_per_window=count, active_concurrency_cap=cap)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How many runs may start in a time, and how many may run at once.
+
+    Tasks and submissions that name the same limit share it, with the values the program gives it;
+    `app.limits` changes them at run time. With a `key`, each value of it has room of its own.
+    """
+
+    name: str
+    rate: str | None = None
+    """Starts per time: `"100/m"`, `"5/10s"`."""
+    concurrency: int | None = None
+    """Runs at once. One that sleeps or waits for a signal does not count."""
+    key: KeySource | None = None
+    """A template over the task's arguments, as in `"{tenant}"`, or a function of them."""
+
+    def __post_init__(self) -> None:
+        check_name("limit.name", self.name)
+        key: object = self.key
+        if not (key is None or isinstance(key, str) or callable(key)):
+            raise InvalidInput("key", 'must be text such as "{tenant}", or a function', key)
+        if self.rate is None and self.concurrency is None:
+            raise InvalidInput(
+                "limit", f'{self.name} needs a rate, such as "100/m", or a concurrency'
+            )
+        _ = self.spec, list(self.fields())
+
+    @cached_property
+    def spec(self) -> QuotaSpec:
+        return spec_of(self.rate, self.concurrency)
+
+    def declared(self, namespace: str) -> DeclaredLimit:
+        return DeclaredLimit(namespace=namespace, name=self.name, spec=self.spec)
+
+    def fields(self) -> Iterator[str]:
+        """The arguments its template names."""
+        if isinstance(self.key, str):
+            try:
+                parsed = list(string.Formatter().parse(self.key))
+            except ValueError as error:
+                raise InvalidInput("key", f"is no template: {error}", self.key) from None
+            for _, field, _, _ in parsed:
+                if field is not None:
+                    yield re.split(r"[.\[]", field, maxsplit=1)[0]
+
+    def use(self, namespace: str, bound: "BoundArguments") -> LimitUse:
+        """The limit with the value of its key for some arguments."""
+        return LimitUse(limit=self.declared(namespace), key=self._key_for(bound))
+
+    def _key_for(self, bound: "BoundArguments") -> str:
+        if self.key is None:
+            return ""
+        where = f"key of limit {self.name}"
+        for name in self.fields():
+            if name not in bound.by_name:
+                raise InvalidInput(where, f"needs {name}, which is not known yet when submitting")
+        try:
+            value = (
+                self.key.format_map(bound.by_name)
+                if isinstance(self.key, str)
+                else self.key(*bound.args, **bound.kwargs)
+            )
+        except Exception as error:
+            raise InvalidInput(where, f"could not be made from the arguments: {error!r}") from error
+        text = str(value)
+        if value is None or text == "":
+            raise InvalidInput(where, "must not be empty", value)
+        return gates.check_gate_key(text)
+
+
+class BoundArguments(Struct, frozen=True):
+    """The arguments of a call, for keys."""
+
+    by_name: Mapping[str, object]
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = {}
+
+
+def check_limits(given: object) -> tuple[Limit, ...]:
+    if isinstance(given, Limit) or not isinstance(given, Sequence) or isinstance(given, str):
+        raise InvalidInput("limits", 'must be a list, such as [Limit("provider", rate="500/m")]')
+    for each in given:
+        if not isinstance(each, Limit):
+            raise InvalidInput("limits", 'must be Limits, such as Limit("mail", rate="9/s")', each)
+    names = [each.name for each in given]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidInput("limits", "names one limit twice", name)
+    return tuple(given)
+
+
+def limits_of(
+    name: str,
+    rate: str | None,
+    concurrency: int | None,
+    key: KeySource | None,
+    others: Sequence[Limit],
+) -> tuple[Limit, ...]:
+    """Those a task is under: its own, which has its name, and the others it names."""
+    if rate is None and concurrency is None:
+        if key is not None:
+            raise InvalidInput("key", 'goes with rate_limit="100/m" or concurrency=10', key)
+        return check_limits(others)
+    spec_of(rate, concurrency)
+    return check_limits([Limit(name, rate, concurrency, key), *check_limits(others)])
+
+
+class TakesArguments(Protocol):
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    def takes(self, name: str) -> bool: ...
+
+
+def check_keys(name: str, limits: Sequence[Limit], arguments: TakesArguments) -> None:
+    """Refuse a key that names what a task does not take."""
+    for limit in limits:
+        for field in limit.fields():
+            if not arguments.takes(field):
+                takes = ", ".join(arguments.names) or "no arguments"
+                raise InvalidInput("key", f"names {field!r}; {name} takes {takes}", limit.key)
+
+
+class LimitStatus(Struct, frozen=True, kw_only=True):
+    """A limit as it counts now."""
+
+    name: str
+    rate: str | None
+    concurrency: int | None
+    source: LimitSource
+    """`stored` if somebody has set it at run time, which wins over the program."""
+    declared_rate: str | None
+    declared_concurrency: int | None
+    """What the program last declared."""
+
+
+def status_of(policy: QuotaPolicy) -> LimitStatus:
+    declared = gates.declared_spec(policy)
+    return LimitStatus(
+        name=policy.name,
+        rate=rate_text(policy.spec),
+        concurrency=policy.active_concurrency_cap or None,
+        source=policy.source,
+        declared_rate=None if declared is None else rate_text(declared),
+        declared_concurrency=None if declared is None else declared.active_concurrency_cap or None,
+    )
+
+
+class AppLimits:
+    """The limits of an app's namespace, looked at and changed at run time."""
+
+    def __init__(
+        self, engine: Callable[[], Awaitable[Engine]], namespace: Callable[[], str]
+    ) -> None:
+        self._engine = engine
+        self._namespace = namespace
+
+    async def set(
+        self, name: str, *, rate: str | None = None, concurrency: int | None = None
+    ) -> LimitStatus:
+        """Have these values count from now on, in every process, whatever programs declare.
+
+        What is left out is no limit; `set("mail")` lifts it altogether.
+        """
+        spec = spec_of(rate, concurrency)
+        policy = await (await self._engine()).set_limit(
+            name,
+            namespace=self._namespace(),
+            window_ms=spec.window_ms,
+            max_requests_per_window=spec.max_requests_per_window,
+            active_concurrency_cap=spec.active_concurrency_cap,
+        )
+        return status_of(policy)
+
+    async def reset(self, name: str) -> LimitStatus:
+        """Have what the program declares count again."""
+        engine = await self._engine()
+        return status_of(await engine.reset_limit(name, namespace=self._namespace()))
+
+    async def get(self, name: str) -> LimitStatus:
+        engine = await self._engine()
+        return status_of(await engine.read_limit(name, namespace=self._namespace()))
+
+    async def list(self) -> list[LimitStatus]:
+        """All limits of the namespace, by name."""
+        engine, found = await self._engine(), list[LimitStatus]()
+        cursor: str | None = None
+        while True:
+            page = await engine.list_limits(
+                namespace=parse_namespace(self._namespace()), cursor=cursor, limit=PAGE_MAX
+            )
+            found += [status_of(each) for each in page.limits]
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
+    async def use(self, name: str, *, after: str | None = None) -> Sequence[GateUse]:
+        """What each value of its key uses now: up to a thousand, by key, after one."""
+        engine = await self._engine()
+        policy = await engine.read_limit(name, namespace=self._namespace())
+        page = await engine.list_limit_use(policy.quota_policy_id, cursor=after, limit=PAGE_MAX)
+        return page.gates
