@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
+from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate, UsageDimensions
 from flowfabric.core.events import EVERYBODY, ScannerFilter
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import FailedStep
 from flowfabric.core.results import Claimed, ReclaimGrant
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.streams import NewFrame
+from flowfabric.engine.ledger import Usage
 from flowfabric.engine.reads import EVERYTHING, ExecutionFilter
 from flowfabric.engine.streams import FrameAppend
 from flowfabric.engine.work import Completion, FailureReport
@@ -49,7 +51,57 @@ async def valid_calls(given: Given) -> dict[str, Arguments]:
         | {"accept_changes": {"execution_id": blocked}}
         | await granting(given)
         | registering()
+        | await budgeting(given, running)
     )
+
+
+async def budgeting(given: Given, running: Claimed) -> dict[str, Arguments]:
+    one: Arguments = {"budget_id": "team", "namespace": "n"}
+    definition = BudgetDefinition(budget_id="team", namespace="n", hard_limits={"tokens": 1_000})
+    await given.engine.create_budget(definition)
+    usage = Usage(budget_id="team", amounts={"tokens": 1}, namespace="n", dedup_key="k")
+    return {
+        "create_budget": {"definition": definition, "if_exists": "keep"},
+        "update_budget": {**one, "update": BudgetUpdate(hard_limits={"tokens": 1_000})},
+        "get_budget_status": one,
+        "read_budget_usage_and_limits": one,
+        "list_budgets": {"namespace": "n", "cursor": ("n", "a"), "limit": 1},
+        "post_to_budgets": {"requests": [usage]},
+        "report_usage": {
+            **one,
+            "handle": running.handle,
+            "usage": UsageDimensions(input_tokens=1),
+            "require_declared": True,
+        },
+        "report_usage_admin": {
+            **one,
+            "dimensions": ["tokens"],
+            "deltas": [1],
+            "dedup_key": "k",
+            "require_declared": True,
+        },
+        "record_spend": {
+            **one,
+            "execution_id": running.execution_id,
+            "deltas": {"tokens": 1},
+            "idempotency_key": "k",
+        },
+        "release_budget": {**one, "execution_id": running.execution_id},
+        "reserve_budget": {
+            **one,
+            "handle": running.handle,
+            "amounts": {"tokens": 1},
+            "reservation_id": "r",
+            "waits": False,
+        },
+        "settle_reservation": {
+            **one,
+            "reservation_id": "r",
+            "used": {"tokens": 1},
+            "handle": running.handle,
+        },
+        "reset_budget": one,
+    }
 
 
 def registering() -> dict[str, Arguments]:

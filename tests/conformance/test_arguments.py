@@ -15,6 +15,7 @@ import pytest
 from msgspec import Struct, structs
 
 from flowfabric import Engine, FlowFabricError
+from flowfabric.engine.budgets import Budgets
 from flowfabric.engine.creation import Creation
 from flowfabric.engine.details import Details
 from flowfabric.engine.flow_operators import FlowReplays
@@ -41,6 +42,7 @@ GROUPS = (
     Reads,
     Details,
     FlowReplays,
+    Budgets,
     Streams,
     Tails,
 )
@@ -154,6 +156,10 @@ REQUESTS: Mapping[str, tuple[str, str]] = {
     "FailureReport": ("fail_many", "reports"),
     "FrameAppend": ("append_frames", "appends"),
     "NewFrame": ("append_frame", "frame"),
+    "BudgetDefinition": ("create_budget", "definition"),
+    "BudgetUpdate": ("update_budget", "update"),
+    "Usage": ("post_to_budgets", "requests"),
+    "UsageDimensions": ("report_usage", "usage"),
 }
 
 

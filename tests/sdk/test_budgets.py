@@ -118,6 +118,27 @@ async def test_a_breach_reaches_the_handler_as_an_exception_it_can_catch(waiting
     assert await books(waiting_app) == (0, 0)
 
 
+async def test_a_budget_may_fail_the_run_that_asks_too_much(waiting_app: App) -> None:
+    await waiting_app.budgets.create("team", hard={"tokens": 10}, on_hard_limit="fail")
+    caught: list[str] = []
+
+    @waiting_app.task(retry=Retry(max_retries=3, delay=0.01))
+    async def greedy(ctx: Context) -> None:
+        try:
+            await ctx.report_usage("team", tokens=11)
+        except BudgetExceeded as refused:
+            caught.append(refused.budget)
+        await ctx.report_usage("team", tokens=1)
+
+    async with working(waiting_app):
+        run = await waiting_app.submit(greedy)
+        with pytest.raises(ExecutionFailed, match="budget team has no room for 11 tokens"):
+            await run.result(timeout="20s")
+
+    assert caught == ["team"]
+    assert (await books(waiting_app))[1] == 0
+
+
 async def test_a_block_counts_what_it_settles_or_all_it_held_or_nothing_if_it_raises(
     waiting_app: App,
 ) -> None:

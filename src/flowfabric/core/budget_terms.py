@@ -262,7 +262,7 @@ def _check_scope_id(scope_type: BudgetScope, scope_id: object) -> str:
     try:
         match scope_type:
             case BudgetScope.TENANT:
-                return check_name("scope_id", scope_id) if scope_id else ""
+                return "" if scope_id == "" else check_name("scope_id", scope_id)
             case BudgetScope.LANE:
                 return ids.parse_lane_id(scope_id, "scope_id")
             case BudgetScope.NAMESPACE:
