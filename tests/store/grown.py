@@ -386,6 +386,12 @@ def questions(event_ids: int = 1) -> list[Question]:
     due: Parameters = {"now_ms": NOW_MS, "limit": BATCH, **everybody}
     before: Parameters = {"before_ms": NOW_MS, "limit": BATCH}
     held: Parameters = {"held_ms_min": HELD_MS_MIN, "held_ms_max": HELD_MS_MAX}
+    asked: Parameters = {
+        "namespace": "default",
+        "lanes": ["main"],
+        "kinds": ["mail"],
+        "capabilities": [],
+    }
     completions: Parameters = {
         "results": [b"done"] * FENCES,
         "result_encodings": [None] * FENCES,
@@ -395,6 +401,9 @@ def questions(event_ids: int = 1) -> list[Question]:
         claim("main", 10),
         claim("quiet", 10),
         claim("main", 10, "lost"),
+        Question("best_ready", asked | {"candidates": BATCH, "route_id": None}, 2 * BATCH, 1),
+        Question("ready_elsewhere", asked | {"limit": BATCH}, BATCH, BATCH),
+        Question("parked_for", asked | {"capabilities": ["gpu"], "limit": BATCH}, 0, 0),
         Question("complete_leased", fences() | completions, FENCES, FENCES),
         Question("renew_leased", fences() | {"lease_ttls_ms": [1_000] * FENCES}, FENCES, FENCES),
         *(Question(f"due_{name}", due, BATCH, BATCH) for name in ("leases", "delays", "attempts")),
