@@ -345,7 +345,8 @@ READS = {
     "replay_execution": (),
 }
 WITH_REASON = ("cancel_execution", "revoke_lease")
-WITH_WORKER = ("issue_claim_grant", "claim_execution")
+WITH_WORKER = ("issue_claim_grant", "issue_reclaim_grant")
+WITH_GRANT = ("claim_execution", "claim_resumed_execution", "reclaim_execution")
 
 
 async def test_a_missing_execution_is_none_or_refused(engine: Engine) -> None:
@@ -443,5 +444,10 @@ async def test_every_operation_refuses_an_id_it_cannot_read(engine: Engine) -> N
                 await refuses(engine, field, name, execution_id, reason="x")
             for name in WITH_WORKER:
                 await refuses(engine, field, name, execution_id, **WORKER)
+            for name in WITH_GRANT:
+                shown = {**WORKER, "grant_key": NO_GRANT}
+                await refuses(engine, field, name, execution_id, **shown)
+            await refuses(engine, field, "issue_grant_and_claim", execution_id)
+            await refuses(engine, field, "unblock_execution", execution_id)
             await refuses(engine, field, "cancel_executions", [execution_id], reason="x")
             await refuses(engine, field, "replay_executions", [execution_id])
