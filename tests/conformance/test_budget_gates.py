@@ -8,6 +8,7 @@ from msgspec import structs
 from flowfabric import Engine
 from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
 from flowfabric.core.budgets import RESERVATION_CHECK_MS, HardBreach, UsageCounted
+from flowfabric.core.diagnosis import Cause
 from flowfabric.core.ids import ExecutionId, named_budget_id, named_flow_id
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import PublicState
@@ -33,6 +34,11 @@ async def report(engine: Engine, tokens: int) -> None:
 async def claim(engine: Engine, lane_id: str = "default", wait_ms: int = 0) -> ExecutionId | None:
     claimed = await engine.claim(lane_id, **WORKER, max_wait_ms=wait_ms)
     return None if claimed is None else claimed.execution_id
+
+
+async def attend(engine: Engine) -> None:
+    """Have a worker that would run it all."""
+    await engine.register_worker(["default"], **WORKER, liveness_ttl_ms=60_000)
 
 
 async def test_what_is_attached_starts_as_long_as_there_is_room(
@@ -219,6 +225,46 @@ async def test_room_that_an_ended_attempt_leaves_is_found_by_who_waits(
     await engine.check_reservations()
 
     assert await claim(engine) == waiting
+
+
+@pytest.mark.parametrize(
+    ("interval_ms", "says"),
+    [
+        (0, "budget team: 100 of 100 tokens used, reset it or raise its limit; 1 ahead."),
+        (HOUR_MS, "budget team: 100 of 100 tokens used, reset in 1h; 1 ahead."),
+    ],
+)
+async def test_what_waits_says_so_with_the_numbers(
+    engine: Engine, given: Given, interval_ms: int, says: str
+) -> None:
+    await create(engine, reset_interval_ms=interval_ms)
+    await given.waiting(policy=ATTACHED)
+    second = await given.waiting(policy=ATTACHED)
+    await report(engine, 100)
+    await attend(engine)
+
+    explained = await engine.explain_execution(second)
+
+    assert explained.sentence == f"It waits for {says}"
+    assert explained.cause is Cause.LIMITED
+
+
+async def test_what_waits_for_more_than_is_left_says_so(engine: Engine, given: Given) -> None:
+    await create(engine)
+    asking = await given.running(policy=ATTACHED)
+    waiting = await given.waiting(policy=ATTACHED)
+    await report(engine, 60)
+    await engine.reserve_budget(
+        asking.handle, "team", {"tokens": 50}, reservation_id="b", waits=True
+    )
+    await attend(engine)
+
+    explained = await engine.explain_execution(waiting)
+
+    assert explained.sentence == (
+        "It waits for budget team: 40 tokens left, and somebody waits for 50, reset it or raise its"
+        " limit; 0 ahead."
+    )
 
 
 # What a breach cancels

@@ -39,6 +39,12 @@ SAYS = {
         "morning_report: 0 6 * * *, Europe/Rome",
     ],
     "pipeline.py": ["the first worker ended with -9", "the order went out as parcel-7"],
+    "llm.py": [
+        "period 1: stopped at 40,000 of 40,000 tokens",
+        "period 2: stopped at 40,000 of 40,000 tokens",
+        "period 3: 20,000 tokens, and all 1,000 calls are done",
+        "at most 3 calls of a tenant at once",
+    ],
     "sync_views.py": [
         "no order and no job: an order costs something",
         "receipt for order 1 sent",

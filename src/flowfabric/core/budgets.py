@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import ids
+from flowfabric.core.policies import span
 from flowfabric.core.records import Record
 from flowfabric.errors import InvalidInput
 
@@ -246,6 +247,29 @@ def fails(budget: Budget) -> bool:
         budget.on_hard_limit is OnHardLimit.FAIL
         and budget.enforcement_mode is EnforcementMode.STRICT
     )
+
+
+def describe_closed(budget: Budget, now_ms: int) -> str:
+    """Why nothing attached to a budget starts, in a few words with its numbers."""
+    account = opened(budget)
+    full = [
+        name
+        for name, limit in sorted(account.hard.items())
+        if 0 < limit <= account.usage.get(name, 0)
+    ]
+    over = _over(account, account.wanted)
+    if full or over is None:
+        numbers = [
+            f"{account.usage[name]:,} of {account.hard[name]:,} {name} used" for name in full
+        ]
+    else:
+        left, wanted = room(account, over.dimension) or 0, account.wanted[over.dimension]
+        numbers = [f"{left:,} {over.dimension} left, and somebody waits for {wanted:,}"]
+    if budget.next_reset_at_ms is None:
+        numbers.append("reset it or raise its limit")
+    else:
+        numbers.append(f"reset in {span(max(0, budget.next_reset_at_ms - now_ms))}")
+    return f"budget {budget.name}: {', '.join(numbers)}"
 
 
 def describe_breach(name: str, breach: HardBreach, amounts: Amounts) -> str:

@@ -499,6 +499,8 @@ class GateFacts(Struct, frozen=True, kw_only=True):
 
     limit: str | None
     """The name of the policy; None for a budget."""
+    budget: str = ""
+    """How a budget stands, in words."""
     state: GateState
 
     def obstacle(self, now_ms: int) -> str | None:
@@ -506,7 +508,7 @@ class GateFacts(Struct, frozen=True, kw_only=True):
         gate, limits, room = self.state.gate, self.state.limits, self.state.room(now_ms)
         whose = f" for {gate.gate_key}" if gate.gate_key else ""
         if gate.closed:
-            return f"a budget it is attached to is used up{whose}"
+            return self.budget
         if room.slots == 0:
             return f"{self.state.in_use} of {limits.cap} running{whose}"
         window = read_window(gate.starts)

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import gates
-from flowfabric.core.budgets import Budget
+from flowfabric.core.budgets import Budget, describe_closed
 from flowfabric.core.checks import split_kind
 from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.ids import (
@@ -224,11 +224,19 @@ async def gate_facts(reader: Reader, route_id: int) -> tuple[gates.GateFacts, ..
     """The gates of a route, with the names of their limits."""
     rows = await reader.select("gates_of_route", route_id=route_id)
     loaded = await load(reader, [GateId(str(row["gate_id"])) for row in rows])
-    policies = await reader.get(gates.QuotaPolicy, [(each.owner_id,) for each in loaded])
+    owners = [(each.owner_id,) for each in loaded]
+    policies = await reader.get(gates.QuotaPolicy, owners)
+    budgets = await reader.get(Budget, owners)
+    now_ms = await reader.now_ms()
     return tuple(
-        gates.GateFacts(limit=None if policy is None else policy.name, state=each.state)
+        gates.GateFacts(
+            limit=None if policy is None else policy.name,
+            budget="" if budget is None else describe_closed(budget, now_ms),
+            state=each.state,
+        )
         for each in loaded
         for policy in (policies.get((each.owner_id,)),)
+        for budget in (budgets.get((each.owner_id,)),)
     )
 
 
