@@ -326,10 +326,12 @@ class App(Feed, Replaceable):
         *,
         tags: Mapping[str, str] | None = None,
         flow_id: str | None = None,
+        budget: str | Sequence[str] = (),
     ) -> Flow:
         """A flow to build: tasks that wait for each other's results; see `Flow.add`.
 
-        With a `flow_id` of your own, building and starting the same flow again adds nothing.
+        With a `flow_id` of your own, building and starting the same flow again adds nothing. All
+        its nodes are attached to the `budget`, or to each of several.
         """
         here = self._here
         return Flow(
@@ -338,6 +340,7 @@ class App(Feed, Replaceable):
             namespace=here.namespace,
             tags=tags,
             flow_id=flow_id,
+            budget=budget,
             meet=here.meet,
         )
 

@@ -43,6 +43,7 @@ class AppBudgets:
         lane: str | None = None,
         task: str | None = None,
         whole_namespace: bool = False,
+        flow: str | None = None,
         warn_only: bool = False,
         on_hard_limit: str = rules.OnHardLimit.REJECT,
     ) -> BudgetStatus:
@@ -51,9 +52,11 @@ class AppBudgets:
         Nothing passes the `hard` limits, and reports above the `soft` ones are told so, unless
         `warn_only`. While a hard limit is used up, runs that are attached to the budget do not
         start: those submitted with `budget=`, and those of a `lane`, of a `task` or of the whole
-        namespace, if one is given. `on_hard_limit` is what a refusal does beyond that.
+        namespace, if one is given. `on_hard_limit` is what a refusal does beyond that; with
+        `cancel_flow` it cancels the `flow` of that id.
         """
-        scope, scope_id = _scope(lane, task, self._namespace() if whole_namespace else None)
+        namespace = self._namespace() if whole_namespace else None
+        scope, scope_id = _scope(lane=lane, kind=task, namespace=namespace, flow=flow)
         definition = BudgetDefinition(
             budget_id=name,
             namespace=self._namespace(),
@@ -151,9 +154,8 @@ def _interval_ms(every: Duration | None) -> int:
     return 0 if every in (None, 0) else duration_ms("reset_every", every)
 
 
-def _scope(lane: str | None, task: str | None, namespace: str | None) -> tuple[str, str]:
-    given = {"lane": lane, "kind": task, "namespace": namespace}
+def _scope(**given: str | None) -> tuple[str, str]:
     chosen = {scope: value for scope, value in given.items() if value is not None}
     if len(chosen) > 1:
-        raise InvalidInput("lane", "give one of lane, task and whole_namespace", chosen)
+        raise InvalidInput("lane", "give one of lane, task, whole_namespace and flow", chosen)
     return next(iter(chosen.items()), (rules.BudgetScope.TENANT, ""))

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from flowfabric import App, Context, Retry, testing
-from flowfabric.errors import BudgetExceeded, ExecutionFailed, InvalidInput
+from flowfabric.errors import BudgetExceeded, ExecutionCancelled, ExecutionFailed, InvalidInput
 from tests.apps import working
 
 
@@ -225,7 +225,7 @@ async def test_mistakes_are_refused_where_they_are_made(waiting_app: App) -> Non
 
     async with working(waiting_app):
         await (await waiting_app.submit(wrong)).result(timeout="20s")
-    with pytest.raises(InvalidInput, match="give one of lane, task and whole_namespace"):
+    with pytest.raises(InvalidInput, match="give one of lane, task, whole_namespace and flow"):
         await waiting_app.budgets.create("team", lane="a", whole_namespace=True)
 
     assert seen == ["amounts[tokens]", "amounts"] * 2
@@ -254,6 +254,29 @@ async def test_runs_wait_while_a_budget_they_are_attached_to_is_used_up(waiting_
         assert await twice.result(timeout="20s") == "done"
     with pytest.raises(InvalidInput, match="budget"):
         waiting_app.task(budget=[""])(lambda: None)
+
+
+async def test_the_nodes_of_a_flow_wait_for_its_budget_and_a_breach_may_cancel_it(
+    waiting_app: App,
+) -> None:
+    @waiting_app.task
+    async def page(ctx: Context, number: int) -> int:
+        return number
+
+    create = waiting_app.budgets.create
+    await create("team", hard={"tokens": 10}, flow="nightly", on_hard_limit="cancel_flow")
+    await waiting_app.budgets.report("team", {"tokens": 10})
+    flow = waiting_app.flow("nightly", flow_id="nightly", budget="team")
+    held = flow.add(page, 1)
+    flow.add(page(2), budget="lab")
+    run = await flow.start()
+    async with working(waiting_app):
+        free = await waiting_app.submit(page, 3)
+        assert await free.result(timeout="20s") == 3
+        with pytest.raises(BudgetExceeded):
+            await waiting_app.budgets.report("team", {"tokens": 1})
+        with pytest.raises(ExecutionCancelled):
+            await run.result(held, timeout="20s")
 
 
 async def test_a_run_may_wait_for_room_without_holding_its_worker(waiting_app: App) -> None:

@@ -44,7 +44,7 @@ from flowfabric.submission import (
     compose,
     request_of,
 )
-from flowfabric.task import JSON, Call, Task
+from flowfabric.task import JSON, Call, Task, check_budgets
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,9 +74,11 @@ class NodeOptions(TypedDict, total=False):
     """Do not start before this long from the flow's start."""
     deadline: Duration
     """Expire unless it has ended this long from the flow's start."""
+    budget: str | Sequence[str]
+    """Not to be started while this budget, or one of these, is used up; beside the flow's own."""
 
 
-SUBMIT_NAMES: Final = frozenset({"priority", "lane", "tags", "delay", "deadline"})
+SUBMIT_NAMES: Final = frozenset({"priority", "lane", "tags", "delay", "deadline", "budget"})
 OWN_NAMES: Final = frozenset(NodeOptions.__annotations__) | {"join", "inputs"}
 
 
@@ -105,12 +107,14 @@ class Flow:
         namespace: str,
         tags: Mapping[str, str] | None = None,
         flow_id: str | None = None,
+        budget: str | Sequence[str] = (),
         meet: Callable[[Task[..., object]], None] | None = None,
     ) -> None:
         """`meet` is told of every task that becomes a node."""
         self.kind = check_name("flow", kind)
         self.namespace = parse_namespace(namespace)
         self.tags = check_tags(tags or {})
+        self.budgets = check_budgets(budget)
         self._id_given = flow_id is not None
         named = new_uuid() if flow_id is None else flow_id
         self.flow_id = named_flow_id(named, self.namespace)
@@ -247,6 +251,9 @@ class Flow:
         waits_for = self._upstreams(composed, join or ())
         _check_join(when, "when" in own, len(waits_for))
         options = check_options({n: value for n, value in own.items() if n in SUBMIT_NAMES})
+        if self.budgets:
+            budgets = (*self.budgets, *check_budgets(options.budget))
+            options = structs.replace(options, budget=budgets)
         name = self._name(own.get("name"), task)
         node = Node(self.flow_id, task, name, len(self._plan))
         if "name" in own:
