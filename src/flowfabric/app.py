@@ -82,6 +82,7 @@ class App(Feed, Replaceable):
         pool_max: int = 10,
         migrate: bool = False,
         listen_url: str | None = None,
+        token: str | None = None,
     ) -> None:
         """Apps of different namespaces share a database and see nothing of each other.
 
@@ -89,6 +90,8 @@ class App(Feed, Replaceable):
         All payloads go through the `codec`, if there is one; see `Codec`.
         Where `url` leads through PgBouncer in transaction mode, `listen_url` is a way past
         it, over which each process hears at once what it would otherwise have to ask for.
+        With `http://…` all goes through a server (`flowfabric serve`), which knows the `token`,
+        or the one in FLOWFABRIC_TOKEN; settings and codec are those of the server.
         """
         super().__init__(namespace)
         check_app(
@@ -98,6 +101,8 @@ class App(Feed, Replaceable):
             pool_max=pool_max,
             migrate=migrate,
             listen_url=listen_url,
+            codec=codec,
+            token=token,
         )
         if codec is not None:
             check_codec(codec)
@@ -110,6 +115,7 @@ class App(Feed, Replaceable):
         self._pool_max = pool_max
         self._migrate = migrate and url != MEMORY_URL
         self._listen_url = listen_url
+        self._token = token
         self._opened: Opened | None = None
         self._workers: dict[Worker, asyncio.Event] = {}
         """Those that run, with what tells that they have ended."""
@@ -514,6 +520,7 @@ class App(Feed, Replaceable):
             pool_max=self._pool_max if pool_max is None else pool_max,
             codec=self.codec,
             listen_url=self._listen_url,
+            token=self._token,
             set_up=pool_max is None,  # A second one is to find the file of the first.
         )
 

@@ -1,23 +1,26 @@
 """From a URL to an open engine, and to what an app keeps beside it."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from shlex import quote
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from flowfabric.codec import Codec, CodedValues
 from flowfabric.config import EngineConfig
 from flowfabric.core.results import Created, CreateResult
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import SchemaTooOld
+from flowfabric.errors import SchemaTooOld, Unavailable
 from flowfabric.run import Endings, Run
 from flowfabric.store.base import Clock
-from flowfabric.store.urls import open_store, redact
+from flowfabric.store.urls import HTTP, open_store, redact
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
 
 R = TypeVar("R")
+
+TOKEN_VARIABLE: Final = "FLOWFABRIC_TOKEN"
 
 
 async def connect(
@@ -29,12 +32,16 @@ async def connect(
     listen_url: str | None = None,
     set_up: bool = True,
     codec: Codec | None = None,
+    token: str | None = None,
 ) -> Engine:
     """Open an engine on `sqlite:///path.db`, `sqlite:///:memory:` or `postgresql://…`.
 
     A SQLite database is set up on first use, unless `set_up` says no; a Postgres database
-    by `migrate`. All payloads go through the `codec`, if there is one.
+    by `migrate`. All payloads go through the `codec`, if there is one. At `http://…` a server
+    is asked instead, with a `token`, or the one in FLOWFABRIC_TOKEN.
     """
+    if url.startswith(HTTP):
+        return await _reach(url, token)
     store = open_store(url, clock=clock, pool_max=pool_max, listen_url=listen_url, set_up=set_up)
     try:
         return await Engine.open(store, config, None if codec is None else CodedValues(codec))
@@ -42,6 +49,15 @@ async def connect(
         # What is masked cannot be pasted.
         pasted = quote(url) if redact(url) == url else None
         raise SchemaTooOld(error.found, error.expected, pasted) from None
+
+
+async def _reach(url: str, token: str | None) -> Engine:
+    # Imported here: what it needs is an extra that programs with a database need not install.
+    try:
+        from flowfabric.remote import RemoteEngine
+    except ModuleNotFoundError as error:
+        raise Unavailable("http", f"needs {error.name}: pip install flowfabric[remote]") from error
+    return await RemoteEngine.reach(url, token or os.environ.get(TOKEN_VARIABLE))
 
 
 async def migrate(url: str) -> tuple[str, ...]:

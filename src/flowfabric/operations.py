@@ -216,8 +216,10 @@ class RemoteOperation:
 
     def bind(self, args: Sequence[object], given: Mapping[str, object]) -> dict[str, object]:
         """Arguments by name."""
-        bound = self._signature.bind(None, *args, **given).arguments
-        return {**dict(list(bound.items())[1:]), **bound.get("options", {})}
+        (_, *bound) = self._signature.bind(None, *args, **given).arguments.items()
+        named = dict(bound)
+        options = named.pop("options", {})
+        return {**named, **options}
 
     def decode_arguments(self, body: bytes) -> dict[str, object]:
         """Those that were given, or an error of msgspec."""
@@ -322,6 +324,7 @@ _TABLE: Final[Sequence[tuple[frozenset[Scope], Reach, bool, str]]] = (
         reserve_budget settle_reservation post_to_budgets record_spend release_budget""",
     ),
     (frozenset({Scope.WORK, Scope.OPERATE}), Reach.OWN, True, "mark_worker_dead"),
+    (frozenset({Scope.SUBMIT, Scope.WORK, Scope.OPERATE}), Reach.OWN, True, "declare_limits"),
     (
         _OPERATE,
         Reach.OWN,
@@ -330,8 +333,7 @@ _TABLE: Final[Sequence[tuple[frozenset[Scope], Reach, bool, str]]] = (
         replay_execution replay_executions replay_matching revoke_lease change_priority
         accept_changes resume_execution block_execution_for_admission unblock_execution
         issue_grant_and_claim pause_schedule resume_schedule create_budget update_budget
-        reset_budget report_usage_admin create_quota_policy declare_limits set_limit
-        reset_limit""",
+        reset_budget report_usage_admin create_quota_policy set_limit reset_limit""",
     ),
     (
         _OPERATE,

@@ -38,7 +38,7 @@ from flowfabric.core.policies import (
 from flowfabric.cron import recurrence_of
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput
-from flowfabric.store.urls import POSTGRES, check_url
+from flowfabric.store.urls import HTTP, POSTGRES, check_url
 from flowfabric.submission import NO_OPTIONS, limit_uses, policy_of
 from flowfabric.task import JSON, Call, Retry, Task, TaskSettings
 from flowfabric.worker.context import Context
@@ -58,9 +58,19 @@ def check_app(
     pool_max: object,
     migrate: object,
     listen_url: object,
+    codec: object,
+    token: object,
 ) -> None:
-    """What an app is made with, its namespace and its codec apart."""
-    check_url(url)
+    """What an app is made with, its namespace apart; whether a codec is one is checked later."""
+    remote = check_url(url).startswith(HTTP)
+    if remote:
+        _check_servers_own(
+            config=config, clock=clock, migrate=migrate or None, listen_url=listen_url, codec=codec
+        )
+    elif token is not None:
+        raise InvalidInput("token", "is for servers: http://…")
+    if not isinstance(token, str | None):
+        raise InvalidInput("token", "must be a string")
     if not isinstance(config, EngineConfig | None):
         raise InvalidInput("config", 'must be an EngineConfig, such as EngineConfig(keep="3d")')
     if clock is not None and not callable(getattr(clock, "now_ms", None)):
@@ -69,6 +79,12 @@ def check_app(
     check_bool("migrate", migrate)
     if listen_url is not None and not check_url(listen_url, "listen_url").startswith(POSTGRES):
         raise InvalidInput("listen_url", "is for Postgres: postgresql://…")
+
+
+def _check_servers_own(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidInput(name, "belongs to the server; say it where `flowfabric serve` runs")
 
 
 def check_function(given: object) -> None:

@@ -70,19 +70,30 @@ async def http(engine: Engine, server_config: ServerConfig) -> AsyncIterator[htt
 @pytest.fixture
 async def live(engine: Engine, server_config: ServerConfig) -> AsyncIterator[httpx.AsyncClient]:
     """The same over a real connection, for answers that go on."""
+    async with (
+        serving(engine, server_config) as url,
+        httpx.AsyncClient(base_url=url, timeout=10) as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def serving(engine: Engine, server_config: ServerConfig) -> AsyncIterator[str]:
+    """A server on an engine, and where it is."""
     _ENGINES.append(engine)
     settings = uvicorn.Config(_app(server_config), port=0, log_config=None, lifespan="on")
     server = uvicorn.Server(settings)
-    serving = asyncio.create_task(server.serve())
+    running = asyncio.create_task(server.serve())
     while not server.started:
-        assert not serving.done()
+        assert not running.done()
         await asyncio.sleep(0)
     port = server.servers[0].sockets[0].getsockname()[1]
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
-        yield client
-    server.should_exit = True
-    await serving
-    _ENGINES.pop()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await running
+        _ENGINES.pop()
 
 
 _ENGINES: list[Engine] = []

@@ -254,6 +254,8 @@ def configure(level: str, *, as_json: bool | None = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # It tells of every request, which is what we tell of where it matters.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 class JsonLines(logging.Formatter):

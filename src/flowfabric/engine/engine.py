@@ -147,6 +147,9 @@ def operation(
 class Engine:
     """Every operation of FlowFabric. Use as an async context, or `close` it."""
 
+    is_remote = False
+    """Whether a server does what it is asked, which then sees to what time makes due."""
+
     def __init__(
         self,
         store: Store,

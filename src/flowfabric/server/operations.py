@@ -7,6 +7,7 @@ before the operation is. What lies elsewhere, or nowhere, is not found.
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -18,6 +19,8 @@ from msgspec import Struct, structs
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.handles import Handle, from_wire
 from flowfabric.core.ids import ExecutionId, Namespace, parse_own_id
+from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.policies import parse_policy
 from flowfabric.engine.details import Found
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.reads import EVERYTHING
@@ -42,6 +45,7 @@ T = TypeVar("T")
 
 TOPICS_MAX: Final = 200
 HINT_GAP_S: Final = 0.005
+LIVE_AGAIN_S: Final = 0.5
 LISTEN_S: Final = 3_600.0
 _SOME_MAY_MISS: Final = frozenset(
     {
@@ -67,6 +71,8 @@ class Named:
         self.handled: set[ExecutionId] = set()
         self.created: set[ExecutionId] = set()
         self.flows: set[str] = set()
+        self.limits: set[str] = set()
+        """Of budgets, too."""
 
     def confined(self, name: str, value: object) -> object:
         """The value, with the caller's namespace wherever one belongs."""
@@ -99,9 +105,12 @@ class Named:
             self.created.add(self._engine.check_execution_id(request.execution_id))
         if request.parent_execution_id is not None:
             self._note("parent_execution_id", request.parent_execution_id)
-        for gate in request.gates:
-            # Whose limit it is cannot be told from its id.
-            raise NotFound("limit", gate.owner_id)
+        policy = parse_policy(request.policy)
+        self.limits.update(each.owner_id for each in request.gates)
+        self.limits.update(policy.budget_ids)
+        self.limits.update(each.quota_policy_id for each in policy.quota_policies)
+        for each in request.limits:
+            self._namespace(each.limit.namespace)
         return structs.replace(request, namespace=self._namespace(request.namespace))
 
     def _note(self, name: str, value: str) -> None:
@@ -145,7 +154,19 @@ async def check_named(
             continue
         if namespace != owner:
             raise Missing(NotFound("flow", flow_id))
+    for limit_id in sorted(named.limits and named.limits - await _limits_of(asked.engine, owner)):
+        raise NotFound("limit", limit_id)
     return missing
+
+
+async def _limits_of(engine: Engine, owner: Namespace) -> set[str]:
+    """Ids of the limits and budgets of a namespace; of so many that nobody has more."""
+    limits = await engine.list_limits(namespace=owner, limit=PAGE_MAX)
+    budgets = await engine.list_budgets(namespace=owner, limit=PAGE_MAX)
+    return {
+        *(str(each.quota_policy_id) for each in limits.limits),
+        *(str(each.budget_id) for each in budgets.budgets),
+    }
 
 
 class Performance:
@@ -313,9 +334,15 @@ async def _hints(engine: Engine, topics: Sequence[str]) -> AsyncIterator[ServerS
         for topic, listener in listeners.items()
     ]
     try:
-        yield ServerSentEventMessage(event="live", data=str(engine.store.hints_are_live).lower())
+        told: bool | None = None
         while True:
-            yield ServerSentEventMessage(event="hint", data=await arrived.get())
+            if told is not (live := engine.store.hints_are_live):
+                told = live
+                yield ServerSentEventMessage(event="live", data=str(live).lower())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LIVE_AGAIN_S):
+                    topic = await arrived.get()
+                yield ServerSentEventMessage(event="hint", data=topic)
     finally:
         for task in listening:
             task.cancel()

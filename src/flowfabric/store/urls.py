@@ -3,6 +3,7 @@
 - `sqlite:///relative.db`, `sqlite:////absolute/path.db`, `sqlite:///:memory:`
 - `postgresql://user:password@host:port/database`, also `postgres://…`
 - `postgresql+embedded:///directory`: a Postgres server of our own in that directory
+- `http://host:port`, `https://…`: no store, but a server that has one
 """
 
 import re
@@ -20,6 +21,7 @@ from flowfabric.store.sqlite.store import SqliteStore
 SQLITE: Final = "sqlite:///"
 POSTGRES: Final = ("postgresql://", "postgres://")
 EMBEDDED: Final = "postgresql+embedded:///"
+HTTP: Final = ("http://", "https://")
 
 FILE_ENDINGS: Final = (".db", ".sqlite", ".sqlite3")
 
@@ -43,6 +45,8 @@ def open_store(
     and so does `set_up`: whether opening may create or migrate the file.
     """
     check_url(url)
+    if url.startswith(HTTP):
+        raise Unavailable(redact(url), "is a server, and this needs the database itself")
     if url.startswith(SQLITE):
         return SqliteStore(
             unquote(url[len(SQLITE) :]), clock=clock, synchronous=synchronous, set_up=set_up
@@ -58,7 +62,8 @@ def check_url(url: object, field: str = "url") -> str:
         raise InvalidInput(field, "must be a string", type(url).__name__)
     if UNSTORABLE.search(url):
         raise InvalidInput(field, "must not contain NUL characters or lone surrogates")
-    if url.startswith((SQLITE, *POSTGRES, EMBEDDED)) and url not in (SQLITE, EMBEDDED):
+    known = (SQLITE, *POSTGRES, EMBEDDED, *HTTP)
+    if url.startswith(known) and url not in (SQLITE, EMBEDDED, *HTTP):
         return url
     for scheme in (SQLITE, EMBEDDED):
         path = url.removeprefix(scheme.rstrip("/")).lstrip("/")
@@ -66,11 +71,11 @@ def check_url(url: object, field: str = "url") -> str:
             raise InvalidInput(field, f"needs three slashes before the path: {scheme}{path}", url)
     if url.endswith(FILE_ENDINGS) and "@" not in url and "://" not in url:
         raise InvalidInput(field, f"is a path; write {SQLITE}{url}", url)
-    known = ", ".join(f"{start}…" for start in (SQLITE, *POSTGRES, EMBEDDED))
+    told = ", ".join(f"{start}…" for start in known)
     # No more of it is shown than surely holds no password.
     start = _SCHEME.match(url)
     shown = start.group() if start else url.partition("@")[0].partition(":")[0]
-    raise InvalidInput(field, f"must look like one of {known}", shown)
+    raise InvalidInput(field, f"must look like one of {told}", shown)
 
 
 def _postgres(

@@ -336,7 +336,7 @@ class Worker:
         unwatch = watch_tasks(asyncio.get_running_loop())
         supervisor = (
             Supervisor(self._engine, patience_s=self._patience_s)
-            if self.settings.reconcile
+            if self.settings.reconcile and not self._engine.is_remote
             else None
         )
         self._heartbeat.start()

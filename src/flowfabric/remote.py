@@ -1,0 +1,551 @@
+"""An engine without a database: it asks a server over HTTP.
+
+`RemoteEngine` has every operation of `Engine` under its name, with the same types and errors.
+What it can decide by itself, such as whether a request is valid, it decides here; the rest it
+asks the server for. What needs the database itself is refused with `Unavailable`.
+
+A call that is safe to repeat is repeated when its answer is lost, and so are submissions, which
+have an id from the start. Other calls then say that they may have happened.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, NoReturn, Self, TypeVar
+
+import httpx
+import msgspec
+from msgspec import Struct, structs
+
+from flowfabric.config import EngineConfig
+from flowfabric.core.creation import Checked, NewExecution
+from flowfabric.core.events import Cursor, EventFilter
+from flowfabric.core.gates import LimitUse
+from flowfabric.core.ids import PartitionConfig
+from flowfabric.core.limits import KEY_WAIT_MS
+from flowfabric.core.policies import encode_policy, parse_policy
+from flowfabric.core.results import CreateResult
+from flowfabric.engine import unit
+from flowfabric.engine.engine import Engine, Following
+from flowfabric.engine.events import AFTER_ERROR_S, LOOK_AGAIN_MAX_S, LOOK_AGAIN_S, ToldPage
+from flowfabric.errors import (
+    BackendErrorKind,
+    Bug,
+    InvalidInput,
+    OperationTimeout,
+    PayloadTooLarge,
+    ResourceExhausted,
+    RetryExhausted,
+    Transport,
+    Unavailable,
+)
+from flowfabric.logs import open_log
+from flowfabric.operations import (
+    BODY_BYTES_MAX,
+    OPERATIONS,
+    WAITS,
+    RemoteOperation,
+    WireError,
+    encode,
+    raised_again,
+)
+from flowfabric.outages import OutageWatch, level_of, patience_s
+from flowfabric.store.base import Body, EventPage, HintListener, ReadBody, Row, UnlockedBody
+from flowfabric.store.hints import EVERY_TOPIC, HintBoard
+from flowfabric.version import __version__
+
+log = open_log(__name__)
+T = TypeVar("T")
+
+BACKEND: Final = "http"
+ANSWER_S: Final = 60.0
+"""How long an answer may take, unless its caller says otherwise or asked the server to wait."""
+CONNECT_S: Final = 10.0
+PAUSES_S: Final = (0.05, 0.1, 0.2)
+"""Before asking again, once each."""
+CONNECTIONS_MAX: Final = 1_000
+KEPT_CONNECTIONS: Final = 20
+HINTS_SILENT_S: Final = 40.0
+"""A stream of hints that says nothing for so long, not even that it lives, is broken."""
+EVENT_TOPICS: Final = (
+    unit.EVENT_TOPIC,
+    unit.COMPLETION_TOPIC,
+    unit.LOST_TOPIC,
+    unit.ATTEMPT_TOPIC,
+)
+BY_ITSELF: Final = frozenset({"to_store", "from_store"})
+"""What is not asked for unless payloads go through a codec at the server."""
+TRANSIENT: Final = frozenset({"server", "stream_ops"})
+"""What a server that is stopping calls unavailable: another one, or the next, is not."""
+
+
+class DeploymentAnswer(Struct, kw_only=True):
+    """What the server tells of itself."""
+
+    version: str
+    backend: str
+    num_flow_partitions: int
+    num_budget_partitions: int
+    num_quota_partitions: int
+    payload_bytes_max: int
+    plain_bytes_max: int
+    coded: bool
+    namespace: str | None
+
+
+class RefusalBody(Struct, kw_only=True):
+    """The body of an answer that is no success."""
+
+    error: str
+    code: str = ""
+    field: str | None = None
+    limit_bytes: int = 0
+    raised: WireError | None = None
+
+
+def needs_database(what: str) -> Unavailable:
+    return Unavailable(
+        what, "needs the database itself, and this app reaches it through a server only"
+    )
+
+
+# Asking -----------------------------------------------------------------------
+
+
+class HttpConnection:
+    """The way to one server, on one event loop."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self.url = url
+        headers = {"User-Agent": f"flowfabric/{__version__}", "Content-Type": "application/json"}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        self._client = httpx.AsyncClient(
+            base_url=url,
+            headers=headers,
+            limits=httpx.Limits(
+                max_connections=CONNECTIONS_MAX, max_keepalive_connections=KEPT_CONNECTIONS
+            ),
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def describe(self) -> DeploymentAnswer:
+        body = await self._ask("GET", "v1/deployment", None, ANSWER_S, repeatable=True)
+        try:
+            return msgspec.json.decode(body, type=DeploymentAnswer)
+        except msgspec.DecodeError:
+            raise Unavailable(self.url, "is not a FlowFabric server of this version") from None
+
+    async def call(self, operation: RemoteOperation, arguments: Mapping[str, object]) -> object:
+        wait_ms = arguments.get("block_ms", 0)
+        wait_s = wait_ms / 1_000 if isinstance(wait_ms, int) else 0.0
+        limit_s: float | None = ANSWER_S + wait_s
+        if operation.name in WAITS and "wait" in arguments:
+            limit_s = None
+        body = await self._ask(
+            "POST",
+            f"v1/operations/{operation.name}",
+            encode(arguments),
+            patience_s(limit_s),
+            repeatable=operation.repeatable or _has_ids(arguments),
+        )
+        try:
+            return operation.decode_result(body)
+        except msgspec.DecodeError as error:
+            raise Bug(
+                f"{operation.name}: the server answers what this version cannot read: {error}"
+            ) from error
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        within_s: float | None,
+        *,
+        repeatable: bool,
+    ) -> bytes:
+        until_s = None if within_s is None else time.monotonic() + within_s
+        with OutageWatch(self.url):
+            for pause_s in PAUSES_S:
+                try:
+                    return await self._ask_once(method, path, body, until_s)
+                except Transport as error:
+                    late = until_s is not None and time.monotonic() + pause_s >= until_s
+                    safe = repeatable or not error.may_have_happened
+                    if late or not (safe and error.kind.retryable):
+                        raise
+                    log.debug("%s: asking again: %s", path, error)
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            return await self._ask_once(method, path, body, until_s)
+
+    async def _ask_once(
+        self, method: str, path: str, body: bytes | None, until_s: float | None
+    ) -> bytes:
+        left_s = None if until_s is None else max(until_s - time.monotonic(), 0.001)
+        connect_s = CONNECT_S if left_s is None else min(CONNECT_S, left_s)
+        timeout = httpx.Timeout(left_s, connect=connect_s, pool=connect_s)
+        try:
+            answer = await self._client.request(method, path, content=body, timeout=timeout)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            raise self._away(error, may_have_happened=False) from error
+        except httpx.TransportError as error:
+            raise self._away(error, may_have_happened=method == "POST") from error
+        if answer.is_success:
+            return answer.content
+        raise self._refusal(answer)
+
+    def _away(self, error: httpx.TransportError, *, may_have_happened: bool) -> Transport:
+        timed_out = isinstance(error, httpx.TimeoutException)
+        told = str(error) or type(error).__name__
+        return Transport(
+            BACKEND,
+            f"{self.url} {'does not answer' if timed_out else 'cannot be reached'}: {told}",
+            kind=BackendErrorKind.TIMEOUT if timed_out else BackendErrorKind.TRANSPORT,
+            may_have_happened=may_have_happened,
+        )
+
+    def _refusal(self, answer: httpx.Response) -> Exception:
+        """What was raised at the server, or what its refusal comes to here."""
+        status = answer.status_code
+        try:
+            refusal = msgspec.json.decode(answer.content, type=RefusalBody)
+        except msgspec.DecodeError:
+            refusal = RefusalBody(error=f"it answers {status}, and not as a FlowFabric server does")
+            if status < 500:
+                return Unavailable(self.url, refusal.error)
+        if refusal.raised is not None:
+            raised = raised_again(refusal.raised)
+            if isinstance(raised, Unavailable) and raised.op in TRANSIENT:
+                return Transport(BACKEND, str(raised), kind=BackendErrorKind.TRANSPORT)
+            return raised
+        if status in (401, 403):
+            return Transport(BACKEND, f"{self.url}: {refusal.error}", kind=BackendErrorKind.AUTH)
+        if status == 404:
+            return Unavailable(self.url, f"does not know what it is asked for: {refusal.error}")
+        if status == 413:
+            asked = answer.request.headers.get("content-length", "0")
+            return PayloadTooLarge("request", refusal.limit_bytes, int(asked))
+        if status == 429:
+            return ResourceExhausted(self.url, 1, _retry_after_ms(answer))
+        if status >= 500:
+            return Transport(
+                BACKEND,
+                f"{self.url}: {refusal.error}",
+                kind=BackendErrorKind.TRANSPORT if status != 500 else BackendErrorKind.OTHER,
+                may_have_happened=status != 503,
+            )
+        return InvalidInput(refusal.field or "request", refusal.error)
+
+    async def hints(self, topics: Sequence[str], heard: Callable[[str, str], None]) -> None:
+        """Pass on what the server says until it ends, or the network does."""
+        timeout = httpx.Timeout(HINTS_SILENT_S, connect=CONNECT_S)
+        params = {"topic": list(topics)}
+        event = ""
+        with suppress(httpx.TransportError):
+            async with self._client.stream(
+                "GET", "v1/hints", params=params, timeout=timeout
+            ) as answer:
+                if not answer.is_success:
+                    return
+                async for line in answer.aiter_lines():
+                    name, _, value = line.partition(": ")
+                    if name == "event":
+                        event = value
+                    elif name == "data":
+                        heard(event, value)
+
+
+def _has_ids(arguments: Mapping[str, object]) -> bool:
+    """Whether this creates what has an id: asking again finds what was created."""
+    requests = arguments.get("requests", [arguments.get("request")])
+    return isinstance(requests, list) and all(
+        isinstance(each, NewExecution) and (each.execution_id or each.idempotency_key)
+        for each in requests
+    )
+
+
+def _retry_after_ms(answer: httpx.Response) -> int | None:
+    text = answer.headers.get("retry-after", "")
+    return int(text) * 1_000 if text.isdigit() else None
+
+
+# Where the engine expects a database -------------------------------------------
+
+
+class RemoteHints(HintBoard):
+    """Hints as the server tells them; while it does not, listeners look by themselves."""
+
+    def __init__(self, connection: HttpConnection) -> None:
+        super().__init__()
+        self.live = False
+        self._connection = connection
+        self._wanted: set[str] = set()
+        self._more = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def want(self, topics: Sequence[str]) -> None:
+        if not self._wanted.issuperset(topics):
+            self._wanted.update(topics)
+            self._more.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="flowfabric-hints")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            self._more.clear()
+            hearing = asyncio.ensure_future(
+                self._connection.hints(sorted(self._wanted), self._heard)
+            )
+            more = asyncio.ensure_future(self._more.wait())
+            try:
+                await asyncio.wait({hearing, more}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self.live = self.live and more.done()
+                for task in (hearing, more):
+                    task.cancel()
+                await asyncio.gather(hearing, more, return_exceptions=True)
+            if not self._more.is_set():
+                await asyncio.sleep(AFTER_ERROR_S)
+
+    def _heard(self, event: str, value: str) -> None:
+        if event == "live":
+            self.live = value == "true"
+            self.publish([EVERY_TOPIC])
+        elif event == "hint":
+            self.publish([value])
+
+
+class RemoteStore:
+    """Stands where a store does, and has hints. There is nothing else in it."""
+
+    label: str
+    writes_beside = False
+    backend_tag = 0
+
+    def __init__(self, connection: HttpConnection, label: str) -> None:
+        self.label = label
+        self._connection = connection
+        self._board = RemoteHints(connection)
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None:
+        await self._board.close()
+        await self._connection.close()
+
+    def hints(self, topics: Sequence[str]) -> HintListener:
+        self._board.want(topics)
+        return self._board.listen(topics)
+
+    def hint(self, topic: str) -> None:
+        self._board.publish([topic])
+
+    @property
+    def hints_are_live(self) -> bool:
+        return self._board.live
+
+    async def migrate(self) -> Sequence[str]:
+        raise needs_database("migrate")
+
+    async def ping(self) -> None:
+        raise needs_database("ping")
+
+    async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
+        raise needs_database("this operation")
+
+    def transact_apart(self, body: Body[T]) -> T:
+        raise needs_database("this operation")
+
+    async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
+        raise needs_database("this operation")
+
+    async def transact_on(
+        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
+    ) -> T:
+        raise needs_database("a transaction of yours")
+
+    def transact_on_sync(
+        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
+    ) -> T:
+        raise needs_database("a transaction of yours")
+
+    async def read(self, body: ReadBody[T]) -> T:
+        raise needs_database("this operation")
+
+    async def execute_alone(
+        self, name: str, topics: object = (), /, **parameters: object
+    ) -> Sequence[Row]:
+        raise needs_database("this operation")
+
+    async def read_events(
+        self, *, after: int, limit: int, category: str | None = None, wait_s: float = 0.0
+    ) -> EventPage:
+        raise needs_database("this operation")
+
+    async def end_of_events(self) -> int:
+        raise needs_database("this operation")
+
+
+# The engine ---------------------------------------------------------------------
+
+
+def _forwarded(name: str) -> Callable[..., Coroutine[object, object, object]]:
+    operation = OPERATIONS[name]
+
+    async def call(self: "RemoteEngine", *args: object, **given: object) -> object:
+        return await self.forward(operation, operation.bind(args, given))
+
+    call.__name__ = name
+    call.__doc__ = getattr(Engine, name).__doc__
+    return call
+
+
+class Forwarding(Engine):
+    """The operations that the server is asked for."""
+
+    connection: HttpConnection
+    coded: bool
+
+    async def forward(self, operation: RemoteOperation, arguments: Mapping[str, object]) -> object:
+        if operation.name in BY_ITSELF and not self.coded:
+            (same,) = arguments.values()
+            return same
+        return await self.connection.call(operation, _sendable(arguments))
+
+
+for _name in OPERATIONS:
+    setattr(Forwarding, _name, _forwarded(_name))
+
+
+class RemoteFollowing(Following):
+    """Subscriptions whose pages come from the server."""
+
+    def __init__(self, shell: unit.Shell, engine: Forwarding) -> None:
+        super().__init__(shell)
+        self._engine = engine
+
+    async def next_events(self, after: str, wanted: EventFilter, *, waits: bool = True) -> ToldPage:
+        with self.store.hints(EVENT_TOPICS) as hints:
+            while True:
+                try:
+                    page = await self._engine.next_events(after, wanted, waits=False)
+                except (Transport, OperationTimeout, RetryExhausted) as error:
+                    if not waits:
+                        raise
+                    log.log(level_of(error), "could not read events; trying again: %s", error)
+                    await asyncio.sleep(AFTER_ERROR_S)
+                    continue
+                if page.cursor != after or not waits:
+                    return page
+                await hints.look_out(LOOK_AGAIN_S, LOOK_AGAIN_MAX_S)
+
+    async def end_of_log(self) -> Cursor:
+        return await self._engine.end_of_log()
+
+
+class RemoteEngine(Forwarding):
+    """Every operation of FlowFabric, through a server."""
+
+    is_remote = True
+
+    @classmethod
+    async def reach(cls, url: str, token: str | None) -> Self:
+        """Ask the server what has to be known beforehand."""
+        connection = HttpConnection(url, token)
+        try:
+            told = await connection.describe()
+        except BaseException:
+            await connection.close()
+            raise
+        engine = cls(
+            RemoteStore(connection, told.backend),
+            EngineConfig(payload_bytes_max=told.payload_bytes_max),
+            unit.Deployment(
+                partitions=PartitionConfig(
+                    num_flow=told.num_flow_partitions,
+                    num_budget=told.num_budget_partitions,
+                    num_quota=told.num_quota_partitions,
+                ),
+                handle_key=b"",
+            ),
+            unit.Values(told.plain_bytes_max),
+        )
+        engine.connection, engine.coded = connection, told.coded
+        engine.following = RemoteFollowing(engine.shell, engine)
+        return engine
+
+    def on(self, connection: object, *, sync: bool = False) -> NoReturn:
+        raise needs_database("a transaction of yours (connection=)")
+
+    async def create_checked(
+        self, checked: Sequence[Checked], *, key_wait_ms: int = KEY_WAIT_MS
+    ) -> list[CreateResult]:
+        """Ids that were generated here are sent, so that asking again finds what there is."""
+        requests = [_request_of(each) for each in checked]
+        if (
+            len(requests) > 1
+            and sum(len(each.input_payload) for each in requests) > BODY_BYTES_MAX // 2
+        ):
+            half = len(checked) // 2
+            return [
+                *await self.create_checked(checked[:half], key_wait_ms=key_wait_ms),
+                *await self.create_checked(checked[half:], key_wait_ms=key_wait_ms),
+            ]
+        return await self.create_executions(requests, key_wait_ms=key_wait_ms)
+
+
+def _request_of(checked: Checked) -> NewExecution:
+    terms = checked.terms
+    limits = {str(each.quota_policy_id): each for each in terms.limits}
+    policy = parse_policy(terms.policy)
+    named = {*limits, *policy.budget_ids, *(each.quota_policy_id for each in policy.quota_policies)}
+    return NewExecution(
+        execution_kind=terms.execution_kind,
+        lane_id=terms.lane_id,
+        namespace=terms.namespace,
+        input_payload=checked.payload,
+        payload_encoding=terms.payload_encoding,
+        priority=terms.priority,
+        creator_identity=terms.creator_identity,
+        idempotency_key=checked.idempotency_key,
+        strict=checked.strict,
+        tags=terms.tags,
+        policy=terms.policy,
+        delay_until_ms=terms.delay_until_ms,
+        delay_ms=terms.delay_ms,
+        execution_deadline_at_ms=terms.deadline_at_ms,
+        execution_id=checked.own_id or checked.execution_id,
+        id_is_chosen=checked.id_is_chosen,
+        parent_execution_id=checked.parent_execution_id,
+        gates=[each for each in terms.gates if each.owner_id not in named],
+        limits=[
+            LimitUse(limit=limits[each.owner_id], key=each.key)
+            for each in terms.gates
+            if each.owner_id in limits
+        ],
+    )
+
+
+def _sendable(arguments: Mapping[str, object]) -> dict[str, object]:
+    """Requests as callers make them; policies in bytes are JSON, unlike bytes on the wire."""
+    return {name: _with_policy(value) for name, value in arguments.items()}
+
+
+def _with_policy(value: object) -> object:
+    if isinstance(value, Checked):
+        return _request_of(value)
+    if isinstance(value, NewExecution) and isinstance(value.policy, bytes):
+        return structs.replace(value, policy=encode_policy(parse_policy(value.policy)))
+    if isinstance(value, list | tuple):
+        return [_with_policy(each) for each in value]
+    return value

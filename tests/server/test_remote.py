@@ -1,0 +1,352 @@
+"""Apps over HTTP alone: the same programs, types and errors as with a database."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from flowfabric import App, Context, Engine, connect, errors
+from flowfabric.connection import migrate
+from flowfabric.core.creation import NewExecution
+from flowfabric.core.states import PublicState
+from flowfabric.limits import Limit
+from flowfabric.reconcilers import Supervisor
+from flowfabric.run import Endings
+from flowfabric.server.api import ServerConfig
+from tests.apps import PATIENCE_S, reached, working
+from tests.proxy import CHUNK_BYTES, Proxy
+from tests.server.conftest import serving
+
+OPEN = ServerConfig(anybody="without_tokens")
+
+
+@pytest.fixture
+async def database(store_url: str) -> AsyncIterator[Engine]:
+    """The engine behind the server, by the clock on the wall."""
+    async with await connect(store_url) as engine, Supervisor(engine):
+        yield engine
+
+
+@pytest.fixture
+async def url(database: Engine) -> AsyncIterator[str]:
+    async with serving(database, OPEN) as address:
+        yield address
+
+
+@pytest.fixture
+async def app(url: str) -> AsyncIterator[App]:
+    app = App(url)
+    tasks_of(app)
+    async with app:
+        yield app
+
+
+def tasks_of(app: App) -> None:
+    @app.task
+    async def double(number: int) -> int:
+        return number * 2
+
+    @app.task
+    async def report(ctx: Context, numbers: list[int]) -> str:
+        """Everything a handler can ask of its worker."""
+        total = await ctx.step("sum", sum, numbers)
+        await ctx.progress(50, "half")
+        await ctx.emit("working")
+        child = await ctx.submit(double, total)
+        doubled = await child.result()
+        await ctx.sleep(0.01)
+        approval = await ctx.wait_for_signal("approval", type=str)
+        return f"{doubled} {approval.payload}"
+
+    @app.task
+    async def broken() -> None:
+        raise errors.DoNotRetry("it cannot be done")
+
+
+async def test_a_program_runs_over_http_alone(app: App, database: Engine) -> None:
+    report = app.tasks["report"]
+    async with working(app):
+        run = await app.submit(report, [1, 2, 3])
+        await reached(run, PublicState.SUSPENDED)
+        await run.signal("approval", "yes")
+
+        assert await run.result(timeout=PATIENCE_S) == "12 yes"
+
+    assert [frame.text async for frame in run.stream()] == ["working"]
+    assert await database.read_execution_state(run.execution_id) is PublicState.COMPLETED
+    assert [step.name for step in await run.steps()][:1] == ["sum"]
+
+
+async def test_flows_run_over_http(app: App) -> None:
+    double = app.tasks["double"]
+    flow = app.flow("sums", flow_id="sums-1")
+    first = flow.add(double, 1)
+    second = flow.add(double, first)
+    async with working(app):
+        run = await flow.start()
+        assert await run.result(second, timeout=PATIENCE_S) == 4
+
+
+async def test_errors_are_those_of_a_database(app: App) -> None:
+    async with working(app):
+        run = await app.submit(app.tasks["broken"])
+        with pytest.raises(errors.ExecutionFailed, match="it cannot be done"):
+            await run.result(timeout=PATIENCE_S)
+    with pytest.raises(errors.NotFound) as raised:
+        await app.run(app.tasks["broken"], "nobody-knows-it").state()
+    assert raised.value.entity == "execution"
+    with pytest.raises(errors.InvalidInput, match="priority"):
+        await app.submit(app.tasks["broken"], priority=10**9)
+    await app.submit(app.tasks["double"], 1, idempotency_key="k", strict=True)
+    with pytest.raises(errors.IdempotencyConflict):
+        await app.submit(app.tasks["double"], 2, idempotency_key="k", strict=True)
+
+
+async def test_many_are_submitted_at_once_and_found(app: App, database: Engine) -> None:
+    double = app.tasks["double"]
+    runs = await app.submit_many([double(number) for number in range(50)])
+    async with working(app):
+        results = await asyncio.gather(*(run.result(timeout=PATIENCE_S) for run in runs))
+
+    assert results == [number * 2 for number in range(50)]
+
+
+async def test_limits_hold_over_http(url: str, database: Engine) -> None:
+    made = await database.create_token("x", scopes=["submit", "read", "work"], namespace="shop")
+    app = App(url, namespace="shop", token=made.token)
+
+    @app.task(limits=[Limit("mail", concurrency=1)])
+    async def mail() -> str:
+        return "sent"
+
+    async with app, working(app):
+        run = await app.submit(mail)
+        assert await run.result(timeout=PATIENCE_S) == "sent"
+
+    (limit,) = (await database.list_limits(namespace="shop")).limits
+    assert (limit.name, limit.active_concurrency_cap) == ("mail", 1)
+
+
+async def test_the_blocking_form_works(app: App) -> None:
+    def submit() -> object:
+        with App(app.url).blocking as blocking:
+            return blocking.submit(app.tasks["double"], 4).result(timeout=PATIENCE_S)
+
+    async with working(app):
+        assert await asyncio.to_thread(submit) == 8
+
+
+async def test_events_are_told(app: App) -> None:
+    events = app.events(category="completion")
+    coming = asyncio.ensure_future(anext(events))
+    async with working(app):
+        while not coming.done():
+            run = await app.submit(app.tasks["double"], 1)
+            await run.result(timeout=PATIENCE_S)
+            await asyncio.sleep(0)
+
+    assert (await coming).event.event_type
+
+
+async def test_hints_arrive(app: App, database: Engine) -> None:
+    with app.engine.store.hints(["ready:default"]) as hints:
+        async with asyncio.timeout(PATIENCE_S):
+            while not app.engine.store.hints_are_live:
+                await hints.wait(0.01)
+            hints.take()
+            await database.create_execution(NewExecution(execution_kind="x"))
+            assert await hints.wait(PATIENCE_S)
+
+
+# What cannot be had from afar
+
+
+async def test_a_server_that_is_not_there_is_an_outage() -> None:
+    app = App("http://127.0.0.1:9")
+
+    with pytest.raises(errors.Transport, match=r"127\.0\.0\.1:9 cannot be reached") as raised:
+        await app.open()
+
+    assert raised.value.retryable
+    assert not raised.value.may_have_happened
+
+
+async def test_what_needs_the_database_says_so(app: App) -> None:
+    with pytest.raises(errors.Unavailable, match="needs the database"):
+        await app.submit(app.tasks["double"], 1, connection=object())
+    with pytest.raises(errors.Unavailable, match="needs the database"):
+        await app.engine.prepare()
+    with pytest.raises(errors.Unavailable, match="needs the database"):
+        await app.engine.trim_retention()
+    with pytest.raises(errors.Unavailable, match="needs the database"):
+        await migrate(app.url)
+    for given in ({"migrate": True}, {"listen_url": "postgresql://x/y"}):
+        with pytest.raises(errors.InvalidInput, match="belongs to the server"):
+            App(app.url, **given)
+
+
+async def test_tokens_decide_what_an_app_may(url: str, database: Engine) -> None:
+    made = await database.create_token("ci", scopes=["submit", "read"], namespace="shop")
+    app, elsewhere, nobody = (
+        App(url, namespace="shop", token=made.token),
+        App(url, token=made.token),
+        App(url, token="ff_wrong"),
+    )
+    for each in (app, elsewhere, nobody):
+        tasks_of(each)
+    async with app, elsewhere:
+        run = await app.submit(app.tasks["double"], 1)
+        assert await run.state() is PublicState.WAITING
+        with pytest.raises(errors.Transport, match="needs a token with the scope operate") as no:
+            await run.cancel()
+        assert no.value.kind is errors.BackendErrorKind.AUTH
+        assert not no.value.retryable
+        with pytest.raises(errors.Transport, match="namespace 'shop' alone"):
+            await elsewhere.submit(elsewhere.tasks["double"], 1)
+        with pytest.raises(errors.NotFound):
+            await elsewhere.run(elsewhere.tasks["double"], run.execution_id).state()
+    with pytest.raises(errors.Transport, match="Authorization"):
+        await nobody.open()
+
+
+async def test_a_worker_needs_the_scope_for_work_alone(url: str, database: Engine) -> None:
+    made = await database.create_token("machine", scopes=["work"], namespace="shop")
+    app = App(url, namespace="shop", token=made.token)
+    tasks_of(app)
+    created = await database.create_execution(
+        NewExecution(
+            execution_kind="double",
+            namespace="shop",
+            input_payload=b'{"number":3}',
+            payload_encoding="json",
+        )
+    )
+    async with app, working(app):
+        outcome = await Endings(database).wait(created.execution_id, PATIENCE_S)
+
+    assert outcome.result == b"6"
+
+
+# Networks and machines that fail
+
+
+class Cutting(Proxy):
+    """Cuts each connection after so many answers, before the last one arrives."""
+
+    answers_max = 3
+
+    async def connected(
+        self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter
+    ) -> None:
+        server, to_server = await self.reach_server()
+        self.start(_pass(client, to_server), self._answers(server, to_client, to_server))
+
+    async def _answers(
+        self,
+        server: asyncio.StreamReader,
+        to_client: asyncio.StreamWriter,
+        to_server: asyncio.StreamWriter,
+    ) -> None:
+        try:
+            for _ in range(self.answers_max):
+                data = await server.read(CHUNK_BYTES)
+                if not data:
+                    return
+                to_client.write(data)
+            await server.read(1)  # What was asked has been done, and nobody hears of it.
+        finally:
+            to_client.transport.abort()
+            to_server.transport.abort()
+
+
+async def _pass(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await source.read(CHUNK_BYTES):
+            sink.write(data)
+
+
+async def test_a_network_that_cuts_loses_no_submission(url: str, database: Engine) -> None:
+    keys = [f"key-{number}" for number in range(60)]
+    async with Cutting(url).open() as proxy:
+        app = App(proxy.url.replace("@", ""))
+        tasks_of(app)
+        async with app:
+            runs = [
+                await app.submit(app.tasks["double"], number, idempotency_key=key)
+                for number, key in enumerate(keys)
+            ]
+
+    accepted = {run.execution_id for run in runs}
+    stored = (await database.find_executions(limit=1_000)).executions
+    assert len(accepted) == len(keys)
+    assert {each.execution_id for each in stored} == accepted
+
+
+async def test_a_lost_answer_says_that_it_may_have_happened(url: str, database: Engine) -> None:
+    class Deaf(Cutting):
+        answers_max = 1
+
+    async with Deaf(url).open() as proxy:
+        app = App(proxy.url.replace("@", ""))
+        async with app:
+            with pytest.raises(errors.Transport, match="may have been done") as raised:
+                await app.engine.register_lane("mail")
+
+    assert raised.value.may_have_happened
+    assert raised.value.retryable
+    lanes = (await database.list_lanes()).lanes
+    assert "mail" in {each.lane_id for each in lanes}
+
+
+PROGRAM = """
+import asyncio
+from flowfabric import App, Context, WorkerSettings
+
+app = App("{url}")
+
+
+@app.task
+async def slow(ctx: Context) -> str:
+    await ctx.step("mark", print, "begun", flush=True)
+    await asyncio.sleep(3_600)
+    return "never"
+
+
+asyncio.run(app.run_worker(settings=WorkerSettings(lease_ttl="2s")))
+"""
+
+
+@asynccontextmanager
+async def remote_worker(url: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PROGRAM.replace("{url}", url)), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_a_remote_worker_that_is_killed_is_replaced(url: str, database: Engine) -> None:
+    app = App(url)
+
+    @app.task
+    async def slow(ctx: Context) -> str:
+        await ctx.step("mark", print, "begun", flush=True)
+        return "done"
+
+    async with app, asyncio.timeout(60):
+        run = await app.submit(slow)
+        async with remote_worker(url) as process:
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"begun\n"
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+        async with working(app, lease_ttl="2s"):
+            assert await run.result() == "done"
+    assert await database.read_total_attempt_count(run.execution_id) == 2
