@@ -22,6 +22,7 @@ from benchmarks import (
     flows,
     grown,
     latency,
+    limits,
     processes,
     report,
     retention,
@@ -46,6 +47,7 @@ SECTIONS: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "suspension": suspension.measure,
     "streams": streams.measure,
     "budgets": budgets.measure,
+    "limits": limits.measure,
     "retention": retention.measure,
     "routing": routing.measure,
 }

@@ -6,6 +6,8 @@
 -- neither idle keys nor those of others cost anything. Passes over what does not fit by what can be
 -- seen: who has the gates locked finds out what is true. Where others are at a key, it is passed over
 -- as well; gates without a key are waited for, in the order of their ids.
+--
+-- `offset 0` has a step computed once: the planner would put it wherever its result is used.
 with recursive clock as (
     select coalesce(:clock::bigint, floor(extract(epoch from clock_timestamp()) * 1000)::bigint)
                as now_ms
@@ -32,6 +34,7 @@ with recursive clock as (
                      where l.ready and l.public_state = 'active' and l.route_id > step.route_id
                      order by l.route_id
                      limit 1)) as route_id
+        offset 0
      ) as ready
      cross join lateral (
         select coalesce(
@@ -63,6 +66,7 @@ with recursive clock as (
                                      order by r.route_id
                                      limit 1) as follows)
                    end) as route_id
+        offset 0
      ) as wanted
      cross join lateral (
         select case when wanted.route_id = ready.route_id then ready.route_id
@@ -103,6 +107,7 @@ with recursive clock as (
                                                         > (select now_ms from clock)
                                               limit q.active_concurrency_cap) as held)
                                     >= q.active_concurrency_cap))) as fits
+        offset 0
      ) as next
      where ready.route_id is not null
        and wanted.route_id is not null
@@ -130,7 +135,7 @@ with recursive clock as (
          limit 1) as best
      where step.fits
 ), passed as materialized (
-    select found.route_id, p.gate_id
+    select p.gate_id
       from found
      cross join lateral (select gate_id from gate_route where route_id = found.route_id) as p
 ), shared as materialized (
@@ -160,7 +165,8 @@ with recursive clock as (
        and g.owner_kind <> 'quota'
 )
 select found.route_id, found.priority, found.resumes,
-       (select json_agg(p.gate_id)::text from passed p where p.route_id = found.route_id) as gate_ids,
+       (select json_agg(p.gate_id)::text from gate_route p where p.route_id = found.route_id)
+           as gate_ids,
        null::integer as looked_at, null::integer as steps, null::bigint as opens_at_ms
   from found
 union all

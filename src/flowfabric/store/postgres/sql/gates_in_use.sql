@@ -25,7 +25,9 @@ select g.gate_id::text as gate_id, g.owner_kind, g.owner_id::text as owner_id, g
                            and l.public_state = 'active'
                            and not (l.ready and l.public_state = 'waiting')
                            and l.ownership_state = 'leased'
-                           and l.lease_expires_at_ms > clock.now_ms) as held
+                           and l.lease_expires_at_ms > clock.now_ms
+                        -- Route by route: the planner would walk through all leases for each gate.
+                        offset 0) as held
                    where r.gate_id = g.gate_id)
             else (select count(*)
                     from live l
