@@ -160,7 +160,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "a name nobody knows": (
         lambda s: s.add(fetch, "x", lanes="slow"),
         "lanes: is neither an argument of fetch, which takes url, nor an option of add; those are"
-        " deadline, delay, inputs, join, lane, name, priority, tags, when",
+        " budget, deadline, delay, inputs, join, lane, name, priority, tags, when",
     ),
     "an argument that is also an option": (
         lambda s: s.add(greet, name="x"),
