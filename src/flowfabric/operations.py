@@ -158,6 +158,8 @@ def _from_wire(kind: type, value: object) -> object:
         return WaitpointToken(value)
     if kind is FlowFabricError:
         return raised_again(msgspec.convert(value, WireError))
+    if kind is object:
+        return value
     raise NotImplementedError(f"{kind.__name__} does not travel")
 
 

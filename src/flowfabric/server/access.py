@@ -9,6 +9,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -112,6 +113,17 @@ class Session:
         if owner is None or (await self.namespaces.of([execution_id])).get(execution_id) == owner:
             return execution_id
         raise NotFound("execution", text)
+
+    async def budget_namespace(self, budget_id: str, asked: str | None) -> str:
+        """The namespace of a budget, if the caller may know of it; others may yet be created."""
+        namespace = self.caller.namespace_for(asked) or "default"
+        if self.caller.namespace is not None:
+            with suppress(NotFound):
+                found = await self.engine.get_budget_status(budget_id, namespace=namespace)
+                namespace = found.namespace
+            if namespace != self.caller.namespace:
+                raise NotFound("budget", budget_id)
+        return namespace
 
     async def check_flow(self, flow_id: str) -> None:
         """Go on only if the caller may know of the flow."""

@@ -21,7 +21,7 @@ from flowfabric.core.checks import visible
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError, Unavailable
 from flowfabric.run import Endings
-from flowfabric.server import admin, executions, flows, operations, signals, streams
+from flowfabric.server import admin, executions, flows, limits, operations, signals, streams
 from flowfabric.server.access import ANYBODY, Access, Anybody, InSession, Namespaces, Session
 from flowfabric.server.draining import Waiting
 from flowfabric.server.problems import (
@@ -192,6 +192,8 @@ def create_app(
             streams.routes,
             streams.events,
             admin.routes,
+            limits.routes,
+            limits.work,
             operations.call,
             operations.deployment,
             operations.hints,

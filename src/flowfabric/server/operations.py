@@ -72,7 +72,7 @@ class Named:
         self.created: set[ExecutionId] = set()
         self.flows: set[str] = set()
         self.limits: set[str] = set()
-        """Of budgets, too."""
+        self.budgets: set[str] = set()
 
     def confined(self, name: str, value: object) -> object:
         """The value, with the caller's namespace wherever one belongs."""
@@ -107,7 +107,7 @@ class Named:
             self._note("parent_execution_id", request.parent_execution_id)
         policy = parse_policy(request.policy)
         self.limits.update(each.owner_id for each in request.gates)
-        self.limits.update(policy.budget_ids)
+        self.budgets.update(policy.budget_ids)
         self.limits.update(each.quota_policy_id for each in policy.quota_policies)
         for each in request.limits:
             self._namespace(each.limit.namespace)
@@ -118,6 +118,8 @@ class Named:
             self.executions[value] = self._engine.check_execution_id(value)
         elif name == "flow_id":
             self.flows.add(value)
+        elif name == "budget_id":
+            self.budgets.add(value)
 
 
 def _names(value: Struct) -> Sequence[str]:
@@ -154,19 +156,17 @@ async def check_named(
             continue
         if namespace != owner:
             raise Missing(NotFound("flow", flow_id))
+    for budget_id in sorted(named.budgets):
+        await asked.budget_namespace(budget_id, owner)
     for limit_id in sorted(named.limits and named.limits - await _limits_of(asked.engine, owner)):
         raise NotFound("limit", limit_id)
     return missing
 
 
 async def _limits_of(engine: Engine, owner: Namespace) -> set[str]:
-    """Ids of the limits and budgets of a namespace; of so many that nobody has more."""
-    limits = await engine.list_limits(namespace=owner, limit=PAGE_MAX)
-    budgets = await engine.list_budgets(namespace=owner, limit=PAGE_MAX)
-    return {
-        *(str(each.quota_policy_id) for each in limits.limits),
-        *(str(each.budget_id) for each in budgets.budgets),
-    }
+    """Ids of the limits of a namespace; of so many that nobody has more."""
+    found = await engine.list_limits(namespace=owner, limit=PAGE_MAX)
+    return {str(each.quota_policy_id) for each in found.limits}
 
 
 class Performance:

@@ -1,0 +1,279 @@
+"""Budgets, quotas and grants over HTTP, as clients of the reference's server ask for them."""
+
+from typing import Annotated
+
+from litestar import Response, Router
+from litestar.params import FromPath, FromQuery, JSONBody
+from msgspec import Meta, Struct
+
+from flowfabric.core import results
+from flowfabric.core.budget_terms import BudgetDefinition
+from flowfabric.core.budgets import UsageAlreadyApplied, UsageCounted
+from flowfabric.core.tokens import Scope
+from flowfabric.engine.admission import PolicyCreated
+from flowfabric.server import wire
+from flowfabric.server.access import InSession
+from flowfabric.server.routing import JsonAnswer, answer, get, post
+
+Units = Annotated[int, Meta(ge=0, le=2**62)]
+TtlMs = Annotated[int, Meta(ge=1, le=60_000)]
+
+
+class NewBudget(Struct, kw_only=True):
+    """Limits stand beside their dimensions; 0 is none."""
+
+    budget_id: str
+    scope_type: str = "tenant"
+    scope_id: str = ""
+    enforcement_mode: str = "strict"
+    on_hard_limit: str = "reject"
+    on_soft_limit: str = "warn"
+    reset_interval_ms: Units = 0
+    dimensions: list[str] = []
+    hard_limits: list[Units] = []
+    soft_limits: list[Units] = []
+    namespace: str | None = None
+
+
+class BudgetView(Struct, kw_only=True):
+    """A budget; times are text, as the reference sends them."""
+
+    budget_id: str
+    scope_type: str
+    scope_id: str
+    enforcement_mode: str
+    usage: dict[str, int]
+    hard_limits: dict[str, int]
+    soft_limits: dict[str, int]
+    breach_count: int
+    soft_breach_count: int
+    last_breach_at: str | None
+    last_breach_dim: str | None
+    next_reset_at: str | None
+    created_at: str | None
+    namespace: str
+    name: str
+    reserved: dict[str, int]
+
+
+class ReportedUsage(Struct, kw_only=True):
+    dimensions: dict[str, Units]
+    dedup_key: str | None = None
+    namespace: str | None = None
+
+
+class NewQuota(Struct, kw_only=True):
+    quota_policy_id: str
+    window_seconds: Units
+    max_requests_per_window: Units
+    max_concurrent: Units
+    namespace: str | None = None
+
+
+class AskForWork(Struct, kw_only=True):
+    lane_id: str
+    worker_instance_id: str
+    grant_ttl_ms: TtlMs
+    capabilities: list[str] = []
+
+
+class AskForReclaim(Struct, kw_only=True):
+    worker_id: str
+    worker_instance_id: str
+    lane_id: str
+    grant_ttl_ms: TtlMs
+    worker_capabilities: list[str] = []
+
+
+class GrantView(Struct, kw_only=True):
+    """The right to claim one execution."""
+
+    execution_id: str
+    partition_key: str
+    grant_key: str
+    expires_at_ms: int
+    lane_id: str
+    kind: str
+    """Which claim it is for: `ClaimGrant`, `ResumeGrant` or `ReclaimGrant`."""
+
+
+@post("/v1/budgets", summary="Have a budget")
+async def create_budget(data: JSONBody[NewBudget], asked: InSession) -> JsonAnswer[wire.Tagged]:
+    asked.allow(Scope.OPERATE)
+    namespace = await asked.budget_namespace(data.budget_id, data.namespace)
+    created = await asked.engine.create_budget(
+        BudgetDefinition(
+            budget_id=data.budget_id,
+            namespace=namespace,
+            scope_type=data.scope_type,
+            scope_id=data.scope_id,
+            enforcement_mode=data.enforcement_mode,
+            on_hard_limit=data.on_hard_limit,
+            on_soft_limit=data.on_soft_limit,
+            reset_interval_ms=data.reset_interval_ms,
+            dimensions=data.dimensions,
+            hard_limits=data.hard_limits,
+            soft_limits=data.soft_limits,
+        )
+    )
+    new = created.change == "created"
+    told: wire.Tagged = {
+        "Created" if new else "AlreadySatisfied": {"budget_id": str(created.budget.budget_id)}
+    }
+    return JsonAnswer(told, status_code=201 if new else 200)
+
+
+@get("/v1/budgets/{id:str}", summary="Read a budget")
+async def read_budget(
+    id: FromPath[str],  # noqa: A002
+    asked: InSession,
+    namespace: FromQuery[str | None] = None,
+) -> BudgetView:
+    asked.allow(Scope.READ)
+    owner = await asked.budget_namespace(id, namespace)
+    found = await asked.engine.get_budget_status(id, namespace=owner)
+    return BudgetView(
+        budget_id=found.budget_id,
+        scope_type=found.scope_type,
+        scope_id=found.scope_id,
+        enforcement_mode=found.enforcement_mode,
+        usage=found.usage,
+        hard_limits=found.hard_limits,
+        soft_limits=found.soft_limits,
+        breach_count=found.breach_count,
+        soft_breach_count=found.soft_breach_count,
+        last_breach_at=_text(found.last_breach_at_ms),
+        last_breach_dim=found.last_breach_dim,
+        next_reset_at=_text(found.next_reset_at_ms),
+        created_at=_text(found.created_at_ms),
+        namespace=found.namespace,
+        name=found.name,
+        reserved=found.reserved,
+    )
+
+
+def _text(at_ms: int | None) -> str | None:
+    return None if at_ms is None else str(at_ms)
+
+
+@post("/v1/budgets/{id:str}/usage", status_code=200, summary="Report usage to a budget")
+async def report_usage(
+    id: FromPath[str],  # noqa: A002
+    data: JSONBody[ReportedUsage],
+    asked: InSession,
+) -> JsonAnswer[wire.Tagged]:
+    """A breach is an answer, not an error: nothing is counted beyond a hard limit."""
+    asked.allow(Scope.OPERATE)
+    outcome = await asked.engine.report_usage_admin(
+        id,
+        list(data.dimensions),
+        list(data.dimensions.values()),
+        dedup_key=data.dedup_key,
+        namespace=await asked.budget_namespace(id, data.namespace),
+    )
+    if isinstance(outcome, UsageCounted):
+        return JsonAnswer("Ok")
+    if isinstance(outcome, UsageAlreadyApplied):
+        return JsonAnswer("AlreadyApplied")
+    return answer(outcome)
+
+
+@post("/v1/budgets/{id:str}/reset", status_code=200, summary="Begin a budget's period anew")
+async def reset_budget(
+    id: FromPath[str],  # noqa: A002
+    asked: InSession,
+    namespace: FromQuery[str | None] = None,
+) -> JsonAnswer[wire.Tagged]:
+    asked.allow(Scope.OPERATE)
+    owner = await asked.budget_namespace(id, namespace)
+    reset = await asked.engine.reset_budget(id, namespace=owner)
+    return JsonAnswer({"Reset": {"next_reset_at": reset.next_reset_at_ms}})
+
+
+@post("/v1/quotas", summary="Have a quota policy")
+async def create_quota(data: JSONBody[NewQuota], asked: InSession) -> JsonAnswer[wire.Tagged]:
+    asked.allow(Scope.OPERATE)
+    created = await asked.engine.create_quota_policy(
+        data.quota_policy_id,
+        window_seconds=data.window_seconds,
+        max_requests_per_window=data.max_requests_per_window,
+        max_concurrent=data.max_concurrent,
+        namespace=asked.caller.namespace_for(data.namespace) or "default",
+    )
+    new = isinstance(created, PolicyCreated)
+    told: wire.Tagged = {
+        "Created" if new else "AlreadySatisfied": {"quota_policy_id": data.quota_policy_id}
+    }
+    return JsonAnswer(told, status_code=201 if new else 200)
+
+
+@post(
+    "/v1/workers/{worker_id:str}/claim",
+    status_code=200,
+    summary="Ask for an execution to claim; 204 without a body if there is none",
+)
+async def claim(
+    worker_id: FromPath[str],
+    data: JSONBody[AskForWork],
+    asked: InSession,
+) -> Response[GrantView | None]:
+    asked.allow(Scope.WORK)
+    grant = await asked.engine.claim_for_worker(
+        [data.lane_id],
+        worker_id=worker_id,
+        worker_instance_id=data.worker_instance_id,
+        capabilities=data.capabilities,
+        namespace=asked.caller.namespace,
+        grant_ttl_ms=data.grant_ttl_ms,
+    )
+    if grant is None:
+        return Response(None, status_code=204)
+    granted = GrantView(
+        execution_id=grant.execution_id,
+        partition_key=grant.partition_key,
+        grant_key=grant.grant_key,
+        expires_at_ms=grant.expires_at_ms,
+        lane_id=data.lane_id,
+        kind=type(grant).__name__,
+    )
+    return Response(granted, media_type="application/json")
+
+
+@post(
+    "/v1/executions/{id:str}/reclaim", status_code=200, summary="Take over what a worker has lost"
+)
+async def reclaim(
+    id: FromPath[str],  # noqa: A002
+    data: JSONBody[AskForReclaim],
+    asked: InSession,
+) -> JsonAnswer[dict[str, object]]:
+    asked.allow(Scope.WORK)
+    outcome = await asked.engine.issue_reclaim_grant(
+        await asked.find(id),
+        worker_id=data.worker_id,
+        worker_instance_id=data.worker_instance_id,
+        capabilities=data.worker_capabilities,
+        grant_ttl_ms=data.grant_ttl_ms,
+    )
+    told: dict[str, object] = {"execution_id": outcome.execution_id}
+    if isinstance(outcome, results.NotReclaimable):
+        told |= {"status": "not_reclaimable", "detail": outcome.detail}
+    elif isinstance(outcome, results.ReclaimCapExceeded):
+        told |= {"status": "reclaim_cap_exceeded", "reclaim_count": outcome.reclaim_count}
+    else:
+        told |= {
+            "status": "granted",
+            "partition_key": outcome.partition_key,
+            "grant_key": outcome.grant_key,
+            "expires_at_ms": outcome.expires_at_ms,
+            "lane_id": outcome.lane_id,
+        }
+    return JsonAnswer(told)
+
+
+routes = Router(
+    path="/",
+    tags=["limits"],
+    route_handlers=[create_budget, read_budget, report_usage, reset_budget, create_quota],
+)
+work = Router(path="/", tags=["work"], route_handlers=[claim, reclaim])
