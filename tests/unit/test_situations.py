@@ -19,6 +19,7 @@ from flowfabric.core.executions import (
     decide_hand_back,
     decide_promote,
     decide_replay,
+    decide_wait_children,
 )
 from flowfabric.core.flow_endings import block, release
 from flowfabric.core.flow_records import EdgeGroup, ExecutionInput, GroupState
@@ -267,6 +268,17 @@ def wait_for(until_ms: int | None) -> Act:
     return act
 
 
+def wait_children(*, join_pending: bool) -> Act:
+    """In a flow whose join is open, or with nothing to wait for."""
+
+    def act(subject: Subject, timing: Timing) -> Changes:
+        execution = structs.replace(subject.execution, join_pending=join_pending)
+        asked = structs.replace(subject, execution=execution)
+        return decide_wait_children(asked, holder(asked), timing).changes
+
+    return act
+
+
 def suspend(*kept: SignalFacts) -> Act:
     def act(subject: Subject, timing: Timing) -> Changes:
         found = SuspendFindings(keys=[KEY], kept=kept)
@@ -364,8 +376,11 @@ def let_go(subject: Subject, timing: Timing) -> Changes:
     return decide_let_go(subject, None, timing.now_ms).changes
 
 
-def reprioritise(subject: Subject, timing: Timing) -> Changes:
-    return decide_change_priority(subject, 5, False, timing.now_ms).changes
+def reprioritise(*, any_runnable: bool) -> Act:
+    def act(subject: Subject, timing: Timing) -> Changes:
+        return decide_change_priority(subject, 5, any_runnable, timing.now_ms).changes
+
+    return act
 
 
 def cancel(subject: Subject, timing: Timing) -> Changes:
@@ -382,6 +397,7 @@ OPERATIONS: dict[Operation, Sequence[Act]] = {
     Operation.FAIL: [fail, fail_for_now],
     Operation.DELAY: [sleep],
     Operation.AWAIT: [wait_for(None), wait_for(MUCH_LATER_MS)],
+    Operation.WAIT_CHILDREN: [wait_children(join_pending=True), wait_children(join_pending=False)],
     Operation.SUSPEND: [suspend(), suspend(KEPT)],
     Operation.BLOCK: [meet_changed_code],
     Operation.HAND_BACK: [hand_back],
@@ -403,7 +419,8 @@ OPERATIONS: dict[Operation, Sequence[Act]] = {
     Operation.ACCEPT: [accept],
     Operation.KEEP_BACK: [keep_back],
     Operation.LET_GO: [let_go],
-    Operation.REPRIORITISE: [reprioritise],
+    Operation.REPRIORITISE: [reprioritise(any_runnable=False)],
+    Operation.REPRIORITISE_ANY: [reprioritise(any_runnable=True)],
     Operation.CANCEL: [cancel],
     Operation.REPLAY: [replay],
 }

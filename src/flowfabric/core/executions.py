@@ -17,11 +17,10 @@ from flowfabric.core.events import LeaseEventType, lease_event, operator_event
 from flowfabric.core.leases import OPERATOR_OVERRIDE, Fence, check_fence, check_holder
 from flowfabric.core.limits import PRIORITY_MAX, PRIORITY_MIN
 from flowfabric.core.records import Execution, FailedStep
-from flowfabric.core.situations import Situation, into
+from flowfabric.core.situations import RULES, Operation, Situation, into, situation_of
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,
-    EligibilityState,
     FailureClass,
     LifecyclePhase,
     OwnershipState,
@@ -337,10 +336,7 @@ def decide_promote(
 ) -> transitions.Decision[results.Marked | results.AlreadySatisfied]:
     """Make a delayed execution ready once its time has come."""
     execution = subject.execution
-    if (
-        execution.lifecycle_phase is not LifecyclePhase.RUNNABLE
-        or execution.eligibility_state is not EligibilityState.NOT_ELIGIBLE_UNTIL_TIME
-    ):
+    if situation_of(execution) not in RULES[Operation.PROMOTE].leads:
         return transitions.Decision(answer=results.AlreadySatisfied(reason="not_delayed"))
     if execution.delay_until_ms is not None and execution.delay_until_ms > now_ms:
         return transitions.Decision(answer=results.AlreadySatisfied(reason="not_yet_due"))
@@ -511,10 +507,8 @@ def decide_change_priority(
 ) -> transitions.Decision[results.Changed]:
     """Move an execution in its queue. By default only one that is waiting for a worker."""
     execution = subject.execution
-    movable = execution.lifecycle_phase is LifecyclePhase.RUNNABLE and (
-        any_runnable or execution.eligibility_state is EligibilityState.ELIGIBLE_NOW
-    )
-    if not movable:
+    operation = Operation.REPRIORITISE_ANY if any_runnable else Operation.REPRIORITISE
+    if situation_of(execution) not in RULES[operation].leads:
         raise errors.ExecutionNotEligible(
             f"{execution.called} is {execution.public_state}: only an execution that waits"
             " for a worker can change its priority"

@@ -81,6 +81,7 @@ class Operation(StrEnum):
     FAIL = "fail"
     DELAY = "sleep"
     AWAIT = "wait for others"
+    WAIT_CHILDREN = "wait for dependencies"
     SUSPEND = "suspend"
     BLOCK = "meet changed code"
     HAND_BACK = "hand back"
@@ -99,6 +100,7 @@ class Operation(StrEnum):
     KEEP_BACK = "keep back"
     LET_GO = "let go"
     REPRIORITISE = "reprioritise"
+    REPRIORITISE_ANY = "reprioritise any runnable"
     CANCEL = "cancel"
     REPLAY = "replay"
 
@@ -155,7 +157,14 @@ def _by_holder(*after: Situation) -> Rule:
     return Rule({Situation.RUNNING: after}, dict.fromkeys(idle, errors.ExecutionNotActive) | lost)
 
 
+def _stays(within: Iterable[Situation], refusal: Error) -> Rule:
+    """It changes something else than the situation, and is refused outside of these."""
+    leads = {each: (each,) for each in within}
+    return Rule(leads, {each: refusal for each in Situation if each not in leads})
+
+
 _UNOWNED: Final = (Situation.WAITING, Situation.RESUMABLE)
+_RUNNABLE: Final = (*_UNOWNED, *(each for each in SET_ASIDE if each is not Situation.SUSPENDED))
 _UNABLE: Final = (Situation.SKIPPED, Situation.FAILED)
 """Its join cannot be satisfied any more, or passes on more than is allowed."""
 
@@ -165,6 +174,7 @@ RULES: Final[Mapping[Operation, Rule]] = {
     Operation.FAIL: _by_holder(Situation.RETRYING, Situation.FAILED),
     Operation.DELAY: _by_holder(Situation.PARKED),
     Operation.AWAIT: _by_holder(Situation.WAITING_CHILDREN, Situation.PARKED),
+    Operation.WAIT_CHILDREN: _by_holder(Situation.WAITING_CHILDREN, Situation.RESUMABLE),
     Operation.SUSPEND: _by_holder(Situation.SUSPENDED, Situation.RUNNING),
     Operation.BLOCK: _by_holder(Situation.BLOCKED),
     Operation.HAND_BACK: _by_holder(Situation.WAITING),
@@ -238,14 +248,8 @@ RULES: Final[Mapping[Operation, Rule]] = {
         {Situation.GATED: _UNOWNED},
         {each: errors.ExecutionNotEligible for each in Situation if each is not Situation.GATED},
     ),
-    Operation.REPRIORITISE: Rule(
-        {each: (each,) for each in (Situation.WAITING, Situation.RESUMABLE)},
-        {
-            each: errors.ExecutionNotEligible
-            for each in Situation
-            if each not in (Situation.WAITING, Situation.RESUMABLE)
-        },
-    ),
+    Operation.REPRIORITISE: _stays(_UNOWNED, errors.ExecutionNotEligible),
+    Operation.REPRIORITISE_ANY: _stays(_RUNNABLE, errors.ExecutionNotEligible),
     Operation.CANCEL: Rule(
         _from(UNFINISHED, Situation.CANCELLED),
         {each: errors.InvalidInput for each in ENDED if each is not Situation.CANCELLED},

@@ -22,7 +22,7 @@ from flowfabric.core.ids import ExecutionId, partition_of
 from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.records import Attempt, Execution, Step, StepKind, Waiter
 from flowfabric.core.results import AlreadySatisfied, Changed, Delayed, Marked, Moved
-from flowfabric.core.situations import Situation, into
+from flowfabric.core.situations import RULES, Operation, Situation, into, situation_of
 from flowfabric.core.states import BlockingReason, LifecyclePhase, PublicState
 from flowfabric.core.transitions import UNBLOCKED, Changes, Decision, Subject, change
 from flowfabric.errors import ExecutionNotEligible, NotFound
@@ -175,7 +175,7 @@ def decide_wake(subject: Subject, timing: Timing) -> Decision[Marked | None]:
     """Make an execution ready that waited for others; nothing to do if it does not wait."""
     execution, attempt = subject.execution, subject.attempt
     waits = (
-        execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+        situation_of(execution) in RULES[Operation.WAKE].leads
         and execution.awaits_child
         and attempt is not None
         and attempt.suspension_id == WAITING_CHILDREN
