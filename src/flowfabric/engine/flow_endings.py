@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, structs
 
 from flowfabric.core import flow_endings, limits, results
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_int, check_name
 from flowfabric.core.flow_joins import count_endings, is_spared, with_last_end
 from flowfabric.core.flow_records import (
     CompletionDispatch,
@@ -25,7 +25,7 @@ from flowfabric.core.flow_records import (
     FlowRecord,
     GroupState,
 )
-from flowfabric.core.ids import ExecutionId, FlowId, partition_of, uuid_of
+from flowfabric.core.ids import ExecutionId, FlowId, parse_namespace, partition_of, uuid_of
 from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes
@@ -138,10 +138,13 @@ class FlowEndings(FlowBuilding):
 
         The id of one past its keep time is free again; what is left of that one goes first.
         """
-        answer = await super().create_flow(flow_id, flow_kind=flow_kind, namespace=namespace)
-        if isinstance(answer, results.FlowExists) and await self._dispatch_left(answer.flow_id):
+        asked = self.check_flow_id(flow_id)
+        kind = check_name("flow_kind", flow_kind)
+        checked_namespace = parse_namespace(namespace)
+        answer = await self.insert_flow(asked, kind, checked_namespace)
+        if isinstance(answer, results.FlowExists) and await self._dispatch_left(asked):
             # Whether it has ended, and when, is known only now.
-            answer = await super().create_flow(flow_id, flow_kind=flow_kind, namespace=namespace)
+            answer = await self.insert_flow(asked, kind, checked_namespace)
         return answer
 
     async def _dispatch_left(self, flow_id: FlowId) -> bool:

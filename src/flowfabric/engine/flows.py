@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import flow_joins, results
-from flowfabric.core.checks import check_int, check_name
+from flowfabric.core.checks import check_int
 from flowfabric.core.flow_endings import Ending, Resolution, block, release, resolve_edges
 from flowfabric.core.flow_records import (
     Edge,
@@ -29,7 +29,6 @@ from flowfabric.core.ids import (
     FlowId,
     Namespace,
     flow_partition,
-    parse_namespace,
     parse_uuid,
     partition_of,
     uuid_of,
@@ -368,31 +367,25 @@ class FlowBuilding(unit.Group):
         found = await tx.lock(Execution, [unit.execution_key(each) for each in sorted(ids)])
         return {each.execution_id: Subject(execution=each, attempt=None) for each in found.values()}
 
-    async def create_flow(
-        self, flow_id: str, *, flow_kind: str, namespace: str = "default"
+    async def insert_flow(
+        self, flow_id: FlowId, flow_kind: str, namespace: Namespace
     ) -> results.CreateFlowResult:
-        """Create an empty flow. An id that exists is left as it is.
-
-        The id of one past its keep time is free again; what is left of that one goes first.
-        """
-        asked = self.check_flow_id(flow_id)
-        kind = check_name("flow_kind", flow_kind)
-        checked_namespace = parse_namespace(namespace)
-        partition_key, _ = self.flow_key(asked)
+        """Create an empty flow, or find the one that has the id and is not past its keep time."""
+        partition_key, _ = self.flow_key(flow_id)
 
         async def body(tx: Transaction) -> results.CreateFlowResult | None:
             flow = flow_joins.new_flow(
-                asked, partition_key, kind, checked_namespace, await tx.now_ms()
+                flow_id, partition_key, flow_kind, namespace, await tx.now_ms()
             )
             if await tx.insert_new([flow]):
-                return results.FlowCreated(flow_id=asked)
-            return await self._found(tx, asked, checked_namespace)
+                return results.FlowCreated(flow_id=flow_id)
+            return await self._found(tx, flow_id, namespace)
 
         for _ in range(FORGET_STEPS_MAX):
             answer = await self.store.transact(body)
             if answer is not None:
                 return answer
-        raise _still_going(asked)
+        raise _still_going(flow_id)
 
     async def _found(
         self, tx: Transaction, flow_id: FlowId, namespace: Namespace
