@@ -31,6 +31,7 @@ from flowfabric.core.policies import (
     parse_policy,
     reclaim_limit,
 )
+from flowfabric.core.records import TimeoutBehavior
 from flowfabric.errors import InvalidCapabilities, InvalidPolicyJson, PayloadTooLarge, Validation
 
 BUDGET = "550e8400-e29b-41d4-a716-446655440000"
@@ -120,7 +121,9 @@ def test_the_defaults_are() -> None:
     assert TimeoutPolicy() == TimeoutPolicy(
         attempt_timeout_ms=None, execution_deadline_ms=None, max_reclaim_count=None
     )
-    assert SuspensionPolicy() == SuspensionPolicy(default_timeout_ms=None, timeout_behavior="fail")
+    assert SuspensionPolicy() == SuspensionPolicy(
+        default_timeout_ms=None, timeout_behavior=TimeoutBehavior.FAIL
+    )
     assert StreamPolicy() == StreamPolicy(
         durability_mode="buffered", retention_maxlen=10_000, retention_ttl_ms=None
     )

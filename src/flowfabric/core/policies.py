@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from typing import Annotated, Final, Literal, Protocol, assert_never
+from typing import Annotated, Final, Protocol, assert_never
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,7 @@ from msgspec import Meta
 from flowfabric.core.checks import TOKENS_MAX, check_required
 from flowfabric.core.ids import parse_uuid
 from flowfabric.core.limits import TIME_MS_MAX, WORKER_DEATHS_MAX
+from flowfabric.core.records import TimeoutBehavior
 from flowfabric.core.states import FailureClass
 from flowfabric.errors import InvalidInput, InvalidPolicyJson, PayloadTooLarge
 
@@ -39,7 +40,6 @@ PolicyCount = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 DurationMs = Annotated[int, Meta(ge=0, le=DURATION_MAX_MS)]
 TimestampMs = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 Text = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX_CHARS)]
-TimeoutAction = Literal["fail", "cancel", "expire", "auto_resume_with_timeout_signal", "escalate"]
 
 
 class _Policy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -82,7 +82,7 @@ class SuspensionPolicy(_Policy, frozen=True, kw_only=True):
     """What a suspension does that names no timeout of its own."""
 
     default_timeout_ms: DurationMs | None = None
-    timeout_behavior: TimeoutAction = "fail"
+    timeout_behavior: TimeoutBehavior = TimeoutBehavior.FAIL
 
 
 class FallbackTier(_Policy, frozen=True, kw_only=True):

@@ -417,7 +417,7 @@ def with_default_timeout(
         timeout_at_ms = min(now_ms + request.timeout_in_ms, TIME_MS_MAX)
     behavior = request.timeout_behavior or TimeoutBehavior.FAIL
     if policy is not None:
-        behavior = request.timeout_behavior or TimeoutBehavior(policy.timeout_behavior)
+        behavior = request.timeout_behavior or policy.timeout_behavior
         if timeout_at_ms is None and policy.default_timeout_ms is not None:
             timeout_at_ms = min(now_ms + policy.default_timeout_ms, TIME_MS_MAX)
     earliest_ms = now_ms - SUSPEND_CLOCK_SKEW_MS
