@@ -19,6 +19,7 @@ from msgspec import structs
 from flowfabric.config import EngineConfig
 from flowfabric.core import schedules
 from flowfabric.core.checks import (
+    JSON,
     check_bool,
     check_int,
     check_task_name,
@@ -40,7 +41,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput
 from flowfabric.store.urls import HTTP, POSTGRES, check_url
 from flowfabric.submission import NO_OPTIONS, limit_uses, policy_of
-from flowfabric.task import JSON, Call, Retry, Task, TaskSettings
+from flowfabric.task import Call, Retry, Task, TaskSettings
 from flowfabric.worker.context import Context
 
 # What a program declares is refused where it is written, not where a worker comes across it

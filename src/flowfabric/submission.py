@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric import errors
-from flowfabric.core.checks import check_priority
+from flowfabric.core.checks import JSON, check_priority
 from flowfabric.core.creation import Checked, NewExecution, Terms, with_limits
 from flowfabric.core.gates import LimitUse
 from flowfabric.core.ids import ExecutionId, named_budget_id, solo_execution_id, uuid4_from
@@ -31,7 +31,7 @@ from flowfabric.core.results import CreateResult
 from flowfabric.engine.engine import Engine
 from flowfabric.limits import BoundArguments, check_limits
 from flowfabric.outages import everything_within, statements_within
-from flowfabric.task import JSON, OPTION_NAMES, Arguments, Call, Source, Task, check_budgets
+from flowfabric.task import OPTION_NAMES, Arguments, Call, Source, Task, check_budgets
 
 # Concurrent single calls, made together -------------------------------------
 #

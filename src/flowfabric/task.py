@@ -169,7 +169,6 @@ class Retry:
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
-JSON: Final = "json"
 _BY_PLACE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 SOURCE_DEPTH_MAX: Final = 4
 """How deep in arguments a misplaced node is looked for, to say what to do with it."""

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.cli import options, screen
-from flowfabric.core.checks import split_kind
+from flowfabric.core.checks import JSON, split_kind
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import uuid_of
 from flowfabric.core.limits import PAYLOAD_DEPTH_MAX, PRIORITY_MAX, PRIORITY_MIN
@@ -23,7 +23,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.errors import OperationTimeout
 from flowfabric.submission import Options, request_of
-from flowfabric.task import JSON, Call, Task, TaskSettings
+from flowfabric.task import Call, Task, TaskSettings
 from flowfabric.terminal import block
 
 LOOK_AGAIN_S: Final = 1.0

@@ -17,7 +17,7 @@ from typing import Final, ParamSpec, TypedDict, TypeVar, Unpack, overload
 import msgspec
 from msgspec import structs
 
-from flowfabric.core.checks import check_depth, check_int, check_name, check_tags
+from flowfabric.core.checks import JSON, check_depth, check_int, check_name, check_tags
 from flowfabric.core.creation import Checked, NewExecution, check_terms
 from flowfabric.core.flow_joins import Dependency, Join
 from flowfabric.core.ids import (
@@ -44,7 +44,7 @@ from flowfabric.submission import (
     compose,
     request_of,
 )
-from flowfabric.task import JSON, Call, Task, check_budgets
+from flowfabric.task import Call, Task, check_budgets
 
 P = ParamSpec("P")
 R = TypeVar("R")

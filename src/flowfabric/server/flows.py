@@ -7,6 +7,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from flowfabric.core.flow_endings import NoWait, WaitIndefinite
 from flowfabric.core.flow_joins import Join
+from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.results import Added, DependenciesAdded, FlowCreated
 from flowfabric.core.tokens import Scope
 from flowfabric.core.views import FlowSnapshot
@@ -18,7 +19,6 @@ from flowfabric.server.executions import BATCH_BODY, check_same, new_execution
 from flowfabric.server.routing import JsonAnswer, answer, get, post
 
 PAGE = 100
-PAGE_MAX = 1_000
 
 
 @post("/", summary="Create a flow")

@@ -9,6 +9,7 @@ from typing import Annotated
 from litestar import Router
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.tokens import Scope
 from flowfabric.engine.waitpoints import Inbox, WaitpointView
 from flowfabric.errors import InvalidToken, NotFound
@@ -18,7 +19,6 @@ from flowfabric.server.executions import MEDIUM_BODY, NO_STORE, check_same
 from flowfabric.server.routing import JsonAnswer, answer, get, post
 
 PAGE = 100
-PAGE_MAX = 1_000
 
 
 @post("/{id:str}/signal", opt={**MEDIUM_BODY, "open": True}, summary="Deliver a signal")

@@ -23,7 +23,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from flowfabric import errors
-from flowfabric.core.checks import ENCODED, shorten
+from flowfabric.core.checks import ENCODED, JSON, shorten
 from flowfabric.core.limits import TEXT_BYTES_MAX
 from flowfabric.core.policies import ATTEMPT_TIMEOUT
 from flowfabric.core.records import FailedStep, Step, TimeoutBehavior
@@ -36,7 +36,7 @@ from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of, outage_behind
 from flowfabric.submission import JSON_WITH_INPUTS, complete
-from flowfabric.task import JSON, Arguments, Bound, Task
+from flowfabric.task import Arguments, Bound, Task
 from flowfabric.worker import failures
 from flowfabric.worker.context import Context
 from flowfabric.worker.journal import blamed

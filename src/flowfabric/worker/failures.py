@@ -28,7 +28,7 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core.checks import shorten
-from flowfabric.core.limits import FAILURE_BYTES_MAX, NAME_BYTES_MAX
+from flowfabric.core.limits import FAILURE_BYTES_MAX, NAME_BYTES_MAX, TRACEBACK_BYTES_MAX
 from flowfabric.core.states import FailureClass, TerminalOutcome
 from flowfabric.task import Retry, Task
 
@@ -293,7 +293,6 @@ GIVEN_UP: Final = b'"given up"'
 MARK: Final = "__flowfabric_step__"
 """The attribute of an exception that names the step it came out of; see `worker.journal`."""
 MESSAGE_BYTES_MAX: Final = 8 * 1024
-TRACEBACK_BYTES_MAX: Final = 16 * 1024
 ATTRIBUTES_MAX: Final = 50
 MEMBERS_MAX: Final = 20
 """Exceptions of a group."""
