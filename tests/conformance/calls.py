@@ -194,7 +194,7 @@ def claiming() -> dict[str, Arguments]:
     }
     return {
         "create_execution": {"request": new()},
-        "create_executions": {"requests": [new()]},
+        "create_executions": {"requests": [new()], "key_wait_ms": 100},
         "claim": {"lane_id": "default", **claim},
         "claim_many": {"lane_ids": ["default"], "limit": 1, **claim},
     }
@@ -288,6 +288,7 @@ def reading(waiting: ExecutionId) -> dict[str, Arguments]:
         "read_exec_core_fields": {"execution_id": waiting, "names": ["lane_id"], "partition": None},
         "resolve_execution_id": {"text": waiting, "namespace": "default"},
         "own_ids": {"execution_ids": [waiting]},
+        "find_namespaces": {"execution_ids": [waiting]},
         "required_capabilities": {"execution_ids": [waiting]},
         "before_latest_events": {"count": 5, "namespace": "n", "category": None},
         "list_executions": {"partition": 5, **page},

@@ -25,11 +25,12 @@ async def test_a_changed_priority_is_stored_and_told(
         priority=5, namespace="shop", tags={"cairn.instance_id": "i-1"}
     )
     before = await execution_of(engine, execution_id)
+    start = (await engine.read_events()).cursor
     now_ms = clock.advance("1s")
     assert await engine.change_priority(execution_id, 70) == Changed(execution_id=execution_id)
     after = await execution_of(engine, execution_id)
     assert after == structs.replace(before, priority=70, last_mutation_at_ms=now_ms)
-    assert await events_since(engine) == [
+    assert await events_since(engine, start) == [
         operator_event(after, "priority_changed", '{"old_priority":5,"new_priority":70}', now_ms)
     ]
 
