@@ -11,8 +11,8 @@ Rows are reached in two ways. By key: `get`, `lock` and `save` work for every
 record type, from one mapping. By search: `select` runs a statement file
 (`sql/<name>.sql`, the same name in both dialects).
 
-Locks are taken in one order everywhere: schedule, flow, execution, suspension and
-waitpoint, budget, quota; by key within a kind.
+Locks are taken in one order everywhere, by key within a kind: ARCHITECTURE.md has it,
+under "Invariants".
 """
 
 import inspect
@@ -149,7 +149,7 @@ class Joined:
 
 
 class Unlocked(Saving, Protocol):
-    """Row access that holds no locks: `save` writes if nobody has interfered.
+    """Row access that holds no locks: `save` writes if no row has changed.
 
     It is called once and last, and updates nothing but rows that it compares.
     """
@@ -178,7 +178,7 @@ class EventPage(Struct, frozen=True, kw_only=True):
 
 
 class HintListener(Protocol):
-    """Hints that arrive while nobody waits are kept for the next `wait`. Use as a context."""
+    """Hints that arrive between two waits are kept for the next `wait`. Use as a context."""
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait for a hint; tell whether one came.
@@ -261,7 +261,7 @@ class Store(Protocol):
     ) -> T:
         """Run `body` once, inside the open transaction of the caller's connection.
 
-        Nothing is committed, and nobody is hinted before the transaction commits. After a
+        Nothing is committed here, and hints are sent once the transaction commits. After a
         `LockTimeout`, as after any refusal of ours, their transaction is sound.
         """
         ...
