@@ -88,7 +88,7 @@ def check_policy(policy: object) -> JoinRule:
             )
         case _:
             raise errors.InvalidInput(
-                "policy", f"must be AllOf, AnyOf or Quorum of {__name__}", policy
+                "policy", f"must be JoinAll, JoinAny or JoinQuorum of {__name__}", policy
             )
 
 

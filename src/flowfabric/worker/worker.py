@@ -230,8 +230,9 @@ async def release_blocked(
 
 
 NAMED_MAX: Final = 5
-OWN_IDS_S: Final = 1.0
 """How many running tasks are named when the worker stops."""
+OWN_IDS_S: Final = 1.0
+"""How long a stopping worker looks for the ids that users gave those."""
 IDLE_S: Final = 5.0
 """How often an idle worker looks for work that no hint has told it of."""
 BACKOFF_FIRST_S: Final = 0.1
@@ -261,8 +262,9 @@ class Worker:
     ) -> None:
         """`connect` opens another engine on the same database, for the heartbeat.
 
-        Without a `namespace` it runs what it can of every one.
+        Without a `namespace` it serves all of them.
         """
+        # A signature that cannot be stored is refused here, before anything is claimed.
         for task in tasks.values():
             _ = task.arguments
         self.settings = settings
