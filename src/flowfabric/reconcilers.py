@@ -137,8 +137,8 @@ class Supervisor:
     ) -> None:
         """`patience_s` is how long a statement may take of what others wait for.
 
-        With `only` it leaves executions that are not among them alone: somebody else sees to
-        those. Flows, schedules and what is shared by all it sees to as ever.
+        With `only` it leaves executions that are not among them alone: another process handles
+        those. It still handles flows, schedules and shared rows.
         """
         self._engine = engine
         self._only = check_scanner_filter(only)

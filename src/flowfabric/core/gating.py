@@ -1,8 +1,8 @@
 """Keeping an execution back from every worker, and letting it go.
 
-Somebody says why: a budget or a quota is used up, no worker is there that could run it, or an
-operator or a policy wants it so. What waits for anything else is left alone: that stands first,
-and the reason may be gone by then.
+The caller gives the reason: a budget or a quota is used up, no registered worker can run it, or
+an operator or a policy pauses it. An execution that waits for anything else is refused: that wait
+comes first, and the reason may no longer hold once it is over.
 """
 
 from flowfabric import errors

@@ -202,7 +202,7 @@ def decide_deliver(
 
 
 def _check_name(waitpoint: Waitpoint | None, signal_name: str) -> None:
-    """Who holds the token of `reject` must not be able to send `approve`."""
+    """A token for `reject` must not allow its holder to send `approve`."""
     if waitpoint is None or not waitpoint.own_name_only:
         return
     if signal_name != waitpoint.waitpoint_key:

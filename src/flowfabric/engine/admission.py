@@ -1,7 +1,7 @@
 """Limits: policies, changed while work goes on, and slots that are taken by hand.
 
 Claims ask the gates of policies by themselves; see `gates`. A program declares its limits each
-time it starts. What somebody sets at run time wins over that until it is reset.
+time it starts. A value set at run time wins over that until it is reset.
 """
 
 import random

@@ -1,6 +1,6 @@
 """Budgets: created, counted, reserved, given back and reset.
 
-A budget is one row. Whoever changes it, or anything that belongs to it, holds that row's lock.
+A budget is one row. To change it, or anything that belongs to it, lock that row.
 """
 
 from collections.abc import Iterable, Sequence
@@ -481,7 +481,7 @@ class Budgets(Group):
 
 
 def blank_budget(budget_id: object, namespace: object) -> Budget:
-    """The budget as it is when somebody reports to it before it is created."""
+    """The budget as it is when usage is reported before it is created."""
     known = ids.parse_namespace(namespace)
     parsed = ids.named_budget_id(budget_id, known)
     return Budget(

@@ -194,7 +194,7 @@ class CreateBody:
         keys = sorted({unit.execution_key(each) for pair in wanted for each in pair})
         known = (await tx.get(Execution, keys)).values()
         going_on = {e.execution_id for e in known if e.public_state not in TERMINAL_STATES}
-        # Nobody deletes one that is locked. One that goes on is not about to be deleted, and
+        # Retention skips one that is locked. One that goes on is not about to be deleted, and
         # may be locked for long.
         ended = sorted({unit.execution_key(child) for child, _ in wanted if child not in going_on})
         there = going_on | {
@@ -506,7 +506,7 @@ class Creation(unit.Group):
     ) -> list[CreateResult]:
         """After a connection has gone: what has their ids was created before the answer was lost.
 
-        A connection may have died while nobody used it, and then nothing was created.
+        A connection may have died while it was idle, and then nothing was created.
         """
         try:
             await self._create(checked, KEY_WAIT_MS)

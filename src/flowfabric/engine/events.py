@@ -1,8 +1,8 @@
 """The event log: read page by page, or followed as it grows, from any place, through any filter.
 
 A subscription reads pages after its cursor, so it misses nothing and repeats nothing, holds no
-connection between two pages, and no more than one page in memory: whoever reads slowly delays
-nobody. All subscriptions of a process wait together: one task listens for hints and looks now
+connection between two pages, and no more than one page in memory: a slow reader delays
+no other. All subscriptions of a process wait together: one task listens for hints and looks now
 and then for what came without one. Those that stand at the same place share their reads.
 """
 
@@ -93,7 +93,7 @@ class Told(Struct, frozen=True, kw_only=True):
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """A page of the log that somebody is to read."""
+    """A page of the log, for a reader."""
 
     after: str
     category: EventCategory | None
@@ -389,7 +389,7 @@ class LogWatch:
         arrived = asyncio.Event()
         self._waiting[arrived] = after_id
         if self._hints is not None:
-            # Somebody new has to look at once.
+            # A new waiter has to look at once.
             self._hints.wake()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="flowfabric-subscriptions")
@@ -399,7 +399,7 @@ class LogWatch:
             del self._waiting[arrived]
 
     async def close(self) -> None:
-        """Whoever waits is told, and whoever would."""
+        """Wake current waiters and refuse new ones."""
         self._closed = True
         for arrived in self._waiting:
             arrived.set()

@@ -74,7 +74,7 @@ class Dispatched(Struct, frozen=True, kw_only=True):
 
 class FlowEndings(FlowBuilding):
     async def dispatch_completions(self, *, limit: int = limits.DISPATCH_BATCH) -> Swept:
-        """Work off endings of flow members that nobody else is working on."""
+        """Work off endings of flow members that no other process is working on."""
         check_int("limit", limit, 1, limits.BATCH_MAX)
         # Starting anywhere keeps busy flows from starving those behind them.
         start = random.randrange(self.shell.deployment.partitions.num_flow)
@@ -148,7 +148,7 @@ class FlowEndings(FlowBuilding):
         return answer
 
     async def _dispatch_left(self, flow_id: FlowId) -> bool:
-        """Work off the endings of a flow that nobody has been there for; whether there were any."""
+        """Work off the endings that are left of a flow; whether there were any."""
         acted = False
         for _ in range(CASCADE_ROUNDS_MAX):
             swept = await self._dispatch_alone(flow_id, limits.DISPATCH_BATCH)
@@ -306,7 +306,7 @@ class FlowEndings(FlowBuilding):
             return results.Impossible(child_skipped=bool(skipped_among(settled.children)))
         return results.Satisfied(data_injected=await _injected(tx, settled, edge.downstream_id))
 
-    # Edges nobody applied
+    # Edges that were never applied
 
     async def apply_due_edges(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
         """Apply edges that were staged a while ago and then forgotten."""
@@ -361,7 +361,7 @@ def check_outcome(outcome: object) -> TerminalOutcome:
 
 
 async def _flows_with_endings(tx: Transaction, start: int) -> Sequence[FlowRecord]:
-    """A few flows that nobody else is busy with, locked."""
+    """A few flows that no other transaction holds, locked."""
     return await tx.select_records(
         FlowRecord,
         "lock_dispatch_flows",
@@ -500,7 +500,7 @@ class FlowAudits(FlowBuilding):
         return Swept(acted=freed, full=False)
 
     async def _mend(self, flow_id: FlowId, member_ids: Sequence[ExecutionId]) -> int:
-        """Decide again under the flow's lock, for meanwhile all may be well."""
+        """Decide again under the flow's lock: the problem may have resolved itself since."""
 
         async def body(tx: Transaction) -> int:
             flow = await self.find_to_lock(tx, flow_id)

@@ -132,7 +132,7 @@ class FlowOperators(FlowBuilding):
         )
 
     async def _give_up_short_joins(self, tx: Transaction, flow: FlowRecord) -> None:
-        """Queue members whose quorum lacks edges: nobody can add some to a closed flow."""
+        """Queue members whose quorum lacks edges: none can be added to a closed flow."""
         if await tx.select(
             "enqueue_short_joins",
             flow_id=flow.flow_id,

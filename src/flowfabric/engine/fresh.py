@@ -1,7 +1,4 @@
-"""Requests for executions of which nothing is there yet, as rows of one statement.
-
-Most submissions are such: under ids of ours, or with keys and ids that are new.
-"""
+"""Requests whose ids and keys are all new, as rows of one statement. Most submissions are."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, Self
@@ -17,18 +14,18 @@ from flowfabric.store.base import Parameter
 TERMS_MAX: Final = 10
 """How many different terms the requests of one statement may have: each is known by a digit."""
 LOCK_WAIT_MS: Final = 200
-"""How long that statement waits for whoever is deciding the same key or id."""
+"""How long that statement waits for another transaction that decides the same key or id."""
 
 
 class FreshRows(Struct, frozen=True):
-    """Requests as `create_new.sql` takes them: for executions of which nothing is there yet.
+    """Requests as `create_new.sql` takes them, all of whose ids and keys are new.
 
     Most submissions ask for nothing else. What they share travels once, as a JSON document.
     """
 
     parameters: dict[str, Parameter]
     topics: set[str]
-    """Whom to wake for them."""
+    """Topics to hint after the insert."""
 
     @classmethod
     def of(

@@ -55,7 +55,7 @@ async def register(
             raise NotFound("quota_policy", each)
     there = await tx.get(gates.Gate, [(each.gate_id,) for each in sorted(names)])
     new = [each for each in sorted(names) if (each.gate_id,) not in there]
-    # A budget may be used up already; under its lock, nobody changes that meanwhile.
+    # A budget may be used up already; under its lock that cannot change.
     owners = sorted({each.owner_id for each in new if each.owner_kind is gates.GateOwner.BUDGET})
     budgets = await tx.lock(Budget, [(each,) for each in owners])
     closed = {budget.budget_id for budget in budgets.values() if budget.closed}
@@ -109,7 +109,7 @@ async def turned(
 async def declare(
     tx: Transaction, limits: Sequence[gates.DeclaredLimit]
 ) -> list[gates.QuotaPolicy]:
-    """Have what a program declares count, unless somebody has set something else at run time."""
+    """Have what a program declares count, unless another value was set at run time."""
     if not limits:
         return []
     now_ms = await tx.now_ms()

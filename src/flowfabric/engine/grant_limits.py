@@ -19,7 +19,7 @@ from flowfabric.engine.gates import ROUTES_MIN, STEPS_MAX, ClaimQuery, FoundRow,
 from flowfabric.store.base import Transaction
 
 CANDIDATES = 64
-"""How many of the best executions are looked at for one that nobody else is taking."""
+"""How many of the best executions are looked at for one that no other claim is taking."""
 
 
 class Pick(Struct, frozen=True, kw_only=True):

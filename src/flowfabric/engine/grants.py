@@ -451,7 +451,7 @@ class Grants(unit.Group):
         reason_detail: str | None = None,
         lane_id: str | None = None,
     ) -> results.Blocked:
-        """Keep a waiting execution from every worker until somebody unblocks it.
+        """Keep a waiting execution from every worker until it is unblocked.
 
         Blocking it again replaces the reason. What waits for something else is refused.
         """
@@ -574,7 +574,7 @@ NO_CAPABLE_WORKER = "no connected worker satisfies required_capabilities"
 
 def _park(subject: Subject, timing: Timing) -> Decision[results.Blocked | None]:
     if not subject.execution.ready:
-        # Somebody has claimed it, or was granted it, since it was found.
+        # It was claimed or granted since it was found.
         return Decision(answer=None)
     why = BlockingReason.WAITING_FOR_CAPABLE_WORKER
     made = gating.decide_keep_back(subject, why, NO_CAPABLE_WORKER, timing.now_ms)

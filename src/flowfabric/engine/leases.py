@@ -1,4 +1,4 @@
-"""Claiming work and keeping it; the workers that do, and the lanes they serve.
+"""Claiming work, renewing leases, and the lanes work is claimed from.
 
 A claim looks at the ready rows of the routes this worker can serve, best first,
 and takes up to `limit` of them in one round trip. The statement behind it
@@ -381,7 +381,7 @@ class Leases(unit.Group):
     async def _renew_free(
         self, handles: Mapping[int, Handle]
     ) -> dict[int, Renewed | FlowFabricError]:
-        """Decide about those that nobody else has locked; look at the others as they are."""
+        """Decide about those that no other transaction has locked; read the others as they are."""
         everybody = [handle.execution_id for handle in handles.values()]
 
         async def body(tx: Transaction) -> dict[int, Renewed | FlowFabricError]:

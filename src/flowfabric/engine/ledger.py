@@ -52,7 +52,7 @@ class Usage(Struct, frozen=True, kw_only=True, tag=True):
     """Counted once, however often it is reported."""
     handle: Handle | bytes | None = None
     require_declared: bool = False
-    """Refuse to count for a budget nobody has created."""
+    """Refuse to count for a budget that was not created."""
 
 
 class Spend(Struct, frozen=True, kw_only=True, tag=True):
@@ -94,7 +94,7 @@ class BudgetEntry(Struct, frozen=True, kw_only=True):
 
     verb: Literal["report", "reserve", "settle"]
     budget: Budget
-    """As it is stored if nobody has created it."""
+    """As it is stored if it was not created."""
     amounts: Amounts
     key: str | None = None
     execution_id: ids.ExecutionId | None = None
@@ -298,7 +298,7 @@ class Ledger:
 async def lock_or_add(
     tx: Transaction, wanted: Mapping[ids.BudgetId, Budget]
 ) -> dict[ids.BudgetId, Budget]:
-    """Lock budgets; those that nobody has created begin to count now."""
+    """Lock budgets; those that were not created begin to count now."""
     keys: list[Key] = [(budget_id,) for budget_id in sorted(wanted)]
     locked = await tx.lock(Budget, keys)
     if len(locked) < len(keys):

@@ -281,7 +281,7 @@ class Operators(Leases):
     async def _sweep(
         self, due: str, decide: TimerDecision, limit: int, only: ScannerFilter
     ) -> Swept:
-        """Find due rows nobody else is handling, and decide each again under its lock."""
+        """Find due rows that no other process is handling, and decide each again under its lock."""
         check_int("limit", limit, 1, limits.BATCH_MAX)
         whose = check_scanner_filter(only).parameters
         chances = [random.random() for _ in range(limit)]
@@ -394,7 +394,7 @@ class Operators(Leases):
         return await self._trim("trim_guards", 0, limit)
 
     async def trim_routes(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
-        """Forget kinds that no execution has and nobody has submitted lately."""
+        """Forget kinds that no execution has and that were not submitted lately."""
         check_int("limit", limit, 1, limits.BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
@@ -432,7 +432,7 @@ class Trimmed(Struct, frozen=True):
 async def trim_executions(
     tx: Transaction, before_ms: int, limit: int, only: ScannerFilter = EVERYBODY
 ) -> Trimmed:
-    """Delete what is past its keep time and needed by nobody."""
+    """Delete what is past its keep time and no longer needed."""
     (found,) = await tx.select_as(
         Trimmed,
         "trim_executions",

@@ -3,9 +3,9 @@
 Each distinct (namespace, lane, kind, required capabilities, gates) is one small row;
 executions point at it. Claims pick routes first and rows second.
 
-A route that no execution uses and nobody has asked for in a day is deleted. Processes
-remember the ids of those they use and ask for them anew every hour. An id may be out of
-date all the same, so that whoever creates looks first whether its route is still there,
+A route that no execution uses and no process has asked for in a day is deleted. Processes
+remember the ids of those they use and ask for them again every hour. An id may be out of
+date all the same, so that a transaction that creates first looks whether its route is still there,
 and holds it until the execution that uses it exists.
 """
 
@@ -116,7 +116,7 @@ class KnowsRoutes:
     def forget_routes(self) -> None:
         """Forget routes that are to be asked for again: unused ones are deleted some day."""
         if time.monotonic() - self._routes_since_s > ROUTE_CACHE_MS / 1_000:
-            # Whoever is creating right now keeps the one he has.
+            # A transaction that is creating right now keeps the one it holds.
             self.routes, self._routes_since_s = {}, time.monotonic()
 
 

@@ -285,7 +285,7 @@ def _hand_back_ask(handle: Handle, reason: str) -> unit.Ask[HandedBack]:
 # Executions that wait for one that is gone ----------------------------------
 #
 # What others wait for is never trimmed, so there are none, unless rows were deleted by
-# hand. Nobody would ever tell them of an end: they are woken, and find out for themselves.
+# hand. Nothing would ever tell them of an end: they are woken, and find out for themselves.
 
 
 class WaiterRow(Struct, frozen=True):
@@ -316,7 +316,7 @@ async def find_stranded(
 async def wake_stranded(
     tx: Transaction, waits: Sequence[Waiter], timing: Callable[[int], Timing]
 ) -> int:
-    """Decide again under lock, for meanwhile all may be well; tell how many were woken."""
+    """Decide again under lock: the problem may have resolved itself since. How many were woken."""
     subjects = await unit.load_subjects(tx, {parse_execution_id(each.waiting) for each in waits})
     there = await tx.get(
         Execution, sorted({unit.execution_key(each.execution_id) for each in waits})

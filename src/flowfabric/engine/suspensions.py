@@ -122,7 +122,7 @@ async def load_keys(reader: Reader) -> Sequence[HmacKey]:
 
 
 async def lock_keys(tx: Transaction) -> Sequence[HmacKey]:
-    """The keys, which nobody else changes until the transaction ends."""
+    """The keys, locked until the transaction ends."""
     await tx.select("lock_hmac_keys")
     return await load_keys(tx)
 
@@ -140,7 +140,7 @@ async def ensure_keys(tx: Transaction) -> Sequence[HmacKey]:
 
 
 async def _find(tx: Transaction, kid: str) -> HmacKey | None:
-    """The key of this id, though its secret be gone."""
+    """The key of this id, even if its secret was wiped."""
     return await tx.get_one(HmacKey, (kid,))
 
 

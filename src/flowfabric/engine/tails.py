@@ -409,7 +409,7 @@ async def _finished_steps(reader: Reader, execution_id: ExecutionId) -> dict[str
 
 
 class Flights(Generic[K, T]):
-    """Reads that are shared by whoever asks for the same before they start."""
+    """Reads, each shared by all callers that ask for the same before it starts."""
 
     def __init__(self, read: Callable[[K], Awaitable[T]]) -> None:
         self._read = read
@@ -437,7 +437,7 @@ class Flights(Generic[K, T]):
 
 
 def _retrieve(task: asyncio.Task[T]) -> None:
-    """Whoever asked may have gone by now."""
+    """The caller may have gone by now."""
     if not task.cancelled():
         task.exception()
 
@@ -506,7 +506,7 @@ class StreamWatch:
         return found_any
 
     def _note(self, key: StreamKey, standing: Standing | None) -> bool:
-        """Wake whoever is concerned; tell whether anything has become of the stream."""
+        """Wake the readers concerned; tell whether anything has become of the stream."""
         facts = None if standing is None else standing.facts
         now = facts and (
             facts.last_frame_id,

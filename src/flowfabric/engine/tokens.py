@@ -1,4 +1,4 @@
-"""API tokens: handed out, listed, revoked, and looked at when somebody presents one."""
+"""API tokens: issued, listed, revoked, and checked when a caller presents one."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -63,7 +63,7 @@ class Tokens(unit.Group):
         )
 
     async def revoke_token(self, token_id: str) -> ApiToken:
-        """Let nobody in with it any more. Safe to repeat."""
+        """Refuse it from now on. Safe to repeat."""
         key = (check_text("token_id", token_id),)
 
         async def body(tx: Transaction) -> ApiToken:

@@ -413,7 +413,7 @@ async def load_subjects(
 async def held_by_others(
     tx: Transaction, execution_ids: Sequence[ExecutionId]
 ) -> dict[ExecutionId, Execution]:
-    """Lock executions, but wait for nobody: those that others have locked, as they are."""
+    """Lock without waiting; return the rows another transaction holds, unlocked."""
     locked = await tx.select_as(
         ExecutionId,
         "lock_free_executions",

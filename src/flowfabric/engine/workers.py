@@ -113,7 +113,7 @@ class Workers(unit.Group):
         event_id = unit.new_uuid()
 
         async def body(tx: Transaction) -> workers.Registered | workers.Refreshed:
-            # Whoever keeps work back for want of workers holds its lane, too.
+            # A claim that keeps work back for want of workers locks its lane, too.
             await tx.lock(Lane, [(lane,) for lane in sorted(offer.lanes)])
             return await _register(tx, offer, event_id)
 
@@ -356,7 +356,7 @@ async def _register(
         (worker,) = decision.changes.inserts
         assert isinstance(worker, RegisteredWorker)
         if not await tx.insert_new([worker]):
-            # Somebody else has registered it since: that is what is there now.
+            # Another process has registered it since: its row is the current one.
             before = await _lock(tx, key)
             decision = workers.decide_register(before, offer, now_ms)
             await tx.save(decision.changes)

@@ -138,7 +138,7 @@ InSession = NamedDependency[Session]
 Anybody = Literal["never", "without_tokens", "always"]
 """When callers without a token may do everything."""
 ANYBODY: Final = Caller(name="anybody", scopes=frozenset(Scope))
-"""Whoever asks a server that has no tokens."""
+"""The caller of a server that has no tokens."""
 
 
 class Tally:

@@ -233,7 +233,7 @@ def _cors(config: ServerConfig) -> CORSConfig | None:
 
 
 async def provide_session(request: AnyRequest) -> Session:
-    """Find out who asks; whoever may not is refused here."""
+    """Find out who asks, and refuse those who may not."""
     state = request.app.state
     assert isinstance(state.access, Access)
     assert isinstance(state.engine, Engine)

@@ -31,7 +31,7 @@ class JsonAnswer(Response[T]):
 
 
 def answer(result: Struct, *, new: bool = False) -> JsonAnswer[wire.Tagged]:
-    """What an operation has answered, under its name; 201 for what is there since."""
+    """What an operation has answered, under its name; 201 if it was created."""
     return JsonAnswer(wire.tagged(result), status_code=201 if new else 200)
 
 
@@ -39,10 +39,10 @@ PROBLEMS: Final = {
     status: ResponseSpec(Problem, description=told, generate_examples=False)
     for status, told in {
         400: "The request is wrong.",
-        401: "No token, or one that lets nobody in.",
+        401: "No token, or an invalid token.",
         403: "The token does not allow this.",
         404: "There is no such thing.",
-        409: "It is not the time for this, or somebody was there first.",
+        409: "The state does not allow this, or another caller was first.",
         413: "The body is too large.",
         415: "The body is not JSON.",
         422: "The JSON has another shape.",

@@ -1,6 +1,6 @@
 """Signals over HTTP, and the waitpoints they reach.
 
-Whoever has the token of a waitpoint may signal it: that is what the token is for, so these
+The holder of a waitpoint's token may signal it: that is what the token is for, so these
 requests need no other. Anybody else is told the same, whether the execution exists or not.
 """
 
@@ -50,7 +50,7 @@ async def deliver(
             dedup_ttl_ms=data.dedup_ttl_ms,
         )
     except NotFound:
-        # Nobody learns by guessing which executions there are.
+        # Guessing does not tell which executions exist.
         raise InvalidToken from None
     return answer(delivered)
 

@@ -1,8 +1,8 @@
 """Streams and events over HTTP: page by page, by long poll, and as server-sent events.
 
 A stream of server-sent events can be picked up where it broke off: each event has a cursor for
-its id, which browsers send back as `Last-Event-ID`. Whoever reads slowly holds one page, and
-delays nobody.
+its id, which browsers send back as `Last-Event-ID`. A slow reader holds one page, and
+delays no other.
 """
 
 from collections.abc import AsyncIterator

@@ -184,7 +184,7 @@ class TokenView(Struct, kw_only=True, omit_defaults=True):
     expires_at_ms: int | None
     revoked_at_ms: int | None
     token: str | None = None
-    """The token itself: shown once, to whoever asked for it."""
+    """The token itself: shown once, to the caller that asked for it."""
 
 
 class TokenList(Struct, kw_only=True):

@@ -49,7 +49,7 @@ def _go_on(number: int, frame: FrameType | None) -> None:
 def _forget_dead_users(server: Server) -> None:
     """Users that were killed have not said that they left, and would keep it up for good."""
     with server._lock:
-        # Nobody has this number.
+        # No process has this number.
         for pid in server.global_process_id_list.get_and_remove(-1):
             if not _lives(pid):
                 server.global_process_id_list.get_and_remove(pid)

@@ -5,7 +5,7 @@ one. Which parameters a statement takes is read from its text, so passing too fe
 or too many is an error before the database sees anything.
 
 A line `-- within live`, or with another table of executions, stands for the filter of
-whoever looks after some of them only.
+processes that look after some of them only.
 """
 
 import re

@@ -283,7 +283,7 @@ class RunningAttempt:
         self._keeper.attempt_ended(self)
 
     def _let_go(self) -> None:
-        """Of all that points back here: it would wait for the garbage collector."""
+        """Drop references back to the attempt: it is then freed without the garbage collector."""
         self.lease.on_lost = None
         if self._services is not None:
             self._services.let_go()

@@ -602,7 +602,7 @@ class Journal:
         self._turns.close()
 
     def let_go(self) -> None:
-        """Of all that points back to the attempt."""
+        """Drop references back to the attempt: it is then freed without the garbage collector."""
         self.closed = True
         self._turns.let_go()
         self._moves.let_go()

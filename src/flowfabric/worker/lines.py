@@ -557,7 +557,7 @@ class Line:
                 seen.line, seen.since = parent, now
 
     def let_go(self) -> None:
-        """Of all that points back here: it would wait for the garbage collector."""
+        """Drop references back here: it is then freed without the garbage collector."""
         self.forks = self.before = Forks([])
         self._shelf = None
         self._burst = []

@@ -77,7 +77,7 @@ class Rest:
                 return
 
     def let_go(self) -> None:
-        """Of all that points back here."""
+        """Drop references back here."""
         self._told.clear()
 
 
@@ -397,7 +397,7 @@ class Turns:
             turn.cancel()
 
     def let_go(self) -> None:
-        """Of all that points back to the attempt."""
+        """Drop references back to the attempt."""
         self.close()
         self._parking = None
 

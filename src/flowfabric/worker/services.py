@@ -95,7 +95,7 @@ class Promises:
             raise errors.NotAwaited([promise.called for promise in found])
 
     def let_go(self) -> None:
-        """Of all that points back to the attempt."""
+        """Drop references back to the attempt."""
         self._made.clear()
 
     def _open(self) -> list[Promise]:
@@ -405,7 +405,7 @@ class Services:
             await self._emitter.flush()
 
     def let_go(self) -> None:
-        """Of all that points back to the attempt."""
+        """Drop references back to the attempt."""
         self.steps.let_go()
         self.parking.let_go()
         self.promises.let_go()

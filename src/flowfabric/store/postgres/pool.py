@@ -82,7 +82,7 @@ _BEGIN: Final = "begin isolation level read committed"
 
 
 class IdleConnection(Struct, frozen=True):
-    """A connection that nobody uses."""
+    """An idle connection."""
 
     connection: Connection
     since_s: float

@@ -1,4 +1,4 @@
--- The slots of a policy that somebody took by hand for an execution.
+-- The slots of a policy that were taken by hand for an execution.
 select a.gate_id, a.partition_key, a.execution_id, a.replay_count, a.admitted_at_ms
   from gate g
   join admission a on a.gate_id = g.gate_id

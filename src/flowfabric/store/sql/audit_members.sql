@@ -1,8 +1,8 @@
 -- What a page of all flows' members shows that must not be, and where the page ends.
 --
--- `ending`: it has ended, nobody is about to tell of it, and somebody waits for it.
+-- `ending`: it has ended, no row is queued to tell of it, and something waits for it.
 -- `waiting`: it waits for its join, and that holds it back no more.
--- `given_up`: it is marked for cancellation, and nobody is about to cancel it.
+-- `given_up`: it is marked for cancellation, and not queued to be cancelled.
 -- `counts`: its flow, all of which is on this page, has counted other endings than there are.
 with page as materialized (
     select e.partition_key, e.flow_id, e.execution_id, e.lifecycle_phase, e.eligibility_state,

@@ -1,4 +1,4 @@
--- Waits of a page of those who wait for executions that are gone, and where the page ends.
+-- One page of waiters: the waits whose execution was deleted, and the last waiter of the page.
 with page as materialized (
     select p.waiting, row_number() over (order by p.waiting) as place
       from (select distinct waiting

@@ -1,4 +1,4 @@
--- Have members of a closed flow cancelled whose quorum waits for edges that nobody can add now.
+-- Have members of a closed flow cancelled whose quorum waits for edges that can no longer be added.
 insert into pending_cancel (
     partition_key, execution_id, flow_id, reason, only_waiting, enqueued_at_ms, due_at_ms)
 select partition_key, downstream_id, flow_id, cast(:reason as text), false,

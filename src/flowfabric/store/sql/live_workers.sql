@@ -1,4 +1,4 @@
--- Workers that are there.
+-- Registered workers whose heartbeat has not expired.
 select *
   from worker
  where expires_at_ms > :now_ms

@@ -1,6 +1,6 @@
 """Our statements on a caller's SQLite connection, inside its transaction.
 
-Nobody needs to be told: other connections to the file notice the commit.
+No hint is needed: other connections to the file notice the commit.
 """
 
 import os

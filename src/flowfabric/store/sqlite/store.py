@@ -235,7 +235,7 @@ class SqliteStore:
         raise Bug("writers of an SQLite file take turns")
 
     async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
-        """Nobody can interfere: there is one writer at a time."""
+        """Nothing can interfere: there is one writer at a time."""
 
         async def unless_refused(transaction: SqliteTransaction) -> T | None:
             try:

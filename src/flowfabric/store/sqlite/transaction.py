@@ -178,7 +178,7 @@ class SqliteTransaction(SqliteReader):
     async def select_joined(
         self, records: Sequence[type[Record]], name: str, **parameters: Parameter
     ) -> Sequence[Joined]:
-        """Whose versions need no comparing: nobody else writes before this is over."""
+        """Needs no comparing of versions: there is no other writer before this is over."""
         found: list[Joined] = []
         columns, rows = self._rows(name, parameters)
         for row in rows:

@@ -238,7 +238,7 @@ create table ending (
     autovacuum_analyze_threshold = 500
 );
 
--- All of an execution, for whoever reads it by its id.
+-- All of an execution, for reads by id.
 create view execution_now as
 select e.partition_key, e.execution_id, e.own_id, r.namespace, r.lane_id, r.execution_kind,
        e.route_id, coalesce(l.priority, n.priority, 0) as priority,

@@ -1,4 +1,4 @@
--- The best ready execution that a worker can serve and nobody else is taking, locked.
+-- The best ready execution that a worker can serve and no other claim is taking, locked.
 --
 -- Routes first, rows second, as in `claim_ready`. Some candidates are looked at without a lock, so
 -- that those not chosen are left to others. With a route, which is under limits then, that one alone.

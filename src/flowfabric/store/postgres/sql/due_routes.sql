@@ -1,4 +1,4 @@
--- Routes that nobody has asked for lately; they are locked now. Those that somebody is creating with
+-- Routes not asked for lately; they are locked now. Those that a transaction is creating with
 -- are left out.
 select route_id
   from route

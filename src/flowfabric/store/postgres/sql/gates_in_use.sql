@@ -1,4 +1,4 @@
--- What gates limit, and how much of each is held: by live leases, by grants nobody has used yet, and
+-- What gates limit, and how much of each is held: by live leases, by grants not used yet, and
 -- by admissions. Lock those that limit anything by a statement of its own before, so that this one
 -- sees what others have claimed meanwhile. Gates
 -- without a cap are counted only if told.

@@ -1,4 +1,4 @@
--- What an append asks of the given executions, and the time. Nobody ends an attempt meanwhile.
+-- What an append asks of the given executions, and the time. No attempt ends meanwhile.
 with locked as materialized (
     -- Shared, as for steps: a lease may not be taken away while its frames are stored.
     select e.partition_key, e.execution_id::text as execution_id,

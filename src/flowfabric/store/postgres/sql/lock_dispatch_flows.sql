@@ -1,4 +1,4 @@
--- Flows that have endings to tell dependents about and nobody else is busy with, starting
+-- Flows that have endings to tell dependents about and no other transaction holds, starting
 -- from some partition and coming round to it again.
 --
 -- Steps from flow to flow through the primary key, however many rows each has.

@@ -1,4 +1,4 @@
--- Those of the given executions that nobody else has locked; they are locked now.
+-- Those of the given executions that no other transaction has locked; they are locked now.
 with given as materialized (
     select *
       from unnest(:partition_keys::int[], :execution_ids::uuid[])

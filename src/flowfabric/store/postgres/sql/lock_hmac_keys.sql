@@ -1,4 +1,4 @@
--- Held by whoever changes the keys, also while there is none to lock.
+-- Locked to change the keys, also while there is none to lock.
 select 1 as held
   from deployment
    for update;

@@ -1,4 +1,4 @@
--- Those of the given flows with a member that somebody still needs; see `trim_executions.sql`.
+-- Those of the given flows with a member that is still needed; see `trim_executions.sql`.
 select w.flow_id
   from unnest(:partition_keys::int[], :flow_ids::uuid[]) as w (partition_key, flow_id)
  where exists (

@@ -1,4 +1,4 @@
--- Mark a flow's members as about to be cancelled, so that nobody claims them any more, and
+-- Mark a flow's members as about to be cancelled, so that no claim takes them any more, and
 -- queue each for it; those already queued stay as they are.
 --
 -- Who is queued is locked, and whoever cancels a queued member locks its row of the queue

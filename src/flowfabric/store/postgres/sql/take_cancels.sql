@@ -1,4 +1,4 @@
--- Members due to be cancelled that nobody else is busy with; of one flow, or of any.
+-- Members due to be cancelled that no other transaction holds; of one flow, or of any.
 select *
   from pending_cancel
  where (:flow_id::uuid is null or flow_id = :flow_id::uuid)

@@ -1,5 +1,5 @@
 -- Delete those of the given routes that no execution uses; look at the others again later. Lock them
--- by a statement of its own before: whoever has created with one meanwhile is seen by this one.
+-- by a statement of its own before: a transaction that has created with one meanwhile is seen by this one.
 with looked_at as materialized (
     select w.route_id,
            exists (

@@ -63,7 +63,7 @@ create index route_retention on route (retain_until_ms);
 -- it has not ended; how it ended.
 --
 -- The latter two have the uuid first in their keys: those that are claimed and completed together
--- were made together, and lie together then. By partition people look into the first.
+-- were made together, and lie together then. Queries by partition use `execution`.
 create table execution (
     partition_key                  integer not null,
     execution_id                   text not null,
@@ -201,7 +201,7 @@ create table ending (
     primary key (execution_id, partition_key)
 ) strict;
 
--- All of an execution, for whoever reads it by its id.
+-- All of an execution, for reads by id.
 create view execution_now as
 select e.partition_key, e.execution_id, e.own_id, r.namespace, r.lane_id, r.execution_kind,
        e.route_id, coalesce(l.priority, n.priority) as priority, e.creator_identity,

@@ -34,7 +34,7 @@ create table budget (
 ) strict;
 
 create index budget_by_name on budget (namespace, name);
--- Those for whole lanes, kinds and namespaces, for whoever adds a route.
+-- Those for whole lanes, kinds and namespaces, for transactions that add a route.
 create index budget_by_scope on budget (scope_type, scope_id)
     where scope_type in ('lane', 'kind', 'namespace');
 create index budget_reset_due on budget (next_reset_at_ms) where next_reset_at_ms is not null;

@@ -1,4 +1,4 @@
--- Routes that nobody has asked for lately.
+-- Routes not asked for lately.
 select route_id
   from route
  where retain_until_ms <= :now_ms

@@ -1,4 +1,4 @@
--- What gates limit, and how much of each is held: by live leases, by grants nobody has used yet, and
+-- What gates limit, and how much of each is held: by live leases, by grants not used yet, and
 -- by admissions. Gates
 -- without a cap are counted only if told.
 --

@@ -1,3 +1,3 @@
--- Held by whoever changes the keys, also while there is none to lock.
+-- Locked to change the keys, also while there is none to lock.
 select 1 as held
   from deployment;

@@ -1,4 +1,4 @@
--- The positions of the given leases that somebody has taken away, or whose execution is gone.
+-- The positions of the given leases that were taken away, or whose execution is gone.
 --
 -- Which of them ended by time, their holders know by themselves.
 select g.key as position

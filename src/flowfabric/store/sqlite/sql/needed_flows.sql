@@ -1,4 +1,4 @@
--- Those of the given flows with a member that somebody still needs; see `trim_executions.sql`.
+-- Those of the given flows with a member that is still needed; see `trim_executions.sql`.
 select w.value ->> 'flow_ids' as flow_id
   from json_each(:rows) as w
  where exists (

@@ -1,4 +1,4 @@
--- Mark a flow's members as about to be cancelled, so that nobody claims them any more, and
+-- Mark a flow's members as about to be cancelled, so that no claim takes them any more, and
 -- queue each for it; those already queued stay as they are.
 insert or ignore into pending_cancel (
     partition_key, execution_id, flow_id, reason, only_waiting, enqueued_at_ms, due_at_ms)

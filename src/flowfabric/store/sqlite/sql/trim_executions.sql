@@ -1,6 +1,6 @@
 -- Delete ended executions past their keep time, with all that belongs to them.
 --
--- One that somebody still needs stays: until whoever waited for it has been woken, as long as
+-- One that is still needed stays: until what waited for it has been woken, as long as
 -- anybody who waited for it has not ended, and as long as its parent has not succeeded: one that
 -- failed may be replayed. It is looked at again after as long as it has been kept already, within
 -- limits, so that those that stay cost little.
