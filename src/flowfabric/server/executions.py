@@ -20,7 +20,7 @@ from flowfabric.run import Endings
 from flowfabric.server import wire
 from flowfabric.server.access import Caller, InSession
 from flowfabric.server.problems import refuse
-from flowfabric.server.routing import JsonAnswer, answer, get, post, put
+from flowfabric.server.routing import EXISTED, JsonAnswer, also, answer, get, post, put
 
 LIST_LIMIT = 50
 LIST_LIMIT_MAX = 1_000
@@ -29,6 +29,7 @@ LARGE_BODY = {"body_limit": 1_048_576}
 BATCH_BODY = {"body_limit": 16 * 1_048_576}
 MEDIUM_BODY = {"body_limit": 262_144}
 NO_STORE = {"Cache-Control": "no-store"}
+UNENDED = also(202, "It has not ended.")
 T = TypeVar("T")
 
 
@@ -66,7 +67,7 @@ def new_execution(data: wire.CreateExecution, caller: Caller) -> NewExecution:
     )
 
 
-@post("/", opt=LARGE_BODY, summary="Create an execution")
+@post("/", opt=LARGE_BODY, responses=EXISTED, summary="Create an execution")
 async def create(
     data: JSONBody[wire.CreateExecution],
     asked: InSession,
@@ -187,7 +188,7 @@ async def result(
     return Response(stored, media_type="application/octet-stream")
 
 
-@get("/{id:str}/outcome", summary="How an execution ended")
+@get("/{id:str}/outcome", responses=UNENDED, summary="How an execution ended")
 async def outcome(
     id: FromPath[str],  # noqa: A002
     asked: InSession,

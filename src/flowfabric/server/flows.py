@@ -16,12 +16,12 @@ from flowfabric.errors import NotFound
 from flowfabric.server import wire
 from flowfabric.server.access import InSession
 from flowfabric.server.executions import BATCH_BODY, check_same, new_execution
-from flowfabric.server.routing import JsonAnswer, answer, get, post
+from flowfabric.server.routing import EXISTED, JsonAnswer, answer, get, post
 
 PAGE = 100
 
 
-@post("/", summary="Create a flow")
+@post("/", responses=EXISTED, summary="Create a flow")
 async def create(
     data: JSONBody[wire.NewFlow],
     asked: InSession,
@@ -76,7 +76,7 @@ async def members(
     return await asked.engine.list_flow_members(id, cursor=cursor, limit=limit)
 
 
-@post("/{id:str}/members", summary="Add an execution to a flow")
+@post("/{id:str}/members", responses=EXISTED, summary="Add an execution to a flow")
 async def add_member(
     id: FromPath[str],  # noqa: A002
     data: JSONBody[wire.NewMember],

@@ -13,7 +13,7 @@ from flowfabric.core.tokens import Scope
 from flowfabric.engine.admission import PolicyCreated
 from flowfabric.server import wire
 from flowfabric.server.access import InSession
-from flowfabric.server.routing import JsonAnswer, answer, get, post
+from flowfabric.server.routing import EXISTED, JsonAnswer, also, answer, get, post
 
 Units = Annotated[int, Meta(ge=0, le=2**62)]
 TtlMs = Annotated[int, Meta(ge=1, le=60_000)]
@@ -97,7 +97,7 @@ class GrantView(Struct, kw_only=True):
     """Which claim it is for: `ClaimGrant`, `ResumeGrant` or `ReclaimGrant`."""
 
 
-@post("/v1/budgets", summary="Have a budget")
+@post("/v1/budgets", responses=EXISTED, summary="Have a budget")
 async def create_budget(data: JSONBody[NewBudget], asked: InSession) -> JsonAnswer[wire.Tagged]:
     asked.allow(Scope.OPERATE)
     namespace = await asked.budget_namespace(data.budget_id, data.namespace)
@@ -190,7 +190,7 @@ async def reset_budget(
     return JsonAnswer({"Reset": {"next_reset_at": reset.next_reset_at_ms}})
 
 
-@post("/v1/quotas", summary="Have a quota policy")
+@post("/v1/quotas", responses=EXISTED, summary="Have a quota policy")
 async def create_quota(data: JSONBody[NewQuota], asked: InSession) -> JsonAnswer[wire.Tagged]:
     asked.allow(Scope.OPERATE)
     created = await asked.engine.create_quota_policy(
@@ -210,6 +210,7 @@ async def create_quota(data: JSONBody[NewQuota], asked: InSession) -> JsonAnswer
 @post(
     "/v1/workers/{worker_id:str}/claim",
     status_code=200,
+    responses=also(204, "There is none."),
     summary="Ask for an execution to claim; 204 without a body if there is none",
 )
 async def claim(

@@ -53,6 +53,15 @@ PROBLEMS: Final = {
     }.items()
 }
 
+
+def also(status: int, told: str, kind: type | None = None) -> dict[int, ResponseSpec]:
+    """Another success beside the usual one, and all problems."""
+    spec = ResponseSpec(kind, description=told, generate_examples=False)
+    return {**PROBLEMS, status: spec}
+
+
+EXISTED: Final = also(200, "It was there already.", dict)
+
 get = partial(litestar.get, responses=PROBLEMS)
 post = partial(litestar.post, responses=PROBLEMS)
 put = partial(litestar.put, responses=PROBLEMS)

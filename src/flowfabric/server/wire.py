@@ -7,7 +7,6 @@ clients have to send and this server finds out by itself (`now`, `partition_id`)
 """
 
 import base64
-import binascii
 from typing import Annotated
 
 import msgspec
@@ -46,7 +45,7 @@ def read_bytes(
     if as_base64 is not None:
         try:
             return base64.b64decode(as_base64, validate=True), None
-        except binascii.Error as error:
+        except ValueError as error:
             name = f"{field}_base64"
             raise refuse(400, "invalid_input", f"{name}: {error}", field=name) from None
     return None if octets is None else bytes(octets), None
