@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from flowfabric import Engine
 from flowfabric.core.streams import NULL, DurableSummary, NewFrame, Visibility
 from flowfabric.engine.streams import FrameAppend
@@ -37,7 +39,10 @@ async def test_a_summary_is_what_its_patches_come_to(
     assert await engine.read_summary(claimed.execution_id, 1) is None
 
 
-async def test_a_refused_patch_leaves_everything_as_it_was(engine: Engine, given: Given) -> None:
+@pytest.mark.parametrize("wrong", [b"{", b'{"a":1e400}'])
+async def test_a_refused_patch_leaves_everything_as_it_was(
+    engine: Engine, given: Given, wrong: bytes
+) -> None:
     claimed = await given.running()
     await engine.append_frame(claimed.handle, patch(a=1))
     before = await stream_of(engine, claimed.execution_id)
@@ -45,7 +50,7 @@ async def test_a_refused_patch_leaves_everything_as_it_was(engine: Engine, given
         [
             FrameAppend(
                 handle=claimed.handle,
-                frames=(text("x"), patch(b=2), NewFrame(payload=b"{", mode=DurableSummary())),
+                frames=(text("x"), patch(b=2), NewFrame(payload=wrong, mode=DurableSummary())),
             )
         ]
     )

@@ -91,6 +91,8 @@ def test_a_patch_may_be_nested_so_deep_and_no_deeper() -> None:
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
         (b'{"a": NaN}', "not valid JSON"),
+        (b'{"a": [1e400]}', "1e400 is too large"),
+        (b'{"a": -1e400}', "-1e400 is too large"),
         (b"\xff", "not valid JSON"),
         ('{"a": 1}'.encode("utf-16"), "not valid JSON"),
         (b"[]", "must be a JSON object"),

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from flowfabric import App, Context, Retry, testing
-from flowfabric.core.streams import FRAME_BYTES_MAX
+from flowfabric.core.streams import DEPTH_MAX, FRAME_BYTES_MAX
 from flowfabric.core.tails import CloseReason
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.streams import FrameAppend
@@ -130,6 +130,129 @@ async def test_a_long_text_is_sent_in_parts_and_too_much_else_is_refused(app: Ap
         refused = await run.result(timeout="20s")
     assert refused == ["RetentionLimitExceeded"] * 2 + ["InvalidInput"] * 3
     assert "".join(await said(run)) == "ü" * 100_000
+
+
+def nested(levels: int) -> dict[str, object]:
+    patch: dict[str, object] = {}
+    for _ in range(levels - 1):
+        patch = {"a": patch}
+    return patch
+
+
+async def answered(ctx: Context) -> None:
+    """Wait for the store, which answers behind the handler's back."""
+    while (sending := ctx._services.emitter._sending) is not None:
+        await asyncio.wait([sending])
+
+
+def filled(number: int) -> dict[str, object]:
+    """One of the patches that together are more than a summary holds."""
+    return {f"page {number}": "x" * 60_000}
+
+
+async def test_a_patch_nested_too_deep_is_refused_at_once_and_nothing_else_is(app: App) -> None:
+    @app.task(retry=Retry(max_retries=0))
+    async def speak(ctx: Context) -> str:
+        await ctx.emit("before")
+        await ctx.summary(nested(DEPTH_MAX + 1))
+        try:
+            await ctx.summary(nested(DEPTH_MAX + 2))
+        except InvalidInput as error:
+            refused = error.field
+        await ctx.emit("after")
+        return refused
+
+    async with working(app):
+        run = await app.submit(speak)
+        assert await run.result(timeout="20s") == "patch"
+    before, patch, after = await said(run)
+    assert (before, patch.count("a"), after) == ("before", DEPTH_MAX, "after")
+
+
+async def test_what_is_refused_takes_nothing_else_with_it_and_is_told_once(app: App) -> None:
+    @app.task(retry=Retry(max_retries=0))
+    async def speak(ctx: Context) -> list[str]:
+        for number in range(20):
+            await ctx.summary(filled(number))
+            await ctx.emit(f"{number}")
+        told = []
+        await answered(ctx)
+        for word in ("told", "later", "last"):
+            try:
+                await ctx.emit(word)
+            except RetentionLimitExceeded:
+                told.append(word)
+            await ctx.step(word, asyncio.sleep, 0)
+        return told
+
+    async with working(app):
+        run = await app.submit(speak)
+        assert await run.result(timeout="20s") == ["told"]
+    words = [frame.text for frame in await run.frames() if frame.kind == "text"]
+    assert words == [*(f"{number}" for number in range(20)), "later", "last"]
+    assert list(await run.summary() or ()) == [f"page {number}" for number in range(17)]
+
+
+@pytest.mark.parametrize("ending", ["return", "pause", "step"])
+async def test_an_attempt_does_not_end_well_if_something_it_said_was_refused(
+    app: App, ending: str
+) -> None:
+    async def fill(ctx: Context) -> None:
+        for number in range(20):
+            await ctx.summary(filled(number))
+        await ctx.emit("full")
+
+    @app.task(retry=Retry(max_retries=0))
+    async def speak(ctx: Context) -> None:
+        if ending == "step":
+            await ctx.step("fill", fill, ctx)
+        await fill(ctx)
+        if ending == "pause":
+            await ctx.sleep("1h")
+
+    async with working(app):
+        run = await app.submit(speak)
+        with pytest.raises(ExecutionFailed, match="the summary would be"):
+            await run.result(timeout="20s")
+    assert (await said(run)).count("full") == 1
+    assert not any(step.result for step in await run.steps())
+
+
+class Sealed:
+    """A codec whose key service may be away."""
+
+    away = False
+
+    def encode(self, data: bytes) -> bytes:
+        if self.away:
+            raise ConnectionError("the key service is away")
+        return data[::-1]
+
+    def decode(self, data: bytes) -> bytes:
+        return data[::-1]
+
+
+@pytest.mark.parametrize("ending", ["return", "another word"])
+async def test_what_the_codec_could_not_encode_is_said_by_the_next_attempt(
+    store_url: str, ending: str
+) -> None:
+    codec = Sealed()
+    async with App(store_url, codec=codec) as app:
+
+        @app.task(retry=Retry(max_retries=1, delay="1ms"))
+        async def speak(ctx: Context) -> int:
+            codec.away = ctx.attempt_index == 0
+            await ctx.emit("first")
+            await answered(ctx)
+            codec.away = False
+            if ending == "another word":
+                await ctx.emit("second")
+            return ctx.attempt_index
+
+        async with working(app):
+            run = await app.submit(speak)
+            assert await run.result(timeout="20s") == 1
+        assert await said(run, superseded=True) == ["first", "second"][: len(ending.split())]
 
 
 async def test_a_lost_lease_says_nothing_more(app: App) -> None:

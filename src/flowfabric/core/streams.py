@@ -66,7 +66,7 @@ def apply_patch(document: bytes, patch: bytes) -> bytes:
         stored = _decode(document)
     except ValueError as error:
         raise errors.Corruption(f"a stored summary does not decode: {error}") from error
-    _check_depth(asked, DEPTH_MAX)
+    check_depth("payload", asked)
     merged = _encode(merge_patch(stored, asked))
     if len(merged) > DOCUMENT_BYTES_MAX:
         raise errors.RetentionLimitExceeded(
@@ -87,21 +87,29 @@ def read_patch(patch: bytes) -> Mapping[str, object]:
     return asked
 
 
-def _check_depth(value: Mapping[str, object] | list[object], left: int) -> None:
+def check_depth(
+    field: str, value: Mapping[str, object] | list[object], left: int = DEPTH_MAX
+) -> None:
     if left < 0:
-        raise errors.InvalidInput("payload", f"patch_depth_exceeded: at most {DEPTH_MAX}")
+        raise errors.InvalidInput(field, f"patch_depth_exceeded: at most {DEPTH_MAX}")
     for child in value.values() if isinstance(value, Mapping) else value:
         if isinstance(child, Mapping | list):
-            _check_depth(child, left - 1)
+            check_depth(field, child, left - 1)
 
 
 def _decode(data: bytes) -> object:
-    decoded: object = json.loads(data.decode(), parse_constant=_refuse)
+    decoded: object = json.loads(data.decode(), parse_constant=_refuse, parse_float=_finite)
     return decoded
 
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(number: str) -> float:
+    if math.isinf(value := float(number)):
+        raise ValueError(f"{number} is too large: it would be read as infinity")
+    return value
 
 
 def _encode(document: object) -> bytes:

@@ -249,9 +249,16 @@ class RunningAttempt:
     async def _settle(
         self, services: Services, report: Completion | Report | None
     ) -> Completion | Report | None:
-        """Store what the handler has not waited for, and the failures it has gone on past."""
+        """Store what the handler has not waited for, and the failures it has gone on past.
+
+        What it has said and cannot be stored is a failure, unless there is another.
+        """
         try:
-            await services.settle()
+            try:
+                await services.settle()
+            except errors.FlowFabricError as error:
+                if isinstance(report, Completion) or self.stopping is Stop.PARK:
+                    return self._failed(error)
             if self._went_on:
                 await services.steps.settle()
         except errors.FlowFabricError as error:
@@ -462,6 +469,9 @@ class RunningAttempt:
         if self.stopping in (Stop.LOST, Stop.TIMEOUT):
             log.warning("raised while it was stopped: %r", error, extra=self.lease.log_fields)
             return self._after_stop()
+        return self._failed(error)
+
+    def _failed(self, error: BaseException) -> Report:
         if outage_behind(error, self.lease.broken_by):
             # No trouble of the database counts against a run.
             log.info("met an outage, and runs again: %s", error, extra=self.lease.log_fields)

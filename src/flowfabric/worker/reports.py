@@ -30,6 +30,8 @@ from flowfabric.core.streams import (
     Encoding,
     NewFrame,
     StreamMode,
+    check_depth,
+    read_patch,
 )
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.ledger import BudgetOutcome, BudgetRequest
@@ -45,6 +47,7 @@ from flowfabric.errors import (
     RetryExhausted,
     StaleOwnerCannotAppend,
     StreamClosed,
+    Validation,
 )
 from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
@@ -147,6 +150,9 @@ class Reports:
 # anything else the attempt reports: before the result of the step that emitted them, before a
 # pause, and before the end. A handler that is far ahead of the store waits.
 #
+# What is refused is told once: by the next word, by the end of the step, or by that of the
+# attempt, which fails. It takes nothing else with it: other frames are stored.
+#
 # A function that runs on after a pause runs from its beginning, and comes again by what it has
 # emitted before. That is not emitted again: everything up to the call at which it paused is
 # passed over, in each of its branches. A new attempt starts over, in a stream of its own.
@@ -222,9 +228,8 @@ class Emitter:
         return NEVER_MS if spoke_ms is None else spoke_ms
 
     def add(self, frames: Iterable[NewFrame]) -> None:
-        """Hand frames over; call it on the worker's loop."""
-        if self._refused is not None:
-            raise self._refused
+        """Hand frames over; call it on the worker's loop. Raises what was refused before."""
+        self._tell()
         for frame in frames:
             self._waiting.append(frame)
             self._bytes += len(frame.payload)
@@ -243,7 +248,8 @@ class Emitter:
 
     @property
     def is_idle(self) -> bool:
-        return self._sending is None
+        """Whether there is nothing to store, and nothing to tell."""
+        return self._sending is None and self._refused is None
 
     async def flush(self) -> None:
         """Wait until everything is stored; raises what was refused."""
@@ -251,25 +257,53 @@ class Emitter:
             if self._lease.lost is not None:
                 sending.cancel()
             await asyncio.wait([sending])
-        if self._refused is not None:
-            raise self._refused
+            if self._sending is sending:
+                # It was cancelled before it began.
+                self._sending = None
+        self._tell()
+
+    def _tell(self) -> None:
+        refused, self._refused = self._refused, None
+        if refused is not None:
+            raise refused
 
     async def _send(self) -> None:
         try:
             while self._waiting:
-                frames = tuple(self._take())
-                append = FrameAppend(handle=self._lease.handle, frames=frames)
-                await self._reports.send(self._lease, partial(self._reports.frames.add, append))
+                await self._store(tuple(self._take()))
                 self._room.set()
         except LOST as error:
             self._lease.lose(why_lost(error))
-            self._waiting.clear()
+            self._give_up()
         except Exception as error:
-            self._refused = error
-            self._waiting.clear()
+            # No fault of a frame: none of those that wait would fare better.
+            self._refuse(error)
+            self._give_up()
         finally:
             self._sending = None
             self._room.set()
+
+    async def _store(self, frames: tuple[NewFrame, ...]) -> None:
+        """All of them but those that are refused, in order."""
+        append = FrameAppend(handle=self._lease.handle, frames=frames)
+        try:
+            await self._reports.send(self._lease, partial(self._reports.frames.add, append))
+        except Validation as error:
+            # An append is stored as a whole or not at all.
+            if len(frames) == 1:
+                self._refuse(error)
+                return
+            middle = len(frames) // 2
+            await self._store(frames[:middle])
+            await self._store(frames[middle:])
+
+    def _refuse(self, error: Exception) -> None:
+        log.warning("emitted, and not stored: %s", error, extra=self._lease.log_fields)
+        self._refused = self._refused or error
+
+    def _give_up(self) -> None:
+        self._waiting.clear()
+        self._bytes = 0
 
     def _take(self) -> Iterator[NewFrame]:
         """The next frames, numbered: a repeat is known by its number."""
@@ -305,6 +339,7 @@ def patch_of(patch: object) -> NewFrame:
     if not isinstance(patch, Mapping):
         raise InvalidInput("patch", "must be a dict: the members to change, None to delete", patch)
     data = encode_value("the patch", patch)
+    check_depth("patch", read_patch(data))
     return _frame(data, "summary", Encoding.JSON, DurableSummary(), None)
 
 
