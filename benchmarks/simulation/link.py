@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from flowfabric.core.events import LogEnd
 from flowfabric.errors import BackendErrorKind, Transport
 from flowfabric.store.base import (
     Body,
@@ -117,7 +118,7 @@ class Link:
             )
         )
 
-    async def end_of_events(self) -> int:
+    async def end_of_events(self) -> LogEnd:
         return await self._carry(self.store.end_of_events)
 
     def hint(self, topic: str) -> None:

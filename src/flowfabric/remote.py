@@ -21,7 +21,7 @@ from msgspec import Struct, structs
 
 from flowfabric.config import EngineConfig
 from flowfabric.core.creation import Checked, NewExecution
-from flowfabric.core.events import Cursor, EventFilter
+from flowfabric.core.events import EventFilter, LogEnd
 from flowfabric.core.gates import LimitUse
 from flowfabric.core.ids import PartitionConfig
 from flowfabric.core.limits import KEY_WAIT_MS
@@ -392,7 +392,7 @@ class RemoteStore:
     ) -> EventPage:
         raise needs_database("this operation")
 
-    async def end_of_events(self) -> int:
+    async def end_of_events(self) -> LogEnd:
         raise needs_database("this operation")
 
 
@@ -449,7 +449,7 @@ class RemoteFollowing(Following):
                     return page
                 await hints.look_out(LOOK_AGAIN_S, LOOK_AGAIN_MAX_S)
 
-    async def end_of_log(self) -> Cursor:
+    async def end_of_log(self) -> LogEnd:
         return await self._engine.end_of_log()
 
 

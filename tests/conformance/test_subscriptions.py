@@ -300,3 +300,15 @@ async def test_bad_input_is_refused_when_subscribing(engine: Engine) -> None:
     ):
         with pytest.raises(InvalidInput):
             await typed(after="x")
+
+
+async def test_a_filter_by_tag_asks_for_the_tags_of_the_moment_it_reads(
+    engine: Engine, given: Given
+) -> None:
+    ended = await given.completed(tags=TENANT)
+    await engine.set_execution_tag(ended.execution_id, "app.tenant", "other")
+    before = await engine.subscribe_events(after="0", tag=("app.tenant", "acme"))
+    after = await engine.subscribe_events(after="0", tag=("app.tenant", "other"))
+    assert await before.next_if_any() is None
+    told = [each.event.event_type for each in await some(after, 5)]
+    assert told == ["attached", "acquired", "revoked", "success", "attached"]

@@ -57,3 +57,17 @@ def test_what_does_not_decode_is_said_to_be_damaged() -> None:
     for tell in (events.lease_history_of, events.signal_delivery_of, events.instance_tag_of):
         with pytest.raises(Corruption, match="event 1 of"):
             tell(STORED, "1")
+
+
+@pytest.mark.parametrize(
+    ("event_id", "news"),
+    [(9, False), (10, True), (14, True), (15, False), (20, True), (21, False), (30, False)],
+)
+def test_news_are_what_fills_a_gap_or_comes_after_the_end(event_id: int, news: bool) -> None:
+    end = events.LogEnd(after=events.Cursor(9), last_id=30, missing=((10, 14), (20, 20)))
+    assert end.is_news(event_id) is news
+    assert end.is_news(31)
+
+
+def test_after_a_cursor_everything_is_news() -> None:
+    assert events.LogEnd(after=events.Cursor(9), last_id=9).is_news(10)

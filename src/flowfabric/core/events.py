@@ -6,6 +6,7 @@ that causes them; their ids are handed out by the store.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
@@ -200,6 +201,26 @@ class CursorSurroundings(Struct, frozen=True):
     first_id: int | None
     last_id: int | None
     found: Cursor | None
+
+
+class LogEnd(Struct, frozen=True, kw_only=True):
+    """Where somebody begins who wants what is committed from now on.
+
+    Numbers are handed out before their events are committed: one that is missing may still be
+    filled. So reading begins before the first of those, and what was there already is left out.
+    """
+
+    after: Cursor
+    last_id: int
+    missing: tuple[tuple[int, int], ...] = ()
+    """The numbers between both that no event had: the first and the last of each run."""
+
+    def is_news(self, event_id: int) -> bool:
+        """Whether an event was not there yet."""
+        if event_id > self.last_id:
+            return True
+        place = bisect_right(self.missing, event_id, key=lambda run: run[0])
+        return place > 0 and event_id <= self.missing[place - 1][1]
 
 
 def cursor_at(event_id: int, occurred_at_ms: int, execution_id: str) -> Cursor:

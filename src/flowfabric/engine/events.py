@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final, Generic, Self, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from flowfabric import errors
 from flowfabric.core.checks import check_int
@@ -24,6 +25,7 @@ from flowfabric.core.events import (
     EventFilter,
     InstanceTagEvent,
     LeaseHistoryEvent,
+    LogEnd,
     ScannerFilter,
     SignalDeliveryEvent,
     StoredEvent,
@@ -114,7 +116,7 @@ class Subscription(Generic[T]):
     def __init__(
         self,
         engine: "Subscriptions",
-        cursor: str,
+        start: LogEnd,
         wanted: EventFilter,
         make: Callable[[StoredEvent, str], T],
     ) -> None:
@@ -122,8 +124,8 @@ class Subscription(Generic[T]):
         self._wanted = wanted
         self._make = make
         self._ready: list[Told] = []
-        self._through = cursor
-        self.cursor = cursor
+        self._start = start
+        self._through = self.cursor = write_cursor(start.after)
 
     def __aiter__(self) -> Self:
         return self
@@ -144,7 +146,8 @@ class Subscription(Generic[T]):
         return self._next()
 
     def _take(self, page: ToldPage) -> None:
-        self._ready = list(reversed(page.told))
+        news = [told for told in page.told if self._start.is_news(told.event.event_id)]
+        self._ready = news[::-1]
         self._through = page.cursor
         if not self._ready:
             self.cursor = page.cursor
@@ -184,10 +187,11 @@ class Subscriptions(unit.Group):
             cursor=write_cursor(await self._end(cursor, page.events, page.cursor)),
         )
 
-    async def end_of_log(self) -> Cursor:
-        """After everything there is now; whatever is still to be committed comes after it."""
-        end_id = await self.store.end_of_events()
-        return (await self._around(end_id)).found or Cursor(end_id)
+    async def end_of_log(self) -> LogEnd:
+        """Where what is still to be committed begins, and what of that is there already."""
+        end = await self.store.end_of_events()
+        found = (await self._around(end.after.event_id)).found
+        return end if found is None else replace(end, after=found)
 
     async def _end(self, start: Cursor, events: Sequence[StoredEvent], end_id: int) -> Cursor:
         if events and events[-1].event_id == end_id:
@@ -317,11 +321,11 @@ class Subscriptions(unit.Group):
     async def close_subscriptions(self) -> None:
         await self._log.close()
 
-    async def _start(self, after: object) -> str:
-        if after != FROM_NOW:
-            cursor = read_cursor(after)
-            return write_cursor(cursor)
-        return write_cursor(await self.end_of_log())
+    async def _start(self, after: object) -> LogEnd:
+        if after == FROM_NOW:
+            return await self.end_of_log()
+        cursor = read_cursor(after)
+        return LogEnd(after=cursor, last_id=cursor.event_id)
 
     async def _read_wanted(self, wanted: Wanted) -> EventLogPage:
         return await self.read_log(read_cursor(wanted.after), PAGE, wanted.category, COMMIT_WAIT_S)

@@ -21,7 +21,7 @@ from typing import Protocol, Self, TypeVar
 
 from msgspec import Struct
 
-from flowfabric.core.events import StoredEvent
+from flowfabric.core.events import LogEnd, StoredEvent
 from flowfabric.core.records import Record
 from flowfabric.core.transitions import Changes
 from flowfabric.errors import Bug
@@ -303,8 +303,8 @@ class Store(Protocol):
         """
         ...
 
-    async def end_of_events(self) -> int:
-        """An id after which every event comes that is not committed yet; 0 for an empty log."""
+    async def end_of_events(self) -> LogEnd:
+        """Where to begin for every event that is not committed yet, and for none that is."""
         ...
 
     def hint(self, topic: str) -> None:

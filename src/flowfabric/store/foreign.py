@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from types import ModuleType
 from typing import TypeVar
 
+from flowfabric.core.events import LogEnd
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import (
     Body,
@@ -161,7 +162,7 @@ class OnConnection:
             after=after, limit=limit, category=category, wait_s=wait_s
         )
 
-    async def end_of_events(self) -> int:
+    async def end_of_events(self) -> LogEnd:
         return await self._store.end_of_events()
 
     def hint(self, topic: str) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import ids
-from flowfabric.core.events import Event, StoredEvent
+from flowfabric.core.events import Cursor, Event, LogEnd, StoredEvent
 from flowfabric.core.limits import RETENTION_FAILED_MS, RETENTION_MS
 from flowfabric.core.records import Execution, Record
 from flowfabric.core.states import (
@@ -370,6 +370,17 @@ def window_of(rows: Sequence[Row]) -> tuple[int, int]:
     assert isinstance(unbroken, int)
     assert isinstance(last, int)
     return unbroken, last
+
+
+def log_end(rows: Sequence[Row]) -> LogEnd:
+    """The end of the log, from the rows of `event_end`: one at least, else one for each gap."""
+    last_id = int(str(rows[0]["last_id"] or 0))
+    gaps = [row for row in rows if row["gap_first"] is not None]
+    return LogEnd(
+        after=Cursor(int(str(gaps[0]["before_gap"])) if gaps else last_id),
+        last_id=last_id,
+        missing=tuple((int(str(row["gap_first"])), int(str(row["gap_last"]))) for row in gaps),
+    )
 
 
 # An execution is stored by phase of its life, in three tables ---------------

@@ -14,15 +14,18 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
+from flowfabric.core.events import Cursor, LogEnd
 from flowfabric.outages import patience_s, statements_within
 from flowfabric.store.base import EventPage, Parameter, Row
-from flowfabric.store.mapping import EVENTS_MAX, WINDOW, page, window_of
+from flowfabric.store.mapping import EVENTS_MAX, WINDOW, log_end, page, window_of
 from flowfabric.store.postgres.statements import SCHEMA
 
 LOOK_FIRST_S: Final = 0.002
 LOOK_MAX_S: Final = 0.05
 FINAL_S: Final = 1.0
 """How long that is relied on: another server may take over, with a log that ends earlier."""
+END_WAIT_S: Final = 0.2
+"""How long the end of the log waits for those who write now: then nothing has to be left out."""
 READ_TIMEOUT_S: Final = 10.0
 """How long a statement of a reader may take: it notices a silent network as a worker does."""
 
@@ -67,13 +70,24 @@ class EventLog:
             )
         return page(rows, through=through, limit=limit)
 
-    async def end(self) -> int:
-        """Before the first id that may still be filled, else the last one there is."""
-        (row,) = await self._select("event_end")
-        last_id, before_gap = int(str(row["last_id"] or 0)), row["before_gap"]
-        if before_gap is None or not await self._writers():
-            return last_id
-        return int(str(before_gap))
+    async def end(self) -> LogEnd:
+        """After the last id there is, if none below it can still be filled; else before those."""
+        (row,) = await self._select("last_event")
+        last_id = int(str(row["event_id"] or 0))
+        if await self._end_within(END_WAIT_S):
+            return LogEnd(after=Cursor(last_id), last_id=last_id)
+        return log_end(await self._select("event_end"))
+
+    async def _end_within(self, wait_s: float) -> bool:
+        """Whether all who write now have ended by then."""
+        deadline = time.monotonic() + wait_s
+        pause_s = LOOK_FIRST_S
+        writers = await self._writers()
+        while writers and time.monotonic() + pause_s < deadline:
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LOOK_MAX_S)
+            writers &= await self._writers()
+        return not writers
 
     async def _complete_through(self, after: int, window: int, wait_s: float) -> int:
         """The id up to which nothing more can appear; `after` if the next one still may."""

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
+from flowfabric.core.events import LogEnd
 from flowfabric.core.handles import POSTGRES_TAG
 from flowfabric.errors import Bug, FlowFabricError, RetryExhausted, Unavailable
 from flowfabric.outages import OutageWatch
@@ -294,7 +295,7 @@ class PostgresStore:
     ) -> EventPage:
         return await self._events.page(after=after, limit=limit, category=category, wait_s=wait_s)
 
-    async def end_of_events(self) -> int:
+    async def end_of_events(self) -> LogEnd:
         return await self._events.end()
 
     def hint(self, topic: str) -> None:

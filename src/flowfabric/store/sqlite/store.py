@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
+from flowfabric.core.events import LogEnd
 from flowfabric.core.handles import SQLITE_TAG
 from flowfabric.errors import Bug, FlowFabricError, Unavailable
 from flowfabric.outages import OutageWatch
@@ -32,7 +33,7 @@ from flowfabric.store.base import (
 )
 from flowfabric.store.foreign import comes_from, unwrap, unwrap_sync
 from flowfabric.store.hints import HintBoard, Listener
-from flowfabric.store.mapping import EVENTS_MAX, WINDOW, page, window_of
+from flowfabric.store.mapping import EVENTS_MAX, WINDOW, log_end, page, window_of
 from flowfabric.store.migrate import AppliedMigration, Migration, check, load, pending
 from flowfabric.store.sqlite.connection import (
     BUSY_TIMEOUT_MS,
@@ -299,10 +300,9 @@ class SqliteStore:
         assert 0 < limit <= EVENTS_MAX, f"a page has 1 to {EVENTS_MAX} events"
         return await self.read(body)
 
-    async def end_of_events(self) -> int:
-        async def body(reader: Reader) -> int:
-            (row,) = await reader.select("event_end")
-            return int(str(row["last_id"] or 0))
+    async def end_of_events(self) -> LogEnd:
+        async def body(reader: Reader) -> LogEnd:
+            return log_end(await reader.select("event_end"))
 
         return await self.read(body)
 

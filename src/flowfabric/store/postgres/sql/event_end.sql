@@ -1,14 +1,28 @@
--- The last id of the log, and the last before a number that is missing among the latest rows.
+-- The last id of the log, and the numbers missing among its latest rows, a row for each run of
+-- them: the last id before it, its first and its last number.
 with latest as (
-    select event_id, cardinality(execution_id) as events
+    select event_id
       from event
      order by event_id desc
-     limit 1000
+     limit 100000
 ), pairs as (
-    select event_id, lag(event_id) over (order by event_id) as before,
-           lag(events) over (order by event_id) as events_before
+    -- The first row of the log follows the beginning, unless these are only the latest.
+    select event_id,
+           coalesce(
+               lag(event_id) over (order by event_id),
+               case when count(*) over () < 100000 then 0 else event_id - 4096 end
+           ) as before
       from latest
+), gaps as (
+    select before, before + 4096 as gap_first, event_id - 1 as gap_last
+      from pairs
+     where event_id > before + 4096
 )
-select (select max(event_id + events - 1) from latest)::bigint as last_id,
-       (select min(before + events_before - 1) from pairs
-         where event_id > before + 4096)::bigint as before_gap;
+select ended.last_id, gaps.gap_first, gaps.gap_last,
+       coalesce((select event_id + cardinality(execution_id) - 1
+                   from event where event_id = gaps.before), 0)::bigint as before_gap
+  from (select max(event_id + cardinality(execution_id) - 1)::bigint as last_id
+          from event
+         where event_id = (select max(event_id) from latest)) as ended
+  left join gaps on true
+ order by gaps.gap_first;
