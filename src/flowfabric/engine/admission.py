@@ -187,7 +187,7 @@ class Admissions(unit.Group):
     ) -> list[gates.QuotaPolicy]:
         """Make the limits of a program known, as they count now.
 
-        What is new or was changed in the program takes effect; what somebody has set at run time
+        What is new or was changed in the program takes effect; what was set at run time
         stays. Each is answered with the policy that counts.
         """
         check_list("limits", limits, 0, BATCH_MAX)

@@ -137,9 +137,9 @@ class Details(Group):
     ) -> ExecutionId:
         """The execution that text stands for.
 
-        An id in full, though its partition be wrong, somebody's own id in `namespace` or, with
-        None, in the only one that has it, a uuid, or the beginning or end of a uuid, which must
-        fit one execution alone.
+        A full id, even with a wrong partition; an id that its submitter chose, in `namespace` or,
+        with None, in the only one that has it; a uuid; or the beginning or end of a uuid, which
+        must fit one execution alone.
         Parts are looked for in the index of all ids: for people, not for programs.
         """
         if namespace is not None:

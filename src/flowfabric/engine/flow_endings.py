@@ -464,7 +464,7 @@ async def _injected(tx: Transaction, settled: Settled, child_id: ExecutionId) ->
 # A slow look at the members of all flows, and at all who wait, for what was left behind
 #
 # The dispatcher works off what endings queue, in the transaction that wrote them, so this
-# finds nothing. Should rows ever contradict each other, nobody waits for ever: each look
+# finds nothing. Should rows ever contradict each other, no member waits for ever: each look
 # continues where the last one ended, and whichever process comes first makes it.
 
 AUDIT_KEY = (1,)

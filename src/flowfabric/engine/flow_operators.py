@@ -1,6 +1,6 @@
 """Cancelling and replaying: flows, their members, and everything a filter matches.
 
-Cancelling closes the flow and marks its members in one transaction: from then on nobody
+Cancelling closes the flow and marks its members in one transaction: from then on no worker
 can claim them. A small flow's members are cancelled in the same transaction, those of
 a large one batch by batch, by the caller that waits for it or by the dispatcher. A member
 that cannot be cancelled delays no other: it stays queued and is tried again.
@@ -242,7 +242,7 @@ class FlowOperators(FlowBuilding):
     async def ack_cancel_member(self, flow_id: str, execution_id: str) -> None:
         """Take a member that has ended off the queue of those to be cancelled.
 
-        A missing one is fine; one that has not ended stays, for nobody else would
+        A missing one is fine; one that has not ended stays, since nothing else would
         cancel it.
         """
         asked = self.check_flow_id(flow_id)

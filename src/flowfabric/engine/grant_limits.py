@@ -1,7 +1,7 @@
 """What limits say about grants: which limited execution fits, and that one fits under lock.
 
 A grant holds a slot as a lease does, from the moment it is issued. It also counts as a start
-where nothing is resumed, since claiming with it asks no limit again. One that nobody uses has
+where nothing is resumed, since claiming with it asks no limit again. One that is never used has
 spent that start.
 """
 

@@ -369,8 +369,8 @@ class Operators(Leases):
     # Forgetting: ended executions after their keep time, old events, used-up guards, unused kinds
     #
     # When an execution ends it gets the time after which it may go, so that the scan
-    # for it is one index and a policy's own retention needs no special case. What somebody
-    # waits for, and what a parent that has not ended may still ask for, is kept beyond it.
+    # for it is one index and a policy's own retention needs no special case. What others
+    # wait for, and what a parent that has not ended may still ask for, is kept beyond it.
 
     async def trim_retention(
         self, *, limit: int = limits.SWEEP_BATCH, only: ScannerFilter = EVERYBODY

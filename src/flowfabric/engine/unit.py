@@ -244,8 +244,8 @@ class Shell(KnowsRoutes):
         return parsed
 
     def named_execution_id(self, text: str, namespace: str) -> ExecutionId:
-        """The id of what was submitted, in full or as a bare uuid; or the one that somebody has
-        chosen for it in a namespace."""
+        """The id of what was submitted, in full or as a bare uuid; or the one that its
+        submitter chose for it in a namespace."""
         own_id = parse_own_id(text)
         if own_id is None:
             return check_own_partition(self.check_execution_id(text), self.deployment.partitions)

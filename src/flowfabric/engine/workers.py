@@ -1,6 +1,6 @@
 """The workers that are there: registered, alive, gone; and what follows from that.
 
-A worker that registers, or says that it is alive, frees what was kept back until somebody like it
+A worker that registers, or says that it is alive, frees what was kept back until a worker like it
 comes. One that is marked dead gives its leases back at once. Time forgets those that are silent.
 """
 

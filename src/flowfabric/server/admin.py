@@ -5,6 +5,7 @@ from typing import Annotated
 from litestar import Router
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.tokens import ApiToken, Scope
 from flowfabric.server import wire
 from flowfabric.server.access import Caller, InSession
@@ -55,7 +56,7 @@ async def create_token(
 async def list_tokens(
     asked: InSession,
     cursor: FromQuery[str | None] = None,
-    limit: Annotated[int, QueryParameter(ge=1, le=1_000)] = 100,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = 100,
 ) -> wire.TokenList:
     asked.allow(Scope.ADMIN)
     _check_unconfined(asked.caller)

@@ -178,7 +178,7 @@ async def report_usage(
     return answer(outcome)
 
 
-@post("/v1/budgets/{id:str}/reset", status_code=200, summary="Begin a budget's period anew")
+@post("/v1/budgets/{id:str}/reset", status_code=200, summary="Begin a new period of a budget")
 async def reset_budget(
     id: FromPath[str],  # noqa: A002
     asked: InSession,

@@ -164,7 +164,7 @@ async def check_named(
 
 
 async def _limits_of(engine: Engine, owner: Namespace) -> set[str]:
-    """Ids of the limits of a namespace; of so many that nobody has more."""
+    """Ids of the limits of a namespace: one page, which is more than any has."""
     found = await engine.list_limits(namespace=owner, limit=PAGE_MAX)
     return {str(each.quota_policy_id) for each in found.limits}
 

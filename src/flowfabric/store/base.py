@@ -299,7 +299,7 @@ class Store(Protocol):
 
         When the very next event is still to be committed, waits up to `wait_s` for
         it and then returns an empty page with the same cursor. It does not wait for
-        events nobody has begun to write; that is what hints are for.
+        events that no transaction has begun to write; that is what hints are for.
         """
         ...
 

@@ -132,7 +132,7 @@ KEEPALIVE_IDLE_S: Final = 5
 KEEPALIVE_INTERVAL_S: Final = 2
 KEEPALIVE_COUNT: Final = 3
 UNACKNOWLEDGED_MS: Final = 15_000
-"""Later than whoever waits gives up, who would take it for a connection that was closed."""
+"""Longer than callers wait: to them an earlier end would look like a closed connection."""
 
 _TCP_OPTIONS: Final = (
     ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),

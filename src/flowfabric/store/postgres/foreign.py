@@ -299,7 +299,7 @@ class Answering:
 
 
 def answering(connection: driver.Fetching, lock_wait_ms: int | None) -> driver.Fetching:
-    """The connection, held to the time that whoever limits the wait for locks has besides.
+    """The connection; if the wait for locks is limited, it has to answer in time besides.
 
     Only asyncpg lets us end a connection that does not answer; others end as they are set to.
     """

@@ -3,7 +3,7 @@
 A NOTIFY makes committing transactions queue up, so it is seldom part of one: a
 background task sends the topics of many transactions in one message, once
 in a hundredth of a second. Only the first after a rest travels with the statement
-that commits, where nobody queues. Losing one costs a poll.
+that commits, when no other queues. Losing one costs a poll.
 
 Behind a transaction-mode pooler LISTEN succeeds and nothing ever arrives. So a
 new listening connection proves itself first: a message sent through the pool
@@ -79,7 +79,7 @@ class HintExchange:
         self._board = board
         self._board.live = False
         self._connections = connections
-        # What swallows statements swallows hints as well, and nobody would miss them.
+        # What swallows statements swallows hints as well, unnoticed.
         self._suspicious = asyncio.Event()
         connections.on_suspicion = self._suspicious.set
         self._origin = uuid.uuid4().hex
@@ -206,7 +206,7 @@ class HintExchange:
                 return
             timeout_s = HEALTH_TIMEOUT_S
             if self._suspicious.is_set():
-                # Until it answers nobody relies on it: hints may have been swallowed already.
+                # Until it answers no listener relies on it: hints may have been swallowed already.
                 self._board.live = False
                 self._board.publish([EVERY_TOPIC])
                 timeout_s = SUSPECT_TIMEOUT_S

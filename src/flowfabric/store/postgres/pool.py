@@ -56,7 +56,7 @@ SEARCH_PATH: Final = f"{SCHEMA}, public"
 # small must not turn into a scan when it has grown, so scans and the joins that
 # need them are off and statements are planned once. A client that vanished must
 # not keep its locks: our transactions are never idle for long. A row that is locked is
-# waited for twice, behind whoever waits already and then for its holder: both waits together
+# waited for twice, behind those that wait already and then for its holder: both waits together
 # are shorter than the ten seconds that clients have, so that a lock is not taken for an outage.
 _SETTINGS: Final = {
     "search_path": SEARCH_PATH,
@@ -122,7 +122,7 @@ class Timed:
 class Acquired:
     """A connection of a pool for as long as it is used as a context.
 
-    No generator: event loops end those that are left when they end, and an app that nobody has
+    No generator: event loops end those that are left when they end, and an app that was not
     closed needs a connection just then.
     """
 

@@ -1,4 +1,4 @@
--- Executions a worker has in hand. Whoever has them all looks through all that is in hand.
+-- Executions leased by a worker. It reads the rows of all leased executions to find them.
 select l.partition_key, l.execution_id
   from live l
   join route r on r.route_id = l.route_id

@@ -273,7 +273,7 @@ def _look_up(path: str) -> tuple[int, int]:
 
 # The clock of a machine, as all its processes on one file read it -----------
 #
-# Its anchor lies in the file. Whoever writes there and finds that the wall clock was set
+# Its anchor lies in the file. A writer that finds that the wall clock was set
 # moves the anchor, and with it the ends of leases and attempts, in the same transaction.
 # Who only reads counts from the anchor as it is. Where the machine does not tell its
 # starts apart, which only Linux does, the wall clock is all there is.

@@ -1,6 +1,6 @@
 """Hints from other processes that share the file.
 
-SQLite cannot call us, so while somebody waits we look whether anybody else has
+SQLite cannot call us, so while a listener waits we look whether another process has
 committed. Where the system tells of writes to the log beside the file, we look
 after one; a write precedes its commit by as long as the disk takes, so we look
 again, a little later each time. Elsewhere we look often after a change and ever
@@ -23,7 +23,7 @@ from flowfabric.store.sqlite.writer import Writer
 # Being told when a file is written to, where the system can tell ------------
 #
 # Linux can (inotify). Elsewhere, when its watches are used up, or once the file was
-# deleted, nothing is told and whoever waits here waits for the time it gave.
+# deleted, nothing is told and a listener waits for the whole time it gave.
 
 _MODIFIED: Final = 0x2
 _IGNORED: Final = 0x8000

@@ -2,7 +2,7 @@
 
 Units of work queue up for a thread. It runs as many as are waiting, each inside a
 savepoint, and commits them together: one disk flush serves them all. A unit that
-fails is rolled back to its savepoint and the others never notice. Nobody hears
+fails is rolled back to its savepoint and the others never notice. No caller hears
 of success before the commit.
 """
 

@@ -1,5 +1,5 @@
--- Create executions, if their routes are there, their lanes take new work, nobody has their keys or
--- ids and their parents are in their namespace; else none. Returns whether they were created, and when.
+-- Create executions, if their routes are there, their lanes take new work, their keys and ids are
+-- free and their parents are in their namespace; else none. Returns whether they were created, and when.
 --
 -- One round trip stands in for `core.creation.new_execution` where all is new. `terms` is what
 -- requests share, and `places` has a digit for each request that says which of them are its. What none

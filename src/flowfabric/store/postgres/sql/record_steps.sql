@@ -16,8 +16,8 @@ with given as materialized (
           partition_key, execution_id, lease_id, step_key, after_key, kind, line, name, digest,
           number, parallel, asked_after, position, result, failure, sleep_ms, duration_ms, place)
 ), locked as materialized (
-    -- Shared: several steps of one execution may be stored at once, but nobody may take
-    -- the lease away before they are.
+    -- Shared: several steps of one execution may be stored at once, but the lease may
+    -- not be taken away before they are.
     select g.*, coalesce(e.current_attempt_index, 0) as attempt_index, e.lease_expires_at_ms
       from given g
       join live e on e.partition_key = g.partition_key and e.execution_id = g.execution_id

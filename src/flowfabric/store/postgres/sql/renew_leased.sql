@@ -1,7 +1,7 @@
 -- Renew the given leases that are live; return the positions of those and their new end.
 --
 -- Stands in for `core.leases.decide_renew` in the sure case, as `complete_leased` does. All
--- leases of a process are renewed at once, so a row that somebody else has locked is left to
+-- leases of a process are renewed at once, so a row that another transaction holds is left to
 -- the caller: it must not hold up the others.
 with given as materialized (
     select *

@@ -1,8 +1,8 @@
 -- Mark a flow's members as about to be cancelled, so that no claim takes them any more, and
 -- queue each for it; those already queued stay as they are.
 --
--- Who is queued is locked, and whoever cancels a queued member locks its row of the queue
--- first. That cannot wait for us: a conflict with a row of the queue is ignored, not awaited.
+-- Members that are queued are locked, and a transaction that cancels one locks its row of the
+-- queue first. That cannot wait for us: a conflict with a row of the queue is ignored, not awaited.
 with chosen as materialized (
     select partition_key, execution_id, flow_id
       from live

@@ -1,9 +1,9 @@
--- Create executions, if their routes are there, their lanes take new work, nobody has their keys or
--- ids and their parents are in their namespace; else none. Returns whether they were created, and when.
+-- Create executions, if their routes are there, their lanes take new work, their keys and ids are
+-- free and their parents are in their namespace; else none. Returns whether they were created, and when.
 --
 -- It stands in for `core.creation.new_execution` where all is new. `terms` is what requests share, and
--- `places` has a digit for each request that says which of them are its. Who writes is alone, and
--- waits for nobody.
+-- `places` has a digit for each request that says which of them are its. There is one writer, so
+-- it waits for no other.
 delete from temp.creating;
 -- next
 insert into temp.creating

@@ -1,5 +1,5 @@
--- Those of the given executions that nobody else has locked: all there are, for who writes
--- is alone.
+-- Those of the given executions that no other transaction has locked: all that exist, since there
+-- is one writer.
 select e.partition_key, e.execution_id
   from json_each(:rows) as w
  cross join execution as e
