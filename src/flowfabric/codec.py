@@ -47,6 +47,11 @@ class CodedValues(unit.Values):
     def pack(self, data: Data) -> Data:
         if not data or data.startswith(ENCODED):
             return data
+        return self.seal(data)
+
+    def seal(self, data: bytes) -> bytes:
+        if not data:
+            return data
         with _telling(decoding=False):
             return ENCODED + self._codec.encode(data)
 

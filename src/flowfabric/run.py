@@ -13,6 +13,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import msgspec
 
 from flowfabric import errors
+from flowfabric.core.checks import ENCODED
 from flowfabric.core.diagnosis import Explanation
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.limits import BATCH_MAX
@@ -27,7 +28,7 @@ from flowfabric.logs import open_log
 from flowfabric.outages import level_of, statements_within
 from flowfabric.signals import SignalToken, check_namespace, engine_on, send
 from flowfabric.store.base import HintListener
-from flowfabric.streams import Follower, Frame, check_after
+from flowfabric.streams import Follower, Frame, without_codec
 from flowfabric.task import Task
 
 R_co = TypeVar("R_co", covariant=True)
@@ -256,9 +257,16 @@ class Run(Generic[R_co]):
     async def summary(self) -> dict[str, object] | None:
         """What its current attempt has summed up with `ctx.summary`; None if it has not."""
         opened = await self._here()
-        index = await opened.engine.read_current_attempt_index(self.execution_id)
+        try:
+            index = await opened.engine.read_current_attempt_index(self.execution_id)
+        except errors.InvalidInput:
+            raise errors.NotFound("execution", self._called) from None
         found = await opened.engine.read_summary(self.execution_id, index)
-        return None if found is None else msgspec.json.decode(found.document, type=Document)
+        if found is None:
+            return None
+        if found.document.startswith(ENCODED):
+            raise without_codec("the summary of the run")
+        return msgspec.json.decode(found.document, type=Document)
 
     def follow(self, after: str, *, superseded: bool, live: bool) -> Follower:
         async def here() -> tuple[Engine, Endings]:
@@ -268,7 +276,7 @@ class Run(Generic[R_co]):
         return Follower(
             here,
             self.execution_id,
-            after=check_after(after),
+            after=after,
             superseded=superseded,
             live=live,
         )

@@ -11,7 +11,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.streams import BLOCK_MS_MAX, Encoding, ModeName, Visibility
 from flowfabric.core.tails import ExecutionFrames, StreamFrame, TakeOver, read_execution_cursor
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import InvalidInput, OperationTimeout, RetryExhausted, Transport
+from flowfabric.errors import CodecFailed, InvalidInput, OperationTimeout, RetryExhausted, Transport
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of
 
@@ -89,7 +89,11 @@ class Follower:
         self._ended = False
         self._told: set[tuple[int, str | None]] = set()
         """Attempts and steps of what was passed on: whether a later attempt drops any of it."""
-        started = read_execution_cursor(self._after)
+        try:
+            started = read_execution_cursor(self._after)
+        except InvalidInput:
+            problem = "must be 'start', 'now' or the cursor of a frame"
+            raise InvalidInput("after", problem, after) from None
         if started is not None and started.frame_id:
             # A reader that resumes after a frame may have seen anything before it.
             self._told.add((started.attempt_index, None))
@@ -131,6 +135,8 @@ class Follower:
             visibility=self._visibility,
             superseded=self._superseded,
         )
+        if any(frame.coded for frame in page.frames):
+            raise without_codec("what the run has emitted")
         self._after = page.cursor
         return page
 
@@ -165,7 +171,6 @@ def _frame(frame: StreamFrame) -> Frame:
     )
 
 
-def check_after(after: object) -> str:
-    if not isinstance(after, str):
-        raise InvalidInput("after", "must be 'start', 'now' or the cursor of a frame", after)
-    return after
+def without_codec(what: str) -> CodecFailed:
+    told = "there is none; pass App(codec=…) the one it was written with"
+    return CodecFailed(told, decoding=True, what=what)

@@ -11,7 +11,7 @@ from flowfabric.core.creation import NewExecution
 from flowfabric.core.records import StepKind
 from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.core.states import PublicState
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import CodecFailed, InvalidInput
 from flowfabric.signals import condition_of
 from tests.apps import reached, working
 from tests.conformance.given import WORKER
@@ -145,6 +145,67 @@ async def test_what_is_emitted_is_stored_by_the_codec_and_read_plain(store_url: 
     async with App(store_url) as plain:
         page = await plain.engine.read_stream(run.execution_id, 0)
         assert SECRET not in "".join(frame.text for frame in page.frames)
+
+
+class Locked(Shifted):
+    """Cannot read what it has written while its key is away."""
+
+    away = False
+
+    def decode(self, data: bytes) -> bytes:
+        if self.away:
+            raise ConnectionError("the key is away")
+        return super().decode(data)
+
+
+async def test_what_cannot_be_decoded_is_never_shown_as_if_it_had_been_said(
+    store_url: str,
+) -> None:
+    codec = Locked()
+    async with App(store_url, codec=codec, migrate=True) as app:
+
+        @app.task
+        async def tell(ctx: Context) -> None:
+            await ctx.emit("begins")
+            await ctx.emit(SECRET)
+            await ctx.summary({"who": SECRET})
+
+        async with working(app):
+            run = await app.submit(tell)
+            await run.result("20s")
+        first = await anext(run.stream())
+        rest = run.stream(after=first.cursor)
+        codec.away = True
+        for ask in (run.frames, run.summary, rest.__anext__):
+            with pytest.raises(CodecFailed, match="the key is away"):
+                await ask()
+        follower = run.follow(first.cursor, superseded=False, live=True)
+        with pytest.raises(CodecFailed):
+            await follower.next_page()
+        codec.away = False
+        assert next(frame.text for frame in await follower.next_page() or ()) == SECRET
+    async with App(store_url) as plain:
+        same = plain.run(plain.task(tell.function), run.execution_id)
+        for ask in (same.frames, same.summary, same.stream().__anext__):
+            with pytest.raises(CodecFailed, match="pass App"):
+                await ask()
+
+
+@pytest.mark.parametrize("codec", [None, Shifted()])
+async def test_what_begins_like_an_encoded_value_is_read_as_it_was_said(
+    store_url: str, codec: Shifted | None
+) -> None:
+    async with App(store_url, codec=codec, migrate=True) as app:
+
+        @app.task
+        async def tell(ctx: Context) -> None:
+            await ctx.emit("\x01prompt\x02")
+            await ctx.emit(b"\x01\xff")
+
+        async with working(app):
+            run = await app.submit(tell)
+            await run.result("20s")
+        assert [frame.data for frame in await run.frames()] == [b"\x01prompt\x02", b"\x01\xff"]
 
 
 async def test_however_an_execution_is_claimed_its_arguments_are_read_plain(

@@ -55,8 +55,9 @@ async def test_a_run_that_is_deleted_while_somebody_waits_ends_the_wait(app: App
     await app.engine.trim_retention()
     with pytest.raises(Exception, match=r"not found|cancelled"):
         await waiting
-    with pytest.raises(NotFound):
-        await run.result()
+    for ask in (run.result, run.state, run.frames, run.summary):
+        with pytest.raises(NotFound):
+            await ask()
 
 
 async def rolled_back(app: App, task: Task[[], None]) -> Run[None]:

@@ -232,5 +232,5 @@ async def test_what_does_not_exist_cannot_be_followed(waiting_app: App) -> None:
         await run.summary()
     real = await start(waiting_app)
     for wrong in ("", "later", "1-1"):
-        with pytest.raises(InvalidInput):
+        with pytest.raises(InvalidInput, match="must be 'start', 'now' or the cursor of a frame"):
             await anext(real.stream(after=wrong))

@@ -188,8 +188,8 @@ BELONGINGS = (
     """,
     f"""
     insert into frame (partition_key, execution_id, attempt_index, frame_id, frame_number,
-                       frame_type, mode, encoding, source, payload)
-    select s.partition_key, s.execution_id, 0, n, n, 'event', 'durable', 'utf8', 'worker',
+                       frame_type, mode, encoding, source, coded, payload)
+    select s.partition_key, s.execution_id, 0, n, n, 'event', 'durable', 'utf8', 'worker', false,
            substr(d.handle_key, 1, 1)
       from stream s
      cross join deployment d

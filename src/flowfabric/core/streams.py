@@ -283,6 +283,8 @@ class FrameRecord(Record, frozen=True, kw_only=True):
     step_key: str | None = None
     summary_version: int | None = None
     ttl_ms: int | None = None
+    coded: bool = False
+    """Whether the payload has gone through a codec."""
     payload: bytes
 
 
@@ -489,6 +491,7 @@ def _frame(
         step_key=new.step_key or None,
         summary_version=summary_version,
         ttl_ms=ttl_ms or None,
+        coded=stored != new.payload,
         payload=stored,
     )
 

@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import Struct, structs
 
 from flowfabric.core import streams
-from flowfabric.core.checks import ENCODED, check_int
+from flowfabric.core.checks import check_int
 from flowfabric.core.flow_endings import DEPENDENCY_IMPOSSIBLE
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, EXECUTION_DEADLINE
 from flowfabric.core.states import (
@@ -202,13 +202,15 @@ class StreamFrame(Struct, frozen=True, kw_only=True):
     step_key: str | None = None
     summary_version: int | None = None
     ttl_ms: int | None = None
+    coded: bool = False
+    """The payload is what a codec has made of it, and there is none here."""
     superseded: bool = False
     """A later attempt has taken its place; told by whoever follows the whole execution."""
 
     @property
     def text(self) -> str:
         """The payload as text; base64 where it is none, or not without its codec."""
-        if self.encoding is streams.Encoding.BASE64 or self.payload.startswith(ENCODED):
+        if self.encoding is streams.Encoding.BASE64 or self.coded:
             return base64.b64encode(self.payload).decode()
         return self.payload.decode()
 
@@ -299,6 +301,7 @@ def shown(frame: streams.FrameRecord) -> StreamFrame:
         step_key=frame.step_key,
         summary_version=frame.summary_version,
         ttl_ms=frame.ttl_ms,
+        coded=frame.coded,
     )
 
 

@@ -119,7 +119,7 @@ class Streams(Group):
         raise AssertionError("the last try returns or raises")
 
     def _packed(self, append: Append) -> Append:
-        stored = tuple(self.shell.values.pack(payload) for payload in append.stored)
+        stored = tuple(self.shell.values.seal(payload) for payload in append.stored)
         return structs.replace(append, stored=stored)
 
     async def trim_streams(self, *, limit: int = SWEEP_BATCH) -> Swept:

@@ -256,12 +256,14 @@ class Tails(unit.Group):
         return structs.replace(page, frames=await self._shown(page.frames))
 
     async def _shown(self, frames: Sequence[tails.StreamFrame]) -> tuple[tails.StreamFrame, ...]:
-        show = self.shell.values.show
-        return tuple(
-            await self.shell.values.through_all(
-                frames, lambda each: structs.replace(each, payload=show(each.payload))
-            )
-        )
+        unpack = self.shell.values.unpack
+
+        def plain(frame: tails.StreamFrame) -> tails.StreamFrame:
+            if not frame.coded:
+                return frame
+            return structs.replace(frame, payload=unpack(frame.payload), coded=False)
+
+        return tuple(await self.shell.values.through_all(frames, plain))
 
     async def _check_whose(self, execution_id: ExecutionId, only: object) -> None:
         """Not found, unless it is among those that the caller is about."""

@@ -39,6 +39,7 @@ create table frame (
     frame_number     bigint not null,
     attempt_index    integer not null,
     partition_key    smallint not null,
+    coded            boolean not null,
     frame_type       text not null,
     mode             text not null,
     encoding         text not null,

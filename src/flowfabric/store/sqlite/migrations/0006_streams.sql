@@ -42,6 +42,7 @@ create table frame (
     step_key         text,
     summary_version  integer,
     ttl_ms           integer,
+    coded            integer not null,
     payload          blob not null,
     primary key (partition_key, execution_id, attempt_index, frame_id)
 ) strict, without rowid;
