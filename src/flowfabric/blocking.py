@@ -9,8 +9,10 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import CancelledError
 from typing import Generic, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
+from flowfabric import feed
 from flowfabric.budgets import refuse_breach
 from flowfabric.connection import Opened
 from flowfabric.core.budgets import Amounts
@@ -21,8 +23,10 @@ from flowfabric.core.states import PublicState
 from flowfabric.core.views import ExecutionDetails, StepView
 from flowfabric.engine.budgets import BudgetStatus, usage_answer
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.events import Told
 from flowfabric.engine.ledger import Usage
 from flowfabric.engine.waitpoints import Inbox
+from flowfabric.errors import Unavailable
 from flowfabric.registry import check_calls, check_task
 from flowfabric.run import Run
 from flowfabric.signals import SignalToken, deliver, send, token_for
@@ -53,7 +57,7 @@ class Blocking:
         self._here = here
         self.namespace = namespace
         self._connect = connect
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened: Opened | None = None
         self._process = 0
@@ -113,6 +117,31 @@ class Blocking:
         run = Run(opened, task, checked, namespace=here.namespace)
         return BlockingRun(here, run)
 
+    def events(
+        self,
+        *,
+        after: str = feed.NOW,
+        execution_id: str | None = None,
+        task: Task[..., object] | str | None = None,
+        category: str | None = None,
+        tag: tuple[str, str] | None = None,
+    ) -> Iterator[Told]:
+        """What happens to the app's executions, as it happens; see `App.events`. Begins at once."""
+        here = self.here
+        opened = here._open()
+        subscription = here.wait(
+            feed.subscribe(
+                opened.engine,
+                here.namespace,
+                after=after,
+                execution_id=execution_id,
+                task=task,
+                category=category,
+                tag=tag,
+            )
+        )
+        return iter(lambda: here.wait(feed.next_told(opened, subscription)), None)
+
     @property
     def signals(self) -> "BlockingSignals":
         """Signals for what waits; see `App.signals`."""
@@ -134,8 +163,15 @@ class Blocking:
 
     def wait(self, work: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the background loop and wait for it."""
-        assert self._loop is not None, "the background loop runs"
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        with self._lock:
+            if self._loop is None:
+                work.close()
+                raise _closed()
+            waited = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return waited.result()
+        except CancelledError:
+            raise _closed() from None
 
     def sending(
         self, connection: object, work: Callable[[Engine], Coroutine[object, object, T]]
@@ -182,12 +218,20 @@ def _here(work: Coroutine[object, object, T]) -> T:
     return drive(work)
 
 
+def _closed() -> Unavailable:
+    return Unavailable("app.blocking", "it was closed meanwhile; call it again")
+
+
 def _start_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
 
     def run() -> None:
         asyncio.set_event_loop(loop)
         loop.run_forever()
+        # Threads may still wait for these.
+        for task in (left := asyncio.all_tasks(loop)):
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(left) if left else asyncio.sleep(0))
         loop.close()
 
     threading.Thread(target=run, name="flowfabric-blocking", daemon=True).start()

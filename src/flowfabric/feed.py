@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from flowfabric.connection import Opened
 from flowfabric.core.events import read_cursor
 from flowfabric.core.ids import Namespace
+from flowfabric.engine.engine import Engine
 from flowfabric.engine.events import Subscription, Told
 from flowfabric.errors import InvalidInput
 from flowfabric.task import Task
@@ -36,29 +37,48 @@ class Feed:
         keeps that goes on there, in any process. `category` is `completion`, `lease`, `signal`,
         `operator` or `tag`; `task` is one, or its name.
         """
-        if after not in (NOW, START):
-            _check_after(after)
         opened = await self.open()
-        subscription = await opened.engine.subscribe_events(
-            after={NOW: "", START: "0"}.get(after, after),
-            namespace=self.namespace,
+        subscription = await subscribe(
+            opened.engine,
+            self.namespace,
+            after=after,
             execution_id=execution_id,
-            kind=_kind(task),
+            task=task,
             category=category,
             tag=tag,
         )
-        if opened.endings.happens:
-            async for told in subscription:
-                yield told
-        else:
-            async for told in so_far(subscription):
-                yield told
+        while (told := await next_told(opened, subscription)) is not None:
+            yield told
 
 
-async def so_far(subscription: Subscription[Told]) -> AsyncIterator[Told]:
-    """What there is, without waiting."""
-    while (told := await subscription.next_if_any()) is not None:
-        yield told
+async def subscribe(
+    engine: Engine,
+    namespace: str,
+    *,
+    after: str,
+    execution_id: str | None,
+    task: Task[..., object] | str | None,
+    category: str | None,
+    tag: tuple[str, str] | None,
+) -> Subscription[Told]:
+    """Begin to read as `Feed.events` does."""
+    if after not in (NOW, START):
+        _check_after(after)
+    return await engine.subscribe_events(
+        after={NOW: "", START: "0"}.get(after, after),
+        namespace=namespace,
+        execution_id=execution_id,
+        kind=_kind(task),
+        category=category,
+        tag=tag,
+    )
+
+
+async def next_told(opened: Opened, subscription: Subscription[Told]) -> Told | None:
+    """The next event, once there is one; in tests, where nothing comes by itself, none."""
+    if opened.endings.happens:
+        return await anext(subscription)
+    return await subscription.next_if_any()
 
 
 def _check_after(after: object) -> None:

@@ -60,6 +60,17 @@ async def test_filters_by_execution_kind_tag_category_and_namespace(
     assert run("events", "--tag", "team", url=url).status == 2
 
 
+async def test_every_line_has_the_cursor_to_go_on_from(engine: Engine, url: str) -> None:
+    made = [await cancelled(engine) for _ in range(3)]
+    told = run("events", "--json", url=url).documents
+    for place, each in enumerate(told, start=1):
+        assert ids("--after", str(each["cursor"]), url=url) == made[place:]
+        resumed = await engine.subscribe_events(after=str(each["cursor"]))
+        assert resumed.cursor == each["cursor"]
+    assert len({each["cursor"] for each in told}) == 3
+    assert "-" in str(told[0]["cursor"]), "more than a number: it tells a history from another"
+
+
 async def test_following_goes_on_with_what_passes_the_filter(engine: Engine, url: str) -> None:
     first = await cancelled(engine, execution_kind="mail")
     process = await asyncio.create_subprocess_exec(

@@ -1,14 +1,21 @@
 """The app without an event loop."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from flowfabric import App
+from flowfabric import App, testing
 from flowfabric.core.states import PublicState
-from flowfabric.errors import ExecutionCancelled, OperationTimeout
+from flowfabric.errors import (
+    ExecutionCancelled,
+    FlowFabricError,
+    InvalidInput,
+    OperationTimeout,
+    Unavailable,
+)
 
 
 @pytest.fixture
@@ -61,3 +68,62 @@ def test_it_can_be_closed_and_used_again(app: App) -> None:
     first = app.blocking.submit(greet("a"))
     app.blocking.close()
     assert app.blocking.run(greet, first.execution_id).state() is PublicState.WAITING
+
+
+def test_events_are_told_from_the_moment_they_are_asked_for(store_url: str) -> None:
+    app = App(store_url)
+
+    @app.task
+    async def work() -> None: ...
+
+    with app.blocking as blocking:
+        blocking.submit(work, tags={"team": "early"})
+        events = blocking.events()
+        run = blocking.submit(work, tags={"team": "sport"})
+        run.cancel("enough")
+        told = [next(events), next(events)]
+        assert [each.event.event_type for each in told] == ["attached", "cancelled"]
+        ended = blocking.events(after=told[0].cursor, task=work, tag=("team", "sport"))
+        assert next(ended) == told[1]
+        with pytest.raises(InvalidInput, match="after: must be 'now', 'start', or the cursor"):
+            blocking.events(after="noon")
+
+
+def test_closing_ends_the_wait_for_an_event(store_url: str) -> None:
+    blocking = App(store_url).blocking
+    events = blocking.events()
+    refused: list[FlowFabricError] = []
+
+    def wait() -> None:
+        try:
+            next(events)
+        except FlowFabricError as error:
+            refused.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    blocking.close()
+    waiting.join(timeout=20)
+    assert [type(each) for each in refused] == [Unavailable]
+
+
+async def test_in_tests_events_end_where_the_log_does() -> None:
+    async with testing.engine() as app:
+
+        @app.task
+        async def work() -> None: ...
+
+        await app.submit(work)
+        await app.drain()
+        told = await asyncio.to_thread(lambda: list(app.blocking.events(after="start")))
+        assert [each.event.event_type for each in told] == ["acquired", "revoked", "success"]
+
+
+def test_what_is_asked_of_a_closed_one_is_refused(app: App) -> None:
+    run = app.blocking.submit(app.tasks["greet"]("Ada"))
+    events = app.blocking.events()
+    app.blocking.close()
+    with pytest.raises(Unavailable, match="closed"):
+        next(events)
+    with pytest.raises(Unavailable, match="closed"):
+        run.state()

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 import click
+from msgspec import structs
 from rich.text import Text
 
 from flowfabric.cli import options, screen
@@ -574,7 +575,7 @@ BATCH: Final = 100
 
 
 @click.command("events")
-@click.option("--after", metavar="ID", help="Begin after this event id, or cursor.")
+@click.option("--after", metavar="ID", help="Begin after this cursor, or event id.")
 @options.limit_option
 @click.option("--category", type=click.Choice([each.value for each in EventCategory]))
 @click.option("--id", "execution_id", metavar="ID", help="Of this execution.")
@@ -595,7 +596,7 @@ async def events(
     tag: str | None,
     follow: bool,
 ) -> None:
-    """Print the latest events, oldest first. With --json: one per line."""
+    """Print the latest events, oldest first. With --json: one per line, with its `cursor`."""
     scope = target.scope()
     found = None if execution_id is None else await target.find(engine, execution_id)
     label = None if tag is None else _tag(tag)
@@ -632,35 +633,33 @@ def _tag(text: str) -> tuple[str, str]:
     return key, value
 
 
-async def _latest(
-    subscription: Subscription[Told], limit: int, *, looks: bool
-) -> list[StoredEvent]:
+async def _latest(subscription: Subscription[Told], limit: int, *, looks: bool) -> list[Told]:
     """The first so many events there are; if that takes a look at all of them, the last."""
-    latest: deque[StoredEvent] = deque(maxlen=limit)
+    latest: deque[Told] = deque(maxlen=limit)
     while looks or len(latest) < limit:
         told = await subscription.next_if_any()
         if told is None:
             break
-        latest.append(told.event)
+        latest.append(told)
     return list(latest)
 
 
-async def _next(subscription: Subscription[Told]) -> list[StoredEvent]:
+async def _next(subscription: Subscription[Told]) -> list[Told]:
     """The next event, once it comes, and what came with it."""
-    batch = [(await anext(subscription)).event]
+    batch = [await anext(subscription)]
     while len(batch) < BATCH and (told := await subscription.next_if_any()) is not None:
-        batch.append(told.event)
+        batch.append(told)
     return batch
 
 
-async def _print(engine: Engine, target: options.Target, events: Sequence[StoredEvent]) -> None:
+async def _print(engine: Engine, target: options.Target, told: Sequence[Told]) -> None:
     if target.json:
-        for event in events:
-            screen.emit(event)
+        for each in told:
+            screen.emit(structs.asdict(each.event) | {"cursor": each.cursor})
         return
-    own_ids = await engine.own_ids([each.execution_id for each in events])
-    for event in events:
-        _print_line(event, own_ids.get(event.execution_id))
+    own_ids = await engine.own_ids([each.event.execution_id for each in told])
+    for each in told:
+        _print_line(each.event, own_ids.get(each.event.execution_id))
 
 
 def _print_line(event: StoredEvent, own_id: str | None) -> None:
