@@ -83,9 +83,8 @@ def at_work(running: object, others: Container[object]) -> bool:
     """Whether a task that makes no durable call goes on by itself, not by one of `others`."""
     if not isinstance(running, asyncio.Task):
         return True
-    awaited: object = getattr(running, "_fut_waiter", None)
-    if isinstance(awaited, asyncio.Task):
-        return awaited not in others
+    if awaits_one_of(others, running):
+        return False
     inner: object = running.get_coro()
     while inspect.iscoroutine(inner):
         deeper: object = inner.cr_await
@@ -93,6 +92,12 @@ def at_work(running: object, others: Container[object]) -> bool:
             return inner.cr_code.co_filename not in _MEETING
         inner = deeper
     return True
+
+
+def awaits_one_of(others: Container[object], running: object) -> bool:
+    """Whether a task waits for the end of another."""
+    awaited: object = getattr(running, "_fut_waiter", None)
+    return isinstance(awaited, asyncio.Task) and awaited in others
 
 
 T = TypeVar("T")

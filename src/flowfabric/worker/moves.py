@@ -46,9 +46,18 @@ class Moves:
 
         One with branches of its own waits for them, as the handler itself does.
         """
-        leaves = [line.work for line in self._tasks if line.work.is_outside_calls]
-        tasks = {line.work.running for line in self._tasks} if leaves else set()
-        return any(lines.at_work(leaf.running, tasks) for leaf in leaves)
+        leaves, tasks = self._outside_calls()
+        return any(lines.at_work(leaf, tasks) for leaf in leaves)
+
+    def _may_call(self) -> bool:
+        """Whether a task is between two calls: at work, or at a lock that another may have."""
+        leaves, tasks = self._outside_calls()
+        return not all(lines.awaits_one_of(tasks, leaf) for leaf in leaves)
+
+    def _outside_calls(self) -> tuple[list[object], set[object]]:
+        """The tasks that wait neither in a call nor for branches of their own, and all tasks."""
+        leaves = [line.work.running for line in self._tasks if line.work.is_outside_calls]
+        return leaves, {line.work.running for line in self._tasks} if leaves else set()
 
     def take_in(self, step: Step) -> None:
         """Know a stored step that has an outcome."""
@@ -107,7 +116,7 @@ class Moves:
         waiting = list(line.and_above())
         for each in waiting:
             each.identify()
-        others = self._tasks.difference(waiting) if self.at_work() else set[lines.Line]()
+        others = self._tasks.difference(waiting) if self._may_call() else set[lines.Line]()
         known = [each for each in others if each.id is not None]
         named = {each for each in self._entered if self._named[each] not in waiting}
         # A line with a name is known by that alone, wherever it is started.
