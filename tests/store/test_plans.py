@@ -356,6 +356,10 @@ SCANS_ON_PURPOSE = {
     ("event_before", "event"),
     # From its end, for people who look at the latest; the limit ends the scan.
     ("before_latest_events", "event"),
+    # For people who list lanes: counting is reading.
+    ("count_by_lane", "live"),
+    # Its index holds nothing but what is in hand.
+    ("leases_of_worker", "live"),
     # For people who type part of an id.
     ("find_by_uuid", "execution"),
 }
