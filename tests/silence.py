@@ -109,12 +109,20 @@ class Network(Proxy):
     async def connected(
         self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter
     ) -> None:
-        if self._is_down:
-            self._refused.release()
-            to_client.close()
+        if self._refuses(to_client):
             return
         server, to_server = await self.reach_server()
+        # It may have gone down meanwhile: whatever went through now would never notice.
+        if self._refuses(to_client):
+            to_server.close()
+            return
         line = Line(to_client, to_server)
         line.silent |= self._silent_from_now
         self._lines.add(line)
         self.start(line.pump(Way.REQUESTS, client), line.pump(Way.ANSWERS, server))
+
+    def _refuses(self, to_client: asyncio.StreamWriter) -> bool:
+        if self._is_down:
+            self._refused.release()
+            to_client.close()
+        return self._is_down
