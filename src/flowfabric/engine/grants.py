@@ -5,7 +5,7 @@ A scheduler asks what a worker should run next (`claim_for_worker`), or picks an
 execution is kept for it meanwhile.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from msgspec import Struct, structs
@@ -40,6 +40,7 @@ T = TypeVar("T")
 GRANT_TTL_MS = 5_000
 AnyGrant = results.ClaimGrant | results.ResumeGrant | results.ReclaimGrant
 Decide = Callable[[Subject, grants.Where, Timing], Decision[T]]
+Within = Callable[[Transaction, ExecutionId, Decide[T]], Awaitable[T | errors.FlowFabricError]]
 
 
 class ResumeToken(Struct, frozen=True, kw_only=True):
@@ -491,16 +492,20 @@ class Grants(unit.Group):
 
     # Deciding
 
-    async def _issue(self, execution_id: str, decide: Decide[T]) -> T:
+    async def _alone(self, execution_id: str, decide: Decide[T], within: Within[T]) -> T:
+        """Decide in a transaction of its own; a refusal is raised once what it noted is saved."""
         asked = self.shell.check_execution_id(execution_id)
 
         async def body(tx: Transaction) -> T | errors.FlowFabricError:
-            return await self._issue_in(tx, asked, decide)
+            return await within(tx, asked, decide)
 
         outcome = await self.store.transact(body)
         if isinstance(outcome, errors.FlowFabricError):
             raise outcome
         return outcome
+
+    async def _issue(self, execution_id: str, decide: Decide[T]) -> T:
+        return await self._alone(execution_id, decide, self._issue_in)
 
     async def _issue_in(
         self, tx: Transaction, execution_id: ExecutionId, decide: Decide[T]
@@ -516,15 +521,7 @@ class Grants(unit.Group):
         return made.outcome
 
     async def _settle(self, execution_id: str, decide: Decide[T]) -> T:
-        asked = self.shell.check_execution_id(execution_id)
-
-        async def body(tx: Transaction) -> T | errors.FlowFabricError:
-            return await self._settle_in(tx, asked, decide)
-
-        outcome = await self.store.transact(body)
-        if isinstance(outcome, errors.FlowFabricError):
-            raise outcome
-        return outcome
+        return await self._alone(execution_id, decide, self._settle_in)
 
     async def _settle_in(
         self, tx: Transaction, execution_id: ExecutionId, decide: Decide[T]

@@ -128,23 +128,20 @@ class NewMember(Struct, kw_only=True):
     flow_id: str | None = None
 
 
-class StageEdge(Struct, kw_only=True):
+class EdgeBody(Struct, kw_only=True):
     edge_id: str
     upstream_execution_id: str
     downstream_execution_id: str
     flow_id: str | None = None
     dependency_kind: str = "success_only"
     data_passing_ref: str | None = None
+
+
+class StageEdge(EdgeBody, kw_only=True):
     expected_graph_revision: int | None = None
 
 
-class ApplyEdge(Struct, kw_only=True):
-    edge_id: str
-    upstream_execution_id: str
-    downstream_execution_id: str
-    flow_id: str | None = None
-    dependency_kind: str = "success_only"
-    data_passing_ref: str | None = None
+class ApplyEdge(EdgeBody, kw_only=True):
     graph_revision: int | None = None
 
 
