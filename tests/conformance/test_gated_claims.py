@@ -167,6 +167,25 @@ async def test_who_goes_on_after_a_pause_needs_a_slot_but_no_start(
     assert ids(await claim(engine)) == [later]
 
 
+async def test_who_goes_on_does_not_wait_behind_those_that_may_not_start(
+    engine: Engine, given: Given, clock: SettableClock, rate: None
+) -> None:
+    for _ in range(3):
+        await given.waiting(gates=[gate(RATE)])
+    first, second, _ = await claim(engine)
+    urgent = await given.waiting(gates=[gate(RATE)], priority=9)
+    for each in (first, second):
+        await engine.delay(each.handle, clock.now_ms() + 1_000)
+    clock.advance("1s")
+    await engine.promote_due_delays()
+    grant = await engine.claim_for_worker(["default"], **WORKER)
+    assert grant is not None
+    assert grant.execution_id == first.execution_id
+    assert ids(await claim(engine)) == [second.execution_id]
+    clock.advance("1m")
+    assert urgent in ids(await claim(engine))
+
+
 async def test_whatever_lets_go_of_a_lease_frees_its_slot(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:

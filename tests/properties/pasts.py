@@ -10,6 +10,7 @@ from msgspec import structs
 from flowfabric import Engine, FlowFabricError
 from flowfabric.core.checks import INSTANCE_TAG_KEY
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.gates import GateName
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Execution
@@ -62,6 +63,7 @@ class Past:
     in_flow: bool
     lease_ttl_ms: int
     steps: tuple[str, ...]
+    gates: tuple[GateName, ...] = ()
 
     def request(self) -> NewExecution:
         timeout_ms, retention_ms = self.attempt_timeout_ms, self.retention_ms
@@ -78,6 +80,7 @@ class Past:
             priority=self.priority,
             input_payload=self.kind.encode(),
             policy=policy,
+            gates=self.gates,
             tags={} if self.instance_tag is None else {INSTANCE_TAG_KEY: self.instance_tag},
         )
 
@@ -158,6 +161,10 @@ async def _take(step: str, engine: Engine, clock: SettableClock, grown: Grown) -
             await engine.change_priority(execution_id, 3)
         case "moment":
             clock.advance(ms=7)
+        case "grant":
+            await engine.issue_claim_grant(
+                execution_id, worker_id="past", worker_instance_id="past-1", grant_ttl_ms=SHORT_MS
+            )
         case "hold":
             await _hold(engine, clock, execution_id)
         case _:

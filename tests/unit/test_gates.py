@@ -137,6 +137,26 @@ def test_the_highest_priority_comes_first_when_little_fits() -> None:
 
 
 @pytest.mark.parametrize(
+    ("queue", "slots", "starts", "taken"),
+    [
+        ("sssss", 3, 3, [0, 1, 2]),
+        ("sssss", 3, 1, [0]),
+        ("ssrsr", 3, 1, [0, 2, 4]),
+        ("ssrsr", 1, 0, [2]),
+        ("rrrss", 2, 2, [0, 1]),
+        ("rsrs", 3, 1, [0, 1, 2]),
+        ("ss", 3, 0, []),
+        ("", 3, 3, []),
+    ],
+)
+def test_what_resumes_passes_those_that_may_not_start(
+    queue: str, slots: int, starts: int, taken: list[int]
+) -> None:
+    allowed = Allowance(route_id=1, slots=slots, starts=starts)
+    assert allowed.fitting([each == "r" for each in queue]) == taken
+
+
+@pytest.mark.parametrize(
     ("gate", "resumes", "fits"),
     [
         (state(), False, (10, 10)),

@@ -420,7 +420,7 @@ class WaitingRoute(Struct, frozen=True, kw_only=True):
     priority: int
     """Of the best that waits."""
     resumes: bool = False
-    """Whether that one goes on with an attempt, which needs no start."""
+    """Whether anything that waits goes on with an attempt, which needs no start."""
 
 
 class Allowance(Struct, frozen=True, kw_only=True):
@@ -429,6 +429,19 @@ class Allowance(Struct, frozen=True, kw_only=True):
     route_id: int
     slots: int
     starts: int
+
+    def fitting(self, resumes: Sequence[bool]) -> list[int]:
+        """Which of a queue may be claimed: the best that fit.
+
+        What goes on with an attempt passes those that would have to start one and may not.
+        """
+        taken: list[int] = []
+        starts = self.starts
+        for place, goes_on in enumerate(resumes):
+            if len(taken) < self.slots and (goes_on or starts > 0):
+                starts -= not goes_on
+                taken.append(place)
+        return taken
 
 
 def allot(

@@ -60,10 +60,19 @@ async def best_limited(tx: Transaction, query: ClaimQuery, after: int) -> Pick:
         states = {each.gate_id: each.state for each in loaded}
         routes = [each.route for each in found]
         for allowed in gates.allot(routes, states, 1, await tx.now_ms()):
-            execution_id = await best_ready(tx, query, allowed.route_id)
+            execution_id = await _best_fitting(tx, query, allowed)
             if execution_id is not None:
                 return Pick(execution_id=execution_id, after=allowed.route_id)
     return Pick(execution_id=None, after=0)
+
+
+async def _best_fitting(
+    tx: Transaction, query: ClaimQuery, allowed: gates.Allowance
+) -> ExecutionId | None:
+    if allowed.starts:
+        return await best_ready(tx, query, allowed.route_id)
+    found = await tx.select_as(ExecutionId, "best_resuming", route_id=allowed.route_id)
+    return found[0] if found else None
 
 
 async def admit(tx: Transaction, execution: Execution) -> None:

@@ -347,6 +347,9 @@ create index live_waiting on live (route_id, priority desc, created_at_ms, execu
     where ready and public_state = 'waiting';
 create index live_lost on live (route_id, priority desc, created_at_ms, execution_id)
     where ready and public_state = 'active';
+-- Of what waits, those that go on with an attempt: a limit on starts does not hold them up.
+create index live_resuming on live (route_id, priority desc, created_at_ms, execution_id)
+    where ready and public_state = 'waiting' and attempt_state = 'attempt_interrupted';
 
 -- What time makes due. All partial: a row that waits for nothing is in none of them.
 create index live_leased on live (lease_expires_at_ms)

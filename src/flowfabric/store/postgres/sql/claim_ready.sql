@@ -81,7 +81,7 @@ with clock as (
          order by best.priority desc, best.created_at_ms, best.execution_id
          limit :limit::bigint)
         union all
-        -- Of routes under limits, what `core.gates.allot` has given each of them.
+        -- Of routes under limits, what fits into what `core.gates.allot` has given each of them.
         select best.row_version, best.partition_key, best.execution_id, best.priority,
                best.created_at_ms, best.lifecycle_phase, best.ownership_state, best.attempt_state,
                best.pending_retry_reason, best.pending_replay_reason,
@@ -91,12 +91,12 @@ with clock as (
                    as given (route_id integer, slots bigint, starts bigint)
           join route using (route_id)
          cross join lateral (
-            select *,
-                   sum((attempt_state is distinct from 'attempt_interrupted'
-                        or lifecycle_phase = 'active')::int)
-                       over (order by priority desc, created_at_ms, execution_id) as starting
+            select *
               from (
-                select *
+                select *,
+                       sum((lifecycle_phase = 'active'
+                            or attempt_state is distinct from 'attempt_interrupted')::int)
+                           over (order by priority desc, created_at_ms, execution_id) as starting
                   from (
                     select *
                       from (
@@ -113,6 +113,27 @@ with clock as (
                          limit given.slots
                            for update skip locked
                       ) as waiting
+                     -- Where fewer may start, those that resume come from a queue of their own.
+                     where given.starts >= given.slots
+                        or attempt_state is distinct from 'attempt_interrupted'
+                    union all
+                    select *
+                      from (
+                        select e.ctid as row_version, e.partition_key, e.execution_id, e.priority,
+                               e.created_at_ms, e.lifecycle_phase, e.ownership_state,
+                               e.attempt_state, e.pending_retry_reason, e.pending_replay_reason,
+                               e.pending_replay_requested_by, e.pending_previous_attempt_index,
+                               coalesce(e.current_attempt_index, 0) as previous_index
+                          from live e
+                         where given.starts < given.slots
+                           and e.route_id = given.route_id
+                           and e.ready
+                           and e.public_state = 'waiting'
+                           and e.attempt_state = 'attempt_interrupted'
+                         order by e.priority desc, e.created_at_ms, e.execution_id
+                         limit given.slots
+                           for update skip locked
+                      ) as resuming
                     union all
                     select *
                       from (
@@ -130,12 +151,13 @@ with clock as (
                            for update skip locked
                       ) as lost
                   ) as heads
-                 order by priority desc, created_at_ms, execution_id
-                 limit given.slots
-              ) as fitting
+              ) as ranked
+             where ranked.starting <= given.starts
+                or (ranked.lifecycle_phase <> 'active'
+                    and ranked.attempt_state = 'attempt_interrupted')
+             order by priority desc, created_at_ms, execution_id
+             limit given.slots
          ) as best
-         where best.starting <= given.starts
-            or (best.attempt_state = 'attempt_interrupted' and best.lifecycle_phase <> 'active')
       ) as best
      cross join lateral (
         select x.payload, x.payload_encoding, x.attempt_timeout_ms

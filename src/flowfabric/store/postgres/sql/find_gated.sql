@@ -86,14 +86,13 @@ with recursive clock as (
                      where p.route_id = ready.route_id
                        and (g.closed
                             or (g.opens_at_ms > (select now_ms from clock)
-                                and coalesce((
-                                    select l.attempt_state <> 'attempt_interrupted'
+                                and not exists (
+                                    select
                                       from live l
                                      where l.route_id = ready.route_id
                                        and l.ready
                                        and l.public_state = 'waiting'
-                                     order by l.priority desc, l.created_at_ms, l.execution_id
-                                     limit 1), true))
+                                       and l.attempt_state = 'attempt_interrupted'))
                             or (q.active_concurrency_cap > 0
                                 and g.gate_key <> ''
                                 and (select count(*)
@@ -114,25 +113,26 @@ with recursive clock as (
        and step.steps < :steps_max::integer
        and step.taken < :limit::bigint
 ), found as materialized (
-    select step.route_id, best.priority, best.resumes
+    select step.route_id,
+           greatest(
+               (select l.priority
+                  from live l
+                 where l.route_id = step.route_id and l.ready and l.public_state = 'waiting'
+                 order by l.priority desc
+                 limit 1),
+               (select l.priority
+                  from live l
+                 where l.route_id = step.route_id and l.ready and l.public_state = 'active'
+                 order by l.priority desc
+                 limit 1)) as priority,
+           exists (
+               select
+                 from live l
+                where l.route_id = step.route_id
+                  and l.ready
+                  and l.public_state = 'waiting'
+                  and l.attempt_state = 'attempt_interrupted') as resumes
       from step
-     cross join lateral (
-        select *
-          from (
-            (select l.priority, l.created_at_ms, l.attempt_state = 'attempt_interrupted' as resumes
-               from live l
-              where l.route_id = step.route_id and l.ready and l.public_state = 'waiting'
-              order by l.priority desc, l.created_at_ms, l.execution_id
-              limit 1)
-            union all
-            (select l.priority, l.created_at_ms, false as resumes
-               from live l
-              where l.route_id = step.route_id and l.ready and l.public_state = 'active'
-              order by l.priority desc, l.created_at_ms, l.execution_id
-              limit 1)
-          ) as heads
-         order by heads.priority desc, heads.created_at_ms
-         limit 1) as best
      where step.fits
 ), passed as materialized (
     select p.gate_id

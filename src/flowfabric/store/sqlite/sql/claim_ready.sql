@@ -76,7 +76,7 @@ select e.rowid, e.partition_key, e.execution_id,
  order by e.priority desc, e.created_at_ms, e.execution_id
  limit :limit;
 -- next
--- Of routes under limits, what `core.gates.allot` has given each of them.
+-- Of routes under limits, what fits into what `core.gates.allot` has given each of them.
 insert into temp.claiming (
     execution_rowid, partition_key, execution_id, kind, reclaim_reason, attempt_type,
     pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
@@ -108,31 +108,45 @@ select e.rowid, e.partition_key, e.execution_id,
     select rowid
       from (
         select rowid,
-               row_number() over (order by priority desc, created_at_ms, execution_id) as place,
-               resumes,
-               sum(not resumes) over (order by priority desc, created_at_ms, execution_id)
-                   as starting
+               row_number() over (order by priority desc, created_at_ms, execution_id) as place
           from (
-            select * from (
-                select x.rowid, x.priority, x.created_at_ms, x.execution_id,
-                       x.attempt_state = 'attempt_interrupted' as resumes
-                  from live as x
-                 where x.route_id = given.value ->> 'route_id'
-                   and x.ready
-                   and x.public_state = 'waiting'
-                 order by x.priority desc, x.created_at_ms, x.execution_id
-                 limit :limit)
-            union all
-            select * from (
-                select x.rowid, x.priority, x.created_at_ms, x.execution_id, 0 as resumes
-                  from live as x
-                 where x.route_id = given.value ->> 'route_id'
-                   and x.ready
-                   and x.public_state = 'active'
-                 order by x.priority desc, x.created_at_ms, x.execution_id
-                 limit :limit)))
-     where place <= given.value ->> 'slots'
-       and (resumes or starting <= given.value ->> 'starts'))
+            select *,
+                   sum(not resumes) over (order by priority desc, created_at_ms, execution_id)
+                       as starting
+              from (
+                select * from (
+                    select x.rowid, x.priority, x.created_at_ms, x.execution_id,
+                           x.attempt_state = 'attempt_interrupted' as resumes
+                      from live as x
+                     where x.route_id = given.value ->> 'route_id'
+                       and x.ready
+                       and x.public_state = 'waiting'
+                     order by x.priority desc, x.created_at_ms, x.execution_id
+                     limit (select max(value ->> 'slots') from json_each(:allowed)))
+                 -- Where fewer may start, those that resume come from a queue of their own.
+                 where not resumes or given.value ->> 'starts' >= given.value ->> 'slots'
+                union all
+                select * from (
+                    select x.rowid, x.priority, x.created_at_ms, x.execution_id, 1 as resumes
+                      from live as x
+                     where given.value ->> 'starts' < given.value ->> 'slots'
+                       and x.route_id = given.value ->> 'route_id'
+                       and x.ready
+                       and x.public_state = 'waiting'
+                       and x.attempt_state = 'attempt_interrupted'
+                     order by x.priority desc, x.created_at_ms, x.execution_id
+                     limit (select max(value ->> 'slots') from json_each(:allowed)))
+                union all
+                select * from (
+                    select x.rowid, x.priority, x.created_at_ms, x.execution_id, 0 as resumes
+                      from live as x
+                     where x.route_id = given.value ->> 'route_id'
+                       and x.ready
+                       and x.public_state = 'active'
+                     order by x.priority desc, x.created_at_ms, x.execution_id
+                     limit (select max(value ->> 'slots') from json_each(:allowed)))))
+         where resumes or starting <= given.value ->> 'starts')
+     where place <= given.value ->> 'slots')
  cross join execution as asked
     on asked.partition_key = e.partition_key and asked.execution_id = e.execution_id;
 -- next

@@ -76,14 +76,13 @@ with recursive step (phase, route_id, ready_id, wanted_id, fits, steps, taken) a
                  where p.route_id = step.ready_id
                    and (g.closed
                         or (g.opens_at_ms > :clock
-                            and coalesce((
-                                select x.attempt_state <> 'attempt_interrupted'
+                            and not exists (
+                                select 1
                                   from live as x
                                  where x.route_id = step.ready_id
                                    and x.ready
                                    and x.public_state = 'waiting'
-                                 order by x.priority desc, x.created_at_ms, x.execution_id
-                                 limit 1), 1))
+                                   and x.attempt_state = 'attempt_interrupted'))
                         or (q.active_concurrency_cap > 0
                             and g.gate_key <> ''
                             and (select count(*)
@@ -102,20 +101,24 @@ with recursive step (phase, route_id, ready_id, wanted_id, fits, steps, taken) a
        and taken + fits < :limit
 ), found as materialized (
     select route_id,
-           (select x.priority from live as x
-             where x.route_id = step.route_id and x.ready and x.public_state = 'waiting'
-             order by x.priority desc, x.created_at_ms, x.execution_id limit 1) as waiting_priority,
-           (select x.priority from live as x
-             where x.route_id = step.route_id and x.ready and x.public_state = 'active'
-             order by x.priority desc, x.created_at_ms, x.execution_id limit 1) as lost_priority,
-           (select x.attempt_state = 'attempt_interrupted' from live as x
-             where x.route_id = step.route_id and x.ready and x.public_state = 'waiting'
-             order by x.priority desc, x.created_at_ms, x.execution_id limit 1) as resumes
+           max(coalesce((
+                    select x.priority from live as x
+                     where x.route_id = step.route_id and x.ready and x.public_state = 'waiting'
+                     order by x.priority desc limit 1), 0),
+               coalesce((
+                    select x.priority from live as x
+                     where x.route_id = step.route_id and x.ready and x.public_state = 'active'
+                     order by x.priority desc limit 1), 0)) as priority,
+           exists (
+                select 1 from live as x
+                 where x.route_id = step.route_id
+                   and x.ready
+                   and x.public_state = 'waiting'
+                   and x.attempt_state = 'attempt_interrupted') as resumes
       from step
      where phase = 0 and fits
 )
-select route_id, max(coalesce(waiting_priority, 0), coalesce(lost_priority, 0)) as priority,
-       coalesce(resumes, 0) and coalesce(waiting_priority >= lost_priority, 1) as resumes,
+select route_id, priority, resumes,
        (select json_group_array(p.gate_id) from gate_route as p where p.route_id = found.route_id)
            as gate_ids,
        null as looked_at, null as steps, null as opens_at_ms
