@@ -56,6 +56,7 @@ TRACKED = tracked_files()
 MODULES = [path for path in TRACKED if path.suffix == ".py"]
 STATEMENTS = [path for path in TRACKED if path.suffix == ".sql"]
 CORE = [path for path in MODULES if path.is_relative_to(PACKAGE / "core")]
+ENGINE = [path for path in MODULES if path.is_relative_to(PACKAGE / "engine")]
 TESTS = [path for path in MODULES if path.is_relative_to(ROOT / "tests")]
 SCREENS = [
     path
@@ -252,3 +253,27 @@ def test_migrations_have_the_same_numbers_without_gaps_in_both_dialects() -> Non
         for folder in (STORE / dialect / "migrations" for dialect in DIALECTS)
     )
     assert postgres == sqlite == list(range(1, len(postgres) + 1))
+
+
+LOOKS = re.compile(r"_?(load|find|read|get|list|look)(_|$)")
+LOCKS = re.compile(r"_?lock(_|$)")
+
+
+def called_names(function: ast.AST) -> Iterator[str]:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node.func.attr
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id
+
+
+@pytest.mark.parametrize("path", ENGINE, ids=name_of)
+def test_what_locks_does_not_say_that_it_looks(path: Path) -> None:
+    locking = [
+        node.name
+        for node in nodes(path)
+        if isinstance(node, ast.AsyncFunctionDef)
+        and LOOKS.match(node.name)
+        and any(LOCKS.match(name) for name in called_names(node))
+    ]
+    assert locking == []

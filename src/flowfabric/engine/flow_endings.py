@@ -124,7 +124,7 @@ class FlowEndings(FlowBuilding):
 
     async def _dispatch_alone(self, flow_id: FlowId, limit: int) -> Swept:
         async def body(tx: Transaction) -> Swept:
-            flow = await self.find_to_lock(tx, flow_id)
+            flow = await self.lock_flow_or_none(tx, flow_id)
             if flow is None:
                 return Swept(acted=0, full=False)
             return await self._dispatch_flows(tx, [flow], limit)
@@ -180,7 +180,7 @@ class FlowEndings(FlowBuilding):
             execution = await tx.get_one(Execution, key)
             if execution is None or execution.flow_id is None:
                 return nothing
-            flow = await self.find_to_lock(tx, execution.flow_id)
+            flow = await self.lock_flow_or_none(tx, execution.flow_id)
             if flow is None:
                 return nothing
             row_key = (flow.partition_key, flow.flow_id, execution_id, execution.replay_count)
@@ -324,7 +324,7 @@ class FlowEndings(FlowBuilding):
 
     async def _apply_late(self, found: Edge) -> bool:
         async def body(tx: Transaction) -> bool:
-            flow = await self.find_to_lock(tx, found.flow_id)
+            flow = await self.lock_flow_or_none(tx, found.flow_id)
             edge = None if flow is None else await lock_edge(tx, flow, found.edge_id)
             if edge is None or edge.edge_state is EdgeState.APPLIED:
                 return False
@@ -487,7 +487,7 @@ class FlowAudits(FlowBuilding):
         check_int("limit", limit, 1, limits.AUDIT_BATCH)
 
         async def body(tx: Transaction) -> Suspects:
-            return await _look(tx, limit)
+            return await _take_turn(tx, limit)
 
         suspects = await self.store.transact(body)
         freed = 0
@@ -503,7 +503,7 @@ class FlowAudits(FlowBuilding):
         """Decide again under the flow's lock: the problem may have resolved itself since."""
 
         async def body(tx: Transaction) -> int:
-            flow = await self.find_to_lock(tx, flow_id)
+            flow = await self.lock_flow_or_none(tx, flow_id)
             if flow is None:
                 return 0
             keys = [unit.execution_key(each) for each in sorted(member_ids)]
@@ -579,7 +579,7 @@ class FlowAudits(FlowBuilding):
         return 1
 
 
-async def _look(tx: Transaction, limit: int) -> Suspects:
+async def _take_turn(tx: Transaction, limit: int) -> Suspects:
     audit = (await tx.lock(FlowAudit, [AUDIT_KEY]))[AUDIT_KEY]
     now_ms = await tx.now_ms()
     if audit.due_at_ms > now_ms:

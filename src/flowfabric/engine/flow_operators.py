@@ -531,7 +531,7 @@ class _Replaying:
         }
         self.flows = await tx.lock(FlowRecord, sorted(set(homes.values())))
         self.cancels = await tx.lock(PendingCancel, sorted(homes))
-        self.subjects = await unit.load_subjects(tx, set(self.asked))
+        self.subjects = await unit.lock_subjects(tx, set(self.asked))
         for key, subject in ((unit.execution_key(i), s) for i, s in self.subjects.items()):
             if (subject.execution.flow_id is not None) != (key in homes):
                 return None
@@ -580,7 +580,7 @@ class _Replaying:
         unit.hint_about(tx, decision.changes, timing.now_ms)
         self.flows[(flow.partition_key, flow.flow_id)] = after
         # A repeat within one call finds the execution replayed.
-        self.subjects |= await unit.load_subjects(tx, [execution.execution_id])
+        self.subjects |= await unit.lock_subjects(tx, [execution.execution_id])
         if join.joined is None or join.joined.reopened is None:
             return decision.answer
         await tx.select(
@@ -638,7 +638,7 @@ class _Replaying:
         )
         for record in settled.children.updates:
             if isinstance(record, Execution):
-                self.subjects |= await unit.load_subjects(tx, [record.execution_id])
+                self.subjects |= await unit.lock_subjects(tx, [record.execution_id])
                 return results.Replayed(public_state=record.public_state)
         return answer
 

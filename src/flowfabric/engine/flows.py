@@ -279,12 +279,12 @@ class FlowBuilding(unit.Group):
     # Rows
 
     async def lock_flow(self, tx: Transaction, flow_id: FlowId) -> FlowRecord:
-        flow = await self.find_to_lock(tx, flow_id)
+        flow = await self.lock_flow_or_none(tx, flow_id)
         if flow is None:
             raise errors.NotFound("flow", flow_id)
         return flow
 
-    async def find_to_lock(self, tx: Transaction, flow_id: FlowId) -> FlowRecord | None:
+    async def lock_flow_or_none(self, tx: Transaction, flow_id: FlowId) -> FlowRecord | None:
         key = self.flow_key(flow_id)
         flow = await tx.lock_one(FlowRecord, key)
         return None if flow is None or forgotten(flow, await tx.now_ms()) else flow
@@ -363,7 +363,7 @@ class FlowBuilding(unit.Group):
         """Lock downstreams; their attempts and grants too where one may end."""
         ids = [group.downstream_id for group in fired]
         if ending or any(group.group_state is GroupState.IMPOSSIBLE for group in fired):
-            return await unit.load_subjects(tx, ids)
+            return await unit.lock_subjects(tx, ids)
         found = await tx.lock(Execution, [unit.execution_key(each) for each in sorted(ids)])
         return {each.execution_id: Subject(execution=each, attempt=None) for each in found.values()}
 

@@ -431,7 +431,7 @@ class Grants(unit.Group):
             due = await tx.select_as(
                 ExecutionId, "due_grants", now_ms=await tx.now_ms(), limit=limit
             )
-            subjects = await _load(tx, due)
+            subjects = await _lock_granted(tx, due)
             now_ms = await tx.now_ms()
             made = [grants.decide_return(each, now_ms) for each in subjects.values()]
             changes = combine(each.changes for each in made)
@@ -535,7 +535,7 @@ class Grants(unit.Group):
     async def _about(
         self, tx: Transaction, execution_id: ExecutionId
     ) -> tuple[Subject, grants.Where]:
-        subject = (await _load(tx, [execution_id])).get(execution_id)
+        subject = (await _lock_granted(tx, [execution_id])).get(execution_id)
         if subject is None:
             raise errors.NotFound("execution", execution_id)
         execution = subject.execution
@@ -553,11 +553,11 @@ class Issued(Struct, frozen=True, kw_only=True):
     subject: Subject
 
 
-async def _load(
+async def _lock_granted(
     tx: Transaction, execution_ids: Sequence[ExecutionId]
 ) -> dict[ExecutionId, Subject]:
     """Lock executions with their grants, those included that nothing refers to any more."""
-    subjects = await unit.load_subjects(tx, execution_ids)
+    subjects = await unit.lock_subjects(tx, execution_ids)
     keys = [unit.execution_key(each) for each in subjects]
     stored = await tx.get(StoredGrant, keys)
     return {

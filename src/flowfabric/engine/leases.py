@@ -385,7 +385,7 @@ class Leases(unit.Group):
         everybody = [handle.execution_id for handle in handles.values()]
 
         async def body(tx: Transaction) -> dict[int, Renewed | FlowFabricError]:
-            held = await unit.held_by_others(tx, everybody)
+            held = await unit.lock_free(tx, everybody)
             free = {i: each for i, each in handles.items() if each.execution_id not in held}
             asks = [_handle_ask(handle) for handle in free.values()]
             decided = await self.shell.decide_in(tx, asks, [0.0] * len(asks))

@@ -154,7 +154,7 @@ class Ledger:
         self._now_ms = 0
 
     async def run(self, tx: Transaction) -> list[BudgetOutcome | FlowFabricError]:
-        await self._load(tx)
+        await self._lock(tx)
         outcomes: list[BudgetOutcome | FlowFabricError] = []
         for entry in self._entries:
             try:
@@ -164,7 +164,7 @@ class Ledger:
         await self._save(tx)
         return outcomes
 
-    async def _load(self, tx: Transaction) -> None:
+    async def _lock(self, tx: Transaction) -> None:
         budgets = await lock_or_add(tx, {each.budget_id: each.budget for each in self._entries})
         self._before = budgets
         self.accounts = {budget_id: rules.opened(each) for budget_id, each in budgets.items()}

@@ -349,7 +349,7 @@ class SignalOperations(unit.Group):
     async def _deliver_in(
         self, tx: Transaction, delivery: Delivery, key: HmacKey | None
     ) -> signals.SignalResult | FlowFabricError:
-        subject = await _load_receiver(tx, delivery)
+        subject = await _lock_receiver(tx, delivery)
         timing = self.shell.timing(await tx.now_ms())
         if key is not None:
             try:
@@ -362,7 +362,7 @@ class SignalOperations(unit.Group):
         if delivery.lane_id not in (None, subject.execution.lane_id):
             lane = subject.execution.lane_id
             return InvalidInput("lane_id", f"lane_mismatch: the execution is in lane {lane!r}")
-        earlier = await _earlier(tx, subject, delivery)
+        earlier = await _lock_earlier(tx, subject, delivery)
         address = _address(subject, delivery, earlier, timing.now_ms)
         dedup = next((each for each in earlier if each.waitpoint_id == address), None)
         found = await _find_for(tx, subject, delivery, address, dedup)
@@ -416,7 +416,7 @@ async def _key_of(reader: Reader, delivery: Delivery) -> HmacKey | None:
 
 
 async def _read_receiver(tx: Unlocked, delivery: Delivery) -> Subject | None:
-    """The same as `_load_receiver`, in one round trip and without locks."""
+    """The same as `_lock_receiver`, in one round trip and without locks."""
     execution_id = delivery.execution_id
     rows = await tx.select_joined(
         (Execution, Suspension, Waitpoint),
@@ -436,13 +436,13 @@ async def _read_receiver(tx: Unlocked, delivery: Delivery) -> Subject | None:
     )
 
 
-async def _load_receiver(tx: Transaction, delivery: Delivery) -> Subject | None:
+async def _lock_receiver(tx: Transaction, delivery: Delivery) -> Subject | None:
     """Lock what a signal can change: the attempt stays as it is until the next claim."""
     key = unit.execution_key(delivery.execution_id)
     execution = await tx.lock_one(Execution, key)
     if execution is None or delivery.request.namespace not in (None, execution.namespace):
         return None
-    opened = await unit.load_open(tx, [execution])
+    opened = await unit.lock_open(tx, [execution])
     return Subject(
         execution=execution,
         attempt=None,
@@ -494,7 +494,9 @@ async def _kept_size(reader: Reader, execution: Execution) -> KeptSize:
     return size
 
 
-async def _earlier(tx: Transaction, subject: Subject, delivery: Delivery) -> Sequence[SignalDedup]:
+async def _lock_earlier(
+    tx: Transaction, subject: Subject, delivery: Delivery
+) -> Sequence[SignalDedup]:
     """What the idempotency key of the signal delivered there before."""
     execution, address = subject.execution, delivery.address
     idempotency_key = delivery.request.idempotency_key

@@ -209,12 +209,12 @@ class Steps(unit.Group):
             execution_ids=[uuid_of(each) for each in ended],
         )
         waiting = sorted({parse_execution_id(waiter.waiting) for waiter in waiters})
-        held = await unit.held_by_others(tx, waiting)
+        held = await unit.lock_free(tx, waiting)
         late = {each for each in waiters if parse_execution_id(each.waiting) in held}
         told = {*ended}.difference(each.execution_id for each in late)
         # Locked once more, now as records: the rows are held already.
         done = await tx.lock(Execution, [unit.execution_key(each) for each in sorted(told)])
-        subjects = await unit.load_subjects(tx, [each for each in waiting if each not in held])
+        subjects = await unit.lock_subjects(tx, [each for each in waiting if each not in held])
         timing = self.shell.timing(await tx.now_ms())
         woken = combine(decide_wake(subject, timing).changes for subject in subjects.values())
         cleared = tuple(
@@ -317,7 +317,7 @@ async def wake_stranded(
     tx: Transaction, waits: Sequence[Waiter], timing: Callable[[int], Timing]
 ) -> int:
     """Decide again under lock: the problem may have resolved itself since. How many were woken."""
-    subjects = await unit.load_subjects(tx, {parse_execution_id(each.waiting) for each in waits})
+    subjects = await unit.lock_subjects(tx, {parse_execution_id(each.waiting) for each in waits})
     there = await tx.get(
         Execution, sorted({unit.execution_key(each.execution_id) for each in waits})
     )

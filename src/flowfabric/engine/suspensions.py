@@ -357,7 +357,7 @@ class Suspensions(unit.Group):
         )
 
         async def body(tx: Transaction) -> PendingWaitpoint | errors.FlowFabricError:
-            subject = await load_subject(tx, opened.execution_id)
+            subject = await lock_subject(tx, opened.execution_id)
             keys = await ensure_keys(tx)
             timing = self.shell.timing(await tx.now_ms())
             made = None
@@ -397,7 +397,7 @@ class Suspensions(unit.Group):
         given = unit.check_fence_given(fence, source)
 
         async def body(tx: Transaction) -> WaitpointsClosed | errors.FlowFabricError:
-            subject = await load_subject(tx, asked)
+            subject = await lock_subject(tx, asked)
             waitpoint = await find_waitpoint(tx, subject, named)
             timing = self.shell.timing(await tx.now_ms())
 
@@ -460,15 +460,15 @@ class Suspensions(unit.Group):
         """Suspends, repeats or refuses."""
 
         async def body(tx: Transaction) -> tuple[Parked, Handle] | errors.FlowFabricError:
-            subject = await load_subject(tx, execution_id)
-            repeat = await self._find_repeat(tx, subject, request)
+            subject = await lock_subject(tx, execution_id)
+            repeat = await self._lock_repeat(tx, subject, request)
             timing = self.shell.timing(await tx.now_ms())
             if isinstance(repeat, _Repeat):
                 if not may_repeat(subject.execution, repeat.dedup, fence):
                     compare_fence(subject.execution, fence)
                 return repeat.parked, self._handle_of(subject, repeat.dedup)
             wanted = with_pending(request, subject.waitpoints, timing.now_ms)
-            found = await find_for(tx, subject, wanted, repeat)
+            found = await lock_findings(tx, subject, wanted, repeat)
 
             def decide() -> Decision[Parked]:
                 return decide_suspend(subject, fence, wanted, found, timing)
@@ -480,7 +480,7 @@ class Suspensions(unit.Group):
 
         return body
 
-    async def _find_repeat(
+    async def _lock_repeat(
         self, tx: Transaction, subject: Subject, request: SuspendRequest
     ) -> _Repeat | SuspendDedup | None:
         """The remembered answer, or what is left of one that is no longer valid."""
@@ -546,8 +546,8 @@ class Suspensions(unit.Group):
         )
 
 
-async def load_subject(tx: Transaction, execution_id: ExecutionId) -> Subject:
-    subject = (await unit.load_subjects(tx, [execution_id])).get(execution_id)
+async def lock_subject(tx: Transaction, execution_id: ExecutionId) -> Subject:
+    subject = (await unit.lock_subjects(tx, [execution_id])).get(execution_id)
     if subject is None:
         raise errors.NotFound("execution", execution_id)
     return subject
@@ -576,12 +576,13 @@ async def find_waitpoint(
     return await tx.get_one(Waitpoint, key)
 
 
-async def find_for(
+async def lock_findings(
     tx: Transaction,
     subject: Subject,
     request: SuspendRequest,
     expired: SuspendDedup | None,
 ) -> SuspendFindings:
+    """Lock the waitpoints that a request names, and read what else its decision needs."""
     execution = subject.execution
     at = (execution.partition_key, execution.execution_id)
     pending = (WaitpointId(each.waitpoint_id) for each in request.pending)

@@ -194,7 +194,7 @@ class Shell(KnowsRoutes):
         self, tx: Transaction, asks: Sequence[Ask[T]], chances: Sequence[float]
     ) -> list[T | FlowFabricError]:
         """The same inside a transaction that does other things too."""
-        subjects = await load_subjects(tx, {ask.execution_id for ask in asks})
+        subjects = await lock_subjects(tx, {ask.execution_id for ask in asks})
         now_ms = await tx.now_ms()
         outcomes: list[T | FlowFabricError] = []
         parts: list[Changes] = []
@@ -389,18 +389,18 @@ def row_execution_id(row: Row) -> ExecutionId:
     return make_execution_id(int(str(row["partition_key"])), str(row["execution_id"]))
 
 
-async def load_subjects(
+async def lock_subjects(
     tx: Transaction, execution_ids: Iterable[ExecutionId]
 ) -> dict[ExecutionId, Subject]:
     """Lock executions with their current attempts; ids without a row are omitted."""
     executions = await tx.lock(Execution, [execution_key(i) for i in sorted(execution_ids)])
-    attempts = await _load_attempts(tx, executions.values())
+    attempts = await _lock_attempts(tx, executions.values())
     stepped = await stepped_in_attempt(
         tx, [each for each in executions.values() if each.worker_deaths]
     )
     granted = [key for key, each in executions.items() if each.granted_until_ms is not None]
     grants = await tx.get(StoredGrant, granted)
-    opened = await load_open(tx, executions.values())
+    opened = await lock_open(tx, executions.values())
     return {
         execution.execution_id: Subject(
             execution=execution,
@@ -414,10 +414,10 @@ async def load_subjects(
     }
 
 
-async def held_by_others(
+async def lock_free(
     tx: Transaction, execution_ids: Sequence[ExecutionId]
 ) -> dict[ExecutionId, Execution]:
-    """Lock without waiting; return the rows another transaction holds, unlocked."""
+    """Lock those that no other transaction holds; return the others as they are, unlocked."""
     locked = await tx.select_as(
         ExecutionId,
         "lock_free_executions",
@@ -428,7 +428,7 @@ async def held_by_others(
     return {each.execution_id: each for each in (await tx.get(Execution, left)).values()}
 
 
-async def _load_attempts(
+async def _lock_attempts(
     tx: Transaction, executions: Iterable[Execution]
 ) -> dict[ExecutionId, Attempt]:
     """Lock the current attempts that have a row."""
@@ -450,7 +450,7 @@ class OpenPauses(Struct, frozen=True, kw_only=True):
     waitpoints: dict[ExecutionId, tuple[Waitpoint, ...]] = {}
 
 
-async def load_open(tx: Transaction, executions: Iterable[Execution]) -> OpenPauses:
+async def lock_open(tx: Transaction, executions: Iterable[Execution]) -> OpenPauses:
     """Lock what is open. Most executions have nothing open, and cost nothing here."""
     waiting = [e for e in executions if e.current_suspension_id or e.open_waitpoint_count]
     if not waiting:

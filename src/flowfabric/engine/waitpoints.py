@@ -374,7 +374,7 @@ class Waitpoints(unit.Group):
         self, execution_id: ExecutionId, waitpoint_id: WaitpointId
     ) -> WaitpointToken | None:
         async def body(tx: Transaction) -> WaitpointToken | None:
-            subject = (await unit.load_subjects(tx, [execution_id])).get(execution_id)
+            subject = (await unit.lock_subjects(tx, [execution_id])).get(execution_id)
             if subject is None:
                 return None
             waitpoint = await suspensions.find_waitpoint(tx, subject, waitpoint_id)
@@ -492,12 +492,12 @@ class KeptSignals(Waitpoints):
             return None
 
         async def body(tx: Transaction) -> bool | FlowFabricError:
-            subject = await suspensions.load_subject(tx, opened.execution_id)
+            subject = await suspensions.lock_subject(tx, opened.execution_id)
             timing = self.shell.timing(await tx.now_ms())
             wanted = with_pending(request, subject.waitpoints, timing.now_ms)
             if await _is_met(tx, subject, named):
                 return True
-            found = await suspensions.find_for(tx, subject, wanted, None)
+            found = await suspensions.lock_findings(tx, subject, wanted, None)
 
             def decide() -> Decision[bool]:
                 return decide_take(
