@@ -50,8 +50,14 @@ CHAIN_MAX: Final = 20
 """Exceptions looked through for the one that the others follow from."""
 
 
+NO_ANSWER: Final = (errors.Transport, errors.ResourceExhausted, errors.OperationTimeout)
+"""What comes in place of an answer. It tells nothing of the request, and others fare the same."""
+ASK_AGAIN: Final = (*NO_ANSWER, errors.RetryExhausted)
+"""After these a request that is safe to repeat is repeated, and who waits waits on."""
+
+
 def is_outage(error: BaseException) -> bool:
-    """Whether the database, or the way to it, is away: trying again later may help."""
+    """Whether the database, or the way to it, is away: it may well be back in a while."""
     if isinstance(error, errors.Transport):
         return error.kind.retryable
     return isinstance(error, errors.ResourceExhausted)

@@ -34,10 +34,8 @@ from flowfabric.errors import (
     BackendErrorKind,
     Bug,
     InvalidInput,
-    OperationTimeout,
     PayloadTooLarge,
     ResourceExhausted,
-    RetryExhausted,
     Transport,
     Unavailable,
 )
@@ -51,7 +49,7 @@ from flowfabric.operations import (
     encode,
     raised_again,
 )
-from flowfabric.outages import OutageWatch, level_of, patience_s
+from flowfabric.outages import ASK_AGAIN, OutageWatch, level_of, patience_s
 from flowfabric.store.base import Body, EventPage, HintListener, ReadBody, Row, UnlockedBody
 from flowfabric.store.hints import EVERY_TOPIC, HintBoard
 from flowfabric.version import __version__
@@ -439,7 +437,7 @@ class RemoteFollowing(Following):
             while True:
                 try:
                     page = await self._engine.next_events(after, wanted, waits=False)
-                except (Transport, OperationTimeout, RetryExhausted) as error:
+                except ASK_AGAIN as error:
                     if not waits:
                         raise
                     log.log(level_of(error), "could not read events; trying again: %s", error)

@@ -11,9 +11,9 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.streams import BLOCK_MS_MAX, Encoding, ModeName, Visibility
 from flowfabric.core.tails import ExecutionFrames, StreamFrame, TakeOver, read_execution_cursor
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import CodecFailed, InvalidInput, OperationTimeout, RetryExhausted, Transport
+from flowfabric.errors import CodecFailed, InvalidInput
 from flowfabric.logs import open_log
-from flowfabric.outages import level_of
+from flowfabric.outages import ASK_AGAIN, level_of
 
 log = open_log(__name__)
 
@@ -114,7 +114,7 @@ class Follower:
             _, idle = await self._here()
             try:
                 page = await self._page(BLOCK_MS_MAX if idle.happens else 0)
-            except (Transport, OperationTimeout, RetryExhausted) as error:
+            except ASK_AGAIN as error:
                 log.log(level_of(error), "could not read on; trying again: %s", error)
                 await asyncio.sleep(AFTER_ERROR_S)
                 continue

@@ -30,7 +30,7 @@ from flowfabric.core.policies import ExecutionPolicy, TimeoutPolicy, optional_du
 from flowfabric.core.results import CreateResult
 from flowfabric.engine.engine import Engine
 from flowfabric.limits import BoundArguments, check_limits
-from flowfabric.outages import everything_within, statements_within
+from flowfabric.outages import NO_ANSWER, everything_within, statements_within
 from flowfabric.task import OPTION_NAMES, Arguments, Call, Source, Task, check_budgets
 
 # Concurrent single calls, made together -------------------------------------
@@ -50,8 +50,8 @@ SPLIT_PARALLEL = 4
 
 Commit = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | errors.FlowFabricError]]]
 
-OUTAGE = (errors.Transport, errors.Unavailable, errors.ResourceExhausted, errors.OperationTimeout)
-"""What is nobody's fault: it concerns a whole batch, and asking one by one cannot help."""
+NO_ITEMS_FAULT = (*NO_ANSWER, errors.Unavailable)
+"""What concerns a whole batch: asking one by one cannot help."""
 
 
 class Entry(NamedTuple, Generic[Item, Answer]):
@@ -138,9 +138,9 @@ class GroupCommit(Generic[Item, Answer]):
 
     async def _split(self, batch: list[Entry[Item, Answer]], error: Exception) -> None:
         """A refused item does not fail its batch: each is tried alone."""
-        if isinstance(error, OUTAGE):
+        if isinstance(error, NO_ITEMS_FAULT):
             self._refuse_late(error)
-        if len(batch) == 1 or isinstance(error, OUTAGE):
+        if len(batch) == 1 or isinstance(error, NO_ITEMS_FAULT):
             for entry in batch:
                 entry.tell(error)
             return

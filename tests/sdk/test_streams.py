@@ -77,6 +77,26 @@ async def test_many_follow_one_run(waiting_app: App) -> None:
         assert set(await asyncio.gather(*listeners)) == {"hello"}
 
 
+async def test_a_reader_waits_for_its_turn_where_too_many_follow(
+    waiting_app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowfabric.engine.tails.TAILS_MAX", 1)
+    cue = acting(waiting_app)
+
+    async def listen(run: Run[object]) -> str:
+        return "".join([frame.text async for frame in run.stream()])
+
+    async with working(waiting_app), asyncio.timeout(20):
+        run = await start(waiting_app)
+        engine = waiting_app.engine
+        listeners = [asyncio.create_task(listen(run)) for _ in range(2)]
+        while engine.parked_tails < 1:
+            await asyncio.wait(listeners, timeout=0.001)
+        cue.say("a")
+        cue.end()
+        assert await asyncio.gather(*listeners) == ["a", "a"]
+
+
 async def test_a_reader_goes_on_after_the_last_frame_it_has_seen(waiting_app: App) -> None:
     cue = acting(waiting_app)
     async with working(waiting_app), asyncio.timeout(20):

@@ -46,7 +46,7 @@ from flowfabric.core.limits import PAGE_MAX
 from flowfabric.engine import unit
 from flowfabric.engine.tails import Flights
 from flowfabric.logs import open_log
-from flowfabric.outages import level_of, statements_within
+from flowfabric.outages import ASK_AGAIN, level_of, statements_within
 from flowfabric.store.base import HintListener, Reader, Row, Store
 
 
@@ -312,7 +312,7 @@ class Subscriptions(unit.Group):
                 page = await self._pages.share(asked)
                 if page.cursor != after:
                     return await self._filtered(page, wanted)
-            except (errors.Transport, errors.OperationTimeout, errors.RetryExhausted) as error:
+            except ASK_AGAIN as error:
                 log.log(level_of(error), "could not read events; trying again: %s", error)
                 await asyncio.sleep(AFTER_ERROR_S)
                 continue

@@ -39,20 +39,18 @@ from flowfabric.engine.steps import StepReport
 from flowfabric.engine.streams import FrameAppend
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import (
-    DatabaseGone,
     FlowFabricError,
     InvalidInput,
     LeaseExpired,
     RetentionLimitExceeded,
-    RetryExhausted,
     StaleOwnerCannotAppend,
     StreamClosed,
     Validation,
 )
 from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
-from flowfabric.outages import level_of, statements_within
-from flowfabric.submission import OUTAGE, GroupCommit
+from flowfabric.outages import ASK_AGAIN, level_of, statements_within
+from flowfabric.submission import GroupCommit
 from flowfabric.worker.failures import why_lost
 from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.lines import DurableCall, current_line
@@ -96,9 +94,7 @@ class Reports:
             try:
                 with statements_within(self._patience_s):
                     return await report()
-            except DatabaseGone:
-                raise
-            except (*OUTAGE, RetryExhausted) as error:
+            except ASK_AGAIN as error:
                 log.log(
                     level_of(error),
                     "%s: the database did not answer, reporting again: %s",
