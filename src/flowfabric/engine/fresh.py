@@ -95,13 +95,11 @@ def _shared(place: int, terms: creation.Terms, route_id: int) -> dict[str, objec
 
 def _topics(terms: creation.Terms) -> set[str]:
     """Whom to wake for executions with these terms, whatever the time is in the database."""
-    topics = {unit.EVENT_TOPIC} if terms.tags else set[str]()
-    if terms.delay_until_ms is None and not terms.delay_ms:
-        topics.add(unit.ready_topic(terms.lane_id))
-    times = (terms.delay_until_ms, terms.deadline_at_ms)
-    spans = (terms.delay_ms, terms.deadline_after_ms)
-    if times != (None, None) or any(
-        each is not None and each <= unit.DUE_HINT_WITHIN_MS for each in spans
-    ):
-        topics |= {unit.DUE_TOPIC, unit.ready_topic(terms.lane_id)}
-    return topics
+    spans = [each for each in (terms.delay_ms, terms.deadline_after_ms) if each is not None]
+    if (terms.delay_until_ms, terms.deadline_at_ms) != (None, None):
+        # It may have come already.
+        spans.append(0)
+    topics = unit.topics_after(due_in_ms=min(spans, default=None))
+    if topics or (terms.delay_until_ms is None and not terms.delay_ms):
+        topics |= unit.topics_after(lanes=[terms.lane_id])
+    return topics | {unit.EVENT_TOPIC} if terms.tags else topics

@@ -508,32 +508,63 @@ def _advance_open(subject: Subject, changes: Changes) -> Subject:
     return subject
 
 
+# Whom to wake ---------------------------------------------------------------
+
+
+def topics_after(
+    *,
+    lanes: Iterable[str] = (),
+    ended: bool = False,
+    awaited: bool = False,
+    in_flow: bool = False,
+    due_in_ms: int | None = None,
+) -> set[str]:
+    """Whom a change of executions concerns: the rule for rows and for set-based statements.
+
+    Workers of `lanes`, where something may be claimed now; those who wait for an end, in
+    other runs (`awaited`) and flows too; reconcilers, if time does something to them soon.
+    """
+    topics = {ready_topic(lane_id) for lane_id in lanes}
+    if ended:
+        topics.add(COMPLETION_TOPIC)
+    if ended and in_flow:
+        topics.add(DISPATCH_TOPIC)
+    if (ended and awaited) or (due_in_ms is not None and due_in_ms <= DUE_HINT_WITHIN_MS):
+        topics.add(DUE_TOPIC)
+    return topics
+
+
 def hint_about(tx: Saving, changes: Changes, now_ms: int) -> None:
     """Wake workers for what became ready, waiters for what ended, reconcilers for what is due."""
-    soon_ms = now_ms + DUE_HINT_WITHIN_MS
+    topics: set[str] = set()
     if any(event.category is not EventCategory.LEASE for event in changes.events):
-        tx.hint(EVENT_TOPIC)
+        topics.add(EVENT_TOPIC)
     for record in (*changes.inserts, *changes.updates):
-        if isinstance(record, Suspension | Waitpoint) and _open_until_ms(record) <= soon_ms:
-            tx.hint(DUE_TOPIC)
-        if isinstance(record, CompletionDispatch):
-            tx.hint(DISPATCH_TOPIC)
-        if isinstance(record, Attempt) and record.attempt_state.is_terminal:
-            tx.hint(ATTEMPT_TOPIC)
-        if not isinstance(record, Execution):
-            continue
-        if record.ready or (
-            record.route_id in gated_routes and record.ownership_state is not OwnershipState.LEASED
-        ):
-            tx.hint(ready_topic(record.lane_id))
-        if taken_away(record):
-            tx.hint(LOST_TOPIC)
-        if record.lifecycle_phase is LifecyclePhase.TERMINAL:
-            tx.hint(COMPLETION_TOPIC)
-            if record.awaited:
-                tx.hint(DUE_TOPIC)
-        elif due_at_ms(record) <= soon_ms:
-            tx.hint(DUE_TOPIC)
+        match record:
+            case Execution():
+                topics |= _topics_of(record, now_ms)
+            case Suspension() | Waitpoint():
+                topics |= topics_after(due_in_ms=_open_until_ms(record) - now_ms)
+            case CompletionDispatch():
+                topics.add(DISPATCH_TOPIC)
+            case Attempt() if record.attempt_state.is_terminal:
+                topics.add(ATTEMPT_TOPIC)
+    for topic in topics:
+        tx.hint(topic)
+
+
+def _topics_of(execution: Execution, now_ms: int) -> set[str]:
+    gated = execution.route_id in gated_routes
+    leased = execution.ownership_state is OwnershipState.LEASED
+    ended = execution.lifecycle_phase is LifecyclePhase.TERMINAL
+    topics = topics_after(
+        # What a gated execution let go of may be room for another one.
+        lanes=[execution.lane_id] if execution.ready or (gated and not leased) else (),
+        ended=ended,
+        awaited=execution.awaited,
+        due_in_ms=None if ended else due_at_ms(execution) - now_ms,
+    )
+    return topics | {LOST_TOPIC} if taken_away(execution) else topics
 
 
 def taken_away(execution: Execution) -> bool:

@@ -193,14 +193,13 @@ class Work(Creation, Operators, Steps):
             result_encodings=[each.result_encoding for _, each in given.values()],
             **unit.lease_columns(handles),
         )
-        if rows:
-            self.store.hint(unit.COMPLETION_TOPIC)
-        if any(row["awaited"] for row in rows):
-            self.store.hint(unit.DUE_TOPIC)
-        for lane_id in self.gated.lanes_released(handles):
-            self.store.hint(unit.ready_topic(lane_id))
-        if any(row["in_flow"] for row in rows):
-            self.store.hint(unit.DISPATCH_TOPIC)
+        for topic in unit.topics_after(
+            lanes=self.gated.lanes_released(handles),
+            ended=bool(rows),
+            awaited=any(row["awaited"] for row in rows),
+            in_flow=any(row["in_flow"] for row in rows),
+        ):
+            self.store.hint(topic)
         return {
             places[position]: results.Completed(
                 execution_id=handles[position].execution_id,
