@@ -8,7 +8,9 @@ wrote would take longer where there is something to write to.
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TypedDict, Unpack
 
 from msgspec import Struct
@@ -24,6 +26,7 @@ from flowfabric.core.checks import (
     check_text,
 )
 from flowfabric.core.conditions import AllConditions, Count, stored_condition
+from flowfabric.core.executions import Timing
 from flowfabric.core.ids import (
     FIRST_UUID,
     INDEX_MAX,
@@ -61,7 +64,7 @@ from flowfabric.engine.suspensions import find_waitpoint, load_keys
 from flowfabric.engine.waitpoints import kept_topic
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, NotFound
 from flowfabric.logs import open_log
-from flowfabric.store.base import Body, Reader, Saving, Transaction, Unlocked, UnlockedBody
+from flowfabric.store.base import Body, Reader, Saving, Transaction, Unlocked
 
 # A signal as it is asked for, and the trace that refused ones leave ---------
 
@@ -179,6 +182,15 @@ class Delivery(Struct, frozen=True, kw_only=True):
     lane_id: str | None = None
 
 
+@contextmanager
+def refusals_logged(delivery: Delivery) -> Iterator[None]:
+    try:
+        yield
+    except InvalidToken as error:
+        REFUSALS.note(delivery.execution_id, error.code)
+        raise
+
+
 class SignalOperations(unit.Group):
     async def deliver_signal(
         self,
@@ -211,7 +223,9 @@ class SignalOperations(unit.Group):
         """The same inside the caller's own transaction: see `create_executions_on`."""
         request = await self._signal_asked_for(signal_name, options)
         delivery = _delivery(execution_id, waitpoint_id, waitpoint_token, request)
-        return delivered(await self.store.transact_on(connection, self._delivering(delivery)))
+        with refusals_logged(delivery):
+            outcome = await self.store.transact_on(connection, self._delivering(delivery))
+            return _delivered(outcome)
 
     def deliver_signal_on_sync(
         self,
@@ -226,7 +240,9 @@ class SignalOperations(unit.Group):
         """The same for a connection that is not async, on the calling thread."""
         request = self._signal_request(signal_name, options)
         delivery = _delivery(execution_id, waitpoint_id, waitpoint_token, request)
-        return delivered(self.store.transact_on_sync(connection, self._delivering(delivery)))
+        with refusals_logged(delivery):
+            outcome = self.store.transact_on_sync(connection, self._delivering(delivery))
+            return _delivered(outcome)
 
     async def deliver_approval_signal(
         self,
@@ -290,36 +306,14 @@ class SignalOperations(unit.Group):
         return await self._deliver(delivery)
 
     async def _deliver(self, delivery: Delivery) -> signals.SignalResult:
-        request, accepted = delivery.request, None
-        if request.idempotency_key is None and request.signal_id_is_new:
-            accepted = await self.store.try_unlocked(self._accepting(delivery))
-        if accepted is None:
-            return delivered(await self.store.transact(self._delivering(delivery)))
-        return accepted
-
-    def _accepting(self, delivery: Delivery) -> UnlockedBody[signals.SignalResult | None]:
-        """Accepts a signal that is no repeat."""
-
-        async def body(tx: Unlocked) -> signals.SignalResult | None:
-            key = await _key_of(tx, delivery)
-            subject = await _read_receiver(tx, delivery)
-            if subject is None or delivery.lane_id not in (None, subject.execution.lane_id):
-                return None
-            timing = self.shell.timing(await tx.now_ms())
-            if key is not None:
-                check_accepted(key, timing.now_ms)
-            address = _address(subject, delivery, (), timing.now_ms)
-            found = await _find_for(tx, subject, delivery, address, None)
-            if found is None:
-                return None
-
-            def decide() -> Decision[signals.SignalResult]:
-                return signals.decide_deliver(subject, delivery.request, found, timing)
-
-            _hint(tx, subject.execution)
-            return await unit.settle_unlocked(tx, decide, timing.now_ms)
-
-        return body
+        request = delivery.request
+        decide = partial(_decide, delivery)
+        lock = partial(_lock_receiver, delivery)
+        with refusals_logged(delivery):
+            if request.idempotency_key is None and request.signal_id_is_new:
+                read = partial(_read_receiver, delivery)
+                return await self.shell.decide_unlocked_first(read, lock, decide)
+            return await self.shell.decide_loaded(lock, decide)
 
     def _signal_request(self, signal_name: str, options: SignalOptions) -> signals.SignalRequest:
         return check_signal(signal_name, **self._packed(options))
@@ -336,44 +330,20 @@ class SignalOperations(unit.Group):
         )
 
     def _delivering(self, delivery: Delivery) -> Body[signals.SignalResult | FlowFabricError]:
-        async def body(tx: Transaction) -> signals.SignalResult | FlowFabricError:
-            try:
-                key = await _key_of(tx, delivery)
-            except InvalidToken as error:
-                REFUSALS.note(delivery.execution_id, error.code)
-                return error
-            return await self._deliver_in(tx, delivery, key)
+        return self.shell.deciding(partial(_lock_receiver, delivery), partial(_decide, delivery))
 
-        return body
 
-    async def _deliver_in(
-        self, tx: Transaction, delivery: Delivery, key: HmacKey | None
-    ) -> signals.SignalResult | FlowFabricError:
-        subject = await _lock_receiver(tx, delivery)
-        timing = self.shell.timing(await tx.now_ms())
-        if key is not None:
-            try:
-                check_accepted(key, timing.now_ms)
-            except InvalidToken as error:
-                REFUSALS.note(delivery.execution_id, error.code)
-                return error
-        if subject is None:
-            return NotFound("execution", delivery.execution_id)
-        if delivery.lane_id not in (None, subject.execution.lane_id):
-            lane = subject.execution.lane_id
-            return InvalidInput("lane_id", f"lane_mismatch: the execution is in lane {lane!r}")
-        earlier = await _lock_earlier(tx, subject, delivery)
-        address = _address(subject, delivery, earlier, timing.now_ms)
-        dedup = next((each for each in earlier if each.waitpoint_id == address), None)
-        found = await _find_for(tx, subject, delivery, address, dedup)
-        if found is None:
-            return NotFound("waitpoint", str(delivery.address))
+class _Receiver(Struct, frozen=True, kw_only=True):
+    """What a delivery is decided about."""
 
-        def decide() -> Decision[signals.SignalResult]:
-            return signals.decide_deliver(subject, delivery.request, found, timing)
+    subject: Subject
+    found: signals.SignalFindings
 
-        _hint(tx, subject.execution)
-        return await unit.settle_in(tx, decide, timing.now_ms)
+
+def _decide(
+    delivery: Delivery, receiver: _Receiver, timing: Timing
+) -> Decision[signals.SignalResult]:
+    return signals.decide_deliver(receiver.subject, delivery.request, receiver.found, timing)
 
 
 def _hint(tx: Saving, execution: Execution) -> None:
@@ -415,8 +385,9 @@ async def _key_of(reader: Reader, delivery: Delivery) -> HmacKey | None:
     return matching_key(delivery.token, delivery.execution_id, delivery.address, keys)
 
 
-async def _read_receiver(tx: Unlocked, delivery: Delivery) -> Subject | None:
-    """The same as `_lock_receiver`, in one round trip and without locks."""
+async def _read_receiver(delivery: Delivery, tx: Unlocked) -> _Receiver | None:
+    """Without locks, for a signal that is no repeat."""
+    key = await _key_of(tx, delivery)
     execution_id = delivery.execution_id
     rows = await tx.select_joined(
         (Execution, Suspension, Waitpoint),
@@ -425,30 +396,56 @@ async def _read_receiver(tx: Unlocked, delivery: Delivery) -> Subject | None:
         execution_id=uuid_of(execution_id),
     )
     execution = rows[0].get(Execution) if rows else None
-    if execution is None or delivery.request.namespace not in (None, execution.namespace):
+    if execution is None:
         return None
     waitpoints = (row.get(Waitpoint) for row in rows)
-    return Subject(
+    subject = Subject(
         execution=execution,
         attempt=None,
         suspension=rows[0].get(Suspension),
         waitpoints=tuple(each for each in waitpoints if each is not None),
     )
+    return await _receive(tx, delivery, key, subject)
 
 
-async def _lock_receiver(tx: Transaction, delivery: Delivery) -> Subject | None:
+async def _lock_receiver(delivery: Delivery, tx: Transaction) -> _Receiver:
     """Lock what a signal can change: the attempt stays as it is until the next claim."""
-    key = unit.execution_key(delivery.execution_id)
-    execution = await tx.lock_one(Execution, key)
-    if execution is None or delivery.request.namespace not in (None, execution.namespace):
-        return None
+    key = await _key_of(tx, delivery)
+    execution = await tx.lock_one(Execution, unit.execution_key(delivery.execution_id))
+    if execution is None:
+        return await _receive(tx, delivery, key, None)
     opened = await unit.lock_open(tx, [execution])
-    return Subject(
+    subject = Subject(
         execution=execution,
         attempt=None,
         suspension=opened.suspensions.get(delivery.execution_id),
         waitpoints=opened.waitpoints.get(delivery.execution_id, ()),
     )
+    return await _receive(tx, delivery, key, subject, await _lock_earlier(tx, execution, delivery))
+
+
+async def _receive(
+    tx: Saving,
+    delivery: Delivery,
+    key: HmacKey | None,
+    subject: Subject | None,
+    earlier: Sequence[SignalDedup] = (),
+) -> _Receiver:
+    """The receiver and all that is to be known of it, or why it gets no such signal."""
+    now_ms = await tx.now_ms()
+    if key is not None:
+        check_accepted(key, now_ms)
+    namespace = delivery.request.namespace
+    if subject is None or namespace not in (None, subject.execution.namespace):
+        raise NotFound("execution", delivery.execution_id)
+    lane_id = subject.execution.lane_id
+    if delivery.lane_id not in (None, lane_id):
+        raise InvalidInput("lane_id", f"lane_mismatch: the execution is in lane {lane_id!r}")
+    address = _address(subject, delivery, earlier, now_ms)
+    dedup = next((each for each in earlier if each.waitpoint_id == address), None)
+    found = await _find_for(tx, subject, delivery, address, dedup)
+    _hint(tx, subject.execution)
+    return _Receiver(subject=subject, found=found)
 
 
 async def _find_for(
@@ -457,8 +454,8 @@ async def _find_for(
     delivery: Delivery,
     address: WaitpointId,
     dedup: SignalDedup | None,
-) -> signals.SignalFindings | None:
-    """What the decision needs; None when there is no such waitpoint."""
+) -> signals.SignalFindings:
+    """What the decision needs."""
     request = delivery.request
     at = (subject.execution.partition_key, subject.execution.execution_id)
     waitpoint = await find_waitpoint(reader, subject, address)
@@ -467,7 +464,7 @@ async def _find_for(
     elif isinstance(delivery.address, WaitpointName):
         key = delivery.address.waitpoint_key
     else:
-        return None
+        raise NotFound("waitpoint", delivery.address)
     chosen = [] if request.signal_id_is_new else [(*at, request.signal_id)]
     recorded = await reader.get(SignalFacts, chosen)
     return signals.SignalFindings(
@@ -495,10 +492,10 @@ async def _kept_size(reader: Reader, execution: Execution) -> KeptSize:
 
 
 async def _lock_earlier(
-    tx: Transaction, subject: Subject, delivery: Delivery
+    tx: Transaction, execution: Execution, delivery: Delivery
 ) -> Sequence[SignalDedup]:
     """What the idempotency key of the signal delivered there before."""
-    execution, address = subject.execution, delivery.address
+    address = delivery.address
     idempotency_key = delivery.request.idempotency_key
     if idempotency_key is None:
         return ()
@@ -544,7 +541,7 @@ async def _satisfiers(reader: Reader, subject: Subject) -> tuple[SignalFacts, ..
     )
 
 
-def delivered(outcome: signals.SignalResult | FlowFabricError) -> signals.SignalResult:
+def _delivered(outcome: signals.SignalResult | FlowFabricError) -> signals.SignalResult:
     if isinstance(outcome, FlowFabricError):
         raise outcome
     return outcome

@@ -8,13 +8,14 @@ decided one after the other.
 import hmac
 import os
 from collections.abc import Sequence
-from typing import TypedDict, TypeVar, Unpack
+from typing import TypedDict, Unpack
 
 from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core.checks import check_bool, check_int, check_name, check_text
 from flowfabric.core.conditions import Condition
+from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle, HandleKind, sign
 from flowfabric.core.ids import (
     ExecutionId,
@@ -74,7 +75,7 @@ from flowfabric.core.waitpoints import (
 )
 from flowfabric.engine import unit
 from flowfabric.engine.reads import load_kept
-from flowfabric.store.base import Body, Joined, Reader, Transaction, Unlocked, UnlockedBody
+from flowfabric.store.base import Joined, Reader, Transaction, Unlocked
 
 
 class Seeded(Struct, frozen=True, kw_only=True, tag=True):
@@ -168,8 +169,6 @@ async def _rotate(
     )
 
 
-T = TypeVar("T")
-
 PROACTIVE_CLOSE = "proactive_close"
 
 
@@ -189,9 +188,18 @@ class SuspendSatisfied(Struct, frozen=True, kw_only=True, tag="AlreadySatisfied"
 SuspendOutcome = Suspended | SuspendSatisfied
 
 
+class Suspending(Struct, frozen=True, kw_only=True):
+    """What a suspend is decided about."""
+
+    subject: Subject
+    request: SuspendRequest
+    found: SuspendFindings
+
+
 class _Repeat(Struct, frozen=True, kw_only=True):
     """The answer an earlier suspend with the same idempotency key got."""
 
+    subject: Subject
     parked: Parked
     dedup: SuspendDedup
 
@@ -306,7 +314,7 @@ class Suspensions(unit.Group):
         if isinstance(given, errors.AlreadySuspended):
             raise given
         request = checked_request(resume_condition, options)
-        opened = answered(given)
+        opened = unit.answered(given)
         parked, _ = await self._suspend(opened.execution_id, unit.fence_of(opened), request)
         return self._outcome(parked, opened)
 
@@ -356,26 +364,27 @@ class Suspensions(unit.Group):
             own_name_only=check_bool("own_name_only", own_name_only),
         )
 
-        async def body(tx: Transaction) -> PendingWaitpoint | errors.FlowFabricError:
+        async def lock(tx: Transaction) -> tuple[Subject, Sequence[HmacKey], Waitpoint | None]:
             subject = await lock_subject(tx, opened.execution_id)
             keys = await ensure_keys(tx)
-            timing = self.shell.timing(await tx.now_ms())
-            made = None
-            if waitpoint_id is not None:
-                made = await find_waitpoint(tx, subject, bound.waitpoint_id)
+            if waitpoint_id is None:
+                return subject, keys, None
+            return subject, keys, await find_waitpoint(tx, subject, bound.waitpoint_id)
 
-            def decide() -> Decision[PendingWaitpoint]:
-                if made is not None:
-                    return decide_repeat_waitpoint(
-                        subject, unit.fence_of(opened), bound, made, expires_in_ms, keys, timing
-                    )
-                return decide_create_waitpoint(
-                    subject, unit.fence_of(opened), bound, expires_in_ms, signing_key(keys), timing
+        def decide(
+            found: tuple[Subject, Sequence[HmacKey], Waitpoint | None], timing: Timing
+        ) -> Decision[PendingWaitpoint]:
+            subject, keys, made = found
+            fence = unit.fence_of(opened)
+            if made is not None:
+                return decide_repeat_waitpoint(
+                    subject, fence, bound, made, expires_in_ms, keys, timing
                 )
+            return decide_create_waitpoint(
+                subject, fence, bound, expires_in_ms, signing_key(keys), timing
+            )
 
-            return await unit.settle_in(tx, decide, timing.now_ms)
-
-        return answered(await self.store.transact(body))
+        return await self.shell.decide_loaded(lock, decide)
 
     async def close_waitpoint(
         self,
@@ -396,89 +405,50 @@ class Suspensions(unit.Group):
         check_text("reason", reason, empty=False)
         given = unit.check_fence_given(fence, source)
 
-        async def body(tx: Transaction) -> WaitpointsClosed | errors.FlowFabricError:
+        async def lock(tx: Transaction) -> tuple[Subject, Waitpoint | None]:
             subject = await lock_subject(tx, asked)
-            waitpoint = await find_waitpoint(tx, subject, named)
-            timing = self.shell.timing(await tx.now_ms())
+            return subject, await find_waitpoint(tx, subject, named)
 
-            def decide() -> Decision[WaitpointsClosed]:
-                if given is not None:
-                    check_fence(subject, given, timing.now_ms)
-                administrative = source == OPERATOR_OVERRIDE
-                return decide_close_waitpoint(
-                    subject, waitpoint, reason, administrative, timing.now_ms
-                )
+        def decide(
+            found: tuple[Subject, Waitpoint | None], timing: Timing
+        ) -> Decision[WaitpointsClosed]:
+            subject, waitpoint = found
+            if given is not None:
+                check_fence(subject, given, timing.now_ms)
+            administrative = source == OPERATOR_OVERRIDE
+            return decide_close_waitpoint(subject, waitpoint, reason, administrative, timing.now_ms)
 
-            return await unit.settle_in(tx, decide, timing.now_ms)
-
-        return answered(await self.store.transact(body))
+        return await self.shell.decide_loaded(lock, decide)
 
     # Shared
 
     async def _suspend(
         self, execution_id: ExecutionId, fence: Fence, request: SuspendRequest
     ) -> tuple[Parked, Handle]:
-        parked = None
-        if not request.pending:
-            parked = await self.store.try_unlocked(self._parking(execution_id, fence, request))
-        if parked is None:
-            body = self._suspending(execution_id, fence, request)
-            parked = answered(await self.store.transact(body))
-        return parked
+        async def read(tx: Unlocked) -> Suspending | None:
+            """The holder of the lease, if this is no repeat and takes over nothing."""
+            return await _read_holder(tx, execution_id, request)
 
-    def _parking(
-        self, execution_id: ExecutionId, fence: Fence, request: SuspendRequest
-    ) -> UnlockedBody[tuple[Parked, Handle] | None]:
-        """Suspends the holder of the lease, if this is no repeat."""
-
-        async def body(tx: Unlocked) -> tuple[Parked, Handle] | None:
-            rows = await tx.select_joined(
-                (Execution, Attempt, HmacKey),
-                "read_holder",
-                partition_key=partition_of(execution_id),
-                execution_id=uuid_of(execution_id),
-            )
-            execution = rows[0].get(Execution) if rows else None
-            key = rows[0].get(HmacKey) if rows else None
-            if execution is None or key is None or _has_kept(execution, request):
-                return None
-            subject = Subject(execution=execution, attempt=_attempt_of(tx, execution, rows[0]))
-            timing = self.shell.timing(await tx.now_ms())
-
-            def decide() -> Decision[Parked]:
-                found = SuspendFindings(keys=[key])
-                return decide_suspend(subject, fence, request, found, timing)
-
-            parked = await unit.settle_unlocked(tx, decide, timing.now_ms)
-            return None if parked is None else (parked, self._handle_of(subject, None))
-
-        return body
-
-    def _suspending(
-        self, execution_id: ExecutionId, fence: Fence, request: SuspendRequest
-    ) -> Body[tuple[Parked, Handle] | errors.FlowFabricError]:
-        """Suspends, repeats or refuses."""
-
-        async def body(tx: Transaction) -> tuple[Parked, Handle] | errors.FlowFabricError:
+        async def lock(tx: Transaction) -> Suspending | _Repeat:
             subject = await lock_subject(tx, execution_id)
             repeat = await self._lock_repeat(tx, subject, request)
-            timing = self.shell.timing(await tx.now_ms())
             if isinstance(repeat, _Repeat):
-                if not may_repeat(subject.execution, repeat.dedup, fence):
-                    compare_fence(subject.execution, fence)
-                return repeat.parked, self._handle_of(subject, repeat.dedup)
-            wanted = with_pending(request, subject.waitpoints, timing.now_ms)
-            found = await lock_findings(tx, subject, wanted, repeat)
+                return repeat
+            return await lock_suspending(tx, subject, request, repeat)
 
-            def decide() -> Decision[Parked]:
-                return decide_suspend(subject, fence, wanted, found, timing)
+        def decide(what: Suspending | _Repeat, timing: Timing) -> Decision[tuple[Parked, Handle]]:
+            execution = what.subject.execution
+            if isinstance(what, _Repeat):
+                if not may_repeat(execution, what.dedup, fence):
+                    compare_fence(execution, fence)
+                return Decision(answer=(what.parked, self._handle_of(execution, what.dedup)))
+            made = decide_suspend(what.subject, fence, what.request, what.found, timing)
+            answer = (made.answer, self._handle_of(execution, None))
+            return Decision(answer=answer, changes=made.changes)
 
-            outcome = await unit.settle_in(tx, decide, timing.now_ms)
-            if isinstance(outcome, errors.FlowFabricError):
-                return outcome
-            return outcome, self._handle_of(subject, None)
-
-        return body
+        if request.pending:
+            return await self.shell.decide_loaded(lock, decide)
+        return await self.shell.decide_unlocked_first(read, lock, decide)
 
     async def _lock_repeat(
         self, tx: Transaction, subject: Subject, request: SuspendRequest
@@ -508,11 +478,10 @@ class Suspensions(unit.Group):
             return dedup
         details = details_of(suspension, waitpoints, keys, now_ms)
         parked = Parked(details=details, already_satisfied=dedup.already_satisfied)
-        return _Repeat(parked=parked, dedup=dedup)
+        return _Repeat(subject=subject, parked=parked, dedup=dedup)
 
-    def _handle_of(self, subject: Subject, dedup: SuspendDedup | None) -> Handle:
+    def _handle_of(self, execution: Execution, dedup: SuspendDedup | None) -> Handle:
         """The handle of the lease that was held when the execution was suspended."""
-        execution = subject.execution
         if dedup is None:
             assert execution.lease_id is not None
             assert execution.current_attempt_id is not None
@@ -553,6 +522,26 @@ async def lock_subject(tx: Transaction, execution_id: ExecutionId) -> Subject:
     return subject
 
 
+async def _read_holder(
+    tx: Unlocked, execution_id: ExecutionId, request: SuspendRequest
+) -> Suspending | None:
+    rows = await tx.select_joined(
+        (Execution, Attempt, HmacKey),
+        "read_holder",
+        partition_key=partition_of(execution_id),
+        execution_id=uuid_of(execution_id),
+    )
+    execution = rows[0].get(Execution) if rows else None
+    key = rows[0].get(HmacKey) if rows else None
+    if execution is None or key is None or _has_kept(execution, request):
+        return None
+    return Suspending(
+        subject=Subject(execution=execution, attempt=_attempt_of(tx, execution, rows[0])),
+        request=request,
+        found=SuspendFindings(keys=[key]),
+    )
+
+
 def _attempt_of(tx: Unlocked, execution: Execution, row: Joined) -> Attempt | None:
     """The current attempt, whether it has a row or not."""
     stored = row.get(Attempt)
@@ -576,26 +565,28 @@ async def find_waitpoint(
     return await tx.get_one(Waitpoint, key)
 
 
-async def lock_findings(
+async def lock_suspending(
     tx: Transaction,
     subject: Subject,
     request: SuspendRequest,
-    expired: SuspendDedup | None,
-) -> SuspendFindings:
+    expired: SuspendDedup | None = None,
+) -> Suspending:
     """Lock the waitpoints that a request names, and read what else its decision needs."""
     execution = subject.execution
+    wanted = with_pending(request, subject.waitpoints, await tx.now_ms())
     at = (execution.partition_key, execution.execution_id)
-    pending = (WaitpointId(each.waitpoint_id) for each in request.pending)
-    named = [*pending, *(bound.waitpoint_id for bound in request.fresh)]
+    pending = (WaitpointId(each.waitpoint_id) for each in wanted.pending)
+    named = [*pending, *(bound.waitpoint_id for bound in wanted.fresh)]
     rows = await tx.lock(Waitpoint, [(*at, waitpoint_id) for waitpoint_id in named])
-    taken = await tx.get(Suspension, [(*at, request.suspension_id)])
-    return SuspendFindings(
+    taken = await tx.get(Suspension, [(*at, wanted.suspension_id)])
+    found = SuspendFindings(
         keys=await ensure_keys(tx),
         bound={waitpoint.waitpoint_id: waitpoint for waitpoint in rows.values()},
         kept=await load_kept(tx, execution),
         suspension_id_taken=bool(taken),
         expired_dedup=expired,
     )
+    return Suspending(subject=subject, request=wanted, found=found)
 
 
 def _has_kept(execution: Execution, request: SuspendRequest) -> bool:
@@ -615,10 +606,3 @@ def new_ids_for(waitpoints: object) -> list[str]:
         len(waitpoints) if isinstance(waitpoints, list | tuple) else WAITPOINTS_PER_SUSPENSION_MAX
     )
     return [unit.new_uuid() for _ in range(1 + min(count, WAITPOINTS_PER_SUSPENSION_MAX))]
-
-
-def answered(outcome: T | errors.FlowFabricError) -> T:
-    """The answer; a refusal is raised."""
-    if isinstance(outcome, errors.FlowFabricError):
-        raise outcome
-    return outcome

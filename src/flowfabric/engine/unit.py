@@ -10,7 +10,7 @@ import copy
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Generic, Self, TypeVar
 
 from msgspec import Struct, structs
@@ -56,7 +56,17 @@ from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Refusal, 
 from flowfabric.engine.gates import gated_routes
 from flowfabric.engine.routes import KnowsRoutes
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
-from flowfabric.store.base import Key, Parameter, Row, Saving, Store, Transaction, Unlocked
+from flowfabric.store.base import (
+    Body,
+    Key,
+    Parameter,
+    Row,
+    Saving,
+    Store,
+    Transaction,
+    Unlocked,
+    UnlockedBody,
+)
 
 # Whether an execution got on in its current attempt -------------------------
 
@@ -104,6 +114,11 @@ class Ask(Struct, Generic[T], frozen=True):
 
     execution_id: ExecutionId
     decide: Callable[[Subject, Timing], Decision[T]]
+
+
+ReadRows = Callable[[Unlocked], Awaitable[V | None]]
+LockRows = Callable[[Transaction], Awaitable[V]]
+DecideOn = Callable[[V, Timing], Decision[T]]
 
 
 class Deployment(Struct, frozen=True, kw_only=True):
@@ -175,9 +190,7 @@ class Shell(KnowsRoutes):
     async def decide(self, ask: Ask[T]) -> T:
         """One decision; a refusal is raised."""
         (outcome,) = await self.decide_many([ask])
-        if isinstance(outcome, FlowFabricError):
-            raise outcome
-        return outcome
+        return answered(outcome)
 
     async def decide_many(self, asks: Sequence[Ask[T]]) -> list[T | FlowFabricError]:
         """Decide each in order, in one transaction; refusals take the place of answers."""
@@ -235,6 +248,53 @@ class Shell(KnowsRoutes):
             each if isinstance(each, FlowFabricError) else answers[position]
             for position, each in enumerate(opened)
         ]
+
+    async def decide_loaded(self, lock: LockRows[V], decide: DecideOn[V, T]) -> T:
+        """Decide about more than one execution's own rows: those that `lock` loads."""
+        body = self.deciding(lock, decide)
+        return answered(await self.store.transact(body))
+
+    async def decide_unlocked_first(
+        self, read: ReadRows[V], lock: LockRows[V], decide: DecideOn[V, T]
+    ) -> T:
+        """The same, without locks where that is enough.
+
+        Decides about what `read` finds, and writes if none of it has changed since. What
+        `read` is not sure of (None), a refusal, and what has changed are decided under lock.
+        """
+        body = self._deciding_unlocked(read, decide)
+        answer = await self.store.try_unlocked(body)
+        return await self.decide_loaded(lock, decide) if answer is None else answer
+
+    def deciding(self, lock: LockRows[V], decide: DecideOn[V, T]) -> Body[T | FlowFabricError]:
+        """Lock, decide, save, and wake what waits.
+
+        A refusal is returned, not raised: what it leaves to write must be committed.
+        """
+
+        async def body(tx: Transaction) -> T | FlowFabricError:
+            loaded = await lock(tx)
+            timing = self.timing(await tx.now_ms())
+            return await settle_in(tx, lambda: decide(loaded, timing), timing.now_ms)
+
+        return body
+
+    def _deciding_unlocked(
+        self, read: ReadRows[V], decide: DecideOn[V, T]
+    ) -> UnlockedBody[T | None]:
+        async def body(tx: Unlocked) -> T | None:
+            found = await read(tx)
+            if found is None:
+                return None
+            timing = self.timing(await tx.now_ms())
+            made = decided(lambda: decide(found, timing))
+            if isinstance(made.outcome, FlowFabricError):
+                return None
+            await tx.save(made.changes)
+            hint_about(tx, made.changes, timing.now_ms)
+            return made.outcome
+
+        return body
 
     def timing(self, now_ms: int, chance: float = 0.0) -> Timing:
         return Timing(now_ms=now_ms, chance=chance)
@@ -367,14 +427,11 @@ async def settle_in(
     return made.outcome
 
 
-async def settle_unlocked(tx: Unlocked, decide: Callable[[], Decision[T]], now_ms: int) -> T | None:
-    """Decide about rows read without a lock. A refusal is left to be made under lock."""
-    made = decided(decide)
-    if isinstance(made.outcome, FlowFabricError):
-        return None
-    await tx.save(made.changes)
-    hint_about(tx, made.changes, now_ms)
-    return made.outcome
+def answered(outcome: T | FlowFabricError) -> T:
+    """The answer; a refusal is raised."""
+    if isinstance(outcome, FlowFabricError):
+        raise outcome
+    return outcome
 
 
 # Rows -----------------------------------------------------------------------

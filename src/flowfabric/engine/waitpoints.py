@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 from flowfabric.core import waitpoints
 from flowfabric.core.checks import check_bool, check_int
 from flowfabric.core.conditions import Condition, referenced_waitpoint_keys, takes_own_name
+from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import (
     ExecutionId,
@@ -34,12 +35,12 @@ from flowfabric.core.records import (
     WaitpointState,
 )
 from flowfabric.core.resumption import OBSERVABLE
-from flowfabric.core.suspension import RESUMED, decide_take, with_pending
+from flowfabric.core.suspension import RESUMED, decide_take
 from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.core.waitpoints import BoundWaitpoint, SuspendRequest, WaitpointToken, token_of
 from flowfabric.engine import suspensions, unit
 from flowfabric.engine.reads import condition_progress, find
-from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
+from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Row, Transaction
 
 SIGNALS_SHOWN_MAX = 10_000
@@ -491,22 +492,26 @@ class KeptSignals(Waitpoints):
         if not announce and not await self._may_keep(opened):
             return None
 
-        async def body(tx: Transaction) -> bool | FlowFabricError:
+        async def lock(tx: Transaction) -> suspensions.Suspending | None:
+            """None once the wait is met."""
             subject = await suspensions.lock_subject(tx, opened.execution_id)
-            timing = self.shell.timing(await tx.now_ms())
-            wanted = with_pending(request, subject.waitpoints, timing.now_ms)
             if await _is_met(tx, subject, named):
-                return True
-            found = await suspensions.lock_findings(tx, subject, wanted, None)
+                return None
+            return await suspensions.lock_suspending(tx, subject, request)
 
-            def decide() -> Decision[bool]:
-                return decide_take(
-                    subject, unit.fence_of(opened), wanted, found, timing, announced=announced
-                )
+        def decide(what: suspensions.Suspending | None, timing: Timing) -> Decision[bool]:
+            if what is None:
+                return Decision(answer=True)
+            return decide_take(
+                what.subject,
+                unit.fence_of(opened),
+                what.request,
+                what.found,
+                timing,
+                announced=announced,
+            )
 
-            return await unit.settle_in(tx, decide, timing.now_ms)
-
-        if not suspensions.answered(await self.store.transact(body)):
+        if not await self.shell.decide_loaded(lock, decide):
             return None
         return await self.describe_suspension(opened.execution_id, named)
 
