@@ -4,9 +4,9 @@ from functools import cached_property
 
 from msgspec import Struct
 
+from flowfabric.core.bounds import BATCH_MAX, PAYLOAD_BYTES_MAX
 from flowfabric.core.checks import check_int, check_list
 from flowfabric.core.ids import parse_lane_id
-from flowfabric.core.limits import BATCH_MAX, PAYLOAD_BYTES_MAX
 from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.core.transitions import Keep
 

@@ -24,10 +24,10 @@ from typing import Final, Protocol, TypeVar
 from msgspec import Struct
 
 from flowfabric.core import gates
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int, check_name
 from flowfabric.core.gates import DeclaredLimit, LimitSource, LimitUse, QuotaPolicy, QuotaSpec
 from flowfabric.core.ids import parse_namespace
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.policies import duration_ms, span
 from flowfabric.engine.admission import GateUse
 from flowfabric.engine.engine import Engine

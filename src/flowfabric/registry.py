@@ -18,6 +18,7 @@ from msgspec import structs
 
 from flowfabric.config import EngineConfig
 from flowfabric.core import schedules
+from flowfabric.core.bounds import PAYLOAD_BYTES_MAX
 from flowfabric.core.checks import (
     JSON,
     check_bool,
@@ -28,7 +29,6 @@ from flowfabric.core.checks import (
     split_kind,
 )
 from flowfabric.core.ids import parse_namespace
-from flowfabric.core.limits import PAYLOAD_BYTES_MAX
 from flowfabric.core.policies import (
     Duration,
     ExecutionPolicy,

@@ -20,11 +20,11 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.config import EngineConfig
+from flowfabric.core.bounds import KEY_WAIT_MS
 from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.events import EventFilter, LogEnd
 from flowfabric.core.gates import LimitUse
 from flowfabric.core.ids import PartitionConfig
-from flowfabric.core.limits import KEY_WAIT_MS
 from flowfabric.core.policies import encode_policy, parse_policy
 from flowfabric.core.results import CreateResult
 from flowfabric.engine import unit

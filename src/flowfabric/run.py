@@ -13,10 +13,10 @@ from typing import Final, Generic, Protocol, TypeVar
 import msgspec
 
 from flowfabric import errors
+from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.checks import ENCODED
 from flowfabric.core.diagnosis import Explanation
 from flowfabric.core.ids import ExecutionId, uuid_of
-from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState

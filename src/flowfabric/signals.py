@@ -17,8 +17,8 @@ from datetime import datetime
 from typing import Final, Generic, Literal, Self, TypeVar
 
 from flowfabric.core import checks, conditions
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.ids import parse_execution_id, parse_uuid
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.records import WaitpointState
 from flowfabric.core.signals import SignalResult, not_awaited
 from flowfabric.core.waitpoints import INVALID, MISSING, WaitpointToken, check_token

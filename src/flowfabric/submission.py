@@ -21,11 +21,11 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric import errors
+from flowfabric.core.bounds import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.checks import JSON, check_priority
 from flowfabric.core.creation import Checked, NewExecution, Terms, with_limits
 from flowfabric.core.gates import LimitUse
 from flowfabric.core.ids import ExecutionId, named_budget_id, solo_execution_id, uuid4_from
-from flowfabric.core.limits import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.policies import ExecutionPolicy, TimeoutPolicy, optional_duration_ms
 from flowfabric.core.results import CreateResult
 from flowfabric.engine.engine import Engine

@@ -20,6 +20,7 @@ from typing import Final, Generic, Literal, NamedTuple, ParamSpec, TypedDict, Ty
 import msgspec
 
 from flowfabric.core import policies
+from flowfabric.core.bounds import WORKER_DEATHS_MAX
 from flowfabric.core.checks import (
     ENCODED,
     check_bool,
@@ -32,7 +33,6 @@ from flowfabric.core.checks import (
     kind_of,
 )
 from flowfabric.core.ids import parse_execution_kind, parse_lane_id
-from flowfabric.core.limits import WORKER_DEATHS_MAX
 from flowfabric.errors import InvalidInput
 from flowfabric.json_values import UNREADABLE, check_storable, decoder_of, encode_value, typed
 from flowfabric.limits import BoundArguments, KeySource, Limit, check_keys, limits_of

@@ -8,9 +8,9 @@ import pytest
 from msgspec import Struct, structs
 
 from flowfabric import Engine, FlowFabricError
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.events import Event, StoredEvent
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.records import Attempt, Execution, Lane, StoredGrant
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import InvalidInput

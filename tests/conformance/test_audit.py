@@ -6,11 +6,11 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.bounds import AUDIT_EVERY_MS
 from flowfabric.core.diagnosis import Complaint, Wrong
 from flowfabric.core.flow_joins import JoinQuorum
 from flowfabric.core.flow_records import CompletionDispatch, FlowRecord
 from flowfabric.core.ids import FIRST_UUID, parse_execution_id
-from flowfabric.core.limits import AUDIT_EVERY_MS
 from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase
 from flowfabric.engine.unit import execution_key

@@ -3,7 +3,7 @@
 import asyncio
 
 from flowfabric import Engine
-from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
+from flowfabric.core.bounds import BATCH_MAX, SWEEP_BATCH
 from flowfabric.core.states import PublicState
 from flowfabric.engine.flow_operators import BULK_MAX, BulkResult
 from flowfabric.engine.reads import EVERYTHING, ExecutionFilter

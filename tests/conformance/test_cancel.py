@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX
+from flowfabric.core.bounds import BATCH_MAX, TEXT_BYTES_MAX
 from flowfabric.core.results import Cancelled
 from flowfabric.core.states import AttemptLifecycle, OwnershipState, PublicState
 from flowfabric.errors import ExecutionNotActive, InvalidInput, LeaseRevoked, NotFound, StaleLease

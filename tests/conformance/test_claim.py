@@ -6,10 +6,10 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.ids import LaneId, Namespace, WorkerId, WorkerInstanceId, partition_of
-from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.records import Attempt
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import (

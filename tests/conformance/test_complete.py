@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from flowfabric import Engine, EngineConfig
-from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.results import Completed
 from flowfabric.core.states import AttemptLifecycle, PublicState
 from flowfabric.engine.work import Completion

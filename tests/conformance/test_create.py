@@ -7,9 +7,9 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine, EngineConfig, FlowFabricError
+from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.events import EventCategory
 from flowfabric.core.ids import ExecutionId, LaneId, Namespace
-from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.records import Execution, Lane
 from flowfabric.core.results import Created, Duplicate
 from flowfabric.core.states import (

@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.limits import TRACEBACK_BYTES_MAX
+from flowfabric.core.bounds import TRACEBACK_BYTES_MAX
 from flowfabric.core.records import FailedStep, StepKind, failed_step
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.steps import NewStep

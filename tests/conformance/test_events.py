@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.events import START, EventCategory
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.engine.events import EventLogPage
 from flowfabric.engine.reads import EVERYTHING
 from flowfabric.errors import HistoryChanged, InvalidInput

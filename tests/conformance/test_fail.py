@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX
+from flowfabric.core.bounds import BATCH_MAX, TEXT_BYTES_MAX
 from flowfabric.core.policies import FixedBackoff, RetryPolicy
 from flowfabric.core.results import RetryScheduled, TerminalFailed
 from flowfabric.core.states import AttemptLifecycle, FailureClass, PublicState

@@ -6,10 +6,10 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.bounds import AUDIT_BATCH, AUDIT_EVERY_MS
 from flowfabric.core.flow_joins import JoinQuorum
 from flowfabric.core.flow_records import CompletionDispatch, EdgeGroup, FlowState, GroupState
 from flowfabric.core.ids import FIRST_UUID, LAST_UUID, make_execution_id, partition_of
-from flowfabric.core.limits import AUDIT_BATCH, AUDIT_EVERY_MS
 from flowfabric.core.records import Execution
 from flowfabric.core.transitions import Changes, change
 from flowfabric.engine.operators import Swept

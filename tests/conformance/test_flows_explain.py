@@ -5,9 +5,9 @@ import re
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core.bounds import CANCEL_BATCH
 from flowfabric.core.diagnosis import Cause
 from flowfabric.core.flow_joins import JoinQuorum
-from flowfabric.core.limits import CANCEL_BATCH
 from flowfabric.flows.graph import draw, read_graph
 from tests.conformance.graphs import Graph, new_graph
 

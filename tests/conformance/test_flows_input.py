@@ -6,9 +6,9 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.bounds import BATCH_MAX, NAME_BYTES_MAX, PAGE_MAX
 from flowfabric.core.flow_endings import WaitTimeout
 from flowfabric.core.flow_joins import Dependency, Join, JoinAll, JoinAny, JoinQuorum
-from flowfabric.core.limits import BATCH_MAX, NAME_BYTES_MAX, PAGE_MAX
 from flowfabric.engine.flow_reads import Incoming, Outgoing
 from flowfabric.errors import InvalidDependency, InvalidInput, NotFound
 from tests.conformance.given import UNKNOWN_ID

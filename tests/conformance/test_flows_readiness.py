@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from flowfabric import Engine, EngineConfig
+from flowfabric.core.bounds import AUDIT_EVERY_MS
 from flowfabric.core.conditions import Single
 from flowfabric.core.flow_joins import JoinQuorum
 from flowfabric.core.flow_records import OnSatisfied
-from flowfabric.core.limits import AUDIT_EVERY_MS
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.views import EligibilityStatus

@@ -4,10 +4,10 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.flow_joins import JoinAll, JoinQuorum
 from flowfabric.core.flow_records import DependencyState, EdgeState, FlowState, GroupState
 from flowfabric.core.ids import EdgeId, FlowId, flow_execution_id
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.states import PublicState
 from flowfabric.core.views import (
     EdgeGroupSnapshot,

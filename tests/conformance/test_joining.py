@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.bounds import FENCE_MS_MAX, ROUTE_KEEP_MS
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.limits import FENCE_MS_MAX, ROUTE_KEEP_MS
 from flowfabric.core.results import Created
 from flowfabric.core.states import PublicState
 from flowfabric.engine.operators import Swept

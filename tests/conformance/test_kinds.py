@@ -5,8 +5,8 @@ import random
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core.bounds import IDEMPOTENCY_KEY_BYTES_MAX, NAME_BYTES_MAX, ROUTE_KEEP_MS
 from flowfabric.core.checks import CSV_MAX_BYTES, TAG_VALUE_MAX_BYTES
-from flowfabric.core.limits import IDEMPOTENCY_KEY_BYTES_MAX, NAME_BYTES_MAX, ROUTE_KEEP_MS
 from flowfabric.core.results import Created
 from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.engine.operators import Swept

@@ -7,8 +7,8 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine, EngineConfig, connect
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.ids import LaneId
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.records import Lane
 from flowfabric.core.results import Duplicate
 from flowfabric.core.states import LaneState, PublicState

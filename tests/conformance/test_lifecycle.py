@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine, EngineConfig, __version__, connect
+from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.ids import PartitionConfig
-from flowfabric.core.limits import BATCH_MAX
 from flowfabric.engine.engine import FLAGS, Identity, Prepared
 from flowfabric.errors import (
     HandleFromOtherBackend,

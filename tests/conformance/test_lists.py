@@ -4,9 +4,9 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.bounds import EXPIRED_LEASES_PAGE_MAX, PAGE_MAX
 from flowfabric.core.checks import TAG_KEY_MAX_BYTES
 from flowfabric.core.ids import ExecutionId, LaneId, LeaseId, Namespace, WorkerInstanceId, uuid_of
-from flowfabric.core.limits import EXPIRED_LEASES_PAGE_MAX, PAGE_MAX
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import PublicState
 from flowfabric.engine.reads import (

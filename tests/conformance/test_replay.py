@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.limits import BATCH_MAX, TEXT_BYTES_MAX
+from flowfabric.core.bounds import BATCH_MAX, TEXT_BYTES_MAX
 from flowfabric.core.results import Replayed
 from flowfabric.core.states import (
     AttemptLifecycle,

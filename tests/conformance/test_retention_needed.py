@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import Engine, EngineConfig
-from flowfabric.core.limits import HELD_MS_MAX, HELD_MS_MIN
+from flowfabric.core.bounds import HELD_MS_MAX, HELD_MS_MIN
 from flowfabric.core.results import Claimed, Duplicate
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.engine.operators import Swept

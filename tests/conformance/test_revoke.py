@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.limits import TEXT_BYTES_MAX
+from flowfabric.core.bounds import TEXT_BYTES_MAX
 from flowfabric.core.results import AlreadySatisfied, Revoked
 from flowfabric.core.states import (
     AttemptState,

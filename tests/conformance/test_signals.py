@@ -4,10 +4,10 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.bounds import SIGNAL_PAYLOAD_BYTES_MAX
 from flowfabric.core.conditions import OperatorOnly, Single, all_of_waitpoints
 from flowfabric.core.events import EventCategory
 from flowfabric.core.handles import HandleKind
-from flowfabric.core.limits import SIGNAL_PAYLOAD_BYTES_MAX
 from flowfabric.core.records import WaitpointState
 from flowfabric.core.signals import SignalAccepted, SignalResult
 from flowfabric.core.states import (

@@ -3,9 +3,9 @@
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core.bounds import KEPT_SIGNAL_BYTES_MAX, KEPT_SIGNALS_MAX, SIGNAL_PAYLOAD_BYTES_MAX
 from flowfabric.core.conditions import ByName, Count, CountKind, Single, all_of_waitpoints
 from flowfabric.core.diagnosis import Cause
-from flowfabric.core.limits import KEPT_SIGNAL_BYTES_MAX, KEPT_SIGNALS_MAX, SIGNAL_PAYLOAD_BYTES_MAX
 from flowfabric.core.records import SignalEffect
 from flowfabric.core.results import Claimed
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate
@@ -242,7 +242,7 @@ async def test_every_signal_to_waitpoints_of_one_name_counts(engine: Engine, giv
 async def test_more_signals_than_are_shown_are_counted(
     engine: Engine, given: Given, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowfabric.core.limits.KEPT_SIGNALS_SHOWN_MAX", 2)
+    monkeypatch.setattr("flowfabric.core.bounds.KEPT_SIGNALS_SHOWN_MAX", 2)
     execution_id = await given.waiting()
     for source in "abc":
         await send(engine, execution_id, source=source)

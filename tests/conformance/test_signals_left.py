@@ -3,6 +3,7 @@
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core.bounds import KEPT_SIGNALS_MAX
 from flowfabric.core.conditions import (
     AllConditions,
     Condition,
@@ -11,7 +12,6 @@ from flowfabric.core.conditions import (
     Single,
     all_of_waitpoints,
 )
-from flowfabric.core.limits import KEPT_SIGNALS_MAX
 from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalAccepted
 from flowfabric.engine.suspensions import SuspendSatisfied

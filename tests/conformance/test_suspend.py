@@ -4,10 +4,10 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.bounds import OPEN_WAITPOINTS_MAX
 from flowfabric.core.conditions import AllConditions, OperatorOnly, all_of_waitpoints
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.handles import HandleKind
-from flowfabric.core.limits import OPEN_WAITPOINTS_MAX
 from flowfabric.core.records import (
     Requester,
     Suspension,

@@ -3,6 +3,7 @@
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core.bounds import WAITPOINTS_PER_SUSPENSION_MAX
 from flowfabric.core.conditions import (
     AllConditions,
     ByName,
@@ -15,7 +16,6 @@ from flowfabric.core.conditions import (
     Wildcard,
     all_of_waitpoints,
 )
-from flowfabric.core.limits import WAITPOINTS_PER_SUSPENSION_MAX
 from flowfabric.core.waitpoints import FreshWaitpoint, ResumePolicy, UsePending
 from flowfabric.errors import AlreadySuspended, InvalidInput
 from tests.conformance.given import Given

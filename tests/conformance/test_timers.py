@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine, EngineConfig
+from flowfabric.core.bounds import BATCH_MAX, ROUTE_KEEP_MS
 from flowfabric.core.events import ScannerFilter
-from flowfabric.core.limits import BATCH_MAX, ROUTE_KEEP_MS
 from flowfabric.core.results import AlreadySatisfied, Marked
 from flowfabric.core.states import (
     AttemptLifecycle,

@@ -3,8 +3,8 @@
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core.bounds import PRIORITY_MAX
 from flowfabric.core.checks import TAG_KEY_MAX_BYTES
-from flowfabric.core.limits import PRIORITY_MAX
 from flowfabric.core.results import Delayed, Moved, Updated
 from flowfabric.core.states import PublicState
 from flowfabric.errors import InvalidInput, StaleLease

@@ -3,6 +3,7 @@
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core.bounds import WAITPOINT_TTL_MS_MAX
 from flowfabric.core.conditions import (
     AllConditions,
     ByName,
@@ -12,7 +13,6 @@ from flowfabric.core.conditions import (
     all_of_waitpoints,
 )
 from flowfabric.core.leases import OPERATOR_OVERRIDE
-from flowfabric.core.limits import WAITPOINT_TTL_MS_MAX
 from flowfabric.core.records import SignalEffect, Waitpoint, WaitpointState
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import LifecyclePhase, OwnershipState, PublicState

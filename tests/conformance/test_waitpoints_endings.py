@@ -3,8 +3,8 @@
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core.bounds import RETENTION_FAILED_MS
 from flowfabric.core.conditions import all_of_waitpoints
-from flowfabric.core.limits import RETENTION_FAILED_MS
 from flowfabric.core.records import WaitpointState
 from flowfabric.core.results import Claimed, Completed
 from flowfabric.core.waitpoints import PendingWaitpoint

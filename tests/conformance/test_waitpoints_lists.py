@@ -3,6 +3,7 @@
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.conditions import (
     AllConditions,
     ByName,
@@ -13,7 +14,6 @@ from flowfabric.core.conditions import (
     Single,
     TimeoutOnly,
 )
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.records import SignalEffect, WaitpointState
 from flowfabric.core.results import Claimed
 from flowfabric.core.waitpoints import PendingWaitpoint, fingerprint

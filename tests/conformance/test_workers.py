@@ -4,8 +4,8 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.bounds import SWEEP_BATCH
 from flowfabric.core.ids import LaneId, Namespace, WorkerId, WorkerInstanceId
-from flowfabric.core.limits import SWEEP_BATCH
 from flowfabric.core.states import BlockingReason, EligibilityState, OwnershipState
 from flowfabric.core.workers import (
     NotRegistered,

@@ -12,10 +12,10 @@ from typing import TypeVar
 from msgspec import Struct, structs
 
 from flowfabric import Engine, EngineConfig, connect
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.events import START, Event, StoredEvent
 from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.records import Attempt, Execution, Record, StoredGrant, first_attempt
 from flowfabric.core.transitions import Changes, Subject
 from flowfabric.engine.unit import execution_key

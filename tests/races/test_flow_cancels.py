@@ -1,8 +1,8 @@
 """Cancelling a large flow while its members go on."""
 
 from flowfabric import Engine
+from flowfabric.core.bounds import CANCEL_BATCH
 from flowfabric.core.ids import partition_of, uuid_of
-from flowfabric.core.limits import CANCEL_BATCH
 from tests.conformance.auditing import complaints_of
 from tests.conformance.given import RETRYING
 from tests.conformance.graphs import new_graph

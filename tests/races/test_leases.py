@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from flowfabric import Engine
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.events import START, Event, LeaseEventType
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, uuid_of
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.results import Renewed
 from flowfabric.errors import ExecutionNotActive, LeaseExpired, NotFound, RetryExhausted
 from flowfabric.worker.leases import BEATS_PER_LEASE, Heartbeat, HeldLease, clock_s

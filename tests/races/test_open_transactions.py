@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from flowfabric import App, Engine
-from flowfabric.core import limits
+from flowfabric.core import bounds
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.schedules import ScheduleDefinition
@@ -218,4 +218,4 @@ async def test_an_id_of_ones_own_is_waited_for_in_the_same_way(
 
 
 def test_the_wait_for_a_key_is_bounded() -> None:
-    assert limits.KEY_WAIT_MS == 10_000
+    assert bounds.KEY_WAIT_MS == 10_000

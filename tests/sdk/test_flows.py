@@ -9,8 +9,8 @@ from msgspec import Struct
 from rich.console import Console
 
 from flowfabric import AllOf, AnyOf, App, Context, EngineConfig, Quorum, testing
+from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.flow_records import FlowState
-from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.states import PublicState
 from flowfabric.errors import (
     ExecutionCancelled,

@@ -7,7 +7,7 @@ import string
 import pytest
 
 from flowfabric import Context, SignalToken, all_of, testing
-from flowfabric.core.limits import SIGNAL_PAYLOAD_BYTES_MAX
+from flowfabric.core.bounds import SIGNAL_PAYLOAD_BYTES_MAX
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate
 from flowfabric.core.states import PublicState
 from flowfabric.core.waitpoints import INVALID

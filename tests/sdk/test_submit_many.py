@@ -4,8 +4,8 @@ import pytest
 from msgspec import structs
 
 from flowfabric import App, EngineConfig, Retry
+from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.records import Execution
 from flowfabric.core.views import ExecutionContext
 from flowfabric.engine.unit import execution_key

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from flowfabric import Engine
+from flowfabric.core.bounds import HELD_MS_MAX, HELD_MS_MIN, TIME_MS_MAX
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import FIRST_UUID, make_execution_id, uuid_of
-from flowfabric.core.limits import HELD_MS_MAX, HELD_MS_MIN, TIME_MS_MAX
 from flowfabric.core.results import Created
 from flowfabric.core.states import PublicState
 from flowfabric.store.base import Parameter

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, lists, recursive, text
 
+from flowfabric.core.bounds import PAYLOAD_DEPTH_MAX
 from flowfabric.core.checks import check_depth
-from flowfabric.core.limits import PAYLOAD_DEPTH_MAX
 from flowfabric.errors import InvalidInput
 from flowfabric.json_values import encode_value
 

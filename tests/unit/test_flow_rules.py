@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from msgspec import structs
 
+from flowfabric.core.bounds import CANCEL_WAIT_MS_MAX, FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
 from flowfabric.core.flow_endings import (
     NoWait,
     WaitIndefinite,
@@ -30,7 +31,6 @@ from flowfabric.core.flow_joins import (
 )
 from flowfabric.core.flow_records import CancellationPolicy, FlowRecord, FlowState
 from flowfabric.core.ids import FlowId, Namespace, make_execution_id, parse_uuid
-from flowfabric.core.limits import CANCEL_WAIT_MS_MAX, FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
 from flowfabric.core.results import FlowCancelled, PartiallyCancelled, SiblingCancelAction
 from flowfabric.core.states import PublicState, TerminalOutcome
 from flowfabric.core.views import MemberCounts, derive_flow_state

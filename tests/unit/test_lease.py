@@ -5,6 +5,7 @@ from uuid import uuid4
 import pytest
 from msgspec import structs
 
+from flowfabric.core.bounds import OUTAGE_MS_MIN, OUTAGE_SLACK_MS
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import LeaseId
 from flowfabric.core.leases import (
@@ -17,7 +18,6 @@ from flowfabric.core.leases import (
     grant_lease,
     lease_is_dead,
 )
-from flowfabric.core.limits import OUTAGE_MS_MIN, OUTAGE_SLACK_MS
 from flowfabric.core.records import Attempt
 from flowfabric.core.results import AlreadySatisfied, Renewed, Revoked
 from flowfabric.core.states import AttemptLifecycle, AttemptType

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.core.limits import TIME_MS_MAX
+from flowfabric.core.bounds import TIME_MS_MAX
 from flowfabric.core.policies import (
     ASKED_PRIORITY_MAX,
     ASKED_PRIORITY_MIN,

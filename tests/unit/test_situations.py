@@ -23,8 +23,8 @@ from flowfabric.core.executions import (
 )
 from flowfabric.core.flow_endings import block, release
 from flowfabric.core.flow_records import EdgeGroup, ExecutionInput, GroupState
-from flowfabric.core.gating import decide_keep_back, decide_let_go
 from flowfabric.core.ids import AttemptId, EdgeId, LeaseId, SignalId, WaitpointId, WaitpointKey
+from flowfabric.core.keeping_back import decide_keep_back, decide_let_go
 from flowfabric.core.leases import (
     Fence,
     decide_expire_lease,

@@ -3,10 +3,10 @@
 import pytest
 from msgspec import structs
 
+from flowfabric.core.bounds import SUSPEND_DEDUP_TTL_MS_MAX
 from flowfabric.core.conditions import OperatorOnly, Single
 from flowfabric.core.executions import CancelRequest, Timing, decide_cancel
 from flowfabric.core.ids import SignalId, WaitpointId
-from flowfabric.core.limits import SUSPEND_DEDUP_TTL_MS_MAX
 from flowfabric.core.records import (
     SignalDedup,
     SignalEffect,

@@ -16,8 +16,8 @@ from flowfabric.cli import screen
 from flowfabric.cli.options import Target, target_options
 from flowfabric.cli.screen import fixed, right
 from flowfabric.connection import connect
+from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.results import Claimed
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.work import Completion

@@ -10,9 +10,9 @@ from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.budgets import refuse_breach
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import fixed, flexible, right
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
 from flowfabric.core.budgets import EnforcementMode, OnHardLimit
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.policies import duration_ms, span
 from flowfabric.engine.budgets import BudgetStatus
 from flowfabric.engine.engine import Engine

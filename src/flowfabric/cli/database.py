@@ -14,8 +14,8 @@ from rich.text import Text
 from flowfabric.cli import options, screen
 from flowfabric.cli.options import Target, check_file, target_options
 from flowfabric.connection import connect, migrate
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.diagnosis import Complaint, Wrong
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.policies import span
 from flowfabric.core.states import LaneState
 from flowfabric.engine.engine import Engine

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import REMARK, ScreenColumn, fixed, flexible, right
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import split_kind, visible, visible_lines
 from flowfabric.core.events import EventCategory, StoredEvent
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.policies import span
 from flowfabric.core.records import Attempt
 from flowfabric.core.states import TERMINAL_STATES, PublicState

@@ -8,10 +8,10 @@ from rich.text import Text
 
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import fixed, flexible, right
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.flow_endings import CancelWait, NoWait, WaitTimeout
 from flowfabric.core.flow_records import CancellationPolicy, FlowState
 from flowfabric.core.ids import parse_own_id
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.policies import duration_ms, span
 from flowfabric.core.results import CancellationScheduled, PartiallyCancelled
 from flowfabric.core.states import PublicState

@@ -10,8 +10,8 @@ from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import fixed, flexible, right
 from flowfabric.core import gates
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.gates import LimitSource, QuotaPolicy
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.engine.engine import Engine
 from flowfabric.limits import rate_text, spec_of, status_of
 

@@ -15,8 +15,8 @@ from rich.text import Text
 from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import REMARK, fixed, flexible, right
+from flowfabric.core.bounds import PAGE_MAX, PRIORITY_MAX, PRIORITY_MIN, SWEEP_BATCH
 from flowfabric.core.ids import ExecutionId, uuid_of
-from flowfabric.core.limits import PAGE_MAX, PRIORITY_MAX, PRIORITY_MIN, SWEEP_BATCH
 from flowfabric.core.policies import span
 from flowfabric.core.records import Lane
 from flowfabric.core.results import Revoked

@@ -10,7 +10,7 @@ from rich.text import Text
 from flowfabric.cli import screen
 from flowfabric.cli.options import Target, namespace_option, target_options, with_engine
 from flowfabric.cli.screen import flexible, right
-from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.policies import span
 from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalDuplicate

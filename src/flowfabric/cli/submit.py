@@ -12,10 +12,10 @@ from rich.text import Text
 
 from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.cli import options, screen
+from flowfabric.core.bounds import PAYLOAD_DEPTH_MAX, PRIORITY_MAX, PRIORITY_MIN
 from flowfabric.core.checks import JSON, split_kind
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import uuid_of
-from flowfabric.core.limits import PAYLOAD_DEPTH_MAX, PRIORITY_MAX, PRIORITY_MIN
 from flowfabric.core.policies import duration_ms
 from flowfabric.core.results import Created
 from flowfabric.core.states import TERMINAL_STATES, PublicState

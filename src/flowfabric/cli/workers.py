@@ -7,7 +7,7 @@ from rich.text import Text
 
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import fixed, flexible, right
-from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.workers import WorkerDead, WorkerEntry, WorkerEvent
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import NotFound

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final
 
-from flowfabric.core import limits
+from flowfabric.core import bounds
 from flowfabric.errors import InvalidCapabilities, InvalidInput, PayloadTooLarge
 
 # Text that others wrote, made safe to show ----------------------------------
@@ -100,7 +100,7 @@ def check_int(field: str, value: object, low: int, high: int) -> int:
 
 
 def check_priority(value: object) -> int:
-    return check_int("priority", value, limits.PRIORITY_MIN, limits.PRIORITY_MAX)
+    return check_int("priority", value, bounds.PRIORITY_MIN, bounds.PRIORITY_MAX)
 
 
 def check_names(field: str, value: object) -> None:
@@ -126,7 +126,7 @@ def check_list(field: str, value: object, low: int, high: int) -> Sequence[objec
 
 def check_time(field: str, value: object) -> int:
     """A point in time in milliseconds since the epoch."""
-    return check_int(field, value, 0, limits.TIME_MS_MAX)
+    return check_int(field, value, 0, bounds.TIME_MS_MAX)
 
 
 def check_optional_time(field: str, value: object) -> int | None:
@@ -134,7 +134,7 @@ def check_optional_time(field: str, value: object) -> int | None:
 
 
 def check_text(
-    field: str, value: object, *, bytes_max: int = limits.NAME_BYTES_MAX, empty: bool = True
+    field: str, value: object, *, bytes_max: int = bounds.NAME_BYTES_MAX, empty: bool = True
 ) -> str:
     if not isinstance(value, str):
         raise InvalidInput(field, "must be a string", value)
@@ -151,7 +151,7 @@ def check_text(
     return value
 
 
-def check_name(field: str, value: object, *, bytes_max: int = limits.NAME_BYTES_MAX) -> str:
+def check_name(field: str, value: object, *, bytes_max: int = bounds.NAME_BYTES_MAX) -> str:
     """Text people call something by: not empty, and nothing in it acts unseen."""
     name = check_text(field, value, bytes_max=bytes_max, empty=False)
     if not is_visible(name):
@@ -162,12 +162,12 @@ def check_name(field: str, value: object, *, bytes_max: int = limits.NAME_BYTES_
 def check_reason(value: object) -> str:
     """Text of any length, shortened: it is a message to people."""
     return shorten(
-        check_text("reason", value, bytes_max=limits.REASON_BYTES_MAX), limits.TEXT_BYTES_MAX
+        check_text("reason", value, bytes_max=bounds.REASON_BYTES_MAX), bounds.TEXT_BYTES_MAX
     )
 
 
 def check_optional_text(
-    field: str, value: object, *, bytes_max: int = limits.NAME_BYTES_MAX
+    field: str, value: object, *, bytes_max: int = bounds.NAME_BYTES_MAX
 ) -> str | None:
     return None if value is None else check_text(field, value, bytes_max=bytes_max)
 
@@ -202,17 +202,17 @@ def check_json(field: str, value: object, bytes_max: int, *, encoding: object) -
 
 def check_depth(field: str, document: bytes) -> None:
     """Refuse JSON with more lists and objects inside each other than can be read back."""
-    if document.count(b"[") + document.count(b"{") <= limits.PAYLOAD_DEPTH_MAX:
+    if document.count(b"[") + document.count(b"{") <= bounds.PAYLOAD_DEPTH_MAX:
         return
     brackets = _TEXTS.sub(b"", document).translate(_SAME_BRACKETS, _NOT_BRACKETS)
     # Each pass takes away the innermost level.
-    for _ in range(limits.PAYLOAD_DEPTH_MAX):
+    for _ in range(bounds.PAYLOAD_DEPTH_MAX):
         less = brackets.replace(b"[]", b"")
         if len(less) == len(brackets):
             break
         brackets = less
     if b"[]" in brackets:
-        problem = f"must be nested at most {limits.PAYLOAD_DEPTH_MAX} deep, in lists and objects"
+        problem = f"must be nested at most {bounds.PAYLOAD_DEPTH_MAX} deep, in lists and objects"
         raise InvalidInput(field, problem)
 
 

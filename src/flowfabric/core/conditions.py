@@ -19,9 +19,9 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from flowfabric.core.bounds import NAME_BYTES_MAX
 from flowfabric.core.checks import UNSTORABLE, check_int, is_visible
 from flowfabric.core.ids import WaitpointKey
-from flowfabric.core.limits import NAME_BYTES_MAX
 from flowfabric.core.records import SignalEffect, SignalFacts, Waitpoint
 from flowfabric.errors import Corruption, InvalidInput
 

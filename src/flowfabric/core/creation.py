@@ -13,6 +13,7 @@ from typing import Final, TypedDict
 
 from msgspec import Struct, structs
 
+from flowfabric.core.bounds import IDEMPOTENCY_KEY_BYTES_MAX
 from flowfabric.core.checks import (
     INSTANCE_TAG_KEY,
     check_bool,
@@ -52,7 +53,6 @@ from flowfabric.core.ids import (
     partition_of,
     solo_execution_id,
 )
-from flowfabric.core.limits import IDEMPOTENCY_KEY_BYTES_MAX
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, encode_policy, parse_policy
 from flowfabric.core.records import Execution, ExecutionTag, IdempotencyGuard
 from flowfabric.core.states import (

@@ -13,9 +13,9 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import policies, results, transitions
+from flowfabric.core.bounds import PRIORITY_MAX, PRIORITY_MIN
 from flowfabric.core.events import LeaseEventType, lease_event, operator_event
 from flowfabric.core.leases import OPERATOR_OVERRIDE, Fence, check_fence, check_holder
-from flowfabric.core.limits import PRIORITY_MAX, PRIORITY_MIN
 from flowfabric.core.records import Execution, FailedStep
 from flowfabric.core.situations import RULES, Operation, Situation, into, situation_of
 from flowfabric.core.states import (

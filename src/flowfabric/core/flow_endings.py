@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import transitions
+from flowfabric.core.bounds import AUDIT_EVERY_MS, CANCEL_WAIT_MS_MAX
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.executions import Timing, decide_replay
@@ -31,7 +32,6 @@ from flowfabric.core.flow_records import (
     PendingCancel,
 )
 from flowfabric.core.ids import FIRST_UUID, ExecutionId, make_execution_id, next_uuid
-from flowfabric.core.limits import AUDIT_EVERY_MS, CANCEL_WAIT_MS_MAX
 from flowfabric.core.records import Execution
 from flowfabric.core.results import FlowCancelled, PartiallyCancelled, Replayed, SiblingCancelAction
 from flowfabric.core.situations import HELD_BY_JOIN, Hold, held_by

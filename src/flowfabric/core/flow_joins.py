@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric import errors
+from flowfabric.core.bounds import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
 from flowfabric.core.checks import check_int, check_optional_text, check_text
 from flowfabric.core.flow_records import (
     Edge,
@@ -23,7 +24,6 @@ from flowfabric.core.flow_records import (
     PolicyKind,
 )
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace, parse_uuid, uuid4_from
-from flowfabric.core.limits import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
 from flowfabric.core.records import Execution
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.transitions import change

@@ -20,6 +20,7 @@ from typing import ClassVar, Final
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric.core.bounds import GATES_PER_ROUTE_MAX
 from flowfabric.core.checks import check_int, check_list, check_name
 from flowfabric.core.ids import (
     ExecutionId,
@@ -31,7 +32,6 @@ from flowfabric.core.ids import (
     parse_namespace,
     parse_uuid,
 )
-from flowfabric.core.limits import GATES_PER_ROUTE_MAX
 from flowfabric.core.policies import span
 from flowfabric.core.records import Record
 from flowfabric.errors import InvalidInput, InvalidQuotaSpec

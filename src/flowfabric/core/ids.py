@@ -19,7 +19,7 @@ from typing import Final, NewType
 
 import msgspec
 
-from flowfabric.core.limits import NAME_BYTES_MAX
+from flowfabric.core.bounds import NAME_BYTES_MAX
 from flowfabric.errors import InvalidInput
 
 # Where a row lives: small stable hashes of ids ------------------------------

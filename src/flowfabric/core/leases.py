@@ -21,7 +21,7 @@ from types import MappingProxyType
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import limits, transitions
+from flowfabric.core import bounds, transitions
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.handles import HandleKind
@@ -56,7 +56,7 @@ OPERATOR_OVERRIDE = "operator_override"
 
 
 def check_ttl(lease_ttl_ms: object, field: str = "lease_ttl_ms") -> int:
-    return check_int(field, lease_ttl_ms, limits.LEASE_TTL_MS_MIN, limits.LEASE_TTL_MS_MAX)
+    return check_int(field, lease_ttl_ms, bounds.LEASE_TTL_MS_MIN, bounds.LEASE_TTL_MS_MAX)
 
 
 def not_active(execution: Execution) -> errors.ExecutionNotActive:
@@ -222,9 +222,9 @@ def _ended_in_an_outage(execution: Execution, now_ms: int, waited_ms: int) -> bo
 
     It tells nothing of its worker then, who may have tried to renew it all the while.
     """
-    if waited_ms < limits.OUTAGE_MS_MIN or execution.lease_expires_at_ms is None:
+    if waited_ms < bounds.OUTAGE_MS_MIN or execution.lease_expires_at_ms is None:
         return False
-    return now_ms - waited_ms <= execution.lease_expires_at_ms + limits.OUTAGE_SLACK_MS
+    return now_ms - waited_ms <= execution.lease_expires_at_ms + bounds.OUTAGE_SLACK_MS
 
 
 def note_expired(

@@ -16,9 +16,9 @@ from typing import Annotated, Final, Protocol, assert_never
 import msgspec
 from msgspec import Meta
 
+from flowfabric.core.bounds import TIME_MS_MAX, WORKER_DEATHS_MAX
 from flowfabric.core.checks import TOKENS_MAX, check_required
 from flowfabric.core.ids import parse_uuid
-from flowfabric.core.limits import TIME_MS_MAX, WORKER_DEATHS_MAX
 from flowfabric.core.records import TimeoutBehavior
 from flowfabric.core.states import FailureClass
 from flowfabric.errors import InvalidInput, InvalidPolicyJson, PayloadTooLarge
@@ -28,7 +28,7 @@ DURATION_MAX_MS: Final = 10 * 365 * 24 * 60 * 60 * 1000
 
 ASKED_PRIORITY_MIN: Final = -(2**31)
 ASKED_PRIORITY_MAX: Final = 2**31 - 1
-"""What may be asked for; what is given lies within `limits.PRIORITY_MIN` and `PRIORITY_MAX`."""
+"""What may be asked for; what is given lies within `bounds.PRIORITY_MIN` and `PRIORITY_MAX`."""
 COUNT_MAX: Final = 2**32 - 1
 MULTIPLIER_MAX: Final = 1_000_000.0
 LIST_MAX: Final = 64

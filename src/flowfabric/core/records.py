@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from flowfabric.core import limits
+from flowfabric.core import bounds
 from flowfabric.core.ids import (
     AttemptId,
     ExecutionId,
@@ -167,8 +167,8 @@ class Execution(Record, frozen=True, kw_only=True):
     awaits_child: bool = False
     """Whether it is parked itself until one of those it awaits has ended."""
     attempt_timeout_ms: int | None = None
-    retention_ms: int = limits.RETENTION_MS
-    retention_failed_ms: int = limits.RETENTION_FAILED_MS
+    retention_ms: int = bounds.RETENTION_MS
+    retention_failed_ms: int = bounds.RETENTION_FAILED_MS
     """All three come from the policy, so that claiming and completing need not decode it. The
     second keep time is for every end but success."""
 

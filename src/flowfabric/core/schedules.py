@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import policies
+from flowfabric.core.bounds import NAME_BYTES_MAX
 from flowfabric.core.checks import (
     TAGS_MAX,
     check_int,
@@ -33,7 +34,6 @@ from flowfabric.core.ids import (
     parse_lane_id,
     parse_namespace,
 )
-from flowfabric.core.limits import NAME_BYTES_MAX
 from flowfabric.core.records import Record
 from flowfabric.errors import InvalidInput
 

@@ -17,11 +17,7 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import conditions, waitpoints
-from flowfabric.core.checks import shorten
-from flowfabric.core.executions import Timing, park, repeats
-from flowfabric.core.ids import ExecutionId, SignalId, WaitpointId, WaitpointKey, uuid4_from
-from flowfabric.core.leases import Fence, check_fence
-from flowfabric.core.limits import (
+from flowfabric.core.bounds import (
     KEPT_SIGNAL_BYTES_MAX,
     KEPT_SIGNALS_MAX,
     SUSPEND_CLOCK_SKEW_MS,
@@ -30,6 +26,10 @@ from flowfabric.core.limits import (
     TEXT_BYTES_MAX,
     TIME_MS_MAX,
 )
+from flowfabric.core.checks import shorten
+from flowfabric.core.executions import Timing, park, repeats
+from flowfabric.core.ids import ExecutionId, SignalId, WaitpointId, WaitpointKey, uuid4_from
+from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.policies import parse_policy
 from flowfabric.core.records import (
     Execution,

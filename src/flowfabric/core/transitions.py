@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 from msgspec import Struct, structs
 
 from flowfabric.core import situations
+from flowfabric.core.bounds import HELD_MS_MAX, HELD_MS_MIN, RETENTION_FAILED_MS, RETENTION_MS
 from flowfabric.core.events import Event, LeaseEventType, completion_event, lease_event
 from flowfabric.core.flow_records import CompletionDispatch
-from flowfabric.core.limits import HELD_MS_MAX, HELD_MS_MIN, RETENTION_FAILED_MS, RETENTION_MS
 from flowfabric.core.policies import ExecutionPolicy
 from flowfabric.core.records import (
     Attempt,

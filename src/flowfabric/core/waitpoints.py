@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias, TypeVar
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import conditions, limits
+from flowfabric.core import bounds, conditions
 from flowfabric.core.checks import (
     check_bool,
     check_int,
@@ -139,9 +139,9 @@ def check_bindings(
         raise errors.InvalidInput(
             "waitpoints", "waitpoints_empty: leave it out to get one for each key of the condition"
         )
-    if len(waitpoints) > limits.WAITPOINTS_PER_SUSPENSION_MAX:
+    if len(waitpoints) > bounds.WAITPOINTS_PER_SUSPENSION_MAX:
         raise errors.InvalidInput(
-            "waitpoints", f"must be at most {limits.WAITPOINTS_PER_SUSPENSION_MAX}", len(waitpoints)
+            "waitpoints", f"must be at most {bounds.WAITPOINTS_PER_SUSPENSION_MAX}", len(waitpoints)
         )
     primary = waitpoints[0]
     if isinstance(primary, FreshWaitpoint) and isinstance(condition, conditions.Single):
@@ -277,10 +277,10 @@ def check_suspend(
         continuation_metadata_pointer=check_optional_text(
             "continuation_metadata_pointer",
             continuation_metadata_pointer,
-            bytes_max=limits.TEXT_BYTES_MAX,
+            bytes_max=bounds.TEXT_BYTES_MAX,
         ),
         idempotency_key=check_optional_text(
-            "idempotency_key", idempotency_key, bytes_max=limits.IDEMPOTENCY_KEY_BYTES_MAX
+            "idempotency_key", idempotency_key, bytes_max=bounds.IDEMPOTENCY_KEY_BYTES_MAX
         )
         or None,
         take_pending=taking,
@@ -524,10 +524,10 @@ def new_waitpoint(
 
 
 def check_waitpoint_room(execution: Execution, more: int) -> None:
-    if execution.open_waitpoint_count + more > limits.OPEN_WAITPOINTS_MAX:
+    if execution.open_waitpoint_count + more > bounds.OPEN_WAITPOINTS_MAX:
         raise errors.SignalLimitExceeded(
             f"{execution.called} has {execution.open_waitpoint_count} open waitpoints;"
-            f" at most {limits.OPEN_WAITPOINTS_MAX} are allowed"
+            f" at most {bounds.OPEN_WAITPOINTS_MAX} are allowed"
         )
 
 
@@ -542,7 +542,7 @@ def announce(
     made = tuple(
         structs.replace(
             new_waitpoint(execution, bound, key, now_ms),
-            expires_at_ms=min(now_ms + ANNOUNCED_FOR_MS, limits.TIME_MS_MAX),
+            expires_at_ms=min(now_ms + ANNOUNCED_FOR_MS, bounds.TIME_MS_MAX),
         )
         for bound in missing
     )

@@ -15,7 +15,7 @@ from typing import ClassVar
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import limits, transitions
+from flowfabric.core import bounds, transitions
 from flowfabric.core.checks import check_int, check_list, check_name, split_kind
 from flowfabric.core.ids import LaneId, Namespace, WorkerId, WorkerInstanceId, parse_lane_id
 from flowfabric.core.leases import WorkerIdentity
@@ -127,7 +127,7 @@ class Offer(Struct, frozen=True, kw_only=True):
 
 
 def check_liveness(liveness_ttl_ms: object) -> int:
-    low, high = limits.LIVENESS_TTL_MS_MIN, limits.LIVENESS_TTL_MS_MAX
+    low, high = bounds.LIVENESS_TTL_MS_MIN, bounds.LIVENESS_TTL_MS_MAX
     return check_int("liveness_ttl_ms", liveness_ttl_ms, low, high)
 
 
@@ -218,9 +218,9 @@ class LaneShares:
 
     def __init__(self, lanes: LaneWeights, field: str = "lanes") -> None:
         weights = lanes if isinstance(lanes, Mapping) else _alike(field, lanes)
-        check_list(field, list(weights), 1, limits.BATCH_MAX)
+        check_list(field, list(weights), 1, bounds.BATCH_MAX)
         self.weights: dict[str, int] = {
-            parse_lane_id(lane): check_int(f"{field}[{lane!r}]", weight, 1, limits.WEIGHT_MAX)
+            parse_lane_id(lane): check_int(f"{field}[{lane!r}]", weight, 1, bounds.WEIGHT_MAX)
             for lane, weight in weights.items()
         }
         self.names = tuple(self.weights)
@@ -242,7 +242,7 @@ class LaneShares:
 
 
 def _alike(field: str, lanes: Sequence[str]) -> dict[str, int]:
-    return {str(lane): 1 for lane in check_list(field, lanes, 1, limits.BATCH_MAX)}
+    return {str(lane): 1 for lane in check_list(field, lanes, 1, bounds.BATCH_MAX)}
 
 
 # Who serves what ------------------------------------------------------------

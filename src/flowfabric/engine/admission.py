@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from flowfabric.core import gates
+from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
 from flowfabric.core.checks import check_int, check_list, check_name
 from flowfabric.core.ids import QuotaPolicyId, parse_namespace, parse_uuid, partition_of, uuid_of
-from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
 from flowfabric.core.records import Execution
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import TERMINAL_STATES

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric.core import diagnosis
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int, check_optional_text
 from flowfabric.core.ids import (
     FIRST_UUID,
@@ -23,7 +24,6 @@ from flowfabric.core.ids import (
     partition_of,
     uuid_of,
 )
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.engine.unit import Group, row_execution_id
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Reader, Row

@@ -7,6 +7,7 @@ from msgspec import structs
 
 from flowfabric.core import budgets as rules
 from flowfabric.core import ids
+from flowfabric.core.bounds import BATCH_MAX, CANCEL_BATCH, SWEEP_BATCH
 from flowfabric.core.budgets import (
     Budget,
     BudgetReport,
@@ -15,7 +16,6 @@ from flowfabric.core.budgets import (
     OnHardLimit,
 )
 from flowfabric.core.checks import check_int
-from flowfabric.core.limits import BATCH_MAX, CANCEL_BATCH, SWEEP_BATCH
 from flowfabric.core.transitions import Changes
 from flowfabric.engine import gates
 from flowfabric.engine.budgets import freed_accounts, reset_in

@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 from flowfabric.core import budget_terms as terms
 from flowfabric.core import budgets as rules
 from flowfabric.core import ids
+from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
 from flowfabric.core.budgets import (
     Amounts,
     Budget,
@@ -25,7 +26,6 @@ from flowfabric.core.budgets import (
 )
 from flowfabric.core.checks import check_bool, check_int, check_list, check_text
 from flowfabric.core.handles import Handle
-from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
 from flowfabric.core.states import FailureClass
 from flowfabric.core.transitions import Changes
 from flowfabric.engine import gates

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from flowfabric import errors
 from flowfabric.core import creation
+from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN, KEY_WAIT_MS
 from flowfabric.core.checks import check_int, check_json, check_list
 from flowfabric.core.events import tag_events
 from flowfabric.core.handles import Handle
@@ -34,7 +35,6 @@ from flowfabric.core.ids import (
     uuid_of,
 )
 from flowfabric.core.leases import decide_hold
-from flowfabric.core.limits import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN, KEY_WAIT_MS
 from flowfabric.core.records import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import TERMINAL_STATES, LaneState, PublicState

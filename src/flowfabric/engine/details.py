@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec import Struct, structs
 
+from flowfabric.core.bounds import BATCH_MAX, JOIN_EDGES_MAX, PAGE_MAX
 from flowfabric.core.checks import (
     INSTANCE_TAG_KEY,
     check_int,
@@ -26,7 +27,6 @@ from flowfabric.core.ids import (
     partition_of,
     uuid_of,
 )
-from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX, PAGE_MAX
 from flowfabric.core.policies import in_words
 from flowfabric.core.records import Execution, ExecutionTag, Step
 from flowfabric.core.states import PublicState

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric import errors
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import (
     RESUME_MARGIN_MS,
@@ -42,7 +43,6 @@ from flowfabric.core.events import (
     write_cursor,
 )
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.engine import unit
 from flowfabric.engine.tails import Flights
 from flowfabric.logs import open_log

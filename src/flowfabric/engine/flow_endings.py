@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from flowfabric.core import flow_endings, limits, results
+from flowfabric.core import bounds, flow_endings, results
 from flowfabric.core.checks import check_int, check_name
 from flowfabric.core.flow_joins import count_endings, is_spared, with_last_end
 from flowfabric.core.flow_records import (
@@ -73,9 +73,9 @@ class Dispatched(Struct, frozen=True, kw_only=True):
 
 
 class FlowEndings(FlowBuilding):
-    async def dispatch_completions(self, *, limit: int = limits.DISPATCH_BATCH) -> Swept:
+    async def dispatch_completions(self, *, limit: int = bounds.DISPATCH_BATCH) -> Swept:
         """Work off endings of flow members that no other process is working on."""
-        check_int("limit", limit, 1, limits.BATCH_MAX)
+        check_int("limit", limit, 1, bounds.BATCH_MAX)
         # Starting anywhere keeps busy flows from starving those behind them.
         start = random.randrange(self.shell.deployment.partitions.num_flow)
 
@@ -151,7 +151,7 @@ class FlowEndings(FlowBuilding):
         """Work off the endings that are left of a flow; whether there were any."""
         acted = False
         for _ in range(CASCADE_ROUNDS_MAX):
-            swept = await self._dispatch_alone(flow_id, limits.DISPATCH_BATCH)
+            swept = await self._dispatch_alone(flow_id, bounds.DISPATCH_BATCH)
             acted = acted or swept.acted > 0
             if not swept.full:
                 break
@@ -210,7 +210,7 @@ class FlowEndings(FlowBuilding):
         groups = await tx.lock(
             EdgeGroup, sorted({unit.execution_key(edge.downstream_id) for edge in edges})
         )
-        more = len(edges) == limits.DISPATCH_EDGES_MAX
+        more = len(edges) == bounds.DISPATCH_EDGES_MAX
         finished = [each for each in taken if not more or _before(each.row, edges[-1])]
         also = Changes(
             updates=await self._count(tx, flows, finished),
@@ -308,12 +308,12 @@ class FlowEndings(FlowBuilding):
 
     # Edges that were never applied
 
-    async def apply_due_edges(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
+    async def apply_due_edges(self, *, limit: int = bounds.SWEEP_BATCH) -> Swept:
         """Apply edges that were staged a while ago and then forgotten."""
-        check_int("limit", limit, 1, limits.BATCH_MAX)
+        check_int("limit", limit, 1, bounds.BATCH_MAX)
 
         async def due(reader: Reader) -> Sequence[Edge]:
-            before_ms = await reader.now_ms() - limits.EDGE_APPLY_AFTER_MS
+            before_ms = await reader.now_ms() - bounds.EDGE_APPLY_AFTER_MS
             return await reader.select_records(Edge, "due_edges", before_ms=before_ms, limit=limit)
 
         edges = await self.store.read(due)
@@ -438,7 +438,7 @@ async def open_edges(tx: Transaction, lives: Mapping[ExecutionId, int]) -> Seque
         partition_keys=[partition_of(each) for each in lives],
         execution_ids=[uuid_of(each) for each in lives],
         replay_counts=list(lives.values()),
-        limit=limits.DISPATCH_EDGES_MAX,
+        limit=bounds.DISPATCH_EDGES_MAX,
     )
 
 
@@ -479,12 +479,12 @@ class Suspects(Struct, frozen=True):
 
 
 class FlowAudits(FlowBuilding):
-    async def audit_flows(self, *, limit: int = limits.AUDIT_BATCH) -> Swept:
+    async def audit_flows(self, *, limit: int = bounds.AUDIT_BATCH) -> Swept:
         """Look at the next members of all flows, if it is time, and free those left behind.
 
         So are executions that wait for one that is gone.
         """
-        check_int("limit", limit, 1, limits.AUDIT_BATCH)
+        check_int("limit", limit, 1, bounds.AUDIT_BATCH)
 
         async def body(tx: Transaction) -> Suspects:
             return await _take_turn(tx, limit)

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from flowfabric.core import flow_joins
+from flowfabric.core.bounds import BATCH_MAX, JOIN_EDGES_MAX
 from flowfabric.core.checks import check_bool, check_int, check_list
 from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.flow_endings import Ending, block
 from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord
 from flowfabric.core.ids import ExecutionId, FlowId, member_execution_id, uuid_of
-from flowfabric.core.limits import BATCH_MAX, JOIN_EDGES_MAX
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Created, DependenciesAdded
 from flowfabric.core.states import TerminalOutcome

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec import Struct
 
 from flowfabric import errors
-from flowfabric.core import flow_endings, limits, results
+from flowfabric.core import bounds, flow_endings, results
 from flowfabric.core.checks import check_int, check_list, check_optional_text, check_reason
 from flowfabric.core.executions import CancelRequest, Timing, decide_cancel
 from flowfabric.core.flow_joins import SIBLING_REASONS
@@ -88,7 +88,7 @@ class FlowOperators(FlowBuilding):
         asked = self.check_flow_id(flow_id)
 
         async def body(
-            tx: Transaction, at_once_max: int = limits.CANCEL_BATCH
+            tx: Transaction, at_once_max: int = bounds.CANCEL_BATCH
         ) -> results.CancelHeaderResult:
             flow = await self.lock_flow(tx, asked)
             if flow_endings.repeats_cancel(flow, policy):
@@ -102,7 +102,7 @@ class FlowOperators(FlowBuilding):
             await tx.save(Changes(updates=(closed,), events=(event,)))
             return results.FlowCancelled(
                 cancellation_policy=policy,
-                member_execution_ids=tuple(members[: limits.MEMBERS_SHOWN_MAX]),
+                member_execution_ids=tuple(members[: bounds.MEMBERS_SHOWN_MAX]),
                 member_count=len(members),
             )
 
@@ -122,7 +122,7 @@ class FlowOperators(FlowBuilding):
             satisfied=satisfied,
             impossible=impossible,
             short_join=flow_endings.SHORT_JOIN,
-            limit=limits.MEMBERS_SHOWN_MAX,
+            limit=bounds.MEMBERS_SHOWN_MAX,
         )
         return results.FlowAlreadyEnded(
             stored_cancellation_policy=flow.cancellation_policy,
@@ -179,13 +179,13 @@ class FlowOperators(FlowBuilding):
     # Members
 
     async def cancel_pending_members(
-        self, *, flow_id: str | None = None, limit: int = limits.CANCEL_BATCH
+        self, *, flow_id: str | None = None, limit: int = bounds.CANCEL_BATCH
     ) -> Swept:
         """Cancel members that a flow's cancellation or a join's policy has given up.
 
         When a batch fails, each of its members has a transaction of its own.
         """
-        check_int("limit", limit, 1, limits.BATCH_MAX)
+        check_int("limit", limit, 1, bounds.BATCH_MAX)
         asked = None if flow_id is None else self.check_flow_id(flow_id)
 
         async def body(tx: Transaction) -> Swept:
@@ -279,7 +279,7 @@ class FlowOperators(FlowBuilding):
                 "list_siblings",
                 flow_id=asked,
                 downstream_id=uuid_of(downstream_id),
-                limit=limits.BATCH_MAX,
+                limit=bounds.BATCH_MAX,
             )
             keys: list[Key] = [(each.partition_key, each.execution_id) for each in found]
             rows = await tx.lock(PendingCancel, keys)
@@ -304,7 +304,7 @@ class FlowOperators(FlowBuilding):
         for _ in range(DRAIN_ROUNDS_MAX):
             swept = await self.cancel_pending_members(flow_id=flow_id)
             if swept.acted == 0:
-                left = await self._left_to_cancel(flow_id, limits.MEMBERS_SHOWN_MAX)
+                left = await self._left_to_cancel(flow_id, bounds.MEMBERS_SHOWN_MAX)
                 if all(left.values()):
                     return flow_endings.all_but(header, tuple(sorted(left)))
             if time.monotonic() >= deadline_s:
@@ -421,8 +421,8 @@ class FlowReplays(FlowBuilding):
         requested_by: str | None = None,
     ) -> Answers:
         """Replay many; each gets its own answer or error."""
-        check_list("execution_ids", execution_ids, 0, limits.BATCH_MAX)
-        check_optional_text("reason", reason, bytes_max=limits.TEXT_BYTES_MAX)
+        check_list("execution_ids", execution_ids, 0, bounds.BATCH_MAX)
+        check_optional_text("reason", reason, bytes_max=bounds.TEXT_BYTES_MAX)
         check_optional_text("requested_by", requested_by)
         asked = [self.shell.check_execution_id(each) for each in execution_ids]
         if not asked:
@@ -483,7 +483,7 @@ class FlowReplays(FlowBuilding):
         touched, refused, seen = 0, dict[str, int](), 0
         cursor = ListCursor()
         while seen < limit:
-            batch = await self._next_batch(narrowed, cursor, min(limits.SWEEP_BATCH, limit - seen))
+            batch = await self._next_batch(narrowed, cursor, min(bounds.SWEEP_BATCH, limit - seen))
             if not batch:
                 return BulkResult(touched=touched, refused=refused, more=False)
             seen += len(batch)

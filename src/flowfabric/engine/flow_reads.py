@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from msgspec import Struct, structs
 
 from flowfabric.core import views
+from flowfabric.core.bounds import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX, PAGE_MAX
 from flowfabric.core.checks import check_int, check_tag_key, check_tags
 from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord, FlowState, FlowTag
 from flowfabric.core.ids import (
@@ -22,7 +23,6 @@ from flowfabric.core.ids import (
     start_after,
     uuid_of,
 )
-from flowfabric.core.limits import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX, PAGE_MAX
 from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import blocked_by_code

@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import flow_joins, results
+from flowfabric.core.bounds import BATCH_MAX, SWEEP_BATCH
 from flowfabric.core.checks import check_int
 from flowfabric.core.flow_endings import Ending, Resolution, block, release, resolve_edges
 from flowfabric.core.flow_records import (
@@ -33,7 +34,6 @@ from flowfabric.core.ids import (
     partition_of,
     uuid_of,
 )
-from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
 from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes, Subject, combine, held_until_ms

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import gates
+from flowfabric.core.bounds import GATED_ROUTES_MAX
 from flowfabric.core.budgets import Budget, describe_closed
 from flowfabric.core.checks import split_kind
 from flowfabric.core.handles import Handle, HandleKind
@@ -31,7 +32,6 @@ from flowfabric.core.ids import (
     parse_namespace,
     uuids_from,
 )
-from flowfabric.core.limits import GATED_ROUTES_MAX
 from flowfabric.core.transitions import Changes
 from flowfabric.errors import Conflict, InvalidInput, NotFound
 from flowfabric.store.base import HintListener, Key, Parameter, Reader, Row, Store, Transaction

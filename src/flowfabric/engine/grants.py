@@ -11,7 +11,7 @@ from typing import TypeVar
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import gating, grants, limits, results, workers
+from flowfabric.core import bounds, grants, keeping_back, results, workers
 from flowfabric.core.checks import check_bool, check_int, check_offered, check_optional_text
 from flowfabric.core.executions import Timing
 from flowfabric.core.ids import (
@@ -139,7 +139,7 @@ class Grants(unit.Group):
             "parked_for",
             **query.parameters,
             kinds=query.kinds,
-            limit=limits.PARKED_MAX,
+            limit=bounds.PARKED_MAX,
         )
         asks = [unit.Ask(each, let_go) for each in parked]
         await self.shell.decide_in(tx, asks, [0.0] * len(asks))
@@ -155,7 +155,7 @@ class Grants(unit.Group):
             "lanes": query.lanes,
             "kinds": query.kinds,
             "capabilities": query.capabilities,
-            "limit": limits.PARKED_MAX,
+            "limit": bounds.PARKED_MAX,
         }
         if not await tx.select_as(Unserved, "ready_elsewhere", **asked):
             return
@@ -423,9 +423,9 @@ class Grants(unit.Group):
 
     # Time
 
-    async def return_due_grants(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
+    async def return_due_grants(self, *, limit: int = bounds.SWEEP_BATCH) -> Swept:
         """Forget grants that were not used in time: what they kept is ready for everybody."""
-        check_int("limit", limit, 1, limits.BATCH_MAX)
+        check_int("limit", limit, 1, bounds.BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
             due = await tx.select_as(
@@ -456,13 +456,13 @@ class Grants(unit.Group):
 
         Blocking it again replaces the reason. What waits for something else is refused.
         """
-        why = gating.check_gate_reason("reason", reason)
+        why = keeping_back.check_gate_reason("reason", reason)
         detail = check_optional_text("reason_detail", reason_detail) or ""
         asked_lane = None if lane_id is None else parse_lane_id(lane_id)
 
         def decide(subject: Subject, timing: Timing) -> Decision[results.Blocked]:
             grants.check_lane_meant(subject.execution, asked_lane)
-            return gating.decide_keep_back(subject, why, detail, timing.now_ms)
+            return keeping_back.decide_keep_back(subject, why, detail, timing.now_ms)
 
         return await self.shell.decide(
             unit.Ask(self.shell.check_execution_id(execution_id), decide)
@@ -479,12 +479,12 @@ class Grants(unit.Group):
         expected: BlockingReason | None = None
         if expected_blocking_reason is not None:
             field = "expected_blocking_reason"
-            expected = gating.check_gate_reason(field, expected_blocking_reason)
+            expected = keeping_back.check_gate_reason(field, expected_blocking_reason)
         asked_lane = None if lane_id is None else parse_lane_id(lane_id)
 
         def decide(subject: Subject, timing: Timing) -> Decision[results.Unblocked]:
             grants.check_lane_meant(subject.execution, asked_lane)
-            return gating.decide_let_go(subject, expected, timing.now_ms)
+            return keeping_back.decide_let_go(subject, expected, timing.now_ms)
 
         return await self.shell.decide(
             unit.Ask(self.shell.check_execution_id(execution_id), decide)
@@ -574,7 +574,7 @@ def _park(subject: Subject, timing: Timing) -> Decision[results.Blocked | None]:
         # It was claimed or granted since it was found.
         return Decision(answer=None)
     why = BlockingReason.WAITING_FOR_CAPABLE_WORKER
-    made = gating.decide_keep_back(subject, why, NO_CAPABLE_WORKER, timing.now_ms)
+    made = keeping_back.decide_keep_back(subject, why, NO_CAPABLE_WORKER, timing.now_ms)
     return Decision(answer=made.answer, changes=made.changes)
 
 
@@ -605,7 +605,7 @@ def _check_request(
         grant_id=unit.new_random_uuid(),
         worker=leases.check_worker(worker_id, worker_instance_id),
         offered=check_offered(capabilities),
-        ttl_ms=check_int("grant_ttl_ms", grant_ttl_ms, 1, limits.GRANT_TTL_MS_MAX),
+        ttl_ms=check_int("grant_ttl_ms", grant_ttl_ms, 1, bounds.GRANT_TTL_MS_MAX),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
 from flowfabric.core.checks import (
     check_bool,
     check_int,
@@ -46,7 +47,6 @@ from flowfabric.core.leases import (
     compare_fence,
     decide_renew,
 )
-from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
 from flowfabric.core.records import Execution, Lane
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.states import AttemptType, LaneState

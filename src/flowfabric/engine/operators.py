@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from flowfabric.core import executions, leases, limits, results, resumption
+from flowfabric.core import bounds, executions, leases, results, resumption
 from flowfabric.core.checks import (
     check_bool,
     check_int,
@@ -134,7 +134,7 @@ class Operators(Leases):
         self, execution_ids: Sequence[str], *, reason: str
     ) -> list[results.Cancelled | FlowFabricError]:
         """Cancel many as an operator; each gets its own answer or error."""
-        check_list("execution_ids", execution_ids, 0, limits.BATCH_MAX)
+        check_list("execution_ids", execution_ids, 0, bounds.BATCH_MAX)
         request = check_cancel(reason)
         return await self.shell.decide_many(
             [_cancel_ask(self.shell.check_execution_id(each), request) for each in execution_ids]
@@ -194,7 +194,7 @@ class Operators(Leases):
     def replay_ask(
         self, execution_id: str, reason: str | None, requested_by: str | None
     ) -> Ask[results.Replayed]:
-        check_optional_text("reason", reason, bytes_max=limits.TEXT_BYTES_MAX)
+        check_optional_text("reason", reason, bytes_max=bounds.TEXT_BYTES_MAX)
         check_optional_text("requested_by", requested_by)
 
         def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Replayed]:
@@ -224,7 +224,7 @@ class Operators(Leases):
     async def expire_due_leases(
         self,
         *,
-        limit: int = limits.SWEEP_BATCH,
+        limit: int = bounds.SWEEP_BATCH,
         waited_ms: int = 0,
         only: ScannerFilter = EVERYBODY,
     ) -> Swept:
@@ -243,19 +243,19 @@ class Operators(Leases):
         return await self._sweep("due_leases", expire, limit, only)
 
     async def promote_due_delays(
-        self, *, limit: int = limits.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
+        self, *, limit: int = bounds.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
     ) -> Swept:
         """Make delayed executions ready whose time has come."""
         return await self._sweep("due_delays", _promote, limit, only)
 
     async def expire_due_attempts(
-        self, *, limit: int = limits.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
+        self, *, limit: int = bounds.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
     ) -> Swept:
         """End attempts that run too long."""
         return await self._sweep("due_attempts", executions.decide_attempt_timeout, limit, only)
 
     async def expire_due_deadlines(
-        self, *, limit: int = limits.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
+        self, *, limit: int = bounds.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
     ) -> Swept:
         """End executions past their deadline."""
         return await self._sweep("due_deadlines", executions.decide_deadline, limit, only)
@@ -270,7 +270,7 @@ class Operators(Leases):
             (row,) = await reader.select(
                 "next_due",
                 event_retention_ms=self.shell.config.event_retention_ms,
-                edge_apply_after_ms=limits.EDGE_APPLY_AFTER_MS,
+                edge_apply_after_ms=bounds.EDGE_APPLY_AFTER_MS,
             )
             times = {name: at_ms for name, at_ms in row.items() if isinstance(at_ms, int)}
             now_ms = times.pop("now_ms")
@@ -282,7 +282,7 @@ class Operators(Leases):
         self, due: str, decide: TimerDecision, limit: int, only: ScannerFilter
     ) -> Swept:
         """Find due rows that no other process is handling, and decide each again under its lock."""
-        check_int("limit", limit, 1, limits.BATCH_MAX)
+        check_int("limit", limit, 1, bounds.BATCH_MAX)
         whose = check_scanner_filter(only).parameters
         chances = [random.random() for _ in range(limit)]
 
@@ -324,10 +324,10 @@ class Operators(Leases):
             return results.AlreadySatisfied(reason="not_found_cleaned")
 
     async def expire_due_suspensions(
-        self, *, limit: int = limits.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
+        self, *, limit: int = bounds.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
     ) -> Swept:
         """Apply the timeouts of suspensions that last too long."""
-        check_int("limit", limit, 1, limits.BATCH_MAX)
+        check_int("limit", limit, 1, bounds.BATCH_MAX)
         whose = check_scanner_filter(only).parameters
         signal_ids = [new_uuid() for _ in range(limit)]
 
@@ -346,10 +346,10 @@ class Operators(Leases):
         return await self.store.transact(body)
 
     async def expire_due_waitpoints(
-        self, *, limit: int = limits.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
+        self, *, limit: int = bounds.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
     ) -> Swept:
         """Close pending waitpoints that no suspension took over in time."""
-        check_int("limit", limit, 1, limits.BATCH_MAX)
+        check_int("limit", limit, 1, bounds.BATCH_MAX)
         whose = check_scanner_filter(only).parameters
 
         async def body(tx: Transaction) -> Swept:
@@ -373,10 +373,10 @@ class Operators(Leases):
     # wait for, and what a parent that has not ended may still ask for, is kept beyond it.
 
     async def trim_retention(
-        self, *, limit: int = limits.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
+        self, *, limit: int = bounds.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
     ) -> Swept:
         """Delete ended executions past their keep time, with all that belongs to them."""
-        check_int("limit", limit, 1, limits.BATCH_MAX)
+        check_int("limit", limit, 1, bounds.BATCH_MAX)
         whose = check_scanner_filter(only)
 
         async def body(tx: Transaction) -> Swept:
@@ -385,17 +385,17 @@ class Operators(Leases):
 
         return await self.store.transact(body)
 
-    async def trim_events(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
+    async def trim_events(self, *, limit: int = bounds.SWEEP_BATCH) -> Swept:
         """Delete events as old as the event log reaches back."""
         return await self._trim("trim_events", self.shell.config.event_retention_ms, limit)
 
-    async def trim_guards(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
+    async def trim_guards(self, *, limit: int = bounds.SWEEP_BATCH) -> Swept:
         """Delete idempotency guards that have expired."""
         return await self._trim("trim_guards", 0, limit)
 
-    async def trim_routes(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
+    async def trim_routes(self, *, limit: int = bounds.SWEEP_BATCH) -> Swept:
         """Forget kinds that no execution has and that were not submitted lately."""
-        check_int("limit", limit, 1, limits.BATCH_MAX)
+        check_int("limit", limit, 1, bounds.BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
             now_ms = await tx.now_ms()
@@ -406,14 +406,14 @@ class Operators(Leases):
                 int,
                 "trim_routes",
                 route_ids=due,
-                retain_until_ms=now_ms + limits.ROUTE_KEEP_MS,
+                retain_until_ms=now_ms + bounds.ROUTE_KEEP_MS,
             )
             return Swept(acted=trimmed, full=len(due) == limit)
 
         return await self.store.transact(body)
 
     async def _trim(self, name: str, age_ms: int, limit: int) -> Swept:
-        check_int("limit", limit, 1, limits.BATCH_MAX)
+        check_int("limit", limit, 1, bounds.BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
             before_ms = await tx.now_ms() - age_ms
@@ -438,8 +438,8 @@ async def trim_executions(
         "trim_executions",
         before_ms=before_ms,
         limit=limit,
-        held_ms_min=limits.HELD_MS_MIN,
-        held_ms_max=limits.HELD_MS_MAX,
+        held_ms_min=bounds.HELD_MS_MIN,
+        held_ms_max=bounds.HELD_MS_MAX,
         **only.parameters,
     )
     return found

@@ -6,7 +6,7 @@ from typing import Self, TypeVar
 
 from msgspec import Struct, structs
 
-from flowfabric.core import limits, views, workers
+from flowfabric.core import bounds, views, workers
 from flowfabric.core.checks import (
     SEPARATOR,
     check_int,
@@ -102,7 +102,7 @@ class ExecutionFilter(Struct, frozen=True, kw_only=True):
             "execution_kind": kind,
             "versions_of": versions_of,
             "created_after_ms": -1 if self.created_after_ms is None else self.created_after_ms,
-            "created_before_ms": limits.TIME_MS_MAX
+            "created_before_ms": bounds.TIME_MS_MAX
             if self.created_before_ms is None
             else self.created_before_ms,
         }
@@ -139,7 +139,7 @@ def check_filter(matching: object) -> ExecutionFilter:
 class ListCursor(Struct, frozen=True):
     """Where a newest-first page ended."""
 
-    created_at_ms: int = limits.TIME_MS_MAX
+    created_at_ms: int = bounds.TIME_MS_MAX
     execution_id: ExecutionId = make_execution_id(INDEX_MAX, LAST_UUID)
 
     @classmethod
@@ -339,7 +339,7 @@ class Reads(unit.Group):
         if partition not in (None, partition_key):
             raise InvalidInput("partition", f"differs from that of {asked}", partition)
         wanted = tuple(
-            check_text("names", name) for name in check_list("names", names, 0, limits.PAGE_MAX)
+            check_text("names", name) for name in check_list("names", names, 0, bounds.PAGE_MAX)
         )
 
         async def body(reader: Reader) -> dict[str, str | None]:
@@ -372,7 +372,7 @@ class Reads(unit.Group):
 
         A page holds at most a thousand, however large `limit` is.
         """
-        limit = min(check_int("limit", limit, 0, 2**31), limits.PAGE_MAX)
+        limit = min(check_int("limit", limit, 0, 2**31), bounds.PAGE_MAX)
         if isinstance(partition, str):
             partition = parse_flow_partition(partition)
         check_int("partition", partition, 0, 65_535)
@@ -400,7 +400,7 @@ class Reads(unit.Group):
         limit: int = 50,
     ) -> SnapshotPage:
         """Executions that match, newest first, with their tags."""
-        check_int("limit", limit, 0, limits.PAGE_MAX)
+        check_int("limit", limit, 0, bounds.PAGE_MAX)
         checked = check_filter(matching)
         after = ListCursor.parse(cursor)
 
@@ -424,7 +424,7 @@ class Reads(unit.Group):
         limit: int = 1_000,
     ) -> ExpiredLeasePage:
         """Leases past their end, whether or not anybody has noticed, longest overdue first."""
-        check_int("limit", limit, 0, limits.EXPIRED_LEASES_PAGE_MAX)
+        check_int("limit", limit, 0, bounds.EXPIRED_LEASES_PAGE_MAX)
         check_optional_time("as_of_ms", as_of_ms)
         if namespace is not None:
             parse_namespace(namespace)
@@ -590,14 +590,14 @@ async def load_kept(reader: Reader, execution: Execution) -> Sequence[SignalFact
         "list_kept_signals",
         partition_key=execution.partition_key,
         execution_id=uuid_of(execution.execution_id),
-        limit=limits.KEPT_SIGNALS_READ_MAX,
+        limit=bounds.KEPT_SIGNALS_READ_MAX,
     )
 
 
 async def with_kept_signals(reader: Reader, execution: Execution, seen: Snapshot) -> Snapshot:
     """The view, with the first of the signals that no wait has taken, and their number."""
     found = await load_kept(reader, execution)
-    shown = found[: limits.KEPT_SIGNALS_SHOWN_MAX]
+    shown = found[: bounds.KEPT_SIGNALS_SHOWN_MAX]
     keys = [(each.partition_key, each.execution_id, each.signal_id) for each in shown]
     signals = await reader.get(SignalRecord, keys) if keys else {}
     kept = tuple(views.kept_signal(signals[key]) for key in keys)
@@ -614,7 +614,7 @@ async def waits_for(reader: Reader, execution: Execution) -> tuple[str, ...]:
         partition_key=partition_of(execution.execution_id),
         execution_id=uuid_of(execution.execution_id),
         after=FIRST_UUID,
-        limit=limits.PAGE_MAX,
+        limit=bounds.PAGE_MAX,
     )
     return tuple(dict.fromkeys(str(each.waitpoint_key) for each in found))
 

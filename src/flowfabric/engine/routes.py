@@ -14,9 +14,9 @@ from collections.abc import Container, Mapping, Sequence
 
 import msgspec
 
+from flowfabric.core.bounds import GATED_ROUTES_MAX, ROUTE_CACHE_MS, ROUTE_KEEP_MS, ROUTES_MAX
 from flowfabric.core.creation import Checked, Terms
 from flowfabric.core.ids import parse_lane_id
-from flowfabric.core.limits import GATED_ROUTES_MAX, ROUTE_CACHE_MS, ROUTE_KEEP_MS, ROUTES_MAX
 from flowfabric.core.records import Lane
 from flowfabric.core.states import LaneState
 from flowfabric.engine import gates

@@ -12,10 +12,10 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from flowfabric.core import schedules as rules
+from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
 from flowfabric.core.checks import check_int, check_json, check_list, check_text
 from flowfabric.core.creation import Checked
 from flowfabric.core.ids import parse_namespace
-from flowfabric.core.limits import BATCH_MAX, PAGE_MAX
 from flowfabric.core.records import Lane
 from flowfabric.core.results import CreateResult
 from flowfabric.core.schedules import (

@@ -16,6 +16,11 @@ from typing import TypedDict, Unpack
 from msgspec import Struct
 
 from flowfabric.core import signals
+from flowfabric.core.bounds import (
+    IDEMPOTENCY_KEY_BYTES_MAX,
+    SIGNAL_DEDUP_TTL_MS_MAX,
+    SIGNAL_PAYLOAD_BYTES_MAX,
+)
 from flowfabric.core.checks import (
     check_bool,
     check_int,
@@ -41,11 +46,6 @@ from flowfabric.core.ids import (
     parse_uuid,
     partition_of,
     uuid_of,
-)
-from flowfabric.core.limits import (
-    IDEMPOTENCY_KEY_BYTES_MAX,
-    SIGNAL_DEDUP_TTL_MS_MAX,
-    SIGNAL_PAYLOAD_BYTES_MAX,
 )
 from flowfabric.core.records import (
     Execution,

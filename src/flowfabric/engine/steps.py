@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric.core.bounds import BATCH_MAX, FAILURE_BYTES_MAX, NAME_BYTES_MAX, SWEEP_BATCH
 from flowfabric.core.checks import (
     check_int,
     check_list,
@@ -18,7 +19,6 @@ from flowfabric.core.executions import Timing, decide_hand_back
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
-from flowfabric.core.limits import BATCH_MAX, FAILURE_BYTES_MAX, NAME_BYTES_MAX, SWEEP_BATCH
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.records import Execution, Step, StepKind, Waiter
 from flowfabric.core.results import HandedBack, Moved

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric.core.bounds import BATCH_MAX, SWEEP_BATCH
 from flowfabric.core.checks import check_int, check_list, check_optional_text, check_text
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.journal import STEP_KEY_BYTES_MAX
 from flowfabric.core.leases import Fence
-from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH
 from flowfabric.core.policies import parse_policy
 from flowfabric.core.records import Execution
 from flowfabric.core.streams import (

@@ -13,6 +13,11 @@ from typing import TypedDict, Unpack
 from msgspec import Struct, structs
 
 from flowfabric import errors
+from flowfabric.core.bounds import (
+    ROTATION_GRACE_MS,
+    WAITPOINT_TTL_MS_MAX,
+    WAITPOINTS_PER_SUSPENSION_MAX,
+)
 from flowfabric.core.checks import check_bool, check_int, check_name, check_text
 from flowfabric.core.conditions import Condition
 from flowfabric.core.executions import Timing
@@ -26,11 +31,6 @@ from flowfabric.core.ids import (
     uuid_of,
 )
 from flowfabric.core.leases import OPERATOR_OVERRIDE, Fence, check_fence, compare_fence
-from flowfabric.core.limits import (
-    ROTATION_GRACE_MS,
-    WAITPOINT_TTL_MS_MAX,
-    WAITPOINTS_PER_SUSPENSION_MAX,
-)
 from flowfabric.core.records import (
     Attempt,
     Execution,

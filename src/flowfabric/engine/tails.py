@@ -17,10 +17,10 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import events, streams, tails
+from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.checks import check_bool, check_int
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.leases import check_attempt_index
-from flowfabric.core.limits import BATCH_MAX
 from flowfabric.engine import unit
 from flowfabric.engine.streams import stream_topic
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, ResourceExhausted

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from msgspec import Struct
 
 from flowfabric.core import tokens as rules
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int, check_text
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.tokens import ApiToken
 from flowfabric.core.transitions import Changes
 from flowfabric.engine import unit

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import waitpoints
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_bool, check_int
 from flowfabric.core.conditions import Condition, referenced_waitpoint_keys, takes_own_name
 from flowfabric.core.executions import Timing
@@ -22,7 +23,6 @@ from flowfabric.core.ids import (
     parse_uuid,
     uuid_of,
 )
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.records import (
     Execution,
     HmacKey,

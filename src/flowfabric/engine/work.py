@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import executions, results
+from flowfabric.core.bounds import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
 from flowfabric.core.checks import (
     check_int,
     check_json,
@@ -27,7 +28,6 @@ from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_kind, parse_namespace
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
 from flowfabric.core.leases import Fence, check_attempt_index, check_attempt_meant
-from flowfabric.core.limits import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, RetryPolicy, parse_policy
 from flowfabric.core.records import Attempt, Execution, FailedStep, Step
 from flowfabric.core.states import FailureClass, PublicState

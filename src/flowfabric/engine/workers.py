@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from flowfabric import errors
-from flowfabric.core import gating, limits, workers
+from flowfabric.core import bounds, keeping_back, workers
 from flowfabric.core.checks import check_bool, check_int
 from flowfabric.core.executions import Timing
 from flowfabric.core.ids import (
@@ -191,7 +191,7 @@ class Workers(unit.Group):
             "leases_of_worker",
             worker_instance_id=instance_id,
             namespace=namespace or None,
-            limit=limits.SWEEP_BATCH,
+            limit=bounds.SWEEP_BATCH,
         )
         said = f"its worker is dead{f': {reason}' if reason else ''}"
 
@@ -207,14 +207,14 @@ class Workers(unit.Group):
         asks = [unit.Ask(each, decide) for each in held]
         outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
         acted = sum(isinstance(outcome, Revoked) for outcome in outcomes)
-        return Swept(acted=acted, full=len(held) == limits.SWEEP_BATCH)
+        return Swept(acted=acted, full=len(held) == bounds.SWEEP_BATCH)
 
     async def list_workers(
         self,
         *,
         namespace: str | None = None,
         cursor: str | None = None,
-        limit: int = limits.PAGE_MAX,
+        limit: int = bounds.PAGE_MAX,
         include_expired: bool = False,
     ) -> WorkerPage:
         """Workers by namespace and instance id, after `cursor`, with what they have in hand.
@@ -222,7 +222,7 @@ class Workers(unit.Group):
         Of a `namespace`: those that serve it. Those that were silent for too long are left out
         unless asked for.
         """
-        check_int("limit", limit, 1, limits.PAGE_MAX)
+        check_int("limit", limit, 1, bounds.PAGE_MAX)
         check_bool("include_expired", include_expired)
         asked = None if namespace is None else parse_namespace(namespace)
         after = _read_cursor(cursor)
@@ -257,7 +257,7 @@ class Workers(unit.Group):
         limit: int = EVENTS_PAGE,
     ) -> tuple[WorkerEvent, ...]:
         """What happened to workers lately, newest first."""
-        check_int("limit", limit, 1, limits.PAGE_MAX)
+        check_int("limit", limit, 1, bounds.PAGE_MAX)
         asked = None if namespace is None else parse_namespace(namespace)
         instance_id = (
             None
@@ -269,7 +269,7 @@ class Workers(unit.Group):
             return await reader.select_records(
                 WorkerEvent,
                 "list_worker_events",
-                before_ms=limits.TIME_MS_MAX + 1,
+                before_ms=bounds.TIME_MS_MAX + 1,
                 before_id="",
                 namespace=asked,
                 worker_instance_id=instance_id,
@@ -278,9 +278,9 @@ class Workers(unit.Group):
 
         return tuple(await self.store.read(body))
 
-    async def expire_workers(self, *, limit: int = limits.SWEEP_BATCH) -> Swept:
+    async def expire_workers(self, *, limit: int = bounds.SWEEP_BATCH) -> Swept:
         """Forget workers that were silent for too long, and what happened to workers long ago."""
-        check_int("limit", limit, 1, limits.BATCH_MAX)
+        check_int("limit", limit, 1, bounds.BATCH_MAX)
         event_ids = [unit.new_uuid() for _ in range(limit)]
         keep_ms = self.shell.config.event_retention_ms
 
@@ -322,7 +322,7 @@ class Workers(unit.Group):
                     kinds=offer.kinds,
                     namespace=offer.namespace,
                     capabilities=offer.capabilities,
-                    limit=limits.SWEEP_BATCH,
+                    limit=bounds.SWEEP_BATCH,
                 )
 
             parked = await self.store.read(body)
@@ -330,12 +330,14 @@ class Workers(unit.Group):
                 return
             freed = await self.shell.decide_many([unit.Ask(each, let_go) for each in parked])
             some = any(isinstance(each, Unblocked) for each in freed)
-            if len(parked) < limits.SWEEP_BATCH or not some:
+            if len(parked) < bounds.SWEEP_BATCH or not some:
                 return
 
 
 def let_go(subject: Subject, timing: Timing) -> Decision[Unblocked]:
-    return gating.decide_let_go(subject, BlockingReason.WAITING_FOR_CAPABLE_WORKER, timing.now_ms)
+    return keeping_back.decide_let_go(
+        subject, BlockingReason.WAITING_FOR_CAPABLE_WORKER, timing.now_ms
+    )
 
 
 async def present_workers(reader: Reader) -> Sequence[workers.WorkerEntry]:

@@ -17,6 +17,7 @@ from typing import Final, ParamSpec, TypedDict, TypeVar, Unpack, overload
 import msgspec
 from msgspec import structs
 
+from flowfabric.core.bounds import BATCH_MAX, FLOW_MEMBERS_MAX, JOIN_EDGES_MAX
 from flowfabric.core.checks import JSON, check_depth, check_int, check_name, check_tags
 from flowfabric.core.creation import Checked, NewExecution, check_terms
 from flowfabric.core.flow_joins import Dependency, Join
@@ -27,7 +28,6 @@ from flowfabric.core.ids import (
     named_flow_id,
     parse_namespace,
 )
-from flowfabric.core.limits import BATCH_MAX, FLOW_MEMBERS_MAX, JOIN_EDGES_MAX
 from flowfabric.core.policies import Duration
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import new_uuid

@@ -9,11 +9,11 @@ from msgspec import Struct
 from rich.console import Console
 from rich.text import Text
 
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import visible
 from flowfabric.core.flow_joins import EdgeDependencyPolicy, JoinAll, JoinAny, JoinQuorum
 from flowfabric.core.flow_records import DependencyState, FlowState, OnSatisfied
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.states import TERMINAL_STATES, PublicState, TerminalOutcome
 from flowfabric.core.views import EdgeSnapshot, ExecutionSnapshot, FlowMember, FlowSnapshot
 from flowfabric.engine.engine import Engine

@@ -5,7 +5,7 @@ from typing import Annotated
 from litestar import Router
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.tokens import ApiToken, Scope
 from flowfabric.server import wire
 from flowfabric.server.access import Caller, InSession

@@ -5,9 +5,9 @@ from typing import Annotated
 from litestar import Router
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.flow_endings import NoWait, WaitIndefinite
 from flowfabric.core.flow_joins import Join
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.results import Added, DependenciesAdded, FlowCreated
 from flowfabric.core.tokens import Scope
 from flowfabric.core.views import FlowSnapshot

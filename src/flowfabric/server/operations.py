@@ -16,10 +16,10 @@ from litestar.params import FromPath, QueryParameter
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 from msgspec import Struct, structs
 
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.handles import Handle, from_wire
 from flowfabric.core.ids import ExecutionId, Namespace, parse_own_id
-from flowfabric.core.limits import PAGE_MAX
 from flowfabric.core.policies import parse_policy
 from flowfabric.engine.details import Found
 from flowfabric.engine.engine import Engine

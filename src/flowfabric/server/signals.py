@@ -9,7 +9,7 @@ from typing import Annotated
 from litestar import Router
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from flowfabric.core.limits import PAGE_MAX
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.tokens import Scope
 from flowfabric.engine.waitpoints import Inbox, WaitpointView
 from flowfabric.errors import InvalidToken, NotFound

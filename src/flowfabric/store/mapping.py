@@ -20,8 +20,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import ids
+from flowfabric.core.bounds import RETENTION_FAILED_MS, RETENTION_MS
 from flowfabric.core.events import Cursor, Event, LogEnd, StoredEvent
-from flowfabric.core.limits import RETENTION_FAILED_MS, RETENTION_MS
 from flowfabric.core.records import Execution, Record
 from flowfabric.core.states import (
     AttemptState,

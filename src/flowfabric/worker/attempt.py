@@ -23,8 +23,8 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from flowfabric import errors
+from flowfabric.core.bounds import TEXT_BYTES_MAX
 from flowfabric.core.checks import ENCODED, JSON, shorten
-from flowfabric.core.limits import TEXT_BYTES_MAX
 from flowfabric.core.policies import ATTEMPT_TIMEOUT
 from flowfabric.core.records import FailedStep, Step, TimeoutBehavior
 from flowfabric.core.results import AlreadySatisfied, Completed

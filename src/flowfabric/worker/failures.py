@@ -27,8 +27,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric import errors
+from flowfabric.core.bounds import FAILURE_BYTES_MAX, NAME_BYTES_MAX, TRACEBACK_BYTES_MAX
 from flowfabric.core.checks import shorten
-from flowfabric.core.limits import FAILURE_BYTES_MAX, NAME_BYTES_MAX, TRACEBACK_BYTES_MAX
 from flowfabric.core.states import FailureClass, TerminalOutcome
 from flowfabric.task import Retry, Task
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from flowfabric.core.limits import LEASE_TTL_MS_MAX
+from flowfabric.core.bounds import LEASE_TTL_MS_MAX
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import OperationTimeout
 from flowfabric.outages import first_of

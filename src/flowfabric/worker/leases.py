@@ -17,9 +17,9 @@ from contextvars import ContextVar
 from typing import Final
 
 from flowfabric import errors
+from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX
 from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.ids import LeaseId
-from flowfabric.core.limits import BATCH_MAX, FENCE_MS_MAX
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.engine.creation import BrokenBy
 from flowfabric.engine.engine import Engine

@@ -14,10 +14,10 @@ import msgspec
 from msgspec import structs
 
 from flowfabric import errors
+from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.checks import check_text
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.journal import STEP_NAME_BYTES_MAX
-from flowfabric.core.limits import BATCH_MAX
 from flowfabric.core.records import Step
 from flowfabric.core.results import CreateResult
 from flowfabric.core.steps import NewStep, StepStored

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Raw, Struct, structs
 
 from flowfabric import errors
+from flowfabric.core.bounds import WAITPOINTS_PER_SUSPENSION_MAX
 from flowfabric.core.conditions import (
     TOO_FEW,
     Condition,
@@ -28,7 +29,6 @@ from flowfabric.core.conditions import (
     takes_own_name,
 )
 from flowfabric.core.ids import ExecutionId, uuid4_from
-from flowfabric.core.limits import WAITPOINTS_PER_SUSPENSION_MAX
 from flowfabric.core.policies import Duration, duration_ms, optional_duration_ms
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.waitpoints import ANNOUNCED_FOR_MS, FreshWaitpoint

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
+from flowfabric.core.bounds import BATCH_MAX, LIVENESS_TTL_MS_MAX, LIVENESS_TTL_MS_MIN
 from flowfabric.core.checks import check_bool, check_int, check_offered
 from flowfabric.core.ids import ExecutionId, parse_worker_id, uuid_of
-from flowfabric.core.limits import BATCH_MAX, LIVENESS_TTL_MS_MAX, LIVENESS_TTL_MS_MIN
 from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.core.workers import LaneShares, LaneWeights, Refreshed
 from flowfabric.engine.engine import Engine

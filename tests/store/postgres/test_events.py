@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from flowfabric.core.limits import BATCH_MAX
+from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.transitions import Changes
 from flowfabric.store.base import EventPage, Transaction
 from flowfabric.store.mapping import WINDOW
