@@ -241,6 +241,11 @@ def prior(report: BudgetReport) -> UsageAlreadyApplied:
     return UsageAlreadyApplied(prior_outcome=_OUTCOME.decode(report.outcome))
 
 
+def reached_namespace(budget: Budget) -> str:
+    """Where whatever is attached to a budget by its scope is submitted."""
+    return budget.scope_id if budget.scope_type is BudgetScope.NAMESPACE else budget.namespace
+
+
 def fails(budget: Budget) -> bool:
     """Whether an execution fails that is refused."""
     return (

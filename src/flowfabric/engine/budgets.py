@@ -157,11 +157,7 @@ class Budgets(Group):
             hint_if_soon(tx, wanted, now_ms)
             return BudgetCreated(budget=wanted, change="created")
 
-        created = await self.store.transact(body)
-        if created.change == "created" and created.budget.scope_type in rules.ATTACHING:
-            # Again: a route that was being added meanwhile saw no budget, and was not seen.
-            await self.store.transact(lambda tx: gates.attach_budget(tx, created.budget))
-        return created
+        return await self.store.transact(body)
 
     async def update_budget(
         self, budget_id: str, update: terms.BudgetUpdate, *, namespace: str = "default"

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core import gates
 from flowfabric.core.bounds import GATED_ROUTES_MAX
-from flowfabric.core.budgets import Budget, describe_closed
+from flowfabric.core.budgets import Budget, describe_closed, reached_namespace
 from flowfabric.core.checks import split_kind
 from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.ids import (
@@ -84,7 +84,11 @@ async def attach_to_routes(tx: Transaction, routes: Mapping[int, tuple[str, str,
 
 
 async def attach_budget(tx: Transaction, budget: Budget) -> None:
-    """Have the routes of what a budget is for pass it: those that exist now."""
+    """Have the routes of what a budget is for pass it: those that exist now.
+
+    Those that are added later pass it when they are.
+    """
+    await tx.select("hold_namespace", namespace=reached_namespace(budget))
     await register(tx, [gates.GateName(gates.GateOwner.BUDGET, budget.budget_id)])
     await tx.select("attach_budget", budget_id=budget.budget_id)
 

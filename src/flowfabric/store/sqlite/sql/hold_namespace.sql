@@ -1,0 +1,2 @@
+-- Nothing to do: writers take turns.
+select :namespace as held;
