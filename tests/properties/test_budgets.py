@@ -1,15 +1,19 @@
 """Budgets beside a simple model of them, through invented histories.
 
-Reports, spends, reservations and settlements come in any order, alone and in batches, with
-repeats of the same key, resets, changed limits, attempts that end in every way there is and
-replays. After each of them the engine tells what the model tells: every outcome, what is used
-and what is reserved. At the end nothing is reserved any more.
+Reports of workers and of others, spends, reservations and settlements come in any order, alone
+and in batches, with repeats of the same key and whole batches whose answer was lost; resets by
+hand and on a schedule, changed limits, attempts that end in every way there is, dead workers,
+replays, and days after which executions and keys are forgotten. After each of them the engine
+tells what the model tells: every outcome, what is used and what is reserved, how often limits
+were met. What is stored of reservations adds up, and no limit is passed. At the end nothing is
+reserved any more.
 """
 
 import itertools
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -17,14 +21,22 @@ from hypothesis import strategies as st
 
 from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
 from flowfabric.core.budgets import (
+    KEPT_MS,
     RESERVATION_CHECK_MS,
     Amounts,
+    Budget,
+    BudgetReservation,
     HardBreach,
+    OnHardLimit,
     Reserved,
+    SoftBreach,
     UsageAlreadyApplied,
     UsageCounted,
+    decode_amounts,
+    plus,
 )
 from flowfabric.core.conditions import Single
+from flowfabric.core.ids import named_budget_id, parse_namespace
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import FailureClass
 from flowfabric.engine.ledger import (
@@ -37,6 +49,7 @@ from flowfabric.engine.ledger import (
 )
 from flowfabric.errors import FlowFabricError, LeaseExpired
 from flowfabric.reconcilers import run_due
+from flowfabric.store.base import Key, Reader
 from tests.conformance.given import Given
 from tests.properties.test_differential import SHRINKING_TAKES_S, tuned
 from tests.properties.world import World
@@ -45,30 +58,58 @@ NUMBERS = itertools.count()
 """Budgets outlive their examples: each has its own."""
 DIMENSIONS = ("a", "b")
 HOLDERS = 3
-ENDS = ("complete", "fail", "cancel", "suspend", "delay", "expire", "revoke", "replay")
+ENDS = ("complete", "fail", "cancel", "suspend", "delay", "expire", "revoke", "dead", "replay")
+RESETS_MS = 10 * 60 * 1_000
+KEYS = 12
 
 amounts = st.dictionaries(st.sampled_from(DIMENSIONS), st.integers(0, 9), max_size=2)
-keys = st.integers(0, 3)
+keys = st.integers(0, KEYS - 1)
 holders = st.integers(0, HOLDERS - 1)
 posts = st.one_of(
     st.tuples(st.just("report"), holders, st.none() | keys, amounts),
+    st.tuples(st.just("used"), holders, st.none() | keys, amounts),
     st.tuples(st.just("spend"), holders, keys, amounts),
     st.tuples(st.just("reserve"), holders, keys, amounts),
     st.tuples(st.just("settle"), holders, keys, amounts),
 )
 Post = tuple[str, int, int | None, dict[str, int]]
+batches = st.lists(posts, min_size=1, max_size=4)
+VERBS: dict[str, tuple[int, st.SearchStrategy[object]]] = {
+    "post": (8, batches),
+    "post and lose the answer": (2, batches),
+    "give back": (3, holders),
+    "reset": (1, st.none()),
+    "scheduled reset": (1, st.integers(0, RESETS_MS)),
+    "limit": (1, st.integers(0, 30)),
+    "end": (3, st.tuples(holders, st.sampled_from(ENDS))),
+    "check": (1, st.none()),
+    "day": (1, st.none()),
+}
+"""What may happen, how often beside the rest, and with what."""
 steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("post"), st.lists(posts, min_size=1, max_size=4)),
-        st.tuples(st.just("give back"), holders),
-        st.tuples(st.just("reset"), st.just(0)),
-        st.tuples(st.just("limit"), st.integers(0, 30)),
-        st.tuples(st.just("end"), st.tuples(holders, st.sampled_from(ENDS))),
-        st.tuples(st.just("check"), st.just(0)),
+    st.sampled_from([verb for verb, (weight, _) in VERBS.items() for _ in range(weight)]).flatmap(
+        lambda verb: st.tuples(st.just(verb), VERBS[verb][1])
     ),
-    min_size=5,
-    max_size=30,
+    min_size=20,
+    max_size=40,
 )
+
+
+@dataclass
+class Kept:
+    """What is remembered, and until when if its execution is gone."""
+
+    execution_id: str | None
+    until_ms: int
+
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Kept)
+
+
+@dataclass
+class Spent(Kept):
+    amounts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -76,10 +117,16 @@ class Model:
     """What a budget is, as simply as it can be said. What ended attempts hold is nothing."""
 
     hard: dict[str, int]
+    soft: dict[str, int]
+    fails: bool
+    """Whether who is refused is failed."""
+    next_reset_ms: int
     usage: dict[str, int] = field(default_factory=dict)
-    spent: dict[str, dict[str, int]] = field(default_factory=dict)
-    reported: set[int] = field(default_factory=set)
-    settled: set[int] = field(default_factory=set)
+    spent: dict[str, Spent] = field(default_factory=dict)
+    reported: dict[int, Kept] = field(default_factory=dict)
+    settled: dict[int, Kept] = field(default_factory=dict)
+    breaches: int = 0
+    soft_breaches: int = 0
     held: dict[int, tuple[str, dict[str, int]]] = field(default_factory=dict)
     """By key: the lease it counts with, and what is held."""
 
@@ -100,31 +147,70 @@ class Model:
         )
 
     def count(self, asked: Amounts) -> None:
-        for name, amount in asked.items():
-            self.usage[name] = self.usage.get(name, 0) + amount
+        self.usage = plus(self.usage, asked)
+
+    def judge(self, asked: Amounts) -> UsageCounted | SoftBreach:
+        """What is told of amounts that were counted."""
+        for name in sorted(asked):
+            if 0 < self.soft.get(name, 0) < self.usage[name]:
+                self.soft_breaches += 1
+                return SoftBreach(
+                    dimension=name, current_usage=self.usage[name], soft_limit=self.soft[name]
+                )
+        return UsageCounted()
+
+    def reset(self) -> None:
+        self.usage = dict.fromkeys(self.usage, 0)
+        for spent in self.spent.values():
+            spent.amounts = {}
+
+    def forget(self, now_ms: int, existing: set[str]) -> None:
+        """What is due is forgotten, unless its execution exists."""
+        self.reported = still_kept(self.reported, now_ms, existing)
+        self.settled = still_kept(self.settled, now_ms, existing)
+        self.spent = still_kept(self.spent, now_ms, existing)
+
+
+def still_kept(rows: dict[T, K], now_ms: int, existing: set[str]) -> dict[T, K]:
+    for kept in rows.values():
+        if kept.until_ms <= now_ms and kept.execution_id in existing:
+            kept.until_ms = now_ms + KEPT_MS
+    return {key: kept for key, kept in rows.items() if kept.until_ms > now_ms}
 
 
 class Played:
     """One history, on the engine and in the model."""
 
-    def __init__(self, world: World, hard: dict[str, int]) -> None:
+    def __init__(self, world: World, hard: dict[str, int], *, fails: bool) -> None:
         self.world, self.engine = world, world.engine
         self.given = Given(world.engine, world.clock)
-        self.model = Model(hard)
+        soft = {name: limit // 2 for name, limit in hard.items()}
+        self.model = Model(hard, soft, fails, world.now_ms + RESETS_MS)
         self.claimed: list[Claimed] = []
         self.live: set[str] = set()
+        self.owners: dict[str, str] = {}
+        """The executions of leases."""
         self.budget = f"team-{next(NUMBERS)}"
 
     async def begin(self) -> None:
         await self.engine.create_budget(
-            BudgetDefinition(budget_id=self.budget, hard_limits=self.model.hard)
+            BudgetDefinition(
+                budget_id=self.budget,
+                hard_limits=self.model.hard,
+                soft_limits=self.model.soft,
+                on_hard_limit=OnHardLimit.FAIL if self.model.fails else OnHardLimit.REJECT,
+                reset_interval_ms=RESETS_MS,
+            )
         )
         for _ in range(HOLDERS):
             self.claimed.append(await self.claim())
 
     async def claim(self) -> Claimed:
-        claimed = await self.given.running(ttl_ms=10 * RESERVATION_CHECK_MS)
+        return self.began(await self.given.running(ttl_ms=10 * RESERVATION_CHECK_MS))
+
+    def began(self, claimed: Claimed) -> Claimed:
         self.live.add(claimed.lease_id)
+        self.owners[claimed.lease_id] = claimed.execution_id
         return claimed
 
     # Requests
@@ -136,6 +222,11 @@ class Played:
             case "report":
                 named = None if key is None else f"k{key}"
                 return Usage(budget_id=self.budget, amounts=asked, dedup_key=named)
+            case "used":
+                named = None if key is None else f"k{key}"
+                return Usage(
+                    budget_id=self.budget, amounts=asked, dedup_key=named, handle=claimed.handle
+                )
             case "spend":
                 return Spend(
                     budget_id=self.budget,
@@ -157,20 +248,21 @@ class Played:
         """Do the same in the model, and compare what is told."""
         verb, holder, key, asked = post
         model, live = self.model, list(self.live)
-        if verb in ("report", "spend"):
-            if key is not None and key in model.reported:
+        if isinstance(told, HardBreach):
+            model.breaches += 1
+        if verb in ("report", "used", "spend"):
+            if key is not None and self.is_remembered(model.reported.get(key)):
                 assert isinstance(told, UsageAlreadyApplied)
             elif not model.fits(asked, live):
                 assert isinstance(told, HardBreach), told
             else:
-                assert told == UsageCounted()
                 model.count(asked)
+                assert told == model.judge(asked)
+                reporter = None if verb == "report" else self.claimed[holder].execution_id
                 if key is not None:
-                    model.reported.add(key)
+                    model.reported[key] = self.kept(reporter)
                 if verb == "spend":
-                    spent = model.spent.setdefault(self.claimed[holder].execution_id, {})
-                    for name, amount in asked.items():
-                        spent[name] = spent.get(name, 0) + amount
+                    self.expect_spent(self.claimed[holder].execution_id, asked)
             return
         assert key is not None
         if verb == "reserve":
@@ -178,11 +270,27 @@ class Played:
         else:
             self.expect_settle(key, asked, told)
 
+    def kept(self, execution_id: str | None) -> Kept:
+        return Kept(execution_id, self.world.now_ms + KEPT_MS)
+
+    def is_remembered(self, kept: Kept | None) -> bool:
+        """A key that belongs to an execution holds until somebody looks whether that exists."""
+        if kept is None:
+            return False
+        return kept.execution_id is not None or kept.until_ms > self.world.now_ms
+
+    def expect_spent(self, execution_id: str, asked: Amounts) -> None:
+        before = self.model.spent.get(execution_id)
+        amounts = plus({} if before is None else before.amounts, asked)
+        self.model.spent[execution_id] = Spent(
+            execution_id, self.world.now_ms + KEPT_MS, amounts=amounts
+        )
+
     def expect_reserve(self, holder: int, key: int, asked: dict[str, int], told: object) -> None:
         model, lease = self.model, self.claimed[holder].lease_id
         if lease not in self.live:
             assert isinstance(told, LeaseExpired)
-        elif key in model.settled:
+        elif self.is_remembered(model.settled.get(key)):
             assert isinstance(told, UsageAlreadyApplied)
         elif model.fits(asked, list(self.live), but=key):
             assert told == Reserved()
@@ -192,20 +300,21 @@ class Played:
 
     def expect_settle(self, key: int, used: dict[str, int], told: object) -> None:
         model = self.model
-        if key in model.settled:
+        if self.is_remembered(model.settled.get(key)):
             assert isinstance(told, UsageAlreadyApplied)
             return
         lease, held = model.held.pop(key, ("", {}))
+        holder = self.owners.get(lease)
         beyond = {name: n for name, n in used.items() if n > held.get(name, 0)}
         if model.fits(beyond, list(self.live)):
-            assert told == UsageCounted(), told
             model.count(used)
-            model.settled.add(key)
+            assert told == model.judge(used), told
+            model.settled[key] = self.kept(holder)
             return
         assert isinstance(told, HardBreach), told
         if lease:
             model.count({name: min(n, held[name]) for name, n in used.items() if name in held})
-            model.settled.add(key)
+            model.settled[key] = self.kept(holder)
 
     # Steps
 
@@ -218,6 +327,10 @@ class Played:
         told = await self.engine.post_to_budgets([self.request(each) for each in batch])
         for post, outcome in zip(batch, told, strict=True):
             self.expect(post, outcome)
+        for post, outcome in zip(batch, told, strict=True):
+            refused = post[0] in ("used", "reserve") and isinstance(outcome, HardBreach)
+            if self.model.fails and refused:
+                self.live.discard(self.claimed[post[1]].lease_id)
 
     def is_lost(self, key: int | None) -> bool:
         lease, _ = self.model.held.get(key or 0, ("", {}))
@@ -244,8 +357,7 @@ class Played:
         if replays:
             await self.engine.replay_execution(claimed.execution_id)
             again = await self.given.claimed(claimed.execution_id, 10 * RESERVATION_CHECK_MS)
-            self.live.add(again.lease_id)
-            self.claimed[holder] = again
+            self.claimed[holder] = self.began(again)
         else:
             self.claimed[holder] = await self.claim()
 
@@ -264,6 +376,9 @@ class Played:
                 await engine.delay(claimed.handle, self.world.clock.now_ms() + 10**9)
             case "revoke":
                 await engine.revoke_lease(claimed.execution_id, reason="x")
+            case "dead":
+                worker = claimed.handle.worker_instance_id
+                await engine.mark_worker_dead(worker)
             case _:
                 # All leases run out, whoever notices.
                 self.world.clock.advance(ms=11 * RESERVATION_CHECK_MS)
@@ -274,24 +389,66 @@ class Played:
         match verb, given:
             case "post", list():
                 await self.post(given)
+            case "post and lose the answer", list():
+                keyed = [each for each in given if each[2] is not None]
+                await self.post(keyed)
+                await self.post(keyed)
             case "give back", int():
                 execution_id = self.claimed[given].execution_id
                 await self.engine.release_budget(self.budget, execution_id)
-                for name, amount in model.spent.pop(execution_id, {}).items():
-                    model.usage[name] = max(0, model.usage[name] - amount)
+                spent = model.spent.pop(execution_id, None)
+                for name, amount in (spent.amounts if spent else {}).items():
+                    model.usage[name] -= amount
             case "reset", _:
                 await self.engine.reset_budget(self.budget)
-                model.usage = dict.fromkeys(model.usage, 0)
-                model.spent.clear()
+                model.reset()
+                self.reschedule()
+            case "scheduled reset", int():
+                self.world.clock.advance(ms=given)
+                await self.reset_if_due()
+            case "day", _:
+                await self.pass_a_day()
             case "limit", int():
-                await self.engine.update_budget(self.budget, BudgetUpdate(hard_limits={"a": given}))
-                model.hard["a"] = given
+                limits = {"a": given}, {"a": given // 2}
+                await self.engine.update_budget(
+                    self.budget, BudgetUpdate(hard_limits=limits[0], soft_limits=limits[1])
+                )
+                model.hard |= limits[0]
+                model.soft |= limits[1]
             case "end", (int() as holder, str() as how):
                 await self.end(holder, how)
             case _:
                 self.world.clock.advance(ms=RESERVATION_CHECK_MS)
                 self.forget_expired()
                 await self.engine.check_reservations()
+
+    def reschedule(self) -> None:
+        while self.model.next_reset_ms <= self.world.now_ms:
+            self.model.next_reset_ms += RESETS_MS
+
+    async def reset_if_due(self) -> None:
+        while (await self.engine.reset_due_budgets()).full:
+            continue
+        if self.model.next_reset_ms <= self.world.now_ms:
+            self.model.reset()
+            self.reschedule()
+
+    async def pass_a_day(self) -> None:
+        """What has ended is deleted, and what nobody can repeat any more is forgotten."""
+        self.world.clock.advance(ms=KEPT_MS)
+        self.forget_expired()
+        while (await self.engine.trim_retention()).full:
+            continue
+        while (await self.engine.trim_budgets()).full:
+            continue
+        rows = [*self.model.reported.values(), *self.model.settled.values()]
+        named = {each.execution_id for each in (*rows, *self.model.spent.values())}
+        existing = {each for each in named if each is not None and await self.exists(each)}
+        self.model.forget(self.world.now_ms, existing)
+        self.claimed = [await self.claim() for _ in range(HOLDERS)]
+
+    async def exists(self, execution_id: str) -> bool:
+        return await self.engine.read_execution_state(execution_id) is not None
 
     def forget_expired(self) -> None:
         now_ms = self.world.clock.now_ms()
@@ -306,9 +463,29 @@ class Played:
             n: amount for n, amount in self.model.reserved(list(self.live)).items() if amount
         }
         assert (status.usage, status.reserved) == (self.model.usage, reserved)
+        assert (status.breach_count, status.soft_breach_count) == (
+            self.model.breaches,
+            self.model.soft_breaches,
+        )
+        assert status.next_reset_at_ms == self.model.next_reset_ms
         assert status.closed == any(
             0 < limit <= self.model.usage.get(name, 0) for name, limit in self.model.hard.items()
         )
+
+    async def add_up(self) -> None:
+        """The sum of the reservations that are stored is that of the budget's row."""
+        budget_id = named_budget_id(self.budget, parse_namespace("default"))
+        wanted: list[Key] = [(budget_id, f"r{key}") for key in range(KEYS)]
+
+        async def body(reader: Reader) -> tuple[Budget, list[BudgetReservation]]:
+            (budget,) = (await reader.get(Budget, [(budget_id,)])).values()
+            return budget, list((await reader.get(BudgetReservation, wanted)).values())
+
+        budget, stored = await self.engine.store.read(body)
+        total: dict[str, int] = {}
+        for each in stored:
+            total = plus(total, decode_amounts(each.amounts))
+        assert decode_amounts(budget.reserved) == {name: n for name, n in total.items() if n}
 
     async def finish(self) -> None:
         """Once every attempt has ended nothing is reserved, whoever looks."""
@@ -319,8 +496,10 @@ class Played:
         await self.compare()
         self.world.clock.advance(ms=RESERVATION_CHECK_MS)
         await run_due(self.engine)
+        await self.reset_if_due()
         assert "budget_reservations" not in await self.engine.next_due()
         await self.compare()
+        await self.engine.update_budget(self.budget, BudgetUpdate(reset_interval_ms=0))
 
 
 async def check_history(played: Played, history: list[tuple[str, object]]) -> None:
@@ -328,15 +507,20 @@ async def check_history(played: Played, history: list[tuple[str, object]]) -> No
     for verb, given_to in history:
         await played.play(verb, given_to)
         await played.compare()
+        await played.add_up()
     await played.finish()
 
 
 @pytest.mark.timeout(SHRINKING_TAKES_S)
 def test_budgets_are_what_a_simple_model_of_them_is(world: World) -> None:
-    @tuned(world, 150)
-    @given(hard=st.dictionaries(st.sampled_from(DIMENSIONS), st.integers(0, 25)), history=steps)
-    def check(hard: dict[str, int], history: list[tuple[str, object]]) -> None:
+    @tuned(world, 100)
+    @given(
+        hard=st.dictionaries(st.sampled_from(DIMENSIONS), st.integers(0, 25)),
+        fails=st.booleans(),
+        history=steps,
+    )
+    def check(hard: dict[str, int], fails: bool, history: list[tuple[str, object]]) -> None:
         world.begin()
-        world.run(check_history(Played(world, dict(hard)), history))
+        world.run(check_history(Played(world, dict(hard), fails=fails), history))
 
     check()
