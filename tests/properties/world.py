@@ -133,7 +133,7 @@ class World:
         await self._read_new_events()
 
     async def _delete(self, execution_ids: list[ExecutionId]) -> None:
-        lives = (await self._lives(execution_ids)).values()
+        lives = (await self.lives(execution_ids)).values()
         rows: list[Record] = [life.execution for life in lives]
         rows += [attempt for life in lives for attempt in life.attempts]
         rows += [life.grant for life in lives if life.grant is not None]
@@ -148,9 +148,10 @@ class World:
         return self.run(self._look(list(execution_ids)))
 
     async def _look(self, execution_ids: list[ExecutionId]) -> tuple[Lives, list[Event]]:
-        return await self._lives(execution_ids), await self._read_new_events()
+        return await self.lives(execution_ids), await self._read_new_events()
 
-    async def _lives(self, execution_ids: list[ExecutionId]) -> Lives:
+    async def lives(self, execution_ids: list[ExecutionId]) -> Lives:
+        """Every row of the executions that exist."""
         keys = [execution_key(execution_id) for execution_id in execution_ids]
 
         async def body(reader: Reader) -> Lives:

@@ -1,0 +1,377 @@
+"""Limits beside a simple model of them, through invented histories.
+
+Work is submitted, claimed, granted, completed, failed, paused, resumed, lost, cancelled, replayed
+and forgotten in any order, while limits are set and lifted and slots are taken by hand. After each
+step the engine counts the holders that the model counts; no claim passes a cap, no window admits
+more starts than it may, and a claim leaves nothing behind that would fit. At the end every slot is
+free.
+"""
+
+import itertools
+from collections.abc import Awaitable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowfabric import FlowFabricError
+from flowfabric.core.conditions import Single
+from flowfabric.core.creation import NewExecution
+from flowfabric.core.gates import WINDOW_PARTS, Admitted, GateName, GateOwner, policy_id_of
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.results import Claimed, ClaimGrant, Created, ResumeGrant
+from flowfabric.core.states import FailureClass, LifecyclePhase
+from flowfabric.reconcilers import run_due
+from tests.conformance.given import WORKER
+from tests.properties.test_differential import SHRINKING_TAKES_S, tuned
+from tests.properties.test_limited_claims import resumes
+from tests.properties.world import RETENTION_MS, Lives, World
+
+WINDOW_MS = 6_400
+PART_MS = WINDOW_MS // WINDOW_PARTS
+TTLS_MS = (500, 5_000)
+POLICY = {
+    "max_worker_deaths": 1_000,
+    "max_reclaim_count": 1_000,
+    "retry_policy": {"max_retries": 3, "backoff": {"type": "fixed", "delay_ms": 200}},
+}
+NUMBERS = itertools.count()
+"""Limits outlive their examples: each has its own."""
+ENDS = ("complete", "fail", "break", "cancel", "hand back", "revoke", "suspend", "delay", "renew")
+
+ROUNDS_MAX = 60
+
+whiches = st.integers(0, 5)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.tuples(st.sampled_from("xyz"), st.booleans())),
+        st.tuples(st.just("submit"), st.tuples(st.sampled_from("xyz"), st.booleans())),
+        st.tuples(
+            st.just("claim"), st.tuples(st.sampled_from((1, 3, 50)), st.sampled_from(TTLS_MS))
+        ),
+        st.tuples(
+            st.just("claim"), st.tuples(st.sampled_from((1, 3, 50)), st.sampled_from(TTLS_MS))
+        ),
+        st.tuples(st.just("work"), st.tuples(whiches, st.sampled_from(ENDS))),
+        st.tuples(st.just("work"), st.tuples(whiches, st.sampled_from(ENDS))),
+        st.tuples(st.just("resume"), whiches),
+        st.tuples(st.just("replay"), whiches),
+        st.tuples(st.just("cancel"), whiches),
+        st.tuples(st.just("grant"), whiches),
+        st.tuples(st.just("use grant"), whiches),
+        st.tuples(st.just("admit"), st.booleans()),
+        st.tuples(st.just("pass"), st.sampled_from((1, 99, 100, 500, 2_000, RETENTION_MS))),
+        st.tuples(st.just("wait"), st.sampled_from((1, 250, 500))),
+        st.tuples(st.just("limit"), st.tuples(st.integers(0, 3), st.integers(0, 5))),
+    ),
+    min_size=5,
+    max_size=40,
+)
+
+
+@dataclass
+class Model:
+    """Who holds a slot until when, and what has started while a rate counted it."""
+
+    held: dict[ExecutionId, int] = field(default_factory=dict)
+    granted: dict[ExecutionId, int] = field(default_factory=dict)
+    """The last millisecond of each grant."""
+    admitted: set[ExecutionId] = field(default_factory=set)
+    starts: list[int] = field(default_factory=list)
+    cap: int = 2
+    rate: int = 3
+    keys: dict[ExecutionId, str] = field(default_factory=dict)
+
+    def holders(self, now_ms: int) -> list[ExecutionId]:
+        return [each for each, until_ms in self.held.items() if until_ms > now_ms] + [
+            each for each, until_ms in self.granted.items() if until_ms >= now_ms
+        ]
+
+    def running(self, key: str, now_ms: int) -> int:
+        """With a key, of its own limit; without, of the one over all."""
+        found = [each for each in self.holders(now_ms) if key in ("", self.keys[each])]
+        return len(found) + (0 if key else len(self.admitted))
+
+    def started(self, now_ms: int, ago_ms: int = WINDOW_MS) -> int:
+        return sum(at_ms > now_ms - ago_ms for at_ms in self.starts)
+
+    def let_go(self, execution_id: ExecutionId) -> None:
+        self.held.pop(execution_id, None)
+        self.granted.pop(execution_id, None)
+        self.admitted.discard(execution_id)
+
+
+class Played:
+    """One history, on the engine and in the model."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.engine, self.model = world, world.engine, Model()
+        number = next(NUMBERS)
+        self.all, self.own = f"all-{number}", f"own-{number}"
+        self.kind = f"work-{number}"
+        self.ids: list[ExecutionId] = []
+        self.claims: dict[ExecutionId, Claimed] = {}
+        self.grants: dict[ExecutionId, ClaimGrant | ResumeGrant] = {}
+        self.by_hand: list[ExecutionId] = []
+
+    @property
+    def now_ms(self) -> int:
+        return self.world.now_ms
+
+    def gate(self, name: str, key: str = "") -> GateName:
+        return GateName(GateOwner.QUOTA, policy_id_of("default", name), key)
+
+    async def begin(self) -> None:
+        await self.set_limit(self.model.cap, self.model.rate)
+
+    async def set_limit(self, cap: int, rate: int) -> None:
+        """A cap for each key, and a rate and three times the cap over all."""
+        await self.engine.set_limit(self.own, active_concurrency_cap=cap)
+        await self.engine.set_limit(
+            self.all,
+            window_ms=WINDOW_MS if rate else 0,
+            max_requests_per_window=rate,
+            active_concurrency_cap=2 * cap,
+        )
+        self.model.cap, self.model.rate = cap, rate
+
+    async def lives(self) -> Lives:
+        return await self.world.lives(self.ids)
+
+    # Steps
+
+    async def submit(self, key: str, *, by_hand: bool) -> None:
+        gates = [] if by_hand else [self.gate(self.all), self.gate(self.own, key)]
+        made = await self.engine.create_execution(
+            NewExecution(
+                execution_kind=f"{self.kind}-by-hand" if by_hand else self.kind,
+                policy=POLICY,
+                gates=gates,
+            )
+        )
+        assert isinstance(made, Created)
+        if by_hand:
+            self.by_hand.append(made.execution_id)
+        else:
+            self.ids.append(made.execution_id)
+            self.model.keys[made.execution_id] = key
+
+    def take(self, claimed: Claimed) -> None:
+        self.claims[claimed.execution_id] = claimed
+        self.model.held[claimed.execution_id] = claimed.lease_expires_at_ms
+
+    async def claim(self, limit: int, ttl_ms: int) -> None:
+        before = await self.lives()
+        claimed = await self.engine.claim_many(
+            ["default"], limit=limit, kinds=[self.kind], lease_ttl_ms=ttl_ms, **WORKER
+        )
+        for each in claimed:
+            assert before[each.execution_id].execution.ready
+            self.take(each)
+            if not resumes(before[each.execution_id]):
+                self.count_start()
+        self.check_room({each.execution_id for each in claimed})
+        if len(claimed) < limit:
+            await self.check_nothing_fits()
+
+    def count_start(self) -> None:
+        if self.model.rate:
+            self.model.starts.append(self.now_ms)
+            assert self.model.started(self.now_ms) <= self.model.rate
+
+    def check_room(self, taken: set[ExecutionId]) -> None:
+        """Whoever got in has passed no cap."""
+        model, now_ms = self.model, self.now_ms
+        for key in {model.keys[each] for each in taken} if model.cap else ():
+            assert model.running(key, now_ms) <= model.cap
+            assert model.running("", now_ms) <= 2 * model.cap
+
+    async def check_nothing_fits(self) -> None:
+        model, now_ms = self.model, self.now_ms
+        rate_full = model.rate and model.started(now_ms, WINDOW_MS + PART_MS) >= model.rate
+        all_full = model.cap and model.running("", now_ms) >= 2 * model.cap
+        for execution_id, life in (await self.lives()).items():
+            if life.execution.ready and not all_full and not (rate_full and not resumes(life)):
+                assert model.cap
+                assert model.running(model.keys[execution_id], now_ms) >= model.cap
+
+    async def work(self, which: int, how: str) -> None:
+        """Somebody who was given a lease does something with it, whether or not it holds."""
+        if not self.claims:
+            return
+        execution_id = list(self.claims)[which % len(self.claims)]
+        handle, engine = self.claims[execution_id].handle, self.engine
+        call: Awaitable[object]
+        match how:
+            case "complete":
+                call = engine.complete(handle)
+            case "fail":
+                call = engine.fail(handle, "again")
+            case "break":
+                call = engine.fail(handle, "no", failure_class=FailureClass.PERMANENT)
+            case "cancel":
+                call = engine.cancel(handle, "no")
+            case "hand back":
+                call = engine.hand_back(handle, reason="later")
+            case "revoke":
+                call = engine.revoke_lease(execution_id, reason="needed")
+            case "suspend":
+                call = engine.suspend(handle, resume_condition=Single("gate"))
+            case "delay":
+                call = engine.delay(handle, self.now_ms + 300)
+            case _:
+                with suppress(FlowFabricError):
+                    renewed = await engine.renew(handle)
+                    self.model.held[execution_id] = renewed.expires_at_ms
+                return
+        with suppress(FlowFabricError):
+            await call
+            self.model.held.pop(execution_id, None)
+
+    async def grant(self, which: int) -> None:
+        if not self.ids:
+            return
+        execution_id = self.ids[which % len(self.ids)]
+        before = (await self.lives()).get(execution_id)
+        with suppress(FlowFabricError):
+            grant = await self.engine.issue_claim_grant(execution_id, grant_ttl_ms=500, **WORKER)
+            again = self.grants.get(execution_id) == grant
+            self.grants[execution_id] = grant
+            self.model.granted[execution_id] = grant.expires_at_ms
+            assert before is not None
+            if not again:
+                self.check_room({execution_id})
+                if not resumes(before):
+                    self.count_start()
+
+    async def use_grant(self, which: int) -> None:
+        if not self.grants:
+            return
+        execution_id, grant = list(self.grants.items())[which % len(self.grants)]
+        claim = (
+            self.engine.claim_execution
+            if isinstance(grant, ClaimGrant)
+            else self.engine.claim_resumed_execution
+        )
+        with suppress(FlowFabricError):
+            claimed = await claim(
+                execution_id, grant_key=grant.grant_key, lease_ttl_ms=TTLS_MS[0], **WORKER
+            )
+            self.model.granted.pop(execution_id, None)
+            self.take(claimed)
+
+    async def cancel(self, which: int) -> None:
+        everybody = [*self.ids, *self.by_hand]
+        if everybody:
+            execution_id = everybody[which % len(everybody)]
+            with suppress(FlowFabricError):
+                await self.engine.cancel_execution(execution_id, reason="no")
+                self.model.let_go(execution_id)
+
+    async def admit(self, *, takes: bool) -> None:
+        policy_id = policy_id_of("default", self.all)
+        for execution_id in self.by_hand if takes else list(self.model.admitted):
+            with suppress(FlowFabricError):
+                if takes:
+                    new = execution_id not in self.model.admitted
+                    outcome = await self.engine.check_admission(policy_id, execution_id)
+                    if new and isinstance(outcome, Admitted):
+                        self.model.admitted.add(execution_id)
+                        self.count_start()
+                else:
+                    await self.engine.release_admission(policy_id, execution_id)
+                    self.model.admitted.discard(execution_id)
+
+    async def play(self, verb: str, given_to: object) -> None:
+        match verb, given_to:
+            case "submit", (str() as key, bool() as flag):
+                await self.submit(key, by_hand=flag and key == "x")
+            case "claim", (int() as limit, int() as ttl_ms):
+                await self.claim(limit, ttl_ms)
+            case "work", (int() as which, str() as how):
+                await self.work(which, how)
+            case "resume" | "replay", int() as which if self.ids:
+                execution_id = self.ids[which % len(self.ids)]
+                with suppress(FlowFabricError):
+                    if verb == "resume":
+                        await self.engine.resume_execution(execution_id)
+                    else:
+                        await self.engine.replay_execution(execution_id)
+            case "cancel", int() as which:
+                await self.cancel(which)
+            case "grant", int() as which:
+                await self.grant(which)
+            case "use grant", int() as which:
+                await self.use_grant(which)
+            case "admit", bool() as takes:
+                await self.admit(takes=takes)
+            case "pass" | "wait", int() as step_ms:
+                self.world.clock.advance(ms=step_ms)
+                if verb == "pass":
+                    await run_due(self.engine)
+            case "limit", (int() as cap, int() as rate):
+                await self.set_limit(cap, rate)
+            case _:
+                pass
+
+    # Comparing
+
+    async def compare(self) -> None:
+        model, now_ms = self.model, self.now_ms
+        (over_all,) = await self.use(self.all) or [("", 0)]
+        assert over_all == ("", model.running("", now_ms))
+        for key, running in await self.use(self.own):
+            assert (key, running) == (key, model.running(key, now_ms))
+
+    async def use(self, name: str) -> list[tuple[str, int]]:
+        page = await self.engine.list_limit_use(policy_id_of("default", name))
+        return [(each.key, each.running) for each in page.gates]
+
+    async def finish(self) -> None:
+        """Everything comes to its end, and then every slot is free."""
+        for _ in range(ROUNDS_MAX):
+            self.world.clock.advance(ms=WINDOW_MS + PART_MS)
+            await run_due(self.engine)
+            going = [
+                life.execution
+                for life in (await self.lives()).values()
+                if life.execution.lifecycle_phase is not LifecyclePhase.TERMINAL
+            ]
+            if not going:
+                break
+            for execution in going:
+                if execution.lifecycle_phase is LifecyclePhase.SUSPENDED:
+                    await self.engine.resume_execution(execution.execution_id)
+            await self.claim(50, TTLS_MS[-1])
+            await self.compare()
+            for execution_id in self.model.holders(self.now_ms):
+                await self.engine.complete(self.claims[execution_id].handle)
+                self.model.let_go(execution_id)
+        assert going == []
+        for execution_id in self.by_hand:
+            with suppress(FlowFabricError):
+                await self.engine.cancel_execution(execution_id, reason="over")
+        self.model.admitted.clear()
+        await self.compare()
+        assert self.model.running("", self.now_ms) == 0
+
+
+async def check_history(played: Played, history: list[tuple[str, object]]) -> None:
+    await played.begin()
+    for verb, given_to in history:
+        await played.play(verb, given_to)
+        await played.compare()
+    await played.finish()
+
+
+@pytest.mark.timeout(SHRINKING_TAKES_S)
+def test_limits_are_what_a_simple_model_of_them_is(world: World) -> None:
+    @tuned(world, 150)
+    @given(history=steps)
+    def check(history: list[tuple[str, object]]) -> None:
+        world.begin()
+        world.run(check_history(Played(world), history))
+
+    check()
