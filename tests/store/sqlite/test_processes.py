@@ -106,3 +106,13 @@ async def test_a_commit_of_another_process_wakes_those_who_wait(path: Path) -> N
         await save(there, Changes(inserts=(a_lane("a"),)))
         assert await waiting
     await asyncio.gather(here.close(), there.close())
+
+
+async def test_a_commit_right_after_opening_wakes_those_who_wait(path: Path) -> None:
+    store = SqliteStore(str(path))
+    await store.open()
+    with store.hints(["lanes"]) as listener:
+        # Nothing else has run since the file was opened.
+        change_sqlite(path, "create table theirs (id integer)")
+        assert await listener.wait(10)
+    await store.close()

@@ -198,6 +198,12 @@ def _prepare(connection: sqlite3.Connection, path: str, synchronous: Synchronous
         connection.execute(scratch)
 
 
+def data_version(connection: sqlite3.Connection) -> int:
+    """A number that changes when another connection commits, and not when this one does."""
+    version: int = connection.execute("pragma data_version").fetchone()[0]
+    return version
+
+
 def _use_wal(connection: sqlite3.Connection) -> None:
     """Switch the file to WAL. Of two processes that do so at once, one is told it is busy."""
     deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000

@@ -42,6 +42,7 @@ from flowfabric.store.sqlite.connection import (
     MachineClock,
     Synchronous,
     connect,
+    data_version,
     translate,
     translate_opening,
 )
@@ -188,7 +189,7 @@ class SqliteStore:
             return
         loop = asyncio.get_running_loop()
         with OutageWatch(self._named, wrote=False):
-            connection = await loop.run_in_executor(None, self._connect_writer)
+            connection, seen = await loop.run_in_executor(None, self._connect_watched)
         in_file = self._path != MEMORY
         self._identity = FileIdentity(self._path)
         committer = Committer(connection, self._clock, self._identity, on_disk=in_file)
@@ -197,7 +198,8 @@ class SqliteStore:
         )
         if in_file:
             self._readers = ThreadPoolExecutor(READERS, "flowfabric-sqlite-read")
-            self._watcher = asyncio.create_task(watch(self._board, self._writer, self._path))
+            watching = watch(self._board, self._writer, self._path, seen=seen)
+            self._watcher = asyncio.create_task(watching)
 
     async def close(self) -> None:
         loop = asyncio.get_running_loop()
@@ -329,6 +331,15 @@ class SqliteStore:
         return connect(
             self._path, self._synchronous, busy_timeout_ms=self._busy_timeout_ms, check=check
         )
+
+    def _connect_watched(self) -> tuple[sqlite3.Connection, int]:
+        """Whoever listens once we are open hears of everything that is committed from here on."""
+        connection = self._connect_writer()
+        try:
+            return connection, data_version(connection)
+        except sqlite3.Error as error:
+            connection.close()
+            raise translate_opening(error, self._path) from error
 
     def _connect_writer(self) -> sqlite3.Connection:
         if self._set_up or self._path == MEMORY:

@@ -123,9 +123,11 @@ TOLD_MAX_S: Final = 1.0
 """How long to go without looking where file notifications arrive."""
 
 
-async def watch(board: HintBoard, writer: Writer, path: str) -> None:
-    """Wake all listeners whenever another connection commits. Runs until cancelled."""
-    seen = await _version(writer, 0)
+async def watch(board: HintBoard, writer: Writer, path: str, *, seen: int) -> None:
+    """Wake all listeners whenever another connection commits after the version `seen`.
+
+    Runs until cancelled.
+    """
     pause_s, gap_s = LOOK_FIRST_S, 0.0
     with FileChanges(f"{path}-wal") as changes:
         while True:

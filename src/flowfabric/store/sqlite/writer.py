@@ -16,7 +16,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from flowfabric.errors import DatabaseGone
 from flowfabric.outages import OutageWatch
 from flowfabric.store.base import Clock, drive
-from flowfabric.store.sqlite.connection import FileIdentity, translate
+from flowfabric.store.sqlite.connection import FileIdentity, data_version, translate
 from flowfabric.store.sqlite.transaction import SqliteTransaction
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class Probe:
 
     def run(self, connection: sqlite3.Connection, clock: Clock) -> None:
         try:
-            self._version = connection.execute("pragma data_version").fetchone()[0]
+            self._version = data_version(connection)
         except sqlite3.Error as error:
             self.failure = error
 
