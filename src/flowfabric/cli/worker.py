@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -91,7 +92,9 @@ class _Several:
     def _stop(self) -> None:
         self._stopping.set()
         for process in self._running:
-            process.send_signal(signal.SIGTERM)
+            # Not through `process`: it would look whether it has ended, and lose its status.
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
 
 
 def stop_with_starter() -> None:
