@@ -10,6 +10,9 @@ WORKERS ?= 2
 ENDED ?= 10000000
 OTHERS ?= 1000000
 
+# Compiled once, not by each of the hundreds of processes that the tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Folders that hold Python now: a checker refuses to be given an empty one.
 CODE := $(foreach folder,src tests benchmarks examples,$(if $(shell find $(folder) -name '*.py' -print -quit 2>/dev/null),$(folder)))
 

@@ -1,4 +1,4 @@
-"""Runs the real command, with its output in pipes or on a terminal of a given size."""
+"""Runs the real command, with its output in files or on a terminal of a given size."""
 
 import fcntl
 import json
@@ -8,17 +8,21 @@ import re
 import select
 import signal
 import struct
-import subprocess
 import sys
+import tempfile
 import termios
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.forking import Forked, Forker, Request
 
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_S = 60
 COMMAND = (sys.executable, "-m", "flowfabric.cli")
+IMPORTED = ("flowfabric.cli.main", "flowfabric.store.sqlite.store", "rich.markdown")
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[()][A-Z0-9]|\r")
 
@@ -58,16 +62,34 @@ def run(
 ) -> Ran:
     """Run a command to its end. `extra` are environment variables."""
     variables = extra if url is None else {"FLOWFABRIC_URL": url, **extra}
-    done = subprocess.run(
-        [*COMMAND, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        cwd=cwd,
-        env=environment(variables),
-    )
-    return Ran(done.returncode, done.stdout, done.stderr)
+    with (
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+    ):
+        given.write(stdin.encode())
+        given.seek(0)
+        streams = given.fileno(), out.fileno(), err.fileno()
+        process = _start((*COMMAND, *arguments), streams, cwd, variables)
+        try:
+            status = process.wait(TIMEOUT_S)
+        finally:
+            process.kill()
+        for each in (out, err):
+            each.seek(0)
+        return Ran(status, out.read().decode(), err.read().decode())
+
+
+def _start(
+    command: tuple[str, ...], streams: tuple[int, int, int], cwd: Path, extra: Mapping[str, str]
+) -> Forked:
+    _, _, module, *arguments = command
+    return _forker().fork(Request(module, arguments, str(cwd), environment(extra)), streams)
+
+
+@cache
+def _forker() -> Forker:
+    return Forker(*IMPORTED, environment=environment({}))
 
 
 def run_on_terminal(
@@ -86,15 +108,7 @@ def run_on_terminal(
     """
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    process = subprocess.Popen(
-        command,
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        cwd=cwd,
-        env=environment(extra),
-        preexec_fn=heed_interrupts,
-    )
+    process = _start(command, (slave, slave, slave), cwd, extra)
     os.close(slave)
     if typed:
         os.write(master, typed.encode())
@@ -103,7 +117,6 @@ def run_on_terminal(
         status = process.wait(timeout_s)
     finally:
         process.kill()
-        process.wait()
         os.close(master)
     return Ran(status, _CONTROL.sub("", shown), shown)
 
@@ -113,9 +126,7 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _read_all(
-    master: int, process: subprocess.Popen[bytes], deadline: float, interrupt_at: str
-) -> str:
+def _read_all(master: int, process: Forked, deadline: float, interrupt_at: str) -> str:
     chunks: list[bytes] = []
     while True:
         assert time.monotonic() < deadline, b"".join(chunks).decode(errors="replace")
