@@ -7,15 +7,17 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.bounds import IDEMPOTENCY_KEY_BYTES_MAX, NAME_BYTES_MAX, ROUTE_KEEP_MS
 from flowfabric.core.checks import CSV_MAX_BYTES, TAG_VALUE_MAX_BYTES
+from flowfabric.core.gates import GateName, GateOwner, policy_id_of
 from flowfabric.core.results import Created
 from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.reads import ExecutionFilter
+from flowfabric.engine.work import Completion
 from flowfabric.errors import InvalidInput
 from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.auditing import complaints_of
-from tests.conformance.given import WORKER, Given, new
+from tests.conformance.given import DAY_MS, WORKER, Given, new
 from tests.conformance.graphs import new_graph
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -165,3 +167,63 @@ async def test_there_is_a_limit_to_kinds_that_says_its_name(
 
     assert refusal.value.field == "execution_kind"
     assert isinstance(await engine.create_execution(new(execution_kind="a")), Created)
+
+
+KEYED = policy_id_of("default", "keyed")
+KEYS = 10_000
+
+
+def under(key: str) -> list[GateName]:
+    return [GateName(GateOwner.QUOTA, KEYED, key)]
+
+
+async def finish_all(engine: Engine) -> None:
+    while claimed := await engine.claim_many(["default"], limit=1_000, **WORKER):
+        await engine.complete_many([Completion(handle=each.handle) for each in claimed])
+
+
+async def keys_of(engine: Engine) -> list[str]:
+    page = await engine.list_limit_use(KEYED, limit=1_000)
+    return [each.key for each in page.gates]
+
+
+async def test_keys_that_nothing_uses_are_forgotten_in_batches(
+    engine: Engine, clock: SettableClock
+) -> None:
+    await engine.set_limit("keyed", active_concurrency_cap=1)
+    requests = [new(gates=under(f"key-{n:05}")) for n in range(KEYS)]
+    for start in range(0, KEYS, 1_000):
+        await engine.create_executions(requests[start : start + 1_000])
+    await finish_all(engine)
+    clock.advance("40d")
+    while (await engine.trim_retention()).full:
+        pass
+    await engine.create_execution(new(gates=under("key-00007")))
+    acted = 0
+    while (swept := await engine.trim_routes()).full:
+        acted += swept.acted
+
+    assert acted + swept.acted == KEYS - 1
+    assert await keys_of(engine) == ["key-00007"]
+    assert await engine.claim(**WORKER) is not None
+    await engine.create_execution(new(gates=under("key-00008")))
+    assert await engine.claim(**WORKER) is not None
+
+
+async def test_a_key_is_remembered_as_long_as_one_of_its_starts_counts(
+    engine: Engine, clock: SettableClock, given: Given
+) -> None:
+    await engine.set_limit("keyed", window_ms=30 * DAY_MS, max_requests_per_window=1)
+    await given.waiting(gates=under("a"), policy={"stream_policy": {"retention_ttl_ms": 1}})
+    await finish_all(engine)
+    clock.advance("2d")
+    await run_due(engine)
+    assert await keys_of(engine) == ["a"]
+    await given.waiting(gates=under("a"))
+    assert await engine.claim(**WORKER) is None
+    clock.advance("28d")
+    await finish_all(engine)
+    clock.advance("40d")
+    for _ in range(3):
+        await run_due(engine)
+    assert await keys_of(engine) == []

@@ -2,8 +2,11 @@
 
 import asyncio
 
+import pytest
+
 from flowfabric import Engine
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.gates import GateName, GateOwner, policy_id_of
 from flowfabric.core.results import Created
 from flowfabric.engine.operators import Swept
 from tests.conformance.auditing import complaints_of
@@ -39,13 +42,19 @@ async def test_whoever_creates_while_the_kind_is_forgotten_registers_it_again(
     assert await complaints_of(engine) == []
 
 
+@pytest.mark.parametrize("limited", [False, True])
 async def test_creating_and_forgetting_at_once_leaves_nothing_that_cannot_be_claimed(
-    engine: Engine, rival: Rival
+    engine: Engine, rival: Rival, *, limited: bool
 ) -> None:
+    await engine.set_limit("keyed", active_concurrency_cap=100)
     for number in range(ROUNDS):
-        request = NewExecution(execution_kind=f"work-{number}")
+        key = GateName(GateOwner.QUOTA, policy_id_of("default", "keyed"), f"key-{number}")
+        request = NewExecution(execution_kind=f"work-{number}", gates=[key] if limited else ())
         await engine.know_routes([engine.check_request(request)])
         await rival.execute(OVERDUE)
+        if limited:
+            # Registered again, as by another process, while it is forgotten.
+            engine.shell.routes.clear()
         await asyncio.gather(
             *(engine.trim_routes() for _ in range(4)),
             *(engine.create_execution(request) for _ in range(4)),

@@ -325,8 +325,9 @@ class _Admitting(Struct, frozen=True, kw_only=True):
         if execution is None:
             raise NotFound("execution", str(self.execution_key[1]))
         gate_id = self.name.gate_id
-        await tx.insert_new([self.name.new()])
-        await tx.lock(gates.Gate, [(gate_id,)])
+        if not await tx.lock(gates.Gate, [(gate_id,)]):
+            await tx.insert_new([self.name.new()])
+            await tx.lock(gates.Gate, [(gate_id,)])
         (row,) = await load(tx, [gate_id], always=True)
         if not row.has_policy and self.spec == gates.QuotaSpec():
             raise NotFound("quota_policy", self.name.owner_id)

@@ -53,8 +53,10 @@ async def register(
     for each in quotas:
         if (each,) not in known:
             raise NotFound("quota_policy", each)
-    there = await tx.get(gates.Gate, [(each.gate_id,) for each in sorted(names)])
-    new = [each for each in sorted(names) if (each.gate_id,) not in there]
+    wanted = sorted(each.gate_id for each in names)
+    # Held until the routes that pass them are there: those that nothing passes are deleted.
+    there = set(await tx.select_as(GateId, "hold_gates", gate_ids=wanted))
+    new = [each for each in sorted(names) if each.gate_id not in there]
     # A budget may be used up already; under its lock that cannot change.
     owners = sorted({each.owner_id for each in new if each.owner_kind is gates.GateOwner.BUDGET})
     budgets = await tx.lock(Budget, [(each,) for each in owners])

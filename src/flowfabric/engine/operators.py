@@ -394,7 +394,7 @@ class Operators(Leases):
         return await self._trim("trim_guards", 0, limit)
 
     async def trim_routes(self, *, limit: int = bounds.SWEEP_BATCH) -> Swept:
-        """Forget kinds that no execution has and that were not submitted lately."""
+        """Forget kinds and keys of limits that no execution has and nobody submitted lately."""
         check_int("limit", limit, 1, bounds.BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
@@ -402,12 +402,15 @@ class Operators(Leases):
             due = await tx.select_as(int, "due_routes", now_ms=now_ms, limit=limit)
             if not due:
                 return Swept(acted=0, full=False)
+            gate_ids = await tx.select_as(str, "due_gates", route_ids=due)
             (trimmed,) = await tx.select_as(
                 int,
                 "trim_routes",
                 route_ids=due,
+                now_ms=now_ms,
                 retain_until_ms=now_ms + bounds.ROUTE_KEEP_MS,
             )
+            await tx.select("trim_gates", gate_ids=gate_ids)
             return Swept(acted=trimmed, full=len(due) == limit)
 
         return await self.store.transact(body)

@@ -145,7 +145,7 @@ with recursive clock as (
        and g.owner_kind = 'quota'
        and g.gate_key = ''
      order by g.gate_id
-       for update
+       for no key update
 ), keyed as materialized (
     select g.gate_id
       from gate g
@@ -153,7 +153,7 @@ with recursive clock as (
        and g.owner_kind = 'quota'
        and g.gate_key <> ''
      order by g.gate_id
-       for update skip locked
+       for no key update skip locked
 ), asked as materialized (
     select gate_id from shared
     union all

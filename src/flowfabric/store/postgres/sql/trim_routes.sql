@@ -8,7 +8,16 @@ with looked_at as materialized (
                or exists (
                 select from live
                  where live.route_id = w.route_id and not (ready and public_state = 'waiting'))
-               or exists (select from ending where ending.route_id = w.route_id) as in_use
+               or exists (select from ending where ending.route_id = w.route_id)
+               -- The gates of its keys go with it, and must not as long as a start counts.
+               or exists (
+                select
+                  from gate_route p
+                  join gate g on g.gate_id = p.gate_id
+                  join quota_policy q on q.quota_policy_id = g.owner_id
+                 where p.route_id = w.route_id
+                   and (g.starts::jsonb -> -1 ->> 0)::bigint > :now_ms::bigint - q.window_ms)
+               as in_use
       from unnest(:route_ids::bigint[]) as w (route_id)
 ), kept as (
     update route
