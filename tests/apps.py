@@ -66,6 +66,7 @@ async def working(
     capabilities: tuple[str, ...] = (),
     prefetch: int | None = None,
     processes: int | None = None,
+    reconcile: bool = True,
     worker_instance_id: str = "w-1",
 ) -> AsyncIterator[asyncio.Event]:
     """A worker in the background; the event it yields stops it, as does the end."""
@@ -79,6 +80,7 @@ async def working(
         capabilities=capabilities,
         prefetch=prefetch,
         processes=processes,
+        reconcile=reconcile,
         worker_id="w",
         worker_instance_id=worker_instance_id,
     )

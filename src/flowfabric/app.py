@@ -46,7 +46,7 @@ from flowfabric.task import Call, Executor, Retry, SubmitOptions, Task, TaskSett
 from flowfabric.worker.attempt import Middleware
 from flowfabric.worker.context import Context
 from flowfabric.worker.functions import Factory, Resources
-from flowfabric.worker.leases import Connect
+from flowfabric.worker.leases import CONNECTIONS_MAX, Connect
 from flowfabric.worker.worker import (
     Stopping,
     Worker,
@@ -497,7 +497,8 @@ class App(Feed, Replaceable):
 
     def _worker(self, opened: Opened, settings: WorkerSettings) -> Worker:
         # A database in memory cannot be opened a second time.
-        own: Connect | None = None if self._here.url == MEMORY_URL else partial(self._connect, 1)
+        in_memory = self._here.url == MEMORY_URL
+        own: Connect | None = None if in_memory else partial(self._connect, CONNECTIONS_MAX)
         return Worker(
             opened.engine,
             self.tasks,

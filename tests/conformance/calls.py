@@ -213,7 +213,7 @@ def holding(running: Claimed) -> dict[str, Arguments]:
     failed = FailedStep(step_key="charge", name="charge", error="ValueError")
     return {
         "renew": by_handle,
-        "renew_many": {"handles": [running.handle], "waits": False},
+        "renew_many": {"handles": [running.handle], "lock_wait_ms": 0},
         "find_lost_leases": {"handles": [running.handle]},
         "renew_lease": {**by_fence, "lease_ttl_ms": 1_000},
         "progress": {**by_handle, "percent": 5, "message": "on it"},

@@ -2,11 +2,10 @@
 
 from collections.abc import AsyncIterator
 
-import asyncpg
 import pytest
 
 from flowfabric import Engine, connect
-from tests.races.rival import Rival
+from tests.races.rival import Rival, connected
 
 CONNECTIONS = 16
 
@@ -19,8 +18,5 @@ async def engine(postgres_database: str) -> AsyncIterator[Engine]:
 
 @pytest.fixture
 async def rival(postgres_database: str) -> AsyncIterator[Rival]:
-    connection = await asyncpg.connect(
-        postgres_database, server_settings={"search_path": "flowfabric"}
-    )
-    yield Rival(connection)
-    await connection.close()
+    async with connected(postgres_database) as client:
+        yield client

@@ -52,3 +52,12 @@ class Rival:
             tasks.append(asyncio.create_task(call))
             await self.until_waiting(len(tasks))
         return tasks
+
+
+@asynccontextmanager
+async def connected(database: str) -> AsyncIterator[Rival]:
+    connection = await asyncpg.connect(database, server_settings={"search_path": "flowfabric"})
+    try:
+        yield Rival(connection)
+    finally:
+        await connection.close()

@@ -16,7 +16,7 @@ from flowfabric.core.results import Renewed
 from flowfabric.errors import ExecutionNotActive, LeaseExpired, NotFound, RetryExhausted
 from flowfabric.worker.leases import BEATS_PER_LEASE, Heartbeat, HeldLease, clock_s
 from tests.races.given import claim, create, running
-from tests.races.rival import DEADLOCKS, Rival
+from tests.races.rival import DEADLOCKS, Rival, connected
 
 SWEEPERS = 3
 KEPT = 30
@@ -114,7 +114,7 @@ async def test_renewing_without_waiting_answers_for_what_others_have_locked(
         await rival.execute(f"delete from {table} {missing}")
     async with rival.holding(locking(locked.execution_id)):
         outcomes = await engine.renew_many(
-            [each.handle for each in (locked, free, ended, gone)], waits=False
+            [each.handle for each in (locked, free, ended, gone)], lock_wait_ms=0
         )
     assert [type(outcome) for outcome in outcomes] == [
         RetryExhausted,
@@ -122,7 +122,7 @@ async def test_renewing_without_waiting_answers_for_what_others_have_locked(
         ExecutionNotActive,
         NotFound,
     ]
-    (renewed,) = await engine.renew_many([locked.handle], waits=False)
+    (renewed,) = await engine.renew_many([locked.handle], lock_wait_ms=0)
     assert isinstance(renewed, Renewed)
 
 
@@ -149,3 +149,32 @@ async def test_a_row_that_somebody_has_locked_costs_no_other_lease(
             assert free.lost is None
     await heartbeat.stop()
     assert free.may_be_live()
+
+
+async def test_a_renewal_takes_its_turn_at_a_row_that_is_locked_without_a_break(
+    engine: Engine, rival: Rival, postgres_database: str
+) -> None:
+    """As by a handler that stores one thing after another: no renewal finds it free."""
+    await create(engine)
+    (claimed,) = await claim(engine, "holder", limit=1, lease_ttl_ms=PATIENT_TTL_MS)
+    lease = HeldLease(claimed, clock_s())
+    heartbeat = Heartbeat(PATIENT_TTL_MS / 1_000, None, engine)
+    heartbeat.add(lease)
+    until_s = clock_s() + 2 * PATIENT_TTL_MS / 1_000
+
+    async def take(holder: Rival) -> None:
+        await holder.execute(f"begin; {locking(claimed.execution_id)}")
+
+    async with connected(postgres_database) as other:
+        holder, next_one = rival, other
+        await take(holder)
+        heartbeat.start()
+        while clock_s() < until_s and lease.lost is None:
+            taking = asyncio.create_task(take(next_one))
+            await holder.until_waiting(1)
+            await holder.execute("commit")
+            await taking
+            holder, next_one = next_one, holder
+        await holder.execute("commit")
+    await heartbeat.stop()
+    assert lease.may_be_live()

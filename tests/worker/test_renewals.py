@@ -54,3 +54,27 @@ async def test_looking_for_what_was_taken_away_renews_nothing_else(
         page = await app.engine.read_events(limit=1_000)
         events = [each for each in page.events if each.execution_id == kept.execution_id]
         assert [each.event_type for each in events if each.category == "lease"] == ["acquired"]
+
+
+async def test_a_worker_that_did_not_renew_in_time_is_not_taken_for_dead(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stunned, renewing = True, Heartbeat._beat
+
+    async def beat(heartbeat: Heartbeat) -> bool:
+        return stunned or await renewing(heartbeat)
+
+    monkeypatch.setattr(Heartbeat, "_beat", beat)
+
+    @app.task(max_worker_deaths=1)
+    async def work(ctx: Context) -> int:
+        nonlocal stunned
+        if ctx.attempt_index == 0:
+            await asyncio.Event().wait()
+        stunned = False
+        return ctx.attempt_index
+
+    # Nothing but the worker itself tells what has become of it.
+    async with app, working(app, lease_ttl="1s", reconcile=False):
+        run = await app.submit(work)
+        assert await run.result(timeout=PATIENCE_S) == 1

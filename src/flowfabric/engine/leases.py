@@ -14,7 +14,6 @@ from msgspec import Struct, structs
 
 from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
 from flowfabric.core.checks import (
-    check_bool,
     check_int,
     check_list,
     check_offered,
@@ -59,6 +58,8 @@ from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExha
 from flowfabric.store.base import Reader, Row, Transaction
 
 LEASE_TTL_MS = 30_000
+LOCK_WAIT_MS_MAX = 10_000
+"""How long a renewal may wait for a row that is locked."""
 SHARES_REMEMBERED = 256
 """Sets of lanes with weights whose turns a process remembers."""
 
@@ -342,19 +343,23 @@ class Leases(unit.Group):
         return outcome
 
     async def renew_many(
-        self, handles: Sequence[Handle | bytes], *, waits: bool = True
+        self, handles: Sequence[Handle | bytes], *, lock_wait_ms: int | None = None
     ) -> list[Renewed | FlowFabricError]:
         """Renew all leases of a process at once; each handle gets its own answer.
 
-        Without `waits`, `RetryExhausted` is the answer for a live lease whose execution
-        another transaction has locked: nothing delays the answers for the others.
+        `lock_wait_ms` is how long to wait for executions that other transactions have locked:
+        `LockTimeout` is raised after that. With 0, `RetryExhausted` is the answer for a live
+        lease whose execution is locked: nothing delays the answers for the others.
         """
         check_list("handles", handles, 0, BATCH_MAX)
-        check_bool("waits", waits)
+        if lock_wait_ms is not None:
+            check_int("lock_wait_ms", lock_wait_ms, 0, LOCK_WAIT_MS_MAX)
         opened = [unit.value_or_error(self.shell.open_handle, handle) for handle in handles]
         sure = await self._renew_sure(opened)
-        if waits:
-            return await self.shell.decide_rest(opened, sure, _handle_ask)
+        if lock_wait_ms != 0:
+            return await self.shell.decide_rest(
+                opened, sure, _handle_ask, lock_wait_ms=lock_wait_ms
+            )
         rest = {
             position: each
             for position, each in enumerate(opened)

@@ -192,7 +192,9 @@ class Shell(KnowsRoutes):
         (outcome,) = await self.decide_many([ask])
         return answered(outcome)
 
-    async def decide_many(self, asks: Sequence[Ask[T]]) -> list[T | FlowFabricError]:
+    async def decide_many(
+        self, asks: Sequence[Ask[T]], *, lock_wait_ms: int | None = None
+    ) -> list[T | FlowFabricError]:
         """Decide each in order, in one transaction; refusals take the place of answers."""
         if not asks:
             return []
@@ -201,7 +203,7 @@ class Shell(KnowsRoutes):
         async def body(tx: Transaction) -> list[T | FlowFabricError]:
             return await self.decide_in(tx, asks, chances)
 
-        return await self.store.transact(body)
+        return await self.store.transact(body, lock_wait_ms=lock_wait_ms)
 
     async def decide_in(
         self, tx: Transaction, asks: Sequence[Ask[T]], chances: Sequence[float]
@@ -227,6 +229,8 @@ class Shell(KnowsRoutes):
         opened: Sequence[V | FlowFabricError],
         sure: Mapping[int, T],
         ask: Callable[[V], Ask[T]],
+        *,
+        lock_wait_ms: int | None = None,
     ) -> list[T | FlowFabricError]:
         """Answers in order: refused before, sure already, or decided here.
 
@@ -239,7 +243,7 @@ class Shell(KnowsRoutes):
             if position not in sure and not isinstance(each, FlowFabricError)
         }
         left: list[Ask[T]] = list(rest.values())
-        outcomes = await self.decide_many(left)
+        outcomes = await self.decide_many(left, lock_wait_ms=lock_wait_ms)
         answers: dict[int, T | FlowFabricError] = {
             **sure,
             **dict(zip(rest, outcomes, strict=True)),

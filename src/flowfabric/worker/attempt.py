@@ -13,7 +13,7 @@ import logging
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -34,13 +34,13 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.logs import open_log
-from flowfabric.outages import level_of, outage_behind
+from flowfabric.outages import level_of, outage_behind, statements_within
 from flowfabric.submission import JSON_WITH_INPUTS, complete
 from flowfabric.task import Arguments, Bound, Task
 from flowfabric.worker import failures
 from flowfabric.worker.context import Context
 from flowfabric.worker.journal import blamed
-from flowfabric.worker.leases import HeldLease
+from flowfabric.worker.leases import ENDED, HeldLease
 from flowfabric.worker.lines import Line, current_line, inside_step
 from flowfabric.worker.parking import Parking, Pause, unfitting
 from flowfabric.worker.services import Services, Shared, fenced
@@ -225,6 +225,8 @@ class RunningAttempt:
                 result = report
             elif report is not None:
                 await self._report(report)
+            elif self.lease.lost == ENDED and not self._abandoned:
+                await self._hand_back_late()
         finally:
             if result is None:
                 self._end()
@@ -232,6 +234,13 @@ class RunningAttempt:
                 # Its answer comes with those of others; the task ends before.
                 self._let_go()
                 self._shared.reports.completions.hand_in(result, partial(self._answered, result))
+
+    async def _hand_back_late(self) -> None:
+        """What was not renewed in time is handed back if the store, whose clock decides, agrees;
+        if not, it hears that this worker is alive, and counts no death."""
+        with suppress(errors.FlowFabricError), statements_within(self.lease.ttl_s):
+            engine = self._shared.engine
+            await engine.hand_back_many([self.lease.handle], reason="it was not renewed in time")
 
     async def _run_handler(self) -> Completion | Report | None:
         """What to report, if anything."""

@@ -240,6 +240,10 @@ def _tell(thread_id: int, after_s: float) -> None:
 #
 # A renewal may hang for as long as it likes: beside it, a watch tells each handler
 # when its lease ends.
+#
+# All leases are renewed at once, without waiting for rows that somebody has locked. A
+# handler that asks the store for one thing after another has its row locked nearly all
+# the time, so those that were locked are then renewed each by itself, queueing for the row.
 
 Connect = Callable[[], Awaitable[Engine]]
 
@@ -248,6 +252,12 @@ JITTER: Final = 0.1
 RETRY_S: Final = 0.5
 WATCH_S: Final = 0.25
 """How often the ends of leases are looked at, at least: timers stand still with the machine."""
+LOCK_WAIT_S: Final = 1.0
+"""How long a renewal queues for a row that is locked, before others may queue for theirs."""
+LOCK_WAIT_MIN_S: Final = 0.01
+QUEUES_MAX: Final = 4
+"""How many leases are renewed that way at the same time, each on a connection of its own."""
+CONNECTIONS_MAX: Final = 1 + QUEUES_MAX
 LOST_CHECK_GAP_S: Final = 0.2
 """Hints that leases were taken away are answered at most this often."""
 
@@ -263,6 +273,8 @@ class Heartbeat:
         self._connect = connect
         self._engine = engine
         self._held: dict[str, HeldLease] = {}
+        self._queueing: dict[str, asyncio.Task[None]] = {}
+        """Renewals that wait for a row somebody has locked, by lease."""
         self._lock = threading.Lock()
         self._worker_loop = asyncio.get_running_loop()
         self._worker_thread = threading.get_ident()
@@ -326,6 +338,7 @@ class Heartbeat:
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
+        self._queues = asyncio.Semaphore(QUEUES_MAX)
         watches = [asyncio.create_task(self._watch_ends())]
         if self._connect is not None:
             standstill = watch_loop(self._worker_loop, self._worker_thread)
@@ -336,7 +349,7 @@ class Heartbeat:
             else:
                 await self._beat_with_own_engine(self._connect)
         finally:
-            for watch in watches:
+            for watch in [*watches, *self._queueing.values()]:
                 watch.cancel()
 
     async def _beat_with_own_engine(self, connect: Connect) -> None:
@@ -404,14 +417,17 @@ class Heartbeat:
             if lost:
                 await self._renew([held[handle] for handle in lost])
 
-    async def _renew(self, held: Sequence[HeldLease]) -> bool:
+    async def _renew(self, held: Sequence[HeldLease], lock_wait_s: float = 0.0) -> bool:
         asked_at_s = clock_s()
         try:
-            # A locked row costs its own lease at most.
-            with statements_within(self._interval_s):
+            # A locked row holds up its own lease at most. Its lock is waited for twice, behind
+            # those who wait already and then for its holder.
+            with statements_within(self._interval_s + 2 * lock_wait_s):
                 outcomes = await self._engine.renew_many(
-                    [lease.handle for lease in held], waits=False
+                    [lease.handle for lease in held], lock_wait_ms=round(lock_wait_s * 1_000)
                 )
+        except errors.LockTimeout:
+            return False
         except errors.FlowFabricError as error:
             log.log(level_of(error), "leases could not be renewed; trying again: %s", error)
             if isinstance(error, errors.DatabaseGone) and self.on_gone is not None:
@@ -423,10 +439,26 @@ class Heartbeat:
                 lease.confirm(asked_at_s)
             elif isinstance(outcome, errors.RetryExhausted):
                 lease.still_locked(asked_at_s)
+                self._queue(lease)
                 answered = False
             else:
                 self._tell(lease, why_lost(outcome))
         return answered
+
+    def _queue(self, lease: HeldLease) -> None:
+        lease_id = lease.handle.lease_id
+        if lease_id not in self._queueing:
+            self._queueing[lease_id] = asyncio.create_task(self._renew_in_turn(lease))
+
+    async def _renew_in_turn(self, lease: HeldLease) -> None:
+        """Wait for the row like everybody else who needs it, and be the next to have it."""
+        try:
+            async with self._queues:
+                # While it is fenced, its handler has locked it.
+                if not lease.fenced and lease.may_be_live():
+                    await self._renew([lease], max(min(LOCK_WAIT_S, lease.left_s), LOCK_WAIT_MIN_S))
+        finally:
+            del self._queueing[lease.handle.lease_id]
 
     async def _watch_ends(self) -> None:
         """Tell handlers when their leases end, whatever the database or the way to it does."""

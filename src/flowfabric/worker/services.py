@@ -168,6 +168,11 @@ class Recorder:
             raise self._refused
         return await fenced(self._lease, self._send(step))
 
+    async def room(self) -> None:
+        """Wait while as much is to be stored as the store takes at once."""
+        if len(self._later) >= BATCH_MAX:
+            await self.settle()
+
     def store_later(self, step: NewStep) -> None:
         self._later.append(step)
         if self._recording is None:
@@ -413,6 +418,7 @@ class Services:
     async def _tell(self, report: Callable[[], Awaitable[T]]) -> T:
         """A word to the store that is safe to repeat."""
         check_outside(self.lease)
+        await self._recorder.room()
         return await fenced(self.lease, self._shared.reports.send(self.lease, report))
 
 
