@@ -6,7 +6,8 @@
 
 BIN := .venv/bin
 READY := .venv/.ready
-WORKERS ?= 2
+# More than there are cores: many tests wait, for a lease to run out or a process to start.
+WORKERS ?= 4
 ENDED ?= 10000000
 OTHERS ?= 1000000
 
@@ -30,7 +31,7 @@ demo: $(READY) ## watch a flow survive a crash
 	$(BIN)/python -m flowfabric.demo
 
 test: check ## run every check and every test, on SQLite and on a real Postgres
-	$(BIN)/pytest -n $(WORKERS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 check: $(READY) ## format, lint, types, imports and the shape of the code
 	$(BIN)/ruff format --check $(CODE)

@@ -33,6 +33,12 @@ class WorkerNode(Protocol):
     workerinput: dict[str, object]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest tests, so that no process is left with one of them in the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/e2e/"))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: WorkerNode) -> None:
     """Give each xdist worker the one server, which this process starts and stops."""

@@ -37,7 +37,7 @@ _PROGRAMS = {"16": "pginstall", "18": "pginstall18"}
 _QUICK = {
     "fsync": "off",
     "full_page_writes": "off",
-    "max_connections": "200",
+    "max_connections": "400",
     "max_wal_size": "256MB",
     "synchronous_commit": "off",
 }
