@@ -7,8 +7,8 @@ from flowfabric.core.conditions import ByName, Single
 from flowfabric.core.diagnosis import Cause
 from flowfabric.core.records import SignalEffect
 from flowfabric.core.waitpoints import ANNOUNCED_FOR_MS
+from flowfabric.engine.signals import kept_topic
 from flowfabric.engine.suspensions import SuspendSatisfied
-from flowfabric.engine.waitpoints import kept_topic
 from flowfabric.errors import LeaseConflict, WaitpointClosed, WaitpointNotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.given import Given

@@ -13,7 +13,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.waitpoints import EXPIRED, INVALID, MISSING, WaitpointToken
-from flowfabric.engine.suspensions import (
+from flowfabric.engine.waitpoint_keys import (
     AlreadySeeded,
     Rotated,
     RotationEntry,

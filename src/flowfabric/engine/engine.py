@@ -35,7 +35,7 @@ from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tails import Tails
 from flowfabric.engine.tokens import Tokens
 from flowfabric.engine.unit import Deployment, Shell, Values
-from flowfabric.engine.waitpoints import KeptSignals
+from flowfabric.engine.waitpoint_keys import WaitpointKeys
 from flowfabric.engine.work import Work
 from flowfabric.engine.workers import Workers
 from flowfabric.errors import OperationTimeout
@@ -120,7 +120,7 @@ class Flows(FlowMembers, FlowEndings, FlowAudits, FlowOperators, FlowReplays, Fl
     """Building flows, working off endings, cancelling and replaying, reading."""
 
 
-class Pauses(Suspensions, SignalOperations, KeptSignals):
+class Pauses(WaitpointKeys, Suspensions, SignalOperations):
     """Pausing, what is open, and delivering signals to it."""
 
 
@@ -346,10 +346,6 @@ class Engine:
     expire_due_attempts = operation("work", Work.expire_due_attempts)
     expire_due_deadlines = operation("work", Work.expire_due_deadlines)
     next_due = operation("work", Work.next_due)
-    resume_execution = operation("work", Work.resume_execution)
-    expire_suspension = operation("work", Work.expire_suspension)
-    expire_due_suspensions = operation("work", Work.expire_due_suspensions)
-    expire_due_waitpoints = operation("work", Work.expire_due_waitpoints)
     trim_retention = operation("work", Work.trim_retention)
     trim_events = operation("work", Work.trim_events)
     trim_guards = operation("work", Work.trim_guards)
@@ -474,6 +470,10 @@ class Engine:
     suspend_by_triple = operation("pauses", Pauses.suspend_by_triple)
     create_waitpoint = operation("pauses", Pauses.create_waitpoint)
     close_waitpoint = operation("pauses", Pauses.close_waitpoint)
+    resume_execution = operation("pauses", Pauses.resume_execution)
+    expire_suspension = operation("pauses", Pauses.expire_suspension)
+    expire_due_suspensions = operation("pauses", Pauses.expire_due_suspensions)
+    expire_due_waitpoints = operation("pauses", Pauses.expire_due_waitpoints)
     observe_signals = operation("pauses", Pauses.observe_signals)
     describe_suspension = operation("pauses", Pauses.describe_suspension)
     list_pending_waitpoints = operation("pauses", Pauses.list_pending_waitpoints)

@@ -1,4 +1,4 @@
-"""What people and time do: cancel, revoke, reprioritise, resume; expire, promote and forget.
+"""What people and time do: cancel, revoke, reprioritise; expire, promote and forget.
 
 Every operation works on one execution by id. The timed ones decide again under
 the lock, so calling one too early, twice, or from many processes does no harm.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from flowfabric.core import bounds, executions, leases, results, resumption
+from flowfabric.core import bounds, executions, leases, results
 from flowfabric.core.checks import (
     check_bool,
     check_int,
@@ -20,11 +20,11 @@ from flowfabric.core.checks import (
     check_text,
 )
 from flowfabric.core.events import EVERYBODY, ScannerFilter, check_scanner_filter
-from flowfabric.core.ids import ExecutionId, SignalId, parse_lane_id, parse_uuid
+from flowfabric.core.ids import ExecutionId, parse_lane_id, parse_uuid
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, DURATION_MAX_MS, EXECUTION_DEADLINE
 from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine.leases import Leases
-from flowfabric.engine.unit import Ask, new_uuid
+from flowfabric.engine.unit import Ask
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
@@ -92,17 +92,6 @@ def _cancel_ask(
 ) -> Ask[results.Cancelled]:
     def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Cancelled]:
         return executions.decide_cancel(subject, request, timing)
-
-    return Ask(execution_id, decide)
-
-
-def _expire_ask(
-    execution_id: ExecutionId, signal_id: str | None = None
-) -> Ask[resumption.ExpireResult]:
-    named = SignalId(signal_id or new_uuid())
-
-    def decide(subject: Subject, timing: executions.Timing) -> Decision[resumption.ExpireResult]:
-        return resumption.decide_expire_suspension(subject, named, timing)
 
     return Ask(execution_id, decide)
 
@@ -294,75 +283,6 @@ class Operators(Leases):
             outcomes = await self.shell.decide_in(tx, asks, chances[: len(asks)]) if asks else []
             acted = sum(isinstance(outcome, results.Marked) for outcome in outcomes)
             return Swept(acted=acted, full=len(found) == limit)
-
-        return await self.store.transact(body)
-
-    # Bringing suspended executions back: by an operator, and by time
-
-    async def resume_execution(
-        self, execution_id: str, *, trigger_type: str = "signal", resume_delay_ms: int = 0
-    ) -> resumption.Resumed:
-        """Resume a suspended execution whatever its condition says."""
-        if trigger_type not in resumption.TRIGGERS:
-            raise InvalidInput(
-                "trigger_type", f"must be one of {', '.join(resumption.TRIGGERS)}", trigger_type
-            )
-        check_int("resume_delay_ms", resume_delay_ms, 0, DURATION_MAX_MS)
-
-        def decide(subject: Subject, timing: executions.Timing) -> Decision[resumption.Resumed]:
-            return resumption.decide_resume(subject, trigger_type, resume_delay_ms, timing)
-
-        return await self.shell.decide(Ask(self.shell.check_execution_id(execution_id), decide))
-
-    # Time
-
-    async def expire_suspension(self, execution_id: str) -> resumption.ExpireResult:
-        """Apply a suspension's timeout, if it has passed."""
-        try:
-            return await self.shell.decide(_expire_ask(self.shell.check_execution_id(execution_id)))
-        except NotFound:
-            return results.AlreadySatisfied(reason="not_found_cleaned")
-
-    async def expire_due_suspensions(
-        self, *, limit: int = bounds.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
-    ) -> Swept:
-        """Apply the timeouts of suspensions that last too long."""
-        check_int("limit", limit, 1, bounds.BATCH_MAX)
-        whose = check_scanner_filter(only).parameters
-        signal_ids = [new_uuid() for _ in range(limit)]
-
-        async def body(tx: Transaction) -> Swept:
-            found = await tx.select_as(
-                ExecutionId, "due_suspensions", now_ms=await tx.now_ms(), limit=limit, **whose
-            )
-            asks = [
-                _expire_ask(execution_id, signal_id)
-                for execution_id, signal_id in zip(found, signal_ids, strict=False)
-            ]
-            outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
-            acted = sum(isinstance(outcome, resumption.SuspensionExpired) for outcome in outcomes)
-            return Swept(acted=acted, full=len(found) == limit)
-
-        return await self.store.transact(body)
-
-    async def expire_due_waitpoints(
-        self, *, limit: int = bounds.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
-    ) -> Swept:
-        """Close pending waitpoints that no suspension took over in time."""
-        check_int("limit", limit, 1, bounds.BATCH_MAX)
-        whose = check_scanner_filter(only).parameters
-
-        async def body(tx: Transaction) -> Swept:
-            found = await tx.select_as(
-                ExecutionId, "due_waitpoints", now_ms=await tx.now_ms(), limit=limit, **whose
-            )
-            asks = [
-                Ask(execution_id, resumption.decide_expire_waitpoints)
-                for execution_id in dict.fromkeys(found)
-            ]
-            outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
-            closed = [o.closed for o in outcomes if isinstance(o, resumption.WaitpointsClosed)]
-            return Swept(acted=sum(closed), full=len(found) == limit)
 
         return await self.store.transact(body)
 

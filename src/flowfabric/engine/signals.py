@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypedDict, Unpack
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from flowfabric.core import signals
+from flowfabric.core import conditions, signals
 from flowfabric.core.bounds import (
     IDEMPOTENCY_KEY_BYTES_MAX,
     SIGNAL_DEDUP_TTL_MS_MAX,
@@ -30,13 +30,14 @@ from flowfabric.core.checks import (
     check_optional_time,
     check_text,
 )
-from flowfabric.core.conditions import AllConditions, Count, stored_condition
 from flowfabric.core.executions import Timing
+from flowfabric.core.handles import Handle
 from flowfabric.core.ids import (
     FIRST_UUID,
     INDEX_MAX,
     ExecutionId,
     SignalId,
+    SuspensionId,
     WaitpointId,
     WaitpointKey,
     parse_execution_id,
@@ -56,12 +57,19 @@ from flowfabric.core.records import (
     Waitpoint,
 )
 from flowfabric.core.states import OwnershipState
-from flowfabric.core.suspension import KeptSize, Mailbox, mailbox_id
+from flowfabric.core.suspension import RESUMED, KeptSize, Mailbox, decide_take, mailbox_id
 from flowfabric.core.transitions import Decision, Subject
-from flowfabric.core.waitpoints import WaitpointToken, check_accepted, check_token, matching_key
-from flowfabric.engine import unit
-from flowfabric.engine.suspensions import find_waitpoint, load_keys
-from flowfabric.engine.waitpoints import kept_topic
+from flowfabric.core.waitpoints import (
+    BoundWaitpoint,
+    SuspendRequest,
+    WaitpointToken,
+    check_accepted,
+    check_token,
+    matching_key,
+)
+from flowfabric.engine import suspensions, unit
+from flowfabric.engine.waitpoint_keys import load_keys
+from flowfabric.engine.waitpoints import SuspensionView, Waitpoints, find_waitpoint
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, NotFound
 from flowfabric.logs import open_log
 from flowfabric.store.base import Body, Reader, Saving, Transaction, Unlocked
@@ -157,6 +165,11 @@ def check_signal(
     )
 
 
+def kept_topic(worker_instance_id: str) -> str:
+    """Hinted when a signal reaches an execution that this worker runs."""
+    return f"kept:{worker_instance_id}"
+
+
 SIGNAL_TOPIC = "signal"
 _PARTITION = re.compile(r"^\{fp:([0-9]+)\}:")
 _NOBODY = ExecutionId(f"{{fp:{INDEX_MAX}}}:{FIRST_UUID}")
@@ -191,7 +204,7 @@ def refusals_logged(delivery: Delivery) -> Iterator[None]:
         raise
 
 
-class SignalOperations(unit.Group):
+class SignalOperations(Waitpoints):
     async def deliver_signal(
         self,
         execution_id: str,
@@ -331,6 +344,100 @@ class SignalOperations(unit.Group):
 
     def _delivering(self, delivery: Delivery) -> Body[signals.SignalResult | FlowFabricError]:
         return self.shell.deciding(partial(_lock_receiver, delivery), partial(_decide, delivery))
+
+    # Signals that no wait has taken yet: taking them while working
+    #
+    # A handler that waits in one branch while another works keeps its lease. It asks here
+    # whether what has come meanwhile meets its condition; `kept_topic` tells it when to ask.
+
+    async def take_signals(
+        self,
+        handle: Handle | bytes,
+        *,
+        suspension_id: str,
+        resume_condition: conditions.Condition,
+        announce: bool = False,
+    ) -> SuspensionView | None:
+        """Take the kept signals that meet the condition, and go on; None while they do not.
+
+        The lease is kept. What is taken counts for no other wait, and the waitpoints made
+        for it are closed, as by a pause that ends at once. `suspension_id` names the wait: a
+        repeat, of whichever attempt, gets what was taken first, and so does a suspend with
+        this id as its idempotency key. To `announce` the wait makes waitpoints for its names,
+        for ten minutes, so that senders and people see it while it is not met.
+        """
+        opened = self.shell.open_handle(handle)
+        named = SuspensionId(parse_uuid("suspension_id", suspension_id))
+        options: suspensions.SuspendOptions = {
+            "suspension_id": named,
+            "idempotency_key": named,
+            "take_pending": True,
+        }
+        request = suspensions.checked_request(resume_condition, options)
+        announced = _waitpoints_of(request) if check_bool("announce", announce) else ()
+        taken = await self.describe_suspension(opened.execution_id, named)
+        if taken is not None and taken.resumed:
+            return taken
+        if not announce and not await self._may_keep(opened):
+            return None
+
+        async def lock(tx: Transaction) -> suspensions.Suspending | None:
+            """None once the wait is met."""
+            subject = await suspensions.lock_subject(tx, opened.execution_id)
+            if await _is_met(tx, subject, named):
+                return None
+            return await suspensions.lock_suspending(tx, subject, request)
+
+        def decide(what: suspensions.Suspending | None, timing: Timing) -> Decision[bool]:
+            if what is None:
+                return Decision(answer=True)
+            return decide_take(
+                what.subject,
+                unit.fence_of(opened),
+                what.request,
+                what.found,
+                timing,
+                announced=announced,
+            )
+
+        if not await self.shell.decide_loaded(lock, decide):
+            return None
+        return await self.describe_suspension(opened.execution_id, named)
+
+    async def _may_keep(self, handle: Handle) -> bool:
+        """A look without locks: most of the time there is nothing to take."""
+        key = unit.execution_key(handle.execution_id)
+
+        async def body(reader: Reader) -> bool:
+            execution = await reader.get_one(Execution, key)
+            # One that is gone, or held by another worker, is refused under lock.
+            return execution is None or execution.keeps_signals or _not_held(execution, handle)
+
+        return await self.store.read(body)
+
+
+def _waitpoints_of(request: SuspendRequest) -> list[BoundWaitpoint]:
+    condition = request.condition
+    names = conditions.referenced_waitpoint_keys(condition)
+    return [
+        structs.replace(
+            bound, own_name_only=conditions.takes_own_name(condition, bound.waitpoint_key)
+        )
+        for bound in request.fresh
+        if bound.waitpoint_key in names
+    ]
+
+
+async def _is_met(tx: Transaction, subject: Subject, suspension_id: SuspensionId) -> bool:
+    """Whether the wait was met since it was looked at without locks."""
+    execution = subject.execution
+    key = (execution.partition_key, execution.execution_id, suspension_id)
+    suspension = await tx.get_one(Suspension, key)
+    return suspension is not None and suspension.close_reason == RESUMED
+
+
+def _not_held(execution: Execution, handle: Handle) -> bool:
+    return execution.lease_id != handle.lease_id
 
 
 class _Receiver(Struct, frozen=True, kw_only=True):
@@ -527,7 +634,8 @@ async def _satisfiers(reader: Reader, subject: Subject) -> tuple[SignalFacts, ..
     """What has counted so far; a condition on a single signal has no past."""
     execution, suspension = subject.execution, subject.suspension
     if suspension is None or not isinstance(
-        stored_condition(suspension.resume_condition), AllConditions | Count
+        conditions.stored_condition(suspension.resume_condition),
+        conditions.AllConditions | conditions.Count,
     ):
         return ()
     return tuple(

@@ -1,36 +1,22 @@
-"""Pausing executions, and the waitpoints they pause at.
+"""Pausing executions, and bringing them back.
 
 Every change goes through the execution's row lock, then suspension and
 waitpoints: a signal, a timeout, a cancellation and a suspend that meet are
 decided one after the other.
 """
 
-import hmac
-import os
 from collections.abc import Sequence
 from typing import TypedDict, Unpack
 
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core.bounds import (
-    ROTATION_GRACE_MS,
-    WAITPOINT_TTL_MS_MAX,
-    WAITPOINTS_PER_SUSPENSION_MAX,
-)
-from flowfabric.core.checks import check_bool, check_int, check_name, check_text
+from flowfabric.core import bounds, events, ids, policies, results, resumption
+from flowfabric.core.checks import check_int
 from flowfabric.core.conditions import Condition
 from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle, HandleKind, sign
-from flowfabric.core.ids import (
-    ExecutionId,
-    WaitpointId,
-    WaitpointKey,
-    parse_uuid,
-    partition_of,
-    uuid_of,
-)
-from flowfabric.core.leases import OPERATOR_OVERRIDE, Fence, check_fence, compare_fence
+from flowfabric.core.leases import Fence, compare_fence
 from flowfabric.core.records import (
     Attempt,
     Execution,
@@ -41,135 +27,27 @@ from flowfabric.core.records import (
     Waitpoint,
     first_attempt,
 )
-from flowfabric.core.resumption import WaitpointsClosed, decide_close_waitpoint
 from flowfabric.core.suspension import (
     Parked,
     SuspendFindings,
-    decide_create_waitpoint,
-    decide_repeat_waitpoint,
     decide_suspend,
     lease_ttl_of,
     may_repeat,
     with_pending,
 )
-from flowfabric.core.transitions import Changes, Decision, Subject
+from flowfabric.core.transitions import Decision, Subject
 from flowfabric.core.waitpoints import (
-    FIRST_KID,
-    SECRET_BYTES,
-    SECRET_BYTES_MAX,
-    SECRET_BYTES_MIN,
     Binding,
-    BoundWaitpoint,
-    PendingWaitpoint,
     ResumePolicy,
     SuspendRequest,
     SuspensionDetails,
-    accepted,
-    check_grace,
-    check_kid,
-    check_secret,
     check_suspend,
-    current_key,
     details_of,
-    signing_key,
 )
-from flowfabric.engine import unit
+from flowfabric.engine import unit, waitpoint_keys
+from flowfabric.engine.operators import Swept
 from flowfabric.engine.reads import load_kept
-from flowfabric.store.base import Joined, Reader, Transaction, Unlocked
-
-
-class Seeded(Struct, frozen=True, kw_only=True, tag=True):
-    kid: str
-
-
-class AlreadySeeded(Struct, frozen=True, kw_only=True, tag=True):
-    kid: str
-    same_secret: bool
-
-
-class Rotated(Struct, frozen=True, kw_only=True, tag=True):
-    previous_kid: str | None
-    new_kid: str
-    gc_count: int
-    """Old keys whose secret was wiped because their grace was over."""
-
-
-class RotationNoop(Struct, frozen=True, kw_only=True, tag="Noop"):
-    """The key is the current one already."""
-
-    kid: str
-
-
-class RotationEntry(Struct, frozen=True, kw_only=True):
-    """What a rotation came to. There is one set of keys, hence one entry, for partition 0."""
-
-    partition: int = 0
-    outcome: Rotated | RotationNoop | None = None
-    error: errors.FlowFabricError | None = None
-
-
-class VerifyingKid(Struct, frozen=True, kw_only=True):
-    kid: str
-    expires_at_ms: int
-
-
-class WaitpointKids(Struct, frozen=True, kw_only=True):
-    current_kid: str | None
-    verifying: tuple[VerifyingKid, ...]
-
-
-async def load_keys(reader: Reader) -> Sequence[HmacKey]:
-    return await reader.select_records(HmacKey, "list_hmac_keys")
-
-
-async def lock_keys(tx: Transaction) -> Sequence[HmacKey]:
-    """The keys, locked until the transaction ends."""
-    await tx.select("lock_hmac_keys")
-    return await load_keys(tx)
-
-
-async def ensure_keys(tx: Transaction) -> Sequence[HmacKey]:
-    """The keys; the first one is made when there is none yet."""
-    keys = await load_keys(tx)
-    if current_key(keys) is not None:
-        return keys
-    keys = await lock_keys(tx)
-    if current_key(keys) is not None:
-        return keys
-    # Without a current key there never was one: rotating replaces it in one transaction.
-    return [*keys, await _install(tx, FIRST_KID, os.urandom(SECRET_BYTES))]
-
-
-async def _find(tx: Transaction, kid: str) -> HmacKey | None:
-    """The key of this id, even if its secret was wiped."""
-    return await tx.get_one(HmacKey, (kid,))
-
-
-async def _install(tx: Transaction, kid: str, secret: bytes) -> HmacKey:
-    key = HmacKey(kid=kid, secret=secret, activated_at_ms=await tx.now_ms())
-    await tx.save(Changes(inserts=(key,)))
-    return key
-
-
-async def _rotate(
-    tx: Transaction, keys: Sequence[HmacKey], kid: str, secret: bytes, grace_ms: int
-) -> Rotated:
-    now_ms = await tx.now_ms()
-    previous = current_key(keys)
-    gone = tuple(structs.replace(key, secret=b"") for key in keys if not accepted(key, now_ms))
-    if previous is not None:
-        retired = structs.replace(previous, expires_at_ms=now_ms + grace_ms)
-        # Written first, so that at no moment two keys are current.
-        await tx.save(Changes(updates=(retired, *gone)))
-    await _install(tx, kid, secret)
-    return Rotated(
-        previous_kid=None if previous is None else previous.kid,
-        new_kid=kid,
-        gc_count=len(gone) if previous is not None else 0,
-    )
-
-
-PROACTIVE_CLOSE = "proactive_close"
+from flowfabric.store.base import Joined, Transaction, Unlocked
 
 
 class Suspended(Struct, frozen=True, kw_only=True, tag=True):
@@ -225,78 +103,6 @@ class SuspendOptions(TypedDict, total=False):
 
 
 class Suspensions(unit.Group):
-    # The keys that sign waitpoint tokens: installing, rotating, listing
-    #
-    # There is one set of keys per database. The first token makes the first key, so
-    # nothing has to be set up; a deployment that brings its own secret seeds it before
-    # that. After a rotation the old key is accepted until its grace is over, every old
-    # key for its own time; the next rotation wipes the secrets of those past it. An id is
-    # never used for a second key. Secrets go into the store and into `core.waitpoints`,
-    # nowhere else.
-
-    async def seed_waitpoint_hmac_secret(self, kid: str, secret_hex: str) -> Seeded | AlreadySeeded:
-        """Install the first key. Safe to call at every start."""
-        secret = check_secret(secret_hex, bytes_min=SECRET_BYTES, bytes_max=SECRET_BYTES)
-        named = check_kid(kid)
-
-        async def body(tx: Transaction) -> Seeded | AlreadySeeded:
-            keys = await lock_keys(tx)
-            known = await _find(tx, named)
-            if known is not None:
-                same = hmac.compare_digest(known.secret, secret)
-                return AlreadySeeded(kid=named, same_secret=same)
-            current = current_key(keys)
-            if current is not None:
-                raise errors.InvalidInput(
-                    "kid", f"another key is active ({current.kid}): rotate to this one instead", kid
-                )
-            await _install(tx, named, secret)
-            return Seeded(kid=named)
-
-        return await self.store.transact(body)
-
-    async def rotate_waitpoint_hmac_secret_all(
-        self, new_kid: str, new_secret_hex: str, *, grace_ms: int = ROTATION_GRACE_MS
-    ) -> tuple[RotationEntry, ...]:
-        """Sign with a new key from now on; tokens of the old one stay good for `grace_ms`."""
-        named = check_kid(new_kid)
-        secret = check_secret(
-            new_secret_hex, bytes_min=SECRET_BYTES_MIN, bytes_max=SECRET_BYTES_MAX
-        )
-        grace = check_grace(grace_ms)
-
-        async def body(tx: Transaction) -> RotationEntry:
-            keys = await lock_keys(tx)
-            known = await _find(tx, named)
-            if known is None:
-                return RotationEntry(outcome=await _rotate(tx, keys, named, secret, grace))
-            if known.expires_at_ms is None and hmac.compare_digest(known.secret, secret):
-                return RotationEntry(outcome=RotationNoop(kid=named))
-            why = "is retired" if known.expires_at_ms is not None else "has another secret"
-            return RotationEntry(
-                error=errors.RotationConflict(f"key id {named!r} {why}: choose another")
-            )
-
-        return (await self.store.transact(body),)
-
-    async def list_waitpoint_hmac_kids(self) -> WaitpointKids:
-        """Which keys there are, by name: the current one and those still accepted."""
-
-        async def body(reader: Reader) -> WaitpointKids:
-            keys = await load_keys(reader)
-            now_ms = await reader.now_ms()
-            current = current_key(keys)
-            return WaitpointKids(
-                current_kid=None if current is None else current.kid,
-                verifying=tuple(
-                    VerifyingKid(kid=key.kid, expires_at_ms=key.expires_at_ms)
-                    for key in keys
-                    if key.expires_at_ms is not None and accepted(key, now_ms)
-                ),
-            )
-
-        return await self.store.read(body)
-
     async def suspend(
         self,
         handle: Handle | bytes,
@@ -335,95 +141,58 @@ class Suspensions(unit.Group):
         )
         return self._outcome(parked, handle)
 
-    async def create_waitpoint(
-        self,
-        handle: Handle | bytes,
-        waitpoint_key: str | None = None,
-        *,
-        expires_in_ms: int,
-        waitpoint_id: str | None = None,
-        own_name_only: bool = False,
-    ) -> PendingWaitpoint:
-        """A waitpoint whose token can be handed out before the execution suspends.
+    # Ending a pause: by an operator, and by time
 
-        Signals that arrive before the suspension are kept for it; a waitpoint that no
-        suspension takes over in time is closed. Each call makes another one, unless it
-        names a `waitpoint_id`: a repeat gets the one there is, in whatever state it is,
-        and opens it again if the end of an execution that was replayed has closed it.
-        With `own_name_only` it refuses signals whose name is not its key.
-        """
-        opened = self.shell.open_handle(handle)
-        check_int("expires_in_ms", expires_in_ms, 1, WAITPOINT_TTL_MS_MAX)
-        named = (
-            unit.new_uuid() if waitpoint_id is None else parse_uuid("waitpoint_id", waitpoint_id)
-        )
-        key = f"wpk:{named}" if waitpoint_key is None else waitpoint_key
-        bound = BoundWaitpoint(
-            waitpoint_id=WaitpointId(named),
-            waitpoint_key=WaitpointKey(check_name("waitpoint_key", key)),
-            own_name_only=check_bool("own_name_only", own_name_only),
-        )
-
-        async def lock(tx: Transaction) -> tuple[Subject, Sequence[HmacKey], Waitpoint | None]:
-            subject = await lock_subject(tx, opened.execution_id)
-            keys = await ensure_keys(tx)
-            if waitpoint_id is None:
-                return subject, keys, None
-            return subject, keys, await find_waitpoint(tx, subject, bound.waitpoint_id)
-
-        def decide(
-            found: tuple[Subject, Sequence[HmacKey], Waitpoint | None], timing: Timing
-        ) -> Decision[PendingWaitpoint]:
-            subject, keys, made = found
-            fence = unit.fence_of(opened)
-            if made is not None:
-                return decide_repeat_waitpoint(
-                    subject, fence, bound, made, expires_in_ms, keys, timing
-                )
-            return decide_create_waitpoint(
-                subject, fence, bound, expires_in_ms, signing_key(keys), timing
+    async def resume_execution(
+        self, execution_id: str, *, trigger_type: str = "signal", resume_delay_ms: int = 0
+    ) -> resumption.Resumed:
+        """Resume a suspended execution whatever its condition says."""
+        if trigger_type not in resumption.TRIGGERS:
+            raise errors.InvalidInput(
+                "trigger_type", f"must be one of {', '.join(resumption.TRIGGERS)}", trigger_type
             )
+        check_int("resume_delay_ms", resume_delay_ms, 0, policies.DURATION_MAX_MS)
 
-        return await self.shell.decide_loaded(lock, decide)
+        def decide(subject: Subject, timing: Timing) -> Decision[resumption.Resumed]:
+            return resumption.decide_resume(subject, trigger_type, resume_delay_ms, timing)
 
-    async def close_waitpoint(
-        self,
-        execution_id: str,
-        waitpoint_id: str,
-        *,
-        reason: str = PROACTIVE_CLOSE,
-        fence: Fence | None = None,
-        source: str = "worker",
-    ) -> WaitpointsClosed:
-        """Take no more signals at one waitpoint. This never wakes the execution.
+        return await self.shell.decide(
+            unit.Ask(self.shell.check_execution_id(execution_id), decide)
+        )
 
-        A worker shows its fence and closes pending waitpoints; an operator
-        (`source="operator_override"`) also those of an open suspension.
-        """
-        asked = self.shell.check_execution_id(execution_id)
-        named = WaitpointId(parse_uuid("waitpoint_id", waitpoint_id))
-        check_text("reason", reason, empty=False)
-        given = unit.check_fence_given(fence, source)
+    async def expire_suspension(self, execution_id: str) -> resumption.ExpireResult:
+        """Apply a suspension's timeout, if it has passed."""
+        try:
+            return await self.shell.decide(_expire_ask(self.shell.check_execution_id(execution_id)))
+        except errors.NotFound:
+            return results.AlreadySatisfied(reason="not_found_cleaned")
 
-        async def lock(tx: Transaction) -> tuple[Subject, Waitpoint | None]:
-            subject = await lock_subject(tx, asked)
-            return subject, await find_waitpoint(tx, subject, named)
+    async def expire_due_suspensions(
+        self, *, limit: int = bounds.SWEEP_BATCH, only: events.ScannerFilter = events.EVERYBODY
+    ) -> Swept:
+        """Apply the timeouts of suspensions that last too long."""
+        check_int("limit", limit, 1, bounds.BATCH_MAX)
+        whose = events.check_scanner_filter(only).parameters
+        signal_ids = [unit.new_uuid() for _ in range(limit)]
 
-        def decide(
-            found: tuple[Subject, Waitpoint | None], timing: Timing
-        ) -> Decision[WaitpointsClosed]:
-            subject, waitpoint = found
-            if given is not None:
-                check_fence(subject, given, timing.now_ms)
-            administrative = source == OPERATOR_OVERRIDE
-            return decide_close_waitpoint(subject, waitpoint, reason, administrative, timing.now_ms)
+        async def body(tx: Transaction) -> Swept:
+            found = await tx.select_as(
+                ids.ExecutionId, "due_suspensions", now_ms=await tx.now_ms(), limit=limit, **whose
+            )
+            asks = [
+                _expire_ask(execution_id, signal_id)
+                for execution_id, signal_id in zip(found, signal_ids, strict=False)
+            ]
+            outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
+            acted = sum(isinstance(outcome, resumption.SuspensionExpired) for outcome in outcomes)
+            return Swept(acted=acted, full=len(found) == limit)
 
-        return await self.shell.decide_loaded(lock, decide)
+        return await self.store.transact(body)
 
     # Shared
 
     async def _suspend(
-        self, execution_id: ExecutionId, fence: Fence, request: SuspendRequest
+        self, execution_id: ids.ExecutionId, fence: Fence, request: SuspendRequest
     ) -> tuple[Parked, Handle]:
         async def read(tx: Unlocked) -> Suspending | None:
             """The holder of the lease, if this is no repeat and takes over nothing."""
@@ -463,14 +232,14 @@ class Suspensions(unit.Group):
         now_ms = await tx.now_ms()
         if dedup is None or dedup.expires_at_ms <= now_ms:
             return dedup
-        keys = await ensure_keys(tx)
+        keys = await waitpoint_keys.ensure_keys(tx)
         suspension = await tx.get_one(Suspension, (*at, dedup.suspension_id))
         assert suspension is not None, "a suspension is kept as long as its execution"
         waitpoints = await tx.select_records(
             Waitpoint,
             "list_suspension_waitpoints",
             partition_key=execution.partition_key,
-            execution_id=uuid_of(execution.execution_id),
+            execution_id=ids.uuid_of(execution.execution_id),
             suspension_id=dedup.suspension_id,
         )
         if suspension.waitpoint_id not in [each.waitpoint_id for each in waitpoints]:
@@ -515,7 +284,18 @@ class Suspensions(unit.Group):
         )
 
 
-async def lock_subject(tx: Transaction, execution_id: ExecutionId) -> Subject:
+def _expire_ask(
+    execution_id: ids.ExecutionId, signal_id: str | None = None
+) -> unit.Ask[resumption.ExpireResult]:
+    named = ids.SignalId(signal_id or unit.new_uuid())
+
+    def decide(subject: Subject, timing: Timing) -> Decision[resumption.ExpireResult]:
+        return resumption.decide_expire_suspension(subject, named, timing)
+
+    return unit.Ask(execution_id, decide)
+
+
+async def lock_subject(tx: Transaction, execution_id: ids.ExecutionId) -> Subject:
     subject = (await unit.lock_subjects(tx, [execution_id])).get(execution_id)
     if subject is None:
         raise errors.NotFound("execution", execution_id)
@@ -523,13 +303,13 @@ async def lock_subject(tx: Transaction, execution_id: ExecutionId) -> Subject:
 
 
 async def _read_holder(
-    tx: Unlocked, execution_id: ExecutionId, request: SuspendRequest
+    tx: Unlocked, execution_id: ids.ExecutionId, request: SuspendRequest
 ) -> Suspending | None:
     rows = await tx.select_joined(
         (Execution, Attempt, HmacKey),
         "read_holder",
-        partition_key=partition_of(execution_id),
-        execution_id=uuid_of(execution_id),
+        partition_key=ids.partition_of(execution_id),
+        execution_id=ids.uuid_of(execution_id),
     )
     execution = rows[0].get(Execution) if rows else None
     key = rows[0].get(HmacKey) if rows else None
@@ -553,18 +333,6 @@ def _attempt_of(tx: Unlocked, execution: Execution, row: Joined) -> Attempt | No
     return first_attempt(execution)
 
 
-async def find_waitpoint(
-    tx: Reader, subject: Subject, waitpoint_id: WaitpointId
-) -> Waitpoint | None:
-    """A waitpoint of the locked execution, open or closed."""
-    for waitpoint in subject.waitpoints:
-        if waitpoint.waitpoint_id == waitpoint_id:
-            return waitpoint
-    execution = subject.execution
-    key = (execution.partition_key, execution.execution_id, waitpoint_id)
-    return await tx.get_one(Waitpoint, key)
-
-
 async def lock_suspending(
     tx: Transaction,
     subject: Subject,
@@ -575,12 +343,12 @@ async def lock_suspending(
     execution = subject.execution
     wanted = with_pending(request, subject.waitpoints, await tx.now_ms())
     at = (execution.partition_key, execution.execution_id)
-    pending = (WaitpointId(each.waitpoint_id) for each in wanted.pending)
+    pending = (ids.WaitpointId(each.waitpoint_id) for each in wanted.pending)
     named = [*pending, *(bound.waitpoint_id for bound in wanted.fresh)]
     rows = await tx.lock(Waitpoint, [(*at, waitpoint_id) for waitpoint_id in named])
     taken = await tx.get(Suspension, [(*at, wanted.suspension_id)])
     found = SuspendFindings(
-        keys=await ensure_keys(tx),
+        keys=await waitpoint_keys.ensure_keys(tx),
         bound={waitpoint.waitpoint_id: waitpoint for waitpoint in rows.values()},
         kept=await load_kept(tx, execution),
         suspension_id_taken=bool(taken),
@@ -603,6 +371,8 @@ def checked_request(resume_condition: Condition, options: SuspendOptions) -> Sus
 def new_ids_for(waitpoints: object) -> list[str]:
     """As many as a request may need: one for the suspension, one for each waitpoint."""
     count = (
-        len(waitpoints) if isinstance(waitpoints, list | tuple) else WAITPOINTS_PER_SUSPENSION_MAX
+        len(waitpoints)
+        if isinstance(waitpoints, list | tuple)
+        else bounds.WAITPOINTS_PER_SUSPENSION_MAX
     )
-    return [unit.new_uuid() for _ in range(1 + min(count, WAITPOINTS_PER_SUSPENSION_MAX))]
+    return [unit.new_uuid() for _ in range(1 + min(count, bounds.WAITPOINTS_PER_SUSPENSION_MAX))]

@@ -1,4 +1,4 @@
-"""Reading suspensions, waitpoints and signals. No list shows a token."""
+"""Waitpoints: made, closed and read, with the pauses they belong to. No list shows a token."""
 
 from collections.abc import Iterator, Sequence
 from typing import Self
@@ -6,10 +6,8 @@ from typing import Self
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import waitpoints
-from flowfabric.core.bounds import PAGE_MAX
-from flowfabric.core.checks import check_bool, check_int
-from flowfabric.core.conditions import Condition, referenced_waitpoint_keys, takes_own_name
+from flowfabric.core import bounds, events, leases, resumption, waitpoints
+from flowfabric.core.checks import check_bool, check_int, check_name, check_text
 from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import (
@@ -24,7 +22,6 @@ from flowfabric.core.ids import (
     uuid_of,
 )
 from flowfabric.core.records import (
-    Execution,
     HmacKey,
     SignalEffect,
     SignalRecord,
@@ -34,11 +31,10 @@ from flowfabric.core.records import (
     Waitpoint,
     WaitpointState,
 )
-from flowfabric.core.resumption import OBSERVABLE
-from flowfabric.core.suspension import RESUMED, decide_take
+from flowfabric.core.suspension import decide_create_waitpoint, decide_repeat_waitpoint
 from flowfabric.core.transitions import Changes, Decision, Subject
-from flowfabric.core.waitpoints import BoundWaitpoint, SuspendRequest, WaitpointToken, token_of
-from flowfabric.engine import suspensions, unit
+from flowfabric.engine import suspensions, unit, waitpoint_keys
+from flowfabric.engine.operators import Swept
 from flowfabric.engine.reads import condition_progress, find
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Row, Transaction
@@ -86,7 +82,7 @@ class SuspensionView(Struct, frozen=True, kw_only=True):
     @property
     def resumed(self) -> bool:
         """Whether its signals, or the timeout's, brought the execution back."""
-        return self.close_reason in OBSERVABLE
+        return self.close_reason in resumption.OBSERVABLE
 
 
 class WaitpointView(Struct, frozen=True, kw_only=True):
@@ -198,7 +194,118 @@ class SuspendedCursor(Struct, frozen=True):
         return f"{last.suspended_at_ms}-{uuid_of(last.execution_id)}"
 
 
+PROACTIVE_CLOSE = "proactive_close"
+
+
 class Waitpoints(unit.Group):
+    async def create_waitpoint(
+        self,
+        handle: Handle | bytes,
+        waitpoint_key: str | None = None,
+        *,
+        expires_in_ms: int,
+        waitpoint_id: str | None = None,
+        own_name_only: bool = False,
+    ) -> waitpoints.PendingWaitpoint:
+        """A waitpoint whose token can be handed out before the execution suspends.
+
+        Signals that arrive before the suspension are kept for it; a waitpoint that no
+        suspension takes over in time is closed. Each call makes another one, unless it
+        names a `waitpoint_id`: a repeat gets the one there is, in whatever state it is,
+        and opens it again if the end of an execution that was replayed has closed it.
+        With `own_name_only` it refuses signals whose name is not its key.
+        """
+        opened = self.shell.open_handle(handle)
+        check_int("expires_in_ms", expires_in_ms, 1, bounds.WAITPOINT_TTL_MS_MAX)
+        named = (
+            unit.new_uuid() if waitpoint_id is None else parse_uuid("waitpoint_id", waitpoint_id)
+        )
+        key = f"wpk:{named}" if waitpoint_key is None else waitpoint_key
+        bound = waitpoints.BoundWaitpoint(
+            waitpoint_id=WaitpointId(named),
+            waitpoint_key=WaitpointKey(check_name("waitpoint_key", key)),
+            own_name_only=check_bool("own_name_only", own_name_only),
+        )
+
+        async def lock(tx: Transaction) -> tuple[Subject, Sequence[HmacKey], Waitpoint | None]:
+            subject = await suspensions.lock_subject(tx, opened.execution_id)
+            keys = await waitpoint_keys.ensure_keys(tx)
+            if waitpoint_id is None:
+                return subject, keys, None
+            return subject, keys, await find_waitpoint(tx, subject, bound.waitpoint_id)
+
+        def decide(
+            found: tuple[Subject, Sequence[HmacKey], Waitpoint | None], timing: Timing
+        ) -> Decision[waitpoints.PendingWaitpoint]:
+            subject, keys, made = found
+            fence = unit.fence_of(opened)
+            if made is not None:
+                return decide_repeat_waitpoint(
+                    subject, fence, bound, made, expires_in_ms, keys, timing
+                )
+            return decide_create_waitpoint(
+                subject, fence, bound, expires_in_ms, waitpoints.signing_key(keys), timing
+            )
+
+        return await self.shell.decide_loaded(lock, decide)
+
+    async def close_waitpoint(
+        self,
+        execution_id: str,
+        waitpoint_id: str,
+        *,
+        reason: str = PROACTIVE_CLOSE,
+        fence: leases.Fence | None = None,
+        source: str = "worker",
+    ) -> resumption.WaitpointsClosed:
+        """Take no more signals at one waitpoint. This never wakes the execution.
+
+        A worker shows its fence and closes pending waitpoints; an operator
+        (`source="operator_override"`) also those of an open suspension.
+        """
+        asked = self.shell.check_execution_id(execution_id)
+        named = WaitpointId(parse_uuid("waitpoint_id", waitpoint_id))
+        check_text("reason", reason, empty=False)
+        given = unit.check_fence_given(fence, source)
+
+        async def lock(tx: Transaction) -> tuple[Subject, Waitpoint | None]:
+            subject = await suspensions.lock_subject(tx, asked)
+            return subject, await find_waitpoint(tx, subject, named)
+
+        def decide(
+            found: tuple[Subject, Waitpoint | None], timing: Timing
+        ) -> Decision[resumption.WaitpointsClosed]:
+            subject, waitpoint = found
+            if given is not None:
+                leases.check_fence(subject, given, timing.now_ms)
+            administrative = source == leases.OPERATOR_OVERRIDE
+            return resumption.decide_close_waitpoint(
+                subject, waitpoint, reason, administrative, timing.now_ms
+            )
+
+        return await self.shell.decide_loaded(lock, decide)
+
+    async def expire_due_waitpoints(
+        self, *, limit: int = bounds.SWEEP_BATCH, only: events.ScannerFilter = events.EVERYBODY
+    ) -> Swept:
+        """Close pending waitpoints that no suspension took over in time."""
+        check_int("limit", limit, 1, bounds.BATCH_MAX)
+        whose = events.check_scanner_filter(only).parameters
+
+        async def body(tx: Transaction) -> Swept:
+            found = await tx.select_as(
+                ExecutionId, "due_waitpoints", now_ms=await tx.now_ms(), limit=limit, **whose
+            )
+            asks = [
+                unit.Ask(execution_id, resumption.decide_expire_waitpoints)
+                for execution_id in dict.fromkeys(found)
+            ]
+            outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
+            closed = [o.closed for o in outcomes if isinstance(o, resumption.WaitpointsClosed)]
+            return Swept(acted=sum(closed), full=len(found) == limit)
+
+        return await self.store.transact(body)
+
     async def observe_signals(
         self, handle: Handle | bytes, *, include_unmatched: bool = False
     ) -> tuple[ResumeSignal, ...]:
@@ -219,7 +326,7 @@ class Waitpoints(unit.Group):
                 execution_id=uuid_of(opened.execution_id),
                 attempt_index=opened.attempt_index,
             )
-            if not last or not (include_unmatched or last[0].close_reason in OBSERVABLE):
+            if not last or not (include_unmatched or last[0].close_reason in resumption.OBSERVABLE):
                 return ()
             return await _signals_of(reader, last[0], every=include_unmatched)
 
@@ -265,7 +372,7 @@ class Waitpoints(unit.Group):
     ) -> WaitpointPage:
         """The open waitpoints of one execution, pending and active, by id."""
         asked = self.shell.check_execution_id(execution_id)
-        check_int("limit", limit, 1, PAGE_MAX)
+        check_int("limit", limit, 1, bounds.PAGE_MAX)
         start = (
             "00000000-0000-0000-0000-000000000000" if after is None else parse_uuid("after", after)
         )
@@ -294,7 +401,7 @@ class Waitpoints(unit.Group):
         self, *, partition: int | None = None, cursor: str | None = None, limit: int = 100
     ) -> SuspendedPage:
         """Suspended executions of one partition or of all, longest suspended first."""
-        check_int("limit", limit, 0, PAGE_MAX)
+        check_int("limit", limit, 0, bounds.PAGE_MAX)
         if partition is not None:
             check_int("partition", partition, 0, 65_535)
             check_partition(partition, self.shell.deployment.partitions)
@@ -321,7 +428,7 @@ class Waitpoints(unit.Group):
         self, *, namespace: str | None = None, cursor: str | None = None, limit: int = 100
     ) -> Inbox:
         """What suspended executions wait for, longest first; `limit` counts executions."""
-        check_int("limit", limit, 1, PAGE_MAX)
+        check_int("limit", limit, 1, bounds.PAGE_MAX)
         start = SuspendedCursor.parse(cursor)
         if namespace is not None:
             parse_namespace(namespace)
@@ -351,7 +458,7 @@ class Waitpoints(unit.Group):
 
     async def read_waitpoint_token(
         self, execution_id: str, waitpoint_id: str
-    ) -> WaitpointToken | None:
+    ) -> waitpoints.WaitpointToken | None:
         """The token of an open waitpoint of this execution; None for any other.
 
         When the key that signed it is no longer accepted, a token of the current key.
@@ -362,28 +469,28 @@ class Waitpoints(unit.Group):
         async def body(reader: Reader) -> tuple[Waitpoint | None, Sequence[HmacKey], int]:
             key = (*unit.execution_key(asked), named)
             waitpoint = await reader.get_one(Waitpoint, key)
-            return waitpoint, await suspensions.load_keys(reader), await reader.now_ms()
+            return waitpoint, await waitpoint_keys.load_keys(reader), await reader.now_ms()
 
         waitpoint, keys, now_ms = await self.store.read(body)
         if waitpoint is None or waitpoint.state is WaitpointState.CLOSED:
             return None
         if waitpoints.usable_key(keys, waitpoint.token_kid, now_ms).kid != waitpoint.token_kid:
             return await self._sign_again(asked, named)
-        return token_of(waitpoint, keys, now_ms)
+        return waitpoints.token_of(waitpoint, keys, now_ms)
 
     async def _sign_again(
         self, execution_id: ExecutionId, waitpoint_id: WaitpointId
-    ) -> WaitpointToken | None:
-        async def body(tx: Transaction) -> WaitpointToken | None:
+    ) -> waitpoints.WaitpointToken | None:
+        async def body(tx: Transaction) -> waitpoints.WaitpointToken | None:
             subject = (await unit.lock_subjects(tx, [execution_id])).get(execution_id)
             if subject is None:
                 return None
-            waitpoint = await suspensions.find_waitpoint(tx, subject, waitpoint_id)
+            waitpoint = await find_waitpoint(tx, subject, waitpoint_id)
             if waitpoint is None or waitpoint.state is WaitpointState.CLOSED:
                 return None
-            keys = await suspensions.load_keys(tx)
+            keys = await waitpoint_keys.load_keys(tx)
             now_ms = await tx.now_ms()
-            token = token_of(waitpoint, keys, now_ms)
+            token = waitpoints.token_of(waitpoint, keys, now_ms)
             signed = structs.replace(
                 waitpoint,
                 token_kid=waitpoints.usable_key(keys, waitpoint.token_kid, now_ms).kid,
@@ -393,6 +500,18 @@ class Waitpoints(unit.Group):
             return token
 
         return await self.store.transact(body)
+
+
+async def find_waitpoint(
+    tx: Reader, subject: Subject, waitpoint_id: WaitpointId
+) -> Waitpoint | None:
+    """A waitpoint of the locked execution, open or closed."""
+    for waitpoint in subject.waitpoints:
+        if waitpoint.waitpoint_id == waitpoint_id:
+            return waitpoint
+    execution = subject.execution
+    key = (execution.partition_key, execution.execution_id, waitpoint_id)
+    return await tx.get_one(Waitpoint, key)
 
 
 async def _signals_of(
@@ -447,103 +566,3 @@ async def _received(
             names = {row.waitpoint_key for row in several if row.waitpoint_key is not None}
             received |= {(execution_id, name) for name in names.difference(at.left)}
     return received
-
-
-# Signals that no wait has taken yet: listing them, and taking them while working
-#
-# A handler that waits in one branch while another works keeps its lease. It asks here
-# whether what has come meanwhile meets its condition; `kept_topic` tells it when to ask.
-
-
-def kept_topic(worker_instance_id: str) -> str:
-    """Hinted when a signal reaches an execution that this worker runs."""
-    return f"kept:{worker_instance_id}"
-
-
-class KeptSignals(Waitpoints):
-    async def take_signals(
-        self,
-        handle: Handle | bytes,
-        *,
-        suspension_id: str,
-        resume_condition: Condition,
-        announce: bool = False,
-    ) -> SuspensionView | None:
-        """Take the kept signals that meet the condition, and go on; None while they do not.
-
-        The lease is kept. What is taken counts for no other wait, and the waitpoints made
-        for it are closed, as by a pause that ends at once. `suspension_id` names the wait: a
-        repeat, of whichever attempt, gets what was taken first, and so does a suspend with
-        this id as its idempotency key. To `announce` the wait makes waitpoints for its names,
-        for ten minutes, so that senders and people see it while it is not met.
-        """
-        opened = self.shell.open_handle(handle)
-        named = SuspensionId(parse_uuid("suspension_id", suspension_id))
-        options: suspensions.SuspendOptions = {
-            "suspension_id": named,
-            "idempotency_key": named,
-            "take_pending": True,
-        }
-        request = suspensions.checked_request(resume_condition, options)
-        announced = _waitpoints_of(request) if check_bool("announce", announce) else ()
-        taken = await self.describe_suspension(opened.execution_id, named)
-        if taken is not None and taken.resumed:
-            return taken
-        if not announce and not await self._may_keep(opened):
-            return None
-
-        async def lock(tx: Transaction) -> suspensions.Suspending | None:
-            """None once the wait is met."""
-            subject = await suspensions.lock_subject(tx, opened.execution_id)
-            if await _is_met(tx, subject, named):
-                return None
-            return await suspensions.lock_suspending(tx, subject, request)
-
-        def decide(what: suspensions.Suspending | None, timing: Timing) -> Decision[bool]:
-            if what is None:
-                return Decision(answer=True)
-            return decide_take(
-                what.subject,
-                unit.fence_of(opened),
-                what.request,
-                what.found,
-                timing,
-                announced=announced,
-            )
-
-        if not await self.shell.decide_loaded(lock, decide):
-            return None
-        return await self.describe_suspension(opened.execution_id, named)
-
-    async def _may_keep(self, handle: Handle) -> bool:
-        """A look without locks: most of the time there is nothing to take."""
-        key = unit.execution_key(handle.execution_id)
-
-        async def body(reader: Reader) -> bool:
-            execution = await reader.get_one(Execution, key)
-            # One that is gone, or held by another worker, is refused under lock.
-            return execution is None or execution.keeps_signals or _not_held(execution, handle)
-
-        return await self.store.read(body)
-
-
-def _waitpoints_of(request: SuspendRequest) -> list[BoundWaitpoint]:
-    condition = request.condition
-    names = referenced_waitpoint_keys(condition)
-    return [
-        structs.replace(bound, own_name_only=takes_own_name(condition, bound.waitpoint_key))
-        for bound in request.fresh
-        if bound.waitpoint_key in names
-    ]
-
-
-async def _is_met(tx: Transaction, subject: Subject, suspension_id: SuspensionId) -> bool:
-    """Whether the wait was met since it was looked at without locks."""
-    execution = subject.execution
-    key = (execution.partition_key, execution.execution_id, suspension_id)
-    suspension = await tx.get_one(Suspension, key)
-    return suspension is not None and suspension.close_reason == RESUMED
-
-
-def _not_held(execution: Execution, handle: Handle) -> bool:
-    return execution.lease_id != handle.lease_id

@@ -25,8 +25,9 @@ from flowfabric.core.waitpoints import PendingWaitpoint
 from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.ledger import BudgetOutcome, BudgetRequest
+from flowfabric.engine.signals import kept_topic
 from flowfabric.engine.steps import StepReport
-from flowfabric.engine.waitpoints import SuspensionView, kept_topic
+from flowfabric.engine.waitpoints import SuspensionView
 from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
 from flowfabric.outages import statements_within
