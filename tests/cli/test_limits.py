@@ -31,6 +31,9 @@ def test_limits_are_listed_changed_and_reset(tmp_path: Path) -> None:
 
     why = run("why", waiting, url=url)
     assert "It waits for its limit 'sync': 1 of 1 running for ann; 0 ahead." in why.out
+    newest, held = run("ls", url=url, COLUMNS="160").lines[1:]
+    assert newest.endswith("1 of 1 running for ann")
+    assert held.endswith("on w-1")
     shown = run("limits", "show", "sync", url=url, COLUMNS="120").lines
     assert shown[3].split() == ["ann", "1", "1"]
 
