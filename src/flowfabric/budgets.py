@@ -46,6 +46,7 @@ class AppBudgets:
         flow: str | None = None,
         warn_only: bool = False,
         on_hard_limit: str = rules.OnHardLimit.REJECT,
+        on_soft_limit: str = rules.OnSoftLimit.WARN,
     ) -> BudgetStatus:
         """Have a budget; one that exists stays as it is.
 
@@ -53,7 +54,8 @@ class AppBudgets:
         `warn_only`. While a hard limit is used up, runs that are attached to the budget do not
         start: those submitted with `budget=`, and those of a `lane`, of a `task` or of the whole
         namespace, if one is given. `on_hard_limit` is what a refusal does beyond that; with
-        `cancel_flow` it cancels the `flow` of that id.
+        `cancel_flow` it cancels the `flow` of that id. With `on_soft_limit="allow"` nobody is told
+        of soft limits.
         """
         namespace = self._namespace() if whole_namespace else None
         scope, scope_id = _scope(lane=lane, kind=task, namespace=namespace, flow=flow)
@@ -64,6 +66,7 @@ class AppBudgets:
             scope_id=scope_id,
             enforcement_mode="warn" if warn_only else "strict",
             on_hard_limit=on_hard_limit,
+            on_soft_limit=on_soft_limit,
             reset_interval_ms=_interval_ms(reset_every),
             hard_limits=hard,
             soft_limits=soft,
@@ -80,6 +83,7 @@ class AppBudgets:
         reset_every: Duration | None = None,
         warn_only: bool | None = None,
         on_hard_limit: str | None = None,
+        on_soft_limit: str | None = None,
     ) -> BudgetStatus:
         """Change what is named, at once and for every process; a limit of 0 is none."""
         update = BudgetUpdate(
@@ -87,6 +91,7 @@ class AppBudgets:
             soft_limits=soft,
             enforcement_mode=None if warn_only is None else "warn" if warn_only else "strict",
             on_hard_limit=on_hard_limit,
+            on_soft_limit=on_soft_limit,
             reset_interval_ms=None if reset_every is None else _interval_ms(reset_every),
         )
         engine = await self._engine()

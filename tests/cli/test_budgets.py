@@ -54,3 +54,23 @@ def test_budgets_that_are_not_there_and_mistakes(tmp_path: Path) -> None:
     assert run("budgets", "create", "team", "--hard", "tokens=1", url=url).status == 0
     assert run("budgets", "create", "team", "--hard", "tokens=1", url=url).status == 0
     assert run("budgets", "create", "team", "--hard", "tokens=2", url=url).status == 4
+
+
+def test_a_budget_above_its_soft_limit_is_shown_unless_that_is_allowed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    assert run("migrate", url=url).status == 0
+    assert run("budgets", "create", "team", "--soft", "tokens=8", url=url).status == 0
+    assert run("budgets", "report", "team", "tokens=9", url=url).status == 0
+    shown = run("budgets", "show", "team", url=url, COLUMNS="120").lines[1]
+    assert shown.split() == ["team", "tokens", "9", "8", "above", "soft"]
+
+    assert run("budgets", "set", "team", "--on-soft-limit", "allow", url=url).status == 0
+    assert run("budgets", "show", "team", url=url, COLUMNS="120").lines[1].split()[-1] == "open"
+
+
+def test_terms_are_named_as_they_are_documented(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    assert run("migrate", url=url).status == 0
+    terms = ("--mode", "warn", "--on-hard-limit", "cancel_pending", "--json")
+    created = run("budgets", "create", "team", "--hard", "tokens=8", *terms, url=url).document
+    assert (created["enforcement_mode"], created["on_hard_limit"]) == ("warn", "cancel_pending")

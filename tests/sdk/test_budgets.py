@@ -118,6 +118,29 @@ async def test_a_breach_reaches_the_handler_as_an_exception_it_can_catch(waiting
     assert await books(waiting_app) == (0, 0)
 
 
+async def test_a_handler_is_warned_of_a_soft_limit_unless_that_is_allowed(
+    waiting_app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    await waiting_app.budgets.create("team", soft={"tokens": 8})
+
+    @waiting_app.task
+    async def spend(ctx: Context) -> None:
+        await ctx.report_usage("team", tokens=9)
+        async with ctx.reserve("team", tokens=1):
+            pass
+
+    warnings = [
+        "budget team is above its limit: 9 tokens used, 8 meant",
+        "budget team is above its limit: 10 tokens used, 8 meant",
+    ]
+    async with working(waiting_app):
+        await (await waiting_app.submit(spend)).result(timeout="20s")
+        assert [each for each in caplog.messages if "budget" in each] == warnings
+        await waiting_app.budgets.change("team", on_soft_limit="allow")
+        await (await waiting_app.submit(spend)).result(timeout="20s")
+    assert [each for each in caplog.messages if "budget" in each] == warnings
+
+
 async def test_a_budget_may_fail_the_run_that_asks_too_much(waiting_app: App) -> None:
     await waiting_app.budgets.create("team", hard={"tokens": 10}, on_hard_limit="fail")
     caught: list[str] = []

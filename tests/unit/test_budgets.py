@@ -124,6 +124,19 @@ def test_the_first_dimension_by_name_is_told_of() -> None:
     assert posting.outcome == HardBreach(dimension="a", current_usage=0, hard_limit=1)
 
 
+@pytest.mark.parametrize("verb", ["report", "settle"])
+def test_a_soft_limit_that_allows_is_counted_and_not_told(verb: str) -> None:
+    budget = account(hard={"a": 10}, soft={"a": 1, "b": 1}, on_soft_limit=rules.OnSoftLimit.ALLOW)
+    if verb == "report":
+        posting = rules.report(budget, {"a": 2, "b": 2}, NOW)
+    else:
+        posting = rules.settle(budget, {}, {"a": 2, "b": 2}, NOW)
+
+    assert posting.outcome == UsageCounted()
+    assert posting.account.usage == {"a": 2, "b": 2}
+    assert posting.account.budget.soft_breach_count == 1
+
+
 def test_a_breach_is_counted_and_a_soft_one_apart() -> None:
     budget = account(hard={"a": 10}, soft={"a": 1})
 

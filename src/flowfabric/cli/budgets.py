@@ -12,7 +12,7 @@ from flowfabric.cli import options, screen
 from flowfabric.cli.screen import fixed, flexible, right
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
-from flowfabric.core.budgets import EnforcementMode, OnHardLimit
+from flowfabric.core.budgets import EnforcementMode, OnHardLimit, OnSoftLimit
 from flowfabric.core.policies import duration_ms, span
 from flowfabric.engine.budgets import BudgetStatus
 from flowfabric.engine.engine import Engine
@@ -63,9 +63,16 @@ HARD: Final = click.option(
     "--hard", type=AMOUNT, multiple=True, help="What nothing passes; tokens=0 for no limit."
 )
 SOFT: Final = click.option("--soft", type=AMOUNT, multiple=True, help="What reports are told of.")
-MODE: Final = click.option("--mode", type=click.Choice(list(EnforcementMode)))
+MODE: Final = click.option("--mode", type=click.Choice([each.value for each in EnforcementMode]))
 ON_HARD: Final = click.option(
-    "--on-hard-limit", type=click.Choice(list(OnHardLimit)), help="What a refusal does beyond it."
+    "--on-hard-limit",
+    type=click.Choice([each.value for each in OnHardLimit]),
+    help="What a refusal does beyond it.",
+)
+ON_SOFT: Final = click.option(
+    "--on-soft-limit",
+    type=click.Choice([each.value for each in OnSoftLimit]),
+    help="Whether anybody is told.",
 )
 
 
@@ -108,6 +115,7 @@ async def show_budget(engine: Engine, target: options.Target, budget: str) -> No
 @EVERY
 @MODE
 @ON_HARD
+@ON_SOFT
 @click.option("--lane", help="Attach whatever runs in this lane.")
 @click.option("--task", help="Attach all runs of this task.")
 @options.own_namespace_option
@@ -122,6 +130,7 @@ async def create_budget(
     reset_every: int | None,
     mode: str | None,
     on_hard_limit: str | None,
+    on_soft_limit: str | None,
     lane: str | None,
     task: str | None,
 ) -> None:
@@ -139,6 +148,7 @@ async def create_budget(
         reset_interval_ms=reset_every or 0,
         enforcement_mode=mode or EnforcementMode.STRICT,
         on_hard_limit=on_hard_limit or OnHardLimit.REJECT,
+        on_soft_limit=on_soft_limit or OnSoftLimit.WARN,
     )
     await engine.create_budget(definition, if_exists="error")
     await _show(engine, target, [await _status(engine, target, budget)])
@@ -151,6 +161,7 @@ async def create_budget(
 @EVERY
 @MODE
 @ON_HARD
+@ON_SOFT
 @options.own_namespace_option
 @options.target_options
 @options.with_engine
@@ -163,6 +174,7 @@ async def set_budget(
     reset_every: int | None,
     mode: str | None,
     on_hard_limit: str | None,
+    on_soft_limit: str | None,
 ) -> None:
     """Change limits and terms of BUDGET, at once and for everybody."""
     update = BudgetUpdate(
@@ -171,6 +183,7 @@ async def set_budget(
         reset_interval_ms=reset_every,
         enforcement_mode=mode,
         on_hard_limit=on_hard_limit,
+        on_soft_limit=on_soft_limit,
     )
     changed = await engine.update_budget(budget, update, namespace=_namespace(target))
     await _show(engine, target, [changed])
@@ -267,4 +280,10 @@ def _state(budget: BudgetStatus) -> Text:
         return Text("used up", style="red")
     if budget.enforcement_mode == EnforcementMode.WARN:
         return Text("warns", style="yellow")
+    if budget.on_soft_limit == OnSoftLimit.WARN and _is_above_soft(budget):
+        return Text("above soft", style="yellow")
     return Text("open", style="green")
+
+
+def _is_above_soft(budget: BudgetStatus) -> bool:
+    return any(0 < limit < budget.usage.get(name, 0) for name, limit in budget.soft_limits.items())

@@ -78,8 +78,12 @@ CANCELLING: Final = (OnHardLimit.CANCEL_PENDING, OnHardLimit.CANCEL_FLOW)
 
 
 class OnSoftLimit(StrEnum):
+    """What a report above a soft limit does beyond being counted."""
+
     WARN = "warn"
+    """It is told."""
     ALLOW = "allow"
+    """Nothing."""
 
 
 # Rows -----------------------------------------------------------------------
@@ -283,6 +287,14 @@ def describe_breach(name: str, breach: HardBreach, amounts: Amounts) -> str:
     return (
         f"budget {name} has no room for {amounts.get(breach.dimension, 0)} {breach.dimension}:"
         f" {breach.current_usage} of {breach.hard_limit} used{held}"
+    )
+
+
+def describe_soft(name: str, breach: SoftBreach) -> str:
+    """The same of a limit that stops nothing."""
+    return (
+        f"budget {name} is above its limit: {breach.current_usage} {breach.dimension} used,"
+        f" {breach.soft_limit} meant"
     )
 
 
@@ -527,8 +539,11 @@ def _judged(counted: Account, amounts: Amounts) -> Posting[Counted | HardBreach]
             budget = structs.replace(
                 counted.budget, soft_breach_count=counted.budget.soft_breach_count + 1
             )
+            counted = structs.replace(counted, budget=budget)
+            if budget.on_soft_limit is OnSoftLimit.ALLOW:
+                break
             told = SoftBreach(dimension=name, current_usage=usage, soft_limit=limit)
-            return Posting(structs.replace(counted, budget=budget), told)
+            return Posting(counted, told)
     return Posting(counted, UsageCounted(undeclared=not counted.budget.declared))
 
 

@@ -15,13 +15,16 @@ import msgspec
 
 from flowfabric.budgets import named_amounts, refuse_breach
 from flowfabric.core.budget_terms import check_amounts
-from flowfabric.core.budgets import HardBreach, UsageAlreadyApplied
+from flowfabric.core.budgets import HardBreach, SoftBreach, UsageAlreadyApplied, describe_soft
 from flowfabric.core.checks import check_bool, check_name
 from flowfabric.core.journal import STEP_NAME_BYTES_MAX
 from flowfabric.core.records import StepKind
-from flowfabric.engine.ledger import Reservation, Settlement, Usage
+from flowfabric.engine.ledger import BudgetOutcome, Reservation, Settlement, Usage
+from flowfabric.logs import open_log
 from flowfabric.worker.lines import DurableCall
 from flowfabric.worker.services import Services, Verbs, check_awaitable, on_loop
+
+log = open_log(__name__)
 
 
 class BudgetVerbs(Verbs):
@@ -145,6 +148,7 @@ class BudgetHold:
         )
         with services.parking.working():
             outcome = await services.post(request)
+        _warn(services, self._budget, outcome)
         if error is None:
             refuse_breach(self._budget, outcome, used)
 
@@ -226,9 +230,16 @@ async def _report(
         )
         with services.parking.working():
             outcome = await services.post(request)
+            _warn(services, budget, outcome)
             refuse_breach(budget, outcome, amounts)
             # A repeat is known by its key: the handler need not wait.
             await services.steps.store_later(call, result=msgspec.json.encode(amounts))
+
+
+def _warn(services: Services, budget: str, outcome: BudgetOutcome) -> None:
+    """Log that a budget is above a limit that stops nothing."""
+    if isinstance(outcome, SoftBreach):
+        log.warning("%s", describe_soft(budget, outcome), extra=services.lease.log_fields)
 
 
 def _key(services: Services, call: DurableCall) -> str:
