@@ -281,14 +281,13 @@ _TABLE: Final[Sequence[tuple[frozenset[Scope], Reach, bool, str]]] = (
         read_flow_summary get_flow_namespace get_flow_tag list_pending_waitpoints list_inbox
         read_stream tail_stream tail_execution read_summary next_events describe_schedule
         list_schedules get_budget_status read_budget_usage_and_limits list_budgets read_limit
-        list_limits list_workers list_worker_events""",
+        list_limits list_workers list_worker_events read_quota_policy_limits list_limit_use""",
     ),
     (
         _READ,
         Reach.EVERYTHING,
         True,
-        """list_executions list_lanes count_lanes list_suspended last_event_id read_events
-        read_quota_policy_limits list_limit_use""",
+        "list_executions list_lanes count_lanes list_suspended last_event_id read_events",
     ),
     (
         _SUBMIT,
@@ -335,20 +334,21 @@ _TABLE: Final[Sequence[tuple[frozenset[Scope], Reach, bool, str]]] = (
         replay_execution replay_executions replay_matching revoke_lease change_priority
         accept_changes resume_execution block_execution_for_admission unblock_execution
         issue_grant_and_claim pause_schedule resume_schedule create_budget update_budget
-        reset_budget report_usage_admin create_quota_policy set_limit reset_limit""",
+        reset_budget report_usage_admin create_quota_policy set_limit reset_limit check_admission
+        release_admission""",
     ),
     (
         _OPERATE,
         Reach.EVERYTHING,
         False,
-        """register_lane pause_lane resume_lane drain_lane disable_lane check_admission
-        release_admission audit""",
+        "register_lane pause_lane resume_lane drain_lane disable_lane audit",
     ),
+    (_ADMIN, Reach.OWN, False, "create_token"),
     (
         _ADMIN,
         Reach.EVERYTHING,
         False,
-        """create_token list_tokens revoke_token list_waitpoint_hmac_kids
+        """list_tokens revoke_token list_waitpoint_hmac_kids
         seed_waitpoint_hmac_secret rotate_waitpoint_hmac_secret_all""",
     ),
 )

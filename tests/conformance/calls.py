@@ -286,7 +286,7 @@ def reading(waiting: ExecutionId) -> dict[str, Arguments]:
         **{name: {"execution_id": waiting} for name in BY_ID},
         "get_execution_tag": {"execution_id": waiting, "key": "a.b"},
         "read_exec_core_fields": {"execution_id": waiting, "names": ["lane_id"], "partition": None},
-        "resolve_execution_id": {"text": waiting, "namespace": "default"},
+        "resolve_execution_id": {"text": waiting, "namespace": "default", "strictly": False},
         "own_ids": {"execution_ids": [waiting]},
         "find_namespaces": {"execution_ids": [waiting]},
         "required_capabilities": {"execution_ids": [waiting]},

@@ -5,7 +5,7 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.ids import partition_of, solo_execution_id, uuid_of
 from flowfabric.core.results import Created, Duplicate
-from flowfabric.errors import IdempotencyConflict, InvalidInput
+from flowfabric.errors import IdempotencyConflict, InvalidInput, NotFound
 from tests.conformance.given import new
 from tests.conformance.observed import unchanged
 
@@ -43,6 +43,19 @@ async def test_people_find_an_execution_by_its_id_with_another_partition(engine:
     await engine.create_execution(new(execution_id=STRAY))
     assert await engine.resolve_execution_id(STRAY) == STRAY
     assert await engine.resolve_execution_id(right) == right
+
+
+async def test_a_strict_search_finds_nothing_of_another_namespace(engine: Engine) -> None:
+    other = UUID[:-1] + ("1" if UUID[-1] != "1" else "2")
+    for namespace, uuid in (("a", UUID), ("b", other)):
+        await engine.create_execution(new(execution_id=uuid, namespace=namespace))
+    for text in (UUID[:8], UUID[-6:], UUID):
+        found = await engine.resolve_execution_id(text, namespace="a", strictly=True)
+        assert uuid_of(found) == UUID
+        with pytest.raises(NotFound):
+            await engine.resolve_execution_id(text, namespace="c", strictly=True)
+    with pytest.raises(InvalidInput, match="fits several executions"):
+        await engine.resolve_execution_id(UUID[:8], namespace="a")
 
 
 @pytest.mark.parametrize("operation", ["create_execution", "describe_execution"])

@@ -67,6 +67,13 @@ async def test_a_name_belongs_to_one_policy_of_a_namespace(engine: Engine) -> No
     await engine.create_quota_policy(OTHER, max_concurrent=1, name="mail", namespace="shop")
 
 
+async def test_the_namespaces_of_policies_are_found(engine: Engine) -> None:
+    await engine.create_quota_policy(POLICY, max_concurrent=1, namespace="shop")
+
+    assert await engine.find_limit_namespaces([POLICY, NOBODY]) == {POLICY: "shop"}
+    assert await engine.find_limit_namespaces([]) == {}
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

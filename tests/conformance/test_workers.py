@@ -178,6 +178,19 @@ async def test_workers_are_listed_page_by_page(engine: Engine) -> None:
         await refuses(engine, "limit", "list_workers", limit=limit)
 
 
+async def test_what_a_worker_has_in_hand_is_counted_by_namespace(
+    engine: Engine, given: Given
+) -> None:
+    await register(engine, worker_instance_id="everywhere")
+    for namespace in ("a", "a", "b"):
+        await given.waiting(namespace=namespace)
+    await engine.claim_many(["default"], limit=3, worker_id="w", worker_instance_id="everywhere")
+
+    for asked, held in ((None, 3), ("a", 2), ("b", 1), ("c", 0)):
+        (worker,) = (await engine.list_workers(namespace=asked)).workers
+        assert worker.held_leases == held
+
+
 async def test_the_silent_are_listed_only_when_asked_for(
     engine: Engine, clock: SettableClock
 ) -> None:

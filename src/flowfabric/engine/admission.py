@@ -12,7 +12,14 @@ from msgspec import Struct, structs
 from flowfabric.core import gates
 from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
 from flowfabric.core.checks import check_int, check_list, check_name
-from flowfabric.core.ids import QuotaPolicyId, parse_namespace, parse_uuid, partition_of, uuid_of
+from flowfabric.core.ids import (
+    Namespace,
+    QuotaPolicyId,
+    parse_namespace,
+    parse_uuid,
+    partition_of,
+    uuid_of,
+)
 from flowfabric.core.records import Execution
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import TERMINAL_STATES
@@ -124,6 +131,18 @@ class Admissions(unit.Group):
             active_concurrency_cap=policy.active_concurrency_cap,
             jitter_ms=policy.jitter_ms,
         )
+
+    async def find_limit_namespaces(self, quota_policy_ids: Sequence[str]) -> dict[str, Namespace]:
+        """The namespaces of those of these policies that exist."""
+        asked = {each: (parse_uuid("quota_policy_id", each),) for each in quota_policy_ids}
+        if not asked:
+            return {}
+
+        async def body(reader: Reader) -> dict[str, Namespace]:
+            found = await reader.get(gates.QuotaPolicy, sorted(set(asked.values())))
+            return {each: found[key].namespace for each, key in asked.items() if key in found}
+
+        return await self.store.read(body)
 
     async def check_admission(
         self,

@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 from flowfabric.core.bounds import BATCH_MAX, JOIN_EDGES_MAX, PAGE_MAX
 from flowfabric.core.checks import (
     INSTANCE_TAG_KEY,
+    check_bool,
     check_int,
     check_list,
     check_tag_key,
@@ -133,20 +134,21 @@ class Details(Group):
     # What people at a terminal need: ids by a part of them, and a look at the whole
 
     async def resolve_execution_id(
-        self, text: str, *, namespace: str | None = "default"
+        self, text: str, *, namespace: str | None = "default", strictly: bool = False
     ) -> ExecutionId:
         """The execution that text stands for.
 
         A full id, even with a wrong partition; an id that its submitter chose, in `namespace` or,
         with None, in the only one that has it; a uuid; or the beginning or end of a uuid, which
-        must fit one execution alone.
+        must fit one execution alone. With `strictly`, uuids too are those of `namespace`.
         Parts are looked for in the index of all ids: for people, not for programs.
         """
         if namespace is not None:
             parse_namespace(namespace)
+        within = namespace if check_bool("strictly", strictly) else None
         if check_text("execution_id", text).startswith("{"):
             asked = self.shell.check_execution_id(text)
-            found = await self._find_by_uuid(uuid_of(asked))
+            found = await self._find_by_uuid(uuid_of(asked), within)
             # With the partition of another it is found as well.
             return asked if asked in found or len(found) != 1 else found[0]
         if parse_own_id(text) is not None:
@@ -160,7 +162,7 @@ class Details(Group):
         part = text.lower()
         if len(part) < UUID_PART_CHARS_MIN or _HEXADECIMAL.fullmatch(part) is None:
             raise NotFound("execution", text)
-        found = await self._find_by_uuid(part)
+        found = await self._find_by_uuid(part, within)
         if not found:
             raise NotFound("execution", text)
         if len(found) > 1:
@@ -247,7 +249,7 @@ class Details(Group):
 
         return await self.store.read(body)
 
-    async def _find_by_uuid(self, part: str) -> list[ExecutionId]:
+    async def _find_by_uuid(self, part: str, namespace: str | None) -> list[ExecutionId]:
         async def body(reader: Reader) -> list[ExecutionId]:
             found: list[ExecutionId] = []
             if FIRST_UUID.startswith(re.sub("[0-9a-f]", "0", part)):
@@ -257,6 +259,7 @@ class Details(Group):
                     low=part + FIRST_UUID[len(part) :],
                     high=part + LAST_UUID[len(part) :],
                     pattern=f"{part}%",
+                    namespace=namespace,
                     limit=MATCHES_SHOWN_MAX + 1,
                 )
             if not found:
@@ -266,6 +269,7 @@ class Details(Group):
                     low=FIRST_UUID,
                     high=LAST_UUID,
                     pattern=f"%{part}",
+                    namespace=namespace,
                     limit=MATCHES_SHOWN_MAX + 1,
                 )
             return found

@@ -355,6 +355,7 @@ class Engine:
 
     create_quota_policy = operation("admissions", Admissions.create_quota_policy)
     read_quota_policy_limits = operation("admissions", Admissions.read_quota_policy_limits)
+    find_limit_namespaces = operation("admissions", Admissions.find_limit_namespaces)
     check_admission = operation("admissions", Admissions.check_admission)
     release_admission = operation("admissions", Admissions.release_admission)
     declare_limits = operation("admissions", Admissions.declare_limits)

@@ -219,8 +219,8 @@ class Workers(unit.Group):
     ) -> WorkerPage:
         """Workers by namespace and instance id, after `cursor`, with what they have in hand.
 
-        Of a `namespace`: those that serve it. Those that were silent for too long are left out
-        unless asked for.
+        Of a `namespace`: those that serve it, with what they have of it. Those that were silent
+        for too long are left out unless asked for.
         """
         check_int("limit", limit, 1, bounds.PAGE_MAX)
         check_bool("include_expired", include_expired)
@@ -238,8 +238,11 @@ class Workers(unit.Group):
                 namespace=asked,
                 limit=limit + 1,
             )
-            held = await reader.select_as(Held, "count_leases", now_ms=now_ms) if found else ()
-            return found, held
+            if not found:
+                return found, ()
+            return found, await reader.select_as(
+                Held, "count_leases", now_ms=now_ms, namespace=asked
+            )
 
         found, rows = await self.store.read(body)
         held = {row.worker_instance_id: row.held for row in rows}

@@ -8,8 +8,6 @@ elsewhere is "not found".
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -21,6 +19,7 @@ from flowfabric.core.tokens import ApiToken, Scope
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import NotFound
 from flowfabric.run import Endings
+from flowfabric.server.confinement import Namespaces
 from flowfabric.server.draining import Waiting
 from flowfabric.server.problems import Problem, Refused, refuse
 
@@ -28,8 +27,6 @@ _UUID: Final = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 TOKEN_CACHE_S: Final = 5.0
 """How long a revoked token may still be good in a process that has just seen it."""
 CACHED_MAX: Final = 10_000
-KNOWN_MAX: Final = 100_000
-"""Executions whose namespace a process remembers; it never changes."""
 FAILURES_MAX: Final = 20
 """Wrong tokens one address may present in a minute."""
 REQUESTS_MAX: Final = 60_000
@@ -63,33 +60,13 @@ class Caller(Struct, frozen=True, kw_only=True):
         return self.namespace
 
 
-class Namespaces:
-    """Which namespace each execution belongs to, as far as this process was asked."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._known: OrderedDict[ExecutionId, Namespace] = OrderedDict()
-
-    def remember(self, execution_ids: Iterable[ExecutionId], namespace: Namespace) -> None:
-        for each in execution_ids:
-            self._known[each] = namespace
-        while len(self._known) > KNOWN_MAX:
-            self._known.popitem(last=False)
-
-    async def of(self, execution_ids: Iterable[ExecutionId]) -> dict[ExecutionId, Namespace]:
-        wanted = set(execution_ids)
-        unknown = sorted(wanted - self._known.keys())
-        for each, namespace in (await self._engine.find_namespaces(unknown)).items():
-            self.remember([each], namespace)
-        return {each: self._known[each] for each in wanted if each in self._known}
-
-
 @dataclass(frozen=True)
 class Session:
     """One request: who asks, and all that can answer."""
 
     caller: Caller
     engine: Engine
+    """As far as the caller may know of it."""
     endings: Endings
     waiting: Waiting
     namespaces: Namespaces
@@ -113,23 +90,6 @@ class Session:
         if owner is None or (await self.namespaces.of([execution_id])).get(execution_id) == owner:
             return execution_id
         raise NotFound("execution", text)
-
-    async def budget_namespace(self, budget_id: str, asked: str | None) -> str:
-        """The namespace of a budget, if the caller may know of it; others may yet be created."""
-        namespace = self.caller.namespace_for(asked) or "default"
-        if self.caller.namespace is not None:
-            with suppress(NotFound):
-                found = await self.engine.get_budget_status(budget_id, namespace=namespace)
-                namespace = found.namespace
-            if namespace != self.caller.namespace:
-                raise NotFound("budget", budget_id)
-        return namespace
-
-    async def check_flow(self, flow_id: str) -> None:
-        """Go on only if the caller may know of the flow."""
-        owner = self.caller.namespace
-        if owner is not None and await self.engine.get_flow_namespace(flow_id) != owner:
-            raise NotFound("flow", flow_id)
 
 
 InSession = NamedDependency[Session]

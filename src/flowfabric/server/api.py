@@ -22,7 +22,8 @@ from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError, Unavailable
 from flowfabric.run import Endings
 from flowfabric.server import admin, executions, flows, limits, operations, signals, streams
-from flowfabric.server.access import ANYBODY, Access, Anybody, InSession, Namespaces, Session
+from flowfabric.server.access import ANYBODY, Access, Anybody, InSession, Session
+from flowfabric.server.confinement import ConfinedEngine, Namespaces
 from flowfabric.server.draining import Waiting
 from flowfabric.server.problems import (
     AnyRequest,
@@ -244,4 +245,7 @@ async def provide_session(request: AnyRequest) -> Session:
     if not request.route_handler.opt.get("open"):
         address = request.client.host if request.client else "unknown"
         caller = await state.access.caller(request.headers.get("authorization"), address)
-    return Session(caller, state.engine, state.endings, state.waiting, state.namespaces)
+    engine = state.engine
+    if caller.namespace is not None:
+        engine = ConfinedEngine(engine, caller.namespace, state.namespaces)
+    return Session(caller, engine, state.endings, state.waiting, state.namespaces)

@@ -100,7 +100,7 @@ class GrantView(Struct, kw_only=True):
 @post("/v1/budgets", responses=EXISTED, summary="Have a budget")
 async def create_budget(data: JSONBody[NewBudget], asked: InSession) -> JsonAnswer[wire.Tagged]:
     asked.allow(Scope.OPERATE)
-    namespace = await asked.budget_namespace(data.budget_id, data.namespace)
+    namespace = asked.caller.namespace_for(data.namespace) or "default"
     created = await asked.engine.create_budget(
         BudgetDefinition(
             budget_id=data.budget_id,
@@ -130,7 +130,7 @@ async def read_budget(
     namespace: FromQuery[str | None] = None,
 ) -> BudgetView:
     asked.allow(Scope.READ)
-    owner = await asked.budget_namespace(id, namespace)
+    owner = asked.caller.namespace_for(namespace) or "default"
     found = await asked.engine.get_budget_status(id, namespace=owner)
     return BudgetView(
         budget_id=found.budget_id,
@@ -169,7 +169,7 @@ async def report_usage(
         list(data.dimensions),
         list(data.dimensions.values()),
         dedup_key=data.dedup_key,
-        namespace=await asked.budget_namespace(id, data.namespace),
+        namespace=asked.caller.namespace_for(data.namespace) or "default",
     )
     if isinstance(outcome, UsageCounted):
         return JsonAnswer("Ok")
@@ -185,7 +185,7 @@ async def reset_budget(
     namespace: FromQuery[str | None] = None,
 ) -> JsonAnswer[wire.Tagged]:
     asked.allow(Scope.OPERATE)
-    owner = await asked.budget_namespace(id, namespace)
+    owner = asked.caller.namespace_for(namespace) or "default"
     reset = await asked.engine.reset_budget(id, namespace=owner)
     return JsonAnswer({"Reset": {"next_reset_at": reset.next_reset_at_ms}})
 

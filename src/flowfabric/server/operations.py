@@ -1,12 +1,7 @@
-"""Every operation of the table by its name, for clients that have no database.
-
-A caller that is confined to a namespace names nothing else. Whatever the arguments carry, however
-deep, under a name that stands for an execution, a handle, a flow or a namespace is looked at
-before the operation is. What lies elsewhere, or nowhere, is not found.
-"""
+"""Every operation of the table by its name, for clients that have no database."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Annotated, Final, TypeVar
 
@@ -16,25 +11,18 @@ from litestar.params import FromPath, QueryParameter
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 from msgspec import Struct, structs
 
-from flowfabric.core.bounds import PAGE_MAX
-from flowfabric.core.creation import NewExecution
-from flowfabric.core.handles import Handle, from_wire
-from flowfabric.core.ids import ExecutionId, Namespace, parse_own_id
-from flowfabric.core.policies import parse_policy
-from flowfabric.engine.details import Found
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.reads import EVERYTHING
-from flowfabric.errors import FlowFabricError, NotFound
+from flowfabric.errors import FlowFabricError
 from flowfabric.operations import (
     BODY_BYTES_MAX,
     OPERATIONS,
     WAITS,
-    Reach,
     RemoteOperation,
     WireError,
     send_error,
 )
-from flowfabric.server.access import Caller, InSession, Session
+from flowfabric.server.access import Caller, InSession
+from flowfabric.server.confinement import ConfinedEngine
 from flowfabric.server.problems import AnyRequest, Problem, check_is_json, problem_of, refuse
 from flowfabric.server.routing import get, post
 from flowfabric.server.streams import PING, PING_S
@@ -47,184 +35,6 @@ TOPICS_MAX: Final = 200
 HINT_GAP_S: Final = 0.005
 LIVE_AGAIN_S: Final = 0.5
 LISTEN_S: Final = 3_600.0
-_SOME_MAY_MISS: Final = frozenset(
-    {
-        "find_outcomes",
-        "read_outcomes",
-        "own_ids",
-        "required_capabilities",
-        "cancel_executions",
-        "replay_executions",
-    }
-)
-"""Those that answer for each execution by itself."""
-
-
-class Named:
-    """What the arguments of a confined caller name."""
-
-    def __init__(self, engine: Engine, owner: Namespace) -> None:
-        self._engine = engine
-        self._owner = owner
-        self.executions: dict[str, ExecutionId] = {}
-        """By what they were called."""
-        self.handled: set[ExecutionId] = set()
-        self.created: set[ExecutionId] = set()
-        self.flows: set[str] = set()
-        self.limits: set[str] = set()
-        self.budgets: set[str] = set()
-
-    def confined(self, name: str, value: object) -> object:
-        """The value, with the caller's namespace wherever one belongs."""
-        if name == "namespace":
-            return self._namespace(value)
-        if isinstance(value, Handle):
-            self.handled.add(value.execution_id)
-        elif isinstance(value, NewExecution):
-            return self._new(value)
-        elif isinstance(value, Struct):
-            return structs.replace(
-                value, **{each: self.confined(each, getattr(value, each)) for each in _names(value)}
-            )
-        elif isinstance(value, list | tuple):
-            return type(value)(self.confined(name, each) for each in value)
-        elif isinstance(value, bytes) and name in ("handle", "handles"):
-            self.handled.add(from_wire(value).execution_id)
-        elif isinstance(value, str):
-            self._note(name, value)
-        return value
-
-    def _namespace(self, value: object) -> Namespace:
-        if value not in (None, self._owner):
-            told = f"the token is for the namespace {self._owner!r} alone"
-            raise refuse(403, "namespace_denied", told, field="namespace")
-        return self._owner
-
-    def _new(self, request: NewExecution) -> NewExecution:
-        if request.execution_id is not None and parse_own_id(request.execution_id) is None:
-            self.created.add(self._engine.check_execution_id(request.execution_id))
-        if request.parent_execution_id is not None:
-            self._note("parent_execution_id", request.parent_execution_id)
-        policy = parse_policy(request.policy)
-        self.limits.update(each.owner_id for each in request.gates)
-        self.budgets.update(policy.budget_ids)
-        self.limits.update(each.quota_policy_id for each in policy.quota_policies)
-        for each in request.limits:
-            self._namespace(each.limit.namespace)
-        return structs.replace(request, namespace=self._namespace(request.namespace))
-
-    def _note(self, name: str, value: str) -> None:
-        if name.endswith(("execution_id", "execution_ids")) or name == "members":
-            self.executions[value] = self._engine.check_execution_id(value)
-        elif name == "flow_id":
-            self.flows.add(value)
-        elif name == "budget_id":
-            self.budgets.add(value)
-
-
-def _names(value: Struct) -> Sequence[str]:
-    return value.__struct_fields__
-
-
-class Missing(Exception):
-    """What was asked about is not there, as far as the caller can tell."""
-
-    def __init__(self, error: NotFound) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-async def check_named(
-    asked: Session, operation: RemoteOperation, named: Named, owner: Namespace
-) -> set[str]:
-    """Raise unless the caller may know of all that is named; those that are left out."""
-    found = await asked.namespaces.of({*named.executions.values(), *named.handled, *named.created})
-    foreign = {each for each, namespace in found.items() if namespace != owner}
-    for each in sorted(foreign & (named.handled | named.created)):
-        raise NotFound("execution", each)
-    missing = {
-        text
-        for text, each in named.executions.items()
-        if each in foreign or not (each in found or each in named.created)
-    }
-    if operation.name not in _SOME_MAY_MISS:
-        for text in sorted(missing):
-            raise Missing(NotFound("execution", text))
-    for flow_id in sorted(named.flows):
-        namespace = await asked.engine.get_flow_namespace(flow_id)
-        if namespace is None and operation.name == "create_flow":
-            continue
-        if namespace != owner:
-            raise Missing(NotFound("flow", flow_id))
-    for budget_id in sorted(named.budgets):
-        await asked.budget_namespace(budget_id, owner)
-    for limit_id in sorted(named.limits and named.limits - await _limits_of(asked.engine, owner)):
-        raise NotFound("limit", limit_id)
-    return missing
-
-
-async def _limits_of(engine: Engine, owner: Namespace) -> set[str]:
-    """Ids of the limits of a namespace: one page, which is more than any has."""
-    found = await engine.list_limits(namespace=owner, limit=PAGE_MAX)
-    return {str(each.quota_policy_id) for each in found.limits}
-
-
-class Performance:
-    """One call of an operation by a caller."""
-
-    def __init__(self, operation: RemoteOperation, asked: Session) -> None:
-        self._operation = operation
-        self._asked = asked
-        self._engine = asked.engine
-
-    async def perform(self, arguments: Mapping[str, object]) -> object:
-        owner = self._asked.caller.namespace
-        if owner is None or self._operation.reach is Reach.NOTHING:
-            return await self._call(arguments)
-        if self._operation.reach is Reach.EVERYTHING:
-            told = f"{self._operation.name} is about every namespace, and the token for one"
-            raise refuse(403, "namespace_denied", told)
-        named = Named(self._engine, owner)
-        given = dict(arguments)
-        if "namespace" in self._operation.names:
-            given.setdefault("namespace", None)
-        if self._operation.name == "find_executions":
-            given.setdefault("matching", EVERYTHING)
-        confined = {name: named.confined(name, value) for name, value in given.items()}
-        try:
-            missing = await check_named(self._asked, self._operation, named, owner)
-        except Missing as missed:
-            if self._operation.may_be_none:
-                return None
-            raise missed.error from None
-        result = await self._without(missing, confined)
-        self._remember(result, owner)
-        return result
-
-    async def _without(self, missing: set[str], arguments: dict[str, object]) -> object:
-        """Ask about those that are there, and answer for the others as for what is not there."""
-        asked = arguments.get("execution_ids")
-        if not missing or not isinstance(asked, list):
-            return await self._call(arguments)
-        there = [each for each in asked if each not in missing]
-        result = await self._call({**arguments, "execution_ids": there})
-        if isinstance(result, Found):
-            gone = {self._engine.check_execution_id(each) for each in missing}
-            return structs.replace(result, missing=result.missing | gone)
-        if isinstance(result, list):
-            answers = iter(result)
-            return [
-                NotFound("execution", each) if each in missing else next(answers) for each in asked
-            ]
-        return result
-
-    async def _call(self, arguments: Mapping[str, object]) -> object:
-        method = getattr(self._engine, self._operation.name)
-        return await method(**arguments)
-
-    def _remember(self, result: object, owner: Namespace) -> None:
-        if self._operation.name in ("claim_many", "create_executions") and isinstance(result, list):
-            self._asked.namespaces.remember([each.execution_id for each in result], owner)
 
 
 class RaisedProblem(Problem, kw_only=True, omit_defaults=True):
@@ -248,7 +58,7 @@ async def call(name: FromPath[str], request: AnyRequest, asked: InSession) -> Re
     check_scopes(asked.caller, operation)
     check_is_json(request.headers.get("content-type", ""))
     arguments = read_arguments(operation, await request.body())
-    performing = Performance(operation, asked).perform(arguments)
+    performing = getattr(asked.engine, name)(**arguments)
     try:
         result = await (asked.waiting.run(performing) if name in WAITS else performing)
         return _json(200, operation.encode_result(result))
@@ -323,7 +133,18 @@ async def hints(
     topics: Annotated[list[str], QueryParameter(name="topic", max_items=TOPICS_MAX)],
 ) -> ServerSentEvent:
     """`live` says whether hints arrive; each `hint` names a topic, and nothing of what happened."""
-    return ServerSentEvent(asked.waiting.each(_hints(asked.engine, topics), PING_S, PING))
+    heard = [each for each in topics if await _may_hear(asked.engine, each)]
+    return ServerSentEvent(asked.waiting.each(_hints(asked.engine, heard), PING_S, PING))
+
+
+async def _may_hear(engine: Engine, topic: str) -> bool:
+    """Whether a topic is about nobody else: the others stay silent."""
+    kind, _, uuid = topic.partition(":")
+    if kind != "stream" or not isinstance(engine, ConfinedEngine):
+        return True
+    with suppress(FlowFabricError):
+        return bool(await engine.resolve_execution_id(uuid))
+    return False
 
 
 async def _hints(engine: Engine, topics: Sequence[str]) -> AsyncIterator[ServerSentEventMessage]:
