@@ -250,6 +250,7 @@ def request_of(
     call: Call[object], options: Options, namespace: str, *, limited: bool = True
 ) -> NewExecution:
     """What a call asks for; without its limits unless `limited`."""
+    _check_namespace(call.task, namespace)
     settings = call.task.settings
     return NewExecution(
         execution_kind=call.task.kind,
@@ -269,6 +270,17 @@ def request_of(
         id_is_chosen=options.execution_id is not None,
         limits=limit_uses(call, options, namespace) if limited else (),
     )
+
+
+def _check_namespace(task: Task[..., object], namespace: str) -> None:
+    """No worker of the namespace would know it, or one would run another of that name."""
+    if task.namespaces and namespace not in task.namespaces:
+        theirs = ", ".join(sorted(task.namespaces))
+        raise errors.InvalidInput(
+            "task",
+            f"{task.name} is a task of namespace {theirs!r}, and this app is of {namespace!r};"
+            " submit it through its own app, or let this one adopt that: app.adopt(other)",
+        )
 
 
 def limit_uses(call: Call[object], options: Options, namespace: str) -> tuple[LimitUse, ...]:

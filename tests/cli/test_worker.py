@@ -353,6 +353,17 @@ def test_a_worker_tells_which_tasks_it_lacks_something_for(
     assert "tasks rest not run train (needs --capability cuda)" in told
 
 
+def test_a_worker_tells_which_of_its_lanes_no_task_is_in(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    app = App("sqlite:///never-opened.db")
+    app.task(name="rest")(lambda: None)
+    screen.err.cache_clear()
+    greet("shop:app", app, WorkerSettings(lanes={"default": 1, "defualt": 2}))
+    told = " ".join(capsys.readouterr().err.split())
+    assert "lanes default=1, defualt=2 no task is in defualt at once" in told
+
+
 async def test_a_log_tells_which_tasks_are_not_run(folder: Path, processes: list[Process]) -> None:
     (folder / "shop.py").write_text(CAPABLE)
     worker = await start(processes, folder, "worker", "shop:app", "--capability", "gpu")

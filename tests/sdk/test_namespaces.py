@@ -73,6 +73,19 @@ async def test_a_child_is_in_the_namespace_of_its_parent(shop: App, bank: App) -
         assert await run.result(timeout="20s") == "child from shop"
 
 
+async def test_an_app_submits_no_task_of_another_namespace(shop: App, bank: App) -> None:
+    theirs = bank.tasks["greet"]
+    named = "greet is a task of namespace 'bank', and this app is of 'shop'"
+    with pytest.raises(InvalidInput, match=named):
+        await shop.submit(theirs("ada"))
+    with pytest.raises(InvalidInput, match=named):
+        await shop.submit(theirs("ada"), priority=3)
+    with pytest.raises(InvalidInput, match=named):
+        await shop.submit_many([shop.tasks["greet"]("bob"), theirs("ada")])
+    with pytest.raises(InvalidInput, match=named):
+        shop.flow("both").add(theirs, "ada")
+
+
 async def test_a_handler_submits_no_task_of_another_namespace(shop: App, bank: App) -> None:
     @bank.task
     async def transfer() -> None: ...

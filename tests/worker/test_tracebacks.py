@@ -71,7 +71,8 @@ async def test_a_traceback_has_the_lines_of_the_program_alone(
             assert text is not None
             assert text.count("  File ") == text.count(f'  File "{__file__}"') == lines, text
     logged = [logging.Formatter().formatException(r.exc_info) for r in caplog.records if r.exc_info]
-    assert [each.count("  File ") for each in logged[:2]] == [2, 2]
+    assert [each.count(f'  File "{__file__}"') for each in logged] == [2, 2, 2, 1, 3]
+    assert [each.count("  File ") for each in logged] == [2, 2, 2, 1, 3]
 
 
 async def test_a_step_given_wrong_arguments_points_to_who_gave_them(app: App) -> None:

@@ -537,6 +537,7 @@ def greet(reference: str, app: App, settings: WorkerSettings, processes: int = 1
         ("not run", ", ".join(not_run(app, settings))),
         ("schedules", ", ".join(each.schedule_id for each in app.schedules)),
         ("lanes", ", ".join(shown)),
+        ("no task is in", ", ".join(each for each in lanes if each not in app.lanes())),
         ("capabilities", ", ".join(settings.capabilities)),
         ("at once", str(settings.concurrency)),
         ("processes", str(processes) if processes > 1 else ""),

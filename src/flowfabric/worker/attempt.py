@@ -491,6 +491,7 @@ class RunningAttempt:
             return partial(block, self._shared.engine, self.lease, error)
         failure_class = failures.classify(error, self.task)
         where = failures.theirs(error)
+        failures.forget_ours(error)
         log.log(
             logging.ERROR if failure_class is FailureClass.PERMANENT else logging.WARNING,
             "handler failed: %s: %s",

@@ -156,6 +156,14 @@ def theirs(error: BaseException) -> TracebackType | None:
     return made
 
 
+def forget_ours(error: BaseException) -> None:
+    """Leave out our own frames of what it follows from: whoever logs it prints those as well."""
+    each, count = error.__cause__ or error.__context__, 0
+    while each is not None and count < CHAIN_MAX:
+        each.__traceback__ = theirs(each) or each.__traceback__
+        each, count = each.__cause__ or each.__context__, count + 1
+
+
 def traceback_text(error: BaseException) -> str | None:
     """The traceback as Python prints it, without our own frames before the program's."""
     origin = elsewhere(error)
