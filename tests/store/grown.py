@@ -411,7 +411,7 @@ def questions(event_ids: int = 1) -> list[Question]:
             Question(f"due_{name}", due, BATCH, BATCH)
             for name in ("deadlines", "suspensions", "waitpoints")
         ),
-        Question("due_awaited", {"limit": BATCH}, BATCH, BATCH),
+        Question("ended_and_awaited", {"limit": BATCH}, BATCH, BATCH),
         Question(
             "blocked_by_code",
             {

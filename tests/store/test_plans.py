@@ -351,7 +351,7 @@ SCANS_ON_PURPOSE = {
     # Whether there is one at all.
     ("next_due", "waiter"),
     # Its index holds nothing but what is due.
-    ("due_awaited", "ending"),
+    ("ended_and_awaited", "ending"),
     # From its end, back to the time at which what a reader has seen was lost.
     ("event_before", "event"),
     # From its end, for people who look at the latest; the limit ends the scan.

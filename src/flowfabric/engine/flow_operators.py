@@ -158,7 +158,7 @@ class FlowOperators(FlowBuilding):
         reason = flow.cancel_reason or flow_endings.FLOW_CANCELLED
         if len(members) <= at_once_max:
             asks = [_cancel_ask(each, reason, only_waiting) for each in members]
-            outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks))
+            outcomes = await self.shell.decide_in(tx, asks)
             return [
                 each.execution_id
                 for each in outcomes
@@ -202,7 +202,7 @@ class FlowOperators(FlowBuilding):
         """Members that have ended meanwhile, or are gone, need nothing more."""
         if rows:
             asks = [_cancel_ask(row.execution_id, row.reason, row.only_waiting) for row in rows]
-            await self.shell.decide_in(tx, asks, [0.0] * len(asks))
+            await self.shell.decide_in(tx, asks)
             await tx.save(Changes(deletes=tuple(rows)))
 
     async def _cancel_one_by_one(self, flow_id: FlowId | None, limit: int) -> Swept:
@@ -537,7 +537,7 @@ class _Replaying:
                 return None
         alone = [each for each in self.asked if unit.execution_key(each) not in homes]
         asks = [self.engine.work.replay_ask(each, self.reason, self.requested_by) for each in alone]
-        decided: Answers = await self.engine.shell.decide_in(tx, asks, [0.0] * len(asks))
+        decided: Answers = await self.engine.shell.decide_in(tx, asks)
         answers = iter(decided)
         return [
             await self._try(tx, each) if unit.execution_key(each) in homes else next(answers)

@@ -142,7 +142,7 @@ class Grants(unit.Group):
             limit=bounds.PARKED_MAX,
         )
         asks = [unit.Ask(each, let_go) for each in parked]
-        await self.shell.decide_in(tx, asks, [0.0] * len(asks))
+        await self.shell.decide_in(tx, asks)
         return bool(parked)
 
     async def _park_unserved(self, tx: Transaction, query: ClaimQuery) -> None:
@@ -172,7 +172,7 @@ class Grants(unit.Group):
             if not served[need]:
                 alone.append(row.execution_id)
         asks = [unit.Ask(each, _park) for each in alone]
-        await self.shell.decide_in(tx, asks, [0.0] * len(asks))
+        await self.shell.decide_in(tx, asks)
 
     async def issue_claim_grant(
         self,

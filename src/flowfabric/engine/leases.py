@@ -393,7 +393,7 @@ class Leases(unit.Group):
             held = await unit.lock_free(tx, everybody)
             free = {i: each for i, each in handles.items() if each.execution_id not in held}
             asks = [_handle_ask(handle) for handle in free.values()]
-            decided = await self.shell.decide_in(tx, asks, [0.0] * len(asks))
+            decided = await self.shell.decide_in(tx, asks)
             now_ms = await tx.now_ms()
             return {
                 **dict(zip(free, decided, strict=True)),

@@ -127,7 +127,7 @@ class Steps(unit.Group):
             def decide(subject: Subject, timing: Timing) -> Decision[StepStored]:
                 return decide_record(subject, fence, report.step, stored, timing)
 
-            (outcome,) = await self.shell.decide_in(tx, [unit.Ask(execution_id, decide)], [0.0])
+            (outcome,) = await self.shell.decide_in(tx, [unit.Ask(execution_id, decide)])
             return outcome
 
         return await self.store.transact(body)
@@ -174,9 +174,7 @@ class Steps(unit.Group):
             def decide(subject: Subject, timing: Timing) -> Decision[Moved]:
                 return decide_await(subject, unit.fence_of(opened), awaited, until_ms, timing)
 
-            (outcome,) = await self.shell.decide_in(
-                tx, [unit.Ask(opened.execution_id, decide)], [0.0]
-            )
+            (outcome,) = await self.shell.decide_in(tx, [unit.Ask(opened.execution_id, decide)])
             if not isinstance(outcome, FlowFabricError):
                 waiters = [new_waiter(each, opened.execution_id) for each in sorted(awaited)]
                 await tx.insert_new(waiters)
@@ -192,7 +190,7 @@ class Steps(unit.Group):
         check_int("limit", limit, 1, BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
-            ended = await tx.select_as(ExecutionId, "due_awaited", limit=limit)
+            ended = await tx.select_as(ExecutionId, "ended_and_awaited", limit=limit)
             if not ended:
                 return Swept(acted=0, full=False)
             acted = await self._wake(tx, ended)

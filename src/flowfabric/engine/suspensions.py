@@ -183,7 +183,7 @@ class Suspensions(unit.Group):
                 _expire_ask(execution_id, signal_id)
                 for execution_id, signal_id in zip(found, signal_ids, strict=False)
             ]
-            outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
+            outcomes = await self.shell.decide_in(tx, asks)
             acted = sum(isinstance(outcome, resumption.SuspensionExpired) for outcome in outcomes)
             return Swept(acted=acted, full=len(found) == limit)
 

@@ -206,14 +206,19 @@ class Shell(KnowsRoutes):
         return await self.store.transact(body, lock_wait_ms=lock_wait_ms)
 
     async def decide_in(
-        self, tx: Transaction, asks: Sequence[Ask[T]], chances: Sequence[float]
+        self, tx: Transaction, asks: Sequence[Ask[T]], chances: Sequence[float] | None = None
     ) -> list[T | FlowFabricError]:
-        """The same inside a transaction that does other things too."""
+        """The same inside a transaction that does other things too.
+
+        `chances` are for decisions that draw lots, as about when to try again.
+        """
+        if not asks:
+            return []
         subjects = await lock_subjects(tx, {ask.execution_id for ask in asks})
         now_ms = await tx.now_ms()
         outcomes: list[T | FlowFabricError] = []
         parts: list[Changes] = []
-        for ask, chance in zip(asks, chances, strict=True):
+        for ask, chance in zip(asks, chances or [0.0] * len(asks), strict=True):
             decided = _decide_one(ask, subjects.get(ask.execution_id), self.timing(now_ms, chance))
             outcomes.append(decided.outcome)
             if decided.changes is not NO_CHANGES:

@@ -300,7 +300,7 @@ class Waitpoints(unit.Group):
                 unit.Ask(execution_id, resumption.decide_expire_waitpoints)
                 for execution_id in dict.fromkeys(found)
             ]
-            outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
+            outcomes = await self.shell.decide_in(tx, asks)
             closed = [o.closed for o in outcomes if isinstance(o, resumption.WaitpointsClosed)]
             return Swept(acted=sum(closed), full=len(found) == limit)
 

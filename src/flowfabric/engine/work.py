@@ -490,7 +490,7 @@ class Work(Creation, Operators, Steps):
                 limit=limit,
             )
             asks = [unit.Ask(execution_id, decide_release) for execution_id in found]
-            outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
+            outcomes = await self.shell.decide_in(tx, asks)
             acted = sum(isinstance(outcome, results.Marked) for outcome in outcomes)
             return Swept(acted=acted, full=len(found) == limit)
 
@@ -510,7 +510,7 @@ class Work(Creation, Operators, Steps):
             def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Changed]:
                 return decide_accept(subject, accepted, timing)
 
-            (outcome,) = await self.shell.decide_in(tx, [unit.Ask(asked, decide)], [0.0])
+            (outcome,) = await self.shell.decide_in(tx, [unit.Ask(asked, decide)])
             return outcome
 
         outcome = await self.store.transact(body)

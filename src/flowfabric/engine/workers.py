@@ -205,7 +205,7 @@ class Workers(unit.Group):
             )
 
         asks = [unit.Ask(each, decide) for each in held]
-        outcomes = await self.shell.decide_in(tx, asks, [0.0] * len(asks)) if asks else []
+        outcomes = await self.shell.decide_in(tx, asks)
         acted = sum(isinstance(outcome, Revoked) for outcome in outcomes)
         return Swept(acted=acted, full=len(held) == bounds.SWEEP_BATCH)
 
