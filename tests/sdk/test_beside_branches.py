@@ -115,7 +115,7 @@ async def test_old_code_fits_again_after_new_code_had_other_branches(shop: Shop)
 
     execution_id = await shop.in_flight(deployed(shop, spawned, use))
     why = await shop.blocked(deployed(shop, spawned, renamed), execution_id)
-    assert "in the branch 'use[1]', where it has not been asked for" in why
+    assert "step 'use' in the branch 'use[1]' is and has not been asked for" in why
     assert await shop.finishes(deployed(shop, spawned, use), execution_id) == "done"
     assert set(shop.done.values()) == {1}
 

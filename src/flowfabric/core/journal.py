@@ -394,12 +394,19 @@ def moved(asked: Asked, line: str) -> str:
     return f"{shown(asked)} is not stored here but in {where}, where it has not been asked for"
 
 
-def behind_others(asked: Asked, left: Kept, line: str) -> str:
-    """Why a call must not run while its line alone goes on, and another has something left."""
+def behind(asked: Asked, here: str, left: Kept, line: str) -> str:
+    """Why a call must not run in its line, while something is left in that line or another."""
+    if here == line:
+        return _not_asked_for(asked, left)
     return (
         f"{shown(asked)} is not stored, but {shown(left)} in {_where(line)} is and has not been"
         " asked for"
     )
+
+
+def placed(refusal: str, line: str) -> str:
+    """The same, with the branch in which it is."""
+    return refusal if line == ROOT else f"in {_where(line)}, {refusal}"
 
 
 def _where(line: str) -> str:
@@ -585,6 +592,8 @@ class Order:
         """Those of them the function waits for; a heap."""
         self._allotted: dict[int, bool] = {}
         """New ones in order, and whether they are stored by now."""
+        self.whole = True
+        """Whether all outcomes are stored that have reached the function before the last one."""
         self.reached: int | None = 0
         """The position of the last outcome delivered; none once one before it was left out, since
         the function has seen another sequence then."""
@@ -594,6 +603,7 @@ class Order:
         self._stored.update(positions)
         self._expected.extend(sorted(self._stored))
         self._last = max(self._stored, default=0)
+        self.whole = self._last == len(self._stored)
 
     def allot(self) -> int:
         """A position for a new outcome, which is about to be stored."""

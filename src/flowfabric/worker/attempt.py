@@ -16,8 +16,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import nullcontext, suppress
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
-from types import CodeType
 from typing import Final, Protocol, TypeVar
 
 import msgspec
@@ -37,9 +35,9 @@ from flowfabric.logs import open_log
 from flowfabric.outages import level_of, outage_behind, statements_within
 from flowfabric.submission import JSON_WITH_INPUTS, complete
 from flowfabric.task import Arguments, Bound, Task
-from flowfabric.worker import failures
+from flowfabric.worker import failures, waits
+from flowfabric.worker.blame import blamed
 from flowfabric.worker.context import Context
-from flowfabric.worker.journal import blamed
 from flowfabric.worker.leases import ENDED, HeldLease
 from flowfabric.worker.lines import Line, current_line, inside_step
 from flowfabric.worker.parking import Parking, Pause, unfitting
@@ -591,9 +589,6 @@ def names_fit(arguments: Arguments, payload: bytes) -> bool:
 # whereas the order in which tasks arrive somewhere is chance. Outside handlers, and for
 # tasks of our own, watching costs a lookup.
 
-OURS: Final = str(Path(__file__).parent.parent)
-DEMO: Final = str(Path(OURS, "demo"))
-
 T = TypeVar("T")
 
 
@@ -609,7 +604,6 @@ class TaskFactory(Protocol):
     ) -> "asyncio.Future[T]": ...
 
 
-_ours: dict[CodeType, bool] = {}
 _watching: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Watch]" = (
     weakref.WeakKeyDictionary()
 )
@@ -632,7 +626,7 @@ class _Watch:
     ) -> "asyncio.Future[T]":
         """Create a task; inside a handler, with a line of its own."""
         line = _line_in(context)
-        if line is None or line.journal.closed or inside_step.get() or _is_ours(coroutine):
+        if line is None or line.journal.closed or inside_step.get() or waits.is_ours(coroutine):
             return self._create(loop, coroutine, context)
         branch = line.fork(coroutine)
         # A copy of a context that was given too: tasks that share one are lines of their own.
@@ -683,15 +677,3 @@ def _unwatch(loop: "weakref.ref[asyncio.AbstractEventLoop]", watch: _Watch) -> N
     if watched.get_task_factory() == watch.factory:
         watched.set_task_factory(watch.before)
         _watching.pop(watched, None)
-
-
-def _is_ours(coroutine: object) -> bool:
-    """Whether a coroutine is part of the engine: it makes no calls of its own."""
-    if not inspect.iscoroutine(coroutine):
-        return False
-    code = coroutine.cr_code
-    known = _ours.get(code)
-    if known is None:
-        filename = code.co_filename
-        known = _ours[code] = filename.startswith(OURS) and not filename.startswith(DEMO)
-    return known

@@ -34,9 +34,10 @@ from flowfabric.run import result_of
 from flowfabric.submission import Options, read_submission
 from flowfabric.task import Call as Submission
 from flowfabric.task import Retry, SubmitOptions, Task, result_codec
+from flowfabric.worker.blame import Blaming
 from flowfabric.worker.budgets import BlockingBudgetVerbs, BudgetVerbs
 from flowfabric.worker.functions import digest_of, function_digest, is_cancelled, opaque_in
-from flowfabric.worker.journal import RESULT_OF, Blaming, Patch, failure_of, stored_outcome
+from flowfabric.worker.journal import RESULT_OF, Patch, failure_of, stored_outcome
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall, inside_step
 from flowfabric.worker.parking import fitting

@@ -12,7 +12,6 @@ stored, so that a retry tries the call again.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple, NoReturn
@@ -21,15 +20,15 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric.core import journal
-from flowfabric.core.ids import AttemptId, ExecutionId
-from flowfabric.core.records import FailedStep, Step, StepKind
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.records import Step, StepKind
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import NewStep, StepStored, accepted_key
 from flowfabric.engine.details import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
-from flowfabric.worker.failures import GIVEN_UP, MARK, encode_failure, rebuilt, text_of
+from flowfabric.worker.failures import GIVEN_UP, encode_failure, rebuilt
 from flowfabric.worker.functions import is_cancelled
-from flowfabric.worker.leases import HeldLease, clock_s
+from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import (
     DurableCall,
     Line,
@@ -174,7 +173,7 @@ class Journal:
         self._store = store
         self._store_later = store_later
         self._parking: Parking | None = parking
-        self._turns = Turns(parking)
+        self._turns = Turns(parking, self.is_uncertain)
         self._passing = asyncio.Lock()
         self.seen: list[SeenFailure] = []
         self._steps: dict[str, Step] = {}
@@ -200,8 +199,9 @@ class Journal:
         self.closed = False
         self._swallowed = 0
         self._root = root_line(self)
-        self._moves = Moves(self._untaken, self._named, self._entered)
+        self._moves = Moves(self._root, self._untaken, self._named, self._entered)
         parking.at_work = self._moves.at_work
+        parking.rest.look = self._moves.look
         current_line.set(self._root)
         if steps:
             self._take_in(steps)
@@ -276,24 +276,38 @@ class Journal:
         """Wait until a call that is not stored may run."""
         refusal = call.refusal
         if not refusal:
-            await self._turns.run_new()
+            await self._turns.run_new(at_rest=self._waits_for_rest(call))
             refusal = await self._refusal(call) if self._untaken else ""
         if self.closed:
             raise asyncio.CancelledError("the handler has been told to stop")
         if refusal:
-            await self._until_code_fits(CodeMismatch(call.refused_as or call.key, refusal))
+            detail = journal.placed(refusal, call.line.known_as)
+            left = self._moves.unaccounted(call.line)
+            await self._until_code_fits(
+                CodeMismatch(call.refused_as or call.key, detail),
+                likely=left is not None and left.line == call.line.known_as,
+            )
         if self.seen or self._passing.locked():
             async with self._passing:
                 await self._store_seen(call.line.gone_past(call))
 
+    def _waits_for_rest(self, call: DurableCall) -> bool:
+        """Whether somebody else of the handler may be about to ask for what is left."""
+        if self._turns.alone and call.holds_line:
+            return False
+        return self._moves.unaccounted(call.line) is not None
+
     async def _refusal(self, call: DurableCall) -> str:
         """Why a call must not run, now that all was asked for that is asked for without it."""
+        left = self._moves.unaccounted(call.line)
+        if left is not None:
+            return _behind(call, left)
         refusal = call.line.shelf.missed(call.asked) if call.holds_line else ""
         if not refusal and self._moves.refusal(call):
             refusal = await self._lasting_refusal(call)
         left = None if refusal else self._left_to(call.line)
         if left is not None:
-            refusal = journal.behind_others(call.asked, kept_of(left), left.line)
+            refusal = _behind(call, left)
         if not refusal:
             await self._until_others_fit()
         return refusal
@@ -402,11 +416,11 @@ class Journal:
             finally:
                 self._giving_up -= 1
 
-    async def _until_code_fits(self, mismatch: CodeMismatch) -> None:
+    async def _until_code_fits(self, mismatch: CodeMismatch, *, likely: bool = False) -> None:
         """Wait for the handler to be parked: the code does not fit what is stored."""
         if self._parking is None:
             raise mismatch
-        await self._parking.until_code_fits(mismatch)
+        await self._parking.until_code_fits(mismatch, likely=likely)
 
     # What is stored
 
@@ -419,11 +433,14 @@ class Journal:
             if step.kind in (StepKind.ACCEPT, StepKind.PATCH):
                 continue
             self._by_line.setdefault(step.line, []).append(kept_of(step))
-            if step.failure != GIVEN_UP:
+            if step.failure == GIVEN_UP:
+                self._moves.certain = False
+            else:
                 self._moves.take_in(step)
         self.ends = ends_in(steps)
         self._positions = positions_of(steps)
         self._turns.order.take_in(self._positions.values())
+        self._moves.certain &= self._turns.order.whole
         self._keys.update(self._steps)
         self._untaken.update(each.key for kept in self._by_line.values() for each in kept)
         self._line_ids.update(journal.with_parents(self._by_line))
@@ -474,6 +491,9 @@ class Journal:
         self._turns.tasks = self._moves.tasks
         if self._parking is not None:
             self._parking.moved()
+
+    def is_uncertain(self) -> None:
+        self._moves.certain = False
 
     def forgive(self, keys: Collection[str]) -> None:
         self._moves.forgive(keys)
@@ -613,78 +633,13 @@ class Journal:
         self._store, self._store_later, self._parking = _gone, _gone_too, None
 
 
+def _behind(call: DurableCall, left: Step) -> str:
+    return journal.behind(call.asked, call.line.known_as, kept_of(left), left.line)
+
+
 async def _gone(step: NewStep) -> StepStored:
     raise asyncio.CancelledError("the handler has ended")
 
 
 def _gone_too(step: NewStep) -> None:
     raise asyncio.CancelledError("the handler has ended")
-
-
-# Which call of a handler an exception came out of ---------------------------
-#
-# An exception that leaves a call takes the call's name with it. So a failed attempt names the
-# step it failed in, also where the handler raised something else in the exception's place.
-
-CHAIN_MAX: Final = 100
-"""How many exceptions behind the last one are looked at."""
-
-
-class Mark(NamedTuple):
-    """Left on an exception. Programs may raise one object again and again, in many attempts."""
-
-    attempt_id: AttemptId
-    step: FailedStep
-
-
-class Blaming:
-    """Whatever is raised inside is the failure of this call. Use as a context."""
-
-    __slots__ = ("_call", "_lease")
-
-    def __init__(self, lease: HeldLease, call: DurableCall) -> None:
-        self._lease = lease
-        self._call = call
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None and self._call.key and not is_cancelled(error):
-            mark = Mark(self._lease.handle.attempt_id, _failed(self._call, error))
-            _attributes(error)[MARK] = mark
-
-
-def _failed(call: DurableCall, error: BaseException) -> FailedStep:
-    return FailedStep(
-        step_key=call.key,
-        name=call.name,
-        line=call.line.known_as,
-        error=f"{type(error).__name__}: {text_of(error)}",
-        duration_ms=call.took_ms,
-    )
-
-
-def blamed(lease: HeldLease, error: BaseException) -> FailedStep | None:
-    """The step whose failure has left the handler: as it was raised, in a group, or behind it."""
-    waiting, seen = deque([error]), set[int]()
-    while waiting and len(seen) < CHAIN_MAX:
-        each = waiting.popleft()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        mark = _attributes(each).get(MARK)
-        if isinstance(mark, Mark) and mark.attempt_id == lease.handle.attempt_id:
-            return mark.step
-        if isinstance(each, BaseExceptionGroup):
-            waiting.extend(each.exceptions)
-        waiting.extend(other for other in (each.__cause__, each.__context__) if other is not None)
-    return None
-
-
-def _attributes(error: BaseException) -> dict[str, object]:
-    """Those of the exception, whose class is the user's and may keep them to itself."""
-    try:
-        return vars(error)
-    except Exception:
-        return {}

@@ -14,13 +14,11 @@
 """
 
 import asyncio
-import asyncio.queues
-import inspect
 from collections import deque
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Collection, Iterator
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from flowfabric.core.journal import (
     BRANCH,
@@ -39,23 +37,11 @@ from flowfabric.core.journal import (
 from flowfabric.core.records import Step, StepKind
 from flowfabric.worker.functions import coroutine_arguments, digest_of
 
-# Whether a task of a handler works, or waits for another one of the same handler
-#
-# There is no asking a task what it waits for. One that is at a lock, an event or a queue of
-# asyncio, or awaits another task of the handler, waits for its like; whatever else a task
-# waits for, a request or a timer, is work.
-
-_MEETING: Final = (
-    asyncio.locks.Event.wait.__code__.co_filename,
-    asyncio.queues.Queue.get.__code__.co_filename,
-)
-"""Where the code is by which tasks wait for each other."""
-
 
 class TaskActivity:
     """What a task of a handler is about."""
 
-    __slots__ = ("branches", "calls", "running", "starter")
+    __slots__ = ("branches", "calls", "ended", "held", "picks", "running", "starter")
 
     def __init__(self, starter: "TaskActivity | None" = None) -> None:
         self.starter = starter
@@ -63,8 +49,15 @@ class TaskActivity:
         """The task itself, as long as it runs."""
         self.calls = 0
         """Durable calls of it that are awaited."""
+        self.held = 0
+        """Those it awaits itself: it does nothing else meanwhile."""
         self.branches = 0
         """Tasks it has started that have not ended."""
+        self.ended = 0
+        """Tasks it has started that have ended since its last call."""
+        self.picks = False
+        """It was seen to wait for a set of them: which it goes on with first is a matter of chance
+        if several have ended."""
         if starter is not None:
             starter.branches += 1
 
@@ -76,28 +69,8 @@ class TaskActivity:
     def end(self) -> None:
         if self.starter is not None:
             self.starter.branches -= 1
+            self.starter.ended += 1
         self.starter = self.running = None
-
-
-def at_work(running: object, others: Container[object]) -> bool:
-    """Whether a task that makes no durable call goes on by itself, not by one of `others`."""
-    if not isinstance(running, asyncio.Task):
-        return True
-    if awaits_one_of(others, running):
-        return False
-    inner: object = running.get_coro()
-    while inspect.iscoroutine(inner):
-        deeper: object = inner.cr_await
-        if not inspect.iscoroutine(deeper):
-            return inner.cr_code.co_filename not in _MEETING
-        inner = deeper
-    return True
-
-
-def awaits_one_of(others: Container[object], running: object) -> bool:
-    """Whether a task waits for the end of another."""
-    awaited: object = getattr(running, "_fut_waiter", None)
-    return isinstance(awaited, asyncio.Task) and awaited in others
 
 
 T = TypeVar("T")
@@ -158,6 +131,9 @@ class Watched(Protocol):
     def task_ended(self, line: "Line", *, cut_off: bool) -> None:
         """A task of the handler has ended; `cut_off` if it was cancelled or has failed."""
 
+    def is_uncertain(self) -> None:
+        """The same code may make other calls than before, after the same outcomes."""
+
     def forgive(self, keys: Collection[str]) -> None:
         """A person has accepted that nobody asks for these where they are stored."""
 
@@ -216,6 +192,7 @@ class DurableCall:
     async def __aenter__(self) -> None:
         self.work.calls += 1
         self.holds_line = asyncio.current_task() is self.work.running
+        self.work.held += self.holds_line
         self.line.begin()
 
     async def __aexit__(
@@ -230,6 +207,7 @@ class DurableCall:
                 await self.line.journal.failed(self, exc)
         finally:
             self.work.calls -= 1
+            self.work.held -= self.holds_line
             self.line.end(beside=not self.holds_line)
 
 
@@ -313,6 +291,8 @@ class Line:
         `opaque` is what the call has in it and its digest says nothing of.
         """
         self.journal.asked()
+        self._go_on()
+        self.work.ended = 0
         self._activate()
         parallel = self._open > 0
         unsure = bool(self._quiet)
@@ -336,6 +316,11 @@ class Line:
                 call.refusal = indistinct(asked)
         self._burst.append(call)
         return call
+
+    def _go_on(self) -> None:
+        """Its task goes on after branches of its own have ended."""
+        if self.work.picks and self.work.ended > 1:
+            self.journal.is_uncertain()
 
     @property
     def _is_beside(self) -> bool:
@@ -506,6 +491,7 @@ class Line:
 
     def fork(self, coroutine: object) -> "Line":
         """A line for a task that is being created here."""
+        self._go_on()
         label = label_of(getattr(coroutine, "__qualname__", type(coroutine).__name__))
         digest = digest_of(*coroutine_arguments(coroutine))
         parallel = self._open > 0

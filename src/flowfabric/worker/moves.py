@@ -7,11 +7,14 @@ effect would happen again. While its line alone goes on, anything stored elsewhe
 it, but for what was asked for beside others: that came in order of arrival.
 """
 
+import asyncio
+import math
 from collections.abc import Collection, Mapping, Set
+from contextvars import Context
 
 from flowfabric.core import journal
 from flowfabric.core.records import Step
-from flowfabric.worker import lines
+from flowfabric.worker import lines, waits
 
 
 class Moves:
@@ -19,11 +22,13 @@ class Moves:
 
     def __init__(
         self,
+        root: lines.Line,
         untaken: Set[str],
         named: Mapping[str, lines.Line],
         entered: Collection[str],
     ) -> None:
         """The keys of stored steps that were not asked for; lines with names, and those in use."""
+        self._root = root
         self._untaken = untaken
         self._named = named
         self._entered = entered
@@ -35,6 +40,46 @@ class Moves:
         self._unknown: set[str] = set()
         """Labels of those of them that had made no call."""
         self._forgiven: set[str] = set()
+        self._running: set[object] = set()
+        self._waits = waits.OwnTasks(self._is_own, self._runs_in)
+        self.certain = True
+        """Nothing but stored outcomes has brought the handler where it is."""
+
+    def look(self) -> None:
+        """Look whether a task goes on by anything but durable calls. Call it at rest."""
+        if not self.certain or not self._untaken:
+            return
+        self._running = {line.work.running for line in self._tasks}
+        for line in (self._root, *self._tasks):
+            work = line.work
+            if work.held:
+                continue
+            if not self._waits.in_order(work.running, work.branches):
+                self.certain = False
+                return
+            work.picks = work.picks or waits.picks(work.running)
+
+    def _is_own(self, future: object) -> bool:
+        if not isinstance(future, asyncio.Task):
+            return False
+        return future.done() or future in self._running or waits.is_ours(future.get_coro())
+
+    def _runs_in(self, context: Context) -> bool:
+        line = context.get(lines.current_line)
+        return line is not None and line.journal is self._root.journal
+
+    def unaccounted(self, line: lines.Line) -> Step | None:
+        """What the same code would have asked for by now, before anything new in a line."""
+        if not self.certain or not self._untaken:
+            return None
+        left = [
+            self._stored[key]
+            for key in self._untaken - self._forgiven
+            # In which order branches with names come is for the code to say.
+            if key in self._stored
+            and not (line.is_named and self._stored[key].line.startswith("="))
+        ]
+        return min(left, key=_place, default=None)
 
     @property
     def tasks(self) -> int:
@@ -47,12 +92,12 @@ class Moves:
         One with branches of its own waits for them, as the handler itself does.
         """
         leaves, tasks = self._outside_calls()
-        return any(lines.at_work(leaf, tasks) for leaf in leaves)
+        return any(waits.at_work(leaf, tasks) for leaf in leaves)
 
     def _may_call(self) -> bool:
         """Whether a task is between two calls: at work, or at a lock that another may have."""
         leaves, tasks = self._outside_calls()
-        return not all(lines.awaits_one_of(tasks, leaf) for leaf in leaves)
+        return not all(waits.awaits_one_of(tasks, leaf) for leaf in leaves)
 
     def _outside_calls(self) -> tuple[list[object], set[object]]:
         """The tasks that wait neither in a call nor for branches of their own, and all tasks."""
@@ -72,6 +117,7 @@ class Moves:
 
     def cut_off(self, line: lines.Line) -> None:
         """A line ends because it was cancelled, or has failed."""
+        self.certain = False
         if line.id is None:
             self._unknown.add(line.asked.name)
         else:
@@ -131,6 +177,11 @@ class Moves:
     def let_go(self) -> None:
         """Of the lines, which point back to the attempt."""
         self._tasks.clear()
+
+
+def _place(step: Step) -> tuple[float, str]:
+    """Where it comes in the order of outcomes; last, if it has none yet."""
+    return math.inf if step.position is None else step.position, step.step_key
 
 
 def _is_beside(step: Step) -> bool:

@@ -31,6 +31,8 @@ from flowfabric.worker.failures import text_of
 
 QUIET_TURNS: Final = 20
 """Turns of the event loop without a sign of the handler, after which it is at rest."""
+LOOK_TURNS: Final = (3, QUIET_TURNS)
+"""When to look what its tasks wait for: also at what is over before it is at rest."""
 TURNS_MAX: Final = 2_000
 """Turns after which a handler that is not at rest is treated as if it were."""
 
@@ -44,6 +46,8 @@ class Rest:
         self._turns = 0
         self._watching = False
         self._told: list[Callable[[], bool]] = []
+        self.look: Callable[[], None] = _nothing
+        """Called when the handler has reacted, for some turns, to what it was given."""
 
     def tell(self, at_rest: Callable[[], bool]) -> None:
         """Call this at rest, before those given earlier; whoever acts says so and is the last."""
@@ -69,6 +73,8 @@ class Rest:
         if not self.reached and self._turns < TURNS_MAX:
             self._quiet_turns += 1
             self._turns += 1
+            if self._quiet_turns in LOOK_TURNS:
+                self.look()
             self._loop.call_soon(self._look)
             return
         self._watching = False
@@ -79,6 +85,7 @@ class Rest:
     def let_go(self) -> None:
         """Drop references back here."""
         self._told.clear()
+        self.look = _nothing
 
 
 LOOK_AGAIN_S: Final = 1.0
@@ -202,9 +209,12 @@ class Parking:
             if not self._decided:
                 self.pause = None
 
-    async def until_code_fits(self, mismatch: CodeMismatch) -> None:
-        """Stop here until other code is deployed, or this one accepted. Does not return either."""
-        self._mismatches.append(mismatch)
+    async def until_code_fits(self, mismatch: CodeMismatch, *, likely: bool = False) -> None:
+        """Stop here until other code is deployed, or this one accepted. Does not return either.
+
+        Of several, people are told the one that is `likely` the change itself.
+        """
+        self._mismatches.insert(0 if likely else len(self._mismatches), mismatch)
         try:
             await self.stop_here()
         finally:
@@ -270,6 +280,10 @@ def _nobody() -> bool:
     return False
 
 
+def _nothing() -> None:
+    pass
+
+
 def _end(waiting: "asyncio.Future[None]") -> None:
     if not waiting.done():
         waiting.set_result(None)
@@ -286,8 +300,10 @@ PATIENCE_S: Final = 0.2
 class Turns:
     """Whose turn it is among the calls of one handler."""
 
-    def __init__(self, parking: Parking) -> None:
+    def __init__(self, parking: Parking, restless: Callable[[], None]) -> None:
+        """`restless` is called if the handler goes on without end."""
         self.order = Order()
+        self._restless = restless
         self.tasks = 0
         """Tasks the handler has started that have not ended."""
         self.calls = 0
@@ -332,10 +348,12 @@ class Turns:
         if self._waiting:
             self._rest.watch()
 
-    async def run_new(self) -> None:
-        """Wait until a call that is not stored may run."""
+    async def run_new(self, *, at_rest: bool = False) -> None:
+        """Wait until a new call may run; `at_rest`, if others may go on beside it."""
         parking = self._parking
-        if self.alone or not self.order.replaying or self._closed or parking is None:
+        if self._closed or parking is None:
+            return
+        if not at_rest and (self.alone or not self.order.replaying):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._held.append(turn)
@@ -347,6 +365,7 @@ class Turns:
         finally:
             self._held.remove(turn)
             parking.begin()
+            self._rest.watch()
 
     def _at_rest(self) -> bool:
         self._settled = True
@@ -358,15 +377,18 @@ class Turns:
                 return True
             self.order.expect_no_more()
         self._lose_patience(False)
-        position = self.order.next()
+        if not self._rest.reached:
+            # What it has asked for by now is a matter of chance.
+            self._restless()
         runs = self.order.may_run and bool(self._held) and self._parking.mismatch is None
         if runs:
             for turn in self._held:
                 _end_turn(turn)
+        # What runs now may not fit what is stored: nothing else goes on before that is known.
+        position = None if runs else self.order.next()
         if position is not None:
             self._settled = False
             if not self._rest.reached:
-                # It goes on without end: what it has asked for by now is a matter of chance.
                 self.order.reached = None
             self.order.deliver(position)
             _end_turn(self._waiting[position])

@@ -35,8 +35,8 @@ from flowfabric.core.waitpoints import ANNOUNCED_FOR_MS, FreshWaitpoint
 from flowfabric.engine.waitpoints import ResumeSignal, SuspensionView
 from flowfabric.json_values import read_as
 from flowfabric.signals import Signal, SignalToken, check_name, condition_of
+from flowfabric.worker.blame import Blaming
 from flowfabric.worker.functions import digest_of
-from flowfabric.worker.journal import Blaming
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall
 from flowfabric.worker.parking import Pause, fitting, unfitting

@@ -1,0 +1,78 @@
+"""Which call of a handler an exception came out of.
+
+An exception that leaves a call takes the call's name with it. So a failed attempt names the
+step it failed in, also where the handler raised something else in the exception's place.
+"""
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from flowfabric.core.ids import AttemptId
+from flowfabric.core.records import FailedStep
+from flowfabric.worker.failures import MARK, text_of
+from flowfabric.worker.functions import is_cancelled
+from flowfabric.worker.leases import HeldLease
+from flowfabric.worker.lines import DurableCall
+
+CHAIN_MAX: Final = 100
+"""How many exceptions behind the last one are looked at."""
+
+
+class Mark(NamedTuple):
+    """Left on an exception. Programs may raise one object again and again, in many attempts."""
+
+    attempt_id: AttemptId
+    step: FailedStep
+
+
+class Blaming:
+    """Whatever is raised inside is the failure of this call. Use as a context."""
+
+    __slots__ = ("_call", "_lease")
+
+    def __init__(self, lease: HeldLease, call: DurableCall) -> None:
+        self._lease = lease
+        self._call = call
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and self._call.key and not is_cancelled(error):
+            mark = Mark(self._lease.handle.attempt_id, _failed(self._call, error))
+            _attributes(error)[MARK] = mark
+
+
+def _failed(call: DurableCall, error: BaseException) -> FailedStep:
+    return FailedStep(
+        step_key=call.key,
+        name=call.name,
+        line=call.line.known_as,
+        error=f"{type(error).__name__}: {text_of(error)}",
+        duration_ms=call.took_ms,
+    )
+
+
+def blamed(lease: HeldLease, error: BaseException) -> FailedStep | None:
+    """The step whose failure has left the handler: as it was raised, in a group, or behind it."""
+    waiting, seen = deque([error]), set[int]()
+    while waiting and len(seen) < CHAIN_MAX:
+        each = waiting.popleft()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        mark = _attributes(each).get(MARK)
+        if isinstance(mark, Mark) and mark.attempt_id == lease.handle.attempt_id:
+            return mark.step
+        if isinstance(each, BaseExceptionGroup):
+            waiting.extend(each.exceptions)
+        waiting.extend(other for other in (each.__cause__, each.__context__) if other is not None)
+    return None
+
+
+def _attributes(error: BaseException) -> dict[str, object]:
+    """Those of the exception, whose class is the user's and may keep them to itself."""
+    try:
+        return vars(error)
+    except Exception:
+        return {}

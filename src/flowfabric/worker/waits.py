@@ -1,0 +1,136 @@
+"""What a task of a handler waits for, where that is no durable call.
+
+There is no asking a task. One that is at a lock, an event or a queue of asyncio, or awaits another
+task of the handler, waits for its like; whatever else a task waits for, a request or a timer,
+is work.
+"""
+
+import asyncio
+import inspect
+from asyncio import locks, queues, taskgroups, tasks
+from collections.abc import Callable, Container, Iterable
+from contextvars import Context
+from pathlib import Path
+from types import CodeType, CoroutineType
+from typing import Final
+
+_MEETING: Final = (locks.__file__, queues.__file__)
+"""Where the code is by which tasks wait for each other."""
+_QUIET: Final = ("flowfabric", "asyncio.futures", "_asyncio")
+"""Where timers are from that end nothing but a sleep, or belong to the engine."""
+
+
+_OURS: Final = str(Path(__file__).parent.parent)
+_DEMO: Final = str(Path(_OURS, "demo"))
+_known: dict[CodeType, bool] = {}
+
+
+def is_ours(coroutine: object) -> bool:
+    """Whether a coroutine is part of the engine: it makes no calls of its own."""
+    if not inspect.iscoroutine(coroutine):
+        return False
+    code = coroutine.cr_code
+    known = _known.get(code)
+    if known is None:
+        filename = code.co_filename
+        known = _known[code] = filename.startswith(_OURS) and not filename.startswith(_DEMO)
+    return known
+
+
+def at_work(running: object, others: Container[object]) -> bool:
+    """Whether a task that makes no durable call goes on by itself, not by one of `others`."""
+    if not isinstance(running, asyncio.Task):
+        return True
+    if awaits_one_of(others, running):
+        return False
+    inner = _awaited_in(running)
+    return not inner or inner[-1].cr_code.co_filename not in _MEETING
+
+
+def awaits_one_of(others: Container[object], running: object) -> bool:
+    """Whether a task waits for the end of another."""
+    awaited: object = getattr(running, "_fut_waiter", None)
+    return isinstance(awaited, asyncio.Task) and awaited in others
+
+
+def picks(running: object) -> bool:
+    """Whether a task waits for a set of tasks: several may have ended when it goes on."""
+    inner = _awaited_in(running)
+    return bool(inner) and _is_from(inner[-1], tasks.__file__, "_wait")
+
+
+class OwnTasks:
+    """Whether a task goes on when other tasks of its handler have ended, and only then.
+
+    At a lock or a queue it may wait for another run of the same worker, and `asyncio.shield` does
+    not say what for: neither counts. A timer may end some waits earlier.
+    """
+
+    def __init__(
+        self, is_own: Callable[[object], bool], runs_in: Callable[[Context], bool]
+    ) -> None:
+        """Whether a future is of the handler: its task, or its call; and whether a context is."""
+        self._is_own = is_own
+        self._runs_in = runs_in
+
+    def in_order(self, running: object, branches: int) -> bool:
+        """Whether a task with some branches waits for these, in the same order in every run."""
+        awaited: object = getattr(running, "_fut_waiter", None)
+        if isinstance(awaited, asyncio.Task):
+            # With several it may await them one by one, in the order of a set.
+            return branches <= 1 and self._is_own(awaited)
+        if self._are_own(getattr(awaited, "_children", None)):
+            return True
+        inner = _awaited_in(running)
+        if not inner:
+            return False
+        last = inner[-1]
+        if _is_from(last, taskgroups.__file__, "__aexit__"):
+            return True
+        if _is_from(last, tasks.__file__, "wait_for"):
+            # When its time is up, it gives up the calls of what it waits for.
+            return self._are_own([_local(last, "fut")])
+        if _is_from(last, tasks.__file__, "_wait"):
+            return self._are_own(_local(last, "fs")) and not self._has_timers()
+        arrives = any(_is_from(each, tasks.__file__, "_wait_for_one") for each in inner)
+        return arrives and not self._has_timers()
+
+    def _are_own(self, futures: object) -> bool:
+        if not isinstance(futures, Iterable):
+            return False
+        return all(
+            self._is_own(each) or self._are_own(getattr(each, "_children", None))
+            for each in futures
+        )
+
+    def _has_timers(self) -> bool:
+        """Whether something of the handler may end by time. Not every event loop can tell."""
+        timers: object = getattr(asyncio.get_running_loop(), "_scheduled", None)
+        return not isinstance(timers, list) or any(map(self._ends_something, timers))
+
+    def _ends_something(self, timer: object) -> bool:
+        context: object = getattr(timer, "_context", None)
+        own = isinstance(context, Context) and self._runs_in(context)
+        if not own or (isinstance(timer, asyncio.Handle) and timer.cancelled()):
+            return False
+        callback: object = getattr(timer, "_callback", None)
+        return not str(getattr(callback, "__module__", "")).startswith(_QUIET)
+
+
+def _awaited_in(running: object) -> "list[CoroutineType[object, object, object]]":
+    """The coroutines in which a task is, from the outermost to that which waits."""
+    found: list[CoroutineType[object, object, object]] = []
+    inner: object = running.get_coro() if isinstance(running, asyncio.Task) else None
+    while inspect.iscoroutine(inner):
+        found.append(inner)
+        inner = inner.cr_await
+    return found
+
+
+def _is_from(coroutine: "CoroutineType[object, object, object]", filename: str, name: str) -> bool:
+    code = coroutine.cr_code
+    return code.co_filename == filename and code.co_name == name
+
+
+def _local(coroutine: "CoroutineType[object, object, object]", name: str) -> object:
+    return None if coroutine.cr_frame is None else coroutine.cr_frame.f_locals.get(name)

@@ -1,0 +1,148 @@
+"""Deploys that insert, replace or add branches where a run in flight has stored steps."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from flowfabric import Context
+from tests.sdk.shops import Shop
+
+Calls = Callable[[Shop, Context], Awaitable[object]]
+Code = Callable[..., Awaitable[str]]
+
+
+async def mail(shop: Shop, ctx: Context, who: str) -> object:
+    return await ctx.step("mail", shop.effect, f"mail {who}")
+
+
+async def named(shop: Shop, ctx: Context, who: str) -> object:
+    with ctx.branch(who):
+        return await mail(shop, ctx, who)
+
+
+async def nothing(shop: Shop, ctx: Context) -> None:
+    pass
+
+
+async def gathered(shop: Shop, ctx: Context) -> None:
+    await asyncio.gather(mail(shop, ctx, "ada"), mail(shop, ctx, "bob"))
+
+
+async def other_gathered(shop: Shop, ctx: Context) -> None:
+    await asyncio.gather(mail(shop, ctx, "bob"), mail(shop, ctx, "eve"))
+
+
+async def more_gathered(shop: Shop, ctx: Context) -> None:
+    await asyncio.gather(*(mail(shop, ctx, who) for who in ("ada", "bob", "eve")))
+
+
+async def named_gathered(shop: Shop, ctx: Context) -> None:
+    await asyncio.gather(named(shop, ctx, "ada"), named(shop, ctx, "bob"))
+
+
+async def other_named_gathered(shop: Shop, ctx: Context) -> None:
+    await asyncio.gather(named(shop, ctx, "bob"), named(shop, ctx, "eve"))
+
+
+async def task(shop: Shop, ctx: Context) -> None:
+    await asyncio.create_task(mail(shop, ctx, "ada"))
+
+
+async def group(shop: Shop, ctx: Context) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(mail(shop, ctx, "ada"))
+        tasks.create_task(mail(shop, ctx, "bob"))
+
+
+async def arriving(shop: Shop, ctx: Context) -> None:
+    for each in asyncio.as_completed([mail(shop, ctx, "ada"), mail(shop, ctx, "bob")]):
+        await each
+
+
+async def waited_for(shop: Shop, ctx: Context) -> None:
+    await asyncio.wait([asyncio.create_task(mail(shop, ctx, "ada"))])
+
+
+async def timed(shop: Shop, ctx: Context) -> None:
+    await asyncio.wait_for(mail(shop, ctx, "ada"), 60)
+
+
+async def nested(shop: Shop, ctx: Context) -> None:
+    await asyncio.gather(gathered(shop, ctx))
+
+
+INSERTED = [gathered, named_gathered, task, group, arriving, waited_for, timed, nested]
+REPLACED = [
+    (gathered, other_gathered),
+    (gathered, more_gathered),
+    (named_gathered, other_named_gathered),
+]
+
+
+def between(shop: Shop, calls: Calls) -> Code:
+    async def handler(ctx: Context) -> str:
+        await ctx.step("reserve", shop.effect, "reserve")
+        await calls(shop, ctx)
+        await ctx.step("charge", shop.effect, "charge")
+        await ctx.wait_for_signal("packed")
+        return str(await ctx.step("ship", shop.effect, "ship"))
+
+    return handler
+
+
+def before(shop: Shop, calls: Calls) -> Code:
+    async def handler(ctx: Context) -> str:
+        await calls(shop, ctx)
+        return await shop.old(ctx)
+
+    return handler
+
+
+def in_a_branch(shop: Shop, calls: Calls) -> Code:
+    async def ordered(ctx: Context) -> None:
+        await ctx.step("reserve", shop.effect, "reserve")
+        await calls(shop, ctx)
+        await ctx.step("charge", shop.effect, "charge")
+
+    async def handler(ctx: Context) -> str:
+        await asyncio.gather(ordered(ctx), ctx.wait_for_signal("packed"))
+        return str(await ctx.step("ship", shop.effect, "ship"))
+
+    return handler
+
+
+@pytest.mark.parametrize("place", [between, before, in_a_branch])
+@pytest.mark.parametrize("inserted", INSERTED)
+async def test_branches_inserted_before_stored_steps_block_the_run_before_they_run(
+    shop: Shop, place: Callable[[Shop, Calls], Code], inserted: Calls
+) -> None:
+    execution_id = await shop.in_flight(place(shop, nothing))
+    await shop.blocked(place(shop, inserted), execution_id)
+    assert await shop.finishes(place(shop, nothing), execution_id) == "ship"
+    assert set(shop.done.values()) == {1}
+
+
+@pytest.mark.parametrize(("old", "new"), REPLACED)
+async def test_a_replaced_or_added_branch_blocks_the_run_before_it_runs(
+    shop: Shop, old: Calls, new: Calls
+) -> None:
+    execution_id = await shop.in_flight(between(shop, old))
+    why = await shop.blocked(between(shop, new), execution_id)
+    assert "in the branch" in why
+    assert await shop.finishes(between(shop, old), execution_id) == "ship"
+    assert set(shop.done.values()) == {1}
+    assert "mail eve" not in shop.done
+
+
+async def test_branches_added_after_all_stored_steps_run(shop: Shop) -> None:
+    async def added(ctx: Context) -> str:
+        await ctx.step("reserve", shop.effect, "reserve")
+        await ctx.step("charge", shop.effect, "charge")
+        await ctx.wait_for_signal("packed")
+        await gathered(shop, ctx)
+        return str(await ctx.step("ship", shop.effect, "ship"))
+
+    execution_id = await shop.in_flight()
+    assert await shop.finishes(added, execution_id) == "ship"
+    assert set(shop.done.values()) == {1}
