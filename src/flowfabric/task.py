@@ -667,12 +667,27 @@ def resolve_hints(function: Callable[..., object]) -> dict[str, object]:
 class ResultCodec:
     """Decodes what a function returned, by its annotation; without one, plain JSON."""
 
-    def __init__(self, function: Callable[..., object]) -> None:
-        kind = resolve_hints(function).get("return", object)
-        check_storable(f"the result of {getattr(function, '__name__', function)}", kind)
+    def __init__(self, kind: object) -> None:
         self.decoder = msgspec.json.Decoder(kind, dec_hook=typed)
 
 
-@lru_cache(maxsize=1024)
+_PLAIN: Final = ResultCodec(object)
+
+
 def result_codec(function: Callable[..., object]) -> ResultCodec:
-    return ResultCodec(function)
+    if "return" not in getattr(function, "__annotations__", ()):
+        return _PLAIN
+    kind = resolve_hints(function).get("return", object)
+    name: str = getattr(function, "__name__", str(function))
+    try:
+        return _codec_of(kind, name)
+    except TypeError:
+        # What `Annotated` has in it may have no hash.
+        return _codec_of.__wrapped__(kind, name)
+
+
+# By what it returns: a function inside of a handler is another object in every run.
+@lru_cache(maxsize=1024)
+def _codec_of(kind: object, function: str) -> ResultCodec:
+    check_storable(f"the result of {function}", kind)
+    return ResultCodec(kind)

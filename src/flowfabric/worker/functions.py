@@ -5,7 +5,6 @@ Threads get the caller's context variables.
 
 import asyncio
 import concurrent.futures
-import contextvars
 import dataclasses
 import datetime
 import decimal
@@ -51,6 +50,7 @@ from msgspec import Struct
 from flowfabric.errors import InvalidInput
 from flowfabric.task import Task
 from flowfabric.worker import failures
+from flowfabric.worker.threads import Threads
 
 # Processes of our own for tasks that keep a core busy -----------------------
 #
@@ -251,9 +251,9 @@ class Functions:
     """The threads and processes of one worker."""
 
     def __init__(self, threads: int, processes: int) -> None:
-        self._threads = ThreadPoolExecutor(threads, "flowfabric-handler")
+        self._threads = Threads(threads, "flowfabric-handler")
         # Apart from the handlers: those that wait for a step must not keep it from running.
-        self._step_threads = ThreadPoolExecutor(threads, "flowfabric-step")
+        self._step_threads = Threads(threads, "flowfabric-step")
         self._processes = Processes(processes)
 
     async def call(
@@ -263,7 +263,7 @@ class Functions:
         if inspect.iscoroutinefunction(function):
             result: object = await function(*args, **kwargs)
             return result
-        made = await _in(self._step_threads, partial(_kept, partial(function, *args, **kwargs)))
+        made = await self._step_threads.call(partial(_kept, function, args, kwargs))
         if isinstance(made, Raised):
             raise made.error
         # A plain function may return a coroutine, as a lambda around an async one does.
@@ -273,7 +273,7 @@ class Functions:
         return made
 
     def in_thread(self, call: Callable[[], object]) -> "asyncio.Future[object]":
-        return _in(self._threads, call)
+        return self._threads.call(partial(contained, call))
 
     async def in_process(self, task: Task[..., object], payload: bytes) -> bytes:
         """Run a task elsewhere and return its encoded result."""
@@ -282,7 +282,7 @@ class Functions:
     def close(self) -> None:
         """Let threads end by themselves, abandoned ones are not waited for; end the processes."""
         for threads in (self._threads, self._step_threads):
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.close()
         self._processes.close()
 
 
@@ -293,17 +293,13 @@ def is_cancelled(error: BaseException) -> bool:
     return cancelling and isinstance(error, asyncio.CancelledError)
 
 
-def _kept(call: Callable[[], object]) -> object:
+def _kept(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     try:
-        return call()
+        return contained(partial(function, *args, **kwargs))
     except CANCELLATIONS as error:
         return Raised(error)
-
-
-def _in(threads: ThreadPoolExecutor, call: Callable[[], object]) -> "asyncio.Future[object]":
-    """Run `call` in a thread, with the caller's context variables."""
-    run = partial(contextvars.copy_context().run, contained, call)
-    return asyncio.get_running_loop().run_in_executor(threads, run)
 
 
 # What an application's handlers share: opened with the app, closed with it, found by type
@@ -545,8 +541,16 @@ class _Reading:
     def text(self, value: object, depth: int) -> bytes:
         """The value's type and what it holds, so that no other value has the same text."""
         self._nodes += 1
+        kind = type(value)
         if value is None or self._nodes > NODES_MAX or depth > DEPTH_MAX:
             content = b""
+        # The usual types first: to ask whether a value is of any other kind takes much longer.
+        elif kind is str or kind is int:
+            content = _text(value)
+        elif isinstance(value, types.FunctionType):
+            content = value.__qualname__.encode()
+        elif kind is tuple or kind is dict:
+            content = b"".join(self._parts(value, depth + 1))
         elif isinstance(value, enum.Enum):
             content = value.name.encode()
         elif isinstance(value, _FIRM):
@@ -556,7 +560,7 @@ class _Reading:
             content = b"" if self._firm_only else _text(value)
         else:
             content = b"".join(self._parts(value, depth + 1))
-        return b"%b %d:%b" % (type(value).__qualname__.encode(), len(content), content)
+        return b"%b %d:%b" % (kind.__qualname__.encode(), len(content), content)
 
     def _parts(self, value: object, depth: int) -> Iterable[bytes]:
         if isinstance(value, _NAMED):

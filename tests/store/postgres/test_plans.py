@@ -99,9 +99,10 @@ def reads_everything(node: Node) -> list[str]:
     if node.node_type == "Limit":
         return []
     found = [table for plan in node.plans for table in reads_everything(plan)]
-    by_key = node.index_name.endswith("_pkey") and not node.index_cond
-    if node.relation_name in LARGE and (node.node_type == "Seq Scan" or by_key):
-        found.append(f"{node.node_type} on {node.relation_name}")
+    # A partial index that looks empty may hold every running execution by the time it is read.
+    whole_index = bool(node.index_name) and not node.index_cond
+    if node.relation_name in LARGE and (node.node_type == "Seq Scan" or whole_index):
+        found.append(f"{node.node_type} on {node.index_name or node.relation_name}")
     # All members and edges of a flow are in one partition.
     if node.index_cond and set(COLUMN.findall(node.index_cond)) == {"partition_key"}:
         found.append(f"{node.node_type} of {node.index_name} by the partition alone")

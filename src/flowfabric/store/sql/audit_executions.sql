@@ -24,11 +24,12 @@ select p.partition_key, p.execution_id, p.place, p.lifecycle_phase, p.ownership_
        exists (
             select 1 from flow f
              where f.partition_key = p.partition_key and f.flow_id = p.flow_id) as flow_exists,
-       exists (
-            select 1 from suspension s
-             where s.partition_key = p.partition_key
-               and s.execution_id = p.execution_id
-               and s.closed_at_ms is null) as suspended,
+       -- One row is asked for: `exists` may be planned as reading all that are suspended.
+       (select 1 from suspension s
+         where s.partition_key = p.partition_key
+           and s.execution_id = p.execution_id
+           and s.closed_at_ms is null
+         limit 1) is not null as suspended,
        (select s.timeout_at_ms from suspension s
          where s.partition_key = p.partition_key
            and s.execution_id = p.execution_id
@@ -90,11 +91,9 @@ select p.partition_key, p.execution_id, p.place, p.lifecycle_phase, p.ownership_
                         select 1 from live a
                          where a.partition_key = w.partition_key
                            and a.execution_id = w.execution_id)
-                    or exists (
-                        select 1 from ending a
+                    or (select a.awaited from ending a
                          where a.partition_key = w.partition_key
-                           and a.execution_id = w.execution_id
-                           and a.awaited))) as awaits_child,
+                           and a.execution_id = w.execution_id))) as awaits_child,
        exists (
             select 1 from pending_cancel c
              where c.partition_key = p.partition_key

@@ -86,13 +86,13 @@ with recursive clock as (
                      where p.route_id = ready.route_id
                        and (g.closed
                             or (g.opens_at_ms > (select now_ms from clock)
-                                and not exists (
-                                    select
-                                      from live l
-                                     where l.route_id = ready.route_id
-                                       and l.ready
-                                       and l.public_state = 'waiting'
-                                       and l.attempt_state = 'attempt_interrupted'))
+                                and (select true
+                                       from live l
+                                      where l.route_id = ready.route_id
+                                        and l.ready
+                                        and l.public_state = 'waiting'
+                                        and l.attempt_state = 'attempt_interrupted'
+                                      limit 1) is null)
                             or (q.active_concurrency_cap > 0
                                 and g.gate_key <> ''
                                 and (select count(*)
@@ -125,13 +125,14 @@ with recursive clock as (
                  where l.route_id = step.route_id and l.ready and l.public_state = 'active'
                  order by l.priority desc
                  limit 1)) as priority,
-           exists (
-               select
-                 from live l
-                where l.route_id = step.route_id
-                  and l.ready
-                  and l.public_state = 'waiting'
-                  and l.attempt_state = 'attempt_interrupted') as resumes
+           -- One row is asked for: `exists` may be planned as reading all that resume.
+           (select true
+              from live l
+             where l.route_id = step.route_id
+               and l.ready
+               and l.public_state = 'waiting'
+               and l.attempt_state = 'attempt_interrupted'
+             limit 1) is not null as resumes
       from step
      where step.fits
 ), passed as materialized (

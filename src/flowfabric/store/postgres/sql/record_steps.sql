@@ -21,9 +21,8 @@ with given as materialized (
     select g.*, coalesce(e.current_attempt_index, 0) as attempt_index, e.lease_expires_at_ms
       from given g
       join live e on e.partition_key = g.partition_key and e.execution_id = g.execution_id
-     where e.lifecycle_phase = 'active'
-       and e.ownership_state = 'leased'
-       and e.lease_id = g.lease_id
+     -- By key and lease alone, as in `complete_leased`.
+     where e.lease_id = g.lease_id
      order by e.partition_key, e.execution_id
        for share of e
 ), clock as materialized (
@@ -45,13 +44,15 @@ with given as materialized (
            attempt_index, now_ms
       from held
         on conflict (partition_key, execution_id, step_key) do nothing
+    returning partition_key, execution_id, step_key
 ), completed as (
     -- Not as part of the insert: a key that comes twice would be an error there.
     update step s
        set failure = coalesce(s.failure, h.failure),
            position = coalesce(s.position, h.position)
       from held h
-     where s.partition_key = h.partition_key
+     where (h.partition_key, h.execution_id, h.step_key) not in (table written)
+       and s.partition_key = h.partition_key
        and s.execution_id = h.execution_id
        and s.step_key = h.step_key
        and (s.failure is null and h.failure is not null

@@ -2,22 +2,23 @@
 -- by a statement of its own before: a transaction that has created with one meanwhile is seen by this one.
 with looked_at as materialized (
     select w.route_id,
-           exists (
-                select from live
-                 where live.route_id = w.route_id and ready and public_state = 'waiting')
-               or exists (
-                select from live
-                 where live.route_id = w.route_id and not (ready and public_state = 'waiting'))
-               or exists (select from ending where ending.route_id = w.route_id)
+           -- Asked for one row each: `exists` may be planned as reading all routes of all executions.
+           coalesce(
+               (select true from live
+                 where live.route_id = w.route_id and ready and public_state = 'waiting' limit 1),
+               (select true from live
+                 where live.route_id = w.route_id and not (ready and public_state = 'waiting')
+                 limit 1),
+               (select true from ending where ending.route_id = w.route_id limit 1),
                -- The gates of its keys go with it, and must not as long as a start counts.
-               or exists (
-                select
+               (select true
                   from gate_route p
                   join gate g on g.gate_id = p.gate_id
                   join quota_policy q on q.quota_policy_id = g.owner_id
                  where p.route_id = w.route_id
-                   and (g.starts::jsonb -> -1 ->> 0)::bigint > :now_ms::bigint - q.window_ms)
-               as in_use
+                   and (g.starts::jsonb -> -1 ->> 0)::bigint > :now_ms::bigint - q.window_ms
+                 limit 1),
+               false) as in_use
       from unnest(:route_ids::bigint[]) as w (route_id)
 ), kept as (
     update route
