@@ -25,6 +25,8 @@ from flowfabric.errors import BackendErrorKind, ErrorClass, FlowFabricError
 
 T = TypeVar("T")
 
+PROTOCOL: Final = 1
+"""Grows when packages before and after a change can no longer read each other's calls."""
 BODY_BYTES_MAX: Final = 16 * 1_048_576
 """What one call may carry."""
 WAITS: Final = frozenset({"tail_stream", "tail_execution", "cancel_flow"})
@@ -192,10 +194,16 @@ class RemoteOperation:
         self._decoder = msgspec.json.Decoder(self._arguments, dec_hook=_from_wire)
         result = wired(hints["return"])
         self._answers = get_args(result)[:1] and get_origin(get_args(result)[0]) is Answer
+        self.batch = self._batch() if get_origin(result) is list else None
+        """The argument that has a list for which a list of answers comes, if there is one."""
         self._results = msgspec.json.Decoder(result, dec_hook=_from_wire)
 
     def _add_optional(self, name: str, hint: object) -> None:
         self._fields.append((name, Union[wired(hint), UnsetType], UNSET))  # noqa: UP007
+
+    def _batch(self) -> str | None:
+        first, kind = self._fields[0][:2]
+        return first if get_origin(kind) in (list, Sequence) else None
 
     def _struct(self) -> type[Struct]:
         return msgspec.defstruct(

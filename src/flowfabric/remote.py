@@ -43,6 +43,7 @@ from flowfabric.logs import open_log
 from flowfabric.operations import (
     BODY_BYTES_MAX,
     OPERATIONS,
+    PROTOCOL,
     WAITS,
     RemoteOperation,
     WireError,
@@ -83,6 +84,7 @@ class DeploymentAnswer(Struct, kw_only=True):
     """What the server tells of itself."""
 
     version: str
+    protocol: int = 0
     backend: str
     num_flow_partitions: int
     num_budget_partitions: int
@@ -117,6 +119,7 @@ class HttpConnection:
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url
+        self.server_version = __version__
         headers = {"User-Agent": f"flowfabric/{__version__}", "Content-Type": "application/json"}
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
@@ -134,29 +137,59 @@ class HttpConnection:
     async def describe(self) -> DeploymentAnswer:
         body = await self._ask("GET", "v1/deployment", None, ANSWER_S, repeatable=True)
         try:
-            return msgspec.json.decode(body, type=DeploymentAnswer)
+            told = msgspec.json.decode(body, type=DeploymentAnswer)
         except msgspec.DecodeError:
             raise Unavailable(self.url, "is not a FlowFabric server of this version") from None
+        self.server_version = told.version
+        if told.protocol != PROTOCOL:
+            raise Unavailable(
+                self.url,
+                f"is a server of flowfabric {told.version}, which calls operations in another way"
+                f" than {__version__} here; install the same version on both sides",
+            )
+        return told
 
     async def call(self, operation: RemoteOperation, arguments: Mapping[str, object]) -> object:
+        """What the server answers; a batch that is too large for one request goes in several."""
+        body = encode(arguments)
+        batch = arguments.get(operation.batch or "")
+        if len(body) <= BODY_BYTES_MAX or not isinstance(batch, list) or len(batch) < 2:
+            return await self._call(operation, arguments, body)
+        answers: list[object] = []
+        for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
+            answered = await self.call(operation, {**arguments, str(operation.batch): half})
+            assert isinstance(answered, list)
+            answers += answered
+        return answers
+
+    async def _call(
+        self, operation: RemoteOperation, arguments: Mapping[str, object], body: bytes
+    ) -> object:
         wait_ms = arguments.get("block_ms", 0)
         wait_s = wait_ms / 1_000 if isinstance(wait_ms, int) else 0.0
         limit_s: float | None = ANSWER_S + wait_s
         if operation.name in WAITS and "wait" in arguments:
             limit_s = None
-        body = await self._ask(
+        answer = await self._ask(
             "POST",
             f"v1/operations/{operation.name}",
-            encode(arguments),
+            body,
             patience_s(limit_s),
             repeatable=operation.repeatable or _has_ids(arguments),
         )
         try:
-            return operation.decode_result(body)
+            return operation.decode_result(answer)
         except msgspec.DecodeError as error:
             raise Bug(
-                f"{operation.name}: the server answers what this version cannot read: {error}"
+                f"{operation.name}: the server answers what cannot be read: {error}{self._versions}"
             ) from error
+
+    @property
+    def _versions(self) -> str:
+        """What may explain it: empty where both sides are of the same version."""
+        if self.server_version == __version__:
+            return ""
+        return f" (the server is flowfabric {self.server_version}, this is {__version__})"
 
     async def _ask(
         self,
@@ -224,7 +257,8 @@ class HttpConnection:
         if status in (401, 403):
             return Transport(BACKEND, f"{self.url}: {refusal.error}", kind=BackendErrorKind.AUTH)
         if status == 404:
-            return Unavailable(self.url, f"does not know what it is asked for: {refusal.error}")
+            told = f"does not know what it is asked for: {refusal.error}{self._versions}"
+            return Unavailable(self.url, told)
         if status == 413:
             asked = answer.request.headers.get("content-length", "0")
             return PayloadTooLarge("request", refusal.limit_bytes, int(asked))
@@ -237,7 +271,7 @@ class HttpConnection:
                 kind=BackendErrorKind.TRANSPORT if status != 500 else BackendErrorKind.OTHER,
                 may_have_happened=status != 503,
             )
-        return InvalidInput(refusal.field or "request", refusal.error)
+        return InvalidInput(refusal.field or "request", refusal.error + self._versions)
 
     async def hints(self, topics: Sequence[str], heard: Callable[[str, str], None]) -> None:
         """Pass on what the server says until it ends, or the network does."""
@@ -490,15 +524,6 @@ class RemoteEngine(Forwarding):
     ) -> list[CreateResult]:
         """Ids that were generated here are sent, so that asking again finds what there is."""
         requests = [_request_of(each) for each in checked]
-        if (
-            len(requests) > 1
-            and sum(len(each.input_payload) for each in requests) > BODY_BYTES_MAX // 2
-        ):
-            half = len(checked) // 2
-            return [
-                *await self.create_checked(checked[:half], key_wait_ms=key_wait_ms),
-                *await self.create_checked(checked[half:], key_wait_ms=key_wait_ms),
-            ]
         return await self.create_executions(requests, key_wait_ms=key_wait_ms)
 
 

@@ -8,12 +8,17 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from flowfabric import App, Context, Engine, connect, errors
+from flowfabric import App, Context, Engine, connect, errors, remote
 from flowfabric.connection import migrate
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.results import Completed
 from flowfabric.core.states import PublicState
+from flowfabric.core.tokens import Scope
+from flowfabric.engine.work import Completion
 from flowfabric.limits import Limit
+from flowfabric.operations import BODY_BYTES_MAX, Reach, RemoteOperation
 from flowfabric.reconcilers import Supervisor
+from flowfabric.remote import HttpConnection
 from flowfabric.run import Endings
 from flowfabric.server.api import ServerConfig
 from tests.apps import PATIENCE_S, reached, working
@@ -350,3 +355,71 @@ async def test_a_remote_worker_that_is_killed_is_replaced(url: str, database: En
         async with working(app, lease_ttl="2s"):
             assert await run.result() == "done"
     assert await database.read_total_attempt_count(run.execution_id) == 2
+
+
+# What does not fit into one request, and servers of other versions
+
+
+async def test_a_batch_that_is_too_large_for_one_request_goes_in_several(
+    app: App, database: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "BODY_BYTES_MAX", 2_000)
+    texts = [f"{number}" * 300 for number in range(10)]
+    requests = [
+        NewExecution(execution_kind="x", input_payload=text.encode(), execution_id=f"own-{text[0]}")
+        for text in texts
+    ]
+    created = await app.engine.create_executions(requests)
+    claimed = await app.engine.claim_many(
+        ["default"], limit=10, worker_id="w", worker_instance_id="w-1"
+    )
+    results = dict(zip([each.execution_id for each in created], texts, strict=True))
+    answers = await app.engine.complete_many(
+        [
+            Completion(handle=each.handle, result=results[each.execution_id].encode())
+            for each in claimed
+        ]
+    )
+
+    assert [type(each) for each in answers] == [Completed] * 10
+    assert [await database.get_execution_result(each.execution_id) for each in created] == [
+        text.encode() for text in texts
+    ]
+
+
+async def test_one_thing_that_is_too_large_is_refused(app: App) -> None:
+    payload = b"x" * BODY_BYTES_MAX
+
+    with pytest.raises(errors.PayloadTooLarge):
+        await app.engine.create_executions(
+            [NewExecution(execution_kind="x", input_payload=payload)]
+        )
+
+
+async def test_a_server_of_another_protocol_says_so(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "PROTOCOL", 99)
+
+    with pytest.raises(errors.Unavailable, match="install the same version on both sides"):
+        await App(url).open()
+
+
+async def test_what_a_server_of_another_version_does_not_know_names_both(app: App) -> None:
+    connection = HttpConnection(app.url, None)
+    connection.server_version = "0.0.9"
+    try:
+        with pytest.raises(errors.Unavailable, match=r"the server is flowfabric 0\.0\.9, this is"):
+            await connection.call(Newer("ping", frozenset(), Reach.NOTHING, repeatable=True), {})
+    finally:
+        await connection.close()
+
+
+class Newer(RemoteOperation):
+    """An operation that the server has not heard of."""
+
+    def __init__(
+        self, name: str, scopes: frozenset[Scope], reach: Reach, *, repeatable: bool
+    ) -> None:
+        super().__init__(name, scopes, reach, repeatable=repeatable)
+        self.name = "newer"

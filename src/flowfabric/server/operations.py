@@ -16,6 +16,7 @@ from flowfabric.errors import FlowFabricError
 from flowfabric.operations import (
     BODY_BYTES_MAX,
     OPERATIONS,
+    PROTOCOL,
     WAITS,
     RemoteOperation,
     WireError,
@@ -98,6 +99,8 @@ class DeploymentView(Struct, kw_only=True):
     """What clients decide by themselves with: how ids are made, how large payloads may be."""
 
     version: str
+    protocol: int
+    """How operations travel: clients of another one cannot call them."""
     backend: str
     num_flow_partitions: int
     num_budget_partitions: int
@@ -116,6 +119,7 @@ async def deployment(asked: InSession) -> DeploymentView:
     partitions = engine.deployment.partitions
     return DeploymentView(
         version=__version__,
+        protocol=PROTOCOL,
         backend=engine.backend_label(),
         num_flow_partitions=partitions.num_flow,
         num_budget_partitions=partitions.num_budget,
