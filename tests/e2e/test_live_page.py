@@ -34,10 +34,9 @@ class Page:
         self.turns = 0
         self.ended = False
 
-    async def read(self, client: httpx.AsyncClient, run: str, until: int | None = None) -> None:
+    async def read(self, client: httpx.AsyncClient, path: str, until: int | None = None) -> None:
         """Read on where it has stopped; to the end, or until so many words are shown."""
         headers = {} if self.last_id is None else {"Last-Event-ID": self.last_id}
-        path = f"/runs/{run}/words"
         async with client.stream("GET", path, headers=headers, timeout=PATIENCE_S) as response:
             event: dict[str, str] = {}
             async for line in response.aiter_lines():
@@ -77,7 +76,7 @@ def a_port() -> int:
 
 @asynccontextmanager
 async def process(
-    url: str, folder: Path, *command: str
+    url: str, folder: Path, *command: str, **variables: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     started = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -88,6 +87,7 @@ async def process(
             "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'examples'}",
             "FLOWFABRIC_URL": url,
             "WORD_S": "0.05",
+            **variables,
         },
         stderr=asyncio.subprocess.DEVNULL,
     )
@@ -115,16 +115,17 @@ async def test_the_page_shows_every_word_of_the_surviving_attempt_once(
         asyncio.timeout(PATIENCE_S),
     ):
         run = (await client.post("/ask", json={"question": "sky"})).json()["run"]
-        following = asyncio.create_task(watching.read(client, run))
+        path = f"/runs/{run}/words"
+        following = asyncio.create_task(watching.read(client, path))
         async with process(store_url, tmp_path, *worker) as first:
-            await reconnecting.read(client, run, until=KILL_AFTER)
+            await reconnecting.read(client, path, until=KILL_AFTER)
             first.kill()
             await first.wait()
         async with process(store_url, tmp_path, *worker):
-            await reconnecting.read(client, run)
+            await reconnecting.read(client, path)
             await following
         late = Page()
-        await late.read(client, run)
+        await late.read(client, path)
     for page in (watching, reconnecting, late):
         assert [word.text for word in page.shown] == OUTLINE + ANSWER
         assert {word.attempt for word in page.shown[3:]} == {1}

@@ -117,7 +117,7 @@ async def test_the_web_example_submits_and_answers(
 
 
 def test_every_example_is_run_here_or_by_processes_that_are_killed() -> None:
-    killed = {"agent.py", "approval.py", "live.py"}
+    killed = {"agent.py", "approval.py", "live.py", "newsroom_django.py", "newsroom_fastapi.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*SAYS, "flow.py", "web.py", *killed}
 
 
