@@ -4,6 +4,7 @@ The budget stops them exactly at its limit, whatever runs at once; after a reset
 """
 
 import asyncio
+import os
 from collections import Counter
 
 from flowfabric import App, Context, Limit
@@ -11,8 +12,8 @@ from flowfabric import App, Context, Limit
 CALLS, TENANTS = 1_000, 25
 TOKENS_EACH, TOKENS_PER_PERIOD = 100, 40_000
 
-app = App("sqlite:///llm.db")
-provider = Limit("provider", rate="500/s")
+app = App(os.environ.get("FLOWFABRIC_URL", "sqlite:///llm.db"))
+provider = Limit("provider", rate="300/s")
 per_tenant = Limit("per-tenant", concurrency=3, key="{tenant}")
 
 at_once: Counter[str] = Counter()

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 import flowfabric
-from flowfabric import errors
+from flowfabric import App, errors
 from flowfabric.cli.main import cli
 
 ROOT = Path(__file__).parent.parent.parent
@@ -39,12 +39,6 @@ SAYS = {
         "morning_report: 0 6 * * *, Europe/Rome",
     ],
     "pipeline.py": ["the first worker ended with -9", "the order went out as parcel-7"],
-    "llm.py": [
-        "period 1: stopped at 40,000 of 40,000 tokens",
-        "period 2: stopped at 40,000 of 40,000 tokens",
-        "period 3: 20,000 tokens, and all 1,000 calls are done",
-        "at most 3 calls of a tenant at once",
-    ],
     "sync_views.py": [
         "no order and no job: an order costs something",
         "receipt for order 1 sent",
@@ -52,11 +46,11 @@ SAYS = {
 }
 
 
-def run(name: str, folder: Path) -> str:
+def run(name: str, folder: Path, **variables: str) -> str:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name)],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **variables},
         capture_output=True,
         text=True,
         timeout=100,
@@ -97,6 +91,38 @@ def test_the_flow_goes_on_with_three_pages_of_four(tmp_path: Path) -> None:
     ]
 
 
+async def starts(app: App) -> list[int]:
+    """When each run was first handed to a worker, the earliest first; none was lost meanwhile."""
+    first: dict[str, int] = {}
+    async for told in app.events(after="start", category="lease"):
+        if told.event.event_type == "acquired":
+            first.setdefault(told.event.execution_id, told.event.occurred_at_ms)
+        if len(first) == 1_000:
+            break
+    return sorted(first.values())
+
+
+async def test_a_thousand_calls_keep_to_budget_rate_and_caps(
+    store_url: str, tmp_path: Path
+) -> None:
+    said = await asyncio.to_thread(run, "llm.py", tmp_path, FLOWFABRIC_URL=store_url)
+    assert said.splitlines() == [
+        "period 1: stopped at 40,000 of 40,000 tokens",
+        "period 2: stopped at 40,000 of 40,000 tokens",
+        "period 3: 20,000 tokens, and all 1,000 calls are done",
+        "at most 3 calls of a tenant at once",
+    ]
+
+    async with App(store_url) as app:
+        times = await starts(app)
+        spans = [later - begin for begin, later in zip(times, times[300:], strict=False)]
+        assert min(spans) >= 1_000, "a second has more than 300 starts"
+        for name in ("provider", "per-tenant"):
+            assert not any(each.running for each in await app.limits.use(name))
+        status = await app.budgets.status("tokens")
+        assert (status.reset_count, status.reserved, status.closed) == (2, {}, False)
+
+
 async def test_the_web_example_submits_and_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +144,8 @@ async def test_the_web_example_submits_and_answers(
 
 def test_every_example_is_run_here_or_by_processes_that_are_killed() -> None:
     killed = {"agent.py", "approval.py", "live.py", "newsroom_django.py", "newsroom_fastapi.py"}
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*SAYS, "flow.py", "web.py", *killed}
+    here = {*SAYS, "flow.py", "llm.py", "web.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == here | killed
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
