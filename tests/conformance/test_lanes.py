@@ -124,6 +124,7 @@ async def test_a_lanes_state_says_whether_it_takes_work_and_hands_it_out(
     engine: Engine, given: Given, change: str, takes: bool, gives: bool
 ) -> None:
     waiting = await given.waiting(lane_id="mail", priority=9)
+    next_one = await given.waiting(lane_id="mail", priority=8)
     running = await given.running(lane_id="mail")
     await given.waiting(lane_id="other")
     lane = await engine.register_lane("mail")
@@ -141,6 +142,8 @@ async def test_a_lanes_state_says_whether_it_takes_work_and_hands_it_out(
             await engine.create_executions([new(lane_id="other"), new(lane_id="mail")])
     claimed = await engine.claim("mail", **WORKER)
     assert (None if claimed is None else claimed.execution_id) == (waiting if gives else None)
+    granted = await engine.claim_for_worker(["mail"], **WORKER)
+    assert (None if granted is None else granted.execution_id) == (next_one if gives else None)
     assert (await engine.complete(running.handle)).public_state is PublicState.COMPLETED
 
 
