@@ -36,7 +36,7 @@ from flowfabric.flows.builder import Flow
 from flowfabric.flows.run import FlowRun
 from flowfabric.limits import AppLimits, KeySource, Limit
 from flowfabric.logs import open_log
-from flowfabric.outages import waited_out
+from flowfabric.outages import everything_within, waited_out
 from flowfabric.registry import Replaceable, check_app, check_calls, check_middleware, check_task
 from flowfabric.run import Run
 from flowfabric.signals import Signals
@@ -66,6 +66,8 @@ log = open_log(__name__)
 DEFAULT_URL = "sqlite:///flowfabric.db"
 DEFAULT_NAMESPACE = "default"
 MEMORY_URL = "sqlite:///:memory:"
+READY_S = 2.0
+"""How long the database may take to answer before it counts as away, for `check_ready`."""
 
 
 class App(Feed, Replaceable):
@@ -484,6 +486,16 @@ class App(Feed, Replaceable):
             del self._workers[worker]
             ended.set()
             await self.resources.close()
+
+    async def check_ready(self) -> None:
+        """Raise unless a worker of this app takes work and its database answers.
+
+        For health checks of your own; `flowfabric worker --health-port` has them.
+        """
+        if not any(worker.takes_work for worker in self._workers):
+            raise Unavailable("worker", "none has started here, or it is stopping")
+        with everything_within(READY_S):
+            await self.engine.ping()
 
     async def _open_with_schedules(self) -> Opened:
         opened = await self.open()

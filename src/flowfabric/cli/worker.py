@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -32,6 +32,7 @@ from flowfabric.outages import waited_out
 from flowfabric.store.urls import redact
 from flowfabric.task import Task
 from flowfabric.terminal import Console, Indented, open_console
+from flowfabric.worker.health import HealthPort
 from flowfabric.worker.worker import WorkerSettings
 
 # Several processes of one worker, for machines with several cores -----------
@@ -46,32 +47,32 @@ log = open_log(__name__)
 
 REPLACE_AFTER_S: Final = 1.0
 PROCESSES_MAX: Final = 256
+PORT_MAX: Final = 65_535
 
 
-def run_several(command: Sequence[str], count: int) -> int:
-    """Run a command in so many processes until they are told to stop; return its status."""
-    return asyncio.run(_Several(command).run(count))
+def run_several(commands: Sequence[Sequence[str]]) -> int:
+    """Run commands, each in a process, until they are told to stop; return their status."""
+    return asyncio.run(_Several().run(commands))
 
 
 class _Several:
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = command
+    def __init__(self) -> None:
         self._running: set[asyncio.subprocess.Process] = set()
         self._stopping = asyncio.Event()
 
-    async def run(self, count: int) -> int:
+    async def run(self, commands: Sequence[Sequence[str]]) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
-        statuses = await asyncio.gather(*(self._keep_one() for _ in range(count)))
+        statuses = await asyncio.gather(*(self._keep_one(each) for each in commands))
         return next((status for status in statuses if status != options.OK), options.OK)
 
-    async def _keep_one(self) -> int:
+    async def _keep_one(self, command: Sequence[str]) -> int:
         """A process, and another whenever it is killed; the status of the last."""
         while True:
             # A group of its own: a terminal would send Ctrl-C to all, and it would count twice.
             process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=asyncio.subprocess.PIPE, process_group=0
+                *command, stdin=asyncio.subprocess.PIPE, process_group=0
             )
             self._running.add(process)
             status = await process.wait()
@@ -374,6 +375,12 @@ log_level_option = click.option(
     type=click.IntRange(1, PROCESSES_MAX),
     help="Workers to start, each in a process of its own: one for each core, say.",
 )
+@click.option(
+    "--health-port",
+    metavar="PORT",
+    type=click.IntRange(1, PORT_MAX),
+    help="Answer GET /livez and /readyz here. Further processes take the ports after it.",
+)
 @click.option("--one-of-several", is_flag=True, hidden=True, help="What each of them is run with.")
 @log_level_option
 @json_option
@@ -384,6 +391,7 @@ def worker(
     concurrency: int,
     drain_timeout: str,
     processes: int,
+    health_port: int | None,
     one_of_several: bool,
     log_level: str,
     as_json: bool,
@@ -395,6 +403,10 @@ def worker(
     app = find_app(reference)
     if processes > 1 and app.url == MEMORY_URL:
         raise InvalidInput("--processes", "a database in memory belongs to one process alone")
+    if health_port is not None and health_port + processes - 1 > PORT_MAX:
+        raise InvalidInput(
+            "--health-port", f"{processes} processes need as many ports", health_port
+        )
     configure(log_level, as_json=as_json or None)
     settings = WorkerSettings(
         lanes=weights(lanes) or None,
@@ -407,22 +419,31 @@ def worker(
     elif not one_of_several and (lacking := not_run(app, settings)):
         log.warning("not run: %s", ", ".join(lacking))
     if processes > 1 and not one_of_several:
-        return run_several(_same_command("--one-of-several"), processes)
+        return run_several(_commands(processes, health_port))
     if one_of_several:
         stop_with_starter()
     # What has been imported stays. Looking through all of it for garbage, again and again,
     # would stop every task for as long as that takes.
     gc.collect()
     gc.freeze()
-    asyncio.run(_work(app, settings))
+    asyncio.run(_work(app, settings, health_port))
     return options.OK
 
 
-async def _work(app: App, settings: WorkerSettings) -> None:
-    try:
+def _commands(processes: int, health_port: int | None) -> list[list[str]]:
+    """The command line of each process; the last of an option given twice counts."""
+    command = _same_command("--one-of-several")
+    if health_port is None:
+        return [command] * processes
+    return [[*command, f"--health-port={health_port + each}"] for each in range(processes)]
+
+
+async def _work(app: App, settings: WorkerSettings, health_port: int | None = None) -> None:
+    async with AsyncExitStack() as stack:
+        if health_port is not None:
+            await stack.enter_async_context(HealthPort(app.check_ready).listen(health_port))
+        stack.push_async_callback(app.close)
         await app.run_worker(settings=settings)
-    finally:
-        await app.close()
     await _leave()
 
 

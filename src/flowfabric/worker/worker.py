@@ -320,6 +320,10 @@ class Worker:
             self._ready.wake()
         return True
 
+    @property
+    def takes_work(self) -> bool:
+        return not self._stopping.is_set()
+
     async def run(self) -> None:
         """Work until `stop` is called and everything has been handed back.
 
