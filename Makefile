@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench bench-grown walks chaos simulate constraints clean
+.PHONY: help demo test check lint bench bench-grown walks chaos simulate constraints clean
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -30,15 +30,17 @@ help: ## show this list
 demo: $(READY) ## watch a flow survive a crash
 	$(BIN)/python -m flowfabric.demo
 
-test: check ## run every check and every test, on SQLite and on a real Postgres
+test: lint ## run every check and every test, on SQLite and on a real Postgres
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-check: $(READY) ## format, lint, types, imports and the shape of the code
+check: lint ## format, lint, types, imports and the shape of the code
+	$(BIN)/pytest -q tests/test_tidy.py
+
+lint: $(READY)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q tests/test_tidy.py
 
 bench: $(READY) ## measure throughput and latency
 	$(BIN)/python -m benchmarks

@@ -73,11 +73,17 @@ def nodes(path: Path) -> Iterator[ast.AST]:
     return ast.walk(ast.parse(path.read_text()))
 
 
-def comments(path: Path) -> list[str]:
+def comments(path: Path, pattern: re.Pattern[str]) -> list[str]:
+    """Comments that match."""
+    text = path.read_text()
+    if not pattern.search(text):
+        return []  # Found out sooner than by taking every file apart.
     if path.suffix == ".sql":
-        return [line.partition("--")[2] for line in path.read_text().splitlines() if "--" in line]
-    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
-    return [token.string for token in tokens if token.type == tokenize.COMMENT]
+        found = [line.partition("--")[2] for line in text.splitlines() if "--" in line]
+    else:
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        found = [token.string for token in tokens if token.type == tokenize.COMMENT]
+    return [comment for comment in found if pattern.search(comment)]
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -96,6 +102,8 @@ def imported_modules(path: Path) -> set[str]:
 
 def calls(path: Path, name: str) -> list[ast.Call]:
     """Calls of `name`, bare or as an attribute of a module."""
+    if name not in path.read_text():
+        return []
     return [
         node
         for node in nodes(path)
@@ -127,13 +135,12 @@ def test_modules_and_functions_fit_in_the_head(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES + STATEMENTS, ids=name_of)
 def test_comments_describe_the_present_and_leave_nothing_for_later(path: Path) -> None:
-    bad = [text for text in comments(path) if HISTORY.search(text) or UNFINISHED.search(text)]
-    assert bad == []
+    assert comments(path, HISTORY) + comments(path, UNFINISHED) == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_the_type_checker_is_never_overruled(path: Path) -> None:
-    assert [text for text in comments(path) if SILENCED.search(text)] == []
+    assert comments(path, SILENCED) == []
     assert [node.lineno for node in calls(path, "cast")] == []
 
 
